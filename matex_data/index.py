@@ -1,0 +1,187 @@
+"""What a reader says about its files: which bytes hold which rows. Frozen columns, validated once."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from matex_data.cache import ChunkCache
+from matex_data.errors import FormatError
+from matex_data.fields import Field, Schema
+
+Integers = NDArray[np.int64]
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one file that are wanted, and their places in the arrays that receive them.
+
+    Parameters
+    ----------
+    start, stop : int64[k], disjoint runs of rows in ascending order.
+    place : int64[sum(stop - start)], the receiving index of each row.
+    """
+
+    start: Integers
+    stop: Integers
+    place: Integers
+
+    @property
+    def numbers(self) -> Integers:
+        """The row of every place, int64 of the same length."""
+        counts = self.stop - self.start
+        return ranges(self.start, counts)
+
+
+def ranges(start: Integers, count: Integers) -> Integers:
+    """``start[0], start[0]+1, ... (count[0] of them), start[1], ...``"""
+    ends = np.cumsum(count)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total, dtype=np.int64) + np.repeat(start - (ends - count), count)
+
+
+@dataclass(frozen=True)
+class Request:
+    """Bytes of one file to read, and what becomes of them.
+
+    Parameters
+    ----------
+    offset, nbytes : int64[k], byte ranges of the file. None at all is allowed: then nothing is read
+        and ``finish`` gets no bytes.
+    target : uint8 memory the ranges go to, range i to ``target[at[i]:at[i] + nbytes[i]]``. None: they are
+        put one behind the other in scratch memory, which is handed to ``finish``.
+    at : int64[k] or None, see ``target``.
+    finish : called once with the bytes read (uint8, read-only by convention), on any thread; turns them
+        into rows. Raises ``DecodeError``.
+    """
+
+    offset: Integers
+    nbytes: Integers
+    target: NDArray[np.uint8] | None = None
+    at: Integers | None = None
+    finish: Callable[[NDArray[np.uint8]], None] | None = None
+
+
+class Part(ABC):
+    """How the rows of one field lie in one file. Immutable, and small enough to broadcast.
+
+    Attributes
+    ----------
+    rows : number of rows.
+    block_rows : how many rows are cheapest to read together, counted from row 0; 1 if any row can be
+        read alone.
+    """
+
+    rows: int
+    block_rows: int
+
+    @abstractmethod
+    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[Request]:
+        """What to read so that ``out[rows.place[i]]`` becomes row ``rows.numbers[i]``.
+
+        ``cache`` keeps decoded chunks of which only some rows were wanted.
+        """
+
+    def stored_bytes(self) -> int:
+        """Bytes that the rows take in the file; 0 if that is not known."""
+        return 0
+
+    def end(self) -> int:
+        """First byte after the last one that the part may read; 0 if it reads no byte ranges."""
+        return 0
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a data set: its rows, and the part that holds each field."""
+
+    path: str
+    rows: int
+    parts: Mapping[str, Part]
+
+
+class Index:
+    """The rows of several files of one schema, one behind the other.
+
+    Parameters
+    ----------
+    fields : what each sample is made of.
+    files : where the samples are. Every file has a part for every field, all of the file's rows.
+    static : whole arrays that belong to no sample (a coordinate axis, a mask), by name.
+
+    Raises
+    ------
+    FormatError : a file lacks a field, or its parts differ in length.
+    """
+
+    def __init__(self, fields: Schema, files: Sequence[File], static: Mapping[str, Array] | None = None) -> None:
+        self.fields = dict(fields)
+        self.files = tuple(files)
+        self.static = dict(static or {})
+        for file in self.files:
+            _check_file(file, self.fields)
+        self.first_row: Integers = np.concatenate(
+            [[0], np.cumsum([file.rows for file in self.files], dtype=np.int64)]
+        ).astype(np.int64)
+
+    def __len__(self) -> int:
+        return int(self.first_row[-1])
+
+    def select(self, names: Sequence[str]) -> Index:
+        """The same rows with fewer fields."""
+        fields = {name: self.fields[name] for name in names}
+        return Index(fields, [File(f.path, f.rows, {n: f.parts[n] for n in names}) for f in self.files], self.static)
+
+
+def concatenate(indexes: Sequence[Index]) -> Index:
+    """The rows of all, one behind the other.
+
+    Raises
+    ------
+    FormatError : the fields differ in name, shape or dtype.
+    """
+    first = indexes[0]
+    for other in indexes[1:]:
+        if other.fields != first.fields:
+            raise _schema_error(first, other)
+    return Index(first.fields, [file for index in indexes for file in index.files], first.static)
+
+
+def _schema_error(first: Index, other: Index) -> FormatError:
+    names = [n for n in {**first.fields, **other.fields} if first.fields.get(n) != other.fields.get(n)]
+    return FormatError(
+        "the files do not have the same fields",
+        file=other.files[0].path,
+        field=names[0],
+        expected=f"{_describe(first.fields.get(names[0]))}, as in {first.files[0].path!r}",
+        found=_describe(other.fields.get(names[0])),
+        remedy="open files of one schema together, or choose the fields they share with inputs= and targets=",
+    )
+
+
+def _describe(field: Field | None) -> str:
+    if field is None:
+        return "no such field"
+    return f"{field.dtype} of shape {field.shape}" + (" (ragged)" if field.ragged else "")
+
+
+def _check_file(file: File, fields: Schema) -> None:
+    for name in fields:
+        if name not in file.parts:
+            raise FormatError("the file lacks a field", file=file.path, field=name, expected=sorted(fields))
+        if file.parts[name].rows != file.rows:
+            lengths = {n: part.rows for n, part in file.parts.items()}
+            raise FormatError(
+                "the fields have different numbers of samples",
+                file=file.path,
+                field=name,
+                expected=f"{file.rows} rows",
+                found=", ".join(f"{n}: {rows}" for n, rows in lengths.items()),
+                remedy="choose fields of equal length with inputs= and targets=",
+            )
