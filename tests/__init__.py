@@ -1,0 +1,1 @@
+"""Tests of matex_data; those that need several ranks run in the pools of ``tests/ranks.py``."""

@@ -1,0 +1,36 @@
+"""Fixtures that all tests share: pools of MPI ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.ranks import Pool, Pools
+
+RANK_COUNTS = (1, 2, 3, 4)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "rank_counts(*counts): numbers of ranks for the fixture pool, else 1, 2, 3, 4")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "pool" in metafunc.fixturenames:
+        marker = metafunc.definition.get_closest_marker("rank_counts")
+        counts = marker.args if marker else RANK_COUNTS
+        metafunc.parametrize("pool", counts, indirect=True, ids=lambda count: f"{count}ranks")
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Pools]:
+    """Pools of ranks, alive for the whole session: ``ranks(3).run(function, *args)``."""
+    pools = Pools()
+    yield pools
+    pools.close()
+
+
+@pytest.fixture
+def pool(ranks: Pools, request: pytest.FixtureRequest) -> Pool:
+    """The pool of 1, 2, 3 and 4 ranks in turn, or of those in ``@pytest.mark.rank_counts(2, 3)``."""
+    return ranks(request.param)
