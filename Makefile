@@ -1,0 +1,65 @@
+# make demo and make test are all a newcomer needs: both make .venv and install into it what they need.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# Tried in this order; choose another with make PYTHON=/path/to/python3.
+PYTHON ?= python3.13 python3.12 python3.11 python3
+VENV := .venv
+BIN := $(VENV)/bin
+TREE := build/tree
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
+
+.PHONY: help demo test lint bench clean
+
+help:
+	@echo "make demo    train a small network on two ranks and look at the result"
+	@echo "make test    ruff, mypy and all tests"
+	@echo "make lint    ruff and mypy alone"
+	@echo "make bench   measure against other readers"
+	@echo "make clean   remove what the above have made, and .venv"
+
+demo: $(VENV)/installed-demo
+	@$(BIN)/python sample_data/make.py
+	@$(BIN)/python examples/demo.py
+
+test: lint
+	@echo "== Tests"
+	@$(BIN)/python -m pytest
+
+lint: $(VENV)/installed-test
+	@echo "== ruff"
+	@$(BIN)/ruff check .
+	@echo "== mypy"
+	@rm -rf build/lib build/bdist.* $(TREE)
+	@$(BIN)/python -m pip install -q --no-deps --no-build-isolation --target $(TREE) .
+	@cd $(TREE) && ../../$(BIN)/mypy --strict --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p matex_data
+
+bench: $(VENV)/installed-test
+	@$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build *.egg-info demo_output sample_data/*/ .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# An editable install: sources may change without a new one, packaging may not.
+$(VENV)/installed-%: setup.cfg pyproject.toml | $(VENV)/made
+	@echo "== Installing matex_data and what '$*' needs into $(VENV) (TensorFlow is large: this may take some minutes)"
+	@$(BIN)/python -m pip install --progress-bar off -e '.[$*]' \
+	    | sed -u -n -E 's/^ *(Downloading|Using cached) ([^ ]*\/)?([^ /]+) *(\(.*\))?$$/   \3 \4/p; s/^ *(Successfully|Building)/   \1/p'
+	@touch $@
+
+$(VENV)/made:
+	@for python in $(PYTHON); do \
+	    "$$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+	    echo "== Making $(VENV) with $$("$$python" --version) ($$(command -v "$$python"))"; \
+	    "$$python" -m venv --clear $(VENV); \
+	    if $(BIN)/python -m pip index versions tensorflow >/dev/null 2>$(VENV)/index.log; then touch $@; exit 0; fi; \
+	    echo "   pip finds no TensorFlow for it:"; tail -n 3 $(VENV)/index.log; \
+	done; \
+	echo "No Python that is 3.11 or newer, can make virtual environments and has TensorFlow among: $(PYTHON)"; \
+	echo "Install one, or name it: make PYTHON=/path/to/python3"; \
+	exit 1
