@@ -50,6 +50,13 @@ class DataError(Exception):
         lines += [f"  {name}: {fact}" for name, fact in facts.items() if fact is not None]
         return "\n".join(lines)
 
+    def at(self, file: str, field: str) -> DataError:
+        """The same error with its place, where that was not known when it was raised."""
+        kind, problem, facts = self.__reduce__()[1]
+        facts["file"] = self.file or file
+        facts["field"] = self.field or field
+        return _rebuild(kind, problem, facts)
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Facts travel between ranks as text: any object can be a fact, not any object can be pickled.
         facts = {

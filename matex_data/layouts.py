@@ -176,17 +176,20 @@ class Chunked(Part):
     def _finish(self, want: _Want, cell: tuple[slice, ...], entry: int, promise: Chunk | None, stored: Bytes) -> None:
         try:
             self._decode(want, cell, entry, promise, stored)
-        except BrokenChunk as error:
-            broken = DecodeError(
-                "a chunk does not decode",
-                row=int(self.number[entry]) // len(self._cells()) * self.chunk_shape[0],
-                byte=int(self.offset[entry]),
-                found=error,
-                remedy="the file is damaged there: restore it from its source",
-            )
-            if promise is not None:
-                promise.set_exception(broken)
-            raise broken from error
+        except Exception as error:  # whoever waits for the chunk must hear of any failure
+            failure = self._located(entry, error) if isinstance(error, BrokenChunk) else error
+            if promise is not None and not promise.done():
+                promise.set_exception(failure)
+            raise failure from error
+
+    def _located(self, entry: int, error: BrokenChunk) -> DecodeError:
+        return DecodeError(
+            "a chunk does not decode",
+            row=int(self.number[entry]) // len(self._cells()) * self.chunk_shape[0],
+            byte=int(self.offset[entry]),
+            found=error,
+            remedy="the file is damaged there: restore it from its source",
+        )
 
     def _decode(self, want: _Want, cell: tuple[slice, ...], entry: int, promise: Chunk | None, stored: Bytes) -> None:
         mask = int(self.mask[entry])

@@ -1,0 +1,87 @@
+"""Ranks agree on how to go on, without spinning: no rank is left waiting for one that failed or left."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+import traceback
+from enum import IntEnum
+
+import numpy as np
+from mpi4py import MPI
+
+from matex_data.errors import DataError
+from matex_data.index import Integers
+
+POLL_SECONDS = 0.0005
+
+
+class Status(IntEnum):
+    """What a rank wants; the highest of all ranks is what they do."""
+
+    GO_ON = 0
+    STOPPED = 1
+    FAILED = 2
+
+
+def patience() -> float:
+    """Seconds until a wait for another rank ends with an error; the environment variable ``MATEX_TIMEOUT``."""
+    return float(os.environ.get("MATEX_TIMEOUT", "600"))
+
+
+class Agreement:
+    """Rounds in which every rank says what it wants and learns what all do.
+
+    Parameters
+    ----------
+    comm : used for nothing else at the same time.
+    """
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self._comm = comm
+
+    def reach(self, status: Status, counts: Integers) -> tuple[Status, Integers]:
+        """The highest status, and the element-wise maximum of ``counts``. *Collective*."""
+        if self._comm.size == 1:
+            return status, counts
+        said = np.concatenate([[int(status)], counts]).astype(np.int64)
+        agreed = np.empty_like(said)
+        request = self._comm.Iallreduce(said, agreed, MPI.MAX)
+        while not request.Test():
+            time.sleep(POLL_SECONDS)
+        return Status(int(agreed[0])), agreed[1:]
+
+    def error(self, mine: BaseException | None) -> BaseException:
+        """The error of the lowest rank that has one. *Collective*, after ``FAILED``."""
+        return first_error(self._comm, mine) or DataError("a rank reported a failure, but no error")
+
+
+def agree(comm: MPI.Comm, error: BaseException | None) -> None:
+    """Every rank raises the same error, if any rank has one. *Collective*."""
+    found = first_error(comm, error)
+    if found is not None:
+        raise found
+
+
+def first_error(comm: MPI.Comm, mine: BaseException | None) -> BaseException | None:
+    """The error of the lowest rank that has one. *Collective*."""
+    if comm.size == 1:
+        return mine
+    packed = next((error for error in comm.allgather(portable(mine)) if error is not None), None)
+    found: BaseException | None = None if packed is None else pickle.loads(packed)
+    return found
+
+
+def portable(error: BaseException | None) -> bytes | None:
+    """The error as bytes that another rank can make it of; one that cannot travel becomes a ``DataError``."""
+    if error is None:
+        return None
+    try:
+        packed = pickle.dumps(error)
+        pickle.loads(packed)
+    except Exception:  # pickling runs code of other people's exceptions: anything may come of it
+        text = "".join(traceback.format_exception_only(error)).strip()
+        packed = pickle.dumps(DataError(f"a rank failed: {text}"))
+    return packed
+

@@ -1,0 +1,95 @@
+"""Byte ranges become few large reads. Pure functions: no files, no MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from matex_data.index import Integers
+
+CALL_BYTES = 32 << 20  # of one call, about: decoding what one brought overlaps with the next
+MOST_BYTES = 1 << 30  # of one call at most; several MPI libraries count bytes in 32 bits
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Byte ranges of one file and the memory they go to.
+
+    Parameters
+    ----------
+    offset, nbytes, address : int64[k]; ``address`` of the first byte in memory.
+    """
+
+    offset: Integers
+    nbytes: Integers
+    address: Integers
+
+    @property
+    def total(self) -> int:
+        """Bytes in all."""
+        return int(self.nbytes.sum())
+
+
+@dataclass(frozen=True)
+class Call:
+    """One read of one file, and what can be done as soon as it has ended."""
+
+    ranges: Ranges
+    then: list[Callable[[], None]] = field(default_factory=list)
+
+
+def calls(wanted: Sequence[tuple[Ranges, Callable[[], None] | None]]) -> list[Call]:
+    """Reads of about ``CALL_BYTES`` each, in the order of the file.
+
+    Parameters
+    ----------
+    wanted : ranges that belong together, and what to call when they all are in memory.
+    """
+    order = sorted((i for i in range(len(wanted)) if len(wanted[i][0].offset)), key=lambda i: wanted[i][0].offset[0])
+    result: list[Call] = []
+    group: list[int] = []
+    size = 0
+    for i in order:
+        group.append(i)
+        size += wanted[i][0].total
+        if size >= CALL_BYTES:
+            result += _read_together([wanted[k] for k in group])
+            group, size = [], 0
+    return result + (_read_together([wanted[k] for k in group]) if group else [])
+
+
+def _read_together(group: Sequence[tuple[Ranges, Callable[[], None] | None]]) -> list[Call]:
+    columns = [np.concatenate([getattr(r, name) for r, _ in group]) for name in ("offset", "nbytes", "address")]
+    parts = _limited(_merged(Ranges(*columns)))
+    then = [done for _, done in group if done is not None]
+    return [Call(part) for part in parts[:-1]] + [Call(parts[-1], then)]
+
+
+def _merged(ranges: Ranges) -> Ranges:
+    """In the order of the file; neighbours in the file that are neighbours in memory become one."""
+    order = np.argsort(ranges.offset, kind="stable")
+    offset, nbytes, address = ranges.offset[order], ranges.nbytes[order], ranges.address[order]
+    joined = (offset[1:] == (offset + nbytes)[:-1]) & (address[1:] == (address + nbytes)[:-1])
+    first = np.flatnonzero(np.concatenate([[True], ~joined]))
+    return Ranges(offset[first], np.add.reduceat(nbytes, first), address[first])
+
+
+def _limited(ranges: Ranges) -> list[Ranges]:
+    """Cut into parts of at most ``MOST_BYTES``."""
+    pieces = -(-ranges.nbytes // MOST_BYTES)
+    if len(pieces) == 0 or (pieces.max() <= 1 and ranges.total <= MOST_BYTES):
+        return [ranges]
+    of = np.repeat(np.arange(len(pieces)), pieces)
+    within = (np.arange(len(of)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * MOST_BYTES
+    nbytes = np.minimum(ranges.nbytes[of] - within, MOST_BYTES)
+    small = Ranges(ranges.offset[of] + within, nbytes, ranges.address[of] + within)
+    parts, start, size = [], 0, 0
+    for i, count in enumerate(nbytes.tolist()):
+        if size + count > MOST_BYTES:
+            parts.append(slice(start, i))
+            start, size = i, 0
+        size += count
+    parts.append(slice(start, len(nbytes)))
+    return [Ranges(small.offset[p], small.nbytes[p], small.address[p]) for p in parts]

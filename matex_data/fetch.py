@@ -1,0 +1,154 @@
+"""One window: what its samples need becomes reads, and the bytes become rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from matex_data.buffers import Pool
+from matex_data.cache import ChunkCache
+from matex_data.coalesce import Call, Ranges, calls
+from matex_data.collective import Files
+from matex_data.errors import DataError
+from matex_data.index import Index, Integers, Request, Rows
+from matex_data.partition import Runs
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def threads() -> int:
+    """Threads that decode on this rank: the environment variable ``MATEX_THREADS``, else its share of the cores."""
+    asked = os.environ.get("MATEX_THREADS") or os.environ.get("SLURM_CPUS_PER_TASK")
+    if asked:
+        return max(1, int(asked))
+    neighbours = int(os.environ.get("MPI_LOCALNRANKS") or os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") or 1)
+    return max(1, len(os.sched_getaffinity(0)) // neighbours)
+
+
+@cache
+def decoders() -> ThreadPoolExecutor:
+    """The threads of this process that decode; they serve every data set."""
+    return ThreadPoolExecutor(threads(), thread_name_prefix="matex-decode")
+
+
+@dataclass
+class Plan:
+    """Reads of one window, by file number, and what needs no reading."""
+
+    calls: dict[int, list[Call]]
+    at_once: list[Callable[[], None]]
+
+    def counts(self, files: int) -> Integers:
+        """int64[files]: how many calls each file needs."""
+        counts = np.zeros(files, np.int64)
+        for number, needed in self.calls.items():
+            counts[number] = len(needed)
+        return counts
+
+
+def plan(index: Index, runs: Runs, place: Integers, arrays: Arrays, chunks: ChunkCache, pool: Pool) -> Plan:
+    """What to read so that ``arrays[field][place[i]]`` becomes the i-th number of ``runs``, for every field.
+
+    Parameters
+    ----------
+    index : of the data set.
+    runs : samples in ascending order, numbered over all files.
+    place : int64[runs.total].
+    arrays : receive the rows.
+    chunks : decoded chunks that are still wanted.
+    pool : memory for bytes that have to be decoded.
+    """
+    requests = [
+        (number, name, request)
+        for number, rows in _by_file(index, runs, place)
+        for name, out in arrays.items()
+        for request in index.files[number].parts[name].requests(rows, out, chunks)
+    ]
+    scratch = pool.bytes(sum(int(r.nbytes.sum()) for _, _, r in requests if r.target is None))
+    used = 0
+    wanted: dict[int, list[tuple[Ranges, Callable[[], None] | None]]] = {}
+    result = Plan({}, [])
+    for number, name, request in requests:
+        size = int(request.nbytes.sum())
+        data = scratch[used : used + size] if request.target is None else request.target
+        used += size if request.target is None else 0
+        done = partial(_finish, request.finish, index.files[number].path, name, data) if request.finish else None
+        if size:
+            wanted.setdefault(number, []).append((_addressed(request, data), done))
+        elif done is not None:
+            result.at_once.append(done)
+    result.calls = {number: calls(of_file) for number, of_file in wanted.items()}
+    return result
+
+
+def _addressed(request: Request, data: NDArray[np.uint8]) -> Ranges:
+    at = np.cumsum(request.nbytes) - request.nbytes if request.at is None else request.at
+    return Ranges(request.offset, request.nbytes, data.ctypes.data + at)
+
+
+def execute(work: Plan, files: Files, agreed: Integers) -> list[Future[None]]:
+    """Read, and start to decode what each call brought. *Collective* in collective mode.
+
+    Parameters
+    ----------
+    work : of this rank.
+    files : to read from.
+    agreed : int64[files], the largest number of calls that any rank needs of each file.
+
+    Returns
+    -------
+    What is being decoded; each future raises ``DataError`` where it fails.
+
+    Raises
+    ------
+    DataError : a file cannot be read. Every call has been entered all the same.
+    """
+    pool = decoders()
+    started = [pool.submit(done) for done in work.at_once]
+    failure: DataError | None = None
+    for number in np.flatnonzero(agreed).tolist():
+        own = work.calls.get(number, [])
+        for i in range(int(agreed[number]) if files.collective else len(own)):
+            call = own[i] if i < len(own) else None
+            try:
+                files.read(number, call.ranges if call else None)
+            except DataError as error:
+                failure = failure or error
+                continue
+            started += [pool.submit(done) for done in (call.then if call else [])]
+    if failure is not None:
+        for future in started:
+            future.cancel()
+        wait(started)
+        raise failure
+    return started
+
+
+def _by_file(index: Index, runs: Runs, place: Integers) -> Iterator[tuple[int, Rows]]:
+    """The samples of each file that has some, numbered within the file."""
+    if not len(runs.start):
+        return
+    stop = runs.start + runs.count
+    low, high = np.searchsorted(index.first_row, [runs.start[0], stop[-1] - 1], side="right") - 1
+    for number in range(int(low), int(high) + 1):
+        begin, end = index.first_row[number], index.first_row[number + 1]
+        some = slice(np.searchsorted(stop, begin, side="right"), np.searchsorted(runs.start, end, side="left"))
+        inside = np.maximum(runs.start[some], begin), np.minimum(stop[some], end)
+        total = int((inside[1] - inside[0]).sum())
+        if total:
+            first = int(runs.first[some.start] + inside[0][0] - runs.start[some.start])
+            yield number, Rows(inside[0] - begin, inside[1] - begin, place[first : first + total])
+
+
+def _finish(finish: Callable[[NDArray[np.uint8]], None], path: str, field: str, data: NDArray[np.uint8]) -> None:
+    try:
+        finish(data)
+    except DataError as error:
+        raise error.at(path, field) from error
