@@ -22,8 +22,8 @@ help:
 	@echo "make bench   measure against other readers"
 	@echo "make clean   remove what the above have made, and .venv"
 
-demo: $(VENV)/installed-demo
-	@$(BIN)/python sample_data/make.py
+demo: $(VENV)/installed-demo sample_data/digits/.made
+	@echo "== Training"
 	@$(BIN)/python examples/demo.py
 
 test: lint
@@ -42,14 +42,19 @@ bench: $(VENV)/installed-test
 	@$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) build *.egg-info demo_output sample_data/*/ .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build *.egg-info demo_output sample_data/digits .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+sample_data/digits/.made: sample_data/make.py | $(VENV)/installed-demo
+	@echo "== Writing the handwritten digits of scikit-learn to HDF5 files"
+	@$(BIN)/python sample_data/make.py --out $(@D)
+	@touch $@
 
 # An editable install: sources may change without a new one, packaging may not.
 $(VENV)/installed-%: setup.cfg pyproject.toml | $(VENV)/made
 	@echo "== Installing matex_data and what '$*' needs into $(VENV) (TensorFlow is large: this may take some minutes)"
 	@$(BIN)/python -m pip install --progress-bar off -e '.[$*]' \
-	    | sed -u -n -E 's/^ *(Downloading|Using cached) ([^ ]*\/)?([^ /]+) *(\(.*\))?$$/   \3 \4/p; s/^ *(Successfully|Building)/   \1/p'
+	    | sed -u -n -E 's/^ *(Downloading|Using cached) ([^ ]*\/)?([^ /]+) *(\(.*\))?$$/   \3 \4/p; s/^(Successfully) installed .*/   \1 installed/p'
 	@touch $@
 
 $(VENV)/made:

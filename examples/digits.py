@@ -1,0 +1,104 @@
+"""Train a small network on handwritten digits. On two ranks: mpiexec -n 2 python examples/digits.py
+
+Only the four lines with ``md`` differ from a Keras script for one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+from mpi4py import MPI
+
+import matex_data as md
+from matex_data.collective import counters
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def network() -> keras.Model:
+    """Two convolutions and a dense layer: 5,000 weights are enough for 8 x 8 pixels."""
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            layers.Rescaling(1 / 16),
+            layers.Conv2D(16, 3, padding="same", activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(24, 3, padding="same", activation="relu"),
+            layers.Flatten(),
+            layers.Dense(10),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss, metrics=["accuracy"])
+    return model
+
+
+class Clock(keras.callbacks.Callback):  # type: ignore[misc]
+    """Seconds of each epoch's training, without its validation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+        self._begin = self._last = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        self._last = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+        self.seconds.append(self._last - self._begin)
+
+
+def train(files: str, epochs: int, batch_size: int) -> dict[str, np.ndarray]:
+    """Train, and return what there is to say about it: the same on all ranks. *Collective*."""
+    keras.utils.set_random_seed(1)
+    data = md.open_dataset(files, inputs="image", targets="label")
+    training, held_out = data.split(0.8, 0.2, seed=1)
+    model, clock = network(), Clock()
+    history = md.training.fit(
+        model,
+        training.tf_dataset(batch_size=batch_size, shuffle=True, seed=1),
+        validation_data=held_out.tf_dataset(batch_size=batch_size, remainder="pad"),
+        epochs=epochs,
+        callbacks=[clock],
+    )
+    comm = MPI.COMM_WORLD
+    bytes_read = comm.allgather(sum(counters().bytes.values()))
+    mine = held_out.load()
+    guess = np.argmax(model(mine["image"], training=False), axis=-1)
+    right = comm.allreduce(int(np.sum(guess == mine["label"])))
+    return {
+        "accuracy": np.array(right / len(held_out)),
+        "samples_per_second": len(training) // batch_size * batch_size / np.array(clock.seconds),
+        "bytes_read": np.array(bytes_read),
+        "image": np.concatenate(comm.allgather(mine["image"])),
+        "label": np.concatenate(comm.allgather(mine["label"])),
+        "guess": np.concatenate(comm.allgather(guess)),
+        **{f"history/{name}": np.array(values) for name, values in history.history.items()},
+        **{f"weights/{weight.path}": weight.numpy() for weight in model.trainable_weights},
+    }
+
+
+def main() -> None:
+    """Read the command line, train, and leave the result in a file if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--files", default=str(ROOT / "sample_data" / "digits" / "*.h5"), help="default: %(default)s")
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--batch-size", type=int, default=48, help="of all ranks together (default: %(default)s)")
+    parser.add_argument("--result", type=Path, help="an .npz file to write")
+    arguments = parser.parse_args()
+    result = train(arguments.files, arguments.epochs, arguments.batch_size)
+    if MPI.COMM_WORLD.rank == 0:
+        print(f"held-out accuracy: {result['accuracy']:.4f}")
+        if arguments.result:
+            np.savez(arguments.result, **result)
+
+
+if __name__ == "__main__":
+    main()
