@@ -49,13 +49,17 @@ def report(two: Result, one: Result) -> bool:
     difference = weight_difference(one, two)
     # The first epoch traces and compiles the graph.
     speed = float(np.median(two["samples_per_second"][1:]))
-    print("\nTwo ranks, compared with one process on the same global batches")
-    print(f"  held-out accuracy                {float(two['accuracy']):.4f}   (one process: {float(one['accuracy']):.4f})")
-    print(f"  samples per second               {speed:,.0f}   (both ranks together, median of the epochs after the first)")
+    rows = [
+        ("held-out accuracy", f"{float(two['accuracy']):.4f}", f"one process: {float(one['accuracy']):.4f}"),
+        ("samples per second", f"{speed:,.0f}", "both ranks together, median of the epochs after the first"),
+    ]
     for rank, count in enumerate(two["bytes_read"]):
         each = int(count) / epochs
-        print(f"  bytes read by rank {rank}, an epoch   {each:,.0f}   ({each / files:.0%} of the files' {files:,} bytes)")
-    print(f"  largest difference of weights    {difference:.1e}   (relative; at most {LARGEST_DIFFERENCE:g} is expected)")
+        rows.append((f"bytes read by rank {rank}", f"{each:,.0f}", f"an epoch; {each / files:.0%} of the files' {files:,}"))
+    rows.append(("difference of the weights", f"{difference:.1e}", f"relative; must be below {LARGEST_DIFFERENCE:g}"))
+    print("\nTwo ranks, compared with one process on the same global batches")
+    for name, value, note in rows:
+        print(f"  {name:<26}{value:>10}   ({note})")
     return float(two["accuracy"]) >= LOWEST_ACCURACY and difference <= LARGEST_DIFFERENCE
 
 
@@ -106,7 +110,7 @@ def main() -> int:
     one = run(1, out)
     good = report(two, one)
     draw(two, one, out / "digits.png")
-    print(f"  a picture of it                  {out / 'digits.png'}")
+    print(f"  a picture of it: {out / 'digits.png'}")
     if not good:
         print("This is not as it should be.", file=sys.stderr)
     return 0 if good else 1
