@@ -55,7 +55,8 @@ def report(two: Result, one: Result) -> bool:
     ]
     for rank, count in enumerate(two["bytes_read"]):
         each = int(count) / epochs
-        rows.append((f"bytes read by rank {rank}", f"{each:,.0f}", f"an epoch; {each / files:.0%} of the files' {files:,}"))
+        share = f"an epoch; {each / files:.0%} of the {files:,} bytes of the files"
+        rows.append((f"bytes read by rank {rank}", f"{each:,.0f}", share))
     rows.append(("difference of the weights", f"{difference:.1e}", f"relative; must be below {LARGEST_DIFFERENCE:g}"))
     print("\nTwo ranks, compared with one process on the same global batches")
     for name, value, note in rows:
