@@ -1,1 +1,38 @@
 """Scientific data into synchronous data-parallel training, on every rank, at the speed of the storage."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError, PartitionError
+from matex_data.fields import Field, Schema
+
+if TYPE_CHECKING:
+    from matex_data import training
+    from matex_data.dataset import Dataset
+    from matex_data.opening import open_dataset
+
+__all__ = [
+    "DataError",
+    "Dataset",
+    "DecodeError",
+    "Field",
+    "FieldNotFound",
+    "FormatError",
+    "PartitionError",
+    "Schema",
+    "open_dataset",
+    "training",
+]
+
+_LAZY = {"Dataset": "matex_data.dataset", "open_dataset": "matex_data.opening"}
+
+
+def __getattr__(name: str) -> Any:
+    """MPI starts when a data set is first opened, TensorFlow when it is first needed."""
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    if name in ("training", "readers"):
+        return import_module(f"matex_data.{name}")
+    raise AttributeError(f"module 'matex_data' has no attribute {name!r}")

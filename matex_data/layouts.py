@@ -56,7 +56,7 @@ class Strided(Part):
 
     def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[Request]:
         ready = self.dtype == out.dtype and out.flags.c_contiguous
-        if self.row_bytes == 0:
+        if self.row_bytes == 0 or not len(rows.place):
             return
         numbers, place = rows.numbers, rows.place
         if ready and (self.row_bytes >= DIRECT_BYTES or _consecutive(place)):
@@ -133,6 +133,8 @@ class Chunked(Part):
 
     def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[Request]:
         numbers = rows.numbers
+        if not len(numbers):
+            return
         depth = self.chunk_shape[0]
         cells = self._cells()
         first, count = _runs(np.diff(numbers // depth) == 0)

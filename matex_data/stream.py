@@ -28,7 +28,7 @@ from matex_data.fetch import Arrays, Plan, execute, plan
 from matex_data.index import Index, Integers
 from matex_data.partition import Epoch, Window
 
-AHEAD = 2  # windows handed out at most before the consumer has taken them
+AHEAD = 1  # windows that wait for the consumer
 
 
 @dataclass
@@ -49,7 +49,8 @@ class Channel:
 
     Parameters
     ----------
-    comm : used by the background reader alone; None where MPI calls from threads are not possible.
+    comm : used by the background reader alone.
+    threaded : whether MPI may be called from the background reader; if not, ranks do not agree with one another.
     index : of the data set.
     mode : "collective" or "independent".
     pool : memory of the windows.
@@ -57,6 +58,7 @@ class Channel:
     """
 
     comm: MPI.Comm
+    threaded: bool
     index: Index
     mode: str
     pool: Pool
@@ -156,7 +158,7 @@ class Stream:
             _ALIVE.discard(self)
 
     def _read_all(self, files: Files) -> None:
-        agreement = Agreement(self._channel.comm)
+        agreement = Agreement(self._channel.comm if self._channel.threaded else MPI.COMM_SELF)
         chunks = ChunkCache(self._channel.cache_bytes)
         count = len(self._channel.index.files)
         filling: Filling | None = None

@@ -43,6 +43,8 @@ FORMATS: dict[str, Format] = {
     "hdf5": Format("matex_data.readers.hdf5", (".h5", ".hdf5", ".hdf", ".he5", ".nxs", ".mat"), _HDF5_MARKS),
 }
 
+SUFFIXES = frozenset(suffix for format in FORMATS.values() for suffix in format.suffixes)
+
 
 def detect(path: str, head: bytes) -> str:
     """Name of the format of a file: by its first bytes, then by its suffix.

@@ -1,0 +1,158 @@
+"""``open_dataset``: find the files, let each be indexed by one rank, and tell all ranks."""
+
+from __future__ import annotations
+
+import glob
+import os
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mpi4py import MPI
+
+from matex_data.agreement import agree, portable
+from matex_data.dataset import Dataset
+from matex_data.elements import Elements, Names
+from matex_data.errors import DataError, FormatError, near_matches
+from matex_data.index import Index, concatenate
+from matex_data.readers import HEAD, SUFFIXES, detect, reader
+from matex_data.source import Source
+
+WINDOW_BYTES = 128 << 20
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+def open_dataset(
+    paths: Paths,
+    *,
+    format: str | None = None,
+    inputs: Names = None,
+    targets: Names = None,
+    comm: MPI.Comm | None = None,
+    io: str = "auto",
+    window_bytes: int = WINDOW_BYTES,
+    **options: Any,
+) -> Dataset:
+    """Open files of one schema as one data set. *Collective*.
+
+    Each file is looked at by one rank; every rank gets the result, or the error.
+
+    Parameters
+    ----------
+    paths : a path, a glob, a directory, or a list of these. The order is that of the sorted names.
+    format : "hdf5", ...; None: told by the first bytes of the files, then by their suffix.
+    inputs, targets : a field name or a list of names. Neither: elements are dicts of all fields. Only inputs: x.
+        Both: (x, y). A list gives a dict by name.
+    comm : whose ranks share the data; None: all.
+    io : "collective": all ranks enter every read together; "independent": each reads on its own; "auto": the
+        former, unless there are many files.
+    window_bytes : what is read and shuffled together, in bytes over all ranks. Part of the shuffled order.
+    options : of the format's reader.
+
+    Raises
+    ------
+    FieldNotFound : a field is not there.
+    FormatError : a file is not what it should be, or the files do not fit together.
+    DataError : there is no such file, or it cannot be read.
+    """
+    comm = MPI.COMM_WORLD if comm is None else comm
+    elements = Elements(inputs, targets)
+    files = _found(comm, paths)
+    index = _indexed(comm, files, format, elements.names, options)
+    return Dataset(Source(comm, index, io, window_bytes), elements)
+
+
+def _found(comm: MPI.Comm, paths: Paths) -> list[str]:
+    """The files that are meant; rank 0 looks, so that a thousand ranks do not."""
+    files: list[str] = []
+    error: DataError | None = None
+    if comm.rank == 0:
+        try:
+            files = expand(paths)
+        except DataError as missing:
+            error = missing
+    agree(comm, error)
+    return files if comm.size == 1 else list(comm.bcast(files))
+
+
+def expand(paths: Paths) -> list[str]:
+    """The files that a path, a glob, a directory or a list of these stands for, sorted within each.
+
+    Raises
+    ------
+    DataError : there are none.
+    """
+    if isinstance(paths, str | os.PathLike):
+        return _expand_one(os.fspath(paths))
+    files = [file for path in paths for file in _expand_one(os.fspath(path))]
+    if not files:
+        raise DataError("no files were named", expected="at least one path", found=paths)
+    return files
+
+
+def _expand_one(path: str) -> list[str]:
+    place = Path(path)
+    if place.is_file():
+        return [path]
+    if place.is_dir():
+        files = [str(file) for file in place.iterdir() if file.is_file() and not file.name.startswith(".")]
+        files = [file for file in files if Path(file).suffix.lower() in SUFFIXES] or files
+    else:
+        files = [file for file in glob.glob(path, recursive=True) if Path(file).is_file()]  # noqa: PTH207 (absolute too)
+    if files:
+        return sorted(files)
+    beside = [p.name for p in place.parent.iterdir()] if place.parent.is_dir() else []
+    raise DataError(
+        "there is no such file" if not place.is_dir() else "the directory holds no files",
+        file=path,
+        found=f"beside it: {near_matches(place.name, beside)}" if beside else f"no directory {str(place.parent)!r}",
+        remedy="check the path; relative ones begin at the working directory",
+    )
+
+
+def _indexed(
+    comm: MPI.Comm, files: list[str], format: str | None, names: list[str] | None, options: dict[str, Any]
+) -> Index:
+    """The index of all files: they are dealt out, and the results gathered. *Collective*."""
+    own: list[tuple[int, Index | bytes | None]] = []
+    for number in range(comm.rank, len(files), comm.size):
+        try:
+            own.append((number, _index_of(files[number], format, names, options)))
+        except Exception as error:  # whatever it is, every rank has to raise it
+            if comm.size == 1:
+                raise
+            own.append((number, portable(error)))
+            break
+    gathered = [own] if comm.size == 1 else comm.allgather(own)
+    indexes: list[Index] = []
+    for _, result in sorted((entry for part in gathered for entry in part), key=lambda entry: entry[0]):
+        if not isinstance(result, Index):
+            raise pickle.loads(result or b"")
+        indexes.append(result)
+    return concatenate(indexes)
+
+
+def _index_of(path: str, format: str | None, names: list[str] | None, options: dict[str, Any]) -> Index:
+    try:
+        with Path(path).open("rb") as file:
+            head = file.read(HEAD)
+        size = Path(path).stat().st_size
+    except OSError as error:
+        raise DataError("the file cannot be read", file=path, found=error) from error
+    index = reader(format or detect(path, head))(path, names, **options)
+    for name in index.fields:
+        for file_index in index.files:
+            end = file_index.parts[name].end()
+            if file_index.path == path and end > size:
+                raise FormatError(
+                    "the file is truncated",
+                    file=path,
+                    field=name,
+                    byte=size,
+                    expected=f"{end} bytes",
+                    found=f"{size} bytes",
+                    remedy="copy it again from its source",
+                )
+    return index
