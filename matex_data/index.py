@@ -176,12 +176,26 @@ def _check_file(file: File, fields: Schema) -> None:
         if name not in file.parts:
             raise FormatError("the file lacks a field", file=file.path, field=name, expected=sorted(fields))
         if file.parts[name].rows != file.rows:
-            lengths = {n: part.rows for n, part in file.parts.items()}
             raise FormatError(
                 "the fields have different numbers of samples",
                 file=file.path,
                 field=name,
-                expected=f"{file.rows} rows",
-                found=", ".join(f"{n}: {rows}" for n, rows in lengths.items()),
+                expected=f"{file.rows} samples",
+                found=_lengths(file),
                 remedy="choose fields of equal length with inputs= and targets=",
             )
+
+
+def _lengths(file: File) -> str:
+    """Which fields have how many samples, the most common number first."""
+    fields: dict[int, list[str]] = {}
+    for name, part in file.parts.items():
+        fields.setdefault(part.rows, []).append(name)
+    groups = sorted(fields.items(), key=lambda group: -len(group[1]))
+    shown = [f"{rows} samples in {_some(names)}" for rows, names in groups[:8]]
+    return "; ".join(shown + ([f"{len(groups) - 8} other lengths"] if len(groups) > 8 else []))
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(repr(name) for name in names[:4]) + more
