@@ -1,4 +1,30 @@
-"""Synchronous data-parallel training: the average over the ranks is part of the graph."""
+"""Synchronous data-parallel training: the average over the ranks is part of the graph.
+
+TensorFlow is imported by the first function that needs it, not by this package.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 if __name__ != "matex_data.training":
     raise ImportError("import this package as matex_data.training: two copies of a class would be two classes")
+
+from matex_data.training.world import World, world
+
+if TYPE_CHECKING:
+    from matex_data.training.allreduce import allreduce
+    from matex_data.training.broadcast import broadcast
+    from matex_data.training.optimizer import distribute
+    from matex_data.training.trainer import fit
+
+__all__ = ["World", "allreduce", "broadcast", "distribute", "fit", "world"]
+
+_HOMES = {"allreduce": "allreduce", "broadcast": "broadcast", "distribute": "optimizer", "fit": "trainer"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,118 @@
+"""Callbacks on many ranks: files and progress on rank 0 alone, decisions taken together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from matex_data.training.broadcast import broadcast_in
+from matex_data.training.build import state
+from matex_data.training.channel import Channel
+
+WRITERS = (
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.TensorBoard,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.RemoteMonitor,
+)
+"""These write files or send reports: rank 0 does it for all."""
+_BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+
+
+def for_rank(callbacks: Sequence[Any] | Any | None, rank: int) -> list[Any]:
+    """The user's callbacks that run on this rank."""
+    flat = keras.tree.flatten(callbacks) if callbacks is not None else []
+    return [callback for callback in flat if rank == 0 or not isinstance(callback, WRITERS)]
+
+
+def watches_batches(callbacks: Sequence[Any]) -> bool:
+    """Whether a callback does something after each batch, which may stop this rank or change its learning rate."""
+    return any(
+        getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
+        for callback in callbacks
+        if not isinstance(callback, (*WRITERS, keras.callbacks.ProgbarLogger))
+        for name in _BATCH_HOOKS
+    )
+
+
+class Agreement(keras.callbacks.Callback):
+    """Start alike, and agree with rank 0 on the learning rate and with any rank on stopping. Comes last."""
+
+    def __init__(self, opened: Channel) -> None:
+        super().__init__()
+        self._channel = opened
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Take over what rank 0 has, which may be a restored backup. *Collective*."""
+        self.model._initial_epoch = self._channel.host.bcast(self.model._initial_epoch)
+        broadcast_in(self._channel, state(self.model))
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """One learning rate. *Collective*."""
+        self._agree()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """All stop or none. *Collective*."""
+        self._agree()
+
+    def _agree(self) -> None:
+        """One message for both, since it may be sent after every batch."""
+        optimizer = self.model.optimizer
+        rate = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
+        settable = isinstance(rate, keras.Variable)
+        mine = (bool(self.model.stop_training), float(rate.numpy()) if settable else 0.0)
+        everyone = self._channel.host.allgather(mine)
+        self.model.stop_training = any(stop for stop, _ in everyone)
+        if settable and mine[1] != everyone[0][1]:
+            rate.assign(everyone[0][1])
+
+
+class BatchAgreement(Agreement):
+    """The same after every batch, where a callback of the user may act then."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """All stop or none. *Collective*."""
+        self._agree()
+
+
+class Progress(keras.callbacks.ProgbarLogger):
+    """Keras's progress bar with the samples per second of all ranks together.
+
+    Parameters
+    ----------
+    seen : samples of all ranks since training began (exact after an epoch, an estimate within).
+    """
+
+    async_safe = True
+
+    def __init__(self, seen: Callable[[], int]) -> None:
+        super().__init__()
+        self._seen = seen
+        self._first = 0
+        self._start = 0.0
+        self._paused = 0.0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Start the clock."""
+        super().on_epoch_begin(epoch, logs)
+        self._first, self._start, self._paused = self._seen(), time.monotonic(), 0.0
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Stop the clock: validation is no training."""
+        super().on_test_begin(logs)
+        self._paused = self._paused or time.monotonic()
+
+    def _rate(self) -> float:
+        seconds = (self._paused or time.monotonic()) - self._start
+        return (self._seen() - self._first) / max(seconds, 1e-9)
+
+    def _update_progbar(self, batch: int, logs: Any = None) -> None:
+        super()._update_progbar(batch, {**(logs or {}), "samples/s": np.round(self._rate())} if self.verbose else logs)
+
+    def _finalize_progbar(self, logs: Any) -> None:
+        super()._finalize_progbar({**(logs or {}), "samples/s": np.round(self._rate())})

@@ -1,0 +1,78 @@
+"""An uncaught error on one rank ends the job, instead of leaving the others waiting for ever."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from types import TracebackType
+from typing import Any
+
+from mpi4py import MPI
+
+PATIENCE = 1.5
+"""Seconds in which the other ranks may fail, too; then this one ends the job alone."""
+_LAST = 5.0
+"""Seconds after which a process that failed together with all others ends by force."""
+
+_guard: list[MPI.Intracomm] = []
+
+
+def end_job_on_error(comm: MPI.Intracomm) -> None:
+    """From now on an uncaught exception on any rank ends the job, with its traceback. *Collective* at first.
+
+    If all ranks fail with the same error, it is printed once.
+    """
+    if comm.size == 1 or _guard:
+        return
+    _guard.append(comm.Dup())
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
+        if MPI.Is_finalized():
+            return previous(kind, error, trace)
+        return _end(_guard[0], kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def _end(
+    comm: MPI.Intracomm, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    text = "".join(traceback.format_exception(kind, error, trace))
+    together = _all_fail(comm)
+    alike = together and len(set(comm.allgather((kind.__qualname__, str(error))))) == 1
+    if comm.rank == 0 or not alike:
+        who = f"all {comm.size} ranks" if alike else f"rank {comm.rank} of {comm.size}"
+        sys.stderr.write(f"---- uncaught error on {who}:\n{text}")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if not together:
+        comm.Abort(1)
+    _leave(comm)
+
+
+def _all_fail(comm: MPI.Intracomm) -> bool:
+    """Whether all ranks come here within a short time."""
+    request = comm.Ibarrier()
+    end = time.monotonic() + PATIENCE
+    while not request.Test():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _leave(comm: MPI.Intracomm) -> None:
+    """End this process, together with all others, with exit code 1."""
+    threading.Thread(target=_end_by_force, daemon=True).start()
+    comm.Barrier()
+    MPI.Finalize()
+    os._exit(1)
+
+
+def _end_by_force() -> None:
+    time.sleep(_LAST)
+    os._exit(1)

@@ -1,0 +1,89 @@
+"""What one collective operation does with its tensors: copy them, communicate, give the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from matex_data.training.buckets import Bucket, pack
+from matex_data.training.channel import Channel, Op, gather, reduce
+
+Array = NDArray[Any]
+
+
+class Job:
+    """What one operation does: take a private copy of its inputs, then communicate."""
+
+    def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[MPI.Intracomm], list[Array]]:
+        """Copy what is needed of the inputs; the result does the rest, *collectively*."""
+        raise NotImplementedError
+
+    def dtypes(self, inputs: Sequence[Any]) -> list[Any]:
+        """Of the results."""
+        raise NotImplementedError
+
+    def restore_shapes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Tell TensorFlow the shapes of the results."""
+        raise NotImplementedError
+
+
+class DenseJob(Job):
+    def __init__(self, opened: Channel, bucket: Bucket, op: Op) -> None:
+        self.channel, self.bucket, self.op = opened, bucket, op
+
+    def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[MPI.Intracomm], list[Array]]:
+        flat, parts = pack(arrays, self.bucket.dtype, weight)
+        dtypes = [array.dtype for array in arrays]
+        what = f"{self.op} of {[(array.shape, array.dtype.str) for array in arrays]}"
+
+        def communicate(comm: MPI.Intracomm) -> list[Array]:
+            self.channel.agree(what, comm)
+            reduce(comm, flat, self.op)
+            return [part.astype(dtype, copy=False) for part, dtype in zip(parts, dtypes, strict=True)]
+
+        return communicate
+
+    def dtypes(self, inputs: Sequence[Any]) -> list[Any]:
+        return [tensor.dtype for tensor in inputs]
+
+    def restore_shapes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        for tensor, output in zip(inputs, outputs, strict=True):
+            output.set_shape(tensor.shape)
+
+
+class SlicesJob(Job):
+    def __init__(self, opened: Channel, dense_share: float | None) -> None:
+        self.channel, self.dense_share = opened, dense_share
+
+    def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[MPI.Intracomm], list[Array]]:
+        values, indices, rows = arrays
+        _, (mine,) = pack([values if weight else values[:0]], values.dtype, weight)
+        where = np.array(indices if weight else indices[:0])
+
+        def communicate(comm: MPI.Intracomm) -> list[Array]:
+            self.channel.agree(f"gather slices of {values.shape[1:]}, {values.dtype.str}", comm)
+            everywhere = gather(comm, where)
+            if self.dense_share is not None and len(everywhere) >= self.dense_share * int(rows) > 0:
+                return _sum_rows(comm, mine, where, int(rows))
+            return [gather(comm, mine), everywhere]
+
+        return communicate
+
+    def dtypes(self, inputs: Sequence[Any]) -> list[Any]:
+        return [inputs[0].dtype, inputs[1].dtype]
+
+    def restore_shapes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        outputs[0].set_shape([None, *inputs[0].shape[1:]])
+        outputs[1].set_shape([None])
+
+
+def _sum_rows(comm: MPI.Intracomm, values: Array, indices: Array, rows: int) -> list[Array]:
+    """All rows of the dense sum, and their indices."""
+    total = np.zeros((rows, *values.shape[1:]), values.dtype)
+    np.add.at(total, indices, values)
+    reduce(comm, total.reshape(-1))
+    return [total, np.arange(rows, dtype=indices.dtype)]

@@ -1,0 +1,78 @@
+"""The hook into Keras: the outermost ``apply`` of an optimizer averages the gradients first."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from mpi4py import MPI
+
+from matex_data.training.allreduce import Reducer, Strategy
+from matex_data.training.buckets import BUCKET_BYTES
+from matex_data.training.channel import channel
+
+_batch_weight: ContextVar[Any] = ContextVar("batch_weight", default=None)
+
+
+def distribute(
+    optimizer: Any,
+    comm: MPI.Intracomm | None = None,
+    *,
+    strategy: Strategy = "chained",
+    bucket_bytes: int = BUCKET_BYTES,
+    dense_share: float | None = None,
+) -> Any:
+    """The same optimizer, which from now on averages the gradients over all ranks. *Collective*.
+
+    The average comes before everything else that the optimizer does: the finite check of loss scaling,
+    clipping, accumulation, moving averages. Class, configuration and saved file stay what they are.
+
+    Parameters
+    ----------
+    optimizer : a Keras optimizer. Of one that wraps another (``LossScaleOptimizer``), give the outer one.
+    strategy : how the average is embedded in the graph: "chained", "funneled" or "concurrent".
+    bucket_bytes : gradients are packed together up to so many bytes.
+    dense_share : sparse gradients keep all slices of all ranks, which is what one process would see;
+        those with at least this share of the rows of their variable are summed row by row instead.
+    """
+    reducer = Reducer(channel(comm), strategy, bucket_bytes, dense_share)
+    release(optimizer)
+    release(getattr(optimizer, "inner_optimizer", None))  # else a rank whose check fails would not take part
+    object.__setattr__(optimizer, "apply", _Averaging(optimizer.apply, reducer))
+    return optimizer
+
+
+def release(optimizer: Any) -> None:
+    """Undo ``distribute``."""
+    if is_distributed(optimizer):
+        object.__delattr__(optimizer, "apply")
+
+
+def is_distributed(optimizer: Any) -> bool:
+    """Whether the optimizer averages over ranks."""
+    return isinstance(getattr(optimizer, "__dict__", {}).get("apply"), _Averaging)
+
+
+@contextlib.contextmanager
+def weighted(weight: Any) -> Iterator[None]:
+    """Within this context gradients of this rank count with ``weight``, the sum of which over the ranks is one."""
+    token = _batch_weight.set(weight)
+    try:
+        yield
+    finally:
+        _batch_weight.reset(token)
+
+
+class _Averaging:
+    """An optimizer's ``apply`` with the average before it."""
+
+    def __init__(self, apply: Callable[..., Any], reducer: Reducer) -> None:
+        self._apply = apply
+        self._reducer = reducer
+
+    def __call__(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
+        weight = _batch_weight.get()
+        weight = 1 / self._reducer.channel.size if weight is None else weight
+        return self._apply(self._reducer(list(grads), weight), trainable_variables)

@@ -1,0 +1,78 @@
+"""One training step on this rank's part of a global batch, which may be smaller than the others', or empty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from matex_data.training.allreduce import Reducer
+from matex_data.training.optimizer import weighted
+
+
+class SharedStep:
+    """A model's ``train_step`` that counts samples, over all ranks.
+
+    Parameters
+    ----------
+    reducer : None: all ranks have batches of the same size, so gradients weigh the same.
+    seen : variable that counts the samples of this rank.
+    """
+
+    def __init__(self, model: Any, reducer: Reducer | None, seen: Any) -> None:
+        self._model = model
+        self._train_step: Callable[[Any], Any] = model.train_step
+        self._reducer = reducer
+        self._seen = seen
+
+    def __call__(self, data: Any) -> Any:
+        count = batch_size(data)
+        if count is None:
+            return self._train_step(data)
+        self._seen.assign_add(count)
+        if self._reducer is None:
+            return self._train_step(data)
+        (total,) = self._reducer([tf.cast(count, tf.float64)])
+        weight = tf.math.divide_no_nan(tf.cast(count, tf.float64), total)
+        with weighted(weight):
+            return self._guarded(data, count)
+
+    def _guarded(self, data: Any, count: Any) -> Any:
+        """The step; where this rank has no sample, on a stand-in that leaves nothing behind."""
+        state = [v for v in (*self._model.metrics_variables, *self._model.non_trainable_variables) if _is_state(v)]
+        before = [tf.identity(v.value) for v in state]
+        logs = self._train_step(tf.nest.map_structure(lambda leaf: _never_empty(leaf, count), data))
+        for variable, value in zip(state, before, strict=True):
+            variable.assign(tf.cond(count > 0, lambda v=variable: tf.identity(v.value), lambda x=value: x))
+        return logs
+
+
+def batch_size(data: Any) -> Any:
+    """Number of samples in a batch, a scalar int64 tensor; None where the data has no sample axis."""
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+    leaves = [leaf for leaf in tf.nest.flatten(x) if leaf is not None]
+    if not leaves or leaves[0].shape.rank == 0:
+        return None
+    first = leaves[0]
+    if isinstance(first, tf.RaggedTensor):
+        return tf.cast(first.nrows(), tf.int64)
+    if isinstance(first, tf.SparseTensor):
+        return first.dense_shape[0]
+    return tf.shape(first, tf.int64)[0]
+
+
+def _never_empty(leaf: Any, count: Any) -> Any:
+    """The tensor, or one row of zeros instead of no row."""
+    if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0) or leaf.shape[0] is not None:
+        return leaf
+    one = tf.concat([[1], tf.shape(leaf)[1:]], 0)
+    out = tf.cond(count > 0, lambda: leaf, lambda: tf.zeros(one, leaf.dtype))
+    out.set_shape(leaf.shape)
+    return out
+
+
+def _is_state(variable: Any) -> bool:
+    """Whether a batch changes it by its samples (seeds change alike on all ranks)."""
+    return "seed_generator" not in variable.path and variable.dtype != "string"

@@ -1,0 +1,54 @@
+"""Who am I: rank, number of ranks, and the rank on this node."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_LOCAL_RANK = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+
+
+class World(NamedTuple):
+    """This process among those that train together."""
+
+    rank: int
+    size: int
+    local_rank: int
+
+
+def world() -> World:
+    """Rank, number of ranks and rank on this node of the whole job.
+
+    *Collective* at its first call where the launcher leaves the local rank open (several ranks, and
+    none of the usual environment variables).
+    """
+    comm = communicator(None)
+    return World(comm.rank, comm.size, _local_rank())
+
+
+def communicator(comm: MPI.Intracomm | None) -> MPI.Intracomm:
+    """The communicator meant by the user's ``comm``: all ranks of the job for None."""
+    if comm is not None:
+        return comm
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD
+
+
+@cache
+def _local_rank() -> int:
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.size == 1:
+        return 0
+    for name in _LOCAL_RANK:
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+    rank = node.rank
+    node.Free()
+    return rank
