@@ -14,7 +14,7 @@ from matex_data.elements import Elements
 from matex_data.errors import PartitionError
 from matex_data.fields import Schema
 from matex_data.index import Index, Integers
-from matex_data.partition import Runs, block_rows_for, check_ranks, cut, schedule, split
+from matex_data.partition import Runs, block_rows_for, check_ranks, schedule, split
 from matex_data.source import Source
 
 if TYPE_CHECKING:
@@ -104,7 +104,8 @@ class Dataset:
         if shuffle and seed is None:
             seed = comm.bcast(int(np.random.SeedSequence().generate_state(1)[0]) if comm.rank == 0 else None)
         plan = schedule(
-            self._pieces(),
+            self._samples,
+            _block_borders(self._source.index),
             batch_size,
             sum(field.row_bytes for field in self.schema.values()),
             self._source.window_bytes,
@@ -163,9 +164,6 @@ class Dataset:
                 remedy="resume with the files, and the split, that the run began with",
             )
         return int(start["step"])
-
-    def _pieces(self) -> Runs:
-        return cut(self._samples, _block_borders(self._source.index))
 
 
 def _block_borders(index: Index) -> Integers:

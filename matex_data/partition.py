@@ -95,6 +95,7 @@ class Schedule:
     lanes : a divisor of ``batch_size``; 1 if nothing is shuffled.
     window_steps : steps that are read together.
     seed : of the shuffle; None: the order of the files.
+    blocks : int64[pieces], which block each piece belongs to, from 0 on.
     remainder : what becomes of the samples that do not fill a batch: "drop", "pad" or "keep".
     """
 
@@ -103,6 +104,7 @@ class Schedule:
     lanes: int
     window_steps: int
     seed: int | None
+    blocks: Integers
     remainder: str = "drop"
 
     @property
@@ -129,7 +131,9 @@ class Schedule:
         """The order of one epoch, counted from 0."""
         if self.seed is None:
             return Epoch(self, self.pieces, number)
-        order = _generator(self.seed, number).permutation(len(self.pieces.start))
+        # Pieces of one block stay together, or several ranks would have to read it.
+        places = _generator(self.seed, number).permutation(int(self.blocks.max(initial=-1)) + 1)
+        order = np.argsort(places[self.blocks], kind="stable")
         return Epoch(self, Runs(self.pieces.start[order], self.pieces.count[order]), number)
 
 
@@ -278,13 +282,21 @@ def _divisor_count(number: int) -> int:
 
 
 def schedule(
-    pieces: Runs, batch_size: int, row_bytes: int, window_bytes: int, *, seed: int | None, remainder: str
+    samples: Runs,
+    borders: Integers,
+    batch_size: int,
+    row_bytes: int,
+    window_bytes: int,
+    *,
+    seed: int | None,
+    remainder: str,
 ) -> Schedule:
     """Lanes and windows that follow from the data and the batch size alone.
 
     Parameters
     ----------
-    pieces : the samples, cut where blocks end.
+    samples : of the data set, in the order of the files.
+    borders : int64[k], first sample of every block, ascending.
     batch_size : samples of a global batch.
     row_bytes : bytes of a sample in memory.
     window_bytes : bytes of a window over all ranks, at most (but one step, and one block of every lane).
@@ -299,15 +311,18 @@ def schedule(
         raise PartitionError("the batch size must be at least 1", found=batch_size)
     if remainder not in REMAINDERS:
         raise PartitionError("no such way to treat the last batch", expected=REMAINDERS, found=repr(remainder))
+    pieces = cut(samples, borders)
+    _, blocks = np.unique(np.searchsorted(borders, pieces.start, side="right"), return_inverse=True)
+    count = int(blocks.max(initial=0)) + 1
     row_bytes = max(1, row_bytes)
     total_bytes = pieces.total * row_bytes
     window_bytes = min(window_bytes, max(16 << 20, total_bytes // 8))
-    block_bytes = max(1, total_bytes // max(1, len(pieces.start)))
+    block_bytes = max(1, total_bytes // count)
     lanes = 1
     if seed is not None:
-        lanes = lanes_for(batch_size, max(1, min(len(pieces.start), window_bytes // (2 * block_bytes))))
+        lanes = lanes_for(batch_size, max(1, min(count, window_bytes // (2 * block_bytes))))
     steps = max(1, window_bytes // (batch_size * row_bytes))
-    return Schedule(pieces, batch_size, lanes, steps, seed, remainder)
+    return Schedule(pieces, batch_size, lanes, steps, seed, blocks.astype(np.int64), remainder)
 
 
 def check_ranks(batch_size: int, size: int) -> None:
