@@ -1,6 +1,7 @@
 """Synchronous data-parallel training: the average over the ranks is part of the graph.
 
-TensorFlow is imported by the first function that needs it, not by this package.
+TensorFlow is imported by the first function that needs it, not by this package. No module is called like
+a public function: the import of a module would hide the function.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 if __name__ != "matex_data.training":
     raise ImportError("import this package as matex_data.training: two copies of a class would be two classes")
 
-from matex_data.training.world import World, world
+from matex_data.training.ranks import World, world
 
 if TYPE_CHECKING:
-    from matex_data.training.allreduce import allreduce
-    from matex_data.training.broadcast import broadcast
     from matex_data.training.optimizer import distribute
+    from matex_data.training.reduction import allreduce
+    from matex_data.training.replicas import broadcast
     from matex_data.training.trainer import fit
 
 __all__ = ["World", "allreduce", "broadcast", "distribute", "fit", "world"]
 
-_HOMES = {"allreduce": "allreduce", "broadcast": "broadcast", "distribute": "optimizer", "fit": "trainer"}
+_HOMES = {"allreduce": "reduction", "broadcast": "replicas", "distribute": "optimizer", "fit": "trainer"}
 
 
 def __getattr__(name: str) -> Any:

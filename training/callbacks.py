@@ -9,9 +9,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from matex_data.training.broadcast import broadcast_in
 from matex_data.training.build import state
 from matex_data.training.channel import Channel
+from matex_data.training.replicas import broadcast_in
 
 WRITERS = (
     keras.callbacks.ModelCheckpoint,
@@ -40,7 +40,7 @@ def watches_batches(callbacks: Sequence[Any]) -> bool:
     )
 
 
-class Agreement(keras.callbacks.Callback):
+class Agreement(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Start alike, and agree with rank 0 on the learning rate and with any rank on stopping. Comes last."""
 
     def __init__(self, opened: Channel) -> None:
@@ -63,12 +63,12 @@ class Agreement(keras.callbacks.Callback):
     def _agree(self) -> None:
         """One message for both, since it may be sent after every batch."""
         optimizer = self.model.optimizer
-        rate = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
+        rate: Any = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
         settable = isinstance(rate, keras.Variable)
         mine = (bool(self.model.stop_training), float(rate.numpy()) if settable else 0.0)
         everyone = self._channel.host.allgather(mine)
         self.model.stop_training = any(stop for stop, _ in everyone)
-        if settable and mine[1] != everyone[0][1]:
+        if mine[1] != everyone[0][1]:
             rate.assign(everyone[0][1])
 
 
@@ -80,7 +80,7 @@ class BatchAgreement(Agreement):
         self._agree()
 
 
-class Progress(keras.callbacks.ProgbarLogger):
+class Progress(keras.callbacks.ProgbarLogger):  # type: ignore[misc]  # Keras has no types
     """Keras's progress bar with the samples per second of all ranks together.
 
     Parameters

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from matex_data.training.courier import Crew
-from matex_data.training.world import communicator
+from matex_data.training.ranks import communicator
 
 Array = NDArray[Any]
 Op = Literal["mean", "sum", "max", "min"]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
 from mpi4py import MPI
+
+from matex_data import errors
 
 PATIENCE = 1.5
 """Seconds in which the other ranks may fail, too; then this one ends the job alone."""
@@ -38,15 +43,25 @@ def end_job_on_error(comm: MPI.Intracomm) -> None:
     sys.excepthook = hook
 
 
-def _end(
-    comm: MPI.Intracomm, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
+@contextlib.contextmanager
+def readable_errors() -> Iterator[None]:
+    """Raise the ``DataError`` itself where TensorFlow wraps one in its own error."""
+    try:
+        yield
+    except Exception as error:  # of any class of TensorFlow, which is not imported here
+        found = re.search(r"^matex_data\.errors\.(\w+): (.+?)\n\n", str(error), re.DOTALL | re.MULTILINE)
+        if found is None or isinstance(error, errors.DataError):
+            raise
+        raise getattr(errors, found[1])(found[2]) from error.__cause__
+
+
+def _end(comm: MPI.Intracomm, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     text = "".join(traceback.format_exception(kind, error, trace))
     together = _all_fail(comm)
     alike = together and len(set(comm.allgather((kind.__qualname__, str(error))))) == 1
     if comm.rank == 0 or not alike:
         who = f"all {comm.size} ranks" if alike else f"rank {comm.rank} of {comm.size}"
-        sys.stderr.write(f"---- uncaught error on {who}:\n{text}")
+        sys.stderr.write(f"\n---- uncaught error on {who}:\n{text}")
     sys.stdout.flush()
     sys.stderr.flush()
     if not together:

@@ -9,9 +9,9 @@ from typing import Any
 
 from mpi4py import MPI
 
-from matex_data.training.allreduce import Reducer, Strategy
 from matex_data.training.buckets import BUCKET_BYTES
 from matex_data.training.channel import channel
+from matex_data.training.reduction import Reducer, Strategy
 
 _batch_weight: ContextVar[Any] = ContextVar("batch_weight", default=None)
 

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from matex_data.training.allreduce import Reducer
 from matex_data.training.optimizer import weighted
+from matex_data.training.reduction import Reducer
 
 
 class SharedStep:

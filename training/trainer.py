@@ -12,16 +12,16 @@ import tensorflow as tf
 from mpi4py import MPI
 
 from matex_data.errors import PartitionError
-from matex_data.training.allreduce import Reducer
-from matex_data.training.broadcast import broadcast_in
 from matex_data.training.build import build, separate_seeds, state
 from matex_data.training.callbacks import Agreement, BatchAgreement, Progress, for_rank, watches_batches
 from matex_data.training.channel import Channel, channel
-from matex_data.training.failures import end_job_on_error
+from matex_data.training.failures import end_job_on_error, readable_errors
 from matex_data.training.metrics import combined_result
 from matex_data.training.optimizer import distribute, is_distributed, release
+from matex_data.training.ranks import communicator
+from matex_data.training.reduction import Reducer
+from matex_data.training.replicas import broadcast_in
 from matex_data.training.step import SharedStep, batch_size
-from matex_data.training.world import communicator
 
 log = logging.getLogger("matex_data.training")
 
@@ -62,10 +62,10 @@ def fit(
             chosen.append(Progress(lambda: int(seen.numpy()) * opened.size))
         else:
             keras_fit_options["verbose"] = 0
-        options = {"validation_data": without_empty(validation_data), "epochs": epochs, "callbacks": chosen}
-        with warnings.catch_warnings():
+        options = {"shuffle": False, **keras_fit_options, "epochs": epochs, "callbacks": chosen}
+        with warnings.catch_warnings(), readable_errors():
             warnings.filterwarnings("ignore", "Your input ran out of data")
-            return model.fit(dataset, **options, **keras_fit_options)
+            return model.fit(dataset, validation_data=without_empty(validation_data), **options)
 
 
 def check_steps(opened: Channel, dataset: tf.data.Dataset, steps_per_epoch: int | None) -> None:
@@ -103,7 +103,7 @@ def shared(model: Any, opened: Channel, element_spec: Any) -> Iterator[Any]:
         broadcast_in(opened, state(model))
         separate_seeds(model, opened.rank)
     reducer = None if _equal_batches(opened, element_spec) else Reducer(opened)
-    overridden = {"train_step": SharedStep(model, reducer, seen)}
+    overridden: dict[str, Any] = {"train_step": SharedStep(model, reducer, seen)}
     if opened.size > 1:
         overridden["_get_metrics_result_or_logs"] = lambda logs: combined_result(model, opened, logs)
     try:

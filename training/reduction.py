@@ -40,7 +40,8 @@ def allreduce(tensors: Any, op: Op = "mean", *, comm: MPI.Intracomm | None = Non
         raise ValueError(f'op is "mean", "sum", "max" or "min", not {op!r}')
     opened = channel(comm)
     leaves = tf.nest.flatten(tensors)
-    leaves = [leaf if leaf is None else tf.convert_to_tensor_or_indexed_slices(leaf) for leaf in leaves]
+    kept = (tf.IndexedSlices, type(None))
+    leaves = [leaf if isinstance(leaf, kept) else tf.convert_to_tensor(leaf) for leaf in leaves]
     for leaf in leaves:
         _check(leaf, op)
     weight = 1 / opened.size if op == "mean" else None
@@ -114,8 +115,7 @@ class Reducer:
         return plan(sizes, [np.dtype(t.dtype.as_numpy_dtype) for t in tensors], self.bucket_bytes)
 
     def _run(self, jobs: list[Job], inputs: list[list[Any]], weight: Any) -> list[list[Any]]:
-        number = 1.0 if weight is None else weight
-        weight = tf.cast(number, tf.float64)
+        weight = tf.constant(1, tf.float64) if weight is None else tf.convert_to_tensor(weight, tf.float64)
         if self._crew is None or in_session_graph():
             results = _chain(self.channel, jobs, inputs, weight)
         else:
