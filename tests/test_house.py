@@ -32,13 +32,15 @@ def _module(path: Path) -> str:
 
 
 def _imports(tree: ast.AST) -> Iterator[str]:
-    """Every module, or name of a module, that is imported anywhere below."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield f"{node.module}"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    """Every module, or name of a module, that is imported anywhere below; what only type checkers see is left out."""
+    if isinstance(tree, ast.Import):
+        yield from (alias.name for alias in tree.names)
+    elif isinstance(tree, ast.ImportFrom):
+        yield f"{tree.module}"
+        yield from (f"{tree.module}.{alias.name}" for alias in tree.names)
+    elif not (isinstance(tree, ast.If) and ast.unparse(tree.test) == "TYPE_CHECKING"):
+        for node in ast.iter_child_nodes(tree):
+            yield from _imports(node)
 
 
 def _uses(path: Path, *packages: str) -> list[str]:
