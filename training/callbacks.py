@@ -49,7 +49,7 @@ class Agreement(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Take over what rank 0 has, which may be a restored backup. *Collective*."""
-        self.model._initial_epoch = self._channel.host.bcast(self.model._initial_epoch)
+        self.model._initial_epoch = self._channel.host.objects(self.model._initial_epoch)[0]
         broadcast_in(self._channel, state(self.model))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -66,7 +66,7 @@ class Agreement(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no
         rate: Any = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
         settable = isinstance(rate, keras.Variable)
         mine = (bool(self.model.stop_training), float(rate.numpy()) if settable else 0.0)
-        everyone = self._channel.host.allgather(mine)
+        everyone = self._channel.host.objects(mine)
         self.model.stop_training = any(stop for stop, _ in everyone)
         if mine[1] != everyone[0][1]:
             rate.assign(everyone[0][1])

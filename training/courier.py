@@ -7,16 +7,16 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from mpi4py import MPI
+from matex_data.training.line import Line
 
-Job = Callable[[MPI.Intracomm], Any]
+Job = Callable[[Line], Any]
 
 
 class Crew:
     """Several couriers that share the jobs 0, 1, 2, ... among them. Making one is *collective*."""
 
-    def __init__(self, comm: MPI.Intracomm, number: int) -> None:
-        self._couriers = [Courier(comm.Dup()) for _ in range(number)]
+    def __init__(self, line: Line, number: int) -> None:
+        self._couriers = [Courier(Line(line.comm, line.crowded)) for _ in range(number)]
         self._results: dict[int, Future[Any]] = {}
 
     def hand_over(self, number: int, job: Job) -> None:
@@ -41,8 +41,8 @@ class Courier:
     thread of the caller ever blocks before all jobs are handed over.
     """
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self._comm = comm
+    def __init__(self, line: Line) -> None:
+        self._line = line
         self._jobs: dict[int, tuple[Job, Future[Any]]] = {}
         self._next = 0
         self._open = True
@@ -64,7 +64,7 @@ class Courier:
             self._open = False
             self._changed.notify()
         self._thread.join(timeout=10)
-        self._comm.Free()
+        self._line.close()
 
     def _work(self) -> None:
         while True:
@@ -75,6 +75,6 @@ class Courier:
                 job, future = self._jobs.pop(self._next)
                 self._next += 1
             try:
-                future.set_result(job(self._comm))
+                future.set_result(job(self._line))
             except Exception as error:  # whatever it is, it belongs to the one who waits for the result
                 future.set_exception(error)

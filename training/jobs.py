@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 from numpy.typing import NDArray
 
 from matex_data.training.buckets import Bucket, pack
-from matex_data.training.channel import Channel, Op, gather, reduce
+from matex_data.training.channel import Channel
+from matex_data.training.line import Line, Op
 
 Array = NDArray[Any]
 
@@ -18,7 +18,7 @@ Array = NDArray[Any]
 class Job:
     """What one operation does: take a private copy of its inputs, then communicate."""
 
-    def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[MPI.Intracomm], list[Array]]:
+    def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[Line], list[Array]]:
         """Copy what is needed of the inputs; the result does the rest, *collectively*."""
         raise NotImplementedError
 
@@ -35,14 +35,14 @@ class DenseJob(Job):
     def __init__(self, opened: Channel, bucket: Bucket, op: Op) -> None:
         self.channel, self.bucket, self.op = opened, bucket, op
 
-    def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[MPI.Intracomm], list[Array]]:
+    def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[Line], list[Array]]:
         flat, parts = pack(arrays, self.bucket.dtype, weight)
         dtypes = [array.dtype for array in arrays]
         what = f"{self.op} of {[(array.shape, array.dtype.str) for array in arrays]}"
 
-        def communicate(comm: MPI.Intracomm) -> list[Array]:
-            self.channel.agree(what, comm)
-            reduce(comm, flat, self.op)
+        def communicate(line: Line) -> list[Array]:
+            self.channel.agree(what, line)
+            line.reduce(flat, self.op)
             return [part.astype(dtype, copy=False) for part, dtype in zip(parts, dtypes, strict=True)]
 
         return communicate
@@ -59,17 +59,17 @@ class SlicesJob(Job):
     def __init__(self, opened: Channel, dense_share: float | None) -> None:
         self.channel, self.dense_share = opened, dense_share
 
-    def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[MPI.Intracomm], list[Array]]:
+    def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[Line], list[Array]]:
         values, indices, rows = arrays
         _, (mine,) = pack([values if weight else values[:0]], values.dtype, weight)
         where = np.array(indices if weight else indices[:0])
 
-        def communicate(comm: MPI.Intracomm) -> list[Array]:
-            self.channel.agree(f"gather slices of {values.shape[1:]}, {values.dtype.str}", comm)
-            everywhere = gather(comm, where)
+        def communicate(line: Line) -> list[Array]:
+            self.channel.agree(f"gather slices of {values.shape[1:]}, {values.dtype.str}", line)
+            everywhere = line.gather(where)
             if self.dense_share is not None and len(everywhere) >= self.dense_share * int(rows) > 0:
-                return _sum_rows(comm, mine, where, int(rows))
-            return [gather(comm, mine), everywhere]
+                return _sum_rows(line, mine, where, int(rows))
+            return [line.gather(mine), everywhere]
 
         return communicate
 
@@ -81,9 +81,9 @@ class SlicesJob(Job):
         outputs[1].set_shape([None])
 
 
-def _sum_rows(comm: MPI.Intracomm, values: Array, indices: Array, rows: int) -> list[Array]:
+def _sum_rows(line: Line, values: Array, indices: Array, rows: int) -> list[Array]:
     """All rows of the dense sum, and their indices."""
     total = np.zeros((rows, *values.shape[1:]), values.dtype)
     np.add.at(total, indices, values)
-    reduce(comm, total.reshape(-1))
+    line.reduce(total.reshape(-1))
     return [total, np.arange(rows, dtype=indices.dtype)]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from matex_data.training.channel import Channel, reduce, share
+from matex_data.training.channel import Channel
 
 Array = NDArray[Any]
 
@@ -22,7 +22,7 @@ def combined_result(model: Any, opened: Channel, logs: Any) -> Any:
     combine_states(opened, list(model.metrics_variables))
     result = model.get_metrics_result()
     mine = None if isinstance(logs, dict) and logs and set(logs) == set(result) else _numbers(logs)
-    everyone = opened.host.allgather(mine)
+    everyone = opened.host.objects(mine)
     if any(numbers is None for numbers in everyone):
         return result
     names = dict.fromkeys(name for numbers in everyone for name in numbers)
@@ -46,7 +46,7 @@ def combine_states(opened: Channel, variables: list[Any]) -> None:
     for variable in variables:
         if _rule(variable) == "root":
             value = np.array(variable.value.numpy(), order="C")
-            share(opened.host, value.reshape(-1))
+            opened.host.share(value.reshape(-1))
             variable.assign(value)
 
 
@@ -55,7 +55,7 @@ def _combine(opened: Channel, variables: list[Any], dtype: np.dtype[Any]) -> Non
         return
     values = [v.value.numpy() for v in variables]
     flat = np.concatenate([value.reshape(-1).astype(dtype) for value in values])
-    reduce(opened.host, flat)
+    opened.host.reduce(flat)
     ends = np.cumsum([value.size for value in values])
     for variable, old, end in zip(variables, values, ends, strict=True):
         value = flat[end - old.size : end].reshape(old.shape)

@@ -11,9 +11,10 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from matex_data.training.buckets import BUCKET_BYTES, Bucket, plan
-from matex_data.training.channel import Channel, Op, channel
+from matex_data.training.channel import Channel, channel
 from matex_data.training.courier import Crew
 from matex_data.training.jobs import DenseJob, Job, SlicesJob
+from matex_data.training.line import Op
 from matex_data.training.order import Order, in_session_graph
 
 Array = NDArray[Any]

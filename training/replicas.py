@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from matex_data.training.channel import Channel, channel, share
+from matex_data.training.channel import Channel, channel
 
 
 def broadcast(variables: Iterable[Any], root: int = 0, *, comm: MPI.Intracomm | None = None) -> None:
@@ -33,7 +33,7 @@ def broadcast_in(opened: Channel, variables: list[Any], root: int = 0) -> None:
     opened.agree(f"broadcast {shapes} from rank {root}")
     for variable in variables:
         value = np.array(_value(variable), order="C")
-        share(opened.host, value.reshape(-1), root)
+        opened.host.share(value.reshape(-1), root)
         if opened.rank != root:
             variable.assign(value)
 

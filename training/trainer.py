@@ -56,7 +56,7 @@ def fit(
     with shared(model, opened, dataset.element_spec) as seen:
         chosen = for_rank(callbacks, opened.rank)
         if opened.size > 1:
-            each_batch = any(opened.host.allgather(watches_batches(chosen)))
+            each_batch = any(opened.host.objects(watches_batches(chosen)))
             chosen.append(BatchAgreement(opened) if each_batch else Agreement(opened))
         if opened.rank == 0:
             chosen.append(Progress(lambda: int(seen.numpy()) * opened.size))
@@ -76,7 +76,7 @@ def check_steps(opened: Channel, dataset: tf.data.Dataset, steps_per_epoch: int 
     PartitionError : on all ranks, if one has.
     """
     steps = steps_per_epoch or int(dataset.cardinality())
-    everyone = opened.host.allgather(steps)
+    everyone = opened.host.objects(steps)
     if len(set(everyone)) > 1 or (steps == tf.data.UNKNOWN_CARDINALITY and opened.size > 1):
         raise PartitionError(
             "the ranks do not have the same number of training steps, or TensorFlow does not know it",
@@ -145,7 +145,7 @@ def _equal_batches(opened: Channel, element_spec: Any) -> bool:
         return True
     leaves = [leaf for leaf in tf.nest.flatten(element_spec) if leaf is not None and hasattr(leaf, "shape")]
     size = leaves[0].shape[0] if leaves and leaves[0].shape.rank else None
-    everyone = opened.host.allgather(size)
+    everyone = opened.host.objects(size)
     return everyone[0] is not None and len(set(everyone)) == 1
 
 

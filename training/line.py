@@ -1,0 +1,104 @@
+"""MPI operations on NumPy arrays of any size, that leave the processor to others while they wait."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Op = Literal["mean", "sum", "max", "min"]
+
+CALL_BYTES = 1 << 30
+"""One MPI call moves at most so many bytes: counts of some libraries end at 2 GiB."""
+SPINS = 50
+"""Tests of a request (some 100 us) before its thread sleeps between them."""
+NAP = 5e-5
+"""Seconds between two tests of a request."""
+_OPS: dict[str, MPI.Op] = {"mean": MPI.SUM, "sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
+
+
+class Line:
+    """A communicator of its own, and the operations that training needs on it.
+
+    Parameters
+    ----------
+    comm : is duplicated, unless it has one rank. *Collective*.
+    crowded : the ranks of this node take up all its cores. MPI libraries spin while they wait, which then
+        takes the core from the very rank that is waited for; so waiting ranks sleep instead.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, crowded: bool | None = None) -> None:
+        self.comm = comm.Dup() if comm.size > 1 else comm
+        self.crowded = _crowded(comm) if crowded is None else crowded
+
+    def reduce(self, flat: Array, op: Op = "sum") -> None:
+        """Combine a flat array over all ranks in place. *Collective*."""
+        for piece in _pieces(flat):
+            if self.crowded:
+                _wait(self.comm.Iallreduce(MPI.IN_PLACE, piece, _OPS[op]))
+            else:
+                self.comm.Allreduce(MPI.IN_PLACE, piece, _OPS[op])
+
+    def share(self, flat: Array, root: int = 0) -> None:
+        """Give all ranks the flat array of rank ``root``, in place. *Collective*."""
+        for piece in _pieces(flat.view(np.uint8)):
+            _wait(self.comm.Ibcast(piece, root))
+
+    def gather(self, rows: Array) -> Array:
+        """The rows of all ranks, those of rank 0 first; ranks may have different numbers of them. *Collective*."""
+        counts = np.empty(self.comm.size, np.int64)
+        _wait(self.comm.Iallgather(np.array([len(rows)], np.int64), counts))
+        out = np.empty((int(counts.sum()), *rows.shape[1:]), rows.dtype)
+        row_bytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
+        ends = np.cumsum(counts)
+        if out.nbytes < CALL_BYTES:
+            sizes, places = counts * row_bytes, (ends - counts) * row_bytes
+            mine = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+            everyone = [out.reshape(-1).view(np.uint8), sizes, places, MPI.BYTE]
+            _wait(self.comm.Iallgatherv(mine, everyone))
+            return out
+        out[ends[self.comm.rank] - counts[self.comm.rank] : ends[self.comm.rank]] = rows
+        for root, (count, end) in enumerate(zip(counts, ends, strict=True)):
+            self.share(out[end - count : end].reshape(-1), root)
+        return out
+
+    def objects(self, mine: Any) -> list[Any]:
+        """The Python objects of all ranks, by rank. *Collective*."""
+        _wait(self.comm.Ibarrier())
+        return list(self.comm.allgather(mine))
+
+    def close(self) -> None:
+        """Free the communicator. *Collective*."""
+        if self.comm.size > 1:
+            self.comm.Free()
+
+
+def _crowded(comm: MPI.Intracomm) -> bool:
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    crowded = node.size >= (os.cpu_count() or 1)
+    node.Free()
+    return crowded
+
+
+def _wait(request: MPI.Request) -> None:
+    """Wait for a request, spinning at first."""
+    spins = 0
+    while not request.Test():
+        spins += 1
+        if spins < SPINS:
+            os.sched_yield()
+        else:
+            time.sleep(NAP)
+
+
+def _pieces(flat: Array) -> Iterator[Array]:
+    step = max(1, CALL_BYTES // flat.dtype.itemsize)
+    for start in range(0, flat.size, step):
+        yield flat[start : start + step]
