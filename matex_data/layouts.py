@@ -17,6 +17,8 @@ from matex_data.cache import Chunk, ChunkCache
 from matex_data.codecs import BrokenChunk, Bytes, Pipeline
 from matex_data.errors import DecodeError
 from matex_data.index import Array, Integers, Part, Request, Rows
+from matex_data.scatter import Convert, consecutive
+from matex_data.scatter import scatter as scatter
 
 DIRECT_BYTES = 16 * 1024  # rows of this size are read to their places one by one; smaller ones are scattered after
 SCATTER_BYTES = 4 * 1024 * 1024  # read and scattered in one go
@@ -34,6 +36,7 @@ class Strided(Part):
     stride : bytes from one row to the next.
     dtype : as stored, of either byte order.
     shape : of one row.
+    convert : makes the field's rows of the stored ones; None: they are the same numbers.
     """
 
     rows: int
@@ -42,6 +45,7 @@ class Strided(Part):
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     block_rows: int = 1
+    convert: Convert | None = None
 
     @property
     def row_bytes(self) -> int:
@@ -55,11 +59,11 @@ class Strided(Part):
         return self.offset + (self.rows - 1) * self.stride + self.row_bytes if self.rows else 0
 
     def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[Request]:
-        ready = self.dtype == out.dtype and out.flags.c_contiguous
+        ready = self.convert is None and self.dtype == out.dtype and out.flags.c_contiguous
         if self.row_bytes == 0 or not len(rows.place):
             return
         numbers, place = rows.numbers, rows.place
-        if ready and (self.row_bytes >= DIRECT_BYTES or _consecutive(place)):
+        if ready and (self.row_bytes >= DIRECT_BYTES or consecutive(place)):
             yield self._direct(numbers, place, out)
             return
         step = max(1, SCATTER_BYTES // self.row_bytes)
@@ -86,7 +90,7 @@ class Strided(Part):
         )
 
     def _finish(self, place: Integers, out: Array, data: Bytes) -> None:
-        scatter(out, place, data.view(self.dtype).reshape(-1, *self.shape))
+        scatter(out, place, data.view(self.dtype).reshape(-1, *self.shape), self.convert)
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,8 @@ class Chunked(Part):
     number, offset, nbytes, mask : int64[n] columns, ascending in ``number``: which chunk, its byte range in
         the file, and its filter mask.
     fill : one element, of dtype ``dtype`` in native order.
+    convert : makes the field's numbers of the stored ones, one by one; None: they are the same.
+    axis : of the chunks in the file that is the sample axis. ``shape``, ``chunk_shape`` and ``number`` have it first.
     """
 
     shape: tuple[int, ...]
@@ -116,6 +122,8 @@ class Chunked(Part):
     nbytes: Integers
     mask: Integers
     fill: Any
+    convert: Convert | None = None
+    axis: int = 0
 
     @property
     def rows(self) -> int:  # type: ignore[override]
@@ -140,7 +148,7 @@ class Chunked(Part):
         first, count = _runs(np.diff(numbers // depth) == 0)
         for i, n in zip(first.tolist(), count.tolist(), strict=True):
             band = int(numbers[i]) // depth
-            want = _Want(numbers[i : i + n] - band * depth, rows.place[i : i + n], out)
+            want = _Want(numbers[i : i + n] - band * depth, rows.place[i : i + n], out, self.convert)
             whole = n == min(depth, self.rows - band * depth)
             lowest = band * len(cells)
             found = np.searchsorted(self.number, np.arange(lowest, lowest + len(cells)))
@@ -195,11 +203,13 @@ class Chunked(Part):
 
     def _decode(self, want: _Want, cell: tuple[slice, ...], entry: int, promise: Chunk | None, stored: Bytes) -> None:
         mask = int(self.mask[entry])
-        ready = want.memory(self.chunk_shape, self.dtype) if promise is None else None
+        ready = want.memory(self.chunk_shape, self.dtype) if promise is None and self.axis == 0 else None
         data = self.pipeline.decode(stored, mask, ready)
         if ready is not None:
             return
-        chunk = data.view(self.dtype).reshape(self.chunk_shape)
+        depth, *others = self.chunk_shape
+        stored_shape = (*others[: self.axis], depth, *others[self.axis :])
+        chunk = np.moveaxis(data.view(self.dtype).reshape(stored_shape), self.axis, 0)
         if promise is not None:
             chunk = chunk.copy() if np.may_share_memory(data, stored) else chunk  # scratch is used again
             promise.set_result(chunk)
@@ -213,27 +223,30 @@ class _Want:
     local: Integers
     place: Integers
     out: Array
+    convert: Convert | None
 
     def memory(self, chunk_shape: tuple[int, ...], dtype: np.dtype[Any]) -> Bytes | None:
         """Where a chunk can be decoded straight to, if its rows stay together as they are."""
         out = self.out
-        as_stored = dtype == out.dtype and chunk_shape[1:] == out.shape[1:] and out.flags.c_contiguous
-        if not as_stored or len(self.local) != chunk_shape[0] or not _consecutive(self.place):
+        as_stored = self.convert is None and dtype == out.dtype and chunk_shape[1:] == out.shape[1:]
+        together = len(self.local) == chunk_shape[0] and consecutive(self.place)
+        if not as_stored or not together or not out.flags.c_contiguous:
             return None
         start = int(self.place[0])
         return _as_bytes(out[start : start + chunk_shape[0]])
 
     def fill(self, cell: tuple[slice, ...], value: Any, _: Bytes) -> None:
-        self.out[(self.place, *cell)] = value
+        rows = np.broadcast_to(value, (len(self.place), *(edge.stop - edge.start for edge in cell)))
+        scatter(self.out[(slice(None), *cell)], self.place, rows, self.convert)
 
     def copy(self, cell: tuple[slice, ...], chunk: Future[Array], _: Bytes) -> None:
         self.take(cell, chunk.result())
 
     def take(self, cell: tuple[slice, ...], chunk: Array) -> None:
         inner = tuple(slice(0, edge.stop - edge.start) for edge in cell)
-        together = _consecutive(self.local)
+        together = consecutive(self.local)
         local = slice(int(self.local[0]), int(self.local[-1]) + 1) if together else self.local
-        scatter(self.out[(slice(None), *cell)], self.place, chunk[(local, *inner)])
+        scatter(self.out[(slice(None), *cell)], self.place, chunk[(local, *inner)], self.convert)
 
 
 class Foreign(Part):
@@ -260,19 +273,6 @@ class Foreign(Part):
 
 
 _LIBRARIES = Lock()  # neither HDF5 nor netCDF may be entered by two threads
-
-
-def scatter(out: Array, place: Integers, rows: Array) -> None:
-    """``out[place] = rows``; one copy if the places are neighbours."""
-    if _consecutive(place):
-        start = int(place[0]) if len(place) else 0
-        out[start : start + len(place)] = rows
-    else:
-        out[place] = rows
-
-
-def _consecutive(numbers: Integers) -> bool:
-    return len(numbers) == 0 or bool(numbers[-1] - numbers[0] == len(numbers) - 1 and np.all(np.diff(numbers) == 1))
 
 
 def _runs(unbroken: np.ndarray[Any, Any]) -> tuple[Integers, Integers]:

@@ -1,0 +1,52 @@
+"""Rows to their places, converted on the way if they are stored as something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import numpy as np
+
+from matex_data.index import Array, Integers
+
+CONVERTED_TOGETHER = 1 << 15  # numbers; what is converted in one go stays in the processor's cache
+
+Convert = Callable[[Array, Array], None]
+"""Writes what stored rows stand for into the second array, rows of the field's dtype. Can be pickled."""
+
+
+def scatter(out: Array, place: Integers, rows: Array, convert: Convert | None = None) -> None:
+    """``out[place] = rows``; one copy if the places are neighbours."""
+    if consecutive(place):
+        start = int(place[0]) if len(place) else 0
+        _put(rows, out[start : start + len(place)], convert)
+    elif convert is None:
+        out[place] = rows
+    else:
+        _scatter_converted(out, place, rows, convert)
+
+
+def _put(rows: Array, out: Array, convert: Convert | None) -> None:
+    if convert is None:
+        out[...] = rows
+    else:
+        convert(rows, out)
+
+
+def _scatter_converted(out: Array, place: Integers, rows: Array, convert: Convert) -> None:
+    """Large rows straight to their places, small ones some at a time by way of a small array."""
+    step = CONVERTED_TOGETHER // max(1, prod(out.shape[1:]))
+    if step <= 1:
+        for i, to in enumerate(place.tolist()):
+            convert(rows[i : i + 1], out[to : to + 1])
+        return
+    for i in range(0, len(place), step):
+        some = place[i : i + step]
+        converted = np.empty((len(some), *out.shape[1:]), out.dtype)
+        convert(rows[i : i + step], converted)
+        out[some] = converted
+
+
+def consecutive(numbers: Integers) -> bool:
+    """Whether each number is the one before and one."""
+    return len(numbers) == 0 or bool(numbers[-1] - numbers[0] == len(numbers) - 1 and np.all(np.diff(numbers) == 1))
