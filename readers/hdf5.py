@@ -110,12 +110,14 @@ def _field_and_part(dataset: h5py.Dataset, path: str, name: str) -> tuple[Field,
 
 def _element(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
     """Dtype of one number, shape of one element, and whether elements are sequences of lengths of their own."""
-    inner = h5py.check_vlen_dtype(dtype)
-    if inner is not None and h5py.check_string_dtype(dtype) is None:
-        return np.dtype(inner), (), True
-    base, item = dtype, ()
+    sequence_of = h5py.check_vlen_dtype(dtype)
+    if sequence_of is not None and h5py.check_string_dtype(dtype) is None:
+        return np.dtype(sequence_of), (), True
+    base = dtype
+    item: tuple[int, ...] = ()
     while base.subdtype is not None:
-        base, item = base.subdtype[0], item + base.subdtype[1]
+        inner, shape = base.subdtype
+        base, item = inner, item + shape
     if base.names is None:
         base = np.dtype(base.str)  # drops what h5py notes on the dtype
     return base, item, False

@@ -63,7 +63,8 @@ def unwritten(dataset: h5py.Dataset, dtype: np.dtype[Any], item: tuple[int, ...]
     pipeline = Pipeline((), dtype.itemsize, depth * row_bytes)
     if fill is None:
         return None
-    return Chunked(shape, (depth, *shape[1:]), dtype, pipeline, NOTHING, NOTHING, NOTHING, NOTHING, fill)
+    chunk_shape = (depth, *(max(1, n) for n in shape[1:]))
+    return Chunked(shape, chunk_shape, dtype, pipeline, NOTHING, NOTHING, NOTHING, NOTHING, fill)
 
 
 def fill_value(dataset: h5py.Dataset, dtype: np.dtype[Any], item: tuple[int, ...]) -> Any:

@@ -82,7 +82,12 @@ class LibraryRows(Foreign):
 
 def open_file(path: str) -> h5py.File:
     """The file, to be read without locks: many parallel file systems have none."""
-    return h5py.File(path, "r", locking=False)
+    try:
+        return h5py.File(path, "r", locking=False)
+    except OSError as error:
+        if "locking flag" not in str(error):
+            raise
+        return h5py.File(path, "r")  # this process has it open already, with locks
 
 
 _open: OrderedDict[ref[LibraryRows], tuple[h5py.File, h5py.Dataset]] = OrderedDict()

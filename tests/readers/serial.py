@@ -69,13 +69,13 @@ def same(found: Any, expected: Any, file: h5py.File | None = None) -> bool:
     """
     if not isinstance(expected, np.ndarray) or expected.dtype.kind not in "OV":
         a, b = np.asarray(found), np.asarray(expected)
-        return a.shape == b.shape and np.array_equal(a, b, equal_nan=b.dtype.kind in "fcmM")
+        return bool(a.shape == b.shape and np.array_equal(a, b, equal_nan=b.dtype.kind in "fcmM"))
     if found.shape != expected.shape:
         return False
     if expected.dtype.names is not None:
         return all(same(found[name], expected[name], file) for name in expected.dtype.names)
     if expected.dtype.kind == "V":
-        return found.dtype.itemsize == expected.dtype.itemsize and found.tobytes() == expected.tobytes()
+        return bool(found.dtype.itemsize == expected.dtype.itemsize and found.tobytes() == expected.tobytes())
     pairs = zip(found.reshape(-1), expected.reshape(-1), strict=True)
     return all(same(_target(a, file), _target(b, file), file) for a, b in pairs)
 
