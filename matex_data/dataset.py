@@ -171,7 +171,13 @@ def _block_borders(index: Index) -> Integers:
     row_bytes = np.array([field.row_bytes for field in index.fields.values()] or [1])
     borders = []
     for file, first in zip(index.files, index.first_row.tolist(), strict=False):
-        depths = np.array([file.parts[name].block_rows for name in index.fields] or [1])
+        parts = [file.parts[name] for name in index.fields]
+        uneven = parts[int(np.argmax(row_bytes))].borders() if parts else None
+        if uneven is not None and file.rows:
+            step = block_rows_for(np.ones_like(row_bytes), row_bytes, len(index))
+            borders.append(first + uneven[np.flatnonzero(np.diff(uneven // step, prepend=-1))])
+            continue
+        depths = np.array([part.block_rows for part in parts] or [1])
         step = block_rows_for(depths, row_bytes, len(index)) if file.rows else 1
         borders.append(np.arange(first, first + file.rows, step, dtype=np.int64))
     return np.concatenate(borders) if borders else np.empty(0, np.int64)

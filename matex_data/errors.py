@@ -50,7 +50,7 @@ class DataError(Exception):
         lines += [f"  {name}: {fact}" for name, fact in facts.items() if fact is not None]
         return "\n".join(lines)
 
-    def at(self, file: str, field: str) -> DataError:
+    def at(self, file: str, field: str | None) -> DataError:
         """The same error with its place, where that was not known when it was raised."""
         kind, problem, facts = self.__reduce__()[1]
         facts["file"] = self.file or file

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from matex_data import tables
 from matex_data.buffers import Pool
 from matex_data.cache import ChunkCache
 from matex_data.coalesce import Call, Ranges, calls
@@ -46,10 +47,10 @@ class Plan:
     at_once: list[Callable[[], None]]
 
     def counts(self, files: int) -> Integers:
-        """int64[files]: how many calls each file needs."""
+        """int64[files]: how many collective calls each file needs."""
         counts = np.zeros(files, np.int64)
         for number, needed in self.calls.items():
-            counts[number] = len(needed)
+            counts[number] = sum(len(call.ranges.first) for call in needed)
         return counts
 
 
@@ -68,8 +69,7 @@ def plan(index: Index, runs: Runs, place: Integers, arrays: Arrays, chunks: Chun
     requests = [
         (number, name, request)
         for number, rows in _by_file(index, runs, place)
-        for name, out in arrays.items()
-        for request in index.files[number].parts[name].requests(rows, out, chunks)
+        for name, request in tables.requests(index.files[number].parts, rows, arrays, chunks)
     ]
     scratch = pool.bytes(sum(int(r.nbytes.sum()) for _, _, r in requests if r.target is None))
     used = 0
@@ -100,7 +100,7 @@ def execute(work: Plan, files: Files, agreed: Integers) -> list[Future[None]]:
     ----------
     work : of this rank.
     files : to read from.
-    agreed : int64[files], the largest number of calls that any rank needs of each file.
+    agreed : int64[files], the largest number of collective calls that any rank needs of each file.
 
     Returns
     -------
@@ -114,15 +114,16 @@ def execute(work: Plan, files: Files, agreed: Integers) -> list[Future[None]]:
     started = [pool.submit(done) for done in work.at_once]
     failure: DataError | None = None
     for number in np.flatnonzero(agreed).tolist():
-        own = work.calls.get(number, [])
-        for i in range(int(agreed[number]) if files.collective else len(own)):
-            call = own[i] if i < len(own) else None
+        left = int(agreed[number])
+        for call in work.calls.get(number, []):
+            left -= len(call.ranges.first)
             try:
-                files.read(number, call.ranges if call else None)
+                files.read(number, call.ranges)
             except DataError as error:
                 failure = failure or error
                 continue
-            started += [pool.submit(done) for done in (call.then if call else [])]
+            started += [pool.submit(done) for done in call.then]
+        files.join(number, left)
     if failure is not None:
         for future in started:
             future.cancel()
@@ -147,7 +148,7 @@ def _by_file(index: Index, runs: Runs, place: Integers) -> Iterator[tuple[int, R
             yield number, Rows(inside[0] - begin, inside[1] - begin, place[first : first + total])
 
 
-def _finish(finish: Callable[[NDArray[np.uint8]], None], path: str, field: str, data: NDArray[np.uint8]) -> None:
+def _finish(finish: Callable[[NDArray[np.uint8]], None], path: str, field: str | None, data: NDArray[np.uint8]) -> None:
     try:
         finish(data)
     except DataError as error:

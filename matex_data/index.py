@@ -88,6 +88,10 @@ class Part(ABC):
         ``cache`` keeps decoded chunks of which only some rows were wanted.
         """
 
+    def borders(self) -> Integers | None:
+        """First row of every block, where blocks differ in length; None: every ``block_rows`` rows."""
+        return None
+
     def stored_bytes(self) -> int:
         """Bytes that the rows take in the file; 0 if that is not known."""
         return 0
