@@ -88,7 +88,7 @@ def main() -> None:
     """Read the command line, train, and leave the result in a file if asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", default=str(ROOT / "sample_data" / "digits" / "*.h5"), help="default: %(default)s")
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=48, help="of all ranks together (default: %(default)s)")
     parser.add_argument("--result", type=Path, help="an .npz file to write")
     arguments = parser.parse_args()
