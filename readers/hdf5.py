@@ -100,7 +100,7 @@ def _field_and_part(dataset: h5py.Dataset, path: str, name: str) -> tuple[Field,
     stored, item, ragged = _element(dataset.dtype)
     delivered = stored if stored.names is not None else np.dtype(stored.newbyteorder("=").str)
     shape = (*dataset.shape[1:], *item)
-    field = Field(name, shape, delivered, ragged, _attributes(dataset))
+    field = Field(name, shape, delivered, ragged, attributes(dataset))
     plain = not ragged and _as_numpy_stores(dataset)
     part = _byte_ranges(dataset, path, name, stored, item) if plain else None
     if part is None:
@@ -212,7 +212,7 @@ def _check_external(dataset: h5py.Dataset, path: str, name: str) -> None:
             )
 
 
-def _attributes(dataset: h5py.Dataset) -> Mapping[str, Any]:
+def attributes(dataset: h5py.Dataset) -> Mapping[str, Any]:
     """Attributes that are numbers, texts or short arrays of them; the names of an enumeration as ``"enum"``."""
     found: dict[str, Any] = {}
     names = h5py.check_enum_dtype(dataset.dtype)
