@@ -12,6 +12,7 @@ import numpy as np
 from matex_data.training.build import state
 from matex_data.training.channel import Channel
 from matex_data.training.replicas import broadcast_in
+from matex_data.training.sharing import Sharing
 
 WRITERS = (
     keras.callbacks.ModelCheckpoint,
@@ -24,13 +25,20 @@ WRITERS = (
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 
 
-def for_rank(callbacks: Sequence[Any] | Any | None, rank: int) -> list[Any]:
-    """The user's callbacks that run on this rank."""
+def together(sharing: Sharing, callbacks: Any, element_spec: Any) -> list[Any]:
+    """The user's callbacks that run on this rank, between those that keep the ranks together. *Collective*."""
+    opened = sharing.channel
     flat = keras.tree.flatten(callbacks) if callbacks is not None else []
-    return [callback for callback in flat if rank == 0 or not isinstance(callback, WRITERS)]
+    chosen = [callback for callback in flat if opened.rank == 0 or not isinstance(callback, WRITERS)]
+    if opened.size > 1:
+        each_batch = any(opened.host.objects(_watches_batches(chosen)))
+        chosen = [Start(sharing, element_spec), *chosen, BatchAgreement(opened) if each_batch else Agreement(opened)]
+    if opened.rank == 0 and not any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in chosen):
+        chosen.append(Progress(lambda: int(sharing.step.seen.numpy()) * opened.size))
+    return chosen
 
 
-def watches_batches(callbacks: Sequence[Any]) -> bool:
+def _watches_batches(callbacks: Sequence[Any]) -> bool:
     """Whether a callback does something after each batch, which may stop this rank or change its learning rate."""
     return any(
         getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
@@ -38,6 +46,20 @@ def watches_batches(callbacks: Sequence[Any]) -> bool:
         if not isinstance(callback, (*WRITERS, keras.callbacks.ProgbarLogger))
         for name in _BATCH_HOOKS
     )
+
+
+class Start(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Make the model's variables and take those of rank 0, before any other callback looks at them. Comes first."""
+
+    def __init__(self, sharing: Sharing, element_spec: Any) -> None:
+        super().__init__()
+        self._sharing = sharing
+        self._element_spec = element_spec
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """*Collective*."""
+        spec = self._element_spec
+        self._sharing.begin(spec() if callable(spec) else spec)
 
 
 class Agreement(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types

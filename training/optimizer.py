@@ -13,7 +13,7 @@ from matex_data.training.buckets import BUCKET_BYTES
 from matex_data.training.channel import channel
 from matex_data.training.reduction import Reducer, Strategy
 
-_batch_weight: ContextVar[Any] = ContextVar("batch_weight", default=None)
+_step: ContextVar[tuple[Any] | None] = ContextVar("step", default=None)
 
 
 def distribute(
@@ -56,13 +56,27 @@ def is_distributed(optimizer: Any) -> bool:
 
 
 @contextlib.contextmanager
-def weighted(weight: Any) -> Iterator[None]:
-    """Within this context gradients of this rank count with ``weight``, the sum of which over the ranks is one."""
-    token = _batch_weight.set(weight)
+def step(weight: Any = None) -> Iterator[None]:
+    """Within this context, a training step, gradients of this rank count with ``weight``; None: as all others.
+
+    The weights of all ranks sum to one.
+    """
+    token = _step.set((weight,))
     try:
         yield
     finally:
-        _batch_weight.reset(token)
+        _step.reset(token)
+
+
+def in_step() -> bool:
+    """Whether this is a training step of a shared model."""
+    return _step.get() is not None
+
+
+def batch_weight(size: int) -> Any:
+    """The weight of this rank's part of the global batch: a number, or a scalar tensor."""
+    found = _step.get()
+    return 1 / size if found is None or found[0] is None else found[0]
 
 
 class _Averaging:
@@ -73,6 +87,5 @@ class _Averaging:
         self._reducer = reducer
 
     def __call__(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
-        weight = _batch_weight.get()
-        weight = 1 / self._reducer.channel.size if weight is None else weight
+        weight = batch_weight(self._reducer.channel.size)
         return self._apply(self._reducer(list(grads), weight), trainable_variables)

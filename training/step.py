@@ -8,35 +8,34 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from matex_data.training.optimizer import weighted
+from matex_data.training.optimizer import step
 from matex_data.training.reduction import Reducer
 
 
 class SharedStep:
     """A model's ``train_step`` that counts samples, over all ranks.
 
-    Parameters
+    Attributes
     ----------
-    reducer : None: all ranks have batches of the same size, so gradients weigh the same.
+    reducer : None while all ranks have batches of the same size, so that gradients weigh the same.
     seen : variable that counts the samples of this rank.
     """
 
-    def __init__(self, model: Any, reducer: Reducer | None, seen: Any) -> None:
+    def __init__(self, model: Any) -> None:
         self._model = model
         self._train_step: Callable[[Any], Any] = model.train_step
-        self._reducer = reducer
-        self._seen = seen
+        self.reducer: Reducer | None = None
+        self.seen = tf.Variable(0, trainable=False, dtype=tf.int64, name="matex_samples")
 
     def __call__(self, data: Any) -> Any:
         count = batch_size(data)
-        if count is None:
-            return self._train_step(data)
-        self._seen.assign_add(count)
-        if self._reducer is None:
-            return self._train_step(data)
-        (total,) = self._reducer([tf.cast(count, tf.float64)])
-        weight = tf.math.divide_no_nan(tf.cast(count, tf.float64), total)
-        with weighted(weight):
+        if count is not None:
+            self.seen.assign_add(count)
+        if count is None or self.reducer is None:
+            with step():
+                return self._train_step(data)
+        (total,) = self.reducer([tf.cast(count, tf.float64)])
+        with step(tf.math.divide_no_nan(tf.cast(count, tf.float64), total)):
             return self._guarded(data, count)
 
     def _guarded(self, data: Any, count: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -12,18 +11,12 @@ import tensorflow as tf
 from mpi4py import MPI
 
 from matex_data.errors import PartitionError
-from matex_data.training.build import build, separate_seeds, state
-from matex_data.training.callbacks import Agreement, BatchAgreement, Progress, for_rank, watches_batches
+from matex_data.training.callbacks import together
 from matex_data.training.channel import Channel, channel
 from matex_data.training.failures import end_job_on_error, readable_errors
-from matex_data.training.metrics import combined_result
-from matex_data.training.optimizer import distribute, is_distributed, release
 from matex_data.training.ranks import communicator
-from matex_data.training.reduction import Reducer
-from matex_data.training.replicas import broadcast_in
-from matex_data.training.step import SharedStep, batch_size
-
-log = logging.getLogger("matex_data.training")
+from matex_data.training.sharing import Sharing
+from matex_data.training.step import batch_size
 
 
 def fit(
@@ -34,6 +27,7 @@ def fit(
     epochs: int = 1,
     callbacks: Any = None,
     comm: MPI.Intracomm | None = None,
+    sync_batch_norm: bool = False,
     **keras_fit_options: Any,
 ) -> Any:
     """Train a compiled Keras model on all ranks together, and return its history. *Collective*.
@@ -44,6 +38,8 @@ def fit(
         ``Dataset.tf_dataset`` gives it.
     validation_data : this rank's share; ranks may have different numbers of batches.
     callbacks : see the same logs on every rank; those that write files run on rank 0 alone.
+    sync_batch_norm : normalize by the statistics of the global batch, as one process would. Otherwise each
+        rank normalizes by its own part, and moving statistics are averaged after each epoch.
     keras_fit_options : any other option of ``keras.Model.fit``.
 
     Raises
@@ -53,18 +49,12 @@ def fit(
     opened = channel(comm)
     end_job_on_error(communicator(comm))
     check_steps(opened, dataset, keras_fit_options.get("steps_per_epoch"))
-    with shared(model, opened, dataset.element_spec) as seen:
-        chosen = for_rank(callbacks, opened.rank)
-        if opened.size > 1:
-            each_batch = any(opened.host.objects(watches_batches(chosen)))
-            chosen.append(BatchAgreement(opened) if each_batch else Agreement(opened))
-        if opened.rank == 0:
-            chosen.append(Progress(lambda: int(seen.numpy()) * opened.size))
-        else:
-            keras_fit_options["verbose"] = 0
-        options = {"shuffle": False, **keras_fit_options, "epochs": epochs, "callbacks": chosen}
-        with warnings.catch_warnings(), readable_errors():
-            warnings.filterwarnings("ignore", "Your input ran out of data")
+    with Sharing(model, opened, sync_batch_norm) as sharing, quietly():
+        options = {"shuffle": False, **keras_fit_options, "epochs": epochs}
+        options["callbacks"] = together(sharing, callbacks, dataset.element_spec)
+        if opened.rank > 0:
+            options["verbose"] = 0
+        with readable_errors():
             return model.fit(dataset, validation_data=without_empty(validation_data), **options)
 
 
@@ -87,66 +77,11 @@ def check_steps(opened: Channel, dataset: tf.data.Dataset, steps_per_epoch: int 
 
 
 @contextlib.contextmanager
-def shared(model: Any, opened: Channel, element_spec: Any) -> Iterator[Any]:
-    """Within this context the model trains on all ranks together; gives the count of this rank's samples.
-
-    *Collective*. The model is built, and starts with the weights of rank 0.
-    """
-    seen = tf.Variable(0, trainable=False, dtype=tf.int64, name="matex_samples")
-    released = opened.size > 1 and not is_distributed(model.optimizer)
-    compiled = model.jit_compile
-    if opened.size > 1:
-        _without_xla(model, opened)
-        if released:
-            distribute(model.optimizer, opened.user)
-        build(model, element_spec)
-        broadcast_in(opened, state(model))
-        separate_seeds(model, opened.rank)
-    reducer = None if _equal_batches(opened, element_spec) else Reducer(opened)
-    overridden: dict[str, Any] = {"train_step": SharedStep(model, reducer, seen)}
-    if opened.size > 1:
-        overridden["_get_metrics_result_or_logs"] = lambda logs: combined_result(model, opened, logs)
-    try:
-        with _overriding(model, overridden):
-            yield seen
-    finally:
-        model._jit_compile = compiled
-        if released:
-            release(model.optimizer)
-
-
-@contextlib.contextmanager
-def _overriding(model: Any, methods: dict[str, Any]) -> Iterator[None]:
-    """Replace methods of this one model, and forget the graphs that were made with other ones."""
-    hidden = {name: vars(model)[name] for name in methods if name in vars(model)}
-    for name, method in methods.items():
-        object.__setattr__(model, name, method)
-    object.__setattr__(model, "train_function", None)
-    try:
+def quietly() -> Iterator[None]:
+    """Keras warns of data sets that end earlier than they said, which those of a rank may do."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Your input ran out of data")
         yield
-    finally:
-        for name in methods:
-            object.__delattr__(model, name)
-        for name, method in hidden.items():
-            object.__setattr__(model, name, method)
-        object.__setattr__(model, "train_function", None)
-
-
-def _without_xla(model: Any, opened: Channel) -> None:
-    if model.jit_compile:
-        if opened.rank == 0:
-            log.warning("XLA cannot compile communication: %s trains without jit_compile", model.name)
-        model._jit_compile = False
-
-
-def _equal_batches(opened: Channel, element_spec: Any) -> bool:
-    """Whether the batches of all ranks have one size, which the element spec knows."""
-    if opened.size == 1:
-        return True
-    leaves = [leaf for leaf in tf.nest.flatten(element_spec) if leaf is not None and hasattr(leaf, "shape")]
-    size = leaves[0].shape[0] if leaves and leaves[0].shape.rank else None
-    everyone = opened.host.objects(size)
-    return everyone[0] is not None and len(set(everyone)) == 1
 
 
 def without_empty(dataset: Any) -> Any:

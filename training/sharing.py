@@ -1,0 +1,108 @@
+"""A model that trains on all ranks together, for a while."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from matex_data.training.build import build, separate_seeds, state
+from matex_data.training.channel import Channel
+from matex_data.training.losses import SharedLoss
+from matex_data.training.metrics import combined_result
+from matex_data.training.normalization import average_statistics, global_moments
+from matex_data.training.optimizer import distribute, is_distributed, release
+from matex_data.training.reduction import Reducer
+from matex_data.training.replicas import broadcast_in
+from matex_data.training.step import SharedStep
+
+log = logging.getLogger("matex_data.training")
+
+
+class Sharing:
+    """Within this context ``fit`` and ``evaluate`` of one compiled model are those of all ranks together.
+
+    Methods of this one model are replaced, and put back at the end. *Collective*, as is ``begin``.
+
+    Parameters
+    ----------
+    sync_batch_norm : normalize by the statistics of the global batch, in all ``BatchNormalization`` layers;
+        otherwise in those alone that were made with ``synchronized=True``.
+    """
+
+    def __init__(self, model: Any, opened: Channel, sync_batch_norm: bool = False) -> None:
+        self.model = model
+        self.channel = opened
+        self.step = SharedStep(model)
+        self._sync_batch_norm = sync_batch_norm
+        self._reducer = Reducer(opened)
+        self._hidden: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> Sharing:
+        self._replace(self.model, "train_step", self.step)
+        self._replace(self.model, "train_function", None)
+        self._replace(self.model, "_get_metrics_result_or_logs", self._result)
+        self._released = self.channel.size > 1 and not is_distributed(self.model.optimizer)
+        if self._released and self.model.optimizer is not None:
+            distribute(self.model.optimizer, self.channel.user)
+        if self.channel.size > 1 and self.model.jit_compile:
+            self._without_xla()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for owner, name, value in reversed(self._hidden):
+            if value is _ABSENT:
+                object.__delattr__(owner, name)
+            else:
+                object.__setattr__(owner, name, value)
+        self._hidden.clear()
+        if self._released:
+            release(self.model.optimizer)
+
+    def begin(self, element_spec: Any) -> None:
+        """Make the variables for such data, and start with those of rank 0. *Collective*."""
+        if self.channel.size == 1:
+            return
+        build(self.model, element_spec)
+        broadcast_in(self.channel, state(self.model))
+        separate_seeds(self.model, self.channel.rank)
+        self.step.reducer = None if _equal_batches(self.channel, element_spec) else self._reducer
+        self._share_losses()
+        for layer in self.model._flatten_layers():
+            if isinstance(layer, keras.layers.BatchNormalization) and (self._sync_batch_norm or layer.synchronized):
+                self._replace(layer, "_moments", global_moments(layer, self._reducer))
+
+    def _share_losses(self) -> None:
+        compiled = self.model._compile_loss
+        if compiled is not None and compiled._flat_losses:
+            shared = [entry._replace(loss=SharedLoss(entry.loss, self._reducer)) for entry in compiled._flat_losses]
+            self._replace(compiled, "_flat_losses", shared)
+
+    def _without_xla(self) -> None:
+        if self.channel.rank == 0:
+            log.warning("XLA cannot compile communication: %s trains without jit_compile", self.model.name)
+        self._replace(self.model, "_jit_compile", False)
+
+    def _result(self, logs: Any) -> Any:
+        """Keras asks for this at the end of a pass over training or validation data."""
+        if self.channel.size == 1:
+            return type(self.model)._get_metrics_result_or_logs(self.model, logs)
+        average_statistics(self.model, self.channel)
+        return combined_result(self.model, self.channel, logs)
+
+    def _replace(self, owner: Any, name: str, value: Any) -> None:
+        self._hidden.append((owner, name, vars(owner).get(name, _ABSENT)))
+        object.__setattr__(owner, name, value)
+
+
+_ABSENT = object()
+
+
+def _equal_batches(opened: Channel, element_spec: Any) -> bool:
+    """Whether the batches of all ranks have one size, which the element spec knows. *Collective*."""
+    leaves = [leaf for leaf in tf.nest.flatten(element_spec) if getattr(leaf, "shape", None) is not None]
+    size = leaves[0].shape[0] if leaves and leaves[0].shape.rank else None
+    everyone = opened.host.objects(size)
+    return everyone[0] is not None and len(set(everyone)) == 1
