@@ -11,7 +11,7 @@ from matex_data.agreement import patience
 from matex_data.elements import Elements
 from matex_data.errors import PartitionError
 from matex_data.partition import Schedule
-from matex_data.stream import Channel, Loaded, Stream
+from matex_data.stream import Loaded, Stream, Supply
 
 
 class Batches:
@@ -22,14 +22,14 @@ class Batches:
 
     Parameters
     ----------
-    channel : what to read with.
+    supply : what to read with.
     schedule : who gets which sample when.
     elements : what a batch looks like.
     step : global batches to skip, counted from the first of epoch 0.
     """
 
-    def __init__(self, channel: Channel, schedule: Schedule, elements: Elements, step: int = 0) -> None:
-        self.channel = channel
+    def __init__(self, supply: Supply, schedule: Schedule, elements: Elements, step: int = 0) -> None:
+        self.supply = supply
         self.schedule = schedule
         self.elements = elements
         self._epoch, self._step = divmod(step, schedule.steps) if schedule.steps else (0, 0)
@@ -49,7 +49,7 @@ class Batches:
         epoch, step = self.schedule.epoch(self._epoch), self._step
         self._epoch, self._step = self._epoch + 1, 0
         first_window, skip = divmod(step, self.schedule.window_steps)
-        self._stream = stream = Stream(self.channel, epoch, first_window)
+        self._stream = stream = Stream(self.supply, epoch, first_window)
         try:
             for window in stream:
                 yield from self._cut(window, skip)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -30,6 +31,14 @@ class Ranges:
     def total(self) -> int:
         """Bytes in all."""
         return int(self.nbytes.sum())
+
+    @cached_property
+    def first(self) -> Integers:
+        """int64[runs], the range that begins each run of ranges that follow one another in the file."""
+        if not len(self.offset):
+            return self.offset
+        broken = self.offset[1:] != (self.offset + self.nbytes)[:-1]
+        return np.concatenate([[0], np.flatnonzero(broken) + 1]).astype(np.int64)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ the same ranges, and these are already few and large. So both are off unless the
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
@@ -69,127 +68,128 @@ def mode_for(io: str, files: int) -> str:
 
 
 class Files:
-    """The files of a data set, opened when they are first read.
+    """The files of a data set.
+
+    In collective mode they are opened here and now, by all ranks. Opening and closing wait for the other ranks while
+    they hold a lock of the MPI library: only the thread that runs the user's program may do that. Reading does not
+    wait, as long as collective buffering is off, so that any thread may read.
 
     Parameters
     ----------
-    comm : whose ranks read together; not used for anything else at the same time.
+    comm : whose ranks read together. *Collective* in collective mode.
     paths : of the files, the same on every rank.
     mode : "collective" or "independent".
+
+    Raises
+    ------
+    DataError : the system cannot open a file.
     """
 
     def __init__(self, comm: MPI.Comm, paths: Sequence[str], mode: str) -> None:
-        self._comm = comm
-        self._paths = paths
-        self._collective = mode == "collective"
+        self.paths = tuple(paths)
+        self.collective = mode == "collective"
         self._open: OrderedDict[int, Any] = OrderedDict()
+        if self.collective:
+            info = MPI.Info.Create(hints())
+            for number, path in enumerate(self.paths):
+                try:
+                    self._open[number] = MPI.File.Open(comm, path, MPI.MODE_RDONLY, info)
+                except MPI.Exception as error:
+                    raise _unreadable(path, error) from error
+                _COUNTERS.opens[path] += 1
+            info.Free()
 
-    @property
-    def collective(self) -> bool:
-        """Whether every rank takes part in every read."""
-        return self._collective
-
-    def read(self, number: int, ranges: Ranges | None) -> None:
-        """Fill the memory of the ranges. *Collective* in collective mode: also with None, if others read.
+    def read(self, number: int, ranges: Ranges) -> None:
+        """Fill the memory of the ranges. In collective mode ``len(ranges.first)`` collective calls.
 
         Raises
         ------
         DecodeError : the file has become shorter than it was.
         DataError : the system cannot read it.
         """
-        path = self._paths[number]
-        try:
-            handle = self._handle(number)
-            found = _read_all(handle, ranges) if self._collective else _read_own(handle, ranges)
-        except (MPI.Exception, OSError) as error:
-            raise DataError("the file cannot be read", file=path, found=error) from error
-        expected = ranges.total if ranges is not None else 0
+        path, handle = self.paths[number], self._handle(number)
+        read = _read_together if self.collective else _read_alone
+        ends = [*ranges.first[1:].tolist(), len(ranges.offset)]
+        found = 0
+        for call, (low, high) in enumerate(zip(ranges.first.tolist(), ends, strict=True)):
+            try:
+                offset, run = int(ranges.offset[low]), slice(low, high)
+                found += read(handle, offset, ranges.nbytes[run].tolist(), ranges.address[run].tolist())
+            except (MPI.Exception, OSError) as error:
+                self.join(number, len(ends) - call - 1)  # the other ranks count on these calls
+                raise _unreadable(path, error) from error
         _COUNTERS.bytes[path] += found
-        _COUNTERS.calls[path] += expected > 0
-        if found != expected:
+        _COUNTERS.calls[path] += len(ends)
+        if found != ranges.total:
             raise _short(path, ranges)
 
+    def join(self, number: int, calls: int) -> None:
+        """Take part in reads of other ranks, with nothing to read. *Collective* in collective mode."""
+        for _ in range(calls if self.collective else 0):
+            self._open[number].Read_at_all(0, [bytearray(), 0, MPI.BYTE])
+
     def _handle(self, number: int) -> Any:
+        if self.collective:
+            return self._open[number]
         if number in self._open:
             self._open.move_to_end(number)
             return self._open[number]
         if len(self._open) >= MOST_OPEN_FILES:
-            _close(self._open.popitem(last=False)[1])
-        path = self._paths[number]
-        _COUNTERS.opens[path] += 1
-        if not self._collective:
-            self._open[number] = os.open(path, os.O_RDONLY)
-        else:
-            self._open[number] = MPI.File.Open(self._comm, path, MPI.MODE_RDONLY, MPI.Info.Create(hints()))
+            os.close(self._open.popitem(last=False)[1])
+        try:
+            self._open[number] = os.open(self.paths[number], os.O_RDONLY)
+        except OSError as error:
+            raise _unreadable(self.paths[number], error) from error
+        _COUNTERS.opens[self.paths[number]] += 1
         return self._open[number]
 
     def close(self) -> None:
         """*Collective* in collective mode."""
         while self._open:
-            _close(self._open.popitem()[1])
+            _, handle = self._open.popitem(last=False)  # in the order of opening, which is that of every rank
+            if self.collective:
+                handle.Close()
+            else:
+                os.close(handle)
 
 
-def _close(handle: Any) -> None:
-    if isinstance(handle, int):
-        os.close(handle)
-    else:
-        handle.Close()
+def _unreadable(path: str, error: Exception) -> DataError:
+    return DataError("the file cannot be read", file=path, found=error)
 
 
-def _read_all(handle: MPI.File, ranges: Ranges | None) -> int:
-    """One collective call for all ranges: scattered in the file, scattered in memory."""
-    if ranges is None or not len(ranges.offset):
-        handle.Set_view(0, MPI.BYTE, MPI.BYTE)
-        handle.Read_at_all(0, [bytearray(), 0, MPI.BYTE])
-        return 0
-    lengths = ranges.nbytes.tolist()
-    in_file = MPI.BYTE.Create_hindexed(lengths, ranges.offset.tolist()).Commit()
-    in_memory = MPI.BYTE.Create_hindexed(lengths, ranges.address.tolist()).Commit()
+def _read_together(handle: MPI.File, offset: int, nbytes: list[int], address: list[int]) -> int:
+    """One collective call for bytes that follow one another in the file; their places in memory need not."""
+    status = MPI.Status()
+    if len(nbytes) == 1:
+        handle.Read_at_all(offset, MPI.memory.fromaddress(address[0], nbytes[0]), status)
+        return int(status.Get_count(MPI.BYTE))
+    scattered = MPI.BYTE.Create_hindexed(nbytes, address).Commit()
     try:
-        status = MPI.Status()
-        handle.Set_view(0, MPI.BYTE, in_file)
-        handle.Read_at_all(0, [MPI.BOTTOM, 1, in_memory], status)
+        handle.Read_at_all(offset, [MPI.BOTTOM, 1, scattered], status)
         return int(status.Get_elements(MPI.BYTE))
     finally:
-        in_file.Free()
-        in_memory.Free()
+        scattered.Free()
 
 
-def _read_own(handle: int, ranges: Ranges | None) -> int:
+def _read_alone(handle: int, offset: int, nbytes: list[int], address: list[int]) -> int:
+    """The same without MPI; the system may stop early, and is asked again."""
+    views = [MPI.memory.fromaddress(a, n) for a, n in zip(address, nbytes, strict=True)]
     found = 0
-    if ranges is None:
-        return 0
-    offset, vectors, end = 0, list[Any](), -1
-    for start, count, address in zip(
-        ranges.offset.tolist(), ranges.nbytes.tolist(), ranges.address.tolist(), strict=True
-    ):
-        if start != end or len(vectors) == IO_VECTORS:
-            found += _read_vectors(handle, vectors, offset)
-            offset, vectors = start, []
-        vectors.append((ctypes.c_char * count).from_address(address))
-        end = start + count
-    return found + _read_vectors(handle, vectors, offset)
-
-
-def _read_vectors(handle: int, vectors: list[Any], offset: int) -> int:
-    """Neighbouring ranges of the file in one call; the system may stop early, and is asked again."""
-    found = 0
-    views = [memoryview(vector).cast("B") for vector in vectors]
     while views:
-        count = os.preadv(handle, views, offset + found)
+        count = os.preadv(handle, views[:IO_VECTORS], offset + found)
         if count == 0:
             break
         found += count
         while views and count >= len(views[0]):
             count -= len(views.pop(0))
-        if views:
+        if views and count:
             views[0] = views[0][count:]
     return found
 
 
-def _short(path: str, ranges: Ranges | None) -> DecodeError:
+def _short(path: str, ranges: Ranges) -> DecodeError:
     size = Path(path).stat().st_size if Path(path).exists() else 0
-    end = int((ranges.offset + ranges.nbytes).max()) if ranges is not None else 0
+    end = int((ranges.offset + ranges.nbytes).max())
     return DecodeError(
         "the file is shorter than when it was opened",
         file=path,

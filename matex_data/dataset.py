@@ -112,10 +112,8 @@ class Dataset:
             seed=seed if shuffle else None,
             remainder=remainder,
         )
-        channel = self._source.channel()
-        batches = Batches(channel, plan, self._elements, self._step_of(start))
-        self._source.claim(channel, batches)
-        return batches
+        step = self._step_of(start)
+        return Batches(self._source.supply(), plan, self._elements, step)
 
     def tf_dataset(
         self,

@@ -1,23 +1,24 @@
-"""What all views of one opened data set share: its index, its communicators, its memory."""
+"""What all views of one opened data set share: its index, its memory, and how it is read."""
 
 from __future__ import annotations
 
 import warnings
-import weakref
-from typing import Any
+from collections.abc import Iterator
+from concurrent.futures import wait
 
 import numpy as np
 from mpi4py import MPI
 
-from matex_data.agreement import Agreement, Status
+from matex_data.agreement import Status
 from matex_data.buffers import Pool
 from matex_data.cache import ChunkCache
+from matex_data.channels import channels
 from matex_data.collective import Files, mode_for
 from matex_data.errors import DataError
 from matex_data.fetch import Arrays, Plan, execute, plan
-from matex_data.index import Index
+from matex_data.index import Index, Integers
 from matex_data.partition import Runs, share
-from matex_data.stream import Channel, Profile
+from matex_data.stream import Profile, Supply
 
 LOAD_BYTES = 64 << 20  # read and decoded together by ``load``
 CACHE_BYTES = 64 << 20  # of decoded chunks that are kept, at least
@@ -28,7 +29,7 @@ class Source:
 
     Parameters
     ----------
-    comm : whose ranks share the data; duplicated, so that nothing here meets the user's own messages.
+    comm : whose ranks share the data. *Collective*.
     index : of all files, the same on every rank.
     io : "auto", "collective" or "independent".
     window_bytes : of a window over all ranks.
@@ -38,32 +39,22 @@ class Source:
         self.index = index
         self.window_bytes = window_bytes
         self.mode = mode_for(io, len(index.files))
-        self.comm = comm.Dup()
         self.profile = Profile()
-        self._threaded = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
-        if not self._threaded and comm.size > 1 and comm.rank == 0:
+        self.pool = Pool()
+        self._channels = channels(comm)
+        self.comm = self._channels.comm
+        if not self._channels.threaded and comm.size > 1 and comm.rank == 0:
             warnings.warn(
                 "this MPI does not allow calls from threads: each rank reads on its own, and an error of one rank "
                 "does not reach the others",
                 stacklevel=4,
             )
-        self._pool = Pool()
-        self._channels: list[tuple[Channel, weakref.ref[Any]]] = []
 
-    def channel(self) -> Channel:
-        """A channel that nobody uses at the moment; ``claim`` it. *Collective*."""
-        unused = np.array([user() is None for _, user in self._channels], bool)
-        if self.comm.size > 1 and len(unused):
-            self.comm.Allreduce(MPI.IN_PLACE, unused, MPI.LAND)
-        for number in np.flatnonzero(unused).tolist():
-            return self._channels.pop(number)[0]
+    def supply(self) -> Supply:
+        """What one reader reads with. *Collective*."""
         cache_bytes = max(CACHE_BYTES, self.window_bytes // self.comm.size)
-        comm = self.comm.Dup()
-        return Channel(comm, self._threaded, self.index, self.mode, self._pool, cache_bytes, self.profile)
-
-    def claim(self, channel: Channel, user: object) -> None:
-        """The channel belongs to ``user`` as long as that lives."""
-        self._channels.append((channel, weakref.ref(user)))
+        channel = self._channels.open([file.path for file in self.index.files], self.mode)
+        return Supply(channel, self.index, self.pool, cache_bytes, self.profile)
 
     def load(self, runs: Runs) -> Arrays:
         """This rank's block of the samples, in order, in memory of their own. *Collective*.
@@ -72,36 +63,41 @@ class Source:
         ------
         DataError : of any rank, on every rank.
         """
-        comm, index = self.comm, self.index
-        start, stop = share(runs.total, comm.rank, comm.size)
-        arrays = {name: field.empty(stop - start) for name, field in index.fields.items()}
-        row_bytes = max(1, sum(field.row_bytes for field in index.fields.values()))
-        step = max(1, LOAD_BYTES // row_bytes)
-        files = Files(comm, [file.path for file in index.files], self.mode)
-        agreement = Agreement(comm)
-        chunks = ChunkCache(CACHE_BYTES)
-        failure: BaseException | None = None
-        rounds = -(-share(runs.total, 0, comm.size)[1] // step)
-        for done in range(0, (rounds + 1) * step, step):
-            low, high = min(start + done, stop), min(start + done + step, stop)
+        start, stop = share(runs.total, self.comm.rank, self.comm.size)
+        arrays = {name: field.empty(stop - start) for name, field in self.index.fields.items()}
+        supply = self.supply()
+        agreement, files = supply.channel.agreement, supply.channel.files
+        chunks = ChunkCache(supply.cache_bytes)
+        failure: Exception | None = None
+        for part, place in self._pieces(runs, start, stop):
             work = Plan({}, [])
             try:
-                if failure is None and high > low:
-                    part = runs.between(np.array([low]), np.array([high - low]))
-                    place = np.arange(low - start, high - start, dtype=np.int64)
-                    work = plan(index, part, place, arrays, chunks, self._pool)
+                if failure is None and part.total:
+                    work = plan(self.index, part, place, arrays, chunks, self.pool)
             except Exception as error:  # whatever it is, the other ranks have to know
                 failure = error
-            status, needs = agreement.reach(
-                Status.FAILED if failure else Status.GO_ON, work.counts(len(index.files))
-            )
+            status = Status.FAILED if failure else Status.GO_ON
+            status, needs = agreement.reach(status, work.counts(len(self.index.files)))
             if status == Status.FAILED:
-                files.close()
                 raise agreement.error(failure)
-            try:
-                for future in execute(work, files, needs):
-                    future.result()
-            except DataError as error:
-                failure = error
-        files.close()
+            failure = _failure(work, files, needs)
         return arrays
+
+    def _pieces(self, runs: Runs, start: int, stop: int) -> Iterator[tuple[Runs, Integers]]:
+        """Samples that are read together and their places, as often on every rank; none at all at the end."""
+        row_bytes = max(1, sum(field.row_bytes for field in self.index.fields.values()))
+        step = max(1, LOAD_BYTES // row_bytes)
+        longest = share(runs.total, 0, self.comm.size)[1]
+        for done in range(0, -(-longest // step) * step + 1, step):
+            low, high = min(start + done, stop), min(start + done + step, stop)
+            yield runs.between(np.array([low]), np.array([high - low])), np.arange(low - start, high - start)
+
+
+def _failure(work: Plan, files: Files, needs: Integers) -> Exception | None:
+    """Read and decode; what went wrong, if anything."""
+    try:
+        futures = execute(work, files, needs)
+    except DataError as error:
+        return error
+    wait(futures)
+    return next((e for e in (future.exception() for future in futures) if isinstance(e, Exception)), None)

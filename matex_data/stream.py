@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from matex_data.agreement import Agreement, Status, patience
+from matex_data.agreement import Status, patience
 from matex_data.buffers import Pool
 from matex_data.cache import ChunkCache
+from matex_data.channels import Channel
 from matex_data.collective import Files
 from matex_data.errors import PartitionError
 from matex_data.fetch import Arrays, Plan, execute, plan
@@ -43,27 +44,27 @@ class Profile:
     bytes: int = 0
 
 
-@dataclass
-class Channel:
-    """What the passes over one data set share, one after the other.
+@dataclass(eq=False)
+class Supply:
+    """What the passes over some batches read with, one pass after the other.
 
     Parameters
     ----------
-    comm : used by the background reader alone.
-    threaded : whether MPI may be called from the background reader; if not, ranks do not agree with one another.
+    channel : communicator and open files, for these passes alone.
     index : of the data set.
-    mode : "collective" or "independent".
     pool : memory of the windows.
     cache_bytes : decoded chunks that are kept, in bytes.
+    profile : of all passes.
     """
 
-    comm: MPI.Comm
-    threaded: bool
+    channel: Channel
     index: Index
-    mode: str
     pool: Pool
     cache_bytes: int
-    profile: Profile = field(default_factory=Profile)
+    profile: Profile
+
+    def __post_init__(self) -> None:
+        self.channel.serve(self)
 
 
 @dataclass
@@ -80,13 +81,13 @@ class Stream:
 
     Parameters
     ----------
-    channel : what it reads with.
+    supply : what it reads with.
     epoch : order of the samples.
     first_window : where to start.
     """
 
-    def __init__(self, channel: Channel, epoch: Epoch, first_window: int = 0) -> None:
-        self._channel = channel
+    def __init__(self, supply: Supply, epoch: Epoch, first_window: int = 0) -> None:
+        self._supply = supply
         self._epoch = epoch
         self._numbers = range(first_window, epoch.schedule.windows)
         self._ready: deque[Loaded] = deque()
@@ -128,7 +129,7 @@ class Stream:
                 raise _left() if self._left else _superseded()
             window = self._ready.popleft()
             self._change.notify_all()
-        self._channel.profile.waiting += time.perf_counter() - begin
+        self._supply.profile.waiting += time.perf_counter() - begin
         return window
 
     def _await_end(self) -> None:
@@ -145,22 +146,20 @@ class Stream:
             )
 
     def _run(self) -> None:
-        files = Files(self._channel.comm, [file.path for file in self._channel.index.files], self._channel.mode)
         try:
-            self._read_all(files)
+            self._read_all()
         except BaseException as error:  # nobody else would ever hear of it: this is a thread
             self._error = self._error or error
         finally:
-            files.close()
             with self._change:
                 self._ended = True
                 self._change.notify_all()
             _ALIVE.discard(self)
 
-    def _read_all(self, files: Files) -> None:
-        agreement = Agreement(self._channel.comm if self._channel.threaded else MPI.COMM_SELF)
-        chunks = ChunkCache(self._channel.cache_bytes)
-        count = len(self._channel.index.files)
+    def _read_all(self) -> None:
+        supply = self._supply
+        agreement, chunks = supply.channel.agreement, ChunkCache(supply.cache_bytes)
+        count = len(supply.index.files)
         filling: Filling | None = None
         failure: BaseException | None = None
         for number in [*self._numbers, None]:
@@ -171,7 +170,7 @@ class Stream:
                     upcoming = self._planned(number, chunks)
                     needs = upcoming.plan.counts(count)
                 if filling is not None and failure is None:
-                    filling.finish(self._channel.profile)
+                    filling.finish(supply.profile)
             except Exception as error:  # whatever it is, the other ranks have to know
                 failure = error
             status = Status.FAILED if failure else Status.STOPPED if self._stopped else Status.GO_ON
@@ -188,12 +187,12 @@ class Stream:
             if filling is not None:
                 self._wait_for_room()
                 try:
-                    filling.start(files, needs, self._channel.profile)
+                    filling.start(supply.channel.files, needs, supply.profile)
                 except Exception as error:  # as above
                     failure = error
 
     def _planned(self, number: int, chunks: ChunkCache) -> Filling:
-        comm, index, pool = self._channel.comm, self._channel.index, self._channel.pool
+        comm, index, pool = self._supply.channel.comm, self._supply.index, self._supply.pool
         window = self._epoch.window(number, comm.rank, comm.size)
         arrays = pool.arrays(list(index.fields.values()), window.rows)
         padded = window.rows - window.runs.total

@@ -21,7 +21,7 @@ def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:
     FormatError : a field has a dtype that TensorFlow does not have.
     """
     schedule = batches.schedule
-    rows = None if schedule.remainder == "keep" else schedule.batch_size // batches.channel.comm.size
+    rows = None if schedule.remainder == "keep" else schedule.batch_size // batches.supply.channel.comm.size
     specs = {name: _spec(field, rows) for name, field in schema.items()}
     weight = tf.TensorSpec((rows,), tf.float32) if schedule.remainder == "pad" else None
     ragged = {name for name, field in schema.items() if field.ragged}

@@ -1,0 +1,71 @@
+"""Byte ranges become few large reads, and every byte goes where it was wanted."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from matex_data import coalesce
+from matex_data.coalesce import Ranges, calls
+
+
+def _ranges(rows: list[tuple[int, int, int]]) -> Ranges:
+    return Ranges(*(np.array([row[i] for row in rows], np.int64) for i in range(3)))
+
+
+def _bytes(ranges: Ranges) -> dict[int, int]:
+    """File position of every byte of memory."""
+    rows = zip(ranges.address.tolist(), ranges.offset.tolist(), ranges.nbytes.tolist(), strict=True)
+    return {address + i: offset + i for address, offset, count in rows for i in range(count)}
+
+
+@st.composite
+def _wanted(draw: st.DrawFn) -> list[Ranges]:
+    address, result = 0, []
+    for _ in range(draw(st.integers(1, 6))):
+        rows = []
+        for _ in range(draw(st.integers(1, 5))):
+            count = draw(st.integers(1, 12))
+            rows.append((draw(st.integers(0, 60)), count, address))
+            address += count + draw(st.integers(0, 2))
+        result.append(_ranges(rows))
+    return result
+
+
+@given(_wanted(), st.integers(4, 40), st.integers(2, 40))
+def test_every_byte_is_read_once_to_its_place(wanted: list[Ranges], together: int, most: int) -> None:
+    before = coalesce.CALL_BYTES, coalesce.MOST_BYTES
+    coalesce.CALL_BYTES, coalesce.MOST_BYTES = together, most
+    try:
+        done: list[int] = []
+        result = calls([(ranges, lambda i=i: done.append(i)) for i, ranges in enumerate(wanted)])
+    finally:
+        coalesce.CALL_BYTES, coalesce.MOST_BYTES = before
+    expected = {at: position for ranges in wanted for at, position in _bytes(ranges).items()}
+    read: dict[int, int] = {}
+    for call in result:
+        assert call.ranges.total <= most
+        begins = set(call.ranges.first.tolist())
+        for i, (end, start) in enumerate(
+            zip(call.ranges.offset + call.ranges.nbytes, call.ranges.offset[1:], strict=False)
+        ):
+            assert (i + 1 in begins) == (end != start)
+        assert not read.keys() & _bytes(call.ranges).keys()
+        read |= _bytes(call.ranges)
+        for then in call.then:
+            then()
+        for i in done:
+            assert _bytes(wanted[i]).keys() <= read.keys()
+    assert read == expected
+    assert sorted(done) == list(range(len(wanted)))
+
+
+def test_neighbours_in_file_and_memory_become_one() -> None:
+    (call,) = calls([(_ranges([(10, 5, 100), (15, 5, 105), (20, 5, 200)]), None)])
+    assert call.ranges.offset.tolist() == [10, 20] and call.ranges.nbytes.tolist() == [10, 5]
+
+
+def test_nothing_wanted_is_no_call() -> None:
+    assert calls([]) == []
+    assert calls([(_ranges([]), None)]) == []
