@@ -1,0 +1,123 @@
+"""What a user may say about text files, by the names of ``pandas.read_csv``; checked once."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from matex_data.errors import FormatError, near_matches
+from matex_data.readers.csv_dialect import SPACES, Dialect
+from matex_data.readers.csv_parse import MISSING
+
+SHORT_ROWS = ("missing", "error")
+INFER = ("sample", "full")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the reader; their meaning, where nothing else is said, is that of ``pandas.read_csv``.
+
+    Parameters
+    ----------
+    sep, quotechar, escapechar, comment, decimal, encoding : of the dialect; what is not given is detected.
+    header : "infer": the first record if it looks like names; None: no names; a number: of the record with the names.
+    names : of the columns; then there is no header unless ``header`` says so.
+    usecols : columns by name or number; None: all.
+    dtype : one type, or a dict of types by column.
+    na_values, keep_default_na : texts that stand for a missing value.
+    skiprows : lines at the beginning that do not count.
+    parse_dates : whether times in ISO 8601, or in ``date_format``, become seconds; else they stay texts.
+    infer : "sample": types follow from parts of large files; "full": from every value.
+    short_rows : "missing": the fields that a record lacks are missing; "error": each record has to have all.
+    """
+
+    sep: str | None = None
+    quotechar: str | None = '"'
+    escapechar: str | None = None
+    comment: str | None = None
+    decimal: str | None = None
+    encoding: str | None = None
+    header: int | str | None = "infer"
+    names: Sequence[str] | None = None
+    usecols: Sequence[str | int] | None = None
+    dtype: Any = None
+    na_values: str | Sequence[Any] | None = None
+    keep_default_na: bool = True
+    skiprows: int = 0
+    parse_dates: bool = True
+    date_format: str | None = None
+    infer: str = "sample"
+    short_rows: str = "missing"
+
+    @property
+    def fixed(self) -> frozenset[str]:
+        """Properties of the dialect that the user has given."""
+        return frozenset(n for n in ("sep", "escapechar", "comment", "decimal", "encoding") if getattr(self, n))
+
+    @property
+    def dialect(self) -> Dialect:
+        """What is known of the dialect before looking at a file."""
+        given = {name: getattr(self, name) for name in self.fixed}
+        return Dialect(**{**given, "quotechar": self.quotechar or None, "encoding": self.encoding or "utf-8"})
+
+    @property
+    def missing_texts(self) -> tuple[str, ...]:
+        """All texts that stand for a missing value."""
+        more = [self.na_values] if isinstance(self.na_values, str | int | float) else list(self.na_values or ())
+        return tuple(dict.fromkeys([*(MISSING if self.keep_default_na else ()), *map(str, more)]))
+
+    def wish(self, name: str) -> Any:
+        """The type that the user wants for a column; None: none in particular."""
+        return self.dtype.get(name) if isinstance(self.dtype, Mapping) else self.dtype
+
+    def has_type(self, name: str) -> bool:
+        """Whether the user has said which type the column has."""
+        return self.wish(name) is not None
+
+
+def checked(given: Mapping[str, Any]) -> Options:
+    """The options.
+
+    Raises
+    ------
+    FormatError : there is no such option, or it has no such value.
+    """
+    given = dict(given)
+    if "delimiter" in given:
+        given["sep"] = given.pop("delimiter")
+    if given.pop("delim_whitespace", False):
+        given["sep"] = SPACES
+    known = [option.name for option in fields(Options)]
+    for name in given:
+        if name not in known:
+            raise FormatError(
+                f"the reader of text files has no option {name!r}", expected=f"one of {near_matches(name, known)}"
+            )
+    options = Options(**given)
+    for name, allowed in (("infer", INFER), ("short_rows", SHORT_ROWS)):
+        if getattr(options, name) not in allowed:
+            raise _bad(name, allowed, getattr(options, name))
+    for name in ("sep", "quotechar", "escapechar", "comment", "decimal"):
+        value = getattr(options, name)
+        if value and value != SPACES and (len(value) != 1 or not value.isascii()):
+            raise _bad(name, "one ASCII character" + (rf", or {SPACES!r}" if name == "sep" else ""), value)
+    if not isinstance(options.skiprows, int) or options.skiprows < 0:
+        raise _bad("skiprows", "a number of lines", options.skiprows)
+    if not (options.header in ("infer", None) or isinstance(options.header, int)):
+        raise _bad("header", "'infer', None or the number of a record", options.header)
+    return replace(options, encoding=_encoding(options.encoding))
+
+
+def _encoding(name: str | None) -> str | None:
+    """The encoding by Python's name; a byte order mark is no matter of the encoding here."""
+    try:
+        found = codecs.lookup(name).name if name else None
+    except LookupError as error:
+        raise _bad("encoding", "a name that Python knows", name) from error
+    return "utf-8" if found in ("utf-8-sig", "ascii") else found
+
+
+def _bad(name: str, expected: object, found: object) -> FormatError:
+    return FormatError(f"the option {name}= has no such value", expected=expected, found=repr(found))

@@ -1,0 +1,206 @@
+"""Bytes of whole records become columns: by Arrow, off Python's lock; what Arrow refuses goes through Python's csv."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+
+from matex_data.errors import DecodeError
+from matex_data.readers.csv_dialect import SPACES, Dialect
+from matex_data.readers.csv_scan import CR, LF, SPACE, TAB
+from matex_data.readers.ranks import Bytes
+
+MISSING = (
+    *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A"),
+    *("NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
+)
+"""Texts that stand for a missing value in pandas."""
+_FAILED = re.compile(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to ([^:]+): (.*)", re.DOTALL)
+_warned: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What it takes to parse a piece of a text.
+
+    Parameters
+    ----------
+    path : of the file, for messages.
+    dialect : of the text.
+    names : of all its columns.
+    na_values : texts that stand for a missing value.
+    date_format : of times, as in ``strptime``; None: ISO 8601.
+    short_rows : "missing": the fields that a record lacks are missing; "error": each record has to have all.
+    header : number of the record with the names.
+    """
+
+    path: str
+    dialect: Dialect
+    names: tuple[str, ...]
+    na_values: tuple[str, ...] = MISSING
+    date_format: str | None = None
+    short_rows: str = "missing"
+    header: int | None = None
+
+
+def parse(data: Bytes, layout: Layout, wanted: Mapping[str, Any], rows: int, line: int) -> pa.Table:
+    """Columns of a piece of a text.
+
+    Parameters
+    ----------
+    data : whole records, as they lie in the file.
+    wanted : the type of each column that is wanted; None: as it looks.
+    rows : how many records there are.
+    line : how many lines are before them.
+
+    Raises
+    ------
+    DecodeError : a record has too many fields, a value is not of its type, or there are not so many records.
+    """
+    failure: Exception | None = None
+    text = standard(data, layout.dialect)
+    try:
+        table = _parsed(text, layout, wanted, layout.dialect)
+        if table.num_rows == rows:
+            return table
+    except pa.ArrowInvalid as error:
+        failure = error
+    return _mended(data, layout, wanted, rows, line, failure)
+
+
+def _parsed(text: Any, layout: Layout, wanted: Mapping[str, Any], dialect: Dialect) -> pa.Table:
+    convert = pa.csv.ConvertOptions(
+        check_utf8=False,
+        column_types={name: kind for name, kind in wanted.items() if kind is not None},
+        include_columns=list(wanted),
+        null_values=list(layout.na_values),
+        true_values=["True", "TRUE", "true"],
+        false_values=["False", "FALSE", "false"],
+        strings_can_be_null=True,
+        decimal_point=dialect.decimal,
+        timestamp_parsers=[layout.date_format] if layout.date_format else None,
+    )
+    options = pa.csv.ParseOptions(
+        delimiter=" " if dialect.sep == SPACES else dialect.sep,
+        quote_char=dialect.quotechar or False,
+        escape_char=dialect.escapechar or False,
+        newlines_in_values=dialect.quotechar is not None,
+    )
+    read = pa.csv.ReadOptions(
+        use_threads=False, column_names=list(layout.names), block_size=min(len(text) + 16, 2**31 - 1)
+    )
+    return pa.csv.read_csv(
+        pa.BufferReader(pa.py_buffer(text)), read_options=read, parse_options=options, convert_options=convert
+    )
+
+
+def standard(data: Bytes, dialect: Dialect) -> Any:
+    """The same records in UTF-8, without comments, and with one blank for many."""
+    text: Any = data
+    if dialect.encoding != "utf-8" and data.max(initial=0) >= 128:
+        text = np.frombuffer(data.tobytes().decode(dialect.encoding).encode(), np.uint8)
+    if dialect.comment is not None and bool((text == ord(dialect.comment)).any()):
+        mark = re.escape(dialect.comment.encode())
+        text = text.tobytes()
+        text = re.sub(rb"(?m)^[ \t]*" + mark + rb"[^\r\n]*", b"", text)
+        text = np.frombuffer(re.sub(rb"[ \t]*" + mark + rb"[^\r\n]*", b"", text), np.uint8)
+    if dialect.sep == SPACES:
+        text = _single_blanks(text)
+    return text
+
+
+def _single_blanks(data: Bytes) -> Bytes:
+    """One blank for a run of blanks and tabs, none at the start and at the end of a line."""
+    blank, edge = (data == SPACE) | (data == TAB), (data == LF) | (data == CR)
+    ends = np.append((blank | edge)[1:], True)
+    kept = data[~(blank & ends)]
+    blank, edge = (kept == SPACE) | (kept == TAB), (kept == LF) | (kept == CR)
+    kept = kept[~(blank & np.concatenate([[True], edge[:-1]]))]
+    return np.where(kept == TAB, np.uint8(SPACE), kept)
+
+
+def _mended(
+    data: Bytes, layout: Layout, wanted: Mapping[str, Any], rows: int, line: int, failure: Exception | None
+) -> pa.Table:
+    """The same by way of Python's parser, which knows its line; short records are filled."""
+    records, lines = _records(data, layout, line)
+    if len(records) != rows:
+        raise DecodeError(
+            f"the text from line {line + 1} on is not what it was when it was opened",
+            expected=f"{rows} records",
+            found=f"{len(records)} records" + (f" ({failure})" if failure else ""),
+            remedy="let nobody write to the data while it is read, and open it again",
+        )
+    clean = io.StringIO(newline="")
+    csv.writer(clean, lineterminator="\n").writerows(records)
+    text = np.frombuffer(clean.getvalue().encode(), np.uint8)
+    try:
+        return _parsed(text, layout, wanted, Dialect(decimal=layout.dialect.decimal))
+    except pa.ArrowInvalid as error:
+        raise _conversion_error(str(error), layout, lines) from error
+
+
+def _records(data: Bytes, layout: Layout, line: int) -> tuple[list[list[str]], list[int]]:
+    """All records, as wide as there are columns, and the line in which each begins, counted from 1."""
+    width = len(layout.names)
+    reader = layout.dialect.reader(data.tobytes().decode(layout.dialect.encoding, "surrogateescape"))
+    records, lines, before = [], [], line
+    for raw in reader:
+        fields = layout.dialect.fields(raw)
+        begun, before = before + 1, line + reader.line_num
+        if not fields:
+            continue
+        if len(fields) > width or (len(fields) < width and layout.short_rows == "error"):
+            raise _ragged(fields, layout, begun)
+        if len(fields) < width:
+            _warn(layout.path, begun, len(fields), width)
+            fields = [*fields, *[""] * (width - len(fields))]
+        records.append(fields)
+        lines.append(begun)
+    return records, lines
+
+
+def _ragged(fields: Sequence[str], layout: Layout, line: int) -> DecodeError:
+    width = len(layout.names)
+    column = min(len(fields), width) + 1
+    lacking = f", from column {column} ({layout.names[column - 1]!r}) on there is nothing" if column <= width else ""
+    return DecodeError(
+        f"the record in line {line} has too {'few' if lacking else 'many'} fields, column {column}",
+        expected=f"{width} fields: {', '.join(layout.names[:8])}{', ...' if width > 8 else ''}",
+        found=f"{len(fields)} fields: {layout.dialect.sep.join(fields)[:200]!r}{lacking}",
+        remedy="mend the line; or, if the text is cut in a wrong way, give sep=, quotechar=, skiprows= or comment=",
+    )
+
+
+def _conversion_error(message: str, layout: Layout, lines: Sequence[int]) -> DecodeError:
+    found = _FAILED.search(message)
+    if found is None:
+        return DecodeError("the text does not parse", found=message)
+    column, row = int(found[1]), int(found[2]) - 1
+    name, line = layout.names[column], lines[row] if row < len(lines) else 0
+    return DecodeError(
+        f"a value in line {line}, column {column + 1}, is not of the type of its column",
+        field=name,
+        expected=f"{found[3]}, as in the other lines",
+        found=found[4],
+        remedy=f"give dtype={{{name!r}: 'str'}} or another type, add the text to na_values=, or open with infer='full'",
+    )
+
+
+def _warn(path: str, line: int, width: int, expected: int) -> None:
+    if path not in _warned:
+        _warned.add(path)
+        warnings.warn(
+            f"{path!r} has records with fewer fields than columns (line {line}: {width} of {expected}); "
+            "what they lack counts as missing (short_rows='error' refuses them)",
+            stacklevel=2,
+        )

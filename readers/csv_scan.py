@@ -1,0 +1,162 @@
+"""Where records begin: the newlines that are not quoted. Pure functions of bytes, and a tally over a stretch of a file.
+
+A quote opens only at the start of a field, and a doubled one stands for itself, as in RFC 4180, Python's csv, pandas
+and Arrow. So within quotes or not is all there is to know at the start of a line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from matex_data.index import Integers
+from matex_data.readers.csv_dialect import Dialect
+from matex_data.readers.ranks import Bytes
+
+LF, CR, SPACE, TAB = 10, 13, 32, 9
+NONE: Integers = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a stretch of whole lines holds.
+
+    Parameters
+    ----------
+    starts : int64[k], where a record begins. Blank lines and comments are none.
+    ends : int64[n], first byte behind each line, within quotes or not.
+    inside : whether it ends within quotes.
+    opened : the last quote that opens a field; -1 if there is none.
+    """
+
+    starts: Integers
+    ends: Integers
+    inside: bool
+    opened: int
+
+
+def line_ends(data: Bytes) -> Integers:
+    """int64[n], first byte behind every line: LF, CR LF, or CR alone."""
+    ends = np.flatnonzero(data == LF)
+    returns = np.flatnonzero(data == CR)
+    if len(returns):
+        follows = np.append(data, np.uint8(0))[returns + 1] if returns[-1] + 1 == len(data) else data[returns + 1]
+        alone = returns[follows != LF]
+        if len(alone):
+            ends = np.sort(np.concatenate([ends, alone]))
+    return (ends + 1).astype(np.int64, copy=False)
+
+
+def scan(data: Bytes, inside: bool, dialect: Dialect) -> Found:
+    """Records of bytes that begin at the start of a line, in or out of quotes, and end with a line or the file."""
+    ends = line_ends(data)
+    toggles = _quotes(data, inside, dialect)
+    outside = ends
+    if len(toggles) or inside:
+        outside = ends[(np.searchsorted(toggles, ends) + inside) % 2 == 0]
+    first = NONE if inside else np.zeros(1, np.int64)
+    starts = np.concatenate([first, outside])
+    starts = _filled(data, starts[starts < len(data)], dialect)
+    opening = toggles[int(inside) :: 2]
+    return Found(starts, ends, bool((len(toggles) + inside) % 2), int(opening[-1]) if len(opening) else -1)
+
+
+def misplaced(data: Bytes, inside: bool, dialect: Dialect) -> int:
+    """How many quotes would stand where none belongs, if the bytes began in or out of quotes."""
+    if dialect.quotechar is None:
+        return int(inside)
+    quotes = np.flatnonzero(data == ord(dialect.quotechar))
+    opening, closing = quotes[int(inside) :: 2], quotes[1 - int(inside) :: 2]
+    allowed = _field_ends(dialect)
+    wrong = ~allowed[data[opening[opening > 0] - 1]]
+    return int(wrong.sum() + (~allowed[data[closing[closing + 1 < len(data)] + 1]]).sum())
+
+
+def _field_ends(dialect: Dialect) -> NDArray[np.bool_]:
+    """bool[256]: the bytes that may stand beside a quote on its outer side."""
+    table = np.zeros(256, bool)
+    table[[*dialect.separators, LF, CR, ord(dialect.quotechar or "\n")]] = True
+    return table
+
+
+def _quotes(data: Bytes, inside: bool, dialect: Dialect) -> Integers:
+    """Positions of the quotes that open and close fields, in turn."""
+    if dialect.quotechar is None:
+        return NONE
+    quotes = np.flatnonzero(data == ord(dialect.quotechar))
+    if not len(quotes):
+        return quotes
+    opening = quotes[int(inside) :: 2]
+    before = data[opening[opening > 0] - 1]
+    plain = dialect.escapechar is None and dialect.comment is None
+    if plain and bool(_field_ends(dialect)[before].all()):
+        return quotes
+    return _quotes_in_turn(data, inside, dialect)
+
+
+def _quotes_in_turn(data: Bytes, inside: bool, dialect: Dialect) -> Integers:
+    """The same, for texts with quotes within unquoted fields or comments, or escaped ones."""
+    quote, escape, comment = (ord(c) if c else -1 for c in (dialect.quotechar, dialect.escapechar, dialect.comment))
+    events = np.flatnonzero((data == quote) | (data == comment)) if comment >= 0 else np.flatnonzero(data == quote)
+    before, text = {*dialect.separators, LF, CR}, data.tobytes()
+    result, skip = [], 0  # nothing before ``skip`` counts
+    for at in events.tolist():
+        if at < skip:
+            continue
+        if text[at] == comment:
+            skip = at if inside else _line_end(text, at)
+        elif escape >= 0 and _escaped(text, at, escape):
+            continue
+        elif not inside:
+            if at == 0 or text[at - 1] in before:
+                inside = True
+                result.append(at)
+        elif at + 1 < len(text) and text[at + 1] == quote:
+            skip = at + 2
+        else:
+            inside = False
+            result.append(at)
+    return np.array(result, np.int64)
+
+
+def _line_end(text: bytes, at: int) -> int:
+    found = [i for i in (text.find(b"\n", at), text.find(b"\r", at)) if i >= 0]
+    return min(found, default=len(text))
+
+
+def _escaped(text: bytes, at: int, escape: int) -> bool:
+    count = 0
+    while at - count > 0 and text[at - count - 1] == escape:
+        count += 1
+    return count % 2 == 1
+
+
+def _filled(data: Bytes, starts: Integers, dialect: Dialect) -> Integers:
+    """Those lines that hold a record: neither blank nor a comment."""
+    first = data[starts]
+    keep = (first != LF) & (first != CR)
+    blanks = [b for b in (SPACE, TAB) if dialect.sep == r"\s+" or b not in dialect.separators]
+    begins = np.flatnonzero(np.isin(first, blanks)) if len(blanks) and len(first) else NONE
+    comment = ord(dialect.comment) if dialect.comment else -1
+    if comment >= 0:
+        keep &= first != comment
+    if len(begins):
+        at = _first_of(data, starts[begins], blanks)
+        there = at < len(data)
+        found = data[np.where(there, at, 0)]
+        keep[begins] = there & (found != LF) & (found != CR) & (found != comment)
+    return starts if bool(keep.all()) else starts[keep]
+
+
+def _first_of(data: Bytes, at: Integers, blanks: list[Any]) -> Integers:
+    """For every position, that of the next byte that is no blank; the length of the data if there is none."""
+    at = at.copy()
+    moving = np.arange(len(at))
+    while len(moving):
+        at[moving] += 1
+        moving = moving[at[moving] < len(data)]
+        moving = moving[np.isin(data[at[moving]], blanks)]
+    return at
