@@ -52,6 +52,8 @@ class Pools:
     def close(self) -> None:
         """End all processes."""
         for pool in self._pools.values():
+            pool.dismiss()
+        for pool in self._pools.values():
             pool.close()
 
 
@@ -86,6 +88,11 @@ class Pool:
         """As ``run``, but where a rank raised, its exception stands in place of a value."""
         __tracebackhide__ = True
         return _values(self._ask(function, args, kwargs, timeout))
+
+    def dismiss(self) -> None:
+        """Let the processes end by themselves; ``close`` sees to it that they do."""
+        if self._workers is not None:
+            self._workers.dismiss()
 
     def close(self) -> None:
         """End the processes."""
@@ -208,10 +215,14 @@ class _Workers:
         """What the ranks and their launcher have printed during this task."""
         return {f"output of {path.stem}": _tail(path) for path in sorted(self._folder.glob("*.out"))}
 
-    def close(self, patience: float = 3) -> None:
-        """End the processes: without a parent they end by themselves, and after ``patience`` seconds they must."""
+    def dismiss(self) -> None:
+        """Without a parent the processes end by themselves."""
         for connection in self._connections:
             connection.close()
+
+    def close(self, patience: float = 3) -> None:
+        """End the processes; they have ``patience`` seconds to do so by themselves."""
+        self.dismiss()
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(patience)
