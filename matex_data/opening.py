@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import pickle
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,16 @@ from mpi4py import MPI
 
 from matex_data.agreement import agree, portable
 from matex_data.dataset import Dataset
-from matex_data.elements import Elements, Names
+from matex_data.elements import Elements, Names, as_list
 from matex_data.errors import DataError, FormatError, near_matches
 from matex_data.index import Index, concatenate
-from matex_data.readers import HEAD, SUFFIXES, detect, reader
+from matex_data.readers import HEAD, detect, reader, recognised, together
 from matex_data.source import Source
+from matex_data.tables import stacked
+from matex_data.together import Together
 
 WINDOW_BYTES = 128 << 20
+STACKED = "inputs"  # name of the field that stack=True makes
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -31,6 +35,7 @@ def open_dataset(
     inputs: Names = None,
     targets: Names = None,
     comm: MPI.Comm | None = None,
+    stack: bool = False,
     io: str = "auto",
     window_bytes: int = WINDOW_BYTES,
     **options: Any,
@@ -41,11 +46,14 @@ def open_dataset(
 
     Parameters
     ----------
-    paths : a path, a glob, a directory, or a list of these. The order is that of the sorted names.
+    paths : a path, a glob, a directory, or a list of these. The order is that of the sorted names, file2
+        before file10.
     format : "hdf5", ...; None: told by the first bytes of the files, then by their suffix.
     inputs, targets : a field name or a list of names. Neither: elements are dicts of all fields. Only inputs: x.
         Both: (x, y). A list gives a dict by name.
     comm : whose ranks share the data; None: all.
+    stack : ``inputs`` is a list of numeric fields of one shape, and x is one array of them side by side,
+        (samples, fields, ...), the field "inputs".
     io : "collective": all ranks enter every read together; "independent": each reads on its own; "auto": the
         former, unless there are many files.
     window_bytes : what is read and shuffled together, in bytes over all ranks. Part of the shuffled order.
@@ -61,6 +69,9 @@ def open_dataset(
     elements = Elements(inputs, targets)
     files = _found(comm, paths)
     index = _indexed(comm, files, format, elements.names, options)
+    if stack:
+        index = stacked(index, as_list(inputs), STACKED, as_list(targets))
+        elements = Elements(STACKED, targets)
     return Dataset(Source(comm, index, io, window_bytes), elements)
 
 
@@ -98,11 +109,11 @@ def _expand_one(path: str) -> list[str]:
         return [path]
     if place.is_dir():
         files = [str(file) for file in place.iterdir() if file.is_file() and not file.name.startswith(".")]
-        files = [file for file in files if Path(file).suffix.lower() in SUFFIXES] or files
+        files = [file for file in files if recognised(file)] or files
     else:
         files = [file for file in glob.glob(path, recursive=True) if Path(file).is_file()]  # noqa: PTH207 (absolute too)
     if files:
-        return sorted(files)
+        return sorted(files, key=_natural)
     beside = [p.name for p in place.parent.iterdir()] if place.parent.is_dir() else []
     raise DataError(
         "there is no such file" if not place.is_dir() else "the directory holds no files",
@@ -112,10 +123,22 @@ def _expand_one(path: str) -> list[str]:
     )
 
 
+def _natural(path: str) -> tuple[list[tuple[int, str]], str]:
+    """Sorts by name with numbers by their value: file2 before file10. The path itself decides where that is equal."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", path)], path
+
+
 def _indexed(
     comm: MPI.Comm, files: list[str], format: str | None, names: list[str] | None, options: dict[str, Any]
 ) -> Index:
     """The index of all files: they are dealt out, and the results gathered. *Collective*."""
+    function = together(_format_of(comm, files[0], format))
+    if function is not None:
+        ranks = Together(comm)
+        try:
+            return function(files, names, ranks, **options)
+        finally:
+            ranks.close()
     own: list[tuple[int, Index | bytes | None]] = []
     for number in range(comm.rank, len(files), comm.size):
         try:
@@ -134,14 +157,31 @@ def _indexed(
     return concatenate(indexes)
 
 
-def _index_of(path: str, format: str | None, names: list[str] | None, options: dict[str, Any]) -> Index:
+def _format_of(comm: MPI.Comm, path: str, format: str | None) -> str:
+    """The format that is meant, or that rank 0 finds. *Collective*."""
+    if format is not None:
+        return format
+    found, error = "", None
+    if comm.rank == 0:
+        try:
+            found = detect(path, _head(path))
+        except DataError as failure:
+            error = failure
+    agree(comm, error)
+    return found if comm.size == 1 else str(comm.bcast(found))
+
+
+def _head(path: str) -> bytes:
     try:
         with Path(path).open("rb") as file:
-            head = file.read(HEAD)
-        size = Path(path).stat().st_size
+            return file.read(HEAD)
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error
-    index = reader(format or detect(path, head))(path, names, **options)
+
+
+def _index_of(path: str, format: str | None, names: list[str] | None, options: dict[str, Any]) -> Index:
+    index = reader(format or detect(path, _head(path)))(path, names, **options)
+    size = Path(path).stat().st_size
     for name in index.fields:
         for file_index in index.files:
             end = file_index.parts[name].end()

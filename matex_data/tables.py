@@ -135,6 +135,8 @@ def stacked(index: Index, names: Sequence[str], name: str, kept: Sequence[str]) 
     ------
     FormatError : the fields differ in shape, or are not all numbers, or there is already a field of that name.
     """
+    if not names:
+        raise FormatError("there is nothing to stack", expected="a list of fields", remedy="name them with inputs=")
     fields = [index.fields[n] for n in names]
     odd = next((f for f in fields if f.shape != fields[0].shape or f.ragged or f.dtype.kind not in "biuf"), None)
     if odd is not None:

@@ -26,11 +26,27 @@ HEAD = 4096  # bytes of a file that are looked at to tell its format
 
 @dataclass(frozen=True)
 class Format:
-    """How to tell a format, and where its reader is."""
+    """How to tell a format, and where its reader is.
+
+    Parameters
+    ----------
+    module : that has the function ``index``.
+    suffixes : of file names, as ``".h5"`` or ``".csv.gz"``.
+    magic : first bytes of its files: where, and what.
+    names : patterns of file names without a suffix that tells, as of ``pathlib.PurePath.match``.
+    inside : stands in the head of its files, and tells it from a format of the same first bytes.
+    """
 
     module: str
     suffixes: tuple[str, ...]
     magic: tuple[tuple[int, bytes], ...] = ()
+    names: tuple[str, ...] = ()
+    inside: bytes = b""
+
+    def named(self, path: str) -> bool:
+        """Whether the file has a name that this format's files have."""
+        lower = Path(path.lower())
+        return lower.name.endswith(self.suffixes) or any(lower.match(name) for name in self.names)
 
     def begins(self, head: bytes) -> bool:
         """Whether a file that starts with ``head`` carries this format's mark."""
@@ -38,12 +54,23 @@ class Format:
 
 
 _HDF5_MARKS = tuple((at, b"\x89HDF\r\n\x1a\n") for at in (0, 512, 1024, 2048))
+_CDF_MARKS = ((0, b"CDF\x01"), (0, b"CDF\x02"), (0, b"CDF\x05"))
+_NETCDF_SUFFIXES = (".nc", ".nc1", ".nc2", ".nc3", ".nc4", ".nc4c", ".nc5", ".cdf", ".netcdf", ".nc.gz")
+_PACKED = ("", ".gz", ".bz2", ".xz", ".zst")
+_CSV_SUFFIXES = tuple(f".{kind}{end}" for kind in ("csv", "tsv", "tab", "psv", "txt", "dat", "asc") for end in _PACKED)
 
 FORMATS: dict[str, Format] = {
     "hdf5": Format("matex_data.readers.hdf5", (".h5", ".hdf5", ".hdf", ".he5", ".nxs", ".mat"), _HDF5_MARKS),
+    "netcdf": Format(
+        "matex_data.readers.netcdf", _NETCDF_SUFFIXES, (*_CDF_MARKS, *_HDF5_MARKS), inside=b"_NCProperties"
+    ),
+    "csv": Format("matex_data.readers.csv", _CSV_SUFFIXES),
 }
 
-SUFFIXES = frozenset(suffix for format in FORMATS.values() for suffix in format.suffixes)
+
+def recognised(path: str) -> bool:
+    """Whether the name of a file tells its format."""
+    return any(format.named(path) for format in FORMATS.values())
 
 
 def detect(path: str, head: bytes) -> str:
@@ -53,11 +80,13 @@ def detect(path: str, head: bytes) -> str:
     ------
     FormatError : neither tells.
     """
-    suffixes = [suffix.lower() for suffix in Path(path).suffixes]
-    named = [name for name, format in FORMATS.items() if suffixes and suffixes[-1] in format.suffixes]
+    named = [name for name, format in FORMATS.items() if format.named(path)]
     marked = [name for name, format in FORMATS.items() if format.begins(head)]
+    marked.sort(key=lambda name: FORMATS[name].inside not in head or not FORMATS[name].inside)
     for name in [*(n for n in named if n in marked), *marked, *named]:
         return name
+    if _is_text(head):
+        return "csv"
     raise FormatError(
         "cannot tell the format of the file",
         file=path,
@@ -65,6 +94,19 @@ def detect(path: str, head: bytes) -> str:
         found=f"a file that begins with {head[:16]!r}",
         remedy="name the format with format=",
     )
+
+
+def _is_text(head: bytes) -> bool:
+    """Whether these can be the first bytes of a text: no control characters but those between words and lines."""
+    return bool(head) and not set(head) & {*range(9), *range(14, 32), 127}
+
+
+def together(name: str) -> Reader | None:
+    """The function by which all ranks index the files of a format together; None: each file is a matter of one rank.
+
+    It is ``index_together(paths, names, ranks, **options) -> Index``, see ``matex_data.readers.ranks``. *Collective*.
+    """
+    return getattr(import_module(FORMATS[name].module), "index_together", None) if name in FORMATS else None
 
 
 def reader(name: str) -> Reader:

@@ -222,6 +222,7 @@ def _joined(tallies: Sequence[Tally], line: int) -> Tally:
             fresh = offset // whole.step != whole.cell
             whole.blocks.append((offset[fresh], first[fresh] + whole.rows, before[fresh] + whole.lines))
             whole.cell = int(offset[-1] // whole.step) if len(offset) else whole.cell
+        whole.offset = tally.offset
         whole.rows += tally.rows
         whole.lines += tally.lines
         whole.inside = whole.inside if tally.inside is None else tally.inside

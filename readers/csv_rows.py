@@ -138,10 +138,15 @@ class TextRows(Table):
     def _located(self, error: DataError, name: str, low: int, table: pa.Table) -> DecodeError:
         """The error with the record that has no value."""
         row = int(np.argmax(table[name].is_null().to_numpy()))
-        facts = {"expected": error.expected, "remedy": error.remedy, "row": int(self.first[low]) + row}
-        column = self.layout.names.index(name) + 1
-        problem = f"{error.problem}: record {facts['row'] + 1}, column {column}, behind line {int(self.line[low])}"
-        return DecodeError(problem, field=name, found="nothing", **facts)
+        record, column = int(self.first[low]) + row, self.layout.names.index(name) + 1
+        return DecodeError(
+            f"{error.problem}: record {record + 1}, column {column}, behind line {int(self.line[low])}",
+            field=name,
+            row=record,
+            expected=error.expected,
+            found="nothing",
+            remedy=error.remedy,
+        )
 
 
 @dataclass(frozen=True)

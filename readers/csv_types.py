@@ -109,11 +109,11 @@ class ColumnType:
         ------
         DecodeError : a value is missing, and the type cannot say so.
         """
-        array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+        array: Any = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
         if self.kind == "category":
             return self._codes(array)
         if self.kind == "text":
-            return _filled(array).to_numpy(zero_copy_only=False)
+            return _numpy(array.fill_null(b"") if array.null_count else array)
         if array.null_count and self.dtype.kind != "f":
             raise DecodeError(
                 "a value is missing, which the type of the column cannot say",
@@ -121,26 +121,26 @@ class ColumnType:
                 remedy="give dtype={name: 'float64'}, or open with infer='full'",
             )
         if self.kind == "bool":
-            return array.cast(pa.uint8()).to_numpy(zero_copy_only=False)
-        if self.kind in _SECONDS:
-            return _seconds(array, _SECONDS[self.kind])
-        return array.to_numpy(zero_copy_only=False)
+            return _numpy(array.cast(pa.uint8()))
+        return _seconds(array, _SECONDS[self.kind]) if self.kind in _SECONDS else _numpy(array)
 
     def _codes(self, array: Any) -> Array:
         numbers = {value: number for number, value in enumerate(self.categories)}
         known = np.array([numbers.get(value, -1) for value in array.dictionary.to_pylist()] + [-1], np.int32)
-        return known[array.indices.fill_null(len(known) - 1).to_numpy(zero_copy_only=False)]
+        codes: Array = known[_numpy(array.indices.fill_null(len(known) - 1))]
+        return codes
+
+
+def _numpy(array: Any) -> Array:
+    converted: Array = array.to_numpy(zero_copy_only=False)
+    return converted
 
 
 def _seconds(array: Any, unit: int) -> Array:
-    whole, part = np.divmod(array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False), unit)
-    seconds = whole + part / unit  # in one division, nanoseconds would be rounded twice
-    seconds[array.is_null().to_numpy(zero_copy_only=False)] = np.nan
+    whole, part = np.divmod(_numpy(array.cast(pa.int64()).fill_null(0)), unit)
+    seconds: Array = whole + part / unit  # in one division, nanoseconds would be rounded twice
+    seconds[_numpy(array.is_null())] = np.nan
     return seconds
-
-
-def _filled(array: Any) -> Any:
-    return array.fill_null(b"") if array.null_count else array
 
 
 def chosen(name: str, wish: Any, categories: Sequence[Any] = ()) -> ColumnType:
