@@ -27,6 +27,7 @@ _SETTINGS = {
     "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
     "PYTHONFAULTHANDLER": "1",
+    "PYTHONUNBUFFERED": "",  # lines of several ranks would be mixed
     # More ranks than cores is usual in a test; the names are those of Open MPI 4 and 5.
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
@@ -103,12 +104,24 @@ def run_script(
 def kill(process: subprocess.Popen[bytes]) -> None:
     """End a process and all that it started: MPI launchers give each rank a session of its own."""
     children = _children(process.pid)
+    shared = shared_memory(process.pid)
     for child in children:
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
     process.kill()
     process.wait()
     psutil.wait_procs(children, timeout=5)
+    for path in shared:
+        path.unlink(missing_ok=True)
+
+
+def shared_memory(pid: int) -> set[Path]:
+    """Files of MPI's shared memory that the ranks below a process have: they outlive ranks that are killed."""
+    paths = set()
+    for child in _children(pid):
+        with contextlib.suppress(psutil.Error, AttributeError):  # not every system tells
+            paths |= {Path(part.path) for part in child.memory_maps() if part.path.startswith("/dev/shm/mpi")}
+    return paths
 
 
 def _children(pid: int) -> list[psutil.Process]:

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from pathlib import Path
 from typing import Any
 
-from tests.launch import ROOT, environment, kill, mpiexec
+from tests.launch import ROOT, environment, kill, mpiexec, shared_memory
 from tests.rank_worker import Answer
 
 START_LIMIT = 60.0
@@ -135,6 +135,7 @@ class _Workers:
         self._process: subprocess.Popen[bytes] | None = None
         self._connections: list[Connection[Any, Any]] = []
         self._pids: list[int] = []
+        self._shared: set[Path] = set()
         try:
             self._start(size)
         except BaseException:
@@ -163,6 +164,7 @@ class _Workers:
             raise RanksFailed(f"{command[0]} starts {size} worlds of one rank: mpi4py was built for another MPI")
         self._pids = [pid for _, pid, _ in found]
         self._connections = [connection for *_, connection in found]
+        self._shared = shared_memory(self._process.pid)
 
     def _accept(self, server: socket.socket, key: bytes) -> tuple[int, int, Connection[Any, Any]]:
         """Rank, process id and connection of the next worker that reports."""
@@ -227,6 +229,8 @@ class _Workers:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(patience)
             kill(self._process)
+        for path in self._shared:
+            path.unlink(missing_ok=True)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
