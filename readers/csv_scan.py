@@ -29,7 +29,7 @@ class Found:
     starts : int64[k], where a record begins. Blank lines and comments are none.
     ends : int64[n], first byte behind each line, within quotes or not.
     inside : whether it ends within quotes.
-    opened : the last quote that opens a field; -1 if there is none.
+    opened : where it ends within quotes, the one that opens them; -1 if that comes before.
     """
 
     starts: Integers
@@ -60,8 +60,16 @@ def scan(data: Bytes, inside: bool, dialect: Dialect) -> Found:
     first = NONE if inside else np.zeros(1, np.int64)
     starts = np.concatenate([first, outside])
     starts = _filled(data, starts[starts < len(data)], dialect)
-    opening = toggles[int(inside) :: 2]
-    return Found(starts, ends, bool((len(toggles) + inside) % 2), int(opening[-1]) if len(opening) else -1)
+    ends_inside = bool((len(toggles) + inside) % 2)
+    return Found(starts, ends, ends_inside, _opened(toggles) if ends_inside else -1)
+
+
+def _opened(toggles: Integers) -> int:
+    """The quote that opens what is not closed; -1 if that is none of these. A pair of neighbours is one quote."""
+    last = len(toggles) - 1
+    while last > 0 and toggles[last] == toggles[last - 1] + 1:
+        last -= 2
+    return int(toggles[last]) if last >= 0 else -1
 
 
 def misplaced(data: Bytes, inside: bool, dialect: Dialect) -> int:
