@@ -14,7 +14,8 @@ from matex_data.elements import Elements
 from matex_data.errors import PartitionError
 from matex_data.fields import Schema
 from matex_data.index import Index, Integers
-from matex_data.partition import Runs, block_rows_for, check_ranks, schedule, split
+from matex_data.partition import block_rows_for, check_ranks, schedule, split
+from matex_data.runs import Runs
 from matex_data.source import Source
 
 if TYPE_CHECKING:

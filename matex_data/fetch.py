@@ -19,7 +19,7 @@ from matex_data.coalesce import Call, Ranges, calls
 from matex_data.collective import Files
 from matex_data.errors import DataError
 from matex_data.index import Index, Integers, Request, Rows
-from matex_data.partition import Runs
+from matex_data.runs import Runs
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -11,7 +11,6 @@ share at the same time. Nothing of this depends on the number of ranks, so the g
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from matex_data.errors import PartitionError
 from matex_data.index import Integers, ranges
+from matex_data.runs import Runs, compress, cut, join, merge
 
 MOST_LANES = 256
 REMAINDERS = ("drop", "pad", "keep")
@@ -30,40 +30,6 @@ def share(total: int, rank: int, size: int) -> tuple[int, int]:
     each, more = divmod(total, size)
     start = rank * each + min(rank, more)
     return start, start + each + (rank < more)
-
-
-@dataclass(frozen=True)
-class Runs:
-    """Disjoint stretches of integers.
-
-    Parameters
-    ----------
-    start, count : int64[k].
-    """
-
-    start: Integers
-    count: Integers
-
-    @cached_property
-    def first(self) -> Integers:
-        """Position of each run's first number in the sequence of all, and the length of it all; int64[k + 1]."""
-        return np.concatenate([[0], np.cumsum(self.count)]).astype(np.int64)
-
-    @property
-    def total(self) -> int:
-        """How many numbers there are."""
-        return int(self.first[-1])
-
-    def between(self, start: Integers, count: Integers) -> Runs:
-        """The numbers at positions ``start[i], ... start[i]+count[i]-1``, for every i in turn."""
-        first = np.searchsorted(self.first, start, side="right") - 1
-        last = np.searchsorted(self.first, start + count - 1, side="right") - 1
-        pieces = np.where(count > 0, last - first + 1, 0)
-        run = ranges(first, pieces)
-        asked = np.repeat(np.arange(len(start)), pieces)
-        low = np.maximum(start[asked], self.first[run])
-        high = np.minimum((start + count)[asked], self.first[run + 1])
-        return Runs(self.start[run] + low - self.first[run], high - low)
 
 
 @dataclass(frozen=True)
@@ -160,7 +126,7 @@ class Epoch:
         if plan.left_over and begin + plan.window_steps > plan.full_steps:
             start, stop = share(plan.left_over, rank, size)
             last = self._between([plan.full_steps * plan.batch_size + start], [stop - start])
-            runs, place = _join(runs, last), np.concatenate([place, np.arange(rows, rows + stop - start)])
+            runs, place = join(runs, last), np.concatenate([place, np.arange(rows, rows + stop - start)])
             sizes = np.append(sizes, each if plan.remainder == "pad" else stop - start)
             rows += int(sizes[-1])
         return _sorted(runs, place, sizes, rows)
@@ -194,10 +160,6 @@ def _generator(*key: int | None) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([k or 0 for k in key])))
 
 
-def _join(a: Runs, b: Runs) -> Runs:
-    return Runs(np.concatenate([a.start, b.start]), np.concatenate([a.count, b.count]))
-
-
 def _sorted(runs: Runs, place: Integers, sizes: Integers, rows: int) -> Window:
     """The same samples in ascending order, without those that have no place here."""
     order = np.argsort(runs.start, kind="stable")
@@ -208,24 +170,6 @@ def _sorted(runs: Runs, place: Integers, sizes: Integers, rows: int) -> Window:
         place = place[place >= 0]
         runs = compress(numbers)
     return Window(runs, place, sizes, rows)
-
-
-def compress(numbers: Integers) -> Runs:
-    """Runs of ascending numbers."""
-    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
-    first = np.concatenate([[0], breaks]).astype(np.int64)[: len(numbers)]
-    return Runs(numbers[first], np.diff(np.append(first, len(numbers))))
-
-
-def cut(runs: Runs, borders: Integers) -> Runs:
-    """The same numbers, cut wherever one of the ascending ``borders`` lies within a run."""
-    inside = borders[(borders > (runs.start[0] if len(runs.start) else 0))]
-    run = np.searchsorted(runs.start, inside, side="right") - 1
-    inside = inside[(run >= 0) & (inside < (runs.start + runs.count)[run])] if len(runs.start) else inside[:0]
-    start = np.unique(np.concatenate([runs.start, inside]))
-    run = np.searchsorted(runs.start, start, side="right") - 1
-    end = np.minimum(np.append(start[1:], np.iinfo(np.int64).max), (runs.start + runs.count)[run])
-    return Runs(start, end - start)
 
 
 def split(runs: Runs, fractions: tuple[float, ...], seed: int | None) -> tuple[Runs, ...]:
@@ -259,15 +203,6 @@ def _drawn(runs: Runs, seed: int) -> Runs:
     counts = np.minimum(unit, runs.total - starts)
     order = _generator(seed).permutation(len(starts))
     return runs.between(starts[order], counts[order])
-
-
-def merge(runs: Runs) -> Runs:
-    """The same ascending numbers in as few runs as there can be."""
-    if not len(runs.start):
-        return runs
-    fresh = np.concatenate([[True], runs.start[1:] != (runs.start + runs.count)[:-1]])
-    first = np.flatnonzero(fresh)
-    return Runs(runs.start[first], np.add.reduceat(runs.count, first))
 
 
 def lanes_for(batch_size: int, limit: int) -> int:

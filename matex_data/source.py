@@ -17,7 +17,8 @@ from matex_data.collective import Files, mode_for
 from matex_data.errors import DataError
 from matex_data.fetch import Arrays, Plan, execute, plan
 from matex_data.index import Index, Integers
-from matex_data.partition import Runs, share
+from matex_data.partition import share
+from matex_data.runs import Runs
 from matex_data.stream import Profile, Supply
 
 LOAD_BYTES = 64 << 20  # read and decoded together by ``load``

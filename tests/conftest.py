@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from tests.ranks import Pool, Pools
 
 RANK_COUNTS = (1, 2, 3, 4)
+
+# How long an example takes depends on what else the machine does.
+hypothesis.settings.register_profile("matex", deadline=None)
+hypothesis.settings.load_profile("matex")
 
 
 def pytest_configure(config: pytest.Config) -> None:

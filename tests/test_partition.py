@@ -11,19 +11,8 @@ from hypothesis import strategies as st
 
 from matex_data.errors import PartitionError
 from matex_data.index import ranges
-from matex_data.partition import (
-    Runs,
-    Schedule,
-    block_rows_for,
-    check_ranks,
-    compress,
-    cut,
-    lanes_for,
-    merge,
-    schedule,
-    share,
-    split,
-)
+from matex_data.partition import Schedule, block_rows_for, check_ranks, lanes_for, schedule, share, split
+from matex_data.runs import Runs, compress, cut, merge
 
 BATCHES = (12, 24, 60)
 RANKS = (1, 2, 3, 4, 6, 12)
