@@ -18,6 +18,7 @@ from matex_data.readers.ranks import Bytes, Ranks
 
 READ_BYTES = 4 << 20  # of one read
 PIECE_BYTES = 256 << 10  # scanned at once: what fits into a core's cache
+TAIL_BYTES = 4 << 10  # of a piece, in which its last newline is looked for first
 PROBE_BYTES = 64 << 10  # in which a stretch looks for its first newline
 MOST_BLOCKS = 1 << 16
 _UNDEFINED = (0x81, 0x8D, 0x8F, 0x90, 0x9D)  # in Windows-1252
@@ -52,46 +53,48 @@ class Tally:
     nul: int = -1  # the first NUL byte
     utf8: bool = True
     defined: bool = True  # in Windows-1252
-    _rest: Bytes = field(default_factory=lambda: np.empty(0, np.uint8))
+    _rest: bytes = b""
     blocks: list[tuple[Integers, Integers, Integers]] = field(default_factory=list)
     cell: int = -1  # of the last record
 
     def feed(self, data: Bytes, last: bool) -> None:
         """The next bytes; ``last``: of the file, or ending with a line."""
-        data = np.concatenate([self._rest, data]) if len(self._rest) else data
         if self.inside is None:
             self.inside = self.guess = _guess(data, self.dialect)
         at = 0
-        while at < len(data):
+        while at < len(data) or (last and self._rest):
             stop = self._piece(data, at, last)
-            if stop == at:
+            if stop < 0:
                 break
-            self._take(data[at:stop])
+            self._take(self._rest + data[at:stop].tobytes())
+            self._rest = b""
             at = stop
-        self._rest = data[at:].copy()
+        self._rest += data[at:].tobytes()
 
     def _piece(self, data: Bytes, at: int, last: bool) -> int:
-        """Where the piece that begins at ``at`` ends: behind a line, or at the end of the file; ``at``: nowhere yet."""
+        """Where the piece that begins at ``at`` ends: behind a line, or at the end of the file; -1: nowhere yet."""
         size = PIECE_BYTES
         while True:
             stop = min(at + size, len(data))
             if stop == len(data) and last:
                 return stop
-            tail = data[at:stop]
-            newline = _last_newline(tail)
+            newline = last_newline(data[max(at, stop - TAIL_BYTES) : stop])
+            if newline >= 0:
+                return max(at, stop - TAIL_BYTES) + newline + 1
+            newline = last_newline(data[at:stop])
             if newline >= 0 or stop == len(data):
-                return at + newline + 1
+                return at + newline + 1 if newline >= 0 else -1
             size *= 2
 
-    def _take(self, data: Bytes) -> None:
-        if self.nul < 0 and data.min() == 0:
-            self.nul = self.offset + int(np.argmin(data))
-        self.look_at_bytes(data)
-        found = scan(data, bool(self.inside), self.dialect)
+    def _take(self, text: bytes) -> None:
+        if self.nul < 0 and b"\0" in text:
+            self.nul = self.offset + text.index(b"\0")
+        self.look_at_bytes(text)
+        found = scan(text, bool(self.inside), self.dialect)
         if len(found.starts):
             starts = found.starts + self.offset
             cells = starts // self.step
-            fresh = np.flatnonzero(np.diff(cells, prepend=self.cell))
+            fresh = np.flatnonzero(np.concatenate([cells[:1] != self.cell, cells[1:] != cells[:-1]]))
             before = np.searchsorted(found.ends, found.starts[fresh], side="right")
             self.blocks.append((starts[fresh], fresh + self.rows, before + self.lines))
             self.cell = int(cells[-1])
@@ -99,16 +102,16 @@ class Tally:
         self.opened = found.opened + self.offset if found.opened >= 0 else self.opened
         self.rows += len(found.starts)
         self.lines += len(found.ends)
-        self.offset += len(data)
+        self.offset += len(text)
 
-    def look_at_bytes(self, data: Bytes) -> None:
+    def look_at_bytes(self, text: bytes) -> None:
         """Note which encodings some lines of the file cannot be in."""
-        if data.max(initial=0) >= 128:
+        if not text.isascii():
             try:
-                data.tobytes().decode()
+                text.decode()
             except UnicodeDecodeError:
                 self.utf8 = False
-                self.defined = self.defined and not bool(np.isin(data, _UNDEFINED).any())
+                self.defined = self.defined and not any(code in text for code in _UNDEFINED)
 
     def columns(self) -> tuple[Integers, Integers, Integers]:
         """Offset, first record, and lines before each block; int64[n]."""
@@ -118,7 +121,7 @@ class Tally:
         return offset, first, line
 
 
-def _last_newline(data: Bytes) -> int:
+def last_newline(data: Bytes) -> int:
     """Position of the last newline that is known to end a line; -1 if there is none."""
     text = data.tobytes()
     line_feed, carriage = text.rfind(b"\n"), text.rfind(b"\r", 0, len(text) - 1)
@@ -172,7 +175,7 @@ def _borders(path: str, offset: int, size: int, ranks: Ranks) -> list[int]:
     except Exception as failure:  # whatever it is, every rank has to raise it
         error = failure
     ranks.agree(error)
-    newline = _last_newline(memory)
+    newline = last_newline(memory)
     first = int(line_ends(memory[: newline + 1])[0]) if newline >= 0 else -1
     found = ranks.allgather(start + first if ranks.rank and first >= 0 else offset)
     borders = [offset]

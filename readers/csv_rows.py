@@ -17,10 +17,11 @@ import pyarrow as pa
 from matex_data.cache import Chunk, ChunkCache
 from matex_data.errors import DataError, DecodeError
 from matex_data.index import Array, Integers, Request, Rows
-from matex_data.layouts import NOTHING, scatter
+from matex_data.layouts import NOTHING
 from matex_data.readers.csv_parse import Layout, parse
 from matex_data.readers.csv_types import ColumnType
 from matex_data.readers.ranks import Bytes
+from matex_data.scatter import consecutive
 from matex_data.tables import Table
 
 PARSE_BYTES = 1 << 20  # parsed at once, about: neighbouring blocks that are wanted as a whole
@@ -128,12 +129,14 @@ class TextRows(Table):
         self._take(want, low, kept.result())
 
     def _take(self, want: _Want, low: int, table: pa.Table) -> None:
+        first = int(want.place[0]) if len(want.place) else 0
+        place = slice(first, first + len(want.place)) if consecutive(want.place) else want.place
         for name, out in want.outs:
             try:
                 values = self.types[name].values(table[name])
             except DataError as error:
                 raise self._located(error, name, low, table) from error
-            scatter(out, want.place, values if len(values) == len(want.local) else values[want.local])
+            out[place] = values if len(values) == len(want.local) else values[want.local]
 
     def _located(self, error: DataError, name: str, low: int, table: pa.Table) -> DecodeError:
         """The error with the record that has no value."""
