@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from matex_data.agreement import patience
 from matex_data.elements import Elements
 from matex_data.errors import PartitionError
+from matex_data.fetch import Arrays
+from matex_data.index import Integers
 from matex_data.partition import Schedule
 from matex_data.stream import Loaded, Stream, Supply
+
+READ_BYTES = 8 << 20  # read together by a rank, about
+
+
+@dataclass(frozen=True)
+class Share:
+    """A rank's share of some batches that follow one another.
+
+    Parameters
+    ----------
+    arrays : field name -> samples of all of them.
+    sizes : int64[batches], how many samples each has.
+    weight : float32, of each sample; None where nothing is padded.
+    """
+
+    arrays: Arrays
+    sizes: Integers
+    weight: NDArray[np.float32] | None
 
 
 class Batches:
@@ -33,11 +55,19 @@ class Batches:
         self.schedule = schedule
         self.elements = elements
         self._epoch, self._step = divmod(step, schedule.steps) if schedule.steps else (0, 0)
+        self._read_steps = self._steps_read_together()
         self._stream: Stream | None = None
 
     def __len__(self) -> int:
         """Batches of the coming pass, the same on every rank."""
         return self.schedule.steps - self._step
+
+    def _steps_read_together(self) -> int:
+        """Whole windows, of some megabytes on this rank: Python is paid for each time."""
+        window = self.schedule.window_steps
+        rows = window * self.schedule.batch_size // self.supply.channel.comm.size
+        row_bytes = max(1, sum(field.row_bytes for field in self.supply.index.fields.values()))
+        return window * max(1, READ_BYTES // (rows * row_bytes))
 
     @property
     def resumed(self) -> bool:
@@ -45,29 +75,35 @@ class Batches:
         return self._step > 0
 
     def __iter__(self) -> Iterator[Any]:
+        for window in self.windows():
+            stops = np.cumsum(window.sizes).tolist()
+            for start, stop in zip([0, *stops[:-1]], stops, strict=True):
+                values = {name: array[start:stop] for name, array in window.arrays.items()}
+                weight = None if window.weight is None else window.weight[start:stop]
+                yield self.elements.assemble(values, weight)
+
+    def windows(self) -> Iterator[Share]:
+        """The batches of one pass, several at a time. Counts as a pass."""
         self._end_stream()
         epoch, step = self.schedule.epoch(self._epoch), self._step
         self._epoch, self._step = self._epoch + 1, 0
-        first_window, skip = divmod(step, self.schedule.window_steps)
-        self._stream = stream = Stream(self.supply, epoch, first_window)
+        skip = step % self._read_steps
+        self._stream = stream = Stream(self.supply, epoch, step - skip, self._read_steps)
         try:
             for window in stream:
-                yield from self._cut(window, skip)
+                yield self._without(window, skip)
                 skip = 0
         finally:
             stream.close()
 
-    def _cut(self, window: Loaded, skip: int) -> Iterator[Any]:
-        stops = np.cumsum(window.sizes).tolist()
-        weighted = self.schedule.remainder == "pad"
-        real = (stops[-1] if stops else 0) - window.padded
-        for start, stop in zip([0, *stops[:-1]], stops, strict=True):
-            if skip:
-                skip -= 1
-                continue
-            values = {name: array[start:stop] for name, array in window.arrays.items()}
-            weight = (np.arange(start, stop) < real).astype(np.float32) if weighted else None
-            yield self.elements.assemble(values, weight)
+    def _without(self, window: Loaded, skip: int) -> Share:
+        """The window less its first batches."""
+        begin = int(window.sizes[:skip].sum())
+        weight = None
+        if self.schedule.remainder == "pad":
+            real = window.sizes.sum() - window.padded
+            weight = (np.arange(begin, window.sizes.sum()) < real).astype(np.float32)
+        return Share({name: array[begin:] for name, array in window.arrays.items()}, window.sizes[skip:], weight)
 
     def _end_stream(self) -> None:
         """An earlier pass that was not finished ends here, on every rank alike."""

@@ -13,10 +13,11 @@ from matex_data.batches import Batches
 from matex_data.elements import Elements
 from matex_data.errors import PartitionError
 from matex_data.fields import Schema
-from matex_data.index import Index, Integers
-from matex_data.partition import block_rows_for, check_ranks, schedule, split
+from matex_data.partition import check_ranks
 from matex_data.runs import Runs
+from matex_data.sizing import block_borders, schedule
 from matex_data.source import Source
+from matex_data.splitting import split
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -106,7 +107,7 @@ class Dataset:
             seed = comm.bcast(int(np.random.SeedSequence().generate_state(1)[0]) if comm.rank == 0 else None)
         plan = schedule(
             self._samples,
-            _block_borders(self._source.index),
+            block_borders(self._source.index),
             batch_size,
             sum(field.row_bytes for field in self.schema.values()),
             self._source.window_bytes,
@@ -163,20 +164,3 @@ class Dataset:
                 remedy="resume with the files, and the split, that the run began with",
             )
         return int(start["step"])
-
-
-def _block_borders(index: Index) -> Integers:
-    """int64[n], first sample of every block of every file."""
-    row_bytes = np.array([field.row_bytes for field in index.fields.values()] or [1])
-    borders = []
-    for file, first in zip(index.files, index.first_row.tolist(), strict=False):
-        parts = [file.parts[name] for name in index.fields]
-        uneven = parts[int(np.argmax(row_bytes))].borders() if parts else None
-        if uneven is not None and file.rows:
-            step = block_rows_for(np.ones_like(row_bytes), row_bytes, len(index))
-            borders.append(first + uneven[np.flatnonzero(np.diff(uneven // step, prepend=-1))])
-            continue
-        depths = np.array([part.block_rows for part in parts] or [1])
-        step = block_rows_for(depths, row_bytes, len(index)) if file.rows else 1
-        borders.append(np.arange(first, first + file.rows, step, dtype=np.int64))
-    return np.concatenate(borders) if borders else np.empty(0, np.int64)

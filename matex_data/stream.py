@@ -83,13 +83,14 @@ class Stream:
     ----------
     supply : what it reads with.
     epoch : order of the samples.
-    first_window : where to start.
+    start : step to start with.
+    together : steps that are read together; whole windows of the schedule.
     """
 
-    def __init__(self, supply: Supply, epoch: Epoch, first_window: int = 0) -> None:
+    def __init__(self, supply: Supply, epoch: Epoch, start: int, together: int) -> None:
         self._supply = supply
         self._epoch = epoch
-        self._numbers = range(first_window, epoch.schedule.windows)
+        self._begins = range(start, epoch.schedule.steps, together)
         self._ready: deque[Loaded] = deque()
         self._change = Condition()
         self._stopped = self._ended = False
@@ -102,7 +103,7 @@ class Stream:
     def __iter__(self) -> Iterator[Loaded]:
         """Windows in order. Raises what any rank has failed with."""
         taken = 0
-        while taken < len(self._numbers):
+        while taken < len(self._begins):
             yield self._next()
             taken += 1
         self._await_end()
@@ -162,12 +163,12 @@ class Stream:
         count = len(supply.index.files)
         filling: Filling | None = None
         failure: BaseException | None = None
-        for number in [*self._numbers, None]:
+        for begin in [*self._begins, None]:
             upcoming: Filling | None = None
             needs = np.zeros(count, np.int64)
             try:
-                if number is not None and failure is None:
-                    upcoming = self._planned(number, chunks)
+                if begin is not None and failure is None:
+                    upcoming = self._planned(begin, chunks)
                     needs = upcoming.plan.counts(count)
                 if filling is not None and failure is None:
                     filling.finish(supply.profile)
@@ -191,9 +192,10 @@ class Stream:
                 except Exception as error:  # as above
                     failure = error
 
-    def _planned(self, number: int, chunks: ChunkCache) -> Filling:
+    def _planned(self, begin: int, chunks: ChunkCache) -> Filling:
         comm, index, pool = self._supply.channel.comm, self._supply.index, self._supply.pool
-        window = self._epoch.window(number, comm.rank, comm.size)
+        end = min(begin + self._begins.step, self._epoch.schedule.steps)
+        window = self._epoch.window(begin, end, comm.rank, comm.size)
         arrays = pool.arrays(list(index.fields.values()), window.rows)
         padded = window.rows - window.runs.total
         if padded:

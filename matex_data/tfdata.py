@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from matex_data.batches import Batches
+from matex_data.batches import Batches, Share
 from matex_data.errors import FormatError
 from matex_data.fields import Field, Schema
+from matex_data.index import Integers
 
 
 def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:
     """The batches as tensors that share their memory; one pass is one epoch.
+
+    Python hands over windows of many batches; TensorFlow cuts them, without copying.
 
     Raises
     ------
@@ -23,23 +26,36 @@ def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:
     schedule = batches.schedule
     rows = None if schedule.remainder == "keep" else schedule.batch_size // batches.supply.channel.comm.size
     specs = {name: _spec(field, rows) for name, field in schema.items()}
-    weight = tf.TensorSpec((rows,), tf.float32) if schedule.remainder == "pad" else None
-    ragged = {name for name, field in schema.items() if field.ragged}
+    weight = tf.TensorSpec((None, rows), tf.float32) if schedule.remainder == "pad" else None
 
-    def passes() -> Iterator[Any]:
-        for element in batches:
-            yield tf.nest.map_structure(_tensor, element) if ragged else element
+    def windows() -> Iterator[Any]:
+        for share in batches.windows():
+            for same in _of_equal_size(share):
+                values = {name: _tensor(schema[name], array, same.sizes) for name, array in same.arrays.items()}
+                weights = None if same.weight is None else same.weight.reshape(len(same.sizes), -1)
+                yield batches.elements.assemble(values, weights)
 
-    dataset = tf.data.Dataset.from_generator(passes, output_signature=batches.elements.assemble(specs, weight))
+    dataset = tf.data.Dataset.from_generator(windows, output_signature=batches.elements.assemble(specs, weight))
+    dataset = dataset.flat_map(lambda *window: tf.data.Dataset.from_tensor_slices(window if window[1:] else window[0]))
     if not batches.resumed:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(schedule.steps))
     return dataset
 
 
+def _of_equal_size(share: Share) -> Iterator[Share]:
+    """Parts whose batches all have the same size: only the last one of an epoch may differ."""
+    last = len(share.sizes) - (len(share.sizes) > 1 and share.sizes[-1] != share.sizes[0])
+    cut = int(share.sizes[:last].sum())
+    for rows, steps in ((slice(0, cut), slice(0, last)), (slice(cut, None), slice(last, None))):
+        if len(share.sizes[steps]):
+            weight = None if share.weight is None else share.weight[rows]
+            yield Share({name: array[rows] for name, array in share.arrays.items()}, share.sizes[steps], weight)
+
+
 def _spec(field: Field, rows: int | None) -> Any:
     if field.ragged:
-        return tf.RaggedTensorSpec((rows, None), _dtype(field), ragged_rank=1)
-    return tf.TensorSpec((rows, *field.shape), _dtype(field))
+        return tf.RaggedTensorSpec((None, rows, None), _dtype(field), ragged_rank=2)
+    return tf.TensorSpec((None, rows, *field.shape), _dtype(field))
 
 
 def _dtype(field: Field) -> tf.DType:
@@ -57,8 +73,11 @@ def _dtype(field: Field) -> tf.DType:
         ) from error
 
 
-def _tensor(array: np.ndarray[Any, Any]) -> Any:
-    if array.dtype != object or not len(array) or isinstance(array[0], bytes):
-        return array
+def _tensor(field: Field, array: np.ndarray[Any, Any], sizes: Integers) -> Any:
+    """The samples as (batches, samples of one, ...)."""
+    if not field.ragged:
+        return array.reshape(len(sizes), -1, *field.shape) if array.size else array.reshape(len(sizes), 0, *field.shape)
     lengths = np.array([len(row) for row in array], np.int64)
-    return tf.RaggedTensor.from_row_lengths(np.concatenate(array), lengths, validate=False)
+    values = np.concatenate([*array, np.empty(0, field.dtype)])
+    rows = tf.RaggedTensor.from_row_lengths(values, lengths, validate=False)
+    return tf.RaggedTensor.from_row_lengths(rows, sizes, validate=False)

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from matex_data.errors import PartitionError
 from matex_data.index import ranges
-from matex_data.partition import Schedule, block_rows_for, check_ranks, lanes_for, schedule, share, split
+from matex_data.partition import Schedule, check_ranks, share
 from matex_data.runs import Runs, compress, cut, merge
+from matex_data.sizing import block_rows_for, lanes_for, schedule
+from matex_data.splitting import split
 
 BATCHES = (12, 24, 60)
 RANKS = (1, 2, 3, 4, 6, 12)
@@ -50,11 +52,12 @@ def _schedules(draw: st.DrawFn) -> Schedule:
     return Schedule(pieces, batch, lanes, draw(st.integers(1, 6)), seed, blocks, remainder)
 
 
-def _steps(plan: Schedule, epoch: int, rank: int, size: int) -> list[list[int]]:
+def _steps(plan: Schedule, epoch: int, rank: int, size: int, group: int = 1) -> list[list[int]]:
     """The samples of each step of a rank, -1 for padding."""
     steps = []
-    for number in range(plan.windows):
-        window = plan.epoch(epoch).window(number, rank, size)
+    read = group * plan.window_steps
+    for begin in range(0, plan.steps, read):
+        window = plan.epoch(epoch).window(begin, min(begin + read, plan.steps), rank, size)
         numbers = _numbers(window.runs)
         assert numbers == sorted(set(numbers))
         rows = np.full(window.rows, -1)
@@ -73,7 +76,7 @@ def test_every_sample_once_and_the_same_batches_on_any_number_of_ranks(plan: Sch
     dropped = len(everything) % plan.batch_size if plan.remainder == "drop" else 0
     assert len(seen) == len(everything) - dropped and set(seen) <= set(everything)
     for size in RANKS[1:]:
-        by_rank = [_steps(plan, epoch, rank, size) for rank in range(size)]
+        by_rank = [_steps(plan, epoch, rank, size, group=size) for rank in range(size)]
         assert {len(steps) for steps in by_rank} == {plan.steps}
         for step, shares in zip(alone, zip(*by_rank, strict=True), strict=True):
             together = [n for part in shares for n in part if n >= 0]
