@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import imagecodecs
 import numpy as np
-from numpy.typing import NDArray
 
-Bytes = NDArray[np.uint8]
+from matex_data import bitshuffle, blosc2_frame
+from matex_data.chunk_memory import Bytes, Memory, memory_for, of_this_thread
 
-DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
+DEFLATE, SHUFFLE, FLETCHER32, SZIP = 1, 2, 3, 4
+LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2 = 32000, 32001, 32004, 32008, 32015, 32026
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,11 @@ class BrokenChunk(ValueError):
     """The bytes are not what the filter can have written."""
 
 
-def supported(number: int) -> bool:
+def supported(step: Filter) -> bool:
     """Whether chunks that went through this filter can be decoded here."""
-    return number in _UNDO
+    if step.number == BITSHUFFLE:
+        return bool(imagecodecs.BITSHUFFLE.available) and bitshuffle.supported(step.options)
+    return step.number in _UNDO and step.number not in _LACKING
 
 
 @dataclass(frozen=True)
@@ -67,57 +71,102 @@ class Pipeline:
         data = stored
         while steps:
             step = steps.pop()
-            size = self.nbytes + 4 * sum(before.number == FLETCHER32 for before in steps)
-            data = self._undo(step, data, size, None if steps else out)
+            size = self._size(steps)
+            data = _undo(step, data, size, partial(memory_for, data, bool(steps), out), self.itemsize)
         if data.nbytes != self.nbytes:
             raise BrokenChunk(f"{data.nbytes} bytes instead of {self.nbytes}")
-        if out is not None and data is not out:
+        if out is None:
+            return data.copy() if of_this_thread(data) else data
+        if not _same_memory(data, out):
             out[...] = data
-            return out
-        return data
+        return out
 
-    def _undo(self, step: Filter, data: Bytes, size: int, out: Bytes | None) -> Bytes:
-        try:
-            return _UNDO[step.number](data, step.options or (self.itemsize,), size, out)
-        except (RuntimeError, ValueError) as error:
-            raise BrokenChunk(f"{_NAMES[step.number]}: {error}") from error
-
-
-def _inflate(data: Bytes, options: tuple[int, ...], size: int, out: Bytes | None) -> Bytes:
-    out = np.empty(size, np.uint8) if out is None else out
-    decoded = imagecodecs.deflate_decode(data, out=out)
-    if decoded.nbytes != size:
-        raise BrokenChunk(f"{decoded.nbytes} bytes instead of {size}")
-    return out
+    def _size(self, before: list[Filter]) -> int | None:
+        """Bytes that come out of a step, given those applied before it; None if that cannot be known."""
+        if any(step.number not in (SHUFFLE, FLETCHER32) for step in before):
+            return None
+        return self.nbytes + 4 * sum(step.number == FLETCHER32 for step in before)
 
 
-def _unshuffle(data: Bytes, options: tuple[int, ...], size: int, out: Bytes | None) -> Bytes:
+def _undo(step: Filter, data: Bytes, size: int | None, memory: Memory, itemsize: int) -> Bytes:
+    try:
+        result = _UNDO[step.number](data, step.options or (itemsize,), size, memory)
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise BrokenChunk(f"{_NAMES[step.number]}: {error}") from error
+    if size is not None and result.nbytes != size:
+        raise BrokenChunk(f"{_NAMES[step.number]}: {result.nbytes} bytes instead of {size}")
+    return result
+
+
+def _same_memory(a: Bytes, b: Bytes) -> bool:
+    return a.nbytes == b.nbytes and a.ctypes.data == b.ctypes.data
+
+
+Undo = Callable[[Bytes, tuple[int, ...], int | None, Memory], Bytes]
+
+
+def _by(decode: Callable[..., Any], **options: Any) -> Undo:
+    """A codec that needs no more than the bytes."""
+
+    def undo(data: Bytes, _: tuple[int, ...], size: int | None, memory: Memory) -> Bytes:
+        return _flat(decode(data, out=None if size is None else memory(size), **options))
+
+    return undo
+
+
+def _flat(decoded: Any) -> Bytes:
+    return np.frombuffer(decoded, np.uint8)
+
+
+def _unshuffle(data: Bytes, options: tuple[int, ...], size: int | None, memory: Memory) -> Bytes:
     """Byte i of every element lies in plane i; bytes behind the last whole element are as they were."""
     width = options[0]
     count = data.nbytes // width
     if width == 1 or count <= 1:
         return data
-    out = np.empty(data.nbytes, np.uint8) if out is None else out
+    out = memory(data.nbytes)
     planes = data[: count * width].reshape(width, count)
-    items = out[: count * width].reshape(count, width)
-    for i in range(width):  # by columns: ten times as fast as one transposed copy
-        items[:, i] = planes[i]
+    if width == 2:  # twice as fast as by columns
+        items = out[: count * 2].view("<u2")
+        np.left_shift(planes[1], 8, out=items, dtype=np.uint16)
+        np.bitwise_or(items, planes[0], out=items)
+    else:
+        for i in range(width):  # by columns: several times as fast as one transposed copy
+            out[: count * width].reshape(count, width)[:, i] = planes[i]
     out[count * width :] = data[count * width :]
     return out
 
 
-def _checksum(data: Bytes, options: tuple[int, ...], size: int, out: Bytes | None) -> Bytes:
+def _checksum(data: Bytes, options: tuple[int, ...], size: int | None, memory: Memory) -> Bytes:
     body, stored = data[:-4], int.from_bytes(data[-4:].tobytes(), "little")
-    found = int(imagecodecs.h5checksum_fletcher32(body.tobytes()))
-    swapped = int.from_bytes(found.to_bytes(4, "big"), "little")
-    # HDF5 before 1.6.3 wrote the halves byte-swapped on little-endian machines; the library accepts both.
-    halves = (found & 0x00FF00FF) << 8 | (found >> 8) & 0x00FF00FF
-    if stored not in (found, halves, swapped):
+    found = int(imagecodecs.h5checksum_fletcher32(body))
+    # HDF5 before 1.6.3 wrote the bytes of each half swapped; the library accepts both.
+    swapped = (found & 0x00FF00FF) << 8 | found >> 8 & 0x00FF00FF
+    if stored not in (found, swapped):
         raise BrokenChunk(f"checksum {stored:#010x} stored, {found:#010x} found")
     return body
 
 
-Undo = Callable[[Bytes, tuple[int, ...], int, Bytes | None], Any]
+def _szip(data: Bytes, options: tuple[int, ...], size: int | None, memory: Memory) -> Bytes:
+    """Four options as H5Pget_filter gives them; the chunk begins with its decoded size."""
+    return _flat(imagecodecs.szip_decode(data, *options[:4], header=True, out=None if size is None else memory(size)))
 
-_UNDO: dict[int, Undo] = {DEFLATE: _inflate, SHUFFLE: _unshuffle, FLETCHER32: _checksum}
-_NAMES = {DEFLATE: "deflate", SHUFFLE: "shuffle", FLETCHER32: "fletcher32"}
+
+_INFLATE = imagecodecs.deflate_decode if imagecodecs.DEFLATE.available else imagecodecs.zlib_decode
+
+_UNDO: dict[int, Undo] = {
+    DEFLATE: _by(_INFLATE),
+    SHUFFLE: _unshuffle,
+    FLETCHER32: _checksum,
+    SZIP: _szip,
+    LZF: _by(imagecodecs.lzf_decode, header=False),
+    BLOSC: _by(imagecodecs.blosc_decode, numthreads=1),
+    LZ4: _by(imagecodecs.lz4h5_decode),
+    BITSHUFFLE: bitshuffle.undo,
+    ZSTD: _by(imagecodecs.zstd_decode),
+    BLOSC2: blosc2_frame.undo,
+}
+_NAMES = {DEFLATE: "deflate", SHUFFLE: "shuffle", FLETCHER32: "fletcher32", SZIP: "szip", LZF: "lzf", BLOSC: "blosc"}
+_NAMES |= {LZ4: "lz4", BITSHUFFLE: "bitshuffle", ZSTD: "zstd", BLOSC2: "blosc2"}
+_CODECS = {SZIP: "SZIP", LZF: "LZF", BLOSC: "BLOSC", LZ4: "LZ4H5", ZSTD: "ZSTD", BLOSC2: "BLOSC2"}
+_LACKING = {number for number, name in _CODECS.items() if not getattr(imagecodecs, name).available}

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from matex_data.cache import Chunk, ChunkCache
-from matex_data.codecs import BrokenChunk, Bytes, Pipeline
+from matex_data.chunk_memory import Bytes
+from matex_data.codecs import BrokenChunk, Pipeline
 from matex_data.errors import DecodeError
 from matex_data.index import Array, Integers, Part, Request, Rows
 from matex_data.scatter import Convert, consecutive

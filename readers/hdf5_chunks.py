@@ -13,8 +13,10 @@ from matex_data.codecs import Filter, Pipeline, supported
 from matex_data.index import Array, Integers
 from matex_data.layouts import NOTHING, Chunked
 from matex_data.readers.hdf5_names import FAILURES
+from matex_data.readers.hdf5_rows import missing_filters
 
 FILL_BYTES = 1024 * 1024  # about as much of a dataset that was never written is filled in one go
+MOST_PROBES = 16  # chunks that are looked at to settle what HDF5 leaves open
 
 
 def chunked(dataset: h5py.Dataset, path: str, dtype: np.dtype[Any], item: tuple[int, ...]) -> Chunked | None:
@@ -101,7 +103,7 @@ def _base(dataset: h5py.Dataset, path: str, corner: Integers, offset: Integers) 
     if not block or not len(offset):
         return 0
     with Path(path).open("rb") as file:
-        for i in range(min(len(offset), 16)):
+        for i in range(min(len(offset), MOST_PROBES)):
             _, stored = dataset.id.read_direct_chunk(tuple(corner[i].tolist()))
             fits = []
             for base in (0, block):
@@ -120,16 +122,30 @@ def _filters(dataset: h5py.Dataset) -> tuple[Filter, ...]:
 
 def _decodable(pipeline: Pipeline, mask: Array) -> bool:
     """Whether every filter that some chunk went through is one of ours."""
-    return all(supported(step.number) or not (~mask >> i & 1).any() for i, step in enumerate(pipeline.filters))
+    return all(supported(step) or not (~mask >> i & 1).any() for i, step in enumerate(pipeline.filters))
 
 
 def _unfiltered(dataset: h5py.Dataset, pipeline: Pipeline, corner: Integers, nbytes: Integers, mask: Integers) -> bool:
-    """Whether a chunk at the edge may have been left unfiltered without its mask saying so.
+    """Whether chunks at the edge may have been left unfiltered without their masks saying so.
 
-    That is an option of the dataset (H5Pset_chunk_opts) which h5py does not tell. Such chunks have their decoded size.
+    That is an option of the dataset (H5Pset_chunk_opts) which h5py does not tell. Such chunks have their decoded size,
+    and are what h5py reads; one that is not was filtered, and then all were.
     """
     over = (corner + np.array(dataset.chunks) > np.array(dataset.shape)).any(axis=1)
-    return bool(pipeline.filters and (over & (nbytes == pipeline.nbytes) & (mask == 0)).any())
+    doubtful = np.flatnonzero(over & (nbytes == pipeline.nbytes) & (mask == 0)) if pipeline.filters else NOTHING
+    if not len(doubtful):
+        return False
+    return bool(missing_filters(dataset)) or all(_as_stored(dataset, corner[i]) for i in doubtful[:MOST_PROBES])
+
+
+def _as_stored(dataset: h5py.Dataset, corner: Integers) -> bool:
+    """Whether a chunk that has its decoded size holds just what h5py reads there."""
+    _, stored = dataset.id.read_direct_chunk(tuple(corner.tolist()))
+    ends = np.minimum(corner + np.array(dataset.chunks), np.array(dataset.shape))
+    cell = tuple(slice(start, stop) for start, stop in zip(corner.tolist(), ends.tolist(), strict=True))
+    inner = tuple(slice(0, edge.stop - edge.start) for edge in cell)
+    chunk = np.frombuffer(stored, np.uint8).reshape(*dataset.chunks, -1)[inner]
+    return bool(np.ascontiguousarray(chunk).tobytes() == dataset[cell].tobytes())
 
 
 def _misplaced(dataset: h5py.Dataset, corner: Integers) -> bool:
