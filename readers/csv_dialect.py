@@ -51,7 +51,7 @@ class Dialect:
         """The fields of every record of a text; a blank line has none."""
         return [self.fields(record) for record in self.reader(text)]
 
-    def reader(self, text: str) -> _csv._reader:
+    def reader(self, text: str) -> _csv.Reader:
         """Python's own parser over a text in this dialect."""
         spaced = self.sep == SPACES
         return csv.reader(

@@ -128,7 +128,7 @@ def _told(path: str, head: Bytes, size: int, packed: str, options: Options) -> T
     names = _names(path, records[first:] or records, records[header] if header is not None else commented, options)
     at = int(found.starts[first]) if first < len(found.starts) else len(text)
     line += int(np.searchsorted(found.ends, at, side="right"))
-    encoded = tuple(_decoded(name, options.encoding) for name in names)
+    encoded = tuple(_decoded(name, options.encoding).removeprefix("\ufeff") for name in names)
     na_values, dates = options.missing_texts, options.date_format
     layout = Layout(path, dialect, encoded, na_values, dates, options.short_rows, header)
     return TextFile(layout, size, packed, start + at, line)

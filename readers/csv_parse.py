@@ -136,6 +136,7 @@ def _mended(
     if len(records) != rows:
         raise DecodeError(
             f"the text from line {line + 1} on is not what it was when it was opened",
+            file=layout.path,
             expected=f"{rows} records",
             found=f"{len(records)} records" + (f" ({failure})" if failure else ""),
             remedy="let nobody write to the data while it is read, and open it again",
@@ -175,6 +176,7 @@ def _ragged(fields: Sequence[str], layout: Layout, line: int) -> DecodeError:
     lacking = f", from column {column} ({layout.names[column - 1]!r}) on there is nothing" if column <= width else ""
     return DecodeError(
         f"the record in line {line} has too {'few' if lacking else 'many'} fields, column {column}",
+        file=layout.path,
         expected=f"{width} fields: {', '.join(layout.names[:8])}{', ...' if width > 8 else ''}",
         found=f"{len(fields)} fields: {layout.dialect.sep.join(fields)[:200]!r}{lacking}",
         remedy="mend the line; or, if the text is cut in a wrong way, give sep=, quotechar=, skiprows= or comment=",
@@ -184,11 +186,12 @@ def _ragged(fields: Sequence[str], layout: Layout, line: int) -> DecodeError:
 def _conversion_error(message: str, layout: Layout, lines: Sequence[int]) -> DecodeError:
     found = _FAILED.search(message)
     if found is None:
-        return DecodeError("the text does not parse", found=message)
+        return DecodeError("the text does not parse", file=layout.path, found=message)
     column, row = int(found[1]), int(found[2]) - 1
     name, line = layout.names[column], lines[row] if row < len(lines) else 0
     return DecodeError(
         f"a value in line {line}, column {column + 1}, is not of the type of its column",
+        file=layout.path,
         field=name,
         expected=f"{found[3]}, as in the other lines",
         found=found[4],
