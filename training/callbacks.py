@@ -25,15 +25,23 @@ WRITERS = (
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 
 
-def together(sharing: Sharing, callbacks: Any, element_spec: Any) -> list[Any]:
-    """The user's callbacks that run on this rank, between those that keep the ranks together. *Collective*."""
+def together(sharing: Sharing, users: list[Any], element_spec: Any, last: Sequence[Any] = ()) -> list[Any]:
+    """The user's callbacks that run on this rank, between those that keep the ranks together. *Collective*.
+
+    Parameters
+    ----------
+    element_spec : of the data, or a function that gives it once training begins.
+    last : callbacks that come after all others.
+    """
     opened = sharing.channel
-    flat = keras.tree.flatten(callbacks) if callbacks is not None else []
-    chosen = [callback for callback in flat if opened.rank == 0 or not isinstance(callback, WRITERS)]
+    chosen = [callback for callback in users if opened.rank == 0 or not isinstance(callback, WRITERS)]
     if opened.size > 1:
         each_batch = any(opened.host.objects(_watches_batches(chosen)))
-        chosen = [Start(sharing, element_spec), *chosen, BatchAgreement(opened) if each_batch else Agreement(opened)]
-    if opened.rank == 0 and not any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in chosen):
+        chosen.append(BatchAgreement(opened) if each_batch else Agreement(opened))
+    if opened.size > 1 or last:
+        chosen.insert(0, Start(sharing, element_spec))
+    chosen += last
+    if opened.rank == 0 and not any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in users):
         chosen.append(Progress(lambda: int(sharing.step.seen.numpy()) * opened.size))
     return chosen
 

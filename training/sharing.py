@@ -63,9 +63,9 @@ class Sharing:
 
     def begin(self, element_spec: Any) -> None:
         """Make the variables for such data, and start with those of rank 0. *Collective*."""
+        build(self.model, element_spec)
         if self.channel.size == 1:
             return
-        build(self.model, element_spec)
         broadcast_in(self.channel, state(self.model))
         separate_seeds(self.model, self.channel.rank)
         self.step.reducer = None if _equal_batches(self.channel, element_spec) else self._reducer

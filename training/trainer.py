@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import keras
 import tensorflow as tf
 from mpi4py import MPI
 
@@ -15,17 +18,20 @@ from matex_data.training.callbacks import together
 from matex_data.training.channel import Channel, channel
 from matex_data.training.failures import end_job_on_error, readable_errors
 from matex_data.training.ranks import communicator
+from matex_data.training.resuming import Run
 from matex_data.training.sharing import Sharing
 from matex_data.training.step import batch_size
 
 
 def fit(
     model: Any,
-    dataset: tf.data.Dataset,
+    dataset: Any,
     *,
     validation_data: Any = None,
     epochs: int = 1,
     callbacks: Any = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    save_every: int | None = None,
     comm: MPI.Intracomm | None = None,
     sync_batch_norm: bool = False,
     **keras_fit_options: Any,
@@ -35,9 +41,14 @@ def fit(
     Parameters
     ----------
     dataset : this rank's share of every global batch, with the same number of steps on every rank;
-        ``Dataset.tf_dataset`` gives it.
+        ``Dataset.tf_dataset`` gives it. Or a ``Dataset`` itself, with its options ``batch_size`` (the global
+        one), ``shuffle``, ``seed`` and ``remainder`` among those of ``fit``.
     validation_data : this rank's share; ranks may have different numbers of batches.
     callbacks : see the same logs on every rank; those that write files run on rank 0 alone.
+    checkpoint : folder for one checkpoint, replaced after every epoch. If there is one, the run goes on from it,
+        with the very next global batch, on any number of ranks: in mid-epoch, too, for a ``Dataset``, or a
+        ``tf.data.Dataset`` of which every pass has the same order.
+    save_every : steps after which a checkpoint is written within an epoch.
     sync_batch_norm : normalize by the statistics of the global batch, as one process would. Otherwise each
         rank normalizes by its own part, and moving statistics are averaged after each epoch.
     keras_fit_options : any other option of ``keras.Model.fit``.
@@ -48,14 +59,16 @@ def fit(
     """
     opened = channel(comm)
     end_job_on_error(communicator(comm))
-    check_steps(opened, dataset, keras_fit_options.get("steps_per_epoch"))
-    with Sharing(model, opened, sync_batch_norm) as sharing, quietly():
-        options = {"shuffle": False, **keras_fit_options, "epochs": epochs}
-        options["callbacks"] = together(sharing, callbacks, dataset.element_spec)
+    run = Run(opened, None if checkpoint is None else Path(checkpoint))
+    data = run.data(dataset, keras_fit_options)
+    check_steps(opened, data, keras_fit_options.get("steps_per_epoch"))
+    with Sharing(model, opened, sync_batch_norm) as sharing, quietly(), readable_errors():
+        users = keras.tree.flatten(callbacks) if callbacks is not None else []
+        options = {"initial_epoch": run.start.epoch, **keras_fit_options, "epochs": epochs, "shuffle": False}
+        options["callbacks"] = run.first() + together(sharing, users, data.element_spec, run.last(users, save_every))
         if opened.rank > 0:
             options["verbose"] = 0
-        with readable_errors():
-            return model.fit(dataset, validation_data=without_empty(validation_data), **options)
+        return model.fit(data, validation_data=without_empty(validation_data), **options)
 
 
 def check_steps(opened: Channel, dataset: tf.data.Dataset, steps_per_epoch: int | None) -> None:
