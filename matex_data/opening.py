@@ -34,10 +34,11 @@ def open_dataset(
     format: str | None = None,
     inputs: Names = None,
     targets: Names = None,
-    comm: MPI.Comm | None = None,
+    comm: MPI.Intracomm | None = None,
     stack: bool = False,
     io: str = "auto",
     window_bytes: int = WINDOW_BYTES,
+    cache: str | None = None,
     **options: Any,
 ) -> Dataset:
     """Open files of one schema as one data set. *Collective*.
@@ -56,7 +57,9 @@ def open_dataset(
         (samples, fields, ...), the field "inputs".
     io : "collective": all ranks enter every read together; "independent": each reads on its own; "auto": the
         former, unless there are many files.
-    window_bytes : what is read and shuffled together, in bytes over all ranks. Part of the shuffled order.
+    window_bytes : what is shuffled together at most, in bytes over all ranks. Part of the shuffled order.
+    cache : "memory": each rank reads its share once and keeps it; the share stays the same in all epochs and is
+        shuffled as a whole. None: read again in every epoch.
     options : of the format's reader.
 
     Raises
@@ -72,10 +75,10 @@ def open_dataset(
     if stack:
         index = stacked(index, as_list(inputs), STACKED, as_list(targets))
         elements = Elements(STACKED, targets)
-    return Dataset(Source(comm, index, io, window_bytes), elements)
+    return Dataset(Source(comm, index, io, window_bytes, cache), elements)
 
 
-def _found(comm: MPI.Comm, paths: Paths) -> list[str]:
+def _found(comm: MPI.Intracomm, paths: Paths) -> list[str]:
     """The files that are meant; rank 0 looks, so that a thousand ranks do not."""
     files: list[str] = []
     error: DataError | None = None
@@ -129,7 +132,7 @@ def _natural(path: str) -> tuple[list[tuple[int, str]], str]:
 
 
 def _indexed(
-    comm: MPI.Comm, files: list[str], format: str | None, names: list[str] | None, options: dict[str, Any]
+    comm: MPI.Intracomm, files: list[str], format: str | None, names: list[str] | None, options: dict[str, Any]
 ) -> Index:
     """The index of all files: they are dealt out, and the results gathered. *Collective*."""
     function = together(_format_of(comm, files[0], format))
@@ -157,7 +160,7 @@ def _indexed(
     return concatenate(indexes)
 
 
-def _format_of(comm: MPI.Comm, path: str, format: str | None) -> str:
+def _format_of(comm: MPI.Intracomm, path: str, format: str | None) -> str:
     """The format that is meant, or that rank 0 finds. *Collective*."""
     if format is not None:
         return format

@@ -55,6 +55,7 @@ class LibraryRows(Foreign):
     block_rows : rows of a chunk, or as many as make a fair read.
     dtype : as delivered; of one element of a sample, if ``ragged``.
     ragged : each element is an array of a length of its own.
+    axis : of the dataset that is the sample axis.
     """
 
     path: str
@@ -63,10 +64,11 @@ class LibraryRows(Foreign):
     block_rows: int
     dtype: np.dtype[Any]
     ragged: bool = False
+    axis: int = 0
 
     def read(self, start: int, stop: int) -> Array:
         try:
-            rows: Array = _dataset(self)[start:stop]
+            rows: Array = np.moveaxis(_dataset(self)[(slice(None),) * self.axis + (slice(start, stop),)], self.axis, 0)
         except FAILURES as error:
             raise DecodeError(
                 "HDF5 cannot read the rows", file=self.path, field=self.name, row=start, found=error

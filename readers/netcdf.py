@@ -1,0 +1,170 @@
+"""netCDF, classic and netCDF-4: variables along a dimension that counts the samples, decoded by the CF conventions."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
+from matex_data.fields import Field
+from matex_data.index import File, Index, Part
+from matex_data.readers import netcdf4, netcdf_classic
+from matex_data.readers.cf import Meaning, meaning
+from matex_data.readers.hdf5_names import FAILURES
+from matex_data.readers.hdf5_rows import open_file
+from matex_data.readers.variables import Content, Variable
+
+STATIC_BYTES = 64 << 20  # of one variable without samples that every rank holds in memory
+MARK = b"\x89HDF\r\n\x1a\n"
+
+
+def index(
+    path: str,
+    names: Sequence[str] | None = None,
+    *,
+    sample_dim: str | None = None,
+    decode: bool = True,
+    valid_range: bool | None = None,
+) -> Index:
+    """The samples of a netCDF file along one of its dimensions.
+
+    Parameters
+    ----------
+    names : variables, those of groups as ``"forecast/t2m"``. None: every one that has the sample dimension. The others
+        are static: they come as they are, unless they are larger than ``STATIC_BYTES``.
+    sample_dim : the dimension that counts the samples. None: the unlimited one, else the first one of all variables.
+    decode : undo packing (``scale_factor``, ``add_offset``, ``_Unsigned``), make missing numbers not-a-number, times
+        seconds since 1970 and letters texts. Otherwise the numbers come as they are stored.
+    valid_range : whether decoded numbers out of ``valid_min``, ``valid_max`` or ``valid_range`` are missing. None: only
+        of variables that become floats and have neither ``_FillValue`` nor ``missing_value``.
+
+    Raises
+    ------
+    FieldNotFound : there is no variable of that name.
+    FormatError : the file is damaged or no netCDF file, or it does not say which dimension counts the samples.
+    """
+    with Path(path).open("rb") as file:
+        classic = file.read(3)
+    if classic == b"CDF" or classic[:2] == netcdf_classic.GZIP:
+        return _index(netcdf_classic.content(path), names, sample_dim, decode, valid_range)
+    if not _is_hdf5(path):
+        raise FormatError(
+            "the file is not a netCDF file",
+            file=path,
+            expected="'CDF' or the mark of HDF5 at its begin",
+            found=repr(classic),
+        )
+    try:
+        with open_file(path) as hdf5:
+            return _index(netcdf4.content(hdf5, path), names, sample_dim, decode, valid_range)
+    except DataError:
+        raise
+    except FAILURES as error:
+        raise FormatError("the file cannot be read as netCDF-4", file=path, found=error) from error
+
+
+def _is_hdf5(path: str) -> bool:
+    with Path(path).open("rb") as file:
+        for place in (0, 512, 1024, 2048):
+            file.seek(place)
+            if file.read(len(MARK)) == MARK:
+                return True
+    return False
+
+
+def _index(
+    content: Content, names: Sequence[str] | None, sample_dim: str | None, decode: bool, valid_range: bool | None
+) -> Index:
+    wanted = _named(content, names) if names is not None else content.variables
+    dimension = content.sample_dimension(wanted, sample_dim)
+    units = _units_of_bounds(content.variables)
+    fields: dict[str, Field] = {}
+    parts: dict[str, Part] = {}
+    for variable in wanted:
+        if dimension in variable.dimensions:
+            axis = variable.dimensions.index(dimension)
+            told = _meaning(variable, axis, content.path, units, decode, valid_range)
+            fields[variable.name], parts[variable.name] = variable.rows(axis, told)
+        elif names is not None:
+            raise _no_samples(content.path, variable, dimension)
+    if not fields:
+        found = f"{len(content.variables)} variables without it"
+        raise FormatError(
+            "the file has no samples", file=content.path, expected=f"a variable along {dimension!r}", found=found
+        )
+    static = {
+        variable.name: _meaning(variable, None, content.path, units, decode, valid_range).of(variable.values())
+        for variable in content.variables
+        if dimension not in variable.dimensions and _fits(variable, content.path)
+    }
+    return Index(fields, [File(content.path, content.dimensions[dimension], parts)], static)
+
+
+def _named(content: Content, names: Sequence[str]) -> list[Variable]:
+    """The variables of these names; a leading slash makes no difference."""
+    known = {variable.name: variable for variable in content.variables}
+    for name in names:
+        if name.strip("/") not in known:
+            near = near_matches(name.strip("/"), known)
+            raise FieldNotFound(
+                "the file has no such variable", file=content.path, field=name, expected=f"one of {near}"
+            )
+    return [replace(known[name.strip("/")], name=name) for name in names]
+
+
+def _no_samples(path: str, variable: Variable, dimension: str) -> FormatError:
+    return FormatError(
+        "the field has no samples",
+        file=path,
+        field=variable.name,
+        expected=f"a variable along {dimension!r}, which counts the samples",
+        found=f"dimensions {variable.dimensions}" if variable.dimensions else "a single value",
+        remedy="take it from Dataset.static, or name one of its dimensions with sample_dim=",
+    )
+
+
+def _fits(variable: Variable, path: str) -> bool:
+    if variable.nbytes > STATIC_BYTES:
+        text = f"{path}: the variable {variable.name!r} has no samples, and with {variable.nbytes} bytes is too large"
+        warnings.warn(f"{text} for Dataset.static; it is left out", stacklevel=2)
+    return variable.nbytes <= STATIC_BYTES
+
+
+def _units_of_bounds(variables: Sequence[Variable]) -> dict[str, dict[str, Any]]:
+    """Units and calendar by the names of variables that hold the bounds of times, and need not say them themselves."""
+    found = {}
+    for variable in variables:
+        told = {key: variable.attributes[key] for key in ("units", "calendar") if key in variable.attributes}
+        if "bounds" in variable.attributes and " since " in str(told.get("units")):
+            group = variable.name.rpartition("/")[0]
+            found[f"{group}/{variable.attributes['bounds']}".strip("/")] = told
+    return found
+
+
+def _meaning(
+    variable: Variable,
+    axis: int | None,
+    path: str,
+    units: Mapping[str, dict[str, Any]],
+    decode: bool,
+    valid_range: bool | None,
+) -> Meaning:
+    """What a variable holds; ``axis`` is that of the samples, or None if it has none."""
+    dtype = variable.dtype
+    if not decode or dtype.kind not in "iufS":
+        return Meaning(_delivered(dtype), None, variable.attributes)
+    if dtype.kind == "S":
+        together = dtype.itemsize == 1 and variable.shape and variable.shape[-1] > 1 and axis != len(variable.shape) - 1
+        return Meaning(np.dtype(f"S{variable.shape[-1]}") if together else dtype, None, variable.attributes)
+    attributes = {**units.get(variable.name, {}), **variable.attributes}
+    return meaning(dtype, attributes, path, variable.name, valid_range)
+
+
+def _delivered(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """In native byte order; other kinds as they are."""
+    return np.dtype(dtype.newbyteorder("=").str) if dtype.kind in "iufbcS" else dtype
