@@ -38,7 +38,7 @@ class Agreement:
     comm : used for nothing else at the same time.
     """
 
-    def __init__(self, comm: MPI.Comm) -> None:
+    def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
 
     def reach(self, status: Status, counts: Integers) -> tuple[Status, Integers]:
@@ -57,14 +57,14 @@ class Agreement:
         return first_error(self._comm, mine) or DataError("a rank reported a failure, but no error")
 
 
-def agree(comm: MPI.Comm, error: BaseException | None) -> None:
+def agree(comm: MPI.Intracomm, error: BaseException | None) -> None:
     """Every rank raises the same error, if any rank has one. *Collective*."""
     found = first_error(comm, error)
     if found is not None:
         raise found
 
 
-def first_error(comm: MPI.Comm, mine: BaseException | None) -> BaseException | None:
+def first_error(comm: MPI.Intracomm, mine: BaseException | None) -> BaseException | None:
     """The error of the lowest rank that has one. *Collective*."""
     if comm.size == 1:
         return mine

@@ -26,7 +26,7 @@ class Channel:
     threaded : whether MPI may be called from threads; if not, the ranks do not agree with one another.
     """
 
-    def __init__(self, comm: MPI.Comm, threaded: bool) -> None:
+    def __init__(self, comm: MPI.Intracomm, threaded: bool) -> None:
         self.comm = comm
         self.agreement = Agreement(comm if threaded else MPI.COMM_SELF)
         self.files = Files(comm, [], "independent")
@@ -50,7 +50,7 @@ class Channels:
     comm : the user's; duplicated, so that nothing here meets the user's own messages.
     """
 
-    def __init__(self, comm: MPI.Comm) -> None:
+    def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm.Dup()
         self.threaded = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         self._channels: list[Channel] = []
@@ -75,13 +75,14 @@ class Channels:
         return idle[0]
 
 
-def channels(comm: MPI.Comm) -> Channels:
+def channels(comm: MPI.Intracomm) -> Channels:
     """The channels of a communicator, made when they are first asked for. *Collective*."""
-    kept: Channels | None = comm.Get_attr(_kept_by())
-    if kept is None:
-        kept = Channels(comm)
-        comm.Set_attr(_kept_by(), kept)
-    return kept
+    kept: Any = comm.Get_attr(_kept_by())
+    if isinstance(kept, Channels):
+        return kept
+    made = Channels(comm)
+    comm.Set_attr(_kept_by(), made)
+    return made
 
 
 def _kept_by() -> int:

@@ -85,7 +85,7 @@ class Files:
     DataError : the system cannot open a file.
     """
 
-    def __init__(self, comm: MPI.Comm, paths: Sequence[str], mode: str) -> None:
+    def __init__(self, comm: MPI.Intracomm, paths: Sequence[str], mode: str) -> None:
         self.paths = tuple(paths)
         self.collective = mode == "collective"
         self._open: OrderedDict[int, Any] = OrderedDict()
@@ -109,12 +109,12 @@ class Files:
         """
         path, handle = self.paths[number], self._handle(number)
         read = _read_together if self.collective else _read_alone
-        ends = [*ranges.first[1:].tolist(), len(ranges.offset)]
+        offset, nbytes, address = ranges.offset.tolist(), ranges.nbytes.tolist(), ranges.address.tolist()
+        ends = [*ranges.first[1:].tolist(), len(offset)]
         found = 0
         for call, (low, high) in enumerate(zip(ranges.first.tolist(), ends, strict=True)):
             try:
-                offset, run = int(ranges.offset[low]), slice(low, high)
-                found += read(handle, offset, ranges.nbytes[run].tolist(), ranges.address[run].tolist())
+                found += read(handle, offset[low], nbytes[low:high], address[low:high])
             except (MPI.Exception, OSError) as error:
                 self.join(number, len(ends) - call - 1)  # the other ranks count on these calls
                 raise _unreadable(path, error) from error
@@ -173,7 +173,7 @@ def _read_together(handle: MPI.File, offset: int, nbytes: list[int], address: li
 
 def _read_alone(handle: int, offset: int, nbytes: list[int], address: list[int]) -> int:
     """The same without MPI; the system may stop early, and is asked again."""
-    views = [MPI.memory.fromaddress(a, n) for a, n in zip(address, nbytes, strict=True)]
+    views: list[Any] = [MPI.memory.fromaddress(a, n) for a, n in zip(address, nbytes, strict=True)]
     found = 0
     while views:
         count = os.preadv(handle, views[:IO_VECTORS], offset + found)

@@ -43,7 +43,8 @@ def ranges(start: Integers, count: Integers) -> Integers:
     """``start[0], start[0]+1, ... (count[0] of them), start[1], ...``"""
     ends = np.cumsum(count)
     total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total, dtype=np.int64) + np.repeat(start - (ends - count), count)
+    numbers: Integers = np.arange(total, dtype=np.int64) + np.repeat(start - (ends - count), count)
+    return numbers
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from matex_data.buffers import Pool
 from matex_data.cache import ChunkCache
 from matex_data.channels import channels
 from matex_data.collective import Files, mode_for
-from matex_data.errors import DataError
+from matex_data.errors import DataError, PartitionError
 from matex_data.fetch import Arrays, Plan, execute, plan
 from matex_data.index import Index, Integers
 from matex_data.partition import share
@@ -36,9 +36,10 @@ class Source:
     window_bytes : of a window over all ranks.
     """
 
-    def __init__(self, comm: MPI.Comm, index: Index, io: str, window_bytes: int) -> None:
+    def __init__(self, comm: MPI.Intracomm, index: Index, io: str, window_bytes: int) -> None:
         self.index = index
         self.window_bytes = window_bytes
+        self.row_bytes = max(1, sum(field.row_bytes for field in index.fields.values()))
         self.mode = mode_for(io, len(index.files))
         self.profile = Profile()
         self.pool = Pool()
@@ -65,12 +66,25 @@ class Source:
         DataError : of any rank, on every rank.
         """
         start, stop = share(runs.total, self.comm.rank, self.comm.size)
-        arrays = {name: field.empty(stop - start) for name, field in self.index.fields.items()}
+        return self.gather(runs.between(np.array([start]), np.array([stop - start])))
+
+    def gather(self, runs: Runs) -> Arrays:
+        """The samples that this rank asks for, in order, in memory of their own. *Collective*.
+
+        Parameters
+        ----------
+        runs : of this rank, in ascending order.
+
+        Raises
+        ------
+        DataError : of any rank, on every rank.
+        """
+        arrays = {name: field.empty(runs.total) for name, field in self.index.fields.items()}
         supply = self.supply()
         agreement, files = supply.channel.agreement, supply.channel.files
         chunks = ChunkCache(supply.cache_bytes)
         failure: Exception | None = None
-        for part, place in self._pieces(runs, start, stop):
+        for part, place in self._pieces(runs):
             work = Plan({}, [])
             try:
                 if failure is None and part.total:
@@ -84,14 +98,13 @@ class Source:
             failure = _failure(work, files, needs)
         return arrays
 
-    def _pieces(self, runs: Runs, start: int, stop: int) -> Iterator[tuple[Runs, Integers]]:
+    def _pieces(self, runs: Runs) -> Iterator[tuple[Runs, Integers]]:
         """Samples that are read together and their places, as often on every rank; none at all at the end."""
-        row_bytes = max(1, sum(field.row_bytes for field in self.index.fields.values()))
-        step = max(1, LOAD_BYTES // row_bytes)
-        longest = share(runs.total, 0, self.comm.size)[1]
+        step = max(1, LOAD_BYTES // self.row_bytes)
+        longest = self.comm.allreduce(runs.total, MPI.MAX)
         for done in range(0, -(-longest // step) * step + 1, step):
-            low, high = min(start + done, stop), min(start + done + step, stop)
-            yield runs.between(np.array([low]), np.array([high - low])), np.arange(low - start, high - start)
+            low, high = min(done, runs.total), min(done + step, runs.total)
+            yield runs.between(np.array([low]), np.array([high - low])), np.arange(low, high)
 
 
 def _failure(work: Plan, files: Files, needs: Integers) -> Exception | None:

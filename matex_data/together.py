@@ -22,7 +22,7 @@ class Together:
     comm : the user's. *Collective*.
     """
 
-    def __init__(self, comm: MPI.Comm) -> None:
+    def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = channels(comm).comm
         self._files: Files | None = None
         self.rank = comm.rank
