@@ -9,15 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from matex_data.agreement import patience
 from matex_data.elements import Elements
-from matex_data.errors import PartitionError
 from matex_data.fetch import Arrays
 from matex_data.index import Integers
-from matex_data.partition import Schedule
-from matex_data.stream import Loaded, Stream, Supply
-
-READ_BYTES = 8 << 20  # read together by a rank, about
+from matex_data.passes import Passes
+from matex_data.stream import Loaded
 
 
 @dataclass(frozen=True)
@@ -44,30 +40,21 @@ class Batches:
 
     Parameters
     ----------
-    supply : what to read with.
-    schedule : who gets which sample when.
+    passes : where the samples come from, and in which order.
     elements : what a batch looks like.
     step : global batches to skip, counted from the first of epoch 0.
     """
 
-    def __init__(self, supply: Supply, schedule: Schedule, elements: Elements, step: int = 0) -> None:
-        self.supply = supply
-        self.schedule = schedule
+    def __init__(self, passes: Passes, elements: Elements, step: int = 0) -> None:
+        self.schedule = passes.schedule
         self.elements = elements
-        self._epoch, self._step = divmod(step, schedule.steps) if schedule.steps else (0, 0)
-        self._read_steps = self._steps_read_together()
-        self._stream: Stream | None = None
+        self.rows = self.schedule.batch_size // passes.size
+        self._passes = passes
+        self._epoch, self._step = divmod(step, self.schedule.steps) if self.schedule.steps else (0, 0)
 
     def __len__(self) -> int:
         """Batches of the coming pass, the same on every rank."""
         return self.schedule.steps - self._step
-
-    def _steps_read_together(self) -> int:
-        """Whole windows, of some megabytes on this rank: Python is paid for each time."""
-        window = self.schedule.window_steps
-        rows = window * self.schedule.batch_size // self.supply.channel.comm.size
-        row_bytes = max(1, sum(field.row_bytes for field in self.supply.index.fields.values()))
-        return window * max(1, READ_BYTES // (rows * row_bytes))
 
     @property
     def resumed(self) -> bool:
@@ -84,17 +71,12 @@ class Batches:
 
     def windows(self) -> Iterator[Share]:
         """The batches of one pass, several at a time. Counts as a pass."""
-        self._end_stream()
-        epoch, step = self.schedule.epoch(self._epoch), self._step
-        self._epoch, self._step = self._epoch + 1, 0
-        skip = step % self._read_steps
-        self._stream = stream = Stream(self.supply, epoch, step - skip, self._read_steps)
-        try:
-            for window in stream:
-                yield self._without(window, skip)
-                skip = 0
-        finally:
-            stream.close()
+        epoch, step = self._epoch, self._step
+        self._epoch, self._step = epoch + 1, 0
+        skip = step % self._passes.together
+        for window in self._passes.windows(epoch, step - skip):
+            yield self._without(window, skip)
+            skip = 0
 
     def _without(self, window: Loaded, skip: int) -> Share:
         """The window less its first batches."""
@@ -104,15 +86,3 @@ class Batches:
             real = window.sizes.sum() - window.padded
             weight = (np.arange(begin, window.sizes.sum()) < real).astype(np.float32)
         return Share({name: array[begin:] for name, array in window.arrays.items()}, window.sizes[skip:], weight)
-
-    def _end_stream(self) -> None:
-        """An earlier pass that was not finished ends here, on every rank alike."""
-        if self._stream is None:
-            return
-        self._stream.close()
-        if not self._stream.join(patience()):
-            raise PartitionError(
-                f"the pass before did not end within {patience():g} s: another rank is still in it",
-                remedy="pass over the data on every rank alike, or set MATEX_TIMEOUT to more seconds",
-            )
-        self._stream = None

@@ -11,7 +11,11 @@ import numpy as np
 from matex_data.index import Integers
 
 CALL_BYTES = 32 << 20  # of one call, about: decoding what one brought overlaps with the next
+GAP_BYTES = 4096  # between two ranges, that are read rather than skipped
+GAP_SHARE = 0.02  # of the bytes that are wanted; more gaps than that are not read
 MOST_BYTES = 1 << 30  # of one call at most; several MPI libraries count bytes in 32 bits
+
+_NOWHERE = np.empty(GAP_BYTES, np.uint8)
 
 
 @dataclass(frozen=True)
@@ -80,9 +84,22 @@ def _merged(ranges: Ranges) -> Ranges:
     """In the order of the file; neighbours in the file that are neighbours in memory become one."""
     order = np.argsort(ranges.offset, kind="stable")
     offset, nbytes, address = ranges.offset[order], ranges.nbytes[order], ranges.address[order]
+    offset, nbytes, address = _without_gaps(offset, nbytes, address)
     joined = (offset[1:] == (offset + nbytes)[:-1]) & (address[1:] == (address + nbytes)[:-1])
     first = np.flatnonzero(np.concatenate([[True], ~joined]))
     return Ranges(offset[first], np.add.reduceat(nbytes, first), address[first])
+
+
+def _without_gaps(offset: Integers, nbytes: Integers, address: Integers) -> tuple[Integers, Integers, Integers]:
+    """Small gaps are read as well, to memory that nobody looks at: one long read costs less than two short ones."""
+    end = (offset + nbytes)[:-1]
+    gap = offset[1:] - end
+    small = np.flatnonzero((gap > 0) & (gap <= GAP_BYTES))
+    if not len(small) or gap[small].sum() > GAP_SHARE * nbytes.sum():
+        return offset, nbytes, address
+    columns = ((offset, end[small]), (nbytes, gap[small]), (address, np.full(len(small), _NOWHERE.ctypes.data)))
+    filled = [np.insert(column, small + 1, values) for column, values in columns]
+    return filled[0], filled[1], filled[2]
 
 
 def _limited(ranges: Ranges) -> list[Ranges]:

@@ -14,10 +14,12 @@ from matex_data.elements import Elements
 from matex_data.errors import PartitionError
 from matex_data.fields import Schema
 from matex_data.partition import check_ranks
+from matex_data.passes import MemoryPasses, ReadPasses
 from matex_data.runs import Runs
 from matex_data.sizing import block_borders, schedule
 from matex_data.source import Source
 from matex_data.splitting import split
+from matex_data.stream import Profile
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -109,13 +111,14 @@ class Dataset:
             self._samples,
             block_borders(self._source.index),
             batch_size,
-            sum(field.row_bytes for field in self.schema.values()),
+            self._source.row_bytes,
             self._source.window_bytes,
             seed=seed if shuffle else None,
             remainder=remainder,
         )
         step = self._step_of(start)
-        return Batches(self._source.supply(), plan, self._elements, step)
+        kind = MemoryPasses if self._source.cache == "memory" else ReadPasses
+        return Batches(kind(self._source, plan), self._elements, step)
 
     def tf_dataset(
         self,
@@ -144,6 +147,11 @@ class Dataset:
         DataError : of any rank, on every rank.
         """
         return self._source.load(self._samples)
+
+    @property
+    def profile(self) -> Profile:
+        """Where the time of this rank's passes went so far, over all parts of a split."""
+        return self._source.profile
 
     def state(self, step: int) -> dict[str, int]:
         """Where a run stands after ``step`` global batches, counted from the first batch of epoch 0.

@@ -29,8 +29,13 @@ def threads() -> int:
     asked = os.environ.get("MATEX_THREADS") or os.environ.get("SLURM_CPUS_PER_TASK")
     if asked:
         return max(1, int(asked))
-    neighbours = int(os.environ.get("MPI_LOCALNRANKS") or os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") or 1)
-    return max(1, len(os.sched_getaffinity(0)) // neighbours)
+    return max(1, len(os.sched_getaffinity(0)) // ranks_here())
+
+
+def ranks_here() -> int:
+    """Ranks on this machine, as the MPI launcher says."""
+    names = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_LOCAL_SIZE")
+    return max(1, *(int(os.environ.get(name, 1)) for name in names))
 
 
 @cache

@@ -61,6 +61,7 @@ class Schedule:
     seed : of the shuffle; None: the order of the files.
     blocks : int64[pieces], which block each piece belongs to, from 0 on.
     remainder : what becomes of the samples that do not fill a batch: "drop", "pad" or "keep".
+    blocks_stay : the blocks have the same order in every epoch, so that a rank always has the same samples.
     """
 
     pieces: Runs
@@ -70,6 +71,7 @@ class Schedule:
     seed: int | None
     blocks: Integers
     remainder: str = "drop"
+    blocks_stay: bool = False
 
     @property
     def full_steps(self) -> int:
@@ -91,7 +93,8 @@ class Schedule:
         if self.seed is None:
             return Epoch(self, self.pieces, number)
         # Pieces of one block stay together, or several ranks would have to read it.
-        places = generator(self.seed, number).permutation(int(self.blocks.max(initial=-1)) + 1)
+        key = 0 if self.blocks_stay else number
+        places = generator(self.seed, key).permutation(int(self.blocks.max(initial=-1)) + 1)
         order = np.argsort(places[self.blocks], kind="stable")
         return Epoch(self, Runs(self.pieces.start[order], self.pieces.count[order]), number)
 

@@ -33,10 +33,18 @@ class Source:
     comm : whose ranks share the data. *Collective*.
     index : of all files, the same on every rank.
     io : "auto", "collective" or "independent".
-    window_bytes : of a window over all ranks.
+    window_bytes : what is shuffled together, over all ranks, at most.
+    cache : "memory": a rank's share is read once and kept; None: read again in every epoch.
+
+    Raises
+    ------
+    PartitionError : no such ``io`` or ``cache``.
     """
 
-    def __init__(self, comm: MPI.Intracomm, index: Index, io: str, window_bytes: int) -> None:
+    def __init__(self, comm: MPI.Intracomm, index: Index, io: str, window_bytes: int, cache: str | None) -> None:
+        if cache not in (None, "memory"):
+            raise PartitionError("no such cache", expected='cache="memory" or None', found=repr(cache))
+        self.cache = cache
         self.index = index
         self.window_bytes = window_bytes
         self.row_bytes = max(1, sum(field.row_bytes for field in index.fields.values()))

@@ -198,9 +198,7 @@ class Stream:
         window = self._epoch.window(begin, end, comm.rank, comm.size)
         arrays = pool.arrays(list(index.fields.values()), window.rows)
         padded = window.rows - window.runs.total
-        if padded:
-            for array in arrays.values():
-                array[window.runs.total :] = _zero(array)
+        blank(arrays, window.runs.total)
         work = plan(index, window.runs, window.place, arrays, chunks, pool)
         return Filling(window, Loaded(arrays, window.sizes, padded), work)
 
@@ -241,8 +239,11 @@ class Filling:
         profile.decoding += time.perf_counter() - begin
 
 
-def _zero(array: np.ndarray[Any, Any]) -> Any:
-    return b"" if array.dtype == object else np.zeros((), array.dtype)
+def blank(arrays: Arrays, begin: int) -> None:
+    """Padding from that row on: zeros, or empty strings."""
+    for array in arrays.values():
+        if begin < len(array):
+            array[begin:] = b"" if array.dtype == object else np.zeros((), array.dtype)
 
 
 def _left() -> PartitionError:

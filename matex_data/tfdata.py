@@ -24,7 +24,7 @@ def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:
     FormatError : a field has a dtype that TensorFlow does not have.
     """
     schedule = batches.schedule
-    rows = None if schedule.remainder == "keep" else schedule.batch_size // batches.supply.channel.comm.size
+    rows = None if schedule.remainder == "keep" else batches.rows
     specs = {name: _spec(field, rows) for name, field in schema.items()}
     weight = tf.TensorSpec((None, rows), tf.float32) if schedule.remainder == "pad" else None
 

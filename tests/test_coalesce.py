@@ -66,6 +66,15 @@ def test_neighbours_in_file_and_memory_become_one() -> None:
     assert call.ranges.offset.tolist() == [10, 20] and call.ranges.nbytes.tolist() == [10, 5]
 
 
+def test_a_small_gap_is_read_to_nowhere() -> None:
+    (call,) = calls([(_ranges([(0, 1000, 5000), (1010, 1000, 6000), (9000, 1000, 7000)]), None)])
+    assert call.ranges.nbytes.tolist() == [1000, 10, 1000, 1000]
+    assert [call.ranges.address.tolist()[i] for i in (0, 2, 3)] == [5000, 6000, 7000]
+    assert len(call.ranges.first) == 2
+    (call,) = calls([(_ranges([(0, 100, 5000), (110, 100, 6000)]), None)])
+    assert call.ranges.nbytes.tolist() == [100, 100]  # the gap would be a large part of it
+
+
 def test_nothing_wanted_is_no_call() -> None:
     assert calls([]) == []
     assert calls([(_ranges([]), None)]) == []

@@ -94,6 +94,15 @@ def test_leaving_half_way_leaves_nobody_hanging(files: str, pool: Pool) -> None:
         assert sizes == [60 // pool.size] * (4501 // 60)
 
 
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """More than what is read ahead."""
+    path = tmp_path_factory.mktemp("large") / "large.h5"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.zeros((1200, 20_000), "f4")
+    return str(path)
+
+
 def _one_leaves(comm: MPI.Intracomm, path: str) -> int:
     batches = open_dataset(path, comm=comm).batches(12, shuffle=True, seed=1)
     taken = 0
@@ -104,10 +113,8 @@ def _one_leaves(comm: MPI.Intracomm, path: str) -> int:
     return taken
 
 
-def test_who_goes_on_when_another_has_left_is_told(ranks: Pools, tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "large.h5", "w") as file:  # more than the windows that are read ahead
-        file["x"] = np.zeros((600, 250_000), "f4")
-    first, second = ranks(2).outcomes(_one_leaves, str(tmp_path / "large.h5"))
+def test_who_goes_on_when_another_has_left_is_told(ranks: Pools, large: str) -> None:
+    first, second = ranks(2).outcomes(_one_leaves, large)
     assert first == 2
     assert isinstance(second, PartitionError) and "another rank has left" in str(second)
 
@@ -155,8 +162,8 @@ def test_a_file_that_shrinks_while_it_is_read(pool: Pool, tmp_path: Path) -> Non
     assert str(path) in str(outcomes[0]) and "shorter" in str(outcomes[0])
 
 
-def _two_passes(comm: MPI.Intracomm, files: str) -> None:
-    batches = open_dataset(files, comm=comm, window_bytes=1 << 20).batches(60)
+def _two_passes(comm: MPI.Intracomm, path: str) -> None:
+    batches = open_dataset(path, comm=comm).batches(12)
     first, second = iter(batches), iter(batches)
     next(first)
     next(second)
@@ -165,8 +172,8 @@ def _two_passes(comm: MPI.Intracomm, files: str) -> None:
             pass
 
 
-def test_a_second_pass_ends_the_first(files: str, pool: Pool) -> None:
-    pool.run(_two_passes, files)
+def test_a_second_pass_ends_the_first(large: str, pool: Pool) -> None:
+    pool.run(_two_passes, large)
 
 
 def _many_opened(comm: MPI.Intracomm, files: str) -> int:

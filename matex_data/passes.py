@@ -1,0 +1,129 @@
+"""Where the batches of an epoch come from: read again in every epoch, or kept in memory."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+
+from matex_data.agreement import agree, patience
+from matex_data.errors import PartitionError
+from matex_data.fetch import Arrays, ranks_here
+from matex_data.index import Integers
+from matex_data.partition import Schedule, Window
+from matex_data.source import Source
+from matex_data.stream import Loaded, Stream, blank
+
+READ_BYTES = 8 << 20  # brought together by a rank, about: Python is paid for each time
+
+
+class Passes(ABC):
+    """Epochs of one rank.
+
+    Parameters
+    ----------
+    source : the opened files.
+    schedule : who gets which sample when.
+
+    Attributes
+    ----------
+    together : steps that come together, whole windows of the schedule.
+    """
+
+    def __init__(self, source: Source, schedule: Schedule) -> None:
+        self.source = source
+        self.schedule = schedule
+        self.rank, self.size = source.comm.rank, source.comm.size
+        rows = schedule.window_steps * schedule.batch_size // self.size
+        self.together = schedule.window_steps * max(1, READ_BYTES // max(1, rows * source.row_bytes))
+
+    @abstractmethod
+    def windows(self, epoch: int, start: int) -> Iterator[Loaded]:
+        """The rank's share of an epoch from a step on, ``together`` steps at a time. *Collective*."""
+
+
+class ReadPasses(Passes):
+    """Every epoch is read from the files. *Collective*."""
+
+    def __init__(self, source: Source, schedule: Schedule) -> None:
+        super().__init__(source, schedule)
+        self._supply = source.supply()
+        self._stream: Stream | None = None
+
+    def windows(self, epoch: int, start: int) -> Iterator[Loaded]:
+        self._end_stream()
+        self._stream = stream = Stream(self._supply, self.schedule.epoch(epoch), start, self.together)
+        try:
+            yield from stream
+        finally:
+            stream.close()
+
+    def _end_stream(self) -> None:
+        """An earlier pass that was not finished ends here, on every rank alike."""
+        if self._stream is None:
+            return
+        self._stream.close()
+        if not self._stream.join(patience()):
+            raise PartitionError(
+                f"the pass before did not end within {patience():g} s: another rank is still in it",
+                remedy="pass over the data on every rank alike, or set MATEX_TIMEOUT to more seconds",
+            )
+        self._stream = None
+
+
+class MemoryPasses(Passes):
+    """The rank's share is read once. It stays the same, and is shuffled as a whole in every epoch. *Collective*.
+
+    Raises
+    ------
+    PartitionError : the share does not fit into the memory.
+    """
+
+    def __init__(self, source: Source, schedule: Schedule) -> None:
+        whole = replace(schedule, window_steps=max(1, schedule.steps), blocks_stay=True)
+        super().__init__(source, whole)
+        self.together = max(1, READ_BYTES * self.size // max(1, schedule.batch_size * source.row_bytes))
+        share = self._window(0).runs
+        agree(source.comm, _too_large(share.total * source.row_bytes, source.comm))
+        self._held: Arrays = source.gather(share)
+
+    def windows(self, epoch: int, start: int) -> Iterator[Loaded]:
+        window = self._window(epoch)
+        number = np.full(window.rows, -1, np.int64)
+        number[window.place] = np.arange(window.runs.total)
+        for first in range(start, len(window.sizes), self.together):
+            sizes = window.sizes[first : first + self.together]
+            begin = int(window.sizes[:first].sum())
+            yield self._taken(number[begin : begin + int(sizes.sum())], sizes)
+
+    def _window(self, epoch: int) -> Window:
+        return self.schedule.epoch(epoch).window(0, self.schedule.steps, self.rank, self.size)
+
+    def _taken(self, number: Integers, sizes: Integers) -> Loaded:
+        arrays = self.source.pool.arrays(list(self.source.index.fields.values()), len(number))
+        real = int((number >= 0).sum())  # padding comes last
+        for name, array in arrays.items():
+            np.take(self._held[name], number[:real], axis=0, out=array[:real], mode="clip")
+        blank(arrays, real)
+        return Loaded(arrays, sizes, len(number) - real)
+
+
+def _too_large(needed: int, comm: MPI.Comm) -> PartitionError | None:
+    """What is wrong with keeping so many bytes on each rank of this machine, if anything."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        free = int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return None
+    if needed * ranks_here() < 0.8 * free:
+        return None
+    return PartitionError(
+        f"the share of rank {comm.rank} does not fit into the memory",
+        expected=f"at most {0.8 * free / 2**30 / ranks_here():.1f} GiB for each rank of this machine",
+        found=f"{needed / 2**30:.1f} GiB",
+        remedy='leave out cache="memory", or use more machines',
+    )

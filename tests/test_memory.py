@@ -1,0 +1,82 @@
+"""Data kept in memory: read once, the same promises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from matex_data import PartitionError, collective, open_dataset
+from tests.ranks import Pool
+
+ROWS, BATCH = 1001, 24
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("memory") / "a.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=np.arange(ROWS * 10.0).reshape(ROWS, 10), chunks=(16, 10), compression="gzip")
+        file["id"] = np.arange(ROWS)
+    return str(path)
+
+
+def _epochs(comm: MPI.Intracomm, path: str, remainder: str, step: int, shuffle: bool) -> tuple[list[Any], list[int]]:
+    data = open_dataset(path, comm=comm, cache="memory")
+    batches = data.batches(BATCH, shuffle=shuffle, seed=3, remainder=remainder, start=data.state(step))
+    epochs, read = [], []
+    for _ in range(3):
+        epoch = []
+        for batch in batches:
+            real = batch["sample_weight"] > 0 if remainder == "pad" else slice(None)
+            assert np.array_equal(batch["x"][real][:, 0], batch["id"][real] * 10.0)
+            epoch.append(batch["id"][real].copy())
+        epochs.append(epoch)
+        read.append(sum(collective.counters().bytes.values()))
+    return epochs, read
+
+
+@pytest.mark.parametrize("remainder", ["drop", "pad", "keep"])
+def test_every_sample_once_and_read_once(path: str, pool: Pool, remainder: str) -> None:
+    by_rank = pool.run(_epochs, path, remainder, 0, True)
+    orders = []
+    for epoch in range(3):
+        steps = [np.concatenate(shares) for shares in zip(*(epochs[epoch] for epochs, _ in by_rank), strict=True)]
+        seen = np.concatenate(steps)
+        assert len(np.unique(seen)) == len(seen) == (ROWS // BATCH * BATCH if remainder == "drop" else ROWS)
+        orders.append([np.sort(step).tolist() for step in steps])
+    assert orders[0] != orders[1] != orders[2]
+    for _, read in by_rank:
+        assert len(set(read)) == 1
+
+
+def test_the_same_batches_on_any_number_of_ranks_also_when_resumed(path: str, pool: Pool) -> None:
+    alone, _ = _epochs(MPI.COMM_SELF, path, "keep", 0, True)
+    by_rank = pool.run(_epochs, path, "keep", 50, True)
+    together = [
+        np.sort(np.concatenate(shares)).tolist()
+        for epoch in range(2)
+        for shares in zip(*(epochs[epoch] for epochs, _ in by_rank), strict=True)
+    ]
+    assert together == [np.sort(step).tolist() for epoch in alone for step in epoch][50:]
+
+
+def test_unshuffled_is_the_order_of_the_file(path: str) -> None:
+    (first, second, _), _ = _epochs(MPI.COMM_SELF, path, "keep", 0, False)
+    assert np.concatenate(first).tolist() == np.concatenate(second).tolist() == list(range(ROWS))
+
+
+def test_unknown_cache(path: str) -> None:
+    with pytest.raises(PartitionError, match="no such cache"):
+        open_dataset(path, comm=MPI.COMM_SELF, cache="disk")
+
+
+def test_what_does_not_fit_is_refused(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = "MemAvailable:   10 kB\n"
+    monkeypatch.setattr(Path, "read_text", lambda self: small)
+    with pytest.raises(PartitionError, match="does not fit"):
+        open_dataset(path, comm=MPI.COMM_SELF, cache="memory").batches(BATCH)
