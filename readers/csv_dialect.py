@@ -18,6 +18,7 @@ SEPARATORS = ("\t", ";", "|", ",", "^", SPACES)  # of equally good ones the firs
 TYPICAL = 0.5  # of the records have to be of one width, for a separator to be believed
 NUMBER = re.compile(r"\s*[-+]?(\d+(\.\d*)?|\.\d+)([eEdD][-+]?\d+)?\s*$|\s*[-+]?(nan|inf|infinity)\s*$", re.IGNORECASE)
 COMMA_NUMBER = re.compile(r"\s*[-+]?\d*,\d+([eE][-+]?\d+)?\s*$")
+ESCAPED = re.compile(r'"[^"\n]*[^"\\]\\"[^",;|\t\r\n]')  # within quotes; a doubled one it is not
 DATE = re.compile(r"\s*\d{4}-\d\d-\d\d([ T]\d\d:\d\d.*)?\s*$")
 
 
@@ -87,7 +88,7 @@ def detect(text: str, given: Dialect, fixed: frozenset[str]) -> Dialect:
     if "comment" not in fixed:
         first = text.lstrip()[:1]
         dialect = replace(dialect, comment=first if first in ("#", "%") else None)
-    if "escapechar" not in fixed and re.search(r'[^\\"]\\"[^",\s]', text) and '"' in text:
+    if "escapechar" not in fixed and ESCAPED.search(text):
         dialect = _better(text, dialect, replace(dialect, escapechar="\\"), fixed)
     if "sep" not in fixed:
         dialect = replace(dialect, sep=max(SEPARATORS, key=lambda sep: _consistency(text, replace(dialect, sep=sep))))
@@ -104,7 +105,7 @@ def detect(text: str, given: Dialect, fixed: frozenset[str]) -> Dialect:
 def _better(text: str, plain: Dialect, other: Dialect, fixed: frozenset[str]) -> Dialect:
     separators = SEPARATORS if "sep" not in fixed else (plain.sep,)
     scores = [max(_consistency(text, replace(d, sep=sep)) for sep in separators) for d in (plain, other)]
-    return other if scores[1] > scores[0] else plain
+    return other if scores[1] >= scores[0] else plain
 
 
 def _consistency(text: str, dialect: Dialect) -> float:
