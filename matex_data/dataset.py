@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from matex_data.runs import Runs
 from matex_data.sizing import block_borders, schedule
 from matex_data.source import Source
 from matex_data.splitting import split
+from matex_data.statistics import Statistics, statistics
 from matex_data.stream import Profile
 
 if TYPE_CHECKING:
@@ -147,6 +148,29 @@ class Dataset:
         DataError : of any rank, on every rank.
         """
         return self._source.load(self._samples)
+
+    def statistics(self, *fields: str, axis: int | Sequence[int] | None = None) -> Statistics:
+        """Count, missing, mean, standard deviation, least and greatest value of fields. *Collective*.
+
+        One pass, in which each rank reads its share of these fields; no result depends on the number of ranks beyond
+        rounding.
+
+        Parameters
+        ----------
+        fields : names; none: all fields of numbers.
+        axis : axes of the batch to keep apart, for example -1 for channels, as in ``keras.layers.Normalization``;
+            None: one number for the whole field.
+
+        Raises
+        ------
+        FieldNotFound : a field is not there.
+        FormatError : a field has no numbers, or not that axis.
+        """
+        return statistics(self._source, self._samples, fields, axis)
+
+    def normalization(self, field: str, axis: int | Sequence[int] | None = -1) -> Any:
+        """The ``keras.layers.Normalization`` that gives the field mean 0 and variance 1. *Collective*."""
+        return self.statistics(field, axis=axis).normalization(field)
 
     @property
     def profile(self) -> Profile:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import wait
 
 import numpy as np
@@ -88,11 +88,32 @@ class Source:
         DataError : of any rank, on every rank.
         """
         arrays = {name: field.empty(runs.total) for name, field in self.index.fields.items()}
+        for _ in self._read((part, place, arrays) for part, place in self._pieces(runs, self.row_bytes)):
+            pass
+        return arrays
+
+    def pieces(self, runs: Runs, names: Sequence[str]) -> Iterator[Arrays]:
+        """Some fields of this rank's block of the samples, a few megabytes at a time. *Collective*.
+
+        Every rank gets as many pieces; some may be empty. The memory of one is used again for a later one.
+
+        Raises
+        ------
+        DataError : of any rank, on every rank.
+        """
+        fields = [self.index.fields[name] for name in names]
+        start, stop = share(runs.total, self.comm.rank, self.comm.size)
+        block = runs.between(np.array([start]), np.array([stop - start]))
+        parts = self._pieces(block, max(1, sum(field.row_bytes for field in fields)))
+        return self._read((part, np.arange(part.total), self.pool.arrays(fields, part.total)) for part, _ in parts)
+
+    def _read(self, pieces: Iterable[tuple[Runs, Integers, Arrays]]) -> Iterator[Arrays]:
+        """Each piece as soon as it is read; as many on every rank, and nothing in the last. *Collective*."""
         supply = self.supply()
         agreement, files = supply.channel.agreement, supply.channel.files
         chunks = ChunkCache(supply.cache_bytes)
         failure: Exception | None = None
-        for part, place in self._pieces(runs):
+        for part, place, arrays in pieces:
             work = Plan({}, [])
             try:
                 if failure is None and part.total:
@@ -104,11 +125,12 @@ class Source:
             if status == Status.FAILED:
                 raise agreement.error(failure)
             failure = _failure(work, files, needs)
-        return arrays
+            if failure is None:
+                yield arrays
 
-    def _pieces(self, runs: Runs) -> Iterator[tuple[Runs, Integers]]:
+    def _pieces(self, runs: Runs, row_bytes: int) -> Iterator[tuple[Runs, Integers]]:
         """Samples that are read together and their places, as often on every rank; none at all at the end."""
-        step = max(1, LOAD_BYTES // self.row_bytes)
+        step = max(1, LOAD_BYTES // row_bytes)
         longest = self.comm.allreduce(runs.total, MPI.MAX)
         for done in range(0, -(-longest // step) * step + 1, step):
             low, high = min(done, runs.total), min(done + step, runs.total)
