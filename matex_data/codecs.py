@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import imagecodecs
@@ -67,19 +67,25 @@ class Pipeline:
         ------
         BrokenChunk : a checksum is wrong, or a compressed stream is broken or of another length.
         """
-        steps = [step for i, step in enumerate(self.filters) if not mask >> i & 1]
         data = stored
-        while steps:
-            step = steps.pop()
-            size = self._size(steps)
-            data = _undo(step, data, size, partial(memory_for, data, bool(steps), out), self.itemsize)
+        for step, size, passing in self._steps(mask) if mask else self._every_step:
+            data = _undo(step, data, size, partial(memory_for, data, passing, out), self.itemsize)
         if data.nbytes != self.nbytes:
             raise BrokenChunk(f"{data.nbytes} bytes instead of {self.nbytes}")
         if out is None:
             return data.copy() if of_this_thread(data) else data
-        if not _same_memory(data, out):
+        if data is not out:
             out[...] = data
         return out
+
+    @cached_property
+    def _every_step(self) -> list[tuple[Filter, int | None, bool]]:
+        return self._steps(0)
+
+    def _steps(self, mask: int) -> list[tuple[Filter, int | None, bool]]:
+        """What is to be undone, the last one applied first; how many bytes come out, and whether more steps follow."""
+        applied = [step for i, step in enumerate(self.filters) if not mask >> i & 1]
+        return [(applied[i], self._size(applied[:i]), i > 0) for i in reversed(range(len(applied)))]
 
     def _size(self, before: list[Filter]) -> int | None:
         """Bytes that come out of a step, given those applied before it; None if that cannot be known."""
@@ -98,10 +104,6 @@ def _undo(step: Filter, data: Bytes, size: int | None, memory: Memory, itemsize:
     return result
 
 
-def _same_memory(a: Bytes, b: Bytes) -> bool:
-    return a.nbytes == b.nbytes and a.ctypes.data == b.ctypes.data
-
-
 Undo = Callable[[Bytes, tuple[int, ...], int | None, Memory], Bytes]
 
 
@@ -115,7 +117,7 @@ def _by(decode: Callable[..., Any], **options: Any) -> Undo:
 
 
 def _flat(decoded: Any) -> Bytes:
-    return np.frombuffer(decoded, np.uint8)
+    return decoded if isinstance(decoded, np.ndarray) else np.frombuffer(decoded, np.uint8)
 
 
 def _unshuffle(data: Bytes, options: tuple[int, ...], size: int | None, memory: Memory) -> Bytes:
@@ -131,9 +133,11 @@ def _unshuffle(data: Bytes, options: tuple[int, ...], size: int | None, memory: 
         np.left_shift(planes[1], 8, out=items, dtype=np.uint16)
         np.bitwise_or(items, planes[0], out=items)
     else:
-        for i in range(width):  # by columns: several times as fast as one transposed copy
-            out[: count * width].reshape(count, width)[:, i] = planes[i]
-    out[count * width :] = data[count * width :]
+        columns = out[: count * width].reshape(count, width)
+        for i in range(width):  # several times as fast as one transposed copy
+            columns[:, i] = planes[i]
+    if count * width < data.nbytes:
+        out[count * width :] = data[count * width :]
     return out
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from matex_data.index import Array, Integers
 
 CONVERTED_TOGETHER = 1 << 15  # numbers; what is converted in one go stays in the processor's cache
+LARGE_ROW = 4096  # bytes
 
 Convert = Callable[[Array, Array], None]
 """Writes what stored rows stand for into the second array, rows of the field's dtype. Can be pickled."""
@@ -21,9 +22,20 @@ def scatter(out: Array, place: Integers, rows: Array, convert: Convert | None = 
         start = int(place[0]) if len(place) else 0
         _put(rows, out[start : start + len(place)], convert)
     elif convert is None:
-        out[place] = rows
+        _to_places(out, place, rows)
     else:
         _scatter_converted(out, place, rows, convert)
+
+
+def _to_places(out: Array, place: Integers, rows: Array) -> None:
+    """Small rows go as items of one void dtype: NumPy moves those two to eight times as fast as along axes."""
+    row_bytes = out.dtype.itemsize * prod(out.shape[1:])
+    several = out.ndim > 1 or out.dtype.names is not None
+    if several and 0 < row_bytes <= LARGE_ROW and out.flags.c_contiguous and not out.dtype.hasobject:
+        item = np.dtype((np.void, row_bytes))
+        out.reshape(-1).view(item)[place] = np.ascontiguousarray(rows, out.dtype).reshape(-1).view(item)
+    else:
+        out[place] = rows
 
 
 def _put(rows: Array, out: Array, convert: Convert | None) -> None:
@@ -44,7 +56,7 @@ def _scatter_converted(out: Array, place: Integers, rows: Array, convert: Conver
         some = place[i : i + step]
         converted = np.empty((len(some), *out.shape[1:]), out.dtype)
         convert(rows[i : i + step], converted)
-        out[some] = converted
+        _to_places(out, some, converted)
 
 
 def consecutive(numbers: Integers) -> bool:
