@@ -35,6 +35,7 @@ class Format:
     magic : first bytes of its files: where, and what.
     names : patterns of file names without a suffix that tells, as of ``pathlib.PurePath.match``.
     inside : stands in the head of its files, and tells it from a format of the same first bytes.
+    beside : patterns of files that belong to others, and are not opened when a whole directory is.
     """
 
     module: str
@@ -42,6 +43,7 @@ class Format:
     magic: tuple[tuple[int, bytes], ...] = ()
     names: tuple[str, ...] = ()
     inside: bytes = b""
+    beside: tuple[str, ...] = ()
 
     def named(self, path: str) -> bool:
         """Whether the file has a name that this format's files have."""
@@ -59,18 +61,29 @@ _NETCDF_SUFFIXES = (".nc", ".nc1", ".nc2", ".nc3", ".nc4", ".nc4c", ".nc5", ".cd
 _PACKED = ("", ".gz", ".bz2", ".xz", ".zst")
 _CSV_SUFFIXES = tuple(f".{kind}{end}" for kind in ("csv", "tsv", "tab", "psv", "txt", "dat", "asc") for end in _PACKED)
 
+_IDX_NAMES = tuple(f"*[-.]idx[1-9]-*byte{end}" for end in ("", ".gz"))
+_CIFAR_NAMES = ("data_batch_[1-5]", "test_batch", "cifar-100-*/train", "cifar-100-*/test")
+_CIFAR_BINARY = tuple(f"{name}.bin" for name in _CIFAR_NAMES)
+
 FORMATS: dict[str, Format] = {
     "hdf5": Format("matex_data.readers.hdf5", (".h5", ".hdf5", ".hdf", ".he5", ".nxs", ".mat"), _HDF5_MARKS),
     "netcdf": Format(
         "matex_data.readers.netcdf", _NETCDF_SUFFIXES, (*_CDF_MARKS, *_HDF5_MARKS), inside=b"_NCProperties"
     ),
     "csv": Format("matex_data.readers.csv", _CSV_SUFFIXES),
+    "npy": Format("matex_data.readers.arrays", (".npy",), ((0, b"\x93NUMPY"),)),
+    "npz": Format("matex_data.readers.arrays", (".npz",)),
+    "raw": Format("matex_data.readers.arrays", (".raw",)),
+    "idx": Format("matex_data.readers.idx", (".idx", ".idx.gz"), names=_IDX_NAMES, beside=("*labels[-.]idx1-*",)),
+    "cifar": Format("matex_data.readers.cifar", (), names=_CIFAR_NAMES + _CIFAR_BINARY),
 }
 
 
 def recognised(path: str) -> bool:
-    """Whether the name of a file tells its format."""
-    return any(format.named(path) for format in FORMATS.values())
+    """Whether the name of a file tells its format, and the file does not belong to another one."""
+    lower = Path(path.lower())
+    belongs = any(lower.match(name) for format in FORMATS.values() for name in format.beside)
+    return not belongs and any(format.named(path) for format in FORMATS.values())
 
 
 def detect(path: str, head: bytes) -> str:

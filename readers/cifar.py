@@ -1,0 +1,133 @@
+"""CIFAR-10 and CIFAR-100, the binary and the Python version: https://www.cs.toronto.edu/~kriz/cifar.html."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from matex_data.errors import FieldNotFound, FormatError
+from matex_data.fields import Field
+from matex_data.index import File, Index, Part
+from matex_data.layouts import Foreign, Strided
+from matex_data.readers.hdf5_rows import Held
+from matex_data.readers.subsets import chosen
+
+IMAGE = (3, 32, 32)  # as stored: the colours one after the other
+PIXELS = 3072
+LABELS = {1: ("label",), 2: ("coarse_label", "fine_label")}  # of CIFAR-10 and CIFAR-100, in the order of the file
+BYTE = np.dtype(np.uint8)
+BLOCK_ROWS = 64
+ALLOWED = {("_codecs", "encode"), ("numpy", "ndarray"), ("numpy", "dtype")}
+
+
+def index(path: str, names: Sequence[str] | None = None, *, subset: str | None = None) -> Index:
+    """The images of a file of CIFAR-10 (fields "image", "label") or CIFAR-100 ("image", "coarse_label", "fine_label").
+
+    Images are uint8 of shape (32, 32, 3), labels uint8.
+
+    Parameters
+    ----------
+    names : of the fields that are wanted; None: all.
+    subset : "train" or "test"; files of the other one have no samples. None: both.
+
+    Raises
+    ------
+    FieldNotFound : there is no such field.
+    FormatError : the file is not one of CIFAR's.
+    """
+    with Path(path).open("rb") as file:
+        pickled = file.read(1) == b"\x80" and not path.lower().endswith(".bin")
+    parts = _pickled(path) if pickled else _binary(path)
+    fields = {name: Field(name, (32, 32, 3) if name == "image" else (), BYTE) for name in parts}
+    for name in names or ():
+        if name not in fields:
+            raise FieldNotFound("the file has no such field", file=path, field=name, expected=f"one of {list(fields)}")
+    wanted = list(fields) if names is None else list(names)
+    files = [File(path, parts["image"].rows, {name: parts[name] for name in wanted})] if chosen(path, subset) else []
+    return Index({name: fields[name] for name in wanted}, files)
+
+
+def _binary(path: str) -> dict[str, Part]:
+    size = Path(path).stat().st_size
+    labels = [count for count in LABELS if size % (count + PIXELS) == 0]
+    if len(labels) != 1 or not size:
+        raise FormatError(
+            "the file is not one of CIFAR's",
+            file=path,
+            expected="a multiple of 3073 bytes (CIFAR-10) or of 3074 bytes (CIFAR-100)",
+            found=f"{size} bytes",
+        )
+    record = labels[0] + PIXELS
+    rows = size // record
+    parts: dict[str, Part] = {"image": Strided(rows, labels[0], record, BYTE, IMAGE, convert=pixels)}
+    for at, name in enumerate(LABELS[labels[0]]):
+        parts[name] = Strided(rows, at, record, BYTE, ())
+    return parts
+
+
+def pixels(stored: NDArray[Any], out: NDArray[Any]) -> None:
+    """Three planes of colour, (rows, 3, 32, 32), as pixels (rows, 32, 32, 3)."""
+    np.copyto(out, stored.reshape(-1, *IMAGE).transpose(0, 2, 3, 1))
+
+
+class _Arrays(pickle.Unpickler):
+    """Makes arrays, and nothing that could run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        array = module in ("numpy.core.multiarray", "numpy._core.multiarray") and name in ("_reconstruct", "scalar")
+        if not array and (module, name) not in ALLOWED:
+            raise pickle.UnpicklingError(f"it wants {module}.{name}")
+        return super().find_class(module.replace("numpy.core", "numpy._core") if hasattr(np, "_core") else module, name)
+
+
+def _unpickled(path: str) -> dict[bytes, Any]:
+    try:
+        with Path(path).open("rb") as file:
+            found = _Arrays(file, encoding="bytes").load()
+        images = found[b"data"]
+        if not isinstance(images, np.ndarray) or images.dtype != BYTE or images.shape[1:] != (PIXELS,):
+            raise ValueError("its data are no images")
+    except Exception as error:  # a damaged pickle may raise anything
+        raise FormatError(
+            "the file is not one of CIFAR's",
+            file=path,
+            expected="a pickled dict with uint8 images of 3072 bytes and their labels",
+            found=error,
+            remedy="get the file again from its source; pickles of anything but arrays are never read",
+        ) from error
+    return dict(found)
+
+
+def _pickled(path: str) -> dict[str, Part]:
+    found = _unpickled(path)
+    rows = len(found[b"data"])
+    stored = {"label": b"labels", "coarse_label": b"coarse_labels", "fine_label": b"fine_labels"}
+    parts: dict[str, Part] = {"image": PickledImages(path, rows, min(rows, BLOCK_ROWS))}
+    for name, key in stored.items():
+        if key in found:
+            parts[name] = Held(np.asarray(found[key], BYTE))
+    return parts
+
+
+@dataclass(frozen=True, eq=False)
+class PickledImages(Foreign):
+    """Images of the Python version: each rank reads the whole file once, and keeps it."""
+
+    path: str
+    rows: int
+    block_rows: int
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        if self not in _kept:
+            _kept[self] = _unpickled(self.path)[b"data"].reshape(-1, *IMAGE)
+        return _kept[self][start:stop].transpose(0, 2, 3, 1)
+
+
+_kept: WeakKeyDictionary[PickledImages, NDArray[Any]] = WeakKeyDictionary()
