@@ -26,7 +26,7 @@ RANDOM = np.random.default_rng(0)
 class TestNpy(FormatSuite):
     def write(self, folder: Path) -> Case:
         whole = np.random.default_rng(1).normal(size=(301, 5)).astype(">f4")
-            table = np.zeros(301, [("id", "<i8"), ("x", "<f4", (5,))])
+        table = np.zeros(301, [("id", "<i8"), ("x", "<f4", (5,))])
         table["id"], table["x"] = np.arange(301), whole
         np.savez(folder / "part1.npz", id=table["id"][:150], x=np.asfortranarray(table["x"][:150]))
         np.savez_compressed(folder / "part10.npz", id=table["id"][187:], x=table["x"][187:])
