@@ -18,6 +18,7 @@ from matex_data.elements import Elements, Names, as_list
 from matex_data.errors import DataError, FormatError, near_matches
 from matex_data.index import Index, concatenate
 from matex_data.readers import HEAD, detect, reader, recognised, together
+from matex_data.sequences import windowed
 from matex_data.source import Source
 from matex_data.tables import stacked
 from matex_data.together import Together
@@ -36,6 +37,9 @@ def open_dataset(
     targets: Names = None,
     comm: MPI.Intracomm | None = None,
     stack: bool = False,
+    window: int | None = None,
+    stride: int = 1,
+    horizon: int | None = None,
     io: str = "auto",
     window_bytes: int = WINDOW_BYTES,
     cache: str | None = None,
@@ -55,6 +59,9 @@ def open_dataset(
     comm : whose ranks share the data; None: all.
     stack : ``inputs`` is a list of numeric fields of one shape, and x is one array of them side by side,
         (samples, fields, ...), the field "inputs".
+    window : each sample is that many consecutive samples of one file, (window, ...); the next one begins ``stride``
+        further on. With ``horizon`` or ``targets`` the target is the ``horizon`` (default: 1) samples behind the
+        window, (horizon, ...), of the inputs themselves unless ``targets`` says otherwise.
     io : "collective": all ranks enter every read together; "independent": each reads on its own; "auto": the
         former, unless there are many files.
     window_bytes : what is shuffled together at most, in bytes over all ranks. Part of the shuffled order.
@@ -75,6 +82,9 @@ def open_dataset(
     if stack:
         index = stacked(index, as_list(inputs), STACKED, as_list(targets))
         elements = Elements(STACKED, targets)
+    if window is not None:
+        index, ahead = windowed(index, elements.inputs, targets, window, stride, horizon)
+        elements = Elements(elements.inputs, ahead)
     return Dataset(Source(comm, index, io, window_bytes, cache), elements)
 
 
