@@ -17,6 +17,7 @@ from matex_data.buffers import Pool
 from matex_data.cache import ChunkCache
 from matex_data.coalesce import Call, Ranges, calls
 from matex_data.collective import Files
+from matex_data.countdown import followed
 from matex_data.errors import DataError
 from matex_data.index import Index, Integers, Request, Rows
 from matex_data.runs import Runs
@@ -76,6 +77,8 @@ def plan(index: Index, runs: Runs, place: Integers, arrays: Arrays, chunks: Chun
         for number, rows in _by_file(index, runs, place)
         for name, request in tables.requests(index.files[number].parts, rows, arrays, chunks)
     ]
+    if index.after is not None:
+        requests = followed(requests, partial(index.after, arrays, place))
     scratch = pool.bytes(sum(int(r.nbytes.sum()) for _, _, r in requests if r.target is None))
     used = 0
     wanted: dict[int, list[tuple[Ranges, Callable[[], None] | None]]] = {}

@@ -111,6 +111,9 @@ class File:
     parts: Mapping[str, Part]
 
 
+After = Callable[[Mapping[str, Array], Integers], None]
+
+
 class Index:
     """The rows of several files of one schema, one behind the other.
 
@@ -119,16 +122,28 @@ class Index:
     fields : what each sample is made of.
     files : where the samples are. Every file has a part for every field, all of the file's rows.
     static : whole arrays that belong to no sample (a coordinate axis, a mask), by name.
+    facts : what has to be the same in all files of one data set beside the fields (units, a calendar), as texts.
+    after : called with the arrays by name, and the places in them that were filled, once all rows of a window are
+        there; on any thread.
 
     Raises
     ------
     FormatError : a file lacks a field, or its parts differ in length.
     """
 
-    def __init__(self, fields: Schema, files: Sequence[File], static: Mapping[str, Array] | None = None) -> None:
+    def __init__(
+        self,
+        fields: Schema,
+        files: Sequence[File],
+        static: Mapping[str, Array] | None = None,
+        facts: Mapping[str, str] | None = None,
+        after: After | None = None,
+    ) -> None:
         self.fields = dict(fields)
         self.files = tuple(files)
         self.static = dict(static or {})
+        self.facts = dict(facts or {})
+        self.after = after
         for file in self.files:
             _check_file(file, self.fields)
         self.first_row: Integers = np.concatenate(
@@ -141,7 +156,8 @@ class Index:
     def select(self, names: Sequence[str]) -> Index:
         """The same rows with fewer fields."""
         fields = {name: self.fields[name] for name in names}
-        return Index(fields, [File(f.path, f.rows, {n: f.parts[n] for n in names}) for f in self.files], self.static)
+        files = [File(f.path, f.rows, {n: f.parts[n] for n in names}) for f in self.files]
+        return Index(fields, files, self.static, self.facts, self.after)
 
 
 def concatenate(indexes: Sequence[Index]) -> Index:
@@ -155,7 +171,9 @@ def concatenate(indexes: Sequence[Index]) -> Index:
     for other in indexes[1:]:
         if other.fields != first.fields:
             raise _schema_error(first, other)
-    return Index(first.fields, [file for index in indexes for file in index.files], first.static)
+        if other.facts != first.facts:
+            raise _fact_error(first, other)
+    return Index(first.fields, [file for index in indexes for file in index.files], first.static, first.facts)
 
 
 def _schema_error(first: Index, other: Index) -> FormatError:
@@ -167,6 +185,18 @@ def _schema_error(first: Index, other: Index) -> FormatError:
         expected=f"{_describe(first.fields.get(names[0]))}, as in {first.files[0].path!r}",
         found=_describe(other.fields.get(names[0])),
         remedy="open files of one schema together, or choose the fields they share with inputs= and targets=",
+    )
+
+
+def _fact_error(first: Index, other: Index) -> FormatError:
+    names = [n for n in {**first.facts, **other.facts} if first.facts.get(n) != other.facts.get(n)]
+    begin = next((file.path for file in first.files), None)
+    return FormatError(
+        f"the files do not agree on {names[0]}",
+        file=next((file.path for file in other.files), None),
+        expected=f"{first.facts.get(names[0], 'nothing said')}, as in {begin!r}",
+        found=other.facts.get(names[0], "nothing said"),
+        remedy="open files that agree together, or convert them",
     )
 
 

@@ -17,6 +17,7 @@ from matex_data.dataset import Dataset
 from matex_data.elements import Elements, Names, as_list
 from matex_data.errors import DataError, FormatError, near_matches
 from matex_data.index import Index, concatenate
+from matex_data.missing import Missing, check, complete_samples, read_names, treated
 from matex_data.readers import HEAD, detect, reader, recognised, together
 from matex_data.sequences import windowed
 from matex_data.source import Source
@@ -43,6 +44,7 @@ def open_dataset(
     io: str = "auto",
     window_bytes: int = WINDOW_BYTES,
     cache: str | None = None,
+    missing: Missing = "nan",
     **options: Any,
 ) -> Dataset:
     """Open files of one schema as one data set. *Collective*.
@@ -67,6 +69,9 @@ def open_dataset(
     window_bytes : what is shuffled together at most, in bytes over all ranks. Part of the shuffled order.
     cache : "memory": each rank reads its share once and keeps it; the share stays the same in all epochs and is
         shuffled as a whole. None: read again in every epoch.
+    missing : what becomes of missing numbers, which are not-a-number. "nan": they stay. A number: it takes their
+        places. "mask": 0 does, and the field ``<name>_mask`` is True there. "drop": samples with any are left out,
+        which takes a pass over the data now.
     options : of the format's reader.
 
     Raises
@@ -76,16 +81,18 @@ def open_dataset(
     DataError : there is no such file, or it cannot be read.
     """
     comm = MPI.COMM_WORLD if comm is None else comm
+    check(missing)
     elements = Elements(inputs, targets)
     files = _found(comm, paths)
-    index = _indexed(comm, files, format, elements.names, options)
+    index = _indexed(comm, files, format, read_names(elements.names, missing), options)
     if stack:
         index = stacked(index, as_list(inputs), STACKED, as_list(targets))
         elements = Elements(STACKED, targets)
     if window is not None:
         index, ahead = windowed(index, elements.inputs, targets, window, stride, horizon)
         elements = Elements(elements.inputs, ahead)
-    return Dataset(Source(comm, index, io, window_bytes, cache), elements)
+    source = Source(comm, treated(index, missing, elements.names), io, window_bytes, cache)
+    return Dataset(source, elements, complete_samples(source) if missing == "drop" else None)
 
 
 def _found(comm: MPI.Intracomm, paths: Paths) -> list[str]:
@@ -155,7 +162,10 @@ def _indexed(
     own: list[tuple[int, Index | bytes | None]] = []
     for number in range(comm.rank, len(files), comm.size):
         try:
-            own.append((number, _index_of(files[number], format, names, options)))
+            found = _index_of(files[number], format, names, options)
+            if number:
+                found.static = {}  # those of the first file are taken
+            own.append((number, found))
         except Exception as error:  # whatever it is, every rank has to raise it
             if comm.size == 1:
                 raise

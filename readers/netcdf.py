@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,11 +15,12 @@ from matex_data.errors import DataError, FieldNotFound, FormatError, near_matche
 from matex_data.fields import Field
 from matex_data.index import File, Index, Part
 from matex_data.readers import netcdf4, netcdf_classic
-from matex_data.readers.cf import Meaning, meaning
+from matex_data.readers.cf import USED_UP, Meaning, meaning
 from matex_data.readers.hdf5_names import FAILURES
 from matex_data.readers.hdf5_rows import open_file
 from matex_data.readers.variables import Content, Variable
 
+AGREED = ("units", "calendar", "standard_name", "positive", "flag_values", "flag_masks", "flag_meanings")
 STATIC_BYTES = 64 << 20  # of one variable without samples that every rank holds in memory
 MARK = b"\x89HDF\r\n\x1a\n"
 
@@ -102,7 +104,26 @@ def _index(
         for variable in content.variables
         if dimension not in variable.dimensions and _fits(variable, content.path)
     }
-    return Index(fields, [File(content.path, content.dimensions[dimension], parts)], static)
+    facts = _facts(content, [v for v in wanted if v.name in fields], fields, dimension, decode)
+    return Index(fields, [File(content.path, content.dimensions[dimension], parts)], static, facts)
+
+
+def _facts(
+    content: Content, wanted: Sequence[Variable], fields: Mapping[str, Field], dimension: str, decode: bool
+) -> dict[str, str]:
+    """What has to be the same in other files: units and the like, and the coordinates of the other dimensions."""
+    keys = AGREED if decode else AGREED + USED_UP
+    facts = {}
+    for variable in wanted:
+        said = fields[variable.name].attributes
+        facts.update({f"{key!r} of {variable.name!r}": str(said[key]) for key in keys if key in said})
+    others = {name for variable in wanted for name in variable.dimensions} - {dimension}
+    for variable in content.variables:
+        if variable.name in others and len(variable.dimensions) == 1 and variable.nbytes <= STATIC_BYTES:
+            numbers = np.ascontiguousarray(variable.values())
+            digest = hashlib.sha256(numbers.tobytes()).hexdigest()[:16] if not numbers.dtype.hasobject else ""
+            facts[f"the coordinates {variable.name!r}"] = f"{len(numbers)} values (checksum {digest})"
+    return facts
 
 
 def _named(content: Content, names: Sequence[str]) -> list[Variable]:
