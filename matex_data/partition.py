@@ -18,7 +18,7 @@ import numpy as np
 from matex_data.errors import PartitionError
 from matex_data.index import Integers, ranges
 from matex_data.runs import Runs, compress, join, merge
-from matex_data.shuffling import Dice, generator
+from matex_data.shuffling import generator, orders
 
 REMAINDERS = ("drop", "pad", "keep")
 
@@ -139,40 +139,41 @@ class Epoch:
         plan = self.schedule
         width = plan.batch_size // plan.lanes  # samples that a lane gives to one batch
         length = plan.full_steps * width
-        dice = Dice(plan.seed or 0, self.number)
-        starts, counts, places = [], [], []
-        for lane in range(low // width, -(-(low + each) // width)):
-            for first in range(begin, end, plan.window_steps):
-                take = (min(first + plan.window_steps, end) - first) * width
-                starts.append(lane * length + (length - first * width - take if lane % 2 else first * width))
-                counts.append(take)
-                mixed = dice.permutation(take, first, lane)
-                places.append(_places(mixed, width, lane * width - low, each, (first - begin) * each))
-        return self._between(starts, counts), np.concatenate([NOWHERE, *places])
+        lanes = range(low // width, -(-(low + each) // width))
+        number = np.arange(lanes.start, lanes.stop)
+        starts, counts, places = [], [], [NOWHERE]
+        for first in range(begin, end, plan.window_steps):
+            take = (min(first + plan.window_steps, end) - first) * width
+            ahead = np.where(number % 2, length - first * width - take, first * width)
+            starts.append(number * length + ahead)
+            counts.append(np.full(len(lanes), take))
+            mixed = orders(plan.seed or 0, self.number, first, lanes, take)
+            places.append(_places(mixed, width, number * width - low, each, (first - begin) * each).reshape(-1))
+        if not starts:
+            return self._between([], []), NOWHERE
+        return self._between(np.concatenate(starts), np.concatenate(counts)), np.concatenate(places)
 
 
 NOWHERE = np.empty(0, np.int64)
 
 
-def _places(mixed: Integers, width: int, shift: int, each: int, first: int) -> Integers:
-    """Places of a lane's samples in the window; -1 for those that belong to another rank.
+def _places(mixed: Integers, width: int, shift: Integers, each: int, first: int) -> Integers:
+    """Places of the lanes' samples in the window; -1 for those that belong to another rank.
 
     Parameters
     ----------
-    mixed : the lane's samples in random order, counted from 0.
-    width : samples of the lane in one batch.
-    shift : where they begin in this rank's part of the batch.
+    mixed : int64[lanes, n], the samples of each lane in random order, counted from 0.
+    width : samples of a lane in one batch.
+    shift : int64[lanes], where they begin in this rank's part of the batch.
     each : samples of this rank's part.
     first : place of the first sample of the first step.
     """
-    if width == each:
-        return mixed + first
-    step = mixed // width
-    places = mixed + (step * (each - width) + (shift + first))
-    if 0 <= shift <= each - width:
-        return places
-    position = places - first - step * each
-    return np.where((position >= 0) & (position < each), places, -1)
+    step, position = np.divmod(mixed, width) if width > 1 else (mixed, np.zeros_like(mixed))
+    position += shift[:, None]
+    places = step * each + position + first
+    if shift.min() < 0 or shift.max() > each - width:
+        places[(position < 0) | (position >= each)] = -1
+    return places
 
 
 def _sorted(runs: Runs, place: Integers, sizes: Integers, rows: int) -> Window:

@@ -11,10 +11,10 @@ from matex_data.errors import PartitionError
 from matex_data.index import Index, Integers
 from matex_data.partition import REMAINDERS, Schedule
 from matex_data.runs import Runs, cut
-from matex_data.shuffling import MOST_LANES
 
 BLOCK_BYTES = 256 << 10  # of a block of rows that could be read one by one: cheap to read, small enough to mix
 MOST_BLOCKS = 1 << 20
+MOST_LANES = 256
 WINDOW_BYTES = 8 << 20  # shuffled together at least: a few such windows stay in the processor's cache
 WINDOW_BLOCKS = 32  # shuffled together at least, if they fit into the bytes that are allowed
 
