@@ -20,7 +20,8 @@ def orders(seed: int, epoch: int, step: int, lanes: range, count: int) -> Intege
     """
     salt = np.uint64(np.random.SeedSequence((seed, epoch, step)).generate_state(1, np.uint64)[0])
     lane = np.arange(lanes.start, lanes.stop, dtype=np.uint64)[:, None] << np.uint64(40)
-    return np.argsort(_hashed(salt + lane + np.arange(count, dtype=np.uint64)), axis=1)
+    numbers: NDArray[np.uint64] = np.add(salt, lane + np.arange(count, dtype=np.uint64), dtype=np.uint64)
+    return np.argsort(_hashed(numbers), axis=1)
 
 
 def _hashed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
