@@ -28,6 +28,7 @@ class Channel:
         self.graph = Line(comm)
         self.host = Line(comm, self.graph.crowded)
         self.shelf: dict[str, Any] = {}  # what others keep with a communicator, such as the order in graphs
+        self.steps = 0  # of training loops that the user wrote
         self._crews: dict[int, Crew] = {}
         self._agreed: set[bytes] = set()
 

@@ -57,7 +57,7 @@ def readable_errors() -> Iterator[None]:
 
 def _end(comm: MPI.Intracomm, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     text = "".join(traceback.format_exception(kind, error, trace))
-    together = _all_fail(comm)
+    together = _all_come(comm)
     alike = together and len(set(comm.allgather((kind.__qualname__, str(error))))) == 1
     if comm.rank == 0 or not alike:
         who = f"all {comm.size} ranks" if alike else f"rank {comm.rank} of {comm.size}"
@@ -69,7 +69,18 @@ def _end(comm: MPI.Intracomm, kind: type[BaseException], error: BaseException, t
     _leave(comm)
 
 
-def _all_fail(comm: MPI.Intracomm) -> bool:
+def leave_with(code: int) -> None:
+    """End this process with that exit code; if it is not 0 and others go on, end them, too. *Collective* if 0."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code and _guard:
+        if not _all_come(_guard[0]):
+            _guard[0].Abort(code)
+        _leave(_guard[0], code)
+    sys.exit(code)
+
+
+def _all_come(comm: MPI.Intracomm) -> bool:
     """Whether all ranks come here within a short time."""
     request = comm.Ibarrier()
     end = time.monotonic() + PATIENCE
@@ -80,14 +91,14 @@ def _all_fail(comm: MPI.Intracomm) -> bool:
     return True
 
 
-def _leave(comm: MPI.Intracomm) -> None:
-    """End this process, together with all others, with exit code 1."""
-    threading.Thread(target=_end_by_force, daemon=True).start()
+def _leave(comm: MPI.Intracomm, code: int = 1) -> None:
+    """End this process, together with all others."""
+    threading.Thread(target=_end_by_force, args=(code,), daemon=True).start()
     comm.Barrier()
     MPI.Finalize()
-    os._exit(1)
+    os._exit(code)
 
 
-def _end_by_force() -> None:
+def _end_by_force(code: int) -> None:
     time.sleep(_LAST)
-    os._exit(1)
+    os._exit(code)

@@ -69,9 +69,13 @@ class Line:
             self.share(out[end - count : end].reshape(-1), root)
         return out
 
+    def wait_for_all(self) -> None:
+        """Return when all ranks are here. *Collective*."""
+        _wait(self.comm.Ibarrier())
+
     def objects(self, mine: Any) -> list[Any]:
         """The Python objects of all ranks, by rank. *Collective*."""
-        _wait(self.comm.Ibarrier())
+        self.wait_for_all()
         return list(self.comm.allgather(mine))
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from matex_data.training.buckets import BUCKET_BYTES
 from matex_data.training.channel import channel
 from matex_data.training.reduction import Reducer, Strategy
 
+_averaged: ContextVar[bool] = ContextVar("averaged", default=False)
 _step: ContextVar[tuple[Any] | None] = ContextVar("step", default=None)
 
 
@@ -79,6 +80,21 @@ def batch_weight(size: int) -> Any:
     return 1 / size if found is None or found[0] is None else found[0]
 
 
+@contextlib.contextmanager
+def averaging() -> Iterator[None]:
+    """Within this context gradients have been averaged: optimizers that others wrap do not do it again."""
+    token = _averaged.set(True)
+    try:
+        yield
+    finally:
+        _averaged.reset(token)
+
+
+def averaged() -> bool:
+    """Whether gradients have been averaged by an outer optimizer."""
+    return _averaged.get()
+
+
 class _Averaging:
     """An optimizer's ``apply`` with the average before it."""
 
@@ -87,5 +103,8 @@ class _Averaging:
         self._reducer = reducer
 
     def __call__(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
+        if averaged():
+            return self._apply(grads, trainable_variables)
         weight = batch_weight(self._reducer.channel.size)
-        return self._apply(self._reducer(list(grads), weight), trainable_variables)
+        with averaging():
+            return self._apply(self._reducer(list(grads), weight), trainable_variables)

@@ -131,6 +131,23 @@ def _rows(slices: Any) -> Any:
     return tf.constant(0, tf.int64) if slices.dense_shape is None else tf.cast(slices.dense_shape[0], tf.int64)
 
 
+def from_root(opened: Channel, tensors: Sequence[Any]) -> list[Any]:
+    """The tensors of rank 0, in graphs and outside. *Collective*."""
+
+    def run(number: Any, *arrays: Array) -> list[Any]:
+        copies = [np.array(array, order="C") for array in arrays]
+        for copy in copies:
+            opened.graph.share(copy.reshape(-1))
+        return [number, *copies]
+
+    with _order(opened, "chained").ticket() as ticket:
+        kinds = [tensor.dtype for tensor in tensors]
+        ticket.number, *received = tf.numpy_function(run, [ticket.number, *tensors], [tf.int64, *kinds])
+    for tensor, new in zip(tensors, received, strict=True):
+        new.set_shape(tensor.shape)
+    return list(received)
+
+
 def _chain(opened: Channel, jobs: list[Job], inputs: list[list[Any]], weight: Any) -> list[list[Any]]:
     """One blocking operation a job; each needs the number that the one before it gives."""
     results = []

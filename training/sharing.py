@@ -32,12 +32,16 @@ class Sharing:
         otherwise in those alone that were made with ``synchronized=True``.
     """
 
-    def __init__(self, model: Any, opened: Channel, sync_batch_norm: bool = False) -> None:
+    def __init__(
+        self, model: Any, opened: Channel, sync_batch_norm: bool = False, reducer: Reducer | None = None
+    ) -> None:
         self.model = model
         self.channel = opened
         self.step = SharedStep(model)
         self._sync_batch_norm = sync_batch_norm
-        self._reducer = Reducer(opened)
+        self._reducer = reducer or Reducer(opened)
+        self._compiled = model._loss_tracker
+        self.begun = False
         self._hidden: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> Sharing:
@@ -61,6 +65,10 @@ class Sharing:
         if self._released:
             release(self.model.optimizer)
 
+    def is_current(self) -> bool:
+        """Whether the model is still compiled as it was when the context began."""
+        return self._compiled is self.model._loss_tracker
+
     def begin(self, element_spec: Any) -> None:
         """Make the variables for such data, and start with those of rank 0. *Collective*."""
         build(self.model, element_spec)
@@ -68,17 +76,25 @@ class Sharing:
             return
         broadcast_in(self.channel, state(self.model))
         separate_seeds(self.model, self.channel.rank)
-        self.step.reducer = None if _equal_batches(self.channel, element_spec) else self._reducer
-        self._share_losses()
-        for layer in self.model._flatten_layers():
-            if isinstance(layer, keras.layers.BatchNormalization) and (self._sync_batch_norm or layer.synchronized):
-                self._replace(layer, "_moments", global_moments(layer, self._reducer))
+        reducer = None if _equal_batches(self.channel, element_spec) else self._reducer
+        if self.begun and reducer is not self.step.reducer:
+            self._replace(self.model, "train_function", None)  # its graph weighs in the other way
+        self.step.reducer = reducer
+        if not self.begun:
+            self.begun = True
+            self._share_losses()
+            self._share_statistics()
 
     def _share_losses(self) -> None:
         compiled = self.model._compile_loss
         if compiled is not None and compiled._flat_losses:
             shared = [entry._replace(loss=SharedLoss(entry.loss, self._reducer)) for entry in compiled._flat_losses]
             self._replace(compiled, "_flat_losses", shared)
+
+    def _share_statistics(self) -> None:
+        for layer in self.model._flatten_layers():
+            if isinstance(layer, keras.layers.BatchNormalization) and (self._sync_batch_norm or layer.synchronized):
+                self._replace(layer, "_moments", global_moments(layer, self._reducer))
 
     def _without_xla(self) -> None:
         if self.channel.rank == 0:

@@ -1,0 +1,182 @@
+"""``fit``, ``evaluate`` and ``predict`` of every Keras model, for scripts that know nothing of ranks."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.tensorflow import trainer as keras_trainer
+
+from matex_data.training.callbacks import together
+from matex_data.training.channel import Channel
+from matex_data.training.failures import readable_errors
+from matex_data.training.loops import keras_iterates
+from matex_data.training.metrics import combined_result
+from matex_data.training.reduction import Reducer
+from matex_data.training.rows import is_local, share_rows
+from matex_data.training.sharing import Sharing
+from matex_data.training.step import SharedStep, batch_size
+from matex_data.training.trainer import quietly, without_empty
+
+_job: ContextVar[Job | None] = ContextVar("job", default=None)
+
+
+class Job:
+    """One call of a patched method.
+
+    Parameters
+    ----------
+    training : the first data set that the call iterates over is trained on; others are evaluated on.
+    noting : keep the sizes of the global batches.
+    """
+
+    def __init__(self, opened: Channel, training: bool = False, noting: bool = False) -> None:
+        self._channel = opened
+        self._whole = training or noting
+        self._noting = noting
+        self.spec: Any = None
+        self.sizes: list[int] = []
+
+    def share(self, dataset: Any, x: Any) -> Any:
+        """This rank's rows of what Keras is about to iterate over."""
+        if not is_local(x):
+            if self._noting:
+                dataset = dataset.map(self._note)
+            dataset = share_rows(dataset, self._channel.rank, self._channel.size)
+        first, self.spec = self.spec is None, self.spec or dataset.element_spec
+        return dataset if first and self._whole else without_empty(dataset)
+
+    def _note(self, *element: Any) -> Any:
+        data = element if len(element) > 1 else element[0]
+        with tf.control_dependencies([tf.numpy_function(self.sizes.append, [batch_size(data)], [])]):
+            return tf.nest.map_structure(tf.identity, data)
+
+
+class SharedEpochs(keras_trainer.TFEpochIterator):  # type: ignore[misc]  # Keras has no types
+    """Keras's iterator over batches, whatever they come from, with this rank's rows of each."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        job = _job.get()
+        if job is not None:
+            self.__dict__["_distributed_dataset"] = job.share(self.__dict__["_distributed_dataset"], kwargs.get("x"))
+
+
+class KerasPatches:
+    """Patches ``keras.Model``. *Collective*."""
+
+    def __init__(self, opened: Channel, reducer: Reducer, sync_batch_norm: bool) -> None:
+        self._channel = opened
+        self._reducer = reducer
+        self._sync_batch_norm = sync_batch_norm
+        keras_trainer.TFEpochIterator = SharedEpochs
+        self._patch("fit", self._fit)
+        self._patch("evaluate", self._evaluate)
+        self._patch("predict", self._predict)
+        self._patch("train_on_batch", self._train_on_batch)
+
+    def _patch(self, name: str, method: Callable[..., Any]) -> None:
+        original = getattr(keras.Model, name)
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def patched(model: Any, *args: Any, **kwargs: Any) -> Any:
+            mine = vars(model).get("_matex_sharing")
+            foreign = isinstance(vars(model).get("train_step"), SharedStep) and mine is None
+            if foreign or "_use_cached_eval_dataset" in kwargs:  # fit evaluates its validation data
+                return original(model, *args, **kwargs)
+            bound = signature.bind(model, *args, **kwargs)
+            given = {key: value for key, value in bound.arguments.items() if key not in ("self", "kwargs")}
+            if self._channel.rank > 0 and "verbose" in signature.parameters:
+                given["verbose"] = 0
+            with quietly(), readable_errors(), keras_iterates():
+                return method(functools.partial(original, model), model, {**given, **bound.arguments.get("kwargs", {})})
+
+        setattr(keras.Model, name, patched)
+
+    def _sharing(self, model: Any) -> Sharing:
+        """The model's context, which stays open until it is compiled again. *Collective* at first."""
+        found = vars(model).get("_matex_sharing")
+        if found is not None and found.is_current():
+            return found  # type: ignore[no-any-return]
+        if found is not None:
+            found.__exit__()
+        sharing = Sharing(model, self._channel, self._sync_batch_norm, self._reducer)
+        sharing.__enter__()
+        object.__setattr__(model, "_matex_sharing", sharing)
+        return sharing
+
+    def _fit(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
+        model._assert_compile_called("fit")
+        sharing = self._sharing(model)
+        job = Job(self._channel, training=True)
+        callbacks = options.get("callbacks")
+        if not isinstance(callbacks, keras.callbacks.CallbackList):
+            users = keras.tree.flatten(callbacks) if callbacks is not None else []
+            options["callbacks"] = together(sharing, users, lambda: job.spec)
+        return _within(job, original, options)
+
+    def _evaluate(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
+        model._assert_compile_called("evaluate")
+        self._sharing(model)
+        return _within(Job(self._channel), original, options)
+
+    def _predict(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
+        """Each rank predicts its rows; all get the whole, in order. *Collective*."""
+        if is_local(options.get("x")):
+            return original(**options)
+        job = Job(self._channel, noting=True)
+        outputs = _within(job, original, options)
+        places = np.concatenate([self._places(job.sizes, rank) for rank in range(self._channel.size)])
+
+        def whole(mine: Any) -> Any:
+            rows = self._channel.host.gather(mine)
+            out = np.empty_like(rows)
+            out[places] = rows
+            return out
+
+        return keras.tree.map_structure(whole, outputs)
+
+    def _places(self, sizes: list[int], rank: int) -> Any:
+        """Where the rows of a rank belong in the whole."""
+        starts = np.cumsum([0, *sizes])
+        size = self._channel.size
+        parts = [
+            np.arange(start + rows * rank // size, start + rows * (rank + 1) // size)
+            for start, rows in zip(starts, sizes, strict=False)
+        ]
+        return np.concatenate(parts)
+
+    def _train_on_batch(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
+        """One step on this rank's rows, and the metrics of all. *Collective*."""
+        sharing = self._sharing(model)
+        arrays = {name: options[name] for name in ("x", "y", "sample_weight") if options.get(name) is not None}
+        data = keras.tree.map_structure(np.asarray, arrays)
+        rows = {len(leaf) for leaf in keras.tree.flatten(data)}
+        if len(rows) != 1:
+            raise ValueError(f"arrays of a batch have one length, not {sorted(rows)}")
+        if not is_local(list(arrays.values())):
+            (count,), rank, size = rows, self._channel.rank, self._channel.size
+            mine = slice(count * rank // size, count * (rank + 1) // size)
+            data = keras.tree.map_structure(lambda leaf: leaf[mine], data)
+        spec = keras.tree.map_structure(lambda leaf: tf.TensorSpec((None, *leaf.shape[1:]), leaf.dtype), data)
+        if not sharing.begun:
+            sharing.begin(tuple(spec.values()))
+        as_dict = options.pop("return_dict", False)
+        logs = combined_result(model, self._channel, original(**{**options, **data}, return_dict=True))
+        logs = {name: float(value) for name, value in logs.items()}
+        return logs if as_dict else model._flatten_metrics_in_order(logs)
+
+
+def _within(job: Job, original: Callable[..., Any], options: dict[str, Any]) -> Any:
+    token = _job.set(job)
+    try:
+        return original(**options)
+    finally:
+        _job.reset(token)

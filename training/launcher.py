@@ -1,0 +1,99 @@
+"""``matex run script.py``: a script that knows nothing of ranks trains on all of them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matex_data.training.failures import end_job_on_error, leave_with
+from matex_data.training.ranks import communicator
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line of ``matex run``: its own options, the script, and the script's options. *Collective*."""
+    parser = argparse.ArgumentParser("matex run", description=__doc__)
+    parser.add_argument("--strategy", choices=("chained", "funneled", "concurrent"), default="chained")
+    parser.add_argument("--sync-batch-norm", action="store_true", help="normalize by the whole global batch")
+    parser.add_argument("--all-output", action="store_true", help="let every rank print, not rank 0 alone")
+    parser.add_argument("script", type=Path)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+    given = vars(parser.parse_args(arguments))
+    run(given.pop("script"), given.pop("arguments"), **given)
+
+
+def run(
+    script: Path,
+    arguments: Sequence[str] = (),
+    *,
+    strategy: Any = "chained",
+    sync_batch_norm: bool = False,
+    all_output: bool = False,
+) -> None:
+    """Run a script as ``python script.py`` would, on all ranks together. *Collective*. Does not return on errors.
+
+    Parameters
+    ----------
+    arguments : of the script.
+    strategy : how averages are embedded in graphs: "chained", "funneled" or "concurrent".
+    sync_batch_norm : normalize by the statistics of the global batch.
+    all_output : let every rank print; otherwise rank 0 alone does.
+    """
+    comm = communicator(None)
+    if comm.size > 1:
+        end_job_on_error(comm)
+        if comm.rank > 0 and not all_output:
+            _be_quiet()
+        _patch(strategy, sync_batch_norm)
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.resolve().parent))
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) or end.code is None else 1
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+        leave_with(code or 0)
+    except BaseException:  # whatever ends a script ends the job
+        sys.excepthook(*sys.exc_info())
+        leave_with(1)
+
+
+def _patch(strategy: Any, sync_batch_norm: bool) -> None:
+    """Patch Keras and TensorFlow, and let all ranks draw the same random numbers. *Collective*."""
+    import keras
+    import numpy as np
+
+    from matex_data.training.channel import channel
+    from matex_data.training.keras_patches import KerasPatches
+    from matex_data.training.loops import Loops, patch_loops
+    from matex_data.training.reduction import Reducer
+    from matex_data.training.saving import patch_saving
+    from matex_data.training.sessions import SessionPatches
+
+    opened = channel(None)
+    keras.utils.set_random_seed(opened.host.objects(int(np.random.SeedSequence().generate_state(1)[0]))[0])
+    reducer = Reducer(opened, strategy)
+    loops = Loops(opened, reducer)
+    patch_loops(loops)
+    KerasPatches(opened, reducer, sync_batch_norm)
+    SessionPatches(opened, loops)
+    patch_saving(opened)
+
+
+def _be_quiet() -> None:
+    """Ranks other than 0 print nothing but errors."""
+    sys.stdout.flush()
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, sys.stdout.fileno())
+    os.close(silence)
+    warnings.simplefilter("ignore")
+
+
+if __name__ == "__main__":
+    main()
