@@ -1,0 +1,1 @@
+"""Measures how fast data is read, beside other readers of the same files: ``python -m benchmarks``."""

@@ -1,0 +1,56 @@
+"""``python -m benchmarks [case ...]``: measure, show, save. Ends with 1 where a limit is missed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.reading import CASES, Measured, Setup
+from benchmarks.report import save, show
+
+
+def main() -> int:
+    """Run the cases that are named, or all."""
+    options = _options()
+    console = Console(width=None if sys.stdout.isatty() else 130)
+    load = os.getloadavg()[0]
+    console.print(f"{len(os.sched_getaffinity(0))} cores, load {load:.1f}, {options.repetitions} repetitions, medians")
+    if load > 0.5:
+        console.print("[yellow]Other programs are running: the ratios are less certain than they could be[/yellow]")
+    begin = time.perf_counter()
+    measured: list[Measured] = []
+    with tempfile.TemporaryDirectory(prefix="matex-bench-") as scratch:
+        setup = Setup(Path(options.data or scratch).resolve(), options.repetitions, options.quick)
+        for name in options.cases or CASES:
+            result = CASES[name](setup)
+            for one in result if isinstance(result, list) else [result]:
+                show(console, one)
+                measured.append(one)
+                save(options.out, measured)
+    missed = sum(not goal.holds for case in measured for goal in case.goals)
+    console.print(f"\n{missed} limits missed; {time.perf_counter() - begin:.0f} s; tables and picture in {options.out}")
+    return int(missed > 0)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure against other readers.")
+    parser.add_argument("cases", nargs="*", metavar="case", help=f"of: {', '.join(CASES)}; default: all")
+    parser.add_argument("--repetitions", type=int, default=3, help="passes of each reader (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="files of an eighth of the size")
+    parser.add_argument("--data", type=Path, help="folder for the files, which stay there; default: a temporary one")
+    parser.add_argument("--out", type=Path, default=Path("build/benchmarks"), help="folder of results (%(default)s)")
+    options = parser.parse_args()
+    unknown = sorted(set(options.cases) - set(CASES))
+    if unknown or options.repetitions < 1:
+        parser.error(f"no such case: {', '.join(unknown)}" if unknown else "at least one repetition")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

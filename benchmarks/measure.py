@@ -1,0 +1,182 @@
+"""Readers take turns, each in processes of its own, so that whatever else the machine does meets all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from threading import Timer
+from typing import IO, Any
+
+from benchmarks.data import Task
+
+ROOT = Path(__file__).resolve().parent.parent
+TIME_LIMIT = 300.0  # seconds for one answer
+END_LIMIT = 20.0  # seconds to end in
+LAST_WORDS = 3000  # characters of what a reader printed before it failed
+SETTINGS = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "GRPC_VERBOSITY": "NONE"}
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Something to be measured.
+
+    Parameters
+    ----------
+    name : for the table.
+    kind : "ours", "peer" or "ceiling".
+    function : "room.function" that makes a pass of a task.
+    options : of the function.
+    ranks : processes under ``mpiexec``; 1: none of it.
+    threads : that decode, on each rank; 0: its share of the cores.
+    """
+
+    name: str
+    kind: str
+    function: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    ranks: int = 1
+    threads: int = 0
+
+
+@dataclass
+class Result:
+    """The figures of every repetition; lists of equal length."""
+
+    reader: Reader
+    task: Task
+    answers: list[dict[str, float]] = field(default_factory=list)
+    missing: str = ""
+
+    @property
+    def rates(self) -> list[float]:
+        """Samples a second."""
+        return [answer["samples"] / answer["seconds"] for answer in self.answers]
+
+    @property
+    def rate(self) -> float:
+        """The median of samples a second; 0 where it could not be measured."""
+        return median(self.rates) if self.answers else 0.0
+
+    @property
+    def bytes_rate(self) -> float:
+        """Decoded bytes of the inputs a second."""
+        return self.rate * self.task.sample_bytes
+
+    @property
+    def epoch_cpu(self) -> float:
+        """CPU seconds of an epoch; an estimate where a pass is only a part of one."""
+        return median([answer["cpu"] / answer["samples"] for answer in self.answers]) * self.task.samples
+
+    def over(self, other: Result) -> float:
+        """How many times the other's rate: the median of the ratios within each repetition."""
+        pairs = [ours / theirs for ours, theirs in zip(self.rates, other.rates, strict=False)]
+        return median(pairs) if pairs else float("nan")
+
+    def figure(self, name: str) -> float:
+        """The median of what a probe says under that name."""
+        return median([answer[name] for answer in self.answers])
+
+
+def interleaved(task: Task, readers: Sequence[Reader], repetitions: int) -> list[Result]:
+    """Every reader's passes, one of each reader after the other; the first round is not counted.
+
+    Raises
+    ------
+    RuntimeError : a reader ends or does not answer.
+    """
+    results = [Result(reader, task) for reader in readers]
+    with ExitStack() as stack:
+        running = [stack.enter_context(_started(result)) for result in results]
+        for repetition in range(repetitions + 1):
+            for result, process in zip(results, running, strict=True):
+                if result.missing:
+                    continue
+                answer = process.answer()
+                if "missing" in answer:
+                    result.missing = str(answer["missing"])
+                elif repetition:
+                    result.answers.append(answer)
+    return results
+
+
+def afresh(task: Task, reader: Reader, repetitions: int) -> Result:
+    """A probe that has to be in a new process each time."""
+    result = Result(reader, task)
+    for _ in range(repetitions):
+        with _started(result) as process:
+            result.answers.append(process.answer())
+    return result
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A reader's process, and the file that takes what its libraries print."""
+
+    name: str
+    process: subprocess.Popen[str]
+    talk: IO[str]
+
+    def answer(self) -> dict[str, Any]:
+        """Ask for passes and wait for what comes of it."""
+        ask, answers = self.process.stdin, self.process.stdout
+        if ask is None or answers is None:
+            raise RuntimeError(f"{self.name}: there are no pipes")
+        timer = Timer(TIME_LIMIT, self.process.terminate)
+        timer.start()
+        try:
+            with suppress(BrokenPipeError):  # it may have said what it lacks, and ended
+                ask.write("pass\n")
+                ask.flush()
+            line = answers.readline()
+        finally:
+            timer.cancel()
+        if not line:
+            self.talk.seek(0)
+            last = self.talk.read()[-LAST_WORDS:]
+            raise RuntimeError(f"{self.name}: ended, or did not answer within {TIME_LIMIT:g} s\n{last}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@contextmanager
+def _started(result: Result) -> Iterator[_Running]:
+    reader = result.reader
+    spec = {"function": reader.function, "options": dict(reader.options), "ranks": reader.ranks}
+    command = [sys.executable, "-m", "benchmarks.worker", json.dumps(spec | {"task": asdict(result.task)})]
+    if reader.ranks > 1:
+        command = [_mpiexec(), "-n", str(reader.ranks), *command]
+    threads = reader.threads or max(1, len(os.sched_getaffinity(0)) // reader.ranks)
+    environment = {**os.environ, **SETTINGS, "MATEX_THREADS": str(threads)}
+    with tempfile.TemporaryFile("w+") as talk:
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, env=environment, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=talk, text=True)
+        try:
+            yield _Running(reader.name, process, talk)
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """A reader ends when there are no more orders, or else is ended."""
+    if process.stdin is not None:
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+    try:
+        process.wait(END_LIMIT)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # mpiexec passes it on to its ranks
+        process.wait()
+
+
+def _mpiexec() -> str:
+    """That of this environment, else that of the system."""
+    return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or "mpiexec"

@@ -1,0 +1,36 @@
+"""matex_data as its users have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matex_data as md
+from benchmarks.ceiling import Pass
+from benchmarks.data import Task
+
+SEED = 1
+
+
+def tensors(task: Task, **options: Any) -> Pass:
+    """Shuffled batches from ``tf_dataset``."""
+    batches = opened(task, **options).tf_dataset(task.batch_size, shuffle=True, seed=SEED)
+
+    def run() -> int:
+        return sum(int(x.shape[0]) for x, _ in batches)
+
+    return run
+
+
+def arrays(task: Task, **options: Any) -> Pass:
+    """Shuffled batches from ``batches``."""
+    batches = opened(task, **options).batches(task.batch_size, shuffle=True, seed=SEED)
+
+    def run() -> int:
+        return sum(len(x) for x, _ in batches)
+
+    return run
+
+
+def opened(task: Task, **options: Any) -> md.Dataset:
+    """The files of a task."""
+    return md.open_dataset(task.path, inputs=task.inputs, targets=task.targets, **options)

@@ -1,0 +1,113 @@
+"""What is measured once in a new process: memory, threads, and the first batch of a huge file."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable
+
+import psutil
+import tensorflow as tf
+
+from benchmarks import ours
+from benchmarks.data import Task
+
+Figures = dict[str, float]
+MB = 1e6
+SETTLED = 20  # epochs after which memory has its size
+NAP = 0.01
+PATIENCE = 10.0  # seconds until a thread should have ended
+
+
+def first_batch(task: Task) -> Callable[[], Figures]:
+    """How long a huge file takes to open and to give its first shuffled batch, and the peak of the memory.
+
+    Memory is counted from where TensorFlow has run a data set of its own.
+    """
+
+    def run() -> Figures:
+        _warm_tensorflow()
+        before = _resident()
+        peak = _Peak()
+        begin = time.perf_counter()
+        data = ours.opened(task)
+        opened = time.perf_counter()
+        batches = iter(data.tf_dataset(task.batch_size, shuffle=True, seed=ours.SEED))
+        next(batches)
+        first = time.perf_counter()
+        for _ in range(task.limit // task.batch_size):
+            next(batches)
+        return {"open": opened - begin, "first": first - opened, "memory": (peak.end() - before) / MB}
+
+    return run
+
+
+def many_epochs(task: Task, epochs: int) -> Callable[[], Figures]:
+    """Whether memory, file descriptors and threads stay what they are, and a pass that is left ends its thread."""
+
+    def run() -> Figures:
+        this = psutil.Process()
+        batches = ours.opened(task).tf_dataset(task.batch_size, shuffle=True, seed=ours.SEED)
+        resident, descriptors, threads = [], [], []
+        for epoch in range(epochs):
+            for _ in batches:
+                pass
+            if epoch >= SETTLED:
+                resident.append(_resident())
+                descriptors.append(this.num_fds())
+                threads.append(this.num_threads())
+        iterator = iter(batches)
+        next(iterator)
+        del iterator
+        return {
+            "memory": (max(resident) - min(resident)) / MB,
+            "drift": (resident[-1] - resident[0]) / MB,
+            "descriptors": max(descriptors) - min(descriptors),
+            "threads": max(threads) - min(threads),
+            "left": _readers_left(),
+        }
+
+    return run
+
+
+def _readers_left() -> int:
+    """Threads that still read after a while."""
+    gc.collect()
+    deadline = time.monotonic() + PATIENCE
+    while left := sum(thread.name == "matex-read" for thread in threading.enumerate()):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(NAP)
+    return left
+
+
+def _warm_tensorflow() -> None:
+    dataset = tf.data.Dataset.from_generator(lambda: iter([0.0]), output_signature=tf.TensorSpec((), tf.float32))
+    for _ in dataset:
+        pass
+
+
+def _resident() -> int:
+    """Bytes in memory."""
+    return int(psutil.Process().memory_info().rss)
+
+
+class _Peak:
+    """The most memory that the process had since, looked at every now and then."""
+
+    def __init__(self) -> None:
+        self._most = _resident()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(NAP):
+            self._most = max(self._most, _resident())
+
+    def end(self) -> int:
+        """Bytes."""
+        self._ended.set()
+        self._thread.join()
+        return max(self._most, _resident())

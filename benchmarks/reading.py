@@ -1,0 +1,192 @@
+"""The cases: which readers meet on which file, and what must come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks import data
+from benchmarks.data import Task
+from benchmarks.measure import Reader, Result, afresh, interleaved
+
+TENSORS = Reader("matex_data, tf.data", "ours", "ours.tensors")
+ARRAYS = Reader("matex_data, NumPy", "ours", "ours.arrays")
+MOVING = Reader("preadv, 8 MiB buffer", "ceiling", "ceiling.moving")
+DECODING = Reader("inflate + unshuffle alone", "ceiling", "ceiling.decoding")
+IN_ORDER = Reader("h5py, in order, by batch", "reference", "peers.blocks_in_order")
+PER_BATCH = Reader("h5py + from_generator, by batch", "peer", "peers.from_generator_batches")
+PEERS = (
+    Reader("h5py + from_generator, by sample", "peer", "peers.from_generator_samples"),
+    PER_BATCH,
+    Reader("PyTorch DataLoader, 0 workers", "peer", "peers.torch_loader", {"batched": False, "workers": 0}),
+    Reader("PyTorch DataLoader, 2 workers", "peer", "peers.torch_loader", {"batched": False, "workers": 2}),
+    Reader("PyTorch __getitems__, 0 workers", "peer", "peers.torch_loader", {"batched": True, "workers": 0}),
+    Reader("PyTorch __getitems__, 2 workers", "peer", "peers.torch_loader", {"batched": True, "workers": 2}),
+    Reader("Grain, 4 threads", "peer", "peers.grain_dataset", {"threads": 4}),
+    Reader("Grain, 16 threads", "peer", "peers.grain_dataset", {"threads": 16}),
+)
+SCALES = 0.8  # of what the ceiling gains by a second rank; 1.6 where that doubles
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A figure and its limit.
+
+    Parameters
+    ----------
+    text : what is measured.
+    found : the figure.
+    limit : the least, or the most, that it may be.
+    most : whether ``limit`` is the most.
+    unit : of both.
+    """
+
+    text: str
+    found: float
+    limit: float
+    most: bool = False
+    unit: str = "x"
+
+    @property
+    def holds(self) -> bool:
+        """Whether the figure keeps to the limit."""
+        return self.found <= self.limit if self.most else self.found >= self.limit
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What came out of a case: ``results`` may be empty where only figures are of interest."""
+
+    title: str
+    results: list[Result] = field(default_factory=list)
+    goals: list[Goal] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Where the files are, how often each reader runs, and whether the files are small ones."""
+
+    folder: Path
+    repetitions: int
+    quick: bool
+
+
+def contiguous(setup: Setup) -> Measured:
+    """48 KB samples that are not compressed."""
+    task = data.contiguous(setup.folder, setup.quick)
+    results = interleaved(task, (TENSORS, ARRAYS, MOVING, *PEERS), setup.repetitions)
+    by = _by_reader(results)
+    ours, best = by[TENSORS.name], _best(results)
+    goals = [
+        Goal("tf.data / preadv", ours.over(by[MOVING.name]), 0.5),
+        Goal("tf.data / h5py + from_generator by batch", ours.over(by[PER_BATCH.name]), 5),
+        Goal(f"tf.data / best peer ({best.reader.name})", ours.over(best), 2),
+    ]
+    return Measured("Contiguous HDF5, float32 samples of 48 KB, shuffled, batch 64", results, goals)
+
+
+def chunks(setup: Setup) -> Measured:
+    """Compressed chunks of 16 samples."""
+    task = data.chunks(setup.folder, setup.quick)
+    results = interleaved(task, (TENSORS, ARRAYS, DECODING, IN_ORDER, *PEERS), setup.repetitions)
+    by = _by_reader(results)
+    ours, best = by[TENSORS.name], _best(results)
+    goals = [
+        Goal("tf.data / inflate + unshuffle alone", ours.over(by[DECODING.name]), 0.85),
+        Goal(f"tf.data / best peer ({best.reader.name})", ours.over(best), 30),
+        Goal("tf.data shuffled / h5py in order", ours.over(by[IN_ORDER.name]), 2),
+    ]
+    return Measured("gzip-1 + shuffle, chunks of 16 int16 samples of 24 KB, shuffled, batch 64", results, goals)
+
+
+def rows(setup: Setup) -> Measured:
+    """Many small samples."""
+    task = data.rows(setup.folder, setup.quick)
+    results = interleaved(task, (TENSORS, ARRAYS, MOVING, *PEERS), setup.repetitions)
+    by = _by_reader(results)
+    ours, best = by[TENSORS.name], _best(results)
+    least = min(3.0, 0.3 * by[MOVING.name].rate / 1e6)
+    goals = [
+        Goal("tf.data", ours.rate / 1e6, least, unit=" million samples/s"),
+        Goal(f"tf.data / best peer ({best.reader.name})", ours.over(best), 10),
+    ]
+    return Measured(f"{task.samples / 1e6:g} million samples of 28 float32, shuffled, batch 1024", results, goals)
+
+
+def ranks(setup: Setup) -> list[Measured]:
+    """One rank and two, with one decoding thread each."""
+    return [
+        _ranks("contiguous", data.contiguous(setup.folder, setup.quick), MOVING, setup),
+        _ranks("gzip-1 + shuffle", data.chunks(setup.folder, setup.quick), DECODING, setup),
+        _ranks("28 float32", data.rows(setup.folder, setup.quick), MOVING, setup),
+    ]
+
+
+def _ranks(name: str, task: Task, ceiling: Reader, setup: Setup) -> Measured:
+    readers = [
+        Reader(f"{kind.name}, {n} rank{'s' * (n > 1)}", kind.kind, kind.function, ranks=n, threads=1)
+        for kind in (TENSORS, ceiling)
+        for n in (1, 2)
+    ]
+    one, two, ceiling_one, ceiling_two = results = interleaved(task, readers, setup.repetitions)
+    scales = ceiling_two.over(ceiling_one)
+    goal = Goal(f"2 ranks / 1 rank (the ceiling: {scales:.2f}x)", two.over(one), min(2 * SCALES, scales * SCALES))
+    return Measured(f"On 2 ranks, {name}, one decoding thread a rank", results, [goal])
+
+
+def collective(setup: Setup) -> Measured:
+    """``io="collective"`` and ``io="independent"``."""
+    task = data.contiguous(setup.folder, setup.quick)
+    readers = [
+        Reader(f"{io}, {n} rank{'s' * (n > 1)}", "ours", TENSORS.function, {"io": io}, ranks=n)
+        for n in (1, 2)
+        for io in ("collective", "independent")
+    ]
+    results = interleaved(task, readers, setup.repetitions)
+    goals = [
+        Goal(f"collective / independent, {together.reader.ranks} rank(s)", together.over(alone), 0.9)
+        for together, alone in (results[:2], results[2:])
+    ]
+    return Measured("Collective and independent reading, contiguous HDF5", results, goals)
+
+
+def huge(setup: Setup) -> Measured:
+    """A sparse file of 1 TiB."""
+    task = data.sparse(setup.folder)
+    found = afresh(task, Reader("sparse", "ours", "probes.first_batch"), setup.repetitions)
+    goals = [
+        Goal("opened after", found.figure("open"), 1, most=True, unit=" s"),
+        Goal("first shuffled batch after", found.figure("first"), 2, most=True, unit=" s"),
+        Goal("memory over TensorFlow's, at most", found.figure("memory"), 2**30 / 1e6, most=True, unit=" MB"),
+    ]
+    return Measured("A sparse contiguous HDF5 file of 1 TiB", goals=goals)
+
+
+def epochs(setup: Setup) -> Measured:
+    """Many epochs over a small file."""
+    count = 60 if setup.quick else 200
+    options = {"epochs": count}
+    found = afresh(data.small(setup.folder), Reader("epochs", "ours", "probes.many_epochs", options), 1)
+    goals = [
+        Goal("resident memory, largest less smallest", found.figure("memory"), 40, most=True, unit=" MB"),
+        Goal("resident memory, last less first", abs(found.figure("drift")), 20, most=True, unit=" MB"),
+        Goal("file descriptors, most less fewest", found.figure("descriptors"), 0, most=True, unit=""),
+        Goal("threads, most less fewest", found.figure("threads"), 0, most=True, unit=""),
+        Goal("reading threads of a pass that was left", found.figure("left"), 0, most=True, unit=""),
+    ]
+    return Measured(f"{count} epochs over a small file", goals=goals)
+
+
+CASES: dict[str, Callable[[Setup], Measured | list[Measured]]] = {
+    case.__name__: case for case in (contiguous, chunks, rows, ranks, collective, huge, epochs)
+}
+
+
+def _by_reader(results: list[Result]) -> dict[str, Result]:
+    return {result.reader.name: result for result in results}
+
+
+def _best(results: list[Result]) -> Result:
+    """The fastest peer."""
+    return max((result for result in results if result.reader.kind == "peer"), key=lambda result: result.rate)
