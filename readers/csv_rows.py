@@ -24,7 +24,7 @@ from matex_data.readers.ranks import Bytes
 from matex_data.scatter import consecutive
 from matex_data.tables import Table
 
-PARSE_BYTES = 1 << 20  # parsed at once, about: neighbouring blocks that are wanted as a whole
+PARSE_BYTES = 512 << 10  # parsed at once, about: neighbouring blocks that are wanted as a whole
 
 Outs = Sequence[tuple[str, Array]]
 

@@ -265,6 +265,22 @@ def test_short_records_are_filled_or_refused(tmp_path: Path) -> None:
         columns(path, short_rows="error")
 
 
+def test_missing_values_of_all_kinds(tmp_path: Path) -> None:
+    path = write(tmp_path, "i,f,d,b,s\n1,,2020-01-01,true,\n,2.5,,,x\n3,4,2020-01-01,false,y\n")
+    new_year = pd.Timestamp("2020-01-01").timestamp()
+    found = open_dataset(path, comm=MPI.COMM_SELF, missing=-9).load()
+    assert {name: array.tolist() for name, array in found.items()} == {
+        "i": [1, -9, 3],
+        "f": [-9, 2.5, 4],
+        "d": [new_year, -9, new_year],
+        "b": [1, -9, 0],
+        "s": [b"", b"x", b"y"],
+    }
+    assert open_dataset(path, comm=MPI.COMM_SELF, missing="drop").load()["i"].tolist() == [3]
+    masked = open_dataset(path, comm=MPI.COMM_SELF, inputs=["f", "f_mask"], missing="mask").load()
+    assert masked["f_mask"].tolist() == [True, False, False]
+
+
 def test_text_where_a_number_was_asked_for(tmp_path: Path) -> None:
     path = write(tmp_path, 'a,b\n1,2\n3,"x\ny"\n5,z\n')
     found = index(path, dtype={"b": "float64"})
