@@ -53,6 +53,16 @@ class Dataset:
         """Arrays of the files that belong to no sample, by name."""
         return MappingProxyType(self._source.index.static)
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The files."""
+        return tuple(file.path for file in self._source.index.files)
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks share the samples."""
+        return int(self._source.comm.size)
+
     def __len__(self) -> int:
         """Samples over all files and ranks."""
         return self._samples.total

@@ -1,0 +1,5 @@
+"""``python -m matex_data`` is the command ``matex``."""
+
+from matex_data.cli import main
+
+main()
