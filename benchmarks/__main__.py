@@ -28,10 +28,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="matex-bench-") as scratch:
         setup = Setup(Path(options.data or scratch).resolve(), options.repetitions, options.quick)
         for name in options.cases or CASES:
-            result = CASES[name](setup)
-            for one in result if isinstance(result, list) else [result]:
-                show(console, one)
-                measured.append(one)
+            for case in CASES[name]:
+                measured.append(case(setup))
+                show(console, measured[-1])
                 save(options.out, measured)
     missed = sum(not goal.holds for case in measured for goal in case.goals)
     console.print(f"\n{missed} limits missed; {time.perf_counter() - begin:.0f} s; tables and picture in {options.out}")
@@ -42,7 +41,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure against other readers.")
     parser.add_argument("cases", nargs="*", metavar="case", help=f"of: {', '.join(CASES)}; default: all")
     parser.add_argument("--repetitions", type=int, default=3, help="passes of each reader (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="files of an eighth of the size")
+    parser.add_argument("--quick", action="store_true", help="files of a quarter of the size")
     parser.add_argument("--data", type=Path, help="folder for the files, which stay there; default: a temporary one")
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"), help="folder of results (%(default)s)")
     options = parser.parse_args()

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import local
+from typing import Any
 
 import h5py
 import imagecodecs
@@ -24,7 +25,7 @@ def moving(task: Task, rank: int = 0, size: int = 1) -> Pass:
     descriptor = os.open(task.path, os.O_RDONLY)
     length = os.fstat(descriptor).st_size
     begin, end = length * rank // size, length * (rank + 1) // size
-    buffer = np.empty(BUFFER_BYTES, np.uint8)
+    buffer: Any = np.empty(BUFFER_BYTES, np.uint8)
 
     def run() -> int:
         place = begin

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 
 SPARSE_BYTES = 1 << 40
-SMALL = 8  # --quick: files are so many times smaller
+SMALL = 4  # --quick: files are so many times smaller
 
 
 @dataclass(frozen=True)
