@@ -38,7 +38,8 @@ lint: $(VENV)/installed-test
 	@$(BIN)/python -m pip install -q --no-deps --no-build-isolation --target $(TREE) .
 	@cd $(TREE) && ../../$(BIN)/mypy --strict --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p matex_data
 
-bench: $(VENV)/installed-test
+bench: $(VENV)/installed-bench
+	@echo "== Measuring, for about 10 minutes: let nothing else run meanwhile"
 	@$(BIN)/python -m benchmarks
 
 clean:
