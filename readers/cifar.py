@@ -18,6 +18,7 @@ from matex_data.index import File, Index, Part
 from matex_data.layouts import Foreign, Strided
 from matex_data.readers.hdf5_rows import Held
 from matex_data.readers.subsets import chosen
+from matex_data.records import joined
 
 IMAGE = (3, 32, 32)  # as stored: the colours one after the other
 PIXELS = 3072
@@ -50,7 +51,8 @@ def index(path: str, names: Sequence[str] | None = None, *, subset: str | None =
         if name not in fields:
             raise FieldNotFound("the file has no such field", file=path, field=name, expected=f"one of {list(fields)}")
     wanted = list(fields) if names is None else list(names)
-    files = [File(path, parts["image"].rows, {name: parts[name] for name in wanted})] if chosen(path, subset) else []
+    rows, parts = parts["image"].rows, joined({name: parts[name] for name in wanted})
+    files = [File(path, rows, parts)] if chosen(path, subset) else []
     return Index({name: fields[name] for name in wanted}, files)
 
 

@@ -19,6 +19,7 @@ from matex_data.readers.cf import USED_UP, Meaning, meaning
 from matex_data.readers.hdf5_names import FAILURES
 from matex_data.readers.hdf5_rows import open_file
 from matex_data.readers.variables import Content, Variable
+from matex_data.records import joined
 
 AGREED = ("units", "calendar", "standard_name", "positive", "flag_values", "flag_masks", "flag_meanings")
 STATIC_BYTES = 64 << 20  # of one variable without samples that every rank holds in memory
@@ -105,7 +106,7 @@ def _index(
         if dimension not in variable.dimensions and _fits(variable, content.path)
     }
     facts = _facts(content, [v for v in wanted if v.name in fields], fields, dimension, decode)
-    return Index(fields, [File(content.path, content.dimensions[dimension], parts)], static, facts)
+    return Index(fields, [File(content.path, content.dimensions[dimension], joined(parts))], static, facts)
 
 
 def _facts(
@@ -120,7 +121,8 @@ def _facts(
     others = {name for variable in wanted for name in variable.dimensions} - {dimension}
     for variable in content.variables:
         if variable.name in others and len(variable.dimensions) == 1 and variable.nbytes <= STATIC_BYTES:
-            numbers = np.ascontiguousarray(variable.values())
+            numbers = variable.values()
+            numbers = np.ascontiguousarray(numbers, _delivered(numbers.dtype))
             digest = hashlib.sha256(numbers.tobytes()).hexdigest()[:16] if not numbers.dtype.hasobject else ""
             facts[f"the coordinates {variable.name!r}"] = f"{len(numbers)} values (checksum {digest})"
     return facts
