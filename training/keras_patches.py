@@ -19,7 +19,7 @@ from matex_data.training.failures import readable_errors
 from matex_data.training.loops import keras_iterates
 from matex_data.training.metrics import combined_result
 from matex_data.training.reduction import Reducer
-from matex_data.training.rows import is_local, share_rows
+from matex_data.training.rows import is_local, share_rows, whole_element
 from matex_data.training.sharing import Sharing
 from matex_data.training.step import SharedStep, batch_size
 from matex_data.training.trainer import quietly, without_empty
@@ -47,13 +47,15 @@ class Job:
         """This rank's rows of what Keras is about to iterate over."""
         if not is_local(x):
             if self._noting:
-                dataset = dataset.map(self._note)
+                dataset = self._noting_sizes(dataset)
             dataset = share_rows(dataset, self._channel.rank, self._channel.size)
         first, self.spec = self.spec is None, self.spec or dataset.element_spec
         return dataset if first and self._whole else without_empty(dataset)
 
-    def _note(self, *element: Any) -> Any:
-        data = element if len(element) > 1 else element[0]
+    def _noting_sizes(self, dataset: Any) -> Any:
+        return dataset.map(lambda *parts: self._note(whole_element(dataset, parts)))
+
+    def _note(self, data: Any) -> Any:
         with tf.control_dependencies([tf.numpy_function(self.sizes.append, [batch_size(data)], [])]):
             return tf.nest.map_structure(tf.identity, data)
 

@@ -42,12 +42,17 @@ def _cut(leaf: Any, start: Any, stop: Any) -> Any:
 def share_rows(dataset: tf.data.Dataset, rank: int, size: int) -> tf.data.Dataset:
     """The data set with this rank's rows of every batch. The order must be the same on all ranks."""
 
-    def cut(*element: Any) -> Any:
-        return my_rows(element if len(element) > 1 else element[0], rank, size)
+    def cut(*parts: Any) -> Any:
+        return my_rows(whole_element(dataset, parts), rank, size)
 
     options = tf.data.Options()
     options.deterministic = True
     return dataset.with_options(options).map(cut)
+
+
+def whole_element(dataset: tf.data.Dataset, parts: tuple[Any, ...]) -> Any:
+    """The element of which ``Dataset.map`` gives the parts as arguments."""
+    return parts if isinstance(dataset.element_spec, tuple) else parts[0]
 
 
 def is_local(x: Any) -> bool:
