@@ -59,7 +59,7 @@ class Schedule:
     lanes : a divisor of ``batch_size``; 1 if nothing is shuffled.
     window_steps : steps that are shuffled together.
     seed : of the shuffle; None: the order of the files.
-    blocks : int64[pieces], which block each piece belongs to, from 0 on.
+    blocks : int64[pieces], which block each piece belongs to, from 0 on without gaps.
     remainder : what becomes of the samples that do not fill a batch: "drop", "pad" or "keep".
     blocks_stay : the blocks have the same order in every epoch, so that a rank always has the same samples.
     """
@@ -94,8 +94,9 @@ class Schedule:
             return Epoch(self, self.pieces, number)
         # Pieces of one block stay together, or several ranks would have to read it.
         key = 0 if self.blocks_stay else number
-        places = generator(self.seed, key).permutation(int(self.blocks.max(initial=-1)) + 1)
-        order = np.argsort(places[self.blocks], kind="stable")
+        order = generator(self.seed, key).permutation(int(self.blocks.max(initial=-1)) + 1)
+        if len(order) < len(self.blocks):
+            order = np.argsort(order[self.blocks], kind="stable")
         return Epoch(self, Runs(self.pieces.start[order], self.pieces.count[order]), number)
 
 

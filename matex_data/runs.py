@@ -63,7 +63,8 @@ def cut(runs: Runs, borders: Integers) -> Runs:
     inside = borders[(borders > (runs.start[0] if len(runs.start) else 0))]
     run = np.searchsorted(runs.start, inside, side="right") - 1
     inside = inside[(run >= 0) & (inside < (runs.start + runs.count)[run])] if len(runs.start) else inside[:0]
-    start = np.unique(np.concatenate([runs.start, inside]))
+    start = np.sort(np.concatenate([runs.start, inside]), kind="stable")  # two ascending parts: merged at once
+    start = start[np.flatnonzero(np.diff(start, prepend=-1))]
     run = np.searchsorted(runs.start, start, side="right") - 1
     end = np.minimum(np.append(start[1:], np.iinfo(np.int64).max), (runs.start + runs.count)[run])
     return Runs(start, end - start)

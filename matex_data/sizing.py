@@ -13,7 +13,7 @@ from matex_data.partition import REMAINDERS, Schedule
 from matex_data.runs import Runs, cut
 
 BLOCK_BYTES = 256 << 10  # of a block of rows that could be read one by one: cheap to read, small enough to mix
-MOST_BLOCKS = 1 << 20
+MOST_BLOCKS = 1 << 19
 MOST_LANES = 256
 WINDOW_BYTES = 8 << 20  # shuffled together at least: a few such windows stay in the processor's cache
 WINDOW_BLOCKS = 32  # shuffled together at least, if they fit into the bytes that are allowed
@@ -61,7 +61,8 @@ def schedule(
     if remainder not in REMAINDERS:
         raise PartitionError("no such way to treat the last batch", expected=REMAINDERS, found=repr(remainder))
     pieces = cut(samples, borders)
-    _, blocks = np.unique(np.searchsorted(borders, pieces.start, side="right"), return_inverse=True)
+    block = np.searchsorted(borders, pieces.start, side="right")
+    blocks = np.cumsum(np.diff(block, prepend=block[:1]) > 0)
     count = int(blocks.max(initial=0)) + 1
     row_bytes = max(1, row_bytes)
     total_bytes = pieces.total * row_bytes

@@ -48,7 +48,7 @@ def _schedules(draw: st.DrawFn) -> Schedule:
     lanes = lanes_for(batch, draw(st.integers(1, 80))) if seed is not None else 1
     remainder = draw(st.sampled_from(["drop", "pad", "keep"]))
     pieces = cut(runs, borders)
-    blocks = np.searchsorted(borders, pieces.start, side="right") - 1
+    _, blocks = np.unique(np.searchsorted(borders, pieces.start, side="right"), return_inverse=True)
     return Schedule(pieces, batch, lanes, draw(st.integers(1, 6)), seed, blocks, remainder)
 
 
