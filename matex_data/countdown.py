@@ -1,4 +1,4 @@
-"""What is to be done when all requests of a window are finished, in whatever order."""
+"""What is to be done when all of some requests are finished, in whatever order."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from typing import Any
 
 from matex_data.index import Request
 
-Asked = tuple[int, str | None, Request]
-"""Number of the file, the field or None for several, and what to read."""
 
-
-def followed(requests: Sequence[Asked], action: Callable[[], None]) -> list[Asked]:
+def followed(requests: Sequence[Request], action: Callable[[], None]) -> list[Request]:
     """The same requests; the one that is finished last calls ``action``."""
     last = _Last(len(requests), action)
-    return [(n, name, replace(asked, finish=partial(last.finish, asked.finish))) for n, name, asked in requests]
+    return [replace(request, finish=partial(last.finish, request.finish)) for request in requests]
 
 
 class _Last:

@@ -78,7 +78,8 @@ def plan(index: Index, runs: Runs, place: Integers, arrays: Arrays, chunks: Chun
         for name, request in tables.requests(index.files[number].parts, rows, arrays, chunks)
     ]
     if index.after is not None:
-        requests = followed(requests, partial(index.after, arrays, place))
+        after = followed([request for _, _, request in requests], partial(index.after, arrays, place))
+        requests = [(number, name, last) for (number, name, _), last in zip(requests, after, strict=True)]
     scratch = pool.bytes(sum(int(r.nbytes.sum()) for _, _, r in requests if r.target is None))
     used = 0
     wanted: dict[int, list[tuple[Ranges, Callable[[], None] | None]]] = {}

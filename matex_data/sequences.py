@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from threading import Lock
 
 import numpy as np
-from numpy.typing import NDArray
 
 from matex_data.cache import ChunkCache
+from matex_data.countdown import followed
 from matex_data.elements import Names, as_list
 from matex_data.errors import FormatError, PartitionError
 from matex_data.fields import Field
@@ -78,27 +77,7 @@ class Windows(Table):
         unique = Rows(runs.start, runs.start + runs.count, np.arange(len(numbers)))
         parts = list(self.part.requests(unique, base, cache)) or [Request(NOTHING, NOTHING)]
         positions = [np.searchsorted(numbers, rows) for rows in wanted]
-        last = _Last(len(parts), partial(_spread, base, rows.place, positions, [out for _, out in outs]))
-        for request in parts:
-            yield replace(request, finish=partial(last.finish, request.finish))
-
-
-class _Last:
-    """Does something when the last of several requests is finished, on whatever thread that is."""
-
-    def __init__(self, count: int, then: Callable[[], None]) -> None:
-        self._left = count
-        self._then = then
-        self._lock = Lock()
-
-    def finish(self, own: Callable[[NDArray[np.uint8]], None] | None, data: NDArray[np.uint8]) -> None:
-        if own is not None:
-            own(data)
-        with self._lock:
-            self._left -= 1
-            done = self._left == 0
-        if done:
-            self._then()
+        yield from followed(parts, partial(_spread, base, rows.place, positions, [out for _, out in outs]))
 
 
 def _spread(base: Array, place: Integers, positions: Sequence[Integers], outs: Sequence[Array]) -> None:
