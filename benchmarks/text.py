@@ -1,0 +1,80 @@
+"""A text table, and its readers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import matex_data as md
+from benchmarks.ceiling import Pass
+from benchmarks.data import SMALL, Task
+from benchmarks.ours import SEED
+
+COLUMNS = [f"x{i}" for i in range(29)]
+
+
+def table(folder: Path, quick: bool = False) -> Task:
+    """29 columns of floats with six digits and one of integers: 67 MB of text."""
+    count = 240_000 // (SMALL if quick else 1)
+    path = folder / f"table-{count}.csv"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        rng = np.random.default_rng(0)
+        part = path.with_suffix(".part")
+        with part.open("w") as file:
+            file.write(",".join([*COLUMNS, "label"]) + "\n")
+            for _ in range(count // 1000):
+                values = np.column_stack([rng.normal(size=(1000, len(COLUMNS))), rng.integers(0, 2, 1000)])
+                np.savetxt(file, values, fmt=["%.6f"] * len(COLUMNS) + ["%d"], delimiter=",")
+        part.rename(path)
+    return Task(str(path), COLUMNS[0], "label", 1024, count, 8 * len(COLUMNS), 12 * 1024)
+
+
+def matrix(task: Task, **options: Any) -> Pass:
+    """Shuffled batches from ``tf_dataset``, the floats as one matrix."""
+    data = md.open_dataset(task.path, inputs=COLUMNS, targets=task.targets, stack=True, **options)
+    batches = data.tf_dataset(task.batch_size, shuffle=True, seed=SEED)
+    return lambda: sum(int(x.shape[0]) for x, _ in batches)
+
+
+def columns(task: Task) -> Pass:
+    """Shuffled batches from ``tf_dataset``, each column by itself."""
+    batches = md.open_dataset(task.path).tf_dataset(task.batch_size, shuffle=True, seed=SEED)
+    return lambda: sum(int(batch[task.targets].shape[0]) for batch in batches)
+
+
+def scan(task: Task) -> Pass:
+    """The search for the borders of records alone."""
+    from matex_data.readers.csv_blocks import scan_together
+    from matex_data.readers.csv_dialect import Dialect
+    from matex_data.readers.ranks import Alone
+
+    size = Path(task.path).stat().st_size
+    return lambda: scan_together(task.path, 0, 0, size, Dialect(), Alone()).rows - 1
+
+
+def arrow(task: Task) -> Pass:
+    """``pyarrow.csv.read_csv`` with one thread, in the order of the file, without batches or tensors."""
+    from pyarrow import csv
+
+    options = csv.ReadOptions(use_threads=False)
+    return lambda: int(csv.read_csv(task.path, read_options=options).num_rows)
+
+
+def pandas(task: Task) -> Pass:
+    """``pandas.read_csv`` with its own parser, in the order of the file, without batches or tensors."""
+    from pandas import read_csv
+
+    return lambda: len(read_csv(task.path))
+
+
+def csv_dataset(task: Task) -> Pass:
+    """``tf.data.experimental.CsvDataset`` in batches, the first samples of the file."""
+    import tensorflow as tf
+
+    types = [tf.float64] * len(COLUMNS) + [tf.int64]
+    lines = tf.data.experimental.CsvDataset(task.path, types, header=True)
+    batches = lines.batch(task.batch_size).take(max(1, min(task.limit, task.samples) // task.batch_size))
+    return lambda: sum(int(columns[-1].shape[0]) for columns in batches)
