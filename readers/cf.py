@@ -44,8 +44,9 @@ class Decoding:
     offset: Any = None
 
     def __call__(self, rows: Array, out: Array) -> None:
-        for stored, decoded in _pieces(rows, out):
-            self._decode(stored, decoded)
+        with np.errstate(over="ignore"):  # numbers that the chosen dtype does not have become infinite, as in xarray
+            for stored, decoded in _pieces(rows, out):
+                self._decode(stored, decoded)
 
     def _decode(self, stored: Array, out: Array) -> None:
         if self.stored_kind:

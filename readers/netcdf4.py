@@ -18,7 +18,7 @@ from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.index import Array, Integers, Part
 from matex_data.layouts import Chunked, Foreign, Strided
-from matex_data.readers.cf import Decoding, Meaning
+from matex_data.readers.cf import Meaning
 from matex_data.readers.hdf5 import attributes, dataset_rows
 from matex_data.readers.hdf5_names import FAILURES, dataset_names
 from matex_data.readers.hdf5_rows import Held, LibraryRows
@@ -156,9 +156,9 @@ class _Hdf5Variable(Variable):
         if found.ragged or meaning.dtype.kind not in "iufbS":
             return replace(found, name=self.name, shape=shape, attributes=self.attributes), part
         if meaning.dtype.kind == "S":
-            return _texts(Field(self.name, shape, found.dtype, attributes=self.attributes), part, meaning.dtype)
+            return _texts(Field(self.name, shape, found.dtype, attributes=self.attributes), part, meaning)
         decoded = Field(self.name, shape, meaning.dtype, attributes=meaning.attributes)
-        return decoded, part if meaning.decoding is None else _decoded(part, meaning.decoding)
+        return decoded, part if meaning.decoding is None else _decoded(part, meaning)
 
     def values(self) -> Array:
         if self._unwritten():
@@ -174,13 +174,13 @@ class _Hdf5Variable(Variable):
         return self.dtype.type(self.attributes.get("_FillValue", FILL[self.dtype.str[1:]]))
 
 
-def _decoded(part: Part, decoding: Decoding) -> Part:
+def _decoded(part: Part, meaning: Meaning) -> Part:
     """The same rows, decoded."""
     if isinstance(part, Strided | Chunked | Crosswise):
-        return replace(part, convert=decoding)
+        return replace(part, convert=meaning.decoding)
     if isinstance(part, Held):
-        return Held(decoding.decoded(part.values))
-    return DecodedRows(part, decoding) if isinstance(part, Foreign) else part
+        return Held(meaning.of(part.values))
+    return DecodedRows(part, meaning) if isinstance(part, Foreign) else part
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +188,7 @@ class DecodedRows(Foreign):
     """Rows that a library reads, decoded after that."""
 
     source: Foreign
-    decoding: Decoding
+    meaning: Meaning
 
     @property
     def rows(self) -> int:  # type: ignore[override]
@@ -199,7 +199,7 @@ class DecodedRows(Foreign):
         return self.source.block_rows
 
     def read(self, start: int, stop: int) -> Array:
-        return self.decoding.decoded(self.source.read(start, stop))
+        return self.meaning.of(self.source.read(start, stop))
 
 
 def _along(part: Part, axis: int, variable: _Hdf5Variable) -> Part:
@@ -255,9 +255,9 @@ def _longer(part: Part, rows: int, variable: _Hdf5Variable) -> Part:
     )
 
 
-def _texts(found: Field, part: Part, dtype: np.dtype[Any]) -> tuple[Field, Part]:
+def _texts(found: Field, part: Part, meaning: Meaning) -> tuple[Field, Part]:
     """Letters along the last axis as texts, where whole texts lie together."""
-    length = dtype.itemsize
+    dtype, length = meaning.dtype, meaning.dtype.itemsize
     if found.shape and found.shape[-1] == length and found.dtype.itemsize == 1 < length:
         shape = found.shape[:-1]
         texts = replace(found, shape=shape, dtype=dtype)
@@ -265,6 +265,6 @@ def _texts(found: Field, part: Part, dtype: np.dtype[Any]) -> tuple[Field, Part]
             return texts, replace(part, dtype=dtype, shape=shape)
         if isinstance(part, Chunked) and part.chunk_shape[-1] == length:
             return texts, replace(part, dtype=dtype, shape=part.shape[:-1], chunk_shape=part.chunk_shape[:-1], fill=b"")
-        if isinstance(part, Held):
-            return texts, Held(np.ascontiguousarray(part.values).view(dtype)[..., 0])
+        if isinstance(part, Held | Foreign):
+            return texts, _decoded(part, meaning)
     return found, part
