@@ -11,8 +11,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.reading import CASES, Measured, Setup
+from benchmarks import reading, text_cases
+from benchmarks.reading import Measured, Setup
 from benchmarks.report import save, show
+
+CASES = reading.CASES | text_cases.CASES
 
 
 def main() -> int:
