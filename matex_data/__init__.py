@@ -11,10 +11,12 @@ from matex_data.fields import Field, Schema
 if TYPE_CHECKING:
     from matex_data import training
     from matex_data.dataset import Dataset
+    from matex_data.matex_scripts import DataSet
     from matex_data.opening import open_dataset
 
 __all__ = [
     "DataError",
+    "DataSet",
     "Dataset",
     "DecodeError",
     "Field",
@@ -26,7 +28,7 @@ __all__ = [
     "training",
 ]
 
-_LAZY = {"Dataset": "matex_data.dataset", "open_dataset": "matex_data.opening"}
+_LAZY = {"DataSet": "matex_data.matex_scripts", "Dataset": "matex_data.dataset", "open_dataset": "matex_data.opening"}
 
 
 def __getattr__(name: str) -> Any:

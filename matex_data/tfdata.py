@@ -39,6 +39,7 @@ def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:
     dataset = dataset.flat_map(lambda *window: tf.data.Dataset.from_tensor_slices(window if window[1:] else window[0]))
     if not batches.resumed:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(schedule.steps))
+    dataset.matex_share = True  # this rank's part already: the launcher must not share it out again
     return dataset
 
 

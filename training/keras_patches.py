@@ -41,6 +41,7 @@ class Job:
         self._whole = training or noting
         self._noting = noting
         self.spec: Any = None
+        self.steps: int | None = None  # of each rank; where one has fewer, empty batches are added
         self.sizes: list[int] = []
 
     def share(self, dataset: Any, x: Any) -> Any:
@@ -67,7 +68,32 @@ class SharedEpochs(keras_trainer.TFEpochIterator):  # type: ignore[misc]  # Kera
         super().__init__(*args, **kwargs)
         job = _job.get()
         if job is not None:
+            if job.steps is not None and job.spec is None:
+                self._lengthen(job.steps)
             self.__dict__["_distributed_dataset"] = job.share(self.__dict__["_distributed_dataset"], kwargs.get("x"))
+
+    def _lengthen(self, steps: int) -> None:
+        """Add empty batches, so that this rank has as many steps as the others."""
+        missing, dataset = steps - self.__dict__["_num_batches"], self.__dict__["_distributed_dataset"]
+        if missing:
+            nothing = tf.nest.map_structure(
+                lambda leaf: tf.zeros([0, *leaf.shape[1:]], leaf.dtype), dataset.element_spec
+            )
+            filler = tf.data.Dataset.from_tensors(nothing).repeat(missing)
+            self.__dict__["_distributed_dataset"] = dataset.concatenate(filler)
+        self.data_adapter = _Longer(self.__dict__["data_adapter"], steps)
+        self._num_batches = steps
+
+
+class _Longer:
+    """Keras's data adapter with another number of batches."""
+
+    def __init__(self, adapter: Any, steps: int) -> None:
+        self._adapter = adapter
+        self.num_batches = steps
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._adapter, name)
 
 
 class KerasPatches:
@@ -118,6 +144,10 @@ class KerasPatches:
         model._assert_compile_called("fit")
         sharing = self._sharing(model)
         job = Job(self._channel, training=True)
+        if is_local(options.get("x")) and not isinstance(options["x"], tf.data.Dataset):
+            batch = max(1, (options.get("batch_size") or 32) // self._channel.size)
+            steps = -(-len(keras.tree.flatten(options["x"])[0]) // batch)
+            options["batch_size"], job.steps = batch, max(self._channel.host.objects(steps))
         callbacks = options.get("callbacks")
         if not isinstance(callbacks, keras.callbacks.CallbackList):
             users = keras.tree.flatten(callbacks) if callbacks is not None else []

@@ -50,6 +50,7 @@ def run(
         if comm.rank > 0 and not all_output:
             _be_quiet()
         _patch(strategy, sync_batch_norm)
+    _offer_data_set()
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
     try:
@@ -84,6 +85,15 @@ def _patch(strategy: Any, sync_batch_norm: bool) -> None:
     KerasPatches(opened, reducer, sync_batch_norm)
     SessionPatches(opened, loops)
     patch_saving(opened)
+
+
+def _offer_data_set() -> None:
+    """Scripts for MaTEx find its ``DataSet`` in TensorFlow."""
+    import tensorflow as tf
+
+    import matex_data
+
+    tf.DataSet = lambda *args, **kwargs: matex_data.DataSet(*args, **kwargs)
 
 
 def _be_quiet() -> None:

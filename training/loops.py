@@ -81,10 +81,14 @@ class Loops:
                 "batch by matex_data.training.world()"
             )
 
+    def end(self) -> None:
+        """A loop over a data set ended: what comes next has batches of one size."""
+        self.weight.assign(self._equal)
+
     def take(self, dataset: Any, element: Any) -> Any:
         """This rank's rows of an element, and their weight."""
-        if not dataset.matex_trains:
-            self._sharing = False
+        if not dataset.matex_trains or is_local(dataset):
+            self._sharing = is_local(dataset)
             self.weight.assign(self._equal)
             return element
         self._sharing = True
@@ -106,7 +110,11 @@ class LoopIterator(OwnedIterator):  # type: ignore[misc]  # TensorFlow has no ty
         dataset, loops = self._matex
         if 0 <= self._matex_steps < loops.channel.steps:
             dataset.matex_trains = True
-        element = super().__next__()
+        try:
+            element = super().__next__()
+        except StopIteration:
+            loops.end()
+            raise
         self._matex_steps = loops.channel.steps
         return loops.take(dataset, element) if tf.executing_eagerly() else element
 
@@ -130,7 +138,7 @@ def patch_loops(loops: Loops) -> None:
     @functools.wraps(original)
     def iterate(dataset: Any) -> Any:
         iterator = original(dataset)
-        shared = tf.executing_eagerly() and not in_keras.get() and not is_local(dataset) and is_batched(dataset)
+        shared = tf.executing_eagerly() and not in_keras.get() and (is_local(dataset) or is_batched(dataset))
         if shared and type(iterator) is OwnedIterator:
             dataset.matex_trains = getattr(dataset, "matex_trains", False)
             iterator.__class__ = LoopIterator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import re
 import subprocess
 import sys
@@ -62,3 +63,39 @@ def test_weights_of_plain_python(name: str, size: int, plain_folder: Path, tmp_p
     assert expected
     for key, array in expected.items():
         np.testing.assert_allclose(weights[key], array, rtol=1e-3, atol=1e-4 * np.abs(array).max(), err_msg=key)
+
+
+def _write_idx(path: Path, array: Any) -> None:
+    header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
+    path.write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes()))
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``MNIST_data``: 1,003 real digits, enlarged to 28 x 28, for training and 201 to test."""
+    from sklearn.datasets import load_digits
+
+    folder = tmp_path_factory.mktemp("mnist")
+    (folder / "MNIST_data").mkdir()
+    images, labels = load_digits(return_X_y=True)
+    images = np.pad(np.kron(images.reshape(-1, 8, 8), np.ones((3, 3))), ((0, 0), (2, 2), (2, 2))) * 255 / 16
+    for name, rows in (("train", slice(0, 1003)), ("t10k", slice(1003, 1204))):
+        _write_idx(folder / "MNIST_data" / f"{name}-images-idx3-ubyte.gz", images[rows])
+        _write_idx(folder / "MNIST_data" / f"{name}-labels-idx1-ubyte.gz", labels[rows])
+    return folder
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_a_matex_script_of_2018(size: int, digits: Path, tmp_path: Path) -> None:
+    code = f"import os, sys; os.chdir(sys.argv.pop(1)); {LAUNCHER}"
+    out = str(tmp_path / "x.weights.h5")
+    done = run_script(size, code, str(digits), "--all-output", str(SCRIPTS / "matex_2018.py"), out, timeout=150)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split()[1:] for line in re.findall("^ROWS .*", done.stdout, re.MULTILINE)]
+    assert sum(int(train) for train, *_ in rows) == 1003  # no row lost, none twice
+    assert sum(int(test) for _, test, *_ in rows) == 201
+    assert {(steps, largest) for *_, steps, largest in rows} == {("126", "1.000")}  # a batch is 8 rows of all ranks
+    results = re.findall("^RESULT (.*)", done.stdout, re.MULTILINE)
+    assert len(results) == size
+    assert len(set(results)) == 1
+    assert float(results[0]) > 0.85
