@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from matex_data.readers.hdf5_names import FAILURES
 from matex_data.readers.hdf5_rows import missing_filters
 
 FILL_BYTES = 1024 * 1024  # about as much of a dataset that was never written is filled in one go
+MANY_CHUNKS = 1 << 23  # HDF5 goes through as many entries in about a second
+BEST_COMPRESSION = 1000
 MOST_PROBES = 16  # chunks that are looked at to settle what HDF5 leaves open
 
 
@@ -29,7 +32,7 @@ def chunked(dataset: h5py.Dataset, path: str, dtype: np.dtype[Any], item: tuple[
     """
     grid = [-(-n // c) for n, c in zip(dataset.shape, dataset.chunks, strict=True)]
     fill = fill_value(dataset, dtype, item)
-    if fill is None or prod(grid) >= 2**63:
+    if fill is None or prod(grid) >= 2**63 or _sparse(dataset, path, prod(grid)):
         return None
     corner, offset, nbytes, mask = _table(dataset)
     width = dtype.itemsize * prod(item)
@@ -84,17 +87,29 @@ def fill_value(dataset: h5py.Dataset, dtype: np.dtype[Any], item: tuple[int, ...
     return value.view(dtype)[()]
 
 
+def _sparse(dataset: h5py.Dataset, path: str, chunks: int) -> bool:
+    """Whether the table of chunks is so long and so empty that HDF5 would need long to go through it."""
+    file = Path(path).stat()
+    written = file.st_blocks * 512 or file.st_size  # the file itself may have holes
+    decoded = chunks * prod(dataset.chunks) * dataset.dtype.itemsize
+    return chunks > MANY_CHUNKS and decoded > written * BEST_COMPRESSION
+
+
 def _table(dataset: h5py.Dataset) -> tuple[Integers, Integers, Integers, Integers]:
     """Corner of each stored chunk, int64[n, axes]; its first byte, its size in bytes and its filter mask, int64[n]."""
-    entries: list[Any] = []
+    flat = array("q")  # a list of a million tuples would keep the garbage collector busy
+
+    def visit(chunk: Any) -> None:
+        flat.extend((*chunk.chunk_offset, chunk.byte_offset, chunk.size, chunk.filter_mask))
+
     if hasattr(dataset.id, "chunk_iter"):
-        dataset.id.chunk_iter(entries.append)
+        dataset.id.chunk_iter(visit)
     else:  # HDF5 before 1.12.3
-        entries += [dataset.id.get_chunk_info(i) for i in range(dataset.id.get_num_chunks())]
-    corner = np.array([entry.chunk_offset for entry in entries], np.int64).reshape(-1, dataset.ndim)
-    columns = np.array([(entry.byte_offset, entry.size, entry.filter_mask) for entry in entries], np.int64)
-    offset, nbytes, mask = columns.reshape(-1, 3).T.copy()
-    return corner, offset, nbytes, mask
+        for i in range(dataset.id.get_num_chunks()):
+            visit(dataset.id.get_chunk_info(i))
+    table = np.array(flat, np.int64).reshape(-1, dataset.ndim + 3)
+    offset, nbytes, mask = table[:, dataset.ndim :].T.copy()
+    return table[:, : dataset.ndim], offset, nbytes, mask
 
 
 def _base(dataset: h5py.Dataset, path: str, corner: Integers, offset: Integers) -> int | None:
