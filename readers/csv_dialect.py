@@ -32,6 +32,7 @@ class Dialect:
     quotechar : None if no character quotes.
     escapechar : makes the next character an ordinary one; None: a quote within quotes is doubled.
     comment : the rest of the line after it does not count.
+    comment_lines : whether ``comment`` counts only at the beginning of a line.
     decimal : the decimal point.
     encoding : of the text.
     """
@@ -40,6 +41,7 @@ class Dialect:
     quotechar: str | None = '"'
     escapechar: str | None = None
     comment: str | None = None
+    comment_lines: bool = False
     decimal: str = "."
     encoding: str = "utf-8"
 
@@ -68,7 +70,9 @@ class Dialect:
         """Without what a comment or blanks at the end have left behind."""
         if self.comment is not None:
             at = next((i for i, field in enumerate(fields) if self.comment in field), None)
-            if at is not None:
+            if at is not None and self.comment_lines:
+                fields = [] if fields[0].lstrip().startswith(self.comment) else fields
+            elif at is not None:
                 rest = fields[at].split(self.comment)[0]
                 fields = [*fields[:at], *([rest] if rest.strip() or at else [])]
         if self.sep == SPACES and fields and not fields[-1]:
@@ -87,7 +91,7 @@ def detect(text: str, given: Dialect, fixed: frozenset[str]) -> Dialect:
     dialect = given
     if "comment" not in fixed:
         first = text.lstrip()[:1]
-        dialect = replace(dialect, comment=first if first in ("#", "%") else None)
+        dialect = replace(dialect, comment=first if first in ("#", "%") else None, comment_lines=True)
     if "escapechar" not in fixed and ESCAPED.search(text):
         dialect = _better(text, dialect, replace(dialect, escapechar="\\"), fixed)
     if "sep" not in fixed:

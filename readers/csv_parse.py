@@ -7,7 +7,7 @@ import io
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import pyarrow.csv
 
 from matex_data.errors import DecodeError
 from matex_data.readers.csv_dialect import SPACES, Dialect
-from matex_data.readers.csv_scan import CR, LF, SPACE, TAB
+from matex_data.readers.csv_scan import CR, LF, SPACE, TAB, uncommented
 from matex_data.readers.ranks import Bytes
 
 MISSING = (
@@ -108,11 +108,8 @@ def standard(data: Bytes, dialect: Dialect) -> Any:
     text: Any = data
     if dialect.encoding != "utf-8" and data.max(initial=0) >= 128:
         text = np.frombuffer(data.tobytes().decode(dialect.encoding).encode(), np.uint8)
-    if dialect.comment is not None and bool((text == ord(dialect.comment)).any()):
-        mark = re.escape(dialect.comment.encode())
-        text = text.tobytes()
-        text = re.sub(rb"(?m)^[ \t]*" + mark + rb"[^\r\n]*", b"", text)
-        text = np.frombuffer(re.sub(rb"[ \t]*" + mark + rb"[^\r\n]*", b"", text), np.uint8)
+    if dialect.comment is not None:
+        text = np.frombuffer(uncommented(text.tobytes(), dialect), np.uint8)
     if dialect.sep == SPACES:
         text = _single_blanks(text)
     return text
@@ -153,10 +150,12 @@ def _mended(
 def _records(data: Bytes, layout: Layout, line: int) -> tuple[list[list[str]], list[int]]:
     """All records, as wide as there are columns, and the line in which each begins, counted from 1."""
     width = len(layout.names)
-    reader = layout.dialect.reader(data.tobytes().decode(layout.dialect.encoding, "surrogateescape"))
+    text = uncommented(data.tobytes(), layout.dialect).decode(layout.dialect.encoding, "surrogateescape")
+    dialect = replace(layout.dialect, comment=None)
+    reader = dialect.reader(text)
     records, lines, before = [], [], line
     for raw in reader:
-        fields = layout.dialect.fields(raw)
+        fields = dialect.fields(raw)
         begun, before = before + 1, line + reader.line_num
         if not fields:
             continue

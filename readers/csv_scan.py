@@ -6,6 +6,7 @@ and Arrow. So within quotes or not is all there is to know at the start of a lin
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -102,21 +103,37 @@ def _quotes(text: bytes, inside: bool, dialect: Dialect) -> Integers:
     plain = dialect.escapechar is None and dialect.comment is None
     if plain and bool(_field_ends(dialect)[before].all()):
         return quotes
-    return _quotes_in_turn(text, inside, dialect)
+    return _in_turn(text, inside, dialect)[0]
 
 
-def _quotes_in_turn(text: bytes, inside: bool, dialect: Dialect) -> Integers:
-    """The same, for texts with quotes within unquoted fields or comments, or escaped ones."""
+def uncommented(text: bytes, dialect: Dialect) -> bytes:
+    """The same lines, which begin out of quotes, without the comments in them."""
+    if dialect.comment is None or dialect.comment.encode() not in text:
+        return text
+    if dialect.quotechar is None or dialect.quotechar.encode() not in text:
+        before = rb"((?:^|[\r\n])[ \t]*)" if dialect.comment_lines else rb"()[ \t]*"
+        return re.sub(before + re.escape(dialect.comment.encode()) + rb"[^\r\n]*", rb"\1", text)
+    pieces, at = [], 0
+    for begin, end in _in_turn(text, False, dialect)[1]:
+        pieces.append(text[at:begin].rstrip(b" \t"))
+        at = end
+    return b"".join([*pieces, text[at:]])
+
+
+def _in_turn(text: bytes, inside: bool, dialect: Dialect) -> tuple[Integers, list[tuple[int, int]]]:
+    """The same for texts with quotes within unquoted fields or comments, or escaped ones; and where comments are."""
     quote, escape, comment = (ord(c) if c else -1 for c in (dialect.quotechar, dialect.escapechar, dialect.comment))
     data = np.frombuffer(text, np.uint8)
     events = np.flatnonzero((data == quote) | (data == comment)) if comment >= 0 else np.flatnonzero(data == quote)
     before = {*dialect.separators, LF, CR}
-    result, skip = [], 0  # nothing before ``skip`` counts
+    result, comments, skip = [], [], 0  # nothing before ``skip`` counts
     for at in events.tolist():
         if at < skip:
             continue
         if text[at] == comment:
-            skip = at if inside else _line_end(text, at)
+            if not inside and (not dialect.comment_lines or _begins_line(text, at)):
+                skip = _line_end(text, at)
+                comments.append((at, skip))
         elif escape >= 0 and _escaped(text, at, escape):
             continue
         elif not inside:
@@ -128,7 +145,12 @@ def _quotes_in_turn(text: bytes, inside: bool, dialect: Dialect) -> Integers:
         else:
             inside = False
             result.append(at)
-    return np.array(result, np.int64)
+    return np.array(result, np.int64), comments
+
+
+def _begins_line(text: bytes, at: int) -> bool:
+    begin = max(text.rfind(b"\n", 0, at), text.rfind(b"\r", 0, at)) + 1
+    return not text[begin:at].strip(b" \t")
 
 
 def _line_end(text: bytes, at: int) -> int:
