@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from matex_data.cache import ChunkCache
-from matex_data.codecs import Bytes
+from matex_data.chunk_memory import Bytes
 from matex_data.index import Array, Integers, Part, Request, Rows
 from matex_data.layouts import SCATTER_BYTES, Strided
 from matex_data.scatter import scatter
