@@ -17,7 +17,7 @@ from matex_data.cache import ChunkCache
 from matex_data.codecs import DEFLATE, SHUFFLE, Filter, Pipeline
 from matex_data.errors import DecodeError
 from matex_data.fields import Field
-from matex_data.index import File, Index, Rows
+from matex_data.index import Array, File, Index, Rows
 from matex_data.layouts import Chunked, Strided
 from matex_data.scatter import scatter
 from tests.readers.serial import every_row, read_rows
@@ -87,7 +87,7 @@ def write_chunks(path: Path, array: np.ndarray[Any, Any], chunk_shape: tuple[int
         columns.append((number, len(content), len(stored), mask))
         content += stored
     path.write_bytes(content)
-    number, offset, nbytes, mask = np.array(columns, np.int64).reshape(-1, 4).T.copy()
+    numbers, offset, nbytes, masks = np.array(columns, np.int64).reshape(-1, 4).T.copy()
     nbytes_decoded = int(np.prod(chunk_shape)) * array.itemsize
     pipeline = Pipeline((Filter(SHUFFLE, (array.itemsize,)), Filter(DEFLATE, (6,))), array.itemsize, nbytes_decoded)
     return Chunked(
@@ -145,9 +145,9 @@ def test_a_broken_chunk_tells_all_who_wait_for_it(tmp_path: Path) -> None:
 def test_scatter_is_plain_assignment(data: st.DataObject) -> None:
     dtype = np.dtype(data.draw(st.one_of(DTYPES, st.just(RECORD))))
     shape = data.draw(hnp.array_shapes(min_dims=1, max_dims=3, max_side=8))
-    rows = np.frombuffer(data.draw(st.binary(min_size=1)) * np.prod(shape, dtype=int) * dtype.itemsize, np.uint8)
-    rows = rows[: np.prod(shape, dtype=int) * dtype.itemsize].copy()
-    rows = (rows & 1 if dtype.kind == "b" else rows).view(dtype).reshape(shape)
+    rows: Array = np.frombuffer(data.draw(st.binary(min_size=1)) * np.prod(shape, dtype=int) * dtype.itemsize, np.uint8)
+    stored = rows[: np.prod(shape, dtype=int) * dtype.itemsize].copy()
+    rows = (stored & 1 if dtype.kind == "b" else stored).view(dtype).reshape(shape)
     place = np.array(data.draw(st.permutations(range(shape[0]))), np.int64)
     native = dtype.newbyteorder("=") if dtype.names is None else dtype
     out, expected = np.zeros((shape[0] + 1, *shape[1:]), native), np.zeros((shape[0] + 1, *shape[1:]), native)
