@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from mpi4py import MPI
 
+from matex_data import open_dataset
 from matex_data.errors import DataError, FieldNotFound, FormatError
 from matex_data.readers import arrays as reader
 from matex_data.readers import cifar, detect, idx, recognised
@@ -162,6 +164,19 @@ def test_mnist_images_come_with_their_labels(tmp_path: Path, packed: bool) -> No
         assert same(every_row(idx.index(str(next(tmp_path.glob(f"{name}-labels*")))), "label"), labels)
         assert len(idx.index(str(path), subset="train")) == (60 if name == "train" else 0)
         assert list(idx.index(str(path), ["label"]).fields) == ["label"]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_directory_stands_for_its_images(tmp_path: Path, packed: bool) -> None:
+    made = _write_mnist(tmp_path, packed)
+    for subset, name in (("train", "train"), ("test", "t10k")):
+        data = open_dataset(tmp_path, subset=subset, inputs="image", targets="label", comm=MPI.COMM_SELF)
+        images, labels = made[name]
+        assert len(data) == len(images)
+        assert same(data.load()["image"], images) and same(data.load()["label"], labels)
+        seen = np.concatenate([label for _, label in data.batches(5, shuffle=True, seed=1, remainder="keep")])
+        assert same(np.sort(seen), np.sort(labels))
+    assert len(open_dataset(tmp_path, comm=MPI.COMM_SELF)) == 73
 
 
 @pytest.mark.parametrize("dtype", ["u1", "i1", "i2", "i4", "f4", "f8"])
