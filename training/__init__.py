@@ -16,13 +16,20 @@ from matex_data.training.ranks import World, world
 
 if TYPE_CHECKING:
     from matex_data.training.optimizer import distribute
+    from matex_data.training.rates import ScaledLearningRate
     from matex_data.training.reduction import allreduce
     from matex_data.training.replicas import broadcast
     from matex_data.training.trainer import fit
 
-__all__ = ["World", "allreduce", "broadcast", "distribute", "fit", "world"]
+__all__ = ["ScaledLearningRate", "World", "allreduce", "broadcast", "distribute", "fit", "world"]
 
-_HOMES = {"allreduce": "reduction", "broadcast": "replicas", "distribute": "optimizer", "fit": "trainer"}
+_HOMES = {
+    "ScaledLearningRate": "rates",
+    "allreduce": "reduction",
+    "broadcast": "replicas",
+    "distribute": "optimizer",
+    "fit": "trainer",
+}
 
 
 def __getattr__(name: str) -> Any:

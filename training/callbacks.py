@@ -49,7 +49,7 @@ def together(sharing: Sharing, users: list[Any], element_spec: Any, last: Sequen
 def _watches_batches(callbacks: Sequence[Any]) -> bool:
     """Whether a callback does something after each batch, which may stop this rank or change its learning rate."""
     return any(
-        getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
+        name in vars(callback) or getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
         for callback in callbacks
         if not isinstance(callback, (*WRITERS, keras.callbacks.ProgbarLogger))
         for name in _BATCH_HOOKS

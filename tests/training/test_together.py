@@ -168,3 +168,27 @@ def test_same_weights_but_other_dropout(pool: Pool) -> None:
     problems.assert_alike([result[0] for result in results], results[0][0])
     assert len({str(result[2]) for result in results}) == pool.size
     assert len({result[1][1] for result in results}) == 1  # all have drawn equally often
+
+
+def _scaled(comm: Any, warm_up: float) -> Any:
+    import keras
+
+    from matex_data import training
+
+    rates = []
+    model = problems.compiled(problems.perceptron(), keras.optimizers.SGD(0.1))
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: rates.append(float(model.optimizer.learning_rate))
+    )
+    data = problems.share(problems.table(40), 10, comm.rank, comm.size)
+    scale = training.ScaledLearningRate(factor=3, warm_up=warm_up)
+    training.fit(model, data, epochs=3, callbacks=[scale, note], comm=comm, verbose=0)
+    return rates
+
+
+@pytest.mark.rank_counts(1, 2)
+@pytest.mark.parametrize(("warm_up", "steps"), [(0, 0), (2, 8)])
+def test_learning_rate_grows_step_by_step(pool: Pool, warm_up: float, steps: int) -> None:
+    expected = [0.1 * (1 + 2 * min(1, (i + 1) / steps if steps else 1)) for i in range(12)]
+    for rates in pool.run(_scaled, warm_up):
+        np.testing.assert_allclose(rates, expected, rtol=1e-5)
