@@ -91,7 +91,7 @@ def write_chunks(path: Path, array: np.ndarray[Any, Any], chunk_shape: tuple[int
     nbytes_decoded = int(np.prod(chunk_shape)) * array.itemsize
     pipeline = Pipeline((Filter(SHUFFLE, (array.itemsize,)), Filter(DEFLATE, (6,))), array.itemsize, nbytes_decoded)
     return Chunked(
-        array.shape, chunk_shape, array.dtype, pipeline, number, offset, nbytes, mask, np.zeros((), "u1")[()]
+        array.shape, chunk_shape, array.dtype, pipeline, numbers, offset, nbytes, masks, np.zeros((), "u1")[()]
     )
 
 
