@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from matex_data.elements import Elements
 from matex_data.fetch import Arrays
+from matex_data.filling import Loaded
 from matex_data.index import Integers
 from matex_data.passes import Passes
-from matex_data.stream import Loaded
 
 
 @dataclass(frozen=True)

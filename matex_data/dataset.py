@@ -15,12 +15,12 @@ from matex_data.errors import PartitionError
 from matex_data.fields import Schema
 from matex_data.partition import check_ranks
 from matex_data.passes import MemoryPasses, ReadPasses
+from matex_data.profile import Profile
 from matex_data.runs import Runs
 from matex_data.sizing import block_borders, schedule
 from matex_data.source import Source
 from matex_data.splitting import split
 from matex_data.statistics import Statistics, statistics
-from matex_data.stream import Profile
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -13,10 +13,11 @@ from mpi4py import MPI
 from matex_data.agreement import agree, patience
 from matex_data.errors import PartitionError
 from matex_data.fetch import Arrays, ranks_here
+from matex_data.filling import Loaded, blank
 from matex_data.index import Integers
 from matex_data.partition import Schedule, Window
 from matex_data.source import Source
-from matex_data.stream import Loaded, Stream, blank
+from matex_data.stream import Stream
 
 READ_BYTES = 8 << 20  # brought together by a rank, about: Python is paid for each time
 

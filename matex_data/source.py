@@ -16,10 +16,11 @@ from matex_data.channels import channels
 from matex_data.collective import Files, mode_for
 from matex_data.errors import DataError, PartitionError
 from matex_data.fetch import Arrays, Plan, execute, plan
+from matex_data.filling import Supply
 from matex_data.index import Index, Integers
 from matex_data.partition import share
+from matex_data.profile import Profile
 from matex_data.runs import Runs
-from matex_data.stream import Profile, Supply
 
 LOAD_BYTES = 64 << 20  # read and decoded together by ``load``
 CACHE_BYTES = 64 << 20  # of decoded chunks that are kept, at least

@@ -11,8 +11,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future
-from dataclasses import dataclass, field
 from threading import Condition, Thread
 from typing import Any
 
@@ -20,60 +18,14 @@ import numpy as np
 from mpi4py import MPI
 
 from matex_data.agreement import Status, patience
-from matex_data.buffers import Pool
 from matex_data.cache import ChunkCache
-from matex_data.channels import Channel
-from matex_data.collective import Files
 from matex_data.errors import PartitionError
-from matex_data.fetch import Arrays, Plan, execute, plan
-from matex_data.index import Index, Integers
+from matex_data.filling import Filling, Loaded, Supply, planned
+from matex_data.index import Integers
 from matex_data.partition import Epoch, Window
+from matex_data.profile import timed
 
 AHEAD = 1  # windows that wait for the consumer
-
-
-@dataclass
-class Profile:
-    """Where the time of the passes went, in seconds on this rank, and what they brought."""
-
-    reading: float = 0.0
-    decoding: float = 0.0
-    waiting: float = 0.0
-    elapsed: float = 0.0
-    samples: int = 0
-    bytes: int = 0
-
-
-@dataclass(eq=False)
-class Supply:
-    """What the passes over some batches read with, one pass after the other.
-
-    Parameters
-    ----------
-    channel : communicator and open files, for these passes alone.
-    index : of the data set.
-    pool : memory of the windows.
-    cache_bytes : decoded chunks that are kept, in bytes.
-    profile : of all passes.
-    """
-
-    channel: Channel
-    index: Index
-    pool: Pool
-    cache_bytes: int
-    profile: Profile
-
-    def __post_init__(self) -> None:
-        self.channel.serve(self)
-
-
-@dataclass
-class Loaded:
-    """A window whose rows are in memory."""
-
-    arrays: Arrays
-    sizes: Integers
-    padded: int  # rows at the end that are padding
 
 
 class Stream:
@@ -121,16 +73,15 @@ class Stream:
         return not self._thread.is_alive()
 
     def _next(self) -> Loaded:
-        begin = time.perf_counter()
         with self._change:
-            self._wait(lambda: bool(self._ready) or self._ended)
+            with timed(self._supply.profile, "waiting"):
+                self._wait(lambda: bool(self._ready) or self._ended)
             if self._error is not None:
                 raise self._error
             if not self._ready:
                 raise _left() if self._left else _superseded()
             window = self._ready.popleft()
             self._change.notify_all()
-        self._supply.profile.waiting += time.perf_counter() - begin
         return window
 
     def _await_end(self) -> None:
@@ -159,48 +110,45 @@ class Stream:
 
     def _read_all(self) -> None:
         supply = self._supply
-        agreement, chunks = supply.channel.agreement, ChunkCache(supply.cache_bytes)
-        count = len(supply.index.files)
+        chunks = ChunkCache(supply.cache_bytes)
         filling: Filling | None = None
         failure: BaseException | None = None
         for begin in [*self._begins, None]:
             upcoming: Filling | None = None
-            needs = np.zeros(count, np.int64)
             try:
                 if begin is not None and failure is None:
-                    upcoming = self._planned(begin, chunks)
-                    needs = upcoming.plan.counts(count)
+                    upcoming = planned(supply, self._window(begin), chunks)
                 if filling is not None and failure is None:
                     filling.finish(supply.profile)
             except Exception as error:  # whatever it is, the other ranks have to know
                 failure = error
-            status = Status.FAILED if failure else Status.STOPPED if self._stopped else Status.GO_ON
-            status, needs = agreement.reach(status, needs)
-            if status == Status.FAILED:
-                self._error = agreement.error(failure)
-                return
-            if filling is not None:
+            needs = self._agreed(failure, upcoming)
+            if filling is not None and self._error is None:
                 self._publish(filling.loaded)
-            if status == Status.STOPPED:
-                self._left = not self._stopped
+            if needs is None or upcoming is None:
                 return
             filling = upcoming
-            if filling is not None:
-                self._wait_for_room()
-                try:
-                    filling.start(supply.channel.files, needs, supply.profile)
-                except Exception as error:  # as above
-                    failure = error
+            self._wait_for_room()
+            try:
+                filling.start(supply.channel.files, needs, supply.profile)
+            except Exception as error:  # as above
+                failure = error
 
-    def _planned(self, begin: int, chunks: ChunkCache) -> Filling:
-        comm, index, pool = self._supply.channel.comm, self._supply.index, self._supply.pool
-        end = min(begin + self._begins.step, self._epoch.schedule.steps)
-        window = self._epoch.window(begin, end, comm.rank, comm.size)
-        arrays = pool.arrays(list(index.fields.values()), window.rows)
-        padded = window.rows - window.runs.total
-        blank(arrays, window.runs.total)
-        work = plan(index, window.runs, window.place, arrays, chunks, pool)
-        return Filling(window, Loaded(arrays, window.sizes, padded), work)
+    def _window(self, begin: int) -> Window:
+        comm, epoch = self._supply.channel.comm, self._epoch
+        return epoch.window(begin, min(begin + self._begins.step, epoch.schedule.steps), comm.rank, comm.size)
+
+    def _agreed(self, failure: BaseException | None, upcoming: Filling | None) -> Integers | None:
+        """Calls that each file needs for the next window; None if a rank has failed or left. *Collective*."""
+        count = len(self._supply.index.files)
+        own = np.zeros(count, np.int64) if upcoming is None else upcoming.plan.counts(count)
+        status = Status.FAILED if failure else Status.STOPPED if self._stopped else Status.GO_ON
+        agreement = self._supply.channel.agreement
+        status, needs = agreement.reach(status, own)
+        if status == Status.FAILED:
+            self._error = agreement.error(failure)
+        self._left = status == Status.STOPPED and not self._stopped
+        return needs if status == Status.GO_ON else None
 
     def _wait_for_room(self) -> None:
         with self._change:
@@ -211,39 +159,6 @@ class Stream:
             if not self._stopped:
                 self._ready.append(window)
             self._change.notify_all()
-
-
-@dataclass
-class Filling:
-    """A window that is being read and decoded."""
-
-    window: Window
-    loaded: Loaded
-    plan: Plan
-    decoding: list[Future[None]] = field(default_factory=list)
-
-    def start(self, files: Files, agreed: Integers, profile: Profile) -> None:
-        """Read, and start to decode. *Collective* in collective mode."""
-        begin = time.perf_counter()
-        self.decoding = execute(self.plan, files, agreed)
-        profile.reading += time.perf_counter() - begin
-        profile.samples += self.window.runs.total
-        profile.bytes += sum(call.ranges.total for calls in self.plan.calls.values() for call in calls)
-        self.plan = Plan({}, [])  # lets go of the scratch memory
-
-    def finish(self, profile: Profile) -> None:
-        """Wait until all is decoded; raise what failed."""
-        begin = time.perf_counter()
-        for future in self.decoding:
-            future.result()
-        profile.decoding += time.perf_counter() - begin
-
-
-def blank(arrays: Arrays, begin: int) -> None:
-    """Padding from that row on: zeros, or empty strings."""
-    for array in arrays.values():
-        if begin < len(array):
-            array[begin:] = b"" if array.dtype == object else np.zeros((), array.dtype)
 
 
 def _left() -> PartitionError:

@@ -1,0 +1,89 @@
+"""A window on its way: planned, read, decoded."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from matex_data.buffers import Pool
+from matex_data.cache import ChunkCache
+from matex_data.channels import Channel
+from matex_data.collective import Files
+from matex_data.fetch import Arrays, Plan, execute, plan
+from matex_data.index import Index, Integers
+from matex_data.partition import Window
+from matex_data.profile import Profile, timed
+
+
+@dataclass(eq=False)
+class Supply:
+    """What the passes over some batches read with, one pass after the other.
+
+    Parameters
+    ----------
+    channel : communicator and open files, for these passes alone.
+    index : of the data set.
+    pool : memory of the windows.
+    cache_bytes : decoded chunks that are kept, in bytes.
+    profile : of all passes.
+    """
+
+    channel: Channel
+    index: Index
+    pool: Pool
+    cache_bytes: int
+    profile: Profile
+
+    def __post_init__(self) -> None:
+        self.channel.serve(self)
+
+
+@dataclass
+class Loaded:
+    """A window whose rows are in memory."""
+
+    arrays: Arrays
+    sizes: Integers
+    padded: int  # rows at the end that are padding
+
+
+@dataclass
+class Filling:
+    """A window that is being read and decoded."""
+
+    window: Window
+    loaded: Loaded
+    plan: Plan
+    decoding: list[Future[None]] = field(default_factory=list)
+
+    def start(self, files: Files, agreed: Integers, profile: Profile) -> None:
+        """Read, and start to decode. *Collective* in collective mode."""
+        with timed(profile, "reading"):
+            self.decoding = execute(self.plan, files, agreed)
+        profile.samples += self.window.runs.total
+        profile.bytes += sum(call.ranges.total for calls in self.plan.calls.values() for call in calls)
+        self.plan = Plan({}, [])  # lets go of the scratch memory
+
+    def finish(self, profile: Profile) -> None:
+        """Wait until all is decoded; raise what failed."""
+        with timed(profile, "decoding"):
+            for future in self.decoding:
+                future.result()
+
+
+def planned(supply: Supply, window: Window, chunks: ChunkCache) -> Filling:
+    """What is to be read for a window, and memory for it."""
+    with timed(supply.profile, "planning"):
+        arrays = supply.pool.arrays(list(supply.index.fields.values()), window.rows)
+        blank(arrays, window.runs.total)
+        work = plan(supply.index, window.runs, window.place, arrays, chunks, supply.pool)
+    return Filling(window, Loaded(arrays, window.sizes, window.rows - window.runs.total), work)
+
+
+def blank(arrays: Arrays, begin: int) -> None:
+    """Padding from that row on: zeros, or empty strings."""
+    for array in arrays.values():
+        if begin < len(array):
+            array[begin:] = b"" if array.dtype == object else np.zeros((), array.dtype)
