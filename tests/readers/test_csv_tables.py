@@ -19,8 +19,10 @@ from tests.ranks import Pools
 from tests.readers.serial import every_row
 from tests.readers.simulated import together
 
-FIELDS = st.lists(st.sampled_from(["a", "7", ",", '"', "\n", "\r\n", "\r", " ", "é", ";", "#"]), max_size=5).map("".join)
-TABLES = st.integers(2, 4).flatmap(lambda n: st.lists(st.lists(FIELDS, min_size=n, max_size=n), min_size=1, max_size=25))
+PIECES = ["a", "7", ",", '"', "\n", "\r\n", "\r", " ", "é", ";", "#"]
+FIELDS = st.lists(st.sampled_from(PIECES), max_size=5).map("".join)
+WIDTHS = st.integers(2, 4)
+TABLES = WIDTHS.flatmap(lambda n: st.lists(st.lists(FIELDS, min_size=n, max_size=n), min_size=1, max_size=25))
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
