@@ -78,7 +78,7 @@ class Sharing:
         separate_seeds(self.model, self.channel.rank)
         reducer = None if _equal_batches(self.channel, element_spec) else self._reducer
         if self.begun and reducer is not self.step.reducer:
-            self._replace(self.model, "train_function", None)  # its graph weighs in the other way
+            self.model.make_train_function(force=True)  # the graph of the old one weighs in the other way
         self.step.reducer = reducer
         if not self.begun:
             self.begun = True

@@ -17,7 +17,7 @@ import pytest
 from tests.launch import environment, run_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
-NAMES = ["arrays", "pipeline", "generator", "custom_loop", "functional", "session"]
+NAMES = ["arrays", "pipeline", "generator", "custom_loop", "functional", "session", "mixed"]
 LAUNCHER = "from matex_data.training.launcher import main; main()"
 
 
