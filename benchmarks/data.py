@@ -77,7 +77,7 @@ def rows(folder: Path, quick: bool = False) -> Task:
         file["y"] = (np.arange(count) % 2).astype(np.uint8)
 
     path = _made(folder / f"rows-{count}.h5", write)
-    return Task(path, "x", "y", 1024, count, 28 * 4, 40 * 1024)
+    return Task(path, "x", "y", 1024, count, 28 * 4, 8 * 1024)
 
 
 def sparse(folder: Path) -> Task:
