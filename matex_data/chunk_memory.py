@@ -19,9 +19,17 @@ class _Scratch(local):
 
     def __init__(self) -> None:
         self.buffers = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
+        self.decoded = np.empty(0, np.uint8)
 
 
 _SCRATCH = _Scratch()
+
+
+def for_one_chunk(nbytes: int) -> Bytes:
+    """Memory for a decoded chunk that is used up before this thread decodes the next one."""
+    if _SCRATCH.decoded.nbytes < nbytes:
+        _SCRATCH.decoded = np.empty(nbytes, np.uint8)
+    return _SCRATCH.decoded[:nbytes]
 
 
 def memory_for(data: Bytes, passing: bool, out: Bytes | None, nbytes: int) -> Bytes:

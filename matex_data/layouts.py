@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from matex_data.cache import Chunk, ChunkCache
-from matex_data.chunk_memory import Bytes
+from matex_data.chunk_memory import Bytes, for_one_chunk
 from matex_data.codecs import BrokenChunk, Pipeline
 from matex_data.errors import DecodeError
 from matex_data.index import Array, Integers, Part, Request, Rows
@@ -205,7 +205,8 @@ class Chunked(Part):
     def _decode(self, want: _Want, cell: tuple[slice, ...], entry: int, promise: Chunk | None, stored: Bytes) -> None:
         mask = int(self.mask[entry])
         ready = want.memory(self.chunk_shape, self.dtype) if promise is None and self.axis == 0 else None
-        data = self.pipeline.decode(stored, mask, ready)
+        used_up = ready is None and promise is None and self.pipeline.filters
+        data = self.pipeline.decode(stored, mask, for_one_chunk(self.pipeline.nbytes) if used_up else ready)
         if ready is not None:
             return
         depth, *others = self.chunk_shape

@@ -230,10 +230,9 @@ def _result(dtype: np.dtype[Any], scale: Any, offset: Any, marked: bool, some: b
     if offset is not None:
         alike = scale is not None and scale.dtype == offset.dtype and scale.dtype.kind == "f"
         wide = dtype.itemsize == 4 and dtype.kind in "iu"
-        chosen: np.dtype[Any] = scale.dtype if alike and not wide else np.dtype(np.float64)
-        return chosen
+        return np.dtype(str(scale.dtype) if alike and not wide else "float64")
     if scale.dtype.kind == "f":
-        return np.dtype(scale.dtype)
+        return np.dtype(str(scale.dtype))
     return _scaled_integer(dtype, scale, some)
 
 
