@@ -99,3 +99,24 @@ def test_a_matex_script_of_2018(size: int, digits: Path, tmp_path: Path) -> None
     assert len(results) == size
     assert len(set(results)) == 1
     assert float(results[0]) > 0.85
+
+
+ENDS = {
+    "sys.exit(3)": (3, ""),
+    "sys.exit('no such file')": (1, "no such file"),
+    "raise KeyError('missing')": (1, "all 2 ranks"),
+    "training.world().rank == 1 and sys.exit(4)": (4, ""),
+    "training.world().rank == 1 and 1 / 0": (1, "rank 1 of 2"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_script_that_ends_badly_ends_the_job(end: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    waits = "training.allreduce([1.0])" if "rank" in end else "None"
+    script.write_text(f"import sys\nfrom matex_data import training\n{end}\n{waits}\nprint('trained')\n")
+    done = run_script(2, LAUNCHER, str(script), timeout=90)
+    code, text = ENDS[end]
+    assert done.returncode == code, done.stderr
+    assert text in done.stderr
+    assert "trained" not in done.stdout
