@@ -143,7 +143,7 @@ def meaning(
     low, high = _bounds(numbers, attributes) if ranged else (None, None)
     if (low, high) != (None, None) and result.kind != "f":
         result = _promoted(numbers)
-    missing = tuple(dict.fromkeys(_cast(value, result) for value in marks if isinstance(value, int | float)))
+    missing = tuple(dict.fromkeys(_cast(value, result) for value in marks if _fits(value, result)))
     decoding = Decoding(result, kind, missing, low, high, scale, offset)
     epoch = epoch_of(attributes.get("units"), attributes.get("calendar"))
     if epoch is not None:
@@ -207,6 +207,12 @@ def _as_unsigned(value: Any, dtype: np.dtype[Any]) -> Any:
     if dtype.kind == "u" and -(span // 2) <= number < 0:
         return number + span
     return number - span if dtype.kind == "i" and limits.max < number < span else number
+
+
+def _fits(value: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether it is a number, and not one that would become infinite in that dtype."""
+    number = isinstance(value, int | float)
+    return number and (dtype.kind != "f" or bool(np.isinf(_cast(value, dtype))) == bool(np.isinf(value)))
 
 
 def _cast(value: Any, dtype: np.dtype[Any]) -> Any:
