@@ -10,7 +10,8 @@ import numpy as np
 
 from matex_data.index import Integers
 
-CALL_BYTES = 32 << 20  # of one call, about: decoding what one brought overlaps with the next
+CALL_BYTES = 32 << 20  # of one call, about
+DECODED_BYTES = 2 << 20  # the same if they are to be decoded: that begins as soon as a call has ended
 GAP_BYTES = 4096  # between two ranges, that are read rather than skipped
 GAP_SHARE = 0.02  # of the bytes that are wanted; more gaps than that are not read
 MOST_BYTES = 1 << 30  # of one call at most; several MPI libraries count bytes in 32 bits
@@ -54,7 +55,7 @@ class Call:
 
 
 def calls(wanted: Sequence[tuple[Ranges, Callable[[], None] | None]]) -> list[Call]:
-    """Reads of about ``CALL_BYTES`` each, in the order of the file.
+    """Reads of some megabytes each, in the order of the file.
 
     Parameters
     ----------
@@ -67,7 +68,7 @@ def calls(wanted: Sequence[tuple[Ranges, Callable[[], None] | None]]) -> list[Ca
     for i in order:
         group.append(i)
         size += wanted[i][0].total
-        if size >= CALL_BYTES:
+        if size >= (CALL_BYTES if wanted[i][1] is None else DECODED_BYTES):
             result += _read_together([wanted[k] for k in group])
             group, size = [], 0
     return result + (_read_together([wanted[k] for k in group]) if group else [])

@@ -51,8 +51,8 @@ def hints() -> dict[str, str]:
     return chosen
 
 
-def mode_for(io: str, files: int) -> str:
-    """How to read that many files: "collective" or "independent".
+def mode_for(io: str, files: int, ranks: int) -> str:
+    """How so many ranks read so many files: "collective" or "independent".
 
     Raises
     ------
@@ -64,7 +64,7 @@ def mode_for(io: str, files: int) -> str:
         return "independent"
     if io != "auto":
         return io
-    return "collective" if files <= MOST_SHARED_FILES else "independent"
+    return "collective" if ranks > 1 and files <= MOST_SHARED_FILES else "independent"
 
 
 class Files:

@@ -65,7 +65,7 @@ def open_dataset(
         further on. With ``horizon`` or ``targets`` the target is the ``horizon`` (default: 1) samples behind the
         window, (horizon, ...), of the inputs themselves unless ``targets`` says otherwise.
     io : "collective": all ranks enter every read together; "independent": each reads on its own; "auto": the
-        former, unless there are many files.
+        former, unless there are many files or a single rank.
     window_bytes : what is shuffled together at most, in bytes over all ranks. Part of the shuffled order.
     cache : "memory": each rank reads its share once and keeps it; the share stays the same in all epochs and is
         shuffled as a whole. None: read again in every epoch.

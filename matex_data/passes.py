@@ -19,7 +19,7 @@ from matex_data.partition import Schedule, Window
 from matex_data.source import Source
 from matex_data.stream import Stream
 
-READ_BYTES = 8 << 20  # brought together by a rank, about: Python is paid for each time
+READ_BYTES = 16 << 20  # brought together by a rank, about: Python is paid for each time
 
 
 class Passes(ABC):

@@ -21,7 +21,11 @@ def orders(seed: int, epoch: int, step: int, lanes: range, count: int) -> Intege
     salt = np.uint64(np.random.SeedSequence((seed, epoch, step)).generate_state(1, np.uint64)[0])
     lane = np.arange(lanes.start, lanes.stop, dtype=np.uint64)[:, None] << np.uint64(40)
     numbers: NDArray[np.uint64] = np.add(salt, lane + np.arange(count, dtype=np.uint64), dtype=np.uint64)
-    return np.argsort(_hashed(numbers), axis=1)
+    bits = np.uint64((1 << max(1, count - 1).bit_length()) - 1)
+    # The last bits of each hash become the number itself: sorting is twice as fast as finding the sorted order.
+    mixed = (_hashed(numbers) & ~bits) | np.arange(count, dtype=np.uint64)
+    mixed.sort(axis=1)
+    return (mixed & bits).astype(np.int64)
 
 
 def _hashed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:

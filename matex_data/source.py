@@ -49,7 +49,7 @@ class Source:
         self.index = index
         self.window_bytes = window_bytes
         self.row_bytes = max(1, sum(field.row_bytes for field in index.fields.values()))
-        self.mode = mode_for(io, len(index.files))
+        self.mode = mode_for(io, len(index.files), comm.size)
         self.profile = Profile()
         self.pool = Pool()
         self._channels = channels(comm)

@@ -109,30 +109,43 @@ class Stream:
             _ALIVE.discard(self)
 
     def _read_all(self) -> None:
-        supply = self._supply
-        chunks = ChunkCache(supply.cache_bytes)
-        filling: Filling | None = None
+        """While one window is being decoded the next is read; what is handed out has been decoded on all ranks."""
+        supply, chunks = self._supply, ChunkCache(self._supply.cache_bytes)
+        begins, filling = deque(self._begins), deque[Filling]()
         failure: BaseException | None = None
-        for begin in [*self._begins, None]:
-            upcoming: Filling | None = None
+        while begins or filling:
+            upcoming = ready = None
             try:
-                if begin is not None and failure is None:
-                    upcoming = planned(supply, self._window(begin), chunks)
-                if filling is not None and failure is None:
-                    filling.finish(supply.profile)
+                if begins and failure is None:
+                    upcoming = planned(supply, self._window(begins[0]), chunks)
+                if filling and failure is None and (len(filling) > 1 or not begins or begins[0] == self._second):
+                    filling[0].finish(supply.profile)
+                    ready = filling.popleft()
             except Exception as error:  # whatever it is, the other ranks have to know
                 failure = error
             needs = self._agreed(failure, upcoming)
-            if filling is not None and self._error is None:
-                self._publish(filling.loaded)
-            if needs is None or upcoming is None:
+            if ready is not None and self._error is None:
+                self._publish(ready.loaded)
+            if needs is None:
                 return
-            filling = upcoming
-            self._wait_for_room()
-            try:
-                filling.start(supply.channel.files, needs, supply.profile)
-            except Exception as error:  # as above
-                failure = error
+            if upcoming is not None:
+                begins.popleft()
+                filling.append(upcoming)
+                failure = self._start(upcoming, needs)
+
+    @property
+    def _second(self) -> int:
+        """Where the second window begins: then the first one is handed out at once, so that nobody waits long."""
+        return self._begins.start + self._begins.step
+
+    def _start(self, upcoming: Filling, needs: Integers) -> Exception | None:
+        """Read; what went wrong, if anything. *Collective* in collective mode."""
+        self._wait_for_room()
+        try:
+            upcoming.start(self._supply.channel.files, needs, self._supply.profile)
+        except Exception as error:  # as above
+            return error
+        return None
 
     def _window(self, begin: int) -> Window:
         comm, epoch = self._supply.channel.comm, self._epoch

@@ -35,13 +35,13 @@ def _wanted(draw: st.DrawFn) -> list[Ranges]:
 
 @given(_wanted(), st.integers(4, 40), st.integers(2, 40))
 def test_every_byte_is_read_once_to_its_place(wanted: list[Ranges], together: int, most: int) -> None:
-    before = coalesce.CALL_BYTES, coalesce.MOST_BYTES
-    coalesce.CALL_BYTES, coalesce.MOST_BYTES = together, most
+    before = coalesce.DECODED_BYTES, coalesce.MOST_BYTES
+    coalesce.DECODED_BYTES, coalesce.MOST_BYTES = together, most
     try:
         done: list[int] = []
         result = calls([(ranges, lambda i=i: done.append(i)) for i, ranges in enumerate(wanted)])
     finally:
-        coalesce.CALL_BYTES, coalesce.MOST_BYTES = before
+        coalesce.DECODED_BYTES, coalesce.MOST_BYTES = before
     expected = {at: position for ranges in wanted for at, position in _bytes(ranges).items()}
     read: dict[int, int] = {}
     for call in result:
