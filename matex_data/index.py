@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -152,6 +153,11 @@ class Index:
 
     def __len__(self) -> int:
         return int(self.first_row[-1])
+
+    @cached_property
+    def untreated(self) -> Index:
+        """The same without ``after``: missing numbers are NaN."""
+        return self if self.after is None else Index(self.fields, self.files, self.static, self.facts)
 
     def select(self, names: Sequence[str]) -> Index:
         """The same rows with fewer fields."""

@@ -119,7 +119,7 @@ def _replace_in(array: Array, mask: Array | None, number: float, place: Integers
             array[some] = rows
 
 
-def complete_samples(source: Source, step_bytes: int = 64 << 20) -> Runs:
+def complete_samples(source: Source) -> Runs:
     """The samples without any missing number, the same on every rank. *Collective*: each rank reads its own share.
 
     Raises
@@ -127,13 +127,15 @@ def complete_samples(source: Source, step_bytes: int = 64 << 20) -> Runs:
     DataError : of any rank, on every rank.
     """
     total, comm = len(source.index), source.comm
-    start, stop = share(total, comm.rank, comm.size)
-    step = max(1, step_bytes // source.row_bytes)
+    names = [field.name for field in source.index.fields.values() if field.dtype.kind == "f" and not field.ragged]
+    if not names:
+        return Runs(np.array([0]), np.array([total]))
+    done, _ = share(total, comm.rank, comm.size)
     kept: list[Integers] = [np.empty(0, np.int64)]
-    for done in range(0, share(total, 0, comm.size)[1], step):
-        low, high = min(start + done, stop), min(start + done + step, stop)
-        arrays = source.gather(Runs(np.array([low]), np.array([high - low])))
-        kept.append(low + np.flatnonzero(_complete(arrays, high - low)))
+    for arrays in source.pieces(Runs(np.array([0]), np.array([total])), names):
+        rows = len(arrays[names[0]])
+        kept.append(done + np.flatnonzero(_complete(arrays, rows)))
+        done += rows
     own = compress(np.concatenate(kept))
     parts = [own] if comm.size == 1 else comm.allgather(own)
     return merge(Runs(np.concatenate([p.start for p in parts]), np.concatenate([p.count for p in parts])))
@@ -143,6 +145,5 @@ def _complete(arrays: Mapping[str, Array], rows: int) -> Array:
     """bool[rows], whether a sample has all its numbers."""
     complete = np.ones(rows, bool)
     for array in arrays.values():
-        if array.dtype.kind == "f":
-            complete &= ~np.isnan(array).reshape(rows, -1).any(axis=1)
+        complete &= ~np.isnan(array).any(axis=tuple(range(1, array.ndim)))
     return complete

@@ -89,13 +89,15 @@ class Source:
         DataError : of any rank, on every rank.
         """
         arrays = {name: field.empty(runs.total) for name, field in self.index.fields.items()}
-        for _ in self._read((part, place, arrays) for part, place in self._pieces(runs, self.row_bytes)):
+        pieces = ((part, place, arrays) for part, place in self._pieces(runs, self.row_bytes))
+        for _ in self._read(self.index, pieces):
             pass
         return arrays
 
     def pieces(self, runs: Runs, names: Sequence[str]) -> Iterator[Arrays]:
         """Some fields of this rank's block of the samples, a few megabytes at a time. *Collective*.
 
+        Missing numbers are NaN, whatever becomes of them elsewhere.
         Every rank gets as many pieces; some may be empty. The memory of one is used again for a later one.
 
         Raises
@@ -106,9 +108,10 @@ class Source:
         start, stop = share(runs.total, self.comm.rank, self.comm.size)
         block = runs.between(np.array([start]), np.array([stop - start]))
         parts = self._pieces(block, max(1, sum(field.row_bytes for field in fields)))
-        return self._read((part, np.arange(part.total), self.pool.arrays(fields, part.total)) for part, _ in parts)
+        pieces = ((part, np.arange(part.total), self.pool.arrays(fields, part.total)) for part, _ in parts)
+        return self._read(self.index.untreated, pieces)
 
-    def _read(self, pieces: Iterable[tuple[Runs, Integers, Arrays]]) -> Iterator[Arrays]:
+    def _read(self, index: Index, pieces: Iterable[tuple[Runs, Integers, Arrays]]) -> Iterator[Arrays]:
         """Each piece as soon as it is read; as many on every rank, and nothing in the last. *Collective*."""
         supply = self.supply()
         agreement, files = supply.channel.agreement, supply.channel.files
@@ -118,7 +121,7 @@ class Source:
             work = Plan({}, [])
             try:
                 if failure is None and part.total:
-                    work = plan(self.index, part, place, arrays, chunks, self.pool)
+                    work = plan(index, part, place, arrays, chunks, self.pool)
             except Exception as error:  # whatever it is, the other ranks have to know
                 failure = error
             status = Status.FAILED if failure else Status.GO_ON

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field
+from matex_data.missing import MASK
 from matex_data.runs import Runs
 from matex_data.source import Source
 
@@ -99,16 +100,15 @@ class Statistics(Mapping[str, Moments]):
 
     def normalization(self, field: str) -> Any:
         """The ``keras.layers.Normalization`` that gives the field mean 0 and variance 1."""
-        import keras
+        from matex_data.tfdata import normalization
 
-        moments = self[field]
-        return keras.layers.Normalization(axis=self._axis, mean=moments.mean, variance=moments.variance)
+        return normalization(self._axis, self[field].mean, self[field].variance)
 
 
 def statistics(source: Source, samples: Runs, names: Sequence[str], axis: int | Sequence[int] | None) -> Statistics:
     """See ``Dataset.statistics``. *Collective*."""
     schema = source.index.fields
-    names = list(names) or [name for name, field in schema.items() if _countable(field)]
+    names = list(names) or [name for name, field in schema.items() if _countable(field) and not _is_mask(schema, name)]
     for name in names:
         _check(schema, name)
     kept = None if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
@@ -125,9 +125,17 @@ def _countable(field: Field) -> bool:
     return field.dtype.kind in "biuf" and not field.ragged
 
 
+def _is_mask(schema: Mapping[str, Field], name: str) -> bool:
+    return name in {MASK.format(other) for other in schema}
+
+
 def _check(schema: Mapping[str, Field], name: str) -> None:
     if name not in schema:
         raise FieldNotFound("there is no such field", field=name, expected=f"one of {near_matches(name, schema)}")
+    if _is_mask(schema, name):
+        raise FormatError(
+            "a mask has no statistics", field=name, remedy="see what is missing of the field it belongs to"
+        )
     if not _countable(schema[name]):
         raise FormatError(
             "the field has no numbers to make statistics of",

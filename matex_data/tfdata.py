@@ -82,3 +82,8 @@ def _tensor(field: Field, array: np.ndarray[Any, Any], sizes: Integers) -> Any:
     values = np.concatenate([*array, np.empty(0, field.dtype)])
     rows = tf.RaggedTensor.from_row_lengths(values, lengths, validate=False)
     return tf.RaggedTensor.from_row_lengths(rows, sizes, validate=False)
+
+
+def normalization(axis: tuple[int, ...] | None, mean: np.ndarray[Any, Any], variance: np.ndarray[Any, Any]) -> Any:
+    """The Keras layer that subtracts the mean and divides by the root of the variance, along the axes that are kept."""
+    return tf.keras.layers.Normalization(axis=axis, mean=mean, variance=variance)
