@@ -137,7 +137,7 @@ def main() -> int:
     one = run(1, out)
     good = report(two, one)
     draw(two, one, out / "digits.png")
-    print(f"  a picture of it: {out / 'digits.png'}")
+    print(f"  a picture of it: {os.path.relpath(out / 'digits.png')}")
     if not good:
         print("This is not as it should be.", file=sys.stderr)
     return 0 if good else 1
