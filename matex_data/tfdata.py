@@ -37,6 +37,9 @@ def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:
 
     dataset = tf.data.Dataset.from_generator(windows, output_signature=batches.elements.assemble(specs, weight))
     dataset = dataset.flat_map(lambda *window: tf.data.Dataset.from_tensor_slices(window if window[1:] else window[0]))
+    options = tf.data.Options()
+    options.autotune.enabled = False  # nothing to tune; its thread may hold up the end of an epoch
+    dataset = dataset.with_options(options)
     if not batches.resumed:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(schedule.steps))
     dataset.matex_share = True  # this rank's part already: the launcher must not share it out again

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from matex_data.profile import overall
 from matex_data.training.build import state
 from matex_data.training.channel import Channel
 from matex_data.training.replicas import broadcast_in
@@ -111,7 +112,7 @@ class BatchAgreement(Agreement):
 
 
 class Progress(keras.callbacks.ProgbarLogger):  # type: ignore[misc]  # Keras has no types
-    """Keras's progress bar with the samples per second of all ranks together.
+    """Keras's progress bar with the samples per second of all ranks together, and how long rank 0 waited for data.
 
     Parameters
     ----------
@@ -126,23 +127,31 @@ class Progress(keras.callbacks.ProgbarLogger):  # type: ignore[misc]  # Keras ha
         self._first = 0
         self._start = 0.0
         self._paused = 0.0
+        self._waited = 0.0
+        self._share = 0.0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Start the clock."""
         super().on_epoch_begin(epoch, logs)
         self._first, self._start, self._paused = self._seen(), time.monotonic(), 0.0
+        self._waited = overall().waiting
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Stop the clock: validation is no training."""
         super().on_test_begin(logs)
         self._paused = self._paused or time.monotonic()
 
-    def _rate(self) -> float:
-        seconds = (self._paused or time.monotonic()) - self._start
-        return (self._seen() - self._first) / max(seconds, 1e-9)
+    def _speed(self) -> dict[str, Any]:
+        """Since the epoch began, without validation."""
+        now = self._paused or time.monotonic()
+        seconds = max(now - self._start, 1e-9)
+        if not self._paused:
+            self._share = (overall().waiting - self._waited) / seconds
+        rate = (self._seen() - self._first) / seconds
+        return {"samples/s": np.round(rate), "waiting for data %": np.round(100 * self._share)}
 
     def _update_progbar(self, batch: int, logs: Any = None) -> None:
-        super()._update_progbar(batch, {**(logs or {}), "samples/s": np.round(self._rate())} if self.verbose else logs)
+        super()._update_progbar(batch, {**(logs or {}), **self._speed()} if self.verbose else logs)
 
     def _finalize_progbar(self, logs: Any) -> None:
-        super()._finalize_progbar({**(logs or {}), "samples/s": np.round(self._rate())})
+        super()._finalize_progbar({**(logs or {}), **self._speed()})
