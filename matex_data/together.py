@@ -45,7 +45,7 @@ class Together:
         """
         if self._files is None or self._files.paths != (path,):
             self.close()
-            self._files = Files(self._comm, [path], mode_for("auto", 1))
+            self._files = Files(self._comm, [path], mode_for("auto", 1, self._comm.size))
         if len(memory):
             columns = [np.array([value], np.int64) for value in (offset, len(memory), memory.ctypes.data)]
             self._files.read(0, Ranges(*columns))
