@@ -21,7 +21,7 @@ NUMBERS = {
     "u1": [0, 1, 5, 254, 255],
     "i2": [-32768, -32767, -999, 0, 5, 32767],
     "u2": [0, 5, 65535],
-    "i4": [-(2**31), -999, 0, 5, 2**31 - 1],
+    "i4": [-(2**31), -999, 0, 5, 2**31 - 128],
     "i8": [-(2**40), -999, 0, 5, 2**40],
     "f4": [-999.0, 0.0, 5.0, 1e20, np.nan, -0.0],
     "f8": [-999.0, 0.0, 5.0, 2.0**66, np.nan, 1e300],
@@ -143,3 +143,10 @@ def test_any_shape_in_pieces(rows: int, columns: int, crosswise: bool) -> None:
     out = np.empty(stored.shape)
     Decoding(np.dtype(float), missing=(3.0,), scale=np.float64(2))(stored, out)
     np.testing.assert_array_equal(out, np.where(stored == 3, np.nan, stored * 2.0))
+
+
+def test_a_mark_that_float32_does_not_have_is_found_all_the_same() -> None:
+    """xarray compares after rounding, and shows such a mark as a number."""
+    stored = np.array([5, 2**31 - 1], "i4")
+    found = _ours(stored, {"_FillValue": np.int32(2**31 - 1), "scale_factor": np.float32(0.01)})
+    np.testing.assert_array_equal(found, np.array([0.05, np.nan], found.dtype))
