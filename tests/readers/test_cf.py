@@ -149,4 +149,4 @@ def test_a_mark_that_float32_does_not_have_is_found_all_the_same() -> None:
     """xarray compares after rounding, and shows such a mark as a number."""
     stored = np.array([5, 2**31 - 1], "i4")
     found = _ours(stored, {"_FillValue": np.int32(2**31 - 1), "scale_factor": np.float32(0.01)})
-    np.testing.assert_array_equal(found, np.array([0.05, np.nan], found.dtype))
+    np.testing.assert_allclose(found, [0.05, np.nan], rtol=1e-6)
