@@ -37,6 +37,7 @@ class Reader:
     options : of the function.
     ranks : processes under ``mpiexec``; 1: none of it.
     threads : that decode, on each rank; 0: its share of the cores.
+    pinned : each rank has one core for itself.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Reader:
     options: Mapping[str, Any] = field(default_factory=dict)
     ranks: int = 1
     threads: int = 0
+    pinned: bool = False
 
 
 @dataclass
@@ -151,6 +153,7 @@ class _Running:
 def _started(result: Result) -> Iterator[_Running]:
     reader = result.reader
     spec = {"function": reader.function, "options": dict(reader.options), "ranks": reader.ranks}
+    spec |= {"pinned": reader.pinned}
     command = [sys.executable, "-m", "benchmarks.worker", json.dumps(spec | {"task": asdict(result.task)})]
     if reader.ranks > 1:
         command = [_mpiexec(), "-n", str(reader.ranks), *command]

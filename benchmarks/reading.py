@@ -116,17 +116,17 @@ def rows(setup: Setup) -> Measured:
 
 
 def ranks(setup: Setup, make: Callable[[Path, bool], Task], ceiling: Reader) -> Measured:
-    """One rank and two, with one decoding thread each."""
+    """One rank and two, each with a core and a decoding thread of its own."""
     task = make(setup.folder, setup.quick)
     readers = [
-        Reader(f"{kind.name}, {n} rank{'s' * (n > 1)}", kind.kind, kind.function, ranks=n, threads=1)
+        Reader(f"{kind.name}, {n} rank{'s' * (n > 1)}", kind.kind, kind.function, ranks=n, threads=1, pinned=True)
         for kind in (TENSORS, ceiling)
         for n in (1, 2)
     ]
     one, two, ceiling_one, ceiling_two = results = interleaved(task, readers, setup.repetitions)
     scales = ceiling_two.over(ceiling_one)
     goal = Goal(f"2 ranks / 1 rank (the ceiling: {scales:.2f}x)", two.over(one), min(2 * SCALES, scales * SCALES))
-    return Measured(f"The case {make.__name__!r} on 2 ranks, one decoding thread a rank", results, [goal])
+    return Measured(f"The case {make.__name__!r} on 2 ranks, one core a rank", results, [goal])
 
 
 def collective(setup: Setup) -> Measured:

@@ -28,6 +28,8 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print does not get between the answers
     ranks = _Ranks() if spec["ranks"] > 1 else _Alone()
+    if spec["pinned"]:
+        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[ranks.rank]})
     try:
         run = _reader(spec, ranks)
     except ImportError as error:

@@ -84,4 +84,3 @@ def portable(error: BaseException | None) -> bytes | None:
         text = "".join(traceback.format_exception_only(error)).strip()
         packed = pickle.dumps(DataError(f"a rank failed: {text}"))
     return packed
-

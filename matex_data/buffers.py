@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from matex_data.fields import Field
 
 HUGE_PAGE = 2 << 20  # bytes
-KEPT = 4  # free blocks of a pool that wait for their next use
+KEPT_LARGE = 6  # free blocks of a pool that wait for their next use: as many windows as can be on their way
+KEPT_SMALL = 16  # the same of blocks that are smaller than a huge page
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 ALIGNMENT = 64  # bytes; TensorFlow takes memory that is aligned like this without a copy
 
@@ -67,8 +68,9 @@ class Pool:
         """Called by the owner's end, on whatever thread that is."""
         with self._lock:
             self._free.append(memory)
-            if len(self._free) > KEPT:
-                self._free.popleft()
+            alike = [m for m in self._free if (len(m) < HUGE_PAGE) == (len(memory) < HUGE_PAGE)]
+            if len(alike) > (KEPT_SMALL if len(memory) < HUGE_PAGE else KEPT_LARGE):
+                self._free.remove(alike[0])
 
     def arrays(self, fields: list[Field], rows: int) -> dict[str, NDArray[Any]]:
         """An array of ``rows`` samples for each field, in one block; its contents are undefined."""

@@ -10,8 +10,8 @@ import numpy as np
 
 from matex_data.index import Integers
 
-CALL_BYTES = 32 << 20  # of one call, about
-DECODED_BYTES = 2 << 20  # the same if they are to be decoded: that begins as soon as a call has ended
+CALL_BYTES = 32 << 20  # of one call, about: several threads may share the reads of a window
+DECODED_BYTES = 1 << 20  # the same if they are to be decoded: that begins as soon as a call has ended
 GAP_BYTES = 4096  # between two ranges, that are read rather than skipped
 GAP_SHARE = 0.02  # of the bytes that are wanted; more gaps than that are not read
 MOST_BYTES = 1 << 30  # of one call at most; several MPI libraries count bytes in 32 bits
@@ -48,10 +48,20 @@ class Ranges:
 
 @dataclass(frozen=True)
 class Call:
-    """One read of one file, and what can be done as soon as it has ended."""
+    """Reads of one file, and what can be done as soon as they have ended."""
 
-    ranges: Ranges
+    reads: list[Ranges]
     then: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """How many collective calls these are."""
+        return sum(len(ranges.first) for ranges in self.reads)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in all."""
+        return sum(ranges.total for ranges in self.reads)
 
 
 def calls(wanted: Sequence[tuple[Ranges, Callable[[], None] | None]]) -> list[Call]:
@@ -76,9 +86,11 @@ def calls(wanted: Sequence[tuple[Ranges, Callable[[], None] | None]]) -> list[Ca
 
 def _read_together(group: Sequence[tuple[Ranges, Callable[[], None] | None]]) -> list[Call]:
     columns = [np.concatenate([getattr(r, name) for r, _ in group]) for name in ("offset", "nbytes", "address")]
-    parts = _limited(_merged(Ranges(*columns)))
     then = [done for _, done in group if done is not None]
-    return [Call(part) for part in parts[:-1]] + [Call(parts[-1], then)]
+    merged = _merged(Ranges(*columns))
+    if then:
+        return [Call(_limited(merged, MOST_BYTES), then)]
+    return [Call([part]) for part in _limited(merged, CALL_BYTES)]
 
 
 def _merged(ranges: Ranges) -> Ranges:
@@ -103,20 +115,15 @@ def _without_gaps(offset: Integers, nbytes: Integers, address: Integers) -> tupl
     return filled[0], filled[1], filled[2]
 
 
-def _limited(ranges: Ranges) -> list[Ranges]:
-    """Cut into parts of at most ``MOST_BYTES``."""
-    pieces = -(-ranges.nbytes // MOST_BYTES)
-    if len(pieces) == 0 or (pieces.max() <= 1 and ranges.total <= MOST_BYTES):
+def _limited(ranges: Ranges, most: int) -> list[Ranges]:
+    """Cut into parts of about ``most`` bytes, and never of twice as many."""
+    if ranges.total <= most:
         return [ranges]
+    pieces = -(-ranges.nbytes // most)
     of = np.repeat(np.arange(len(pieces)), pieces)
-    within = (np.arange(len(of)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * MOST_BYTES
-    nbytes = np.minimum(ranges.nbytes[of] - within, MOST_BYTES)
-    small = Ranges(ranges.offset[of] + within, nbytes, ranges.address[of] + within)
-    parts, start, size = [], 0, 0
-    for i, count in enumerate(nbytes.tolist()):
-        if size + count > MOST_BYTES:
-            parts.append(slice(start, i))
-            start, size = i, 0
-        size += count
-    parts.append(slice(start, len(nbytes)))
-    return [Ranges(small.offset[p], small.nbytes[p], small.address[p]) for p in parts]
+    within = (np.arange(len(of)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * most
+    nbytes = np.minimum(ranges.nbytes[of] - within, most)
+    part = (np.cumsum(nbytes) - nbytes) // most
+    cuts = np.flatnonzero(np.diff(part)) + 1
+    columns = (ranges.offset[of] + within, nbytes, ranges.address[of] + within)
+    return [Ranges(*columns) for columns in zip(*(np.split(column, cuts) for column in columns), strict=True)]

@@ -12,17 +12,18 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from mpi4py import MPI
 
+from matex_data import vectored
 from matex_data.coalesce import Ranges
 from matex_data.errors import DataError, DecodeError, PartitionError
 
 MODES = ("auto", "collective", "independent")
 MOST_SHARED_FILES = 64  # opened by all ranks together; of more files each rank opens those it reads
 MOST_OPEN_FILES = 128
-IO_VECTORS = 1024  # of one preadv, the limit of POSIX systems
 
 
 @dataclass
@@ -52,7 +53,7 @@ def hints() -> dict[str, str]:
 
 
 def mode_for(io: str, files: int, ranks: int) -> str:
-    """How so many ranks read so many files: "collective" or "independent".
+    """How so many ranks read so many files: "collective" or "independent". A rank alone has none to read with.
 
     Raises
     ------
@@ -60,15 +61,15 @@ def mode_for(io: str, files: int, ranks: int) -> str:
     """
     if io not in MODES:
         raise PartitionError("no such way to read", expected=f"io= one of {MODES}", found=repr(io))
-    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+    if ranks == 1 or MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         return "independent"
     if io != "auto":
         return io
-    return "collective" if ranks > 1 and files <= MOST_SHARED_FILES else "independent"
+    return "collective" if files <= MOST_SHARED_FILES else "independent"
 
 
 class Files:
-    """The files of a data set.
+    """The files of a data set. In independent mode any threads may read at the same time.
 
     In collective mode they are opened here and now, by all ranks. Opening and closing wait for the other ranks while
     they hold a lock of the MPI library: only the thread that runs the user's program may do that. Reading does not
@@ -89,6 +90,7 @@ class Files:
         self.paths = tuple(paths)
         self.collective = mode == "collective"
         self._open: OrderedDict[int, Any] = OrderedDict()
+        self._lock = Lock()
         if self.collective:
             info = MPI.Info.Create(hints())
             for number, path in enumerate(self.paths):
@@ -107,41 +109,55 @@ class Files:
         DecodeError : the file has become shorter than it was.
         DataError : the system cannot read it.
         """
-        path, handle = self.paths[number], self._handle(number)
-        read = _read_together if self.collective else _read_alone
-        offset, nbytes, address = ranges.offset.tolist(), ranges.nbytes.tolist(), ranges.address.tolist()
-        ends = [*ranges.first[1:].tolist(), len(offset)]
-        found = 0
-        for call, (low, high) in enumerate(zip(ranges.first.tolist(), ends, strict=True)):
-            try:
-                found += read(handle, offset[low], nbytes[low:high], address[low:high])
-            except (MPI.Exception, OSError) as error:
-                self.join(number, len(ends) - call - 1)  # the other ranks count on these calls
-                raise _unreadable(path, error) from error
-        _COUNTERS.bytes[path] += found
-        _COUNTERS.calls[path] += len(ends)
+        path = self.paths[number]
+        found = (self._read_together if self.collective else self._read_alone)(number, ranges)
+        with self._lock:
+            _COUNTERS.bytes[path] += found
+            _COUNTERS.calls[path] += len(ranges.first)
         if found != ranges.total:
             raise _short(path, ranges)
+
+    def _read_together(self, number: int, ranges: Ranges) -> int:
+        """One collective call for each run of bytes that follow one another in the file."""
+        handle, found = self._open[number], 0
+        offset, nbytes, address = ranges.offset.tolist(), ranges.nbytes.tolist(), ranges.address.tolist()
+        ends = [*ranges.first[1:].tolist(), len(offset)]
+        for call, (low, high) in enumerate(zip(ranges.first.tolist(), ends, strict=True)):
+            try:
+                found += _read_at_all(handle, offset[low], nbytes[low:high], address[low:high])
+            except MPI.Exception as error:
+                self.join(number, len(ranges.first) - call - 1)  # the other ranks count on these calls
+                raise _unreadable(self.paths[number], error) from error
+        return found
+
+    def _read_alone(self, number: int, ranges: Ranges) -> int:
+        """The same without MPI."""
+        first = ranges.first
+        try:
+            return vectored.read(
+                self._opened(number).descriptor, ranges.offset[first], first, ranges.address, ranges.nbytes
+            )
+        except OSError as error:
+            raise _unreadable(self.paths[number], error) from error
 
     def join(self, number: int, calls: int) -> None:
         """Take part in reads of other ranks, with nothing to read. *Collective* in collective mode."""
         for _ in range(calls if self.collective else 0):
             self._open[number].Read_at_all(0, [bytearray(), 0, MPI.BYTE])
 
-    def _handle(self, number: int) -> Any:
-        if self.collective:
-            return self._open[number]
-        if number in self._open:
+    def _opened(self, number: int) -> _Opened:
+        with self._lock:
+            if number not in self._open:
+                if len(self._open) >= MOST_OPEN_FILES:
+                    self._open.popitem(last=False)
+                try:
+                    self._open[number] = _Opened(self.paths[number])
+                except OSError as error:
+                    raise _unreadable(self.paths[number], error) from error
+                _COUNTERS.opens[self.paths[number]] += 1
             self._open.move_to_end(number)
-            return self._open[number]
-        if len(self._open) >= MOST_OPEN_FILES:
-            os.close(self._open.popitem(last=False)[1])
-        try:
-            self._open[number] = os.open(self.paths[number], os.O_RDONLY)
-        except OSError as error:
-            raise _unreadable(self.paths[number], error) from error
-        _COUNTERS.opens[self.paths[number]] += 1
-        return self._open[number]
+            opened: _Opened = self._open[number]
+        return opened
 
     def close(self) -> None:
         """*Collective* in collective mode."""
@@ -149,15 +165,24 @@ class Files:
             _, handle = self._open.popitem(last=False)  # in the order of opening, which is that of every rank
             if self.collective:
                 handle.Close()
-            else:
-                os.close(handle)
+
+
+class _Opened:
+    """A file that this process has opened; closed when nobody reads it any more."""
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        if hasattr(self, "descriptor"):
+            os.close(self.descriptor)
 
 
 def _unreadable(path: str, error: Exception) -> DataError:
     return DataError("the file cannot be read", file=path, found=error)
 
 
-def _read_together(handle: MPI.File, offset: int, nbytes: list[int], address: list[int]) -> int:
+def _read_at_all(handle: MPI.File, offset: int, nbytes: list[int], address: list[int]) -> int:
     """One collective call for bytes that follow one another in the file; their places in memory need not."""
     status = MPI.Status()
     if len(nbytes) == 1:
@@ -169,22 +194,6 @@ def _read_together(handle: MPI.File, offset: int, nbytes: list[int], address: li
         return int(status.Get_elements(MPI.BYTE))
     finally:
         scattered.Free()
-
-
-def _read_alone(handle: int, offset: int, nbytes: list[int], address: list[int]) -> int:
-    """The same without MPI; the system may stop early, and is asked again."""
-    views: list[Any] = [MPI.memory.fromaddress(a, n) for a, n in zip(address, nbytes, strict=True)]
-    found = 0
-    while views:
-        count = os.preadv(handle, views[:IO_VECTORS], offset + found)
-        if count == 0:
-            break
-        found += count
-        while views and count >= len(views[0]):
-            count -= len(views.pop(0))
-        if views and count:
-            views[0] = views[0][count:]
-    return found
 
 
 def _short(path: str, ranges: Ranges) -> DecodeError:

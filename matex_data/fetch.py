@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
@@ -20,23 +19,10 @@ from matex_data.collective import Files
 from matex_data.countdown import followed
 from matex_data.errors import DataError
 from matex_data.index import Index, Integers, Request, Rows
+from matex_data.machine import threads
 from matex_data.runs import Runs
 
 Arrays = dict[str, NDArray[Any]]
-
-
-def threads() -> int:
-    """Threads that decode on this rank: the environment variable ``MATEX_THREADS``, else its share of the cores."""
-    asked = os.environ.get("MATEX_THREADS") or os.environ.get("SLURM_CPUS_PER_TASK")
-    if asked:
-        return max(1, int(asked))
-    return max(1, len(os.sched_getaffinity(0)) // ranks_here())
-
-
-def ranks_here() -> int:
-    """Ranks on this machine, as the MPI launcher says."""
-    names = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_LOCAL_SIZE")
-    return max(1, *(int(os.environ.get(name, 1)) for name in names))
 
 
 @cache
@@ -47,16 +33,24 @@ def decoders() -> ThreadPoolExecutor:
 
 @dataclass
 class Plan:
-    """Reads of one window, by file number, and what needs no reading."""
+    """Reads of one window.
 
-    calls: dict[int, list[Call]]
-    at_once: list[Callable[[], None]]
+    Parameters
+    ----------
+    calls : by file number.
+    at_once : what needs no reading.
+    memory : where the bytes go; it has to live until they are there.
+    """
+
+    calls: dict[int, list[Call]] = field(default_factory=dict)
+    at_once: list[Callable[[], None]] = field(default_factory=list)
+    memory: list[NDArray[Any]] = field(default_factory=list)
 
     def counts(self, files: int) -> Integers:
         """int64[files]: how many collective calls each file needs."""
         counts = np.zeros(files, np.int64)
         for number, needed in self.calls.items():
-            counts[number] = sum(len(call.ranges.first) for call in needed)
+            counts[number] = sum(call.count for call in needed)
         return counts
 
 
@@ -83,7 +77,7 @@ def plan(index: Index, runs: Runs, place: Integers, arrays: Arrays, chunks: Chun
     scratch = pool.bytes(sum(int(r.nbytes.sum()) for _, _, r in requests if r.target is None))
     used = 0
     wanted: dict[int, list[tuple[Ranges, Callable[[], None] | None]]] = {}
-    result = Plan({}, [])
+    result = Plan(memory=[scratch, *arrays.values()])
     for number, name, request in requests:
         size = int(request.nbytes.sum())
         data = scratch[used : used + size] if request.target is None else request.target
@@ -102,32 +96,42 @@ def _addressed(request: Request, data: NDArray[np.uint8]) -> Ranges:
     return Ranges(request.offset, request.nbytes, data.ctypes.data + at)
 
 
-def execute(work: Plan, files: Files, agreed: Integers) -> list[Future[None]]:
-    """Read, and start to decode what each call brought. *Collective* in collective mode.
+def execute(plan: Plan, files: Files, agreed: Integers) -> list[Future[None]]:
+    """Read, and make rows of what was read. *Collective* in collective mode.
+
+    Several threads read and decode one call each. Where the ranks read together, or there is one thread only, the
+    calls are made here and now, and that thread decodes meanwhile. What is decoded may wait for chunks that were
+    wanted before: so the threads begin everything in this order.
 
     Parameters
     ----------
-    work : of this rank.
+    plan : of this rank.
     files : to read from.
     agreed : int64[files], the largest number of collective calls that any rank needs of each file.
 
     Returns
     -------
-    What is being decoded; each future raises ``DataError`` where it fails.
+    What the threads do; each future raises ``DataError`` where it fails.
 
     Raises
     ------
     DataError : a file cannot be read. Every call has been entered all the same.
     """
     pool = decoders()
-    started = [pool.submit(done) for done in work.at_once]
+    started = [pool.submit(done) for done in plan.at_once]
+    if not files.collective and threads() > 1:
+        return started + [
+            pool.submit(_read_and_finish, files, number, call, plan.memory)
+            for number, calls in plan.calls.items()
+            for call in calls
+        ]
     failure: DataError | None = None
     for number in np.flatnonzero(agreed).tolist():
         left = int(agreed[number])
-        for call in work.calls.get(number, []):
-            left -= len(call.ranges.first)
+        for call in plan.calls.get(number, []):
+            left -= call.count
             try:
-                files.read(number, call.ranges)
+                _read(files, number, call)
             except DataError as error:
                 failure = failure or error
                 continue
@@ -139,6 +143,18 @@ def execute(work: Plan, files: Files, agreed: Integers) -> list[Future[None]]:
         wait(started)
         raise failure
     return started
+
+
+def _read(files: Files, number: int, call: Call) -> None:
+    for ranges in call.reads:
+        files.read(number, ranges)
+
+
+def _read_and_finish(files: Files, number: int, call: Call, memory: list[NDArray[Any]]) -> None:
+    """``memory`` has to live as long as this writes to it."""
+    _read(files, number, call)
+    for done in call.then:
+        done()
 
 
 def _by_file(index: Index, runs: Runs, place: Integers) -> Iterator[tuple[int, Rows]]:

@@ -56,20 +56,20 @@ class Filling:
     window: Window
     loaded: Loaded
     plan: Plan
-    decoding: list[Future[None]] = field(default_factory=list)
+    work: list[Future[None]] = field(default_factory=list)
 
     def start(self, files: Files, agreed: Integers, profile: Profile) -> None:
         """Read, and start to decode. *Collective* in collective mode."""
         with timed(profile, "reading"):
-            self.decoding = execute(self.plan, files, agreed)
+            self.work = execute(self.plan, files, agreed)
         profile.samples += self.window.runs.total
-        profile.bytes += sum(call.ranges.total for calls in self.plan.calls.values() for call in calls)
-        self.plan = Plan({}, [])  # lets go of the scratch memory
+        profile.bytes += sum(call.nbytes for calls in self.plan.calls.values() for call in calls)
+        self.plan = Plan()  # lets go of the scratch memory
 
     def finish(self, profile: Profile) -> None:
-        """Wait until all is decoded; raise what failed."""
+        """Wait until all is read and decoded; raise what failed."""
         with timed(profile, "decoding"):
-            for future in self.decoding:
+            for future in self.work:
                 future.result()
 
 

@@ -39,6 +39,17 @@ class Rows:
         counts = self.stop - self.start
         return ranges(self.start, counts)
 
+    def tiles(self, most: int) -> Iterator[Rows]:
+        """The same rows, at most so many at a time."""
+        ends = np.cumsum(self.stop - self.start)
+        for low in range(0, len(self.place), most):
+            high = min(low + most, len(self.place))
+            first, last = np.searchsorted(ends, (low, high - 1), side="right").tolist()
+            start, stop = self.start[first : last + 1].copy(), self.stop[first : last + 1].copy()
+            start[0] = stop[0] - (ends[first] - low)
+            stop[-1] -= ends[last] - high
+            yield Rows(start, stop, self.place[low:high])
+
 
 def ranges(start: Integers, count: Integers) -> Integers:
     """``start[0], start[0]+1, ... (count[0] of them), start[1], ...``"""

@@ -6,7 +6,8 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from itertools import product
 from math import prod
 from threading import Lock
 from typing import Any
@@ -22,7 +23,8 @@ from matex_data.scatter import Convert, consecutive
 from matex_data.scatter import scatter as scatter
 
 DIRECT_BYTES = 16 * 1024  # rows of this size are read to their places one by one; smaller ones are scattered after
-SCATTER_BYTES = 4 * 1024 * 1024  # read and scattered in one go
+SCATTER_BYTES = 1 << 20  # read and scattered in one go
+TOGETHER_BYTES = 2 * 1024 * 1024  # of decoded chunks, made by one thread in one go
 NOTHING: Integers = np.empty(0, np.int64)
 
 
@@ -63,16 +65,23 @@ class Strided(Part):
         ready = self.convert is None and self.dtype == out.dtype and out.flags.c_contiguous
         if self.row_bytes == 0 or not len(rows.place):
             return
-        numbers, place = rows.numbers, rows.place
-        if ready and (self.row_bytes >= DIRECT_BYTES or consecutive(place)):
-            yield self._direct(numbers, place, out)
+        if ready and (self.row_bytes >= DIRECT_BYTES or consecutive(rows.place)):
+            yield self._direct(rows, out)
             return
-        step = max(1, SCATTER_BYTES // self.row_bytes)
-        for i in range(0, len(numbers), step):
-            yield self._scattered(numbers[i : i + step], place[i : i + step], out)
+        for tile in rows.tiles(max(1, SCATTER_BYTES // self.row_bytes)):
+            offset, nbytes = self._ranges(tile)
+            yield Request(offset, nbytes, finish=partial(self._finish, tile.place, out))
 
-    def _direct(self, numbers: Integers, place: Integers, out: Array) -> Request:
+    def _ranges(self, rows: Rows) -> tuple[Integers, Integers]:
+        """Offsets and lengths of the bytes of the rows, neighbours as one."""
+        if self.stride == self.row_bytes:
+            return self.offset + rows.start * self.stride, (rows.stop - rows.start) * self.row_bytes
+        offset = self.offset + rows.numbers * self.stride
+        return offset, np.full(len(offset), self.row_bytes)
+
+    def _direct(self, rows: Rows, out: Array) -> Request:
         """Each run of neighbouring rows that stay neighbours goes to its place in one piece."""
+        numbers, place = rows.numbers, rows.place
         unbroken = (np.diff(numbers) == 1) & (np.diff(place) == 1) & (self.stride == self.row_bytes)
         first, count = _runs(unbroken)
         return Request(
@@ -80,14 +89,6 @@ class Strided(Part):
             nbytes=count * self.row_bytes,
             target=_as_bytes(out),
             at=place[first] * self.row_bytes,
-        )
-
-    def _scattered(self, numbers: Integers, place: Integers, out: Array) -> Request:
-        first, count = _runs((np.diff(numbers) == 1) & (self.stride == self.row_bytes))
-        return Request(
-            offset=self.offset + numbers[first] * self.stride,
-            nbytes=count * self.row_bytes,
-            finish=partial(self._finish, place, out),
         )
 
     def _finish(self, place: Integers, out: Array, data: Bytes) -> None:
@@ -141,88 +142,92 @@ class Chunked(Part):
         return int((self.offset + self.nbytes).max()) if len(self.offset) else 0
 
     def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[Request]:
-        numbers = rows.numbers
+        numbers, depth, cells = rows.numbers, self.chunk_shape[0], self._cells
         if not len(numbers):
             return
-        depth = self.chunk_shape[0]
-        cells = self._cells()
-        first, count = _runs(np.diff(numbers // depth) == 0)
-        for i, n in zip(first.tolist(), count.tolist(), strict=True):
-            band = int(numbers[i]) // depth
-            want = _Want(numbers[i : i + n] - band * depth, rows.place[i : i + n], out, self.convert)
-            whole = n == min(depth, self.rows - band * depth)
-            lowest = band * len(cells)
-            found = np.searchsorted(self.number, np.arange(lowest, lowest + len(cells)))
-            for cell, entry in enumerate(found.tolist()):
-                yield self._request(want, cells[cell], lowest + cell, entry, whole, cache)
+        band = numbers // depth
+        first, count = _runs(np.diff(band) == 0)
+        local = numbers - band * depth
+        several: list[_Piece] = []
+        for i, n, b in zip(first.tolist(), count.tolist(), band[first].tolist(), strict=True):
+            want = _Want(local[i : i + n], rows.place[i : i + n], out, self.convert)
+            whole = n == min(depth, self.rows - b * depth)
+            entries = np.searchsorted(self.number, b * len(cells) + np.arange(len(cells))).tolist()
+            for cell, entry in enumerate(entries):
+                number = b * len(cells) + cell
+                if entry == len(self.number) or self.number[entry] != number:
+                    yield Request(NOTHING, NOTHING, finish=partial(want.fill, cells[cell], self.fill))
+                    continue
+                kept = None if whole else cache.get((id(self), number))
+                if kept is not None:
+                    yield Request(NOTHING, NOTHING, finish=partial(want.copy, cells[cell], kept))
+                    continue
+                promise = None if whole else cache.promise((id(self), number), self.pipeline.nbytes)
+                several.append(_Piece(want, cells[cell], entry, promise))
+        for start in range(0, len(several), self._together):
+            pieces = several[start : start + self._together]
+            entry = np.array([piece.entry for piece in pieces])
+            yield Request(self.offset[entry], self.nbytes[entry], finish=partial(self._finish, pieces))
 
+    @cached_property
     def _cells(self) -> list[tuple[slice, ...]]:
         """Where the chunks of one band lie in a row, in the order of their numbers."""
         edges = [
             [slice(a, min(a + c, n)) for a in range(0, n, c)]
             for n, c in zip(self.shape[1:], self.chunk_shape[1:], strict=True)
         ]
-        cells: list[tuple[slice, ...]] = [()]
-        for axis in edges:
-            cells = [(*cell, edge) for cell in cells for edge in axis]
-        return cells
+        return list(product(*edges))
 
-    def _request(
-        self, want: _Want, cell: tuple[slice, ...], number: int, entry: int, whole: bool, cache: ChunkCache
-    ) -> Request:
-        if entry == len(self.number) or self.number[entry] != number:
-            return Request(NOTHING, NOTHING, finish=partial(want.fill, cell, self.fill))
-        promise = None
-        if not whole:
-            kept = cache.get((id(self), number))
-            if kept is not None:
-                return Request(NOTHING, NOTHING, finish=partial(want.copy, cell, kept))
-            promise = cache.promise((id(self), number), self.pipeline.nbytes)
-        return Request(
-            offset=self.offset[entry : entry + 1],
-            nbytes=self.nbytes[entry : entry + 1],
-            finish=partial(self._finish, want, cell, entry, promise),
-        )
+    @property
+    def _together(self) -> int:
+        """Chunks that one thread decodes one after the other."""
+        return max(1, TOGETHER_BYTES // max(1, self.pipeline.nbytes))
 
-    def _finish(self, want: _Want, cell: tuple[slice, ...], entry: int, promise: Chunk | None, stored: Bytes) -> None:
-        try:
-            self._decode(want, cell, entry, promise, stored)
-        except Exception as error:  # whoever waits for the chunk must hear of any failure
-            failure = self._located(entry, error) if isinstance(error, BrokenChunk) else error
-            if promise is not None and not promise.done():
-                promise.set_exception(failure)
-            raise failure from error
+    def _finish(self, pieces: list[_Piece], stored: Bytes) -> None:
+        """Decode one chunk after the other; whoever waits for one of them hears of any failure."""
+        end = 0
+        for number, piece in enumerate(pieces):
+            begin, end = end, end + int(self.nbytes[piece.entry])
+            try:
+                self._decode(piece, stored[begin:end])
+            except Exception as error:
+                failure = self._located(piece.entry, error) if isinstance(error, BrokenChunk) else error
+                for left in pieces[number:]:
+                    if left.promise is not None and not left.promise.done():
+                        left.promise.set_exception(failure)
+                raise failure from error
 
     def _located(self, entry: int, error: BrokenChunk) -> DecodeError:
         return DecodeError(
             "a chunk does not decode",
-            row=int(self.number[entry]) // len(self._cells()) * self.chunk_shape[0],
+            row=int(self.number[entry]) // len(self._cells) * self.chunk_shape[0],
             byte=int(self.offset[entry]),
             found=error,
             remedy="the file is damaged there: restore it from its source",
         )
 
-    def _decode(self, want: _Want, cell: tuple[slice, ...], entry: int, promise: Chunk | None, stored: Bytes) -> None:
-        mask = int(self.mask[entry])
+    def _decode(self, piece: _Piece, stored: Bytes) -> None:
+        want, mask, promise = piece.want, int(self.mask[piece.entry]), piece.promise
         ready = want.memory(self.chunk_shape, self.dtype) if promise is None and self.axis == 0 else None
         used_up = ready is None and promise is None and self.pipeline.filters
         data = self.pipeline.decode(stored, mask, for_one_chunk(self.pipeline.nbytes) if used_up else ready)
         if ready is not None:
             return
         depth, *others = self.chunk_shape
-        stored_shape = (*others[: self.axis], depth, *others[self.axis :])
-        chunk = np.moveaxis(data.view(self.dtype).reshape(stored_shape), self.axis, 0)
+        chunk = data.view(self.dtype).reshape(*others[: self.axis], depth, *others[self.axis :])
+        if self.axis:
+            chunk = np.moveaxis(chunk, self.axis, 0)
         if promise is not None:
             chunk = chunk.copy() if np.may_share_memory(data, stored) else chunk  # scratch is used again
             promise.set_result(chunk)
-        want.take(cell, chunk)
+        want.take(piece.cell, chunk)
 
 
 @dataclass(frozen=True)
 class _Want:
     """Rows of one band of chunks that are wanted: their numbers within it, and their places in ``out``."""
 
-    local: Integers
+    local: Integers  # ascending
     place: Integers
     out: Array
     convert: Convert | None
@@ -246,9 +251,19 @@ class _Want:
 
     def take(self, cell: tuple[slice, ...], chunk: Array) -> None:
         inner = tuple(slice(0, edge.stop - edge.start) for edge in cell)
-        together = consecutive(self.local)
-        local = slice(int(self.local[0]), int(self.local[-1]) + 1) if together else self.local
+        low, high = int(self.local[0]), int(self.local[-1]) + 1
+        local = slice(low, high) if high - low == len(self.local) else self.local
         scatter(self.out[(slice(None), *cell)], self.place, chunk[(local, *inner)], self.convert)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A chunk that is read: which rows of it are wanted, where it lies in a row, and who else waits for it."""
+
+    want: _Want
+    cell: tuple[slice, ...]
+    entry: int
+    promise: Chunk | None
 
 
 class Foreign(Part):

@@ -113,19 +113,19 @@ class Epoch:
         plan = self.schedule
         full = min(end, plan.full_steps)
         each = plan.batch_size // size
+        sizes = np.full(max(0, full - begin), each, np.int64)
+        rows = each * len(sizes)
         if plan.seed is None:
             runs, place = self._in_order(begin, full, rank * each, each)
         else:
             runs, place = self._shuffled(begin, full, rank * each, each)
-        sizes = np.full(max(0, full - begin), each, np.int64)
-        rows = each * len(sizes)
         if plan.left_over and end > plan.full_steps:
             start, stop = share(plan.left_over, rank, size)
             last = self._between([plan.full_steps * plan.batch_size + start], [stop - start])
-            runs, place = join(runs, last), np.concatenate([place, np.arange(rows, rows + stop - start)])
+            runs, place = _sorted(join(runs, last), np.concatenate([place, np.arange(rows, rows + stop - start)]))
             sizes = np.append(sizes, each if plan.remainder == "pad" else stop - start)
             rows += int(sizes[-1])
-        return _sorted(runs, place, sizes, rows)
+        return Window(runs, place, sizes, rows)
 
     def _between(self, start: Any, count: Any) -> Runs:
         return self.sequence.between(np.asarray(start, np.int64), np.asarray(count, np.int64))
@@ -133,28 +133,37 @@ class Epoch:
     def _in_order(self, begin: int, end: int, low: int, each: int) -> tuple[Runs, Integers]:
         start = np.arange(begin, max(begin, end), dtype=np.int64) * self.schedule.batch_size + low
         runs = self._between(start, np.full(len(start), each))
-        return runs, np.arange(runs.total, dtype=np.int64)
+        return _sorted(runs, np.arange(runs.total, dtype=np.int64))
 
     def _shuffled(self, begin: int, end: int, low: int, each: int) -> tuple[Runs, Integers]:
         """Positions ``low`` to ``low + each`` of each batch; a lane at their border is shared with another rank."""
         plan = self.schedule
         width = plan.batch_size // plan.lanes  # samples that a lane gives to one batch
         length = plan.full_steps * width
-        lanes = range(low // width, -(-(low + each) // width))
-        number = np.arange(lanes.start, lanes.stop)
-        starts, counts, places = [], [], [NOWHERE]
-        for first in range(begin, end, plan.window_steps):
-            take = (min(first + plan.window_steps, end) - first) * width
-            ahead = np.where(number % 2, length - first * width - take, first * width)
-            starts.append(number * length + ahead)
-            counts.append(np.full(len(lanes), take))
-            mixed = orders(plan.seed or 0, self.number, first, lanes, take)
-            places.append(_places(mixed, width, number * width - low, each, (first - begin) * each).reshape(-1))
-        if not starts:
+        first, last = low // width, -(-(low + each) // width)
+        starts, counts, tiles = [], [], []
+        for step in range(begin, end, plan.window_steps):
+            take = (min(step + plan.window_steps, end) - step) * width
+            number = np.arange(first, last)
+            starts.append(number * length + np.where(number % 2, length - step * width - take, step * width))
+            counts.append(np.full(len(number), take))
+            several = max(1, TILE // take)
+            tiles += [(step, take, range(i, min(i + several, last))) for i in range(first, last, several)]
+        if not tiles:
             return self._between([], []), NOWHERE
-        return self._between(np.concatenate(starts), np.concatenate(counts)), np.concatenate(places)
+        runs = self._between(np.concatenate(starts), np.concatenate(counts))
+        arrived, place, done = _arrivals(runs), np.empty(runs.total, np.int64), 0
+        for step, take, lanes in tiles:
+            mixed = orders(plan.seed or 0, self.number, step, lanes, take)
+            shift = np.arange(lanes.start, lanes.stop) * width - low
+            places = _places(mixed, width, shift, each, (step - begin) * each).reshape(-1)
+            some = slice(*np.searchsorted(runs.first, (done, done + len(places))))
+            place[ranges(arrived[some], runs.count[some])] = places
+            done += len(places)
+        return _placed(_ascending(runs), place)
 
 
+TILE = 1 << 14  # samples whose places are found together: the arrays on the way stay in the processor's cache
 NOWHERE = np.empty(0, np.int64)
 
 
@@ -177,16 +186,33 @@ def _places(mixed: Integers, width: int, shift: Integers, each: int, first: int)
     return places
 
 
-def _sorted(runs: Runs, place: Integers, sizes: Integers, rows: int) -> Window:
-    """The same samples in ascending order, without those that have no place here."""
+def _arrivals(runs: Runs) -> Integers:
+    """int64[k], where each run begins once all are in ascending order."""
     order = np.argsort(runs.start, kind="stable")
-    place = place[ranges(runs.first[:-1][order], runs.count[order])]
-    runs = merge(Runs(runs.start[order], runs.count[order]))
-    if len(place) and place.min() < 0:
-        numbers = ranges(runs.start, runs.count)[place >= 0]
-        place = place[place >= 0]
-        runs = compress(numbers)
-    return Window(runs, place, sizes, rows)
+    count = runs.count[order]
+    arrived = np.empty_like(count)
+    arrived[order] = np.cumsum(count) - count
+    return arrived
+
+
+def _ascending(runs: Runs) -> Runs:
+    order = np.argsort(runs.start, kind="stable")
+    return merge(Runs(runs.start[order], runs.count[order]))
+
+
+def _sorted(runs: Runs, place: Integers) -> tuple[Runs, Integers]:
+    """The same samples and their places in ascending order of the samples."""
+    moved = np.empty_like(place)
+    moved[ranges(_arrivals(runs), runs.count)] = place
+    return _ascending(runs), moved
+
+
+def _placed(runs: Runs, place: Integers) -> tuple[Runs, Integers]:
+    """Without the samples that have no place here."""
+    if not len(place) or place.min() >= 0:
+        return runs, place
+    here = place >= 0
+    return compress(ranges(runs.start, runs.count)[here]), place[here]
 
 
 def check_ranks(batch_size: int, size: int) -> None:

@@ -5,21 +5,29 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
 
 from matex_data.agreement import agree, patience
 from matex_data.errors import PartitionError
-from matex_data.fetch import Arrays, ranks_here
+from matex_data.fetch import Arrays
 from matex_data.filling import Loaded, blank
 from matex_data.index import Integers
+from matex_data.machine import free_memory
 from matex_data.partition import Schedule, Window
 from matex_data.source import Source
 from matex_data.stream import Stream
 
-READ_BYTES = 16 << 20  # brought together by a rank, about: Python is paid for each time
+READ_BYTES = 64 << 20  # brought together by a rank, about, at most: Python is paid for each time
+LEAST_READ_BYTES = 4 << 20
+READ_SHARE = 64  # of the memory that a rank may use, one part in so many: several are on their way at once
+
+
+def read_bytes(comm: MPI.Comm) -> int:
+    """What each rank brings together, in bytes: it follows from the memory that it may use. *Collective*."""
+    least = comm.allreduce(free_memory(), MPI.MIN)
+    return int(min(READ_BYTES, max(LEAST_READ_BYTES, least // READ_SHARE)))
 
 
 class Passes(ABC):
@@ -40,7 +48,7 @@ class Passes(ABC):
         self.schedule = schedule
         self.rank, self.size = source.comm.rank, source.comm.size
         rows = schedule.window_steps * schedule.batch_size // self.size
-        self.together = schedule.window_steps * max(1, READ_BYTES // max(1, rows * source.row_bytes))
+        self.together = schedule.window_steps * max(1, read_bytes(source.comm) // max(1, rows * source.row_bytes))
 
     @abstractmethod
     def windows(self, epoch: int, start: int) -> Iterator[Loaded]:
@@ -87,7 +95,7 @@ class MemoryPasses(Passes):
     def __init__(self, source: Source, schedule: Schedule) -> None:
         whole = replace(schedule, window_steps=max(1, schedule.steps), blocks_stay=True)
         super().__init__(source, whole)
-        self.together = max(1, READ_BYTES * self.size // max(1, schedule.batch_size * source.row_bytes))
+        self.together = max(1, read_bytes(source.comm) * self.size // max(1, schedule.batch_size * source.row_bytes))
         share = self._window(0).runs
         agree(source.comm, _too_large(share.total * source.row_bytes, source.comm))
         self._held: Arrays = source.gather(share)
@@ -115,16 +123,12 @@ class MemoryPasses(Passes):
 
 def _too_large(needed: int, comm: MPI.Comm) -> PartitionError | None:
     """What is wrong with keeping so many bytes on each rank of this machine, if anything."""
-    try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        free = int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):
-        return None
-    if needed * ranks_here() < 0.8 * free:
+    free = 0.8 * free_memory()
+    if needed < free:
         return None
     return PartitionError(
         f"the share of rank {comm.rank} does not fit into the memory",
-        expected=f"at most {0.8 * free / 2**30 / ranks_here():.1f} GiB for each rank of this machine",
+        expected=f"at most {free / 2**30:.1f} GiB for each rank of this machine",
         found=f"{needed / 2**30:.1f} GiB",
         remedy='leave out cache="memory", or use more machines',
     )

@@ -61,4 +61,6 @@ def _scatter_converted(out: Array, place: Integers, rows: Array, convert: Conver
 
 def consecutive(numbers: Integers) -> bool:
     """Whether each number is the one before and one."""
-    return len(numbers) == 0 or bool(numbers[-1] - numbers[0] == len(numbers) - 1 and np.all(np.diff(numbers) == 1))
+    if len(numbers) == 0 or numbers[-1] - numbers[0] != len(numbers) - 1:
+        return len(numbers) == 0
+    return bool((numbers[1:] - numbers[:-1] == 1).all())

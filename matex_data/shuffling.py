@@ -20,19 +20,22 @@ def orders(seed: int, epoch: int, step: int, lanes: range, count: int) -> Intege
     """
     salt = np.uint64(np.random.SeedSequence((seed, epoch, step)).generate_state(1, np.uint64)[0])
     lane = np.arange(lanes.start, lanes.stop, dtype=np.uint64)[:, None] << np.uint64(40)
-    numbers: NDArray[np.uint64] = np.add(salt, lane + np.arange(count, dtype=np.uint64), dtype=np.uint64)
+    mixed: NDArray[np.uint64] = np.add(salt, lane + np.arange(count, dtype=np.uint64), dtype=np.uint64)
     bits = np.uint64((1 << max(1, count - 1).bit_length()) - 1)
     # The last bits of each hash become the number itself: sorting is twice as fast as finding the sorted order.
-    mixed = (_hashed(numbers) & ~bits) | np.arange(count, dtype=np.uint64)
+    _hash(mixed)
+    mixed &= ~bits
+    mixed |= np.arange(count, dtype=np.uint64)
     mixed.sort(axis=1)
-    return (mixed & bits).astype(np.int64)
+    mixed &= bits
+    return mixed.view(np.int64)
 
 
-def _hashed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _hash(numbers: NDArray[np.uint64]) -> None:
     """A one-to-one mixture of the bits: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), in place."""
+    shifted = np.empty_like(numbers)
     numbers *= np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        numbers ^= numbers >> np.uint64(shift)
+        numbers ^= np.right_shift(numbers, np.uint64(shift), out=shifted)
         numbers *= np.uint64(factor)
-    numbers ^= numbers >> np.uint64(31)
-    return numbers
+    numbers ^= np.right_shift(numbers, np.uint64(31), out=shifted)

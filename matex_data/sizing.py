@@ -12,7 +12,7 @@ from matex_data.index import Index, Integers
 from matex_data.partition import REMAINDERS, Schedule
 from matex_data.runs import Runs, cut
 
-BLOCK_BYTES = 256 << 10  # of a block of rows that could be read one by one: cheap to read, small enough to mix
+BLOCK_BYTES = 1 << 20  # of a block of rows that could be read one by one: cheap to read, small enough to mix
 MOST_BLOCKS = 1 << 19
 MOST_LANES = 256
 WINDOW_BYTES = 8 << 20  # shuffled together at least: a few such windows stay in the processor's cache
@@ -86,7 +86,7 @@ def block_rows_for(depths: NDArray[Any], row_bytes: NDArray[Any], total_rows: in
     """
     row = max(1, int(row_bytes.sum()))
     total = total_rows * row
-    target = max(min(total // 2048, BLOCK_BYTES), total // MOST_BLOCKS)
+    target = max(min(total // 1024, BLOCK_BYTES), total // MOST_BLOCKS)
     deepest, dominant = int(depths.max()), int(depths[np.argmax(row_bytes)])
     depth = deepest if deepest * row <= 4 << 20 and total_rows // deepest >= 256 else dominant
     return depth * max(1, target // (depth * row))

@@ -118,7 +118,7 @@ class Source:
         chunks = ChunkCache(supply.cache_bytes)
         failure: Exception | None = None
         for part, place, arrays in pieces:
-            work = Plan({}, [])
+            work = Plan()
             try:
                 if failure is None and part.total:
                     work = plan(index, part, place, arrays, chunks, self.pool)

@@ -45,14 +45,13 @@ def test_every_byte_is_read_once_to_its_place(wanted: list[Ranges], together: in
     expected = {at: position for ranges in wanted for at, position in _bytes(ranges).items()}
     read: dict[int, int] = {}
     for call in result:
-        assert call.ranges.total <= most
-        begins = set(call.ranges.first.tolist())
-        for i, (end, start) in enumerate(
-            zip(call.ranges.offset + call.ranges.nbytes, call.ranges.offset[1:], strict=False)
-        ):
-            assert (i + 1 in begins) == (end != start)
-        assert not read.keys() & _bytes(call.ranges).keys()
-        read |= _bytes(call.ranges)
+        for ranges in call.reads:
+            assert ranges.total < 2 * most
+            begins = set(ranges.first.tolist())
+            for i, (end, start) in enumerate(zip(ranges.offset + ranges.nbytes, ranges.offset[1:], strict=False)):
+                assert (i + 1 in begins) == (end != start)
+            assert not read.keys() & _bytes(ranges).keys()
+            read |= _bytes(ranges)
         for then in call.then:
             then()
         for i in done:
@@ -62,17 +61,29 @@ def test_every_byte_is_read_once_to_its_place(wanted: list[Ranges], together: in
 
 
 def test_neighbours_in_file_and_memory_become_one() -> None:
-    (call,) = calls([(_ranges([(10, 5, 100), (15, 5, 105), (20, 5, 200)]), None)])
-    assert call.ranges.offset.tolist() == [10, 20] and call.ranges.nbytes.tolist() == [10, 5]
+    ranges = _only(calls([(_ranges([(10, 5, 100), (15, 5, 105), (20, 5, 200)]), None)]))
+    assert ranges.offset.tolist() == [10, 20] and ranges.nbytes.tolist() == [10, 5]
+
+
+def test_large_reads_that_need_no_decoding_are_shared_out() -> None:
+    wanted = _ranges([(0, coalesce.CALL_BYTES * 5 // 2, 1 << 30)])
+    result = calls([(wanted, None)])
+    assert [call.nbytes for call in result] == [coalesce.CALL_BYTES, coalesce.CALL_BYTES, coalesce.CALL_BYTES // 2]
 
 
 def test_a_small_gap_is_read_to_nowhere() -> None:
-    (call,) = calls([(_ranges([(0, 1000, 5000), (1010, 1000, 6000), (9000, 1000, 7000)]), None)])
-    assert call.ranges.nbytes.tolist() == [1000, 10, 1000, 1000]
-    assert [call.ranges.address.tolist()[i] for i in (0, 2, 3)] == [5000, 6000, 7000]
-    assert len(call.ranges.first) == 2
-    (call,) = calls([(_ranges([(0, 100, 5000), (110, 100, 6000)]), None)])
-    assert call.ranges.nbytes.tolist() == [100, 100]  # the gap would be a large part of it
+    ranges = _only(calls([(_ranges([(0, 1000, 5000), (1010, 1000, 6000), (9000, 1000, 7000)]), None)]))
+    assert ranges.nbytes.tolist() == [1000, 10, 1000, 1000]
+    assert [ranges.address.tolist()[i] for i in (0, 2, 3)] == [5000, 6000, 7000]
+    assert len(ranges.first) == 2
+    ranges = _only(calls([(_ranges([(0, 100, 5000), (110, 100, 6000)]), None)]))
+    assert ranges.nbytes.tolist() == [100, 100]  # the gap would be a large part of it
+
+
+def _only(result: list[coalesce.Call]) -> Ranges:
+    (call,) = result
+    (ranges,) = call.reads
+    return ranges
 
 
 def test_nothing_wanted_is_no_call() -> None:
