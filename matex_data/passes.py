@@ -22,6 +22,7 @@ from matex_data.stream import Stream
 READ_BYTES = 64 << 20  # brought together by a rank, about, at most: Python is paid for each time
 LEAST_READ_BYTES = 4 << 20
 READ_SHARE = 64  # of the memory that a rank may use, one part in so many: several are on their way at once
+LEAST_PARTS = 8  # of an epoch: one is read while the one before it is decoded and the one before that is consumed
 
 
 def read_bytes(comm: MPI.Comm) -> int:
@@ -47,8 +48,9 @@ class Passes(ABC):
         self.source = source
         self.schedule = schedule
         self.rank, self.size = source.comm.rank, source.comm.size
-        rows = schedule.window_steps * schedule.batch_size // self.size
-        self.together = schedule.window_steps * max(1, read_bytes(source.comm) // max(1, rows * source.row_bytes))
+        step_bytes = max(1, schedule.batch_size // self.size * source.row_bytes)
+        steps = min(read_bytes(source.comm) // step_bytes, schedule.steps // LEAST_PARTS)
+        self.together = schedule.window_steps * max(1, steps // schedule.window_steps)
 
     @abstractmethod
     def windows(self, epoch: int, start: int) -> Iterator[Loaded]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
@@ -57,6 +57,19 @@ def _scatter_converted(out: Array, place: Integers, rows: Array, convert: Conver
         converted = np.empty((len(some), *out.shape[1:]), out.dtype)
         convert(rows[i : i + step], converted)
         _to_places(out, some, converted)
+
+
+def side_by_side(columns: Sequence[Array]) -> Array | None:
+    """The matrix whose columns these are, one of which is next to the other, as a view; None if there is none."""
+    first, step = columns[0], columns[0].dtype.itemsize
+    if len(columns) < 2 or first.ndim != 1 or first.dtype.hasobject:
+        return None
+    begin = first.ctypes.data
+    alike = (c.strides == first.strides and c.dtype == first.dtype and c.shape == first.shape for c in columns)
+    beside = (c.ctypes.data == begin + i * step for i, c in enumerate(columns))
+    if not all(alike) or not all(beside) or first.strides[0] < len(columns) * step:
+        return None
+    return np.lib.stride_tricks.as_strided(first, (len(first), len(columns)), (first.strides[0], step))
 
 
 def consecutive(numbers: Integers) -> bool:

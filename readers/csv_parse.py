@@ -66,15 +66,22 @@ def parse(data: Bytes, layout: Layout, wanted: Mapping[str, Any], rows: int, lin
     ------
     DecodeError : a record has too many fields, a value is not of its type, or there are not so many records.
     """
-    failure: Exception | None = None
-    text = standard(data, layout.dialect)
     try:
-        table = _parsed(text, layout, wanted, layout.dialect)
+        table = _parsed(standard(data, layout.dialect), layout, wanted, layout.dialect)
         if table.num_rows == rows:
             return table
     except pa.ArrowInvalid as error:
-        failure = error
-    return _mended(data, layout, wanted, rows, line, failure)
+        return _mended(data, layout, wanted, rows, line, error)
+    return _mended(data, layout, wanted, rows, line, None)
+
+
+def plain(data: Bytes, layout: Layout, wanted: Mapping[str, Any], rows: int) -> pa.Table | None:
+    """The same, but None where something is wrong with any record."""
+    try:
+        table = _parsed(standard(data, layout.dialect), layout, wanted, layout.dialect)
+    except pa.ArrowInvalid:
+        return None
+    return table if table.num_rows == rows else None
 
 
 def _parsed(text: Any, layout: Layout, wanted: Mapping[str, Any], dialect: Dialect) -> pa.Table:
@@ -99,7 +106,11 @@ def _parsed(text: Any, layout: Layout, wanted: Mapping[str, Any], dialect: Diale
         use_threads=False, column_names=list(layout.names), block_size=min(len(text) + 16, 2**31 - 1)
     )
     return pa.csv.read_csv(
-        pa.BufferReader(pa.py_buffer(text)), read_options=read, parse_options=options, convert_options=convert
+        pa.BufferReader(pa.py_buffer(text)),
+        read_options=read,
+        parse_options=options,
+        convert_options=convert,
+        memory_pool=pa.system_memory_pool(),  # the default one returns its memory to the system each time
     )
 
 

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -16,17 +17,18 @@ import pyarrow as pa
 
 from matex_data.cache import Chunk, ChunkCache
 from matex_data.errors import DataError, DecodeError
-from matex_data.index import Array, Integers, Request, Rows
+from matex_data.index import Array, Integers, Request, Rows, ranges
 from matex_data.layouts import NOTHING
-from matex_data.readers.csv_parse import Layout, parse
+from matex_data.readers.csv_parse import Layout, parse, plain
 from matex_data.readers.csv_types import ColumnType
 from matex_data.readers.ranks import Bytes
-from matex_data.scatter import consecutive
+from matex_data.scatter import scatter, side_by_side
 from matex_data.tables import Table
 
-PARSE_BYTES = 512 << 10  # parsed at once, about: neighbouring blocks that are wanted as a whole
+PARSE_BYTES = 1 << 20  # parsed at once, about
 
 Outs = Sequence[tuple[str, Array]]
+_Piece = tuple[int, Chunk | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,68 +84,120 @@ class TextRows(Table):
         stop = np.append(begin[1:], len(numbers))
         blocks = block[begin]
         whole = stop - begin == (self.first[1:] - self.first[:-1])[blocks]
-        i = 0
-        while i < len(blocks):
-            j = i + 1
-            while whole[i] and j < len(blocks) and self._joins(int(blocks[i]), int(blocks[j]), j - i, bool(whole[j])):
-                j += 1
-            some = slice(int(begin[i]), int(stop[j - 1]))
-            want = _Want(numbers[some] - self.first[blocks[i]], rows.place[some], outs)
-            yield self._request(int(blocks[i]), int(blocks[j - 1]) + 1, want, bool(whole[i]), cache)
-            i = j
-
-    def _joins(self, first: int, other: int, count: int, whole: bool) -> bool:
-        return whole and other == first + count and int(self.offset[other + 1] - self.offset[first]) <= PARSE_BYTES
-
-    def _request(self, low: int, high: int, want: _Want, whole: bool, cache: ChunkCache) -> Request:
-        promise = None
-        if not whole:
-            key = (id(self), low, *(name for name, _ in want.outs))
-            kept = cache.get(key)
+        fresh: list[tuple[int, Chunk | None]] = []
+        for i, number in enumerate(blocks.tolist()):
+            key = (id(self), number, *(name for name, _ in outs))
+            kept = None if whole[i] else cache.get(key)
             if kept is not None:
-                return Request(NOTHING, NOTHING, finish=partial(self._copy, want, low, kept))
-            promise = cache.promise(key, int(self.offset[high] - self.offset[low]))
-        return Request(
-            offset=self.offset[low : low + 1],
-            nbytes=self.offset[high : high + 1] - self.offset[low],
-            finish=partial(self._finish, want, low, high, promise),
-        )
+                some = slice(begin[i], stop[i])
+                want = _Want(blocks[i : i + 1], numbers[some] - self.first[number], rows.place[some], outs)
+                yield Request(NOTHING, NOTHING, finish=partial(self._copy, want, kept))
+            else:
+                nbytes = int(self.offset[number + 1] - self.offset[number])
+                fresh.append((i, None if whole[i] else cache.promise(key, nbytes)))
+        for group in self._together(fresh, blocks):
+            pieces = [i for i, _ in group]
+            want = self._joined(numbers, rows.place, blocks[pieces], begin[pieces], stop[pieces], outs)
+            offset = self.offset[want.blocks]
+            done = partial(self._finish, want, [promise for _, promise in group])
+            yield Request(offset, self.offset[want.blocks + 1] - offset, finish=done)
 
-    def _finish(self, want: _Want, low: int, high: int, promise: Chunk | None, data: Bytes) -> None:
+    def _together(self, pieces: list[_Piece], blocks: Integers) -> Iterator[list[_Piece]]:
+        """Pieces that are parsed at once."""
+        group: list[_Piece] = []
+        nbytes = 0
+        for i, promise in pieces:
+            group.append((i, promise))
+            nbytes += int(self.offset[blocks[i] + 1] - self.offset[blocks[i]])
+            if nbytes >= PARSE_BYTES:
+                yield group
+                group, nbytes = [], 0
+        if group:
+            yield group
+
+    def _joined(
+        self, numbers: Integers, place: Integers, blocks: Integers, begin: Integers, stop: Integers, outs: Outs
+    ) -> _Want:
+        """What is wanted of several blocks, whose rows will lie one behind the other."""
+        behind = np.cumsum(self.first[blocks + 1] - self.first[blocks])
+        shift = behind - self.first[blocks + 1]
+        some = ranges(begin, stop - begin)
+        return _Want(blocks, numbers[some] + np.repeat(shift, stop - begin), place[some], outs)
+
+    def _finish(self, want: _Want, promises: list[Chunk | None], data: Bytes) -> None:
         try:
-            table = self._parsed(want, low, high, data)
-        except Exception as error:  # whoever waits for the block must hear of any failure
-            if promise is not None:
-                promise.set_exception(error)
+            table = self._parsed(want, data)
+        except Exception as error:  # whoever waits for one of the blocks must hear of any failure
+            for waited in filter(None, promises):
+                waited.set_exception(error)
             raise
-        if promise is not None:
-            promise.set_result(table)
-        self._take(want, low, table)
+        begin = 0
+        for block, promise in zip(want.blocks.tolist(), promises, strict=True):
+            count = int(self.first[block + 1] - self.first[block])
+            if promise is not None:
+                promise.set_result(table.slice(begin, count))
+            begin += count
+        self._take(want, table)
 
-    def _parsed(self, want: _Want, low: int, high: int, data: Bytes) -> pa.Table:
+    def _parsed(self, want: _Want, data: Bytes) -> pa.Table:
         text = unpacked(data, self.packed)[self.skip :] if self.packed else data
         wanted = {name: self.types[name].arrow for name, _ in want.outs}
-        return parse(text, self.layout, wanted, int(self.first[high] - self.first[low]), int(self.line[low]))
+        rows = (self.first[want.blocks + 1] - self.first[want.blocks]).tolist()
+        if len(rows) == 1:
+            return parse(text, self.layout, wanted, rows[0], int(self.line[want.blocks[0]]))
+        table = plain(text, self.layout, wanted, sum(rows))
+        return self._one_by_one(want, wanted, text) if table is None else table
 
-    def _copy(self, want: _Want, low: int, kept: Chunk, _: Bytes) -> None:
-        self._take(want, low, kept.result())
+    def _one_by_one(self, want: _Want, wanted: Mapping[str, Any], text: Bytes) -> pa.Table:
+        """Something is wrong in one of the blocks: its lines have to be known."""
+        tables, begin = [], 0
+        for block in want.blocks.tolist():
+            end = begin + int(self.offset[block + 1] - self.offset[block])
+            rows = int(self.first[block + 1] - self.first[block])
+            tables.append(parse(text[begin:end], self.layout, wanted, rows, int(self.line[block])))
+            begin = end
+        return pa.concat_tables(tables).unify_dictionaries()
 
-    def _take(self, want: _Want, low: int, table: pa.Table) -> None:
-        first = int(want.place[0]) if len(want.place) else 0
-        place = slice(first, first + len(want.place)) if consecutive(want.place) else want.place
-        for name, out in want.outs:
-            try:
-                values = self.types[name].values(table[name])
-            except DataError as error:
-                raise self._located(error, name, low, table) from error
-            out[place] = values if len(values) == len(want.local) else values[want.local]
+    def _copy(self, want: _Want, kept: Chunk, _: Bytes) -> None:
+        self._take(want, kept.result())
 
-    def _located(self, error: DataError, name: str, low: int, table: pa.Table) -> DecodeError:
+    def _take(self, want: _Want, table: pa.Table) -> None:
+        for _, group in groupby(want.outs, lambda named: (named[1].strides, named[1].dtype)):
+            names, outs = zip(*group, strict=True)
+            matrix = side_by_side(outs)
+            if matrix is None:
+                for name, out in zip(names, outs, strict=True):
+                    scatter(out, want.place, self._values(want, name, table))
+                continue
+            scatter(matrix, want.place, self._matrix(want, names, table, matrix.dtype))
+
+    def _matrix(self, want: _Want, names: Sequence[str], table: pa.Table, dtype: np.dtype[Any]) -> Array:
+        """The columns side by side, all at once where they are parsed as what they become."""
+        if dtype.kind == "f" and {table.schema.field(name).type for name in names} == {pa.from_numpy_dtype(dtype)}:
+            (batch,) = table.select(names).combine_chunks().to_batches()
+            rows: Array = batch.to_tensor(null_to_nan=True).to_numpy()
+            return rows if len(rows) == len(want.local) else rows[want.local]
+        rows = np.empty((len(want.place), len(names)), dtype)
+        for i, name in enumerate(names):
+            rows[:, i] = self._values(want, name, table)
+        return rows
+
+    def _values(self, want: _Want, name: str, table: pa.Table) -> Array:
+        try:
+            values = self.types[name].values(table[name])
+        except DataError as error:
+            raise self._located(error, name, want, table) from error
+        return values if len(values) == len(want.local) else values[want.local]
+
+    def _located(self, error: DataError, name: str, want: _Want, table: pa.Table) -> DecodeError:
         """The error with the record that has no value."""
         row = int(np.argmax(table[name].is_null().to_numpy()))
-        record, column = int(self.first[low]) + row, self.layout.names.index(name) + 1
+        ends = np.cumsum(self.first[want.blocks + 1] - self.first[want.blocks])
+        at = int(np.searchsorted(ends, row, side="right"))
+        record = int(self.first[want.blocks[at] + 1] - (ends[at] - row))
+        column = self.layout.names.index(name) + 1
         return DecodeError(
-            f"{error.problem}: record {record + 1}, column {column}, behind line {int(self.line[low])}",
+            f"{error.problem}: record {record + 1}, column {column}, behind line {int(self.line[want.blocks[at]])}",
             field=name,
             row=record,
             expected=error.expected,
@@ -154,8 +208,9 @@ class TextRows(Table):
 
 @dataclass(frozen=True)
 class _Want:
-    """Rows of neighbouring blocks that are wanted, counted from the first block, and where they go."""
+    """Rows of some blocks that are wanted, counted from the first row of the first block, and where they go."""
 
+    blocks: Integers
     local: Integers
     place: Integers
     outs: Outs

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -58,15 +59,16 @@ def _parsed_rows(comm: MPI.Intracomm, path: str) -> tuple[int, int, int]:
     for _ in batches:
         pass
     parsed = 0
-    parse = csv_rows.parse
-
-    def counted(data: np.ndarray, layout: object, wanted: object, rows: int, line: int) -> object:
-        nonlocal parsed
-        parsed += rows
-        return parse(data, layout, wanted, rows, line)  # type: ignore[arg-type]
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(csv_rows, "parse", counted)
+        for name in ("parse", "plain"):
+            original = getattr(csv_rows, name)
+
+            def counted(*arguments: Any, original: Callable[..., Any] = original) -> Any:
+                nonlocal parsed
+                parsed += arguments[3]
+                return original(*arguments)
+
+            patch.setattr(csv_rows, name, counted)
         samples = sum(len(batch["a"]) for batch in batches)
     return parsed, samples, next(iter(data._source.index.files[0].parts.values())).block_rows
 
