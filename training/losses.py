@@ -27,24 +27,48 @@ class SharedLoss:
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """The loss. *Collective* within a training step, where it depends on a mask or on sample weights."""
-        value = self.loss(y_true, y_pred, sample_weight)
         reduction = getattr(self.loss, "reduction", None)
         if not in_step() or reduction in (None, "none"):
-            return value
+            return self.loss(y_true, y_pred, sample_weight)
+        value, mask = self._with_mask(y_true, y_pred, sample_weight)
         weight = batch_weight(self._reducer.channel.size)
         if reduction == "sum":
             return tf.math.divide_no_nan(value, tf.cast(weight, value.dtype))
-        mine = _divisor(reduction, y_pred, sample_weight)
+        mine = _divisor(reduction, mask, sample_weight)
         if mine is None:
             return value
         (total,) = self._reducer([mine])
         part = tf.math.divide_no_nan(tf.cast(mine, tf.float64), tf.cast(total, tf.float64))
         return value * tf.cast(tf.math.divide_no_nan(part, tf.cast(weight, tf.float64)), value.dtype)
 
+    def _with_mask(self, y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[Any, Any]:
+        """The loss, and which of its elements count: by the mask of the prediction, and by ``ignore_class``."""
+        masks = [_mask(y_pred)]
+        call = self.loss.call
 
-def _divisor(reduction: str, y_pred: Any, sample_weight: Any) -> Any:
+        def noting(y_true: Any, y_pred: Any) -> Any:
+            losses = call(y_true, y_pred)
+            masks.append(_mask(losses))
+            return losses
+
+        own = vars(self.loss).get("call")
+        self.loss.call = noting
+        try:
+            value = self.loss(y_true, y_pred, sample_weight)
+        finally:
+            del self.loss.call
+            if own is not None:
+                self.loss.call = own
+        known = [tf.cast(mask, tf.bool) for mask in masks if mask is not None]
+        return value, (known[0] & known[-1]) if known else None
+
+
+def _mask(tensor: Any) -> Any:
+    return getattr(tensor, "_keras_mask", None)
+
+
+def _divisor(reduction: str, mask: Any, sample_weight: Any) -> Any:
     """What the loss divides by; None: the number of its elements, which is as good as that of the samples."""
-    mask = getattr(y_pred, "_keras_mask", None)
     if reduction == "mean_with_sample_weight" and sample_weight is not None:
         weights = apply_mask(tf.cast(sample_weight, tf.float32), mask, "float32", reduction)
         return tf.reduce_sum(weights)

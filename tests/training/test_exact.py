@@ -39,6 +39,7 @@ CASES = {
     "float16": Case("SGD", "half", "overflowing", options={"learning_rate": 0.05}, rtol=5e-3),
     "embedding": Case("Adam", "embedding", "words", options={"learning_rate": 0.01}),
     "masked": Case("Adam", "masked", "words", samples=250, options={"learning_rate": 0.01}),
+    "ignored": Case("Adam", "ignoring", "unknown", samples=250, options={"learning_rate": 0.01}),
     "batch_norm": Case("SGD", "normalized", samples=250, options={"learning_rate": 0.1}),
     "uneven": Case("Adam", samples=241, options={"learning_rate": 0.01}),
     "two_losses": Case("Adam", "two_outputs", "two_targets", samples=250, options={"learning_rate": 0.01}),
@@ -67,6 +68,13 @@ def words(samples: int) -> Any:
     lengths = rng.integers(1, 8, samples)
     x = np.where(np.arange(7) < lengths[:, None], rng.integers(1, 40, (samples, 7)), 0).astype(np.int32)
     return x, x % 3
+
+
+def unknown(samples: int) -> Any:
+    """Classes of which most are -1 in the second half of each batch."""
+    x, y = problems.table(samples)
+    hidden = (np.arange(samples) % BATCH >= BATCH // 2) & (np.arange(samples) % 5 > 0)
+    return x, np.where(hidden, -1, y)
 
 
 def two_targets(samples: int) -> Any:
@@ -103,6 +111,12 @@ def embedding(mask: bool = False) -> Any:
 
 def masked() -> Any:
     return embedding(mask=True)
+
+
+def ignoring() -> Any:
+    import keras
+
+    return problems.perceptron(), keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1)
 
 
 def normalized() -> Any:
