@@ -50,12 +50,14 @@ def test_every_byte_is_read_once_to_its_place(wanted: list[Ranges], together: in
             begins = set(ranges.first.tolist())
             for i, (end, start) in enumerate(zip(ranges.offset + ranges.nbytes, ranges.offset[1:], strict=False)):
                 assert (i + 1 in begins) == (end != start)
-            assert not read.keys() & _bytes(ranges).keys()
+            assert not read.keys() & _bytes(ranges).keys() & expected.keys()
             read |= _bytes(ranges)
         for then in call.then:
             then()
         for i in done:
             assert _bytes(wanted[i]).keys() <= read.keys()
+    nowhere = coalesce._NOWHERE.ctypes.data  # small gaps are read to there
+    read = {at: position for at, position in read.items() if not 0 <= at - nowhere < coalesce.GAP_BYTES}
     assert read == expected
     assert sorted(done) == list(range(len(wanted)))
 
