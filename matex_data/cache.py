@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from concurrent.futures import Future
 from threading import Lock
 from typing import Any
+from weakref import WeakSet
 
 from numpy.typing import NDArray
 
@@ -29,6 +30,14 @@ class ChunkCache:
         self._chunks: OrderedDict[Hashable, tuple[Chunk, int]] = OrderedDict()
         self._held = 0
         self._lock = Lock()
+        self._promised: WeakSet[Chunk] = WeakSet()
+
+    def abandon(self, error: BaseException) -> None:
+        """Chunks that could not be read: whoever waits for one of them hears of it."""
+        with self._lock:
+            for chunk in self._promised:
+                if not chunk.done():
+                    chunk.set_exception(error)
 
     def get(self, key: Hashable) -> Chunk | None:
         """The chunk, decoded or being decoded; None if nobody has asked for it lately."""
@@ -43,6 +52,7 @@ class ChunkCache:
         """A future that the caller fulfils with the decoded chunk."""
         chunk: Chunk = Future()
         with self._lock:
+            self._promised.add(chunk)
             self._chunks[key] = (chunk, nbytes)
             self._held += nbytes
             while self._held > self.nbytes and len(self._chunks) > 1:

@@ -40,11 +40,13 @@ class Plan:
     calls : by file number.
     at_once : what needs no reading.
     memory : where the bytes go; it has to live until they are there.
+    chunks : where other windows wait for what is decoded here.
     """
 
     calls: dict[int, list[Call]] = field(default_factory=dict)
     at_once: list[Callable[[], None]] = field(default_factory=list)
     memory: list[NDArray[Any]] = field(default_factory=list)
+    chunks: ChunkCache | None = None
 
     def counts(self, files: int) -> Integers:
         """int64[files]: how many collective calls each file needs."""
@@ -77,7 +79,7 @@ def plan(index: Index, runs: Runs, place: Integers, arrays: Arrays, chunks: Chun
     scratch = pool.bytes(sum(int(r.nbytes.sum()) for _, _, r in requests if r.target is None))
     used = 0
     wanted: dict[int, list[tuple[Ranges, Callable[[], None] | None]]] = {}
-    result = Plan(memory=[scratch, *arrays.values()])
+    result = Plan(memory=[scratch, *arrays.values()], chunks=chunks)
     for number, name, request in requests:
         size = int(request.nbytes.sum())
         data = scratch[used : used + size] if request.target is None else request.target
@@ -121,7 +123,7 @@ def execute(plan: Plan, files: Files, agreed: Integers) -> list[Future[None]]:
     started = [pool.submit(done) for done in plan.at_once]
     if not files.collective and threads() > 1:
         return started + [
-            pool.submit(_read_and_finish, files, number, call, plan.memory)
+            pool.submit(_read_and_finish, files, number, call, plan)
             for number, calls in plan.calls.items()
             for call in calls
         ]
@@ -150,9 +152,14 @@ def _read(files: Files, number: int, call: Call) -> None:
         files.read(number, ranges)
 
 
-def _read_and_finish(files: Files, number: int, call: Call, memory: list[NDArray[Any]]) -> None:
-    """``memory`` has to live as long as this writes to it."""
-    _read(files, number, call)
+def _read_and_finish(files: Files, number: int, call: Call, plan: Plan) -> None:
+    """The memory of the plan has to live as long as this writes to it."""
+    try:
+        _read(files, number, call)
+    except BaseException as error:
+        if plan.chunks is not None:
+            plan.chunks.abandon(error)
+        raise
     for done in call.then:
         done()
 

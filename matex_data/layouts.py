@@ -219,7 +219,8 @@ class Chunked(Part):
             chunk = np.moveaxis(chunk, self.axis, 0)
         if promise is not None:
             chunk = chunk.copy() if np.may_share_memory(data, stored) else chunk  # scratch is used again
-            promise.set_result(chunk)
+            if not promise.done():  # a read beside this one may have failed
+                promise.set_result(chunk)
         want.take(piece.cell, chunk)
 
 

@@ -136,6 +136,8 @@ class _Queue:
     def _await(self, taken: int, found: Integers) -> None:
         while taken > 0:
             count = self._call(2, taken, taken, self._events.ctypes.data, None)
+            if count < 0 and ctypes.get_errno() != errno.EINTR:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
             if count > 0:
                 events = self._events[:count]
                 found[events["data"].astype(np.int64)] = events["result"]

@@ -128,13 +128,14 @@ class TextRows(Table):
         try:
             table = self._parsed(want, data)
         except Exception as error:  # whoever waits for one of the blocks must hear of any failure
-            for waited in filter(None, promises):
-                waited.set_exception(error)
+            for waited in promises:
+                if waited is not None and not waited.done():
+                    waited.set_exception(error)
             raise
         begin = 0
         for block, promise in zip(want.blocks.tolist(), promises, strict=True):
             count = int(self.first[block + 1] - self.first[block])
-            if promise is not None:
+            if promise is not None and not promise.done():
                 promise.set_result(table.slice(begin, count))
             begin += count
         self._take(want, table)
