@@ -177,3 +177,12 @@ def test_no_rows_read_nothing(tmp_path: Path) -> None:
     part = Strided(0, 4096, 12, np.dtype("f4"), (3,))
     assert every_row(one_file(tmp_path / "none", part, (0, 3), np.dtype("f4")), "x").shape == (0, 3)
     assert part.end() == 0
+
+
+def test_who_waits_for_a_chunk_hears_that_it_could_not_be_read() -> None:
+    cache = ChunkCache(1)
+    first, second = (cache.promise(key, 10) for key in ("kept", "newer"))  # the first one has no room any more
+    cache.abandon(OSError("gone"))
+    for chunk in (first, second):
+        with pytest.raises(OSError, match="gone"):
+            chunk.result(timeout=1)
