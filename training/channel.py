@@ -29,6 +29,7 @@ class Channel:
         self.host = Line(comm, self.graph.crowded)
         self.shelf: dict[str, Any] = {}  # what others keep with a communicator, such as the order in graphs
         self.steps = 0  # of training loops that the user wrote
+        self.sums = 0  # over the ranks that graphs and eager code have asked for
         self._crews: dict[int, Crew] = {}
         self._agreed: set[bytes] = set()
 

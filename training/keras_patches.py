@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
+from matex_data.training.alike import SameBatches
 from matex_data.training.callbacks import together
 from matex_data.training.channel import Channel
 from matex_data.training.failures import readable_errors
@@ -24,6 +26,8 @@ from matex_data.training.sharing import Sharing
 from matex_data.training.step import SharedStep, batch_size
 from matex_data.training.trainer import quietly, without_empty
 
+log = logging.getLogger("matex_data.training")
+
 _job: ContextVar[Job | None] = ContextVar("job", default=None)
 
 
@@ -32,13 +36,15 @@ class Job:
 
     Parameters
     ----------
-    training : the first data set that the call iterates over is trained on; others are evaluated on.
+    same : of a call that trains on the first data set that it iterates over, and evaluates on others:
+        compares the ranks' data.
     noting : keep the sizes of the global batches.
     """
 
-    def __init__(self, opened: Channel, training: bool = False, noting: bool = False) -> None:
+    def __init__(self, opened: Channel, same: SameBatches | None = None, noting: bool = False) -> None:
         self._channel = opened
-        self._whole = training or noting
+        self._same = same
+        self._whole = same is not None or noting
         self._noting = noting
         self.spec: Any = None
         self.steps: int | None = None  # of each rank; where one has fewer, empty batches are added
@@ -49,6 +55,8 @@ class Job:
         if not is_local(x):
             if self._noting:
                 dataset = self._noting_sizes(dataset)
+            if self._same is not None and self.spec is None:
+                dataset = self._same.noting(dataset)
             dataset = share_rows(dataset, self._channel.rank, self._channel.size)
         first, self.spec = self.spec is None, self.spec or dataset.element_spec
         return dataset if first and self._whole else without_empty(dataset)
@@ -103,6 +111,7 @@ class KerasPatches:
         self._channel = opened
         self._reducer = reducer
         self._sync_batch_norm = sync_batch_norm
+        self._told = False
         keras_trainer.TFEpochIterator = SharedEpochs
         self._patch("fit", self._fit)
         self._patch("evaluate", self._evaluate)
@@ -143,7 +152,9 @@ class KerasPatches:
     def _fit(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
         model._assert_compile_called("fit")
         sharing = self._sharing(model)
-        job = Job(self._channel, training=True)
+        self._tell_of_generator(options.get("x"))
+        same = SameBatches(self._channel)
+        job = Job(self._channel, same)
         if is_local(options.get("x")) and not isinstance(options["x"], tf.data.Dataset):
             batch = max(1, (options.get("batch_size") or 32) // self._channel.size)
             steps = -(-len(keras.tree.flatten(options["x"])[0]) // batch)
@@ -151,8 +162,19 @@ class KerasPatches:
         callbacks = options.get("callbacks")
         if not isinstance(callbacks, keras.callbacks.CallbackList):
             users = keras.tree.flatten(callbacks) if callbacks is not None else []
-            options["callbacks"] = together(sharing, users, lambda: job.spec)
+            options["callbacks"] = together(sharing, users, lambda: job.spec, [same])
         return _within(job, original, options)
+
+    def _tell_of_generator(self, x: Any) -> None:
+        """Once: every rank makes all batches of a generator, which then has no use of more ranks."""
+        if inspect.isgenerator(x) and self._channel.rank == 0 and not self._told:
+            self._told = True
+            log.warning(
+                "the generator given to fit runs on every rank, which trains on its rows of each batch: right if all "
+                "ranks get the same batches, but batches are made no faster than in one process\n"
+                "  remedy: give fit arrays, or matex_data.open_dataset(...).tf_dataset(...), of which each rank reads "
+                "its part alone"
+            )
 
     def _evaluate(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
         model._assert_compile_called("evaluate")

@@ -7,7 +7,7 @@ import os
 import runpy
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +45,19 @@ def run(
     all_output : let every rank print; otherwise rank 0 alone does.
     """
     comm = communicator(None)
+    at_end: Callable[[], None] | None = None
     if comm.size > 1:
         end_job_on_error(comm)
         if comm.rank > 0 and not all_output:
             _be_quiet()
-        _patch(strategy, sync_batch_norm)
+        at_end = _patch(strategy, sync_batch_norm)
     _offer_data_set()
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
     try:
         runpy.run_path(str(script), run_name="__main__")
+        if at_end is not None:
+            at_end()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) or end.code is None else 1
         if isinstance(end.code, str):
@@ -65,26 +68,32 @@ def run(
         leave_with(1)
 
 
-def _patch(strategy: Any, sync_batch_norm: bool) -> None:
-    """Patch Keras and TensorFlow, and let all ranks draw the same random numbers. *Collective*."""
-    import keras
-    import numpy as np
+def _patch(strategy: Any, sync_batch_norm: bool) -> Callable[[], None]:
+    """Patch Keras and TensorFlow, and let all ranks draw the same random numbers. *Collective*.
 
+    Returns what to call at the end of the script.
+    """
+    from matex_data.training.alike import draw_alike
+    from matex_data.training.alone import Alone, check_backend
     from matex_data.training.channel import channel
     from matex_data.training.keras_patches import KerasPatches
     from matex_data.training.loops import Loops, patch_loops
     from matex_data.training.reduction import Reducer
     from matex_data.training.saving import patch_saving
+    from matex_data.training.scopes import patch_scopes
     from matex_data.training.sessions import SessionPatches
 
+    check_backend()
     opened = channel(None)
-    keras.utils.set_random_seed(opened.host.objects(int(np.random.SeedSequence().generate_state(1)[0]))[0])
+    draw_alike(opened)
     reducer = Reducer(opened, strategy)
     loops = Loops(opened, reducer)
     patch_loops(loops)
     KerasPatches(opened, reducer, sync_batch_norm)
     SessionPatches(opened, loops)
     patch_saving(opened)
+    patch_scopes(opened)
+    return Alone(opened).tell
 
 
 def _offer_data_set() -> None:

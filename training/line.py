@@ -12,6 +12,8 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from matex_data.training.waits import waiting
+
 Array = NDArray[Any]
 Op = Literal["mean", "sum", "max", "min"]
 
@@ -43,7 +45,8 @@ class Line:
         for piece in _pieces(flat):
             if self.crowded:
                 _wait(self.comm.Iallreduce(MPI.IN_PLACE, piece, _OPS[op]))
-            else:
+                continue
+            with waiting:
                 self.comm.Allreduce(MPI.IN_PLACE, piece, _OPS[op])
 
     def share(self, flat: Array, root: int = 0) -> None:
@@ -93,12 +96,12 @@ def _crowded(comm: MPI.Intracomm) -> bool:
 
 def _wait(request: MPI.Request) -> None:
     """Wait for a request, spinning at first."""
-    spins = 0
-    while not request.Test():
-        spins += 1
-        if spins < SPINS:
+    with waiting:
+        for _ in range(SPINS):
+            if request.Test():
+                return
             os.sched_yield()
-        else:
+        while not request.Test():
             time.sleep(NAP)
 
 

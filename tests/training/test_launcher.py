@@ -17,7 +17,7 @@ import pytest
 from tests.launch import environment, run_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
-NAMES = ["arrays", "pipeline", "generator", "custom_loop", "functional", "session", "mixed"]
+NAMES = ["arrays", "pipeline", "generator", "custom_loop", "functional", "session", "mixed", "own_fit"]
 LAUNCHER = "from matex_data.training.launcher import main; main()"
 
 
@@ -99,6 +99,96 @@ def test_a_matex_script_of_2018(size: int, digits: Path, tmp_path: Path) -> None
     assert len(results) == size
     assert len(set(results)) == 1
     assert float(results[0]) > 0.85
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_what_is_not_shared_out_is_said_once(size: int, tmp_path: Path) -> None:
+    script = SCRIPTS / "own_fit.py"
+    done = run_script(size, LAUNCHER, "--all-output", str(script), str(tmp_path / "x.weights.h5"), timeout=150)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("the generator given to fit runs on every rank") == 1
+    assert done.stderr.count("this training loop sees the same batches on every rank") == 1
+    assert done.stderr.count("MirroredStrategy: each rank is one replica") == 1
+    assert done.stderr.count("remedy: ") == 2
+
+
+FIT = """
+import keras, numpy as np
+from matex_data import training
+
+{0}
+x = rng.normal(size=(60, 3)).astype("float32")
+print("SUM", x.sum())
+model = keras.Sequential([keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(x, x[:, :1], epochs=2, batch_size=20, verbose=0)
+"""
+
+
+@pytest.mark.parametrize("unlike", [False, True])
+def test_random_numbers_without_a_seed(unlike: bool, tmp_path: Path) -> None:
+    """NumPy's generators draw alike on all ranks; what differs nevertheless is said."""
+    seed = "rng = np.random.default_rng(training.world().rank)" if unlike else "rng = np.random.default_rng()"
+    (tmp_path / "script.py").write_text(FIT.format(seed))
+    done = run_script(2, LAUNCHER, "--all-output", str(tmp_path / "script.py"), timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert len(set(re.findall("^SUM (.*)", done.stdout, re.MULTILINE))) == 1 + unlike
+    assert done.stderr.count("the ranks do not get the same data") == unlike
+
+
+BY_HAND = """
+import tensorflow as tf
+
+w = tf.Variable(0.0)
+for _ in range(5):
+    with tf.GradientTape() as tape:
+        loss = (w - 3) ** 2
+    w.assign_sub(0.1 * {0})
+"""
+
+
+@pytest.mark.parametrize("averages", [False, True])
+def test_gradients_that_nobody_averages_are_said(averages: bool, tmp_path: Path) -> None:
+    gradient = "tape.gradient(loss, w)"
+    if averages:
+        gradient = f"__import__('matex_data').training.allreduce({gradient})"
+    (tmp_path / "script.py").write_text(BY_HAND.format(gradient))
+    done = run_script(2, LAUNCHER, str(tmp_path / "script.py"), timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("every rank trained on the same data, for itself") == (not averages)
+
+
+def test_another_backend_of_keras_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("print('trained')")
+    code = f"import keras; keras.backend.backend = lambda: 'jax'; {LAUNCHER}"
+    done = run_script(2, code, str(tmp_path / "script.py"), timeout=90)
+    assert done.returncode != 0
+    assert "remedy: set KERAS_BACKEND=tensorflow" in done.stderr
+    assert "trained" not in done.stdout
+
+
+UNEVEN = """
+import keras, numpy as np
+from matex_data import training
+
+def batches():
+    for _ in range(5 + 3 * training.world().rank):
+        yield np.ones((8, 2), "float32"), np.ones((8, 1), "float32")
+
+model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(batches(), verbose=0)
+print("trained")
+"""
+
+
+def test_a_rank_with_more_batches_ends_the_job(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(UNEVEN)
+    done = run_script(2, LAUNCHER, str(tmp_path / "script.py"), timeout=90, env={"MATEX_TIMEOUT": "4"})
+    assert done.returncode != 0
+    assert "has waited 4 s for other ranks" in done.stderr
+    assert "model.fit(batches(), verbose=0)" in done.stderr
+    assert "trained" not in done.stdout
 
 
 ENDS = {
