@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from matex_data.fields import Field
 
 HUGE_PAGE = 2 << 20  # bytes
-KEPT_LARGE = 6  # free blocks of a pool that wait for their next use: as many windows as can be on their way
-KEPT_SMALL = 16  # the same of blocks that are smaller than a huge page
+KEPT_LARGE = 8  # free blocks of a pool that wait for their next use: as many windows as can be on their way
+KEPT_SMALL = 32  # the same of blocks that are smaller than a huge page
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 ALIGNMENT = 64  # bytes; TensorFlow takes memory that is aligned like this without a copy
 

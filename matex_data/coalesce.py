@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from matex_data.index import Integers
+
+Bytes = NDArray[np.uint8]
+Done = Callable[[Bytes], None]
 
 CALL_BYTES = 32 << 20  # of one call, about: several threads may share the reads of a window
 DECODED_BYTES = 1 << 20  # the same if they are to be decoded: that begins as soon as a call has ended
@@ -37,6 +41,10 @@ class Ranges:
         """Bytes in all."""
         return int(self.nbytes.sum())
 
+    def moved(self, begin: int) -> Ranges:
+        """The same, where addresses count from that one."""
+        return Ranges(self.offset, self.nbytes, self.address + begin)
+
     @cached_property
     def first(self) -> Integers:
         """int64[runs], the range that begins each run of ranges that follow one another in the file."""
@@ -47,11 +55,36 @@ class Ranges:
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """Bytes that belong together.
+
+    Parameters
+    ----------
+    offset, nbytes : int64[k], byte ranges of one file.
+    address : int64[k], where they go to in memory; None: one behind the other in scratch memory.
+    done : what to call once they are there, with them if they are in scratch memory, else with no bytes.
+    """
+
+    offset: Integers
+    nbytes: Integers
+    address: Integers | None = None
+    done: Done | None = None
+
+
+@dataclass(frozen=True)
 class Call:
-    """Reads of one file, and what can be done as soon as they have ended."""
+    """Reads of one file, and what can be done as soon as they have ended.
+
+    Parameters
+    ----------
+    reads : in scratch memory, if there is any, addresses count from its begin.
+    then : what to call with which bytes of the scratch memory.
+    scratch : bytes of scratch memory.
+    """
 
     reads: list[Ranges]
-    then: list[Callable[[], None]] = field(default_factory=list)
+    then: list[tuple[Done, slice]] = field(default_factory=list)
+    scratch: int = 0
 
     @property
     def count(self) -> int:
@@ -63,56 +96,95 @@ class Call:
         """Bytes in all."""
         return sum(ranges.total for ranges in self.reads)
 
+    def finish(self, scratch: Bytes) -> None:
+        """The bytes are there."""
+        for done, some in self.then:
+            done(scratch[some])
 
-def calls(wanted: Sequence[tuple[Ranges, Callable[[], None] | None]]) -> list[Call]:
-    """Reads of some megabytes each, in the order of the file.
+
+def calls(wanted: Sequence[Wanted]) -> list[Call]:
+    """Reads of some megabytes each, in the order of the file; with scratch memory or without, never both in one."""
+    order = sorted((i for i in range(len(wanted)) if len(wanted[i].offset)), key=lambda i: wanted[i].offset[0])
+    direct = [wanted[i] for i in order if wanted[i].address is not None]
+    decoded = [wanted[i] for i in order if wanted[i].address is None]
+    return [*_of_groups(_groups(direct)), *_of_groups(_groups(decoded))]
+
+
+def _groups(wanted: Sequence[Wanted]) -> list[list[Wanted]]:
+    """What is read together."""
+    groups: list[list[Wanted]] = [[]]
+    size = 0
+    for one in wanted:
+        groups[-1].append(one)
+        size += int(one.nbytes.sum())
+        if size >= (CALL_BYTES if one.done is None else DECODED_BYTES):
+            groups.append([])
+            size = 0
+    return [group for group in groups if group]
+
+
+def _of_groups(groups: list[list[Wanted]]) -> Iterator[Call]:
+    if not groups:
+        return
+    every = [one for group in groups for one in group]
+    of = np.repeat(np.arange(len(groups)), [sum(len(one.offset) for one in group) for group in groups])
+    offset, nbytes = (np.concatenate([getattr(one, name) for one in every]) for name in ("offset", "nbytes"))
+    sizes = np.bincount(of, nbytes).astype(np.int64)
+    addresses = [one.address for one in every if one.address is not None]
+    if addresses:
+        address, nowhere = np.concatenate(addresses), np.full(len(groups), _NOWHERE.ctypes.data)
+    else:
+        address, nowhere = np.cumsum(nbytes) - nbytes - (np.cumsum(sizes) - sizes)[of], sizes
+    merged, of = _merged(Ranges(offset, nbytes, address), of, nowhere)
+    ends = np.searchsorted(of, np.arange(len(groups)), side="right").tolist()
+    for group, low, high, size in zip(groups, [0, *ends], ends, sizes.tolist(), strict=False):
+        ranges = Ranges(merged.offset[low:high], merged.nbytes[low:high], merged.address[low:high])
+        then = _then(group)
+        if then:
+            yield Call(_limited(ranges, MOST_BYTES), then, 0 if addresses else size + GAP_BYTES)
+        else:
+            yield from (Call([piece]) for piece in _limited(ranges, CALL_BYTES))
+
+
+def _then(group: Sequence[Wanted]) -> list[tuple[Done, slice]]:
+    """What to call, with which bytes of the scratch memory."""
+    then, end = [], 0
+    for one in group:
+        begin, end = end, end + (int(one.nbytes.sum()) if one.address is None else 0)
+        if one.done is not None:
+            then.append((one.done, slice(begin, end)))
+    return then
+
+
+def _merged(ranges: Ranges, of: Integers, nowhere: Integers) -> tuple[Ranges, Integers]:
+    """Each group in the order of the file; neighbours in the file that are neighbours in memory become one.
 
     Parameters
     ----------
-    wanted : ranges that belong together, and what to call when they all are in memory.
+    of : int64[k], the group of each range, ascending; comes back for the ranges that are left.
+    nowhere : int64[groups], address of memory that nobody looks at.
     """
-    order = sorted((i for i in range(len(wanted)) if len(wanted[i][0].offset)), key=lambda i: wanted[i][0].offset[0])
-    result: list[Call] = []
-    group: list[int] = []
-    size = 0
-    for i in order:
-        group.append(i)
-        size += wanted[i][0].total
-        if size >= (CALL_BYTES if wanted[i][1] is None else DECODED_BYTES):
-            result += _read_together([wanted[k] for k in group])
-            group, size = [], 0
-    return result + (_read_together([wanted[k] for k in group]) if group else [])
-
-
-def _read_together(group: Sequence[tuple[Ranges, Callable[[], None] | None]]) -> list[Call]:
-    columns = [np.concatenate([getattr(r, name) for r, _ in group]) for name in ("offset", "nbytes", "address")]
-    then = [done for _, done in group if done is not None]
-    merged = _merged(Ranges(*columns))
-    if then:
-        return [Call(_limited(merged, MOST_BYTES), then)]
-    return [Call([part]) for part in _limited(merged, CALL_BYTES)]
-
-
-def _merged(ranges: Ranges) -> Ranges:
-    """In the order of the file; neighbours in the file that are neighbours in memory become one."""
-    order = np.argsort(ranges.offset, kind="stable")
-    offset, nbytes, address = ranges.offset[order], ranges.nbytes[order], ranges.address[order]
-    offset, nbytes, address = _without_gaps(offset, nbytes, address)
-    joined = (offset[1:] == (offset + nbytes)[:-1]) & (address[1:] == (address + nbytes)[:-1])
+    order = np.lexsort((ranges.offset, of))
+    columns = [ranges.offset[order], ranges.nbytes[order], ranges.address[order], of]
+    offset, nbytes, address, of = _without_gaps(columns, nowhere)
+    joined = (offset[1:] == (offset + nbytes)[:-1]) & (address[1:] == (address + nbytes)[:-1]) & (of[1:] == of[:-1])
     first = np.flatnonzero(np.concatenate([[True], ~joined]))
-    return Ranges(offset[first], np.add.reduceat(nbytes, first), address[first])
+    return Ranges(offset[first], np.add.reduceat(nbytes, first), address[first]), of[first]
 
 
-def _without_gaps(offset: Integers, nbytes: Integers, address: Integers) -> tuple[Integers, Integers, Integers]:
+def _without_gaps(columns: list[Integers], nowhere: Integers) -> list[Integers]:
     """Small gaps are read as well, to memory that nobody looks at: one long read costs less than two short ones."""
+    offset, nbytes, _, of = columns
     end = (offset + nbytes)[:-1]
     gap = offset[1:] - end
-    small = np.flatnonzero((gap > 0) & (gap <= GAP_BYTES))
-    if not len(small) or gap[small].sum() > GAP_SHARE * nbytes.sum():
-        return offset, nbytes, address
-    columns = ((offset, end[small]), (nbytes, gap[small]), (address, np.full(len(small), _NOWHERE.ctypes.data)))
-    filled = [np.insert(column, small + 1, values) for column, values in columns]
-    return filled[0], filled[1], filled[2]
+    small = np.flatnonzero((gap > 0) & (gap <= GAP_BYTES) & (of[1:] == of[:-1]))
+    if len(small):
+        few = np.bincount(of[small], gap[small], len(nowhere)) <= GAP_SHARE * np.bincount(of, nbytes, len(nowhere))
+        small = small[few[of[small]]]
+    if not len(small):
+        return columns
+    filled = (end[small], gap[small], nowhere[of[small]], of[small])
+    return [np.insert(column, small + 1, values) for column, values in zip(columns, filled, strict=True)]
 
 
 def _limited(ranges: Ranges, most: int) -> list[Ranges]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from matex_data import tables
 from matex_data.buffers import Pool
 from matex_data.cache import ChunkCache
-from matex_data.coalesce import Call, Ranges, calls
+from matex_data.coalesce import Call, Wanted, calls
 from matex_data.collective import Files
 from matex_data.countdown import followed
 from matex_data.errors import DataError
@@ -23,6 +23,7 @@ from matex_data.machine import threads
 from matex_data.runs import Runs
 
 Arrays = dict[str, NDArray[Any]]
+_NOTHING = np.empty(0, np.uint8)
 
 
 @cache
@@ -41,12 +42,14 @@ class Plan:
     at_once : what needs no reading.
     memory : where the bytes go; it has to live until they are there.
     chunks : where other windows wait for what is decoded here.
+    pool : scratch memory for bytes that have to be decoded.
     """
 
     calls: dict[int, list[Call]] = field(default_factory=dict)
     at_once: list[Callable[[], None]] = field(default_factory=list)
     memory: list[NDArray[Any]] = field(default_factory=list)
     chunks: ChunkCache | None = None
+    pool: Pool = field(default_factory=Pool)
 
     def counts(self, files: int) -> Integers:
         """int64[files]: how many collective calls each file needs."""
@@ -76,26 +79,24 @@ def plan(index: Index, runs: Runs, place: Integers, arrays: Arrays, chunks: Chun
     if index.after is not None:
         after = followed([request for _, _, request in requests], partial(index.after, arrays, place))
         requests = [(number, name, last) for (number, name, _), last in zip(requests, after, strict=True)]
-    scratch = pool.bytes(sum(int(r.nbytes.sum()) for _, _, r in requests if r.target is None))
-    used = 0
-    wanted: dict[int, list[tuple[Ranges, Callable[[], None] | None]]] = {}
-    result = Plan(memory=[scratch, *arrays.values()], chunks=chunks)
+    wanted: dict[int, list[Wanted]] = {}
+    result = Plan(memory=list(arrays.values()), chunks=chunks, pool=pool)
     for number, name, request in requests:
-        size = int(request.nbytes.sum())
-        data = scratch[used : used + size] if request.target is None else request.target
-        used += size if request.target is None else 0
-        done = partial(_finish, request.finish, index.files[number].path, name, data) if request.finish else None
-        if size:
-            wanted.setdefault(number, []).append((_addressed(request, data), done))
+        done = partial(_finish, request.finish, index.files[number].path, name) if request.finish else None
+        if request.nbytes.any():
+            wanted.setdefault(number, []).append(Wanted(request.offset, request.nbytes, _address(request), done))
         elif done is not None:
-            result.at_once.append(done)
+            result.at_once.append(partial(done, _NOTHING))
     result.calls = {number: calls(of_file) for number, of_file in wanted.items()}
     return result
 
 
-def _addressed(request: Request, data: NDArray[np.uint8]) -> Ranges:
+def _address(request: Request) -> Integers | None:
+    if request.target is None:
+        return None
     at = np.cumsum(request.nbytes) - request.nbytes if request.at is None else request.at
-    return Ranges(request.offset, request.nbytes, data.ctypes.data + at)
+    address: Integers = request.target.ctypes.data + at
+    return address
 
 
 def execute(plan: Plan, files: Files, agreed: Integers) -> list[Future[None]]:
@@ -132,12 +133,13 @@ def execute(plan: Plan, files: Files, agreed: Integers) -> list[Future[None]]:
         left = int(agreed[number])
         for call in plan.calls.get(number, []):
             left -= call.count
+            scratch = plan.pool.bytes(call.scratch)
             try:
-                _read(files, number, call)
+                _read(files, number, call, scratch)
             except DataError as error:
                 failure = failure or error
                 continue
-            started += [pool.submit(done) for done in call.then]
+            started.append(pool.submit(call.finish, scratch))
         files.join(number, left)
     if failure is not None:
         for future in started:
@@ -147,21 +149,21 @@ def execute(plan: Plan, files: Files, agreed: Integers) -> list[Future[None]]:
     return started
 
 
-def _read(files: Files, number: int, call: Call) -> None:
+def _read(files: Files, number: int, call: Call, scratch: NDArray[np.uint8]) -> None:
     for ranges in call.reads:
-        files.read(number, ranges)
+        files.read(number, ranges.moved(scratch.ctypes.data) if call.scratch else ranges)
 
 
 def _read_and_finish(files: Files, number: int, call: Call, plan: Plan) -> None:
-    """The memory of the plan has to live as long as this writes to it."""
+    """The memory of the plan has to live as long as this writes to it. Scratch memory is that which was free last."""
+    scratch = plan.pool.bytes(call.scratch)
     try:
-        _read(files, number, call)
+        _read(files, number, call, scratch)
     except BaseException as error:
         if plan.chunks is not None:
             plan.chunks.abandon(error)
         raise
-    for done in call.then:
-        done()
+    call.finish(scratch)
 
 
 def _by_file(index: Index, runs: Runs, place: Integers) -> Iterator[tuple[int, Rows]]:

@@ -70,8 +70,8 @@ class Request:
     target : uint8 memory the ranges go to, range i to ``target[at[i]:at[i] + nbytes[i]]``. None: they are
         put one behind the other in scratch memory, which is handed to ``finish``.
     at : int64[k] or None, see ``target``.
-    finish : called once with the bytes read (uint8, read-only by convention), on any thread; turns them
-        into rows. Raises ``DecodeError``.
+    finish : called once with the bytes in scratch memory (uint8, read-only by convention; none where there is a
+        target), on any thread; turns them into rows. Raises ``DecodeError``.
     """
 
     offset: Integers

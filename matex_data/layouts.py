@@ -142,32 +142,47 @@ class Chunked(Part):
         return int((self.offset + self.nbytes).max()) if len(self.offset) else 0
 
     def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[Request]:
-        numbers, depth, cells = rows.numbers, self.chunk_shape[0], self._cells
-        if not len(numbers):
-            return
-        band = numbers // depth
-        first, count = _runs(np.diff(band) == 0)
-        local = numbers - band * depth
         several: list[_Piece] = []
-        for i, n, b in zip(first.tolist(), count.tolist(), band[first].tolist(), strict=True):
-            want = _Want(local[i : i + n], rows.place[i : i + n], out, self.convert)
-            whole = n == min(depth, self.rows - b * depth)
-            entries = np.searchsorted(self.number, b * len(cells) + np.arange(len(cells))).tolist()
-            for cell, entry in enumerate(entries):
-                number = b * len(cells) + cell
-                if entry == len(self.number) or self.number[entry] != number:
-                    yield Request(NOTHING, NOTHING, finish=partial(want.fill, cells[cell], self.fill))
+        for want, whole, numbers, entries in self._bands(rows, out):
+            for cell, number, entry in zip(self._cells, numbers, entries, strict=True):
+                if entry < 0:
+                    yield Request(NOTHING, NOTHING, finish=partial(want.fill, cell, self.fill))
                     continue
                 kept = None if whole else cache.get((id(self), number))
                 if kept is not None:
-                    yield Request(NOTHING, NOTHING, finish=partial(want.copy, cells[cell], kept))
+                    yield Request(NOTHING, NOTHING, finish=partial(want.copy, cell, kept))
                     continue
                 promise = None if whole else cache.promise((id(self), number), self.pipeline.nbytes)
-                several.append(_Piece(want, cells[cell], entry, promise))
+                several.append(_Piece(want, cell, entry, promise))
+        entry = np.array([piece.entry for piece in several], np.int64)
+        offset, nbytes = self.offset[entry], self.nbytes[entry]
         for start in range(0, len(several), self._together):
-            pieces = several[start : start + self._together]
-            entry = np.array([piece.entry for piece in pieces])
-            yield Request(self.offset[entry], self.nbytes[entry], finish=partial(self._finish, pieces))
+            some = slice(start, start + self._together)
+            yield Request(offset[some], nbytes[some], finish=partial(self._finish, several[some]))
+
+    def _bands(self, rows: Rows, out: Array) -> Iterator[tuple[_Want, bool, list[int], list[int]]]:
+        """For each band of chunks: what is wanted, whether that is all rows, and the chunks with their entries.
+
+        The entry of a chunk in the table is -1 if it was never written.
+        """
+        if not len(rows.place):
+            return
+        numbers, depth, cells = rows.numbers, self.chunk_shape[0], len(self._cells)
+        band = numbers // depth
+        first, count = _runs(band[1:] == band[:-1])
+        band = band[first]
+        local = numbers - np.repeat(band * depth, count)
+        whole = count == np.minimum(depth, self.rows - band * depth)
+        number = band[:, None] * cells + np.arange(cells)
+        columns = (first, first + count, whole, number, self._entries(number))
+        for begin, end, *found in zip(*(column.tolist() for column in columns), strict=True):
+            yield _Want(local[begin:end], rows.place[begin:end], out, self.convert), *found
+
+    def _entries(self, number: Integers) -> Integers:
+        """Where the chunks of these numbers are in the table; -1 where they are not."""
+        entry = np.searchsorted(self.number, number, side="right") - 1
+        found = self.number[entry] == number if len(self.number) else np.zeros(number.shape, bool)
+        return np.where(found & (entry >= 0), entry, -1)
 
     @cached_property
     def _cells(self) -> list[tuple[slice, ...]]:

@@ -39,6 +39,7 @@ def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:
     dataset = dataset.flat_map(lambda *window: tf.data.Dataset.from_tensor_slices(window if window[1:] else window[0]))
     options = tf.data.Options()
     options.autotune.enabled = False  # nothing to tune; its thread may hold up the end of an epoch
+    options.experimental_optimization.apply_default_optimizations = False  # nothing to gain; takes some ms an epoch
     dataset = dataset.with_options(options)
     if not batches.resumed:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(schedule.steps))

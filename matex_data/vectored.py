@@ -23,6 +23,7 @@ import numpy as np
 from matex_data.index import Integers
 
 MOST_VECTORS = 1024  # of one preadv, the limit of POSIX systems
+FEW = 8  # runs that are read one by one: orders for them would take Python longer
 MOST_ORDERS = 64  # given to the system at once
 _PREADV = 7  # IOCB_CMD_PREADV of linux/aio_abi.h
 # struct iocb of linux/aio_abi.h, on little-endian machines
@@ -52,17 +53,21 @@ def read(descriptor: int, offset: Integers, first: Integers, address: Integers, 
     ------
     OSError : the system cannot read the file.
     """
-    places = np.stack([address, nbytes], axis=1)  # struct iovec[k]
-    before = np.cumsum(nbytes) - nbytes
-    first, offset = _cut(first, offset, before, len(places))
+    places = np.empty((len(address), 2), np.int64)  # struct iovec[k]
+    places[:, 0], places[:, 1] = address, nbytes
+    if len(places) > MOST_VECTORS:
+        first, offset = _cut(first, offset, np.cumsum(nbytes) - nbytes, len(places))
+    if len(first) <= FEW:
+        ends = [*first[1:].tolist(), len(places)]
+        runs = zip(offset.tolist(), first.tolist(), ends, strict=True)
+        return sum(_read_run(descriptor, begin, places[low:high]) for begin, low, high in runs)
     count = np.diff(first, append=len(places))
-    wanted = np.add.reduceat(nbytes, first) if len(first) else first
     with _queue() as queue:
         found = queue.read(descriptor, offset, places.ctypes.data + first * places.strides[0], count)
-    for run in np.flatnonzero(found < wanted).tolist():  # the rest, or the error
+    for run in np.flatnonzero(found < np.add.reduceat(nbytes, first)).tolist():  # the rest, or the error
         some = places[first[run] : first[run] + count[run]]
         done = max(0, int(found[run]))
-        found[run] = done + _read_rest(descriptor, int(offset[run]) + done, _left(some, done))
+        found[run] = done + _read_run(descriptor, int(offset[run]) + done, _left(some, done))
     return int(found.sum())
 
 
@@ -76,10 +81,10 @@ def _cut(first: Integers, offset: Integers, before: Integers, count: int) -> tup
     return begins, offset[run] + before[begins] - before[first[run]]
 
 
-def _read_rest(descriptor: int, offset: int, places: Integers) -> int:
-    """The same for one run, as often as the system stops early."""
-    found = 0
-    while len(places):
+def _read_run(descriptor: int, offset: int, places: Integers) -> int:
+    """The same for one run, in as many calls as it takes."""
+    wanted, found = int(places[:, 1].sum()), 0
+    while found < wanted:
         count = _preadv(descriptor, places.ctypes.data, len(places), offset + found)
         if count < 0 and ctypes.get_errno() == errno.EINTR:
             continue
@@ -88,7 +93,8 @@ def _read_rest(descriptor: int, offset: int, places: Integers) -> int:
         if count == 0:
             break
         found += count
-        places = _left(places, count)
+        if found < wanted:
+            places = _left(places, count)
     return found
 
 

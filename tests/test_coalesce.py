@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from matex_data import coalesce
-from matex_data.coalesce import Ranges, calls
+from matex_data.coalesce import Done, Ranges, Wanted, calls
+from matex_data.index import ranges as ranges_of
 
 
-def _ranges(rows: list[tuple[int, int, int]]) -> Ranges:
-    return Ranges(*(np.array([row[i] for row in rows], np.int64) for i in range(3)))
+def _wanted(rows: list[tuple[int, int, int]], done: Done | None = None) -> Wanted:
+    """Of offset, length and address."""
+    return Wanted(*(np.array([row[i] for row in rows], np.int64) for i in range(3)), done)
 
 
 def _bytes(ranges: Ranges) -> dict[int, int]:
@@ -20,65 +25,71 @@ def _bytes(ranges: Ranges) -> dict[int, int]:
     return {address + i: offset + i for address, offset, count in rows for i in range(count)}
 
 
-@st.composite
-def _wanted(draw: st.DrawFn) -> list[Ranges]:
-    address, result = 0, []
-    for _ in range(draw(st.integers(1, 6))):
-        rows = []
-        for _ in range(draw(st.integers(1, 5))):
-            count = draw(st.integers(1, 12))
-            rows.append((draw(st.integers(0, 60)), count, address))
-            address += count + draw(st.integers(0, 2))
-        result.append(_ranges(rows))
-    return result
+def _positions(wanted: Wanted) -> list[int]:
+    """File positions of the bytes that are wanted, in order."""
+    rows = zip(wanted.offset.tolist(), wanted.nbytes.tolist(), strict=True)
+    return [offset + i for offset, count in rows for i in range(count)]
 
 
-@given(_wanted(), st.integers(4, 40), st.integers(2, 40))
-def test_every_byte_is_read_once_to_its_place(wanted: list[Ranges], together: int, most: int) -> None:
-    before = coalesce.DECODED_BYTES, coalesce.MOST_BYTES
-    coalesce.DECODED_BYTES, coalesce.MOST_BYTES = together, most
-    try:
-        done: list[int] = []
-        result = calls([(ranges, lambda i=i: done.append(i)) for i, ranges in enumerate(wanted)])
-    finally:
-        coalesce.DECODED_BYTES, coalesce.MOST_BYTES = before
-    expected = {at: position for ranges in wanted for at, position in _bytes(ranges).items()}
-    read: dict[int, int] = {}
+_requests = st.lists(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)), min_size=1, max_size=5), max_size=6)
+
+
+@given(_requests, st.booleans(), st.integers(4, 40), st.integers(2, 40))
+def test_every_byte_is_read_once_to_its_place(
+    requests: list[list[tuple[int, int]]], scratch: bool, together: int, most: int
+) -> None:
+    address, places, wanted, done = 0, [], [], []
+    for number, rows in enumerate(requests):
+        lengths = [count for _, count in rows]
+        places.append((np.cumsum([address, *lengths]) + np.arange(len(rows) + 1))[:-1])  # a byte between any two
+        address += sum(lengths) + len(rows)
+        one = _wanted([(*row, 0) for row in rows], lambda data, number=number: done.append((number, data)))
+        wanted.append(replace(one, address=None if scratch else places[-1]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(coalesce, "DECODED_BYTES", together)
+        patch.setattr(coalesce, "MOST_BYTES", most)
+        result = calls(wanted)
+    memory: dict[int, int] = {}
     for call in result:
+        read: dict[int, int] = {}
         for ranges in call.reads:
             assert ranges.total < 2 * most
             begins = set(ranges.first.tolist())
             for i, (end, start) in enumerate(zip(ranges.offset + ranges.nbytes, ranges.offset[1:], strict=False)):
                 assert (i + 1 in begins) == (end != start)
-            assert not read.keys() & _bytes(ranges).keys() & expected.keys()
             read |= _bytes(ranges)
-        for then in call.then:
-            then()
-        for i in done:
-            assert _bytes(wanted[i]).keys() <= read.keys()
-    nowhere = coalesce._NOWHERE.ctypes.data  # small gaps are read to there
-    read = {at: position for at, position in read.items() if not 0 <= at - nowhere < coalesce.GAP_BYTES}
-    assert read == expected
-    assert sorted(done) == list(range(len(wanted)))
+        assert not memory.keys() & read.keys() - _gaps()
+        memory |= {} if scratch else read
+        before = len(done)
+        call.finish(np.arange(call.scratch))  # each byte of the scratch memory is its address
+        for number, data in done[before:]:
+            direct = ranges_of(places[number], wanted[number].nbytes).tolist()
+            assert [read[i] for i in (data.tolist() if scratch else direct)] == _positions(wanted[number])
+    assert sorted(number for number, _ in done) == list(range(len(wanted)))
+
+
+def _gaps() -> set[int]:
+    """Addresses to which gaps are read."""
+    return set(range(coalesce._NOWHERE.ctypes.data, coalesce._NOWHERE.ctypes.data + coalesce.GAP_BYTES))
 
 
 def test_neighbours_in_file_and_memory_become_one() -> None:
-    ranges = _only(calls([(_ranges([(10, 5, 100), (15, 5, 105), (20, 5, 200)]), None)]))
+    ranges = _only(calls([_wanted([(10, 5, 100), (15, 5, 105), (20, 5, 200)])]))
     assert ranges.offset.tolist() == [10, 20] and ranges.nbytes.tolist() == [10, 5]
 
 
 def test_large_reads_that_need_no_decoding_are_shared_out() -> None:
-    wanted = _ranges([(0, coalesce.CALL_BYTES * 5 // 2, 1 << 30)])
-    result = calls([(wanted, None)])
+    wanted = _wanted([(0, coalesce.CALL_BYTES * 5 // 2, 1 << 30)])
+    result = calls([wanted])
     assert [call.nbytes for call in result] == [coalesce.CALL_BYTES, coalesce.CALL_BYTES, coalesce.CALL_BYTES // 2]
 
 
 def test_a_small_gap_is_read_to_nowhere() -> None:
-    ranges = _only(calls([(_ranges([(0, 1000, 5000), (1010, 1000, 6000), (9000, 1000, 7000)]), None)]))
+    ranges = _only(calls([_wanted([(0, 1000, 5000), (1010, 1000, 6000), (9000, 1000, 7000)])]))
     assert ranges.nbytes.tolist() == [1000, 10, 1000, 1000]
     assert [ranges.address.tolist()[i] for i in (0, 2, 3)] == [5000, 6000, 7000]
     assert len(ranges.first) == 2
-    ranges = _only(calls([(_ranges([(0, 100, 5000), (110, 100, 6000)]), None)]))
+    ranges = _only(calls([_wanted([(0, 100, 5000), (110, 100, 6000)])]))
     assert ranges.nbytes.tolist() == [100, 100]  # the gap would be a large part of it
 
 
@@ -90,4 +101,4 @@ def _only(result: list[coalesce.Call]) -> Ranges:
 
 def test_nothing_wanted_is_no_call() -> None:
     assert calls([]) == []
-    assert calls([(_ranges([]), None)]) == []
+    assert calls([_wanted([])]) == []

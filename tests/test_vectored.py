@@ -27,6 +27,11 @@ def descriptor() -> Iterator[int]:
         os.close(number)
 
 
+@pytest.fixture(autouse=True, params=[0, vectored.FEW], ids=["all in one call", "few one by one"])
+def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectored, "FEW", request.param)
+
+
 def _read(descriptor: int, runs: list[tuple[int, list[int]]]) -> tuple[int, list[bytes]]:
     """The places of every run (offset, lengths), filled; with a byte between any two that must stay 0."""
     nbytes = np.array([n for _, lengths in runs for n in lengths], np.int64)
