@@ -10,6 +10,7 @@ import numpy as np
 import matex_data as md
 from benchmarks.ceiling import Pass
 from benchmarks.data import SMALL, Task
+from benchmarks.graph import in_graph
 from benchmarks.ours import SEED
 
 COLUMNS = [f"x{i}" for i in range(29)]
@@ -35,14 +36,12 @@ def table(folder: Path, quick: bool = False) -> Task:
 def matrix(task: Task, **options: Any) -> Pass:
     """Shuffled batches from ``tf_dataset``, the floats as one matrix."""
     data = md.open_dataset(task.path, inputs=COLUMNS, targets=task.targets, stack=True, **options)
-    batches = data.tf_dataset(task.batch_size, shuffle=True, seed=SEED)
-    return lambda: sum(int(x.shape[0]) for x, _ in batches)
+    return in_graph(data.tf_dataset(task.batch_size, shuffle=True, seed=SEED))
 
 
 def columns(task: Task) -> Pass:
     """Shuffled batches from ``tf_dataset``, each column by itself."""
-    batches = md.open_dataset(task.path).tf_dataset(task.batch_size, shuffle=True, seed=SEED)
-    return lambda: sum(int(batch[task.targets].shape[0]) for batch in batches)
+    return in_graph(md.open_dataset(task.path).tf_dataset(task.batch_size, shuffle=True, seed=SEED))
 
 
 def scan(task: Task) -> Pass:
@@ -76,5 +75,4 @@ def csv_dataset(task: Task) -> Pass:
 
     types = [tf.float64] * len(COLUMNS) + [tf.int64]
     lines = tf.data.experimental.CsvDataset(task.path, types, header=True)
-    batches = lines.batch(task.batch_size).take(max(1, min(task.limit, task.samples) // task.batch_size))
-    return lambda: sum(int(columns[-1].shape[0]) for columns in batches)
+    return in_graph(lines.batch(task.batch_size).take(max(1, min(task.limit, task.samples) // task.batch_size)))

@@ -9,15 +9,18 @@ from benchmarks.measure import Reader, interleaved
 from benchmarks.reading import MOVING, SCALES, Goal, Measured, Setup
 
 READERS = (
-    Reader("matex_data, one matrix", "ours", "text.matrix", threads=1),
-    Reader("matex_data, 30 columns", "ours", "text.columns", threads=1),
+    Reader("matex_data, one matrix", "ours", "text.matrix"),
+    Reader("matex_data, 30 columns", "ours", "text.columns"),
     Reader("matex_data, record borders alone", "ours", "text.scan", threads=1),
     Reader("pyarrow read_csv, 1 thread", "peer", "text.arrow"),
     Reader("pandas read_csv", "peer", "text.pandas"),
     Reader("tf.data CsvDataset", "peer", "text.csv_dataset"),
     MOVING,
 )
-RANKS = [Reader(f"matex_data, {n} rank{'s' * (n > 1)}", "ours", "text.matrix", ranks=n, threads=1) for n in (1, 2)]
+RANKS = [
+    Reader(f"matex_data, {n} rank{'s' * (n > 1)}", "ours", "text.matrix", ranks=n, threads=1, pinned=True)
+    for n in (1, 2)
+]
 
 
 def alone(setup: Setup) -> Measured:
@@ -33,14 +36,14 @@ def alone(setup: Setup) -> Measured:
         Goal("tf.data, shuffled / CsvDataset", matrix.over(dataset), 10),
         Goal("record borders", scan.rate * gigabytes, min(1.0, 0.3 * moving.rate * gigabytes), unit=" GB/s"),
     ]
-    return Measured(f"CSV, 30 numeric columns, {size / 1e6:.0f} MB, one decoding thread", results, goals)
+    return Measured(f"CSV, 30 numeric columns, {size / 1e6:.0f} MB", results, goals)
 
 
 def on_ranks(setup: Setup) -> Measured:
     """The same on one rank and on two."""
     one, two = results = interleaved(text.table(setup.folder, setup.quick), RANKS, setup.repetitions)
     goals = [Goal("2 ranks / 1 rank", two.over(one), 2 * SCALES)]
-    return Measured("CSV on 2 ranks, one decoding thread a rank", results, goals)
+    return Measured("CSV on 2 ranks, one core a rank", results, goals)
 
 
 CASES = {"csv": [alone, on_ranks]}

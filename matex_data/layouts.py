@@ -154,8 +154,8 @@ class Chunked(Part):
                     continue
                 promise = None if whole else cache.promise((id(self), number), self.pipeline.nbytes)
                 several.append(_Piece(want, cell, entry, promise))
-        entry = np.array([piece.entry for piece in several], np.int64)
-        offset, nbytes = self.offset[entry], self.nbytes[entry]
+        stored = np.array([piece.entry for piece in several], np.int64)
+        offset, nbytes = self.offset[stored], self.nbytes[stored]
         for start in range(0, len(several), self._together):
             some = slice(start, start + self._together)
             yield Request(offset[some], nbytes[some], finish=partial(self._finish, several[some]))

@@ -16,8 +16,8 @@ from matex_data.index import Integers
 from matex_data.readers.csv_blocks import Tally, block_bytes, scan_alone
 from matex_data.readers.csv_dialect import Dialect, column_names, detect, has_header
 from matex_data.readers.csv_options import Options
+from matex_data.readers.csv_packing import packing, unpacked
 from matex_data.readers.csv_parse import Layout, parse
-from matex_data.readers.csv_rows import packing, unpacked
 from matex_data.readers.csv_scan import line_ends, scan
 from matex_data.readers.csv_types import Seen, chosen, seen
 from matex_data.readers.ranks import Bytes

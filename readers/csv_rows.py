@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import lzma
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +15,7 @@ from matex_data.cache import Chunk, ChunkCache
 from matex_data.errors import DataError, DecodeError
 from matex_data.index import Array, Integers, Request, Rows, ranges
 from matex_data.layouts import NOTHING
+from matex_data.readers.csv_packing import unpacked
 from matex_data.readers.csv_parse import Layout, parse, plain
 from matex_data.readers.csv_types import ColumnType
 from matex_data.readers.ranks import Bytes
@@ -28,6 +25,7 @@ from matex_data.tables import Table
 PARSE_BYTES = 1 << 20  # parsed at once, about
 
 Outs = Sequence[tuple[str, Array]]
+Targets = Sequence["_Target"]
 _Piece = tuple[int, Chunk | None]
 
 
@@ -83,21 +81,21 @@ class TextRows(Table):
         begin = np.flatnonzero(np.diff(block, prepend=-1))
         stop = np.append(begin[1:], len(numbers))
         blocks = block[begin]
-        whole = stop - begin == (self.first[1:] - self.first[:-1])[blocks]
-        fresh: list[tuple[int, Chunk | None]] = []
+        whole = (stop - begin == (self.first[1:] - self.first[:-1])[blocks]).tolist()
+        targets, names = _targets(outs), tuple(name for name, _ in outs)
+        fresh: list[_Piece] = []
         for i, number in enumerate(blocks.tolist()):
-            key = (id(self), number, *(name for name, _ in outs))
-            kept = None if whole[i] else cache.get(key)
+            kept = None if whole[i] else cache.get((id(self), number, names))
             if kept is not None:
                 some = slice(begin[i], stop[i])
-                want = _Want(blocks[i : i + 1], numbers[some] - self.first[number], rows.place[some], outs)
+                want = _Want(blocks[i : i + 1], numbers[some] - self.first[number], rows.place[some], targets)
                 yield Request(NOTHING, NOTHING, finish=partial(self._copy, want, kept))
             else:
                 nbytes = int(self.offset[number + 1] - self.offset[number])
-                fresh.append((i, None if whole[i] else cache.promise(key, nbytes)))
+                fresh.append((i, None if whole[i] else cache.promise((id(self), number, names), nbytes)))
         for group in self._together(fresh, blocks):
             pieces = [i for i, _ in group]
-            want = self._joined(numbers, rows.place, blocks[pieces], begin[pieces], stop[pieces], outs)
+            want = self._joined(numbers, rows.place, blocks[pieces], begin[pieces], stop[pieces], targets)
             offset = self.offset[want.blocks]
             done = partial(self._finish, want, [promise for _, promise in group])
             yield Request(offset, self.offset[want.blocks + 1] - offset, finish=done)
@@ -116,17 +114,17 @@ class TextRows(Table):
             yield group
 
     def _joined(
-        self, numbers: Integers, place: Integers, blocks: Integers, begin: Integers, stop: Integers, outs: Outs
+        self, numbers: Integers, place: Integers, blocks: Integers, begin: Integers, stop: Integers, targets: Targets
     ) -> _Want:
         """What is wanted of several blocks, whose rows will lie one behind the other."""
         behind = np.cumsum(self.first[blocks + 1] - self.first[blocks])
         shift = behind - self.first[blocks + 1]
         some = ranges(begin, stop - begin)
-        return _Want(blocks, numbers[some] + np.repeat(shift, stop - begin), place[some], outs)
+        return _Want(blocks, numbers[some] + np.repeat(shift, stop - begin), place[some], targets)
 
     def _finish(self, want: _Want, promises: list[Chunk | None], data: Bytes) -> None:
         try:
-            table = self._parsed(want, data)
+            columns = self._decoded(want, self._parsed(want, data))
         except Exception as error:  # whoever waits for one of the blocks must hear of any failure
             for waited in promises:
                 if waited is not None and not waited.done():
@@ -134,15 +132,18 @@ class TextRows(Table):
             raise
         begin = 0
         for block, promise in zip(want.blocks.tolist(), promises, strict=True):
-            count = int(self.first[block + 1] - self.first[block])
+            end = begin + int(self.first[block + 1] - self.first[block])
             if promise is not None and not promise.done():
-                promise.set_result(table.slice(begin, count))
-            begin += count
-        self._take(want, table)
+                promise.set_result([column[begin:end] for column in columns])
+            begin = end
+        want.take(columns)
+
+    def _copy(self, want: _Want, kept: Chunk, _: Bytes) -> None:
+        want.take(kept.result())
 
     def _parsed(self, want: _Want, data: Bytes) -> pa.Table:
         text = unpacked(data, self.packed)[self.skip :] if self.packed else data
-        wanted = {name: self.types[name].arrow for name, _ in want.outs}
+        wanted = {name: self.types[name].arrow for target in want.targets for name in target.names}
         rows = (self.first[want.blocks + 1] - self.first[want.blocks]).tolist()
         if len(rows) == 1:
             return parse(text, self.layout, wanted, rows[0], int(self.line[want.blocks[0]]))
@@ -159,36 +160,30 @@ class TextRows(Table):
             begin = end
         return pa.concat_tables(tables).unify_dictionaries()
 
-    def _copy(self, want: _Want, kept: Chunk, _: Bytes) -> None:
-        self._take(want, kept.result())
+    def _decoded(self, want: _Want, table: pa.Table) -> list[Array]:
+        """All records of the blocks for each target: a matrix, or the values of one column."""
+        return [
+            self._matrix(target, want, table) if target.several else self._values(target.names[0], want, table)
+            for target in want.targets
+        ]
 
-    def _take(self, want: _Want, table: pa.Table) -> None:
-        for _, group in groupby(want.outs, lambda named: (named[1].strides, named[1].dtype)):
-            names, outs = zip(*group, strict=True)
-            matrix = side_by_side(outs)
-            if matrix is None:
-                for name, out in zip(names, outs, strict=True):
-                    scatter(out, want.place, self._values(want, name, table))
-                continue
-            scatter(matrix, want.place, self._matrix(want, names, table, matrix.dtype))
-
-    def _matrix(self, want: _Want, names: Sequence[str], table: pa.Table, dtype: np.dtype[Any]) -> Array:
+    def _matrix(self, target: _Target, want: _Want, table: pa.Table) -> Array:
         """The columns side by side, all at once where they are parsed as what they become."""
-        if dtype.kind == "f" and {table.schema.field(name).type for name in names} == {pa.from_numpy_dtype(dtype)}:
+        names, dtype = target.names, target.out.dtype
+        if dtype.kind == "f" and {self.types[name].arrow for name in names} == {pa.from_numpy_dtype(dtype)}:
             (batch,) = table.select(names).combine_chunks().to_batches()
             rows: Array = batch.to_tensor(null_to_nan=True).to_numpy()
-            return rows if len(rows) == len(want.local) else rows[want.local]
-        rows = np.empty((len(want.place), len(names)), dtype)
+            return rows
+        rows = np.empty((table.num_rows, len(names)), dtype)
         for i, name in enumerate(names):
-            rows[:, i] = self._values(want, name, table)
+            rows[:, i] = self._values(name, want, table)
         return rows
 
-    def _values(self, want: _Want, name: str, table: pa.Table) -> Array:
+    def _values(self, name: str, want: _Want, table: pa.Table) -> Array:
         try:
-            values = self.types[name].values(table[name])
+            return self.types[name].values(table[name])
         except DataError as error:
             raise self._located(error, name, want, table) from error
-        return values if len(values) == len(want.local) else values[want.local]
 
     def _located(self, error: DataError, name: str, want: _Want, table: pa.Table) -> DecodeError:
         """The error with the record that has no value."""
@@ -208,49 +203,36 @@ class TextRows(Table):
 
 
 @dataclass(frozen=True)
+class _Target:
+    """Columns that become one array: several side by side, or a single one."""
+
+    names: list[str]
+    out: Array
+    several: bool
+
+
+def _targets(outs: Outs) -> Targets:
+    targets = []
+    for _, group in groupby(outs, lambda named: (named[1].strides, named[1].dtype)):
+        names, arrays = map(list, zip(*group, strict=True))
+        matrix = side_by_side(arrays)
+        if matrix is not None:
+            targets.append(_Target(names, matrix, True))
+        else:
+            targets += [_Target([name], out, False) for name, out in zip(names, arrays, strict=True)]
+    return targets
+
+
+@dataclass(frozen=True)
 class _Want:
     """Rows of some blocks that are wanted, counted from the first row of the first block, and where they go."""
 
     blocks: Integers
     local: Integers
     place: Integers
-    outs: Outs
+    targets: Targets
 
-
-_MAGIC = {"gzip": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ\x00", "zstd": b"\x28\xb5\x2f\xfd"}
-_MARKS = {"utf-32": (b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff"), "utf-16": (b"\xff\xfe", b"\xfe\xff")}
-
-
-def packing(head: bytes, encoding: str | None) -> str:
-    """What has to be undone before a file is text of one byte for each ASCII character; "" if nothing."""
-    for name, mark in _MAGIC.items():
-        if head.startswith(mark):
-            return name
-    if encoding is not None:
-        wide = encoding.lower().replace("_", "-").startswith(("utf-16", "utf-32", "utf16", "utf32"))
-        return encoding if wide else ""
-    return next((name for name, marks in _MARKS.items() if head.startswith(marks)), "")
-
-
-def unpacked(data: Bytes, packed: str) -> Bytes:
-    """The text of a whole file.
-
-    Raises
-    ------
-    DecodeError : it is not what it says it is.
-    """
-    stored: Any = data.tobytes()
-    try:
-        if packed == "gzip":
-            stored = gzip.decompress(stored)
-        elif packed == "bz2":
-            stored = bz2.decompress(stored)
-        elif packed == "xz":
-            stored = lzma.decompress(stored)
-        elif packed == "zstd":
-            stored = pa.input_stream(pa.BufferReader(stored), compression="zstd").read()
-        else:
-            stored = stored.decode(packed).encode()
-    except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
-        raise DecodeError("the file does not unpack", expected=packed, found=error, remedy="copy it again") from error
-    return np.frombuffer(stored, np.uint8)
+    def take(self, columns: Sequence[Array]) -> None:
+        """From all rows of the blocks, one array for each target."""
+        for target, rows in zip(self.targets, columns, strict=True):
+            scatter(target.out, self.place, rows if len(rows) == len(self.local) else rows[self.local])
