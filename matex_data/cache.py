@@ -9,9 +9,8 @@ from threading import Lock
 from typing import Any
 from weakref import WeakSet
 
-from numpy.typing import NDArray
-
-Chunk = Future[NDArray[Any]]
+Chunk = Future[Any]
+"""An array, or whatever a table makes of one block."""
 
 
 class ChunkCache:

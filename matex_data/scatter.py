@@ -12,13 +12,18 @@ from matex_data.index import Array, Integers
 CONVERTED_TOGETHER = 1 << 15  # numbers; what is converted in one go stays in the processor's cache
 LARGE_ROW = 4096  # bytes
 
+Some = Integers | slice
+"""Numbers of rows; a slice has a begin and an end."""
+
 Convert = Callable[[Array, Array], None]
 """Writes what stored rows stand for into the second array, rows of the field's dtype. Can be pickled."""
 
 
-def scatter(out: Array, place: Integers, rows: Array, convert: Convert | None = None) -> None:
+def scatter(out: Array, place: Some, rows: Array, convert: Convert | None = None) -> None:
     """``out[place] = rows``; one copy if the places are neighbours."""
-    if consecutive(place):
+    if isinstance(place, slice):
+        _put(rows, out[place], convert)
+    elif consecutive(place):
         start = int(place[0]) if len(place) else 0
         _put(rows, out[start : start + len(place)], convert)
     elif convert is None:

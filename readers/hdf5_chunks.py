@@ -10,9 +10,10 @@ from typing import Any
 import h5py
 import numpy as np
 
+from matex_data.chunked import Chunked
 from matex_data.codecs import Filter, Pipeline, supported
 from matex_data.index import Array, Integers
-from matex_data.layouts import NOTHING, Chunked
+from matex_data.layouts import NOTHING
 from matex_data.readers.hdf5_names import FAILURES
 from matex_data.readers.hdf5_rows import missing_filters
 

@@ -17,8 +17,9 @@ import numpy as np
 from matex_data.cache import ChunkCache
 from matex_data.errors import DecodeError
 from matex_data.index import Array, Part, Request, Rows
-from matex_data.layouts import NOTHING, Foreign, scatter
+from matex_data.layouts import NOTHING, Foreign
 from matex_data.readers.hdf5_names import FAILURES
+from matex_data.scatter import scatter
 
 OPEN_FILES = 16  # that one process keeps open for reading through the library
 

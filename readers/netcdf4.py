@@ -13,11 +13,12 @@ from typing import Any
 import h5py
 import numpy as np
 
+from matex_data.chunked import Chunked
 from matex_data.crosswise import Crosswise
 from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.index import Array, Integers, Part
-from matex_data.layouts import Chunked, Foreign, Strided
+from matex_data.layouts import Foreign, Strided
 from matex_data.readers.cf import Meaning
 from matex_data.readers.hdf5 import attributes, dataset_rows
 from matex_data.readers.hdf5_names import FAILURES, dataset_names

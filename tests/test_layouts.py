@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from matex_data.cache import ChunkCache
+from matex_data.chunked import Chunked
 from matex_data.codecs import DEFLATE, SHUFFLE, Filter, Pipeline
 from matex_data.errors import DecodeError
 from matex_data.fields import Field
 from matex_data.index import Array, File, Index, Rows
-from matex_data.layouts import Chunked, Strided
+from matex_data.layouts import Strided
 from matex_data.scatter import scatter
 from tests.readers.serial import every_row, read_rows
 

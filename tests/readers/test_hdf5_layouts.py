@@ -11,8 +11,9 @@ import h5py
 import numpy as np
 import pytest
 
+from matex_data.chunked import Chunked
 from matex_data.index import Index, Part
-from matex_data.layouts import Chunked, Strided
+from matex_data.layouts import Strided
 from matex_data.readers.hdf5 import index
 from matex_data.readers.hdf5_rows import Held, LibraryRows
 from tests.readers.serial import every_row, read_rows, same, some_rows
