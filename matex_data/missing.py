@@ -40,11 +40,16 @@ def check(missing: Missing) -> None:
         )
 
 
-def read_names(names: Sequence[str] | None, missing: Missing) -> list[str] | None:
-    """The fields that have to be read for the named ones: a mask comes with the field that it belongs to."""
+def read_names(names: Sequence[str] | None, missing: Missing, *more: str) -> list[str] | None:
+    """The fields that have to be read for the named ones: a mask comes with the field that it belongs to.
+
+    Parameters
+    ----------
+    more : names of fields that are made of others, and may have masks, too.
+    """
     if names is None or missing != "mask":
         return None if names is None else list(names)
-    masks = {MASK.format(name) for name in names}
+    masks = {MASK.format(name) for name in (*names, *more)}
     return [name for name in names if name not in masks]
 
 

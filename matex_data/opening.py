@@ -84,9 +84,10 @@ def open_dataset(
     check(missing)
     elements = Elements(inputs, targets)
     files = _found(comm, paths)
-    index = _indexed(comm, files, format, read_names(elements.names, missing), options)
+    made = [STACKED] if stack else []
+    index = _indexed(comm, files, format, read_names(elements.names, missing, *made), options)
     if stack:
-        index = stacked(index, as_list(inputs), STACKED, as_list(targets))
+        index = stacked(index, as_list(inputs), STACKED, read_names(as_list(targets), missing, *made) or [])
         elements = Elements(STACKED, targets)
     if window is not None:
         index, ahead = windowed(index, elements.inputs, targets, window, stride, horizon)

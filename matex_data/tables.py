@@ -137,6 +137,14 @@ def stacked(index: Index, names: Sequence[str], name: str, kept: Sequence[str]) 
     """
     if not names:
         raise FormatError("there is nothing to stack", expected="a list of fields", remedy="name them with inputs=")
+    strange = next((n for n in names if n not in index.fields), None)
+    if strange is not None:
+        raise FormatError(
+            "the field cannot be part of a matrix",
+            field=strange,
+            expected="fields of the files",
+            remedy=f"leave it out; the mask of the matrix is the field {name + '_mask'!r}, which targets= may name",
+        )
     fields = [index.fields[n] for n in names]
     odd = next((f for f in fields if f.shape != fields[0].shape or f.ragged or f.dtype.kind not in "biuf"), None)
     if odd is not None:

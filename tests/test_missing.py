@@ -68,6 +68,42 @@ def test_masks_are_fields_like_others(stored: Any) -> None:
     assert np.array_equal(bare, np.nan_to_num(x[:10]))
 
 
+def _stacked(path: Path) -> np.ndarray[Any, Any]:
+    rng = np.random.default_rng(4)
+    columns = rng.normal(size=(60, 2))
+    columns[rng.random(columns.shape) < 0.2] = np.nan
+    with h5py.File(path, "w") as file:
+        file["a"], file["b"], file["label"] = columns[:, 0], columns[:, 1], np.arange(60)
+    return columns
+
+
+def test_a_matrix_has_one_mask(tmp_path: Path) -> None:
+    path = tmp_path / "s.h5"
+    columns = _stacked(path)
+    names = ["inputs_mask", "label"]
+    data = open_dataset(path, missing="mask", inputs=["a", "b"], targets=names, stack=True, comm=MPI.COMM_SELF)
+    x, targets = next(iter(data.batches(60, shuffle=True, seed=1)))
+    assert np.array_equal(x, np.nan_to_num(columns)[targets["label"]])
+    assert np.array_equal(targets["inputs_mask"], np.isnan(columns)[targets["label"]])
+
+
+def test_masks_are_not_stacked(tmp_path: Path) -> None:
+    path = tmp_path / "s.h5"
+    _stacked(path)
+    with pytest.raises(FormatError, match="'a_mask'.*\n.*\n.*targets= may name"):
+        open_dataset(path, missing="mask", inputs=["a", "a_mask"], stack=True, comm=MPI.COMM_SELF)
+
+
+@pytest.mark.parametrize("missing", ["mask", 0.5])
+def test_windows_of_what_is_missing(stored: Any, missing: Any) -> None:
+    paths, x = stored
+    data = open_dataset(paths, missing=missing, inputs="x", window=5, stride=2, comm=MPI.COMM_SELF)
+    starts = np.concatenate([np.arange(0, 90 - 4, 2), np.arange(90, ROWS - 4, 2)])
+    found = np.concatenate([batch.copy() for batch in data.batches(16, remainder="keep")])
+    filled = np.where(np.isnan(x), 0 if missing == "mask" else missing, x)
+    np.testing.assert_array_equal(found, filled[starts[:, None] + np.arange(5)])
+
+
 def test_parts_of_what_is_left_are_disjoint(stored: Any) -> None:
     data = open_dataset(stored[0], missing="drop", comm=MPI.COMM_SELF)
     first, second = data.split(0.6, 0.4, seed=1)
