@@ -20,17 +20,21 @@ Pass = Callable[[], int]
 """Goes once over the samples, or over some of them, and returns how many these were."""
 
 
-def moving(task: Task, rank: int = 0, size: int = 1) -> Pass:
-    """The file's bytes into one buffer that is used again, by ``preadv``; each rank its part of the file."""
+def moving(task: Task, rank: int = 0, size: int = 1, buffers: int = 1) -> Pass:
+    """The file's bytes into buffers that are used again, by ``preadv``; each rank its part of the file.
+
+    One buffer stays in the processor's cache. Batches that are waiting for the training do not.
+    """
     descriptor = os.open(task.path, os.O_RDONLY)
     length = os.fstat(descriptor).st_size
     begin, end = length * rank // size, length * (rank + 1) // size
-    buffer: Any = np.empty(BUFFER_BYTES, np.uint8)
+    memory: Any = [np.zeros(BUFFER_BYTES, np.uint8) for _ in range(buffers)]
 
     def run() -> int:
-        place = begin
+        place, turn = begin, 0
         while place < end:
-            place += os.preadv(descriptor, [buffer[: end - place]], place)
+            place += os.preadv(descriptor, [memory[turn % buffers][: end - place]], place)
+            turn += 1
         return task.samples * (rank + 1) // size - task.samples * rank // size
 
     return run

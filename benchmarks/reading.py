@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from benchmarks.measure import Reader, Result, afresh, interleaved
 TENSORS = Reader("matex_data, tf.data", "ours", "ours.tensors")
 ARRAYS = Reader("matex_data, NumPy", "ours", "ours.arrays")
 MOVING = Reader("preadv, 8 MiB buffer", "ceiling", "ceiling.moving")
+KEEPING = Reader("preadv, 24 buffers of 8 MiB", "reference", "ceiling.moving", {"buffers": 24})
 DECODING = Reader("inflate + unshuffle alone", "ceiling", "ceiling.decoding")
 IN_ORDER = Reader("h5py, in order, by batch", "reference", "peers.blocks_in_order")
 PER_BATCH = Reader("h5py + from_generator, by batch", "peer", "peers.from_generator_batches")
@@ -118,12 +119,14 @@ def rows(setup: Setup) -> Measured:
 def ranks(setup: Setup, make: Callable[[Path, bool], Task], ceiling: Reader) -> Measured:
     """One rank and two, each with a core and a decoding thread of its own."""
     task = make(setup.folder, setup.quick)
+    kinds = (TENSORS, ceiling, KEEPING) if ceiling is MOVING else (TENSORS, ceiling)
     readers = [
-        Reader(f"{kind.name}, {n} rank{'s' * (n > 1)}", kind.kind, kind.function, ranks=n, threads=1, pinned=True)
-        for kind in (TENSORS, ceiling)
+        replace(kind, name=f"{kind.name}, {n} rank{'s' * (n > 1)}", ranks=n, threads=1, pinned=True)
+        for kind in kinds
         for n in (1, 2)
     ]
-    one, two, ceiling_one, ceiling_two = results = interleaved(task, readers, setup.repetitions)
+    results = interleaved(task, readers, setup.repetitions)
+    one, two, ceiling_one, ceiling_two = results[:4]
     scales = ceiling_two.over(ceiling_one)
     goal = Goal(f"2 ranks / 1 rank (the ceiling: {scales:.2f}x)", two.over(one), min(2 * SCALES, scales * SCALES))
     return Measured(f"The case {make.__name__!r} on 2 ranks, one core a rank", results, [goal])

@@ -14,7 +14,7 @@ from mpi4py import MPI
 from matex_data.errors import DataError
 from matex_data.index import Integers
 
-POLL_SECONDS = 0.0005
+SHORTEST_NAP, LONGEST_NAP = 2e-5, 5e-4  # seconds between two looks at a request, the longer it takes
 
 
 class Status(IntEnum):
@@ -48,8 +48,10 @@ class Agreement:
         said = np.concatenate([[int(status)], counts]).astype(np.int64)
         agreed = np.empty_like(said)
         request = self._comm.Iallreduce(said, agreed, MPI.MAX)
+        nap = SHORTEST_NAP
         while not request.Test():
-            time.sleep(POLL_SECONDS)
+            time.sleep(nap)
+            nap = min(2 * nap, LONGEST_NAP)
         return Status(int(agreed[0])), agreed[1:]
 
     def error(self, mine: BaseException | None) -> BaseException:
