@@ -90,7 +90,7 @@ def test_a_matrix_has_one_mask(tmp_path: Path) -> None:
 def test_masks_are_not_stacked(tmp_path: Path) -> None:
     path = tmp_path / "s.h5"
     _stacked(path)
-    with pytest.raises(FormatError, match="'a_mask'.*\n.*\n.*targets= may name"):
+    with pytest.raises(FormatError, match=r"'a_mask'.*\n.*\n.*targets= may name"):
         open_dataset(path, missing="mask", inputs=["a", "a_mask"], stack=True, comm=MPI.COMM_SELF)
 
 

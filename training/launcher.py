@@ -74,8 +74,8 @@ def _patch(strategy: Any, sync_batch_norm: bool) -> Callable[[], None]:
     Returns what to call at the end of the script.
     """
     from matex_data.training.alike import draw_alike
-    from matex_data.training.alone import Alone, check_backend
     from matex_data.training.channel import channel
+    from matex_data.training.gradients import GradientPatches
     from matex_data.training.keras_patches import KerasPatches
     from matex_data.training.loops import Loops, patch_loops
     from matex_data.training.reduction import Reducer
@@ -83,17 +83,27 @@ def _patch(strategy: Any, sync_batch_norm: bool) -> Callable[[], None]:
     from matex_data.training.scopes import patch_scopes
     from matex_data.training.sessions import SessionPatches
 
-    check_backend()
+    _check_backend()
     opened = channel(None)
     draw_alike(opened)
     reducer = Reducer(opened, strategy)
     loops = Loops(opened, reducer)
     patch_loops(loops)
     KerasPatches(opened, reducer, sync_batch_norm)
-    SessionPatches(opened, loops)
+    sessions = SessionPatches(opened, loops)
     patch_saving(opened)
     patch_scopes(opened)
-    return Alone(opened).tell
+    return GradientPatches(opened, sessions.average).tell
+
+
+def _check_backend() -> None:
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        raise SystemExit(
+            f"matex run trains Keras models of the backend tensorflow, not {keras.backend.backend()}\n"
+            "  remedy: set KERAS_BACKEND=tensorflow, or leave it out"
+        )
 
 
 def _offer_data_set() -> None:

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 
 from matex_data.training.channel import Channel
+from matex_data.training.marks import averaged_once
 from matex_data.training.optimizer import averaged, averaging, batch_weight, in_step
 from matex_data.training.reduction import Reducer, from_root
 from matex_data.training.rows import is_batched, is_local, my_rows
@@ -47,11 +48,15 @@ class Loops:
         """An optimizer's ``apply`` after the average. *Collective*."""
         if variables is not None:
             self._start(optimizer, list(variables))
-        weight = batch_weight(self.channel.size) if in_step() else self.weight.read_value()
         if not in_step():
             tf.numpy_function(self._count, [], [])
         with averaging():
-            return original(optimizer, self.reducer(list(grads), weight), variables)
+            return original(optimizer, averaged_once(list(grads), self.average), variables)
+
+    def average(self, gradients: list[Any]) -> list[Any]:
+        """The average over the ranks, in a training step of Keras or in a loop. *Collective*."""
+        weight = batch_weight(self.channel.size) if in_step() else self.weight.read_value()
+        return self.reducer(gradients, weight)
 
     def _start(self, optimizer: Any, variables: list[Any]) -> None:
         """In the first step all ranks take the variables of rank 0; before it they may not be initialized."""
@@ -83,13 +88,18 @@ class Loops:
 
     def end(self) -> None:
         """A loop over a data set ended: what comes next has batches of one size."""
-        self.weight.assign(self._equal)
+        with tf.init_scope():
+            self.weight.assign(self._equal)
 
     def take(self, dataset: Any, element: Any) -> Any:
         """This rank's rows of an element, and their weight."""
-        if not dataset.matex_trains or is_local(dataset):
-            self._sharing = is_local(dataset)
+        if is_local(dataset):
+            self._sharing = True
             self.weight.assign(self._equal)
+            return element
+        if not dataset.matex_trains:  # the whole batch on every rank: that of one is the gradient of one process
+            self._sharing = False
+            self.weight.assign(float(self.channel.rank == 0))
             return element
         self._sharing = True
         mine = my_rows(element, self.channel.rank, self.channel.size)
@@ -105,6 +115,13 @@ class LoopIterator(OwnedIterator):  # type: ignore[misc]  # TensorFlow has no ty
         """Begin to watch what becomes of the elements."""
         self._matex = (dataset, loops)
         self._matex_steps = -1
+        self._matex_inside = False
+
+    def __del__(self) -> None:
+        """A loop was left, or looked at one batch only."""
+        if self._matex_inside:
+            with contextlib.suppress(Exception):  # Python itself may be ending
+                self._matex[1].end()
 
     def __next__(self) -> Any:
         dataset, loops = self._matex
@@ -113,9 +130,11 @@ class LoopIterator(OwnedIterator):  # type: ignore[misc]  # TensorFlow has no ty
         try:
             element = super().__next__()
         except StopIteration:
+            self._matex_inside = False
             loops.end()
             raise
         self._matex_steps = loops.channel.steps
+        self._matex_inside = True
         return loops.take(dataset, element) if tf.executing_eagerly() else element
 
 

@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from matex_data.training.buckets import BUCKET_BYTES
 from matex_data.training.channel import channel
+from matex_data.training.marks import averaged_once
 from matex_data.training.reduction import Reducer, Strategy
 
 _averaged: ContextVar[bool] = ContextVar("averaged", default=False)
@@ -107,4 +108,5 @@ class _Averaging:
             return self._apply(grads, trainable_variables)
         weight = batch_weight(self._reducer.channel.size)
         with averaging():
-            return self._apply(self._reducer(list(grads), weight), trainable_variables)
+            averages = averaged_once(list(grads), lambda some: self._reducer(some, weight))
+            return self._apply(averages, trainable_variables)

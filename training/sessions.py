@@ -11,6 +11,7 @@ from tensorflow.python.client.session import BaseSession
 
 from matex_data.training.channel import Channel
 from matex_data.training.loops import Loops
+from matex_data.training.marks import averaged_once
 from matex_data.training.order import in_session_graph
 from matex_data.training.reduction import from_root
 from matex_data.training.rows import is_local
@@ -50,17 +51,18 @@ class SessionPatches:
     def _compute_gradients(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         pairs = original(optimizer, *args, **kwargs)
         optimizer._matex_averaged = True
-        return list(zip(self._average([g for g, _ in pairs]), [v for _, v in pairs], strict=True))
+        return list(zip(self.average([g for g, _ in pairs]), [v for _, v in pairs], strict=True))
 
     def _apply_gradients(self, original: Any, optimizer: Any, pairs: Any, *args: Any, **kwargs: Any) -> Any:
         pairs = list(pairs)
         if not getattr(optimizer, "_matex_averaged", False):  # they come from tf.gradients
-            pairs = list(zip(self._average([g for g, _ in pairs]), [v for _, v in pairs], strict=True))
+            pairs = list(zip(averaged_once([g for g, _ in pairs], self.average), [v for _, v in pairs], strict=True))
         return original(optimizer, pairs, *args, **kwargs)
 
-    def _average(self, gradients: list[Any]) -> list[Any]:
+    def average(self, gradients: list[Any]) -> list[Any]:
+        """The average over the ranks, in a session or outside. *Collective*."""
         if not in_session_graph():
-            return self._loops.reducer(gradients, self._loops.weight.read_value())
+            return self._loops.average(gradients)
         graph = tf.compat.v1.get_default_graph()
         if not graph.get_collection(WEIGHT):
             equal = tf.constant(1 / self._channel.size, tf.float64)

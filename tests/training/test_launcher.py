@@ -17,7 +17,7 @@ import pytest
 from tests.launch import environment, run_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
-NAMES = ["arrays", "pipeline", "generator", "custom_loop", "functional", "session", "mixed", "own_fit"]
+NAMES = ["arrays", "pipeline", "generator", "custom_loop", "functional", "session", "mixed", "own_fit", "clipping"]
 LAUNCHER = "from matex_data.training.launcher import main; main()"
 
 
@@ -134,6 +134,35 @@ def test_random_numbers_without_a_seed(unlike: bool, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert len(set(re.findall("^SUM (.*)", done.stdout, re.MULTILINE))) == 1 + unlike
     assert done.stderr.count("the ranks do not get the same data") == unlike
+
+
+PARTS = """
+import keras, numpy as np, tensorflow as tf
+from matex_data import training
+
+keras.utils.set_random_seed(1)
+x = np.random.normal(size=(80, 3)).astype("float32")
+data = tf.data.Dataset.from_tensor_slices(x).batch(20)
+dense = keras.layers.Dense(1)
+dense(next(iter(data)))
+for batch in data:
+    break
+rank, size = training.world().rank, training.world().size
+optimizer = keras.optimizers.SGD(0.1)
+for start in range(0, 80, 20):
+    batch = x[start + 20 * rank // size : start + 20 * (rank + 1) // size]
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(dense(batch) - batch[:, :1]))
+    optimizer.apply(tape.gradient(loss, dense.trainable_variables), dense.trainable_variables)
+print("RESULT", *dense.kernel.numpy().ravel())
+"""
+
+
+def test_batches_that_are_only_looked_at_weigh_nothing(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(PARTS)
+    found = [run_script(size, LAUNCHER, str(tmp_path / "script.py"), timeout=90).stdout.split() for size in (1, 2)]
+    assert len(found[0]) == 4
+    np.testing.assert_allclose(*[[float(word) for word in words[1:]] for words in found], rtol=1e-5)
 
 
 BY_HAND = """

@@ -23,12 +23,16 @@ optimizer = tf.train.MomentumOptimizer(0.05, 0.9)
 gradients, variables = zip(*optimizer.compute_gradients(loss))
 clipped, _ = tf.clip_by_global_norm(gradients, 1.0)
 train = optimizer.apply_gradients(zip(clipped, variables))
+few, _ = tf.clip_by_global_norm(tf.gradients(loss, variables), 0.1)
+other = tf.train.GradientDescentOptimizer(0.1).apply_gradients(zip(few, variables))
 
 with tf.Session() as session:
     session.run(tf.global_variables_initializer())
     for _ in range(3):
         for start in range(0, 330, 50):
-            session.run([train, loss], feed_dict={x: x_data[start : start + 50], y: y_data[start : start + 50]})
+            batch = {x: x_data[start : start + 50], y: y_data[start : start + 50]}
+            session.run([train, loss], feed_dict=batch)
+            session.run(other, feed_dict=batch)
     print(f"RESULT {session.run(loss, {x: x_data, y: y_data}):.6f}")
     values = session.run([w1, b1, w2])
 np.savez(sys.argv[1] + ".npz", *values)

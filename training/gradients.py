@@ -1,0 +1,86 @@
+"""The gradients that scripts take: they are averaged before the script clips them, and the user hears if nobody does.
+
+One process clips the gradient of the global batch. A mean of gradients that each rank has clipped is another one.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from matex_data.training.channel import Channel
+from matex_data.training.marks import are_own, mark_averaged, mark_own
+
+log = logging.getLogger("matex_data.training")
+
+CLIPPING = ("clip_by_global_norm", "clip_by_norm", "clip_by_value")
+
+
+class GradientPatches:
+    """Patches tapes, ``tf.gradients`` and clipping. *Collective* is what is patched, where a script clips gradients.
+
+    Parameters
+    ----------
+    average : over the ranks.
+    """
+
+    def __init__(self, opened: Channel, average: Callable[[list[Any]], list[Any]]) -> None:
+        self._channel = opened
+        self._average = average
+        self._taken = False
+        self._wrap(tf.GradientTape, "gradient", self._gradient)
+        for owner in (tf, tf.compat.v1):
+            self._wrap(owner, "gradients", self._gradients)
+            for name in CLIPPING:
+                self._wrap(owner, name, self._clip)
+
+    @staticmethod
+    def _wrap(owner: Any, name: str, method: Any) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            return method(original, *args, **kwargs)
+
+        setattr(owner, name, patched)
+
+    def _gradient(self, original: Any, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._noted(sources, original(tape, target, sources, *args, **kwargs))
+
+    def _gradients(self, original: Any, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._noted(xs, original(ys, xs, *args, **kwargs))
+
+    def _noted(self, sources: Any, gradients: Any) -> Any:
+        """Those of variables are for training; others, such as those of a penalty, are left alone."""
+        self._taken = True
+        pairs = zip(_leaves(sources), _leaves(gradients), strict=True)
+        mark_own([gradient for source, gradient in pairs if hasattr(source, "assign")])
+        return gradients
+
+    def _clip(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        several = isinstance(tensors, (list, tuple))
+        gradients = list(tensors) if several else [tensors]
+        if not are_own(gradients):
+            return original(tensors, *args, **kwargs)
+        averages = self._average(gradients)
+        clipped = original(averages if several else averages[0], *args, **kwargs)
+        mark_averaged(clipped[0] if several else [clipped])
+        return clipped
+
+    def tell(self) -> None:
+        """At the end of the script."""
+        if self._taken and not self._channel.sums and self._channel.rank == 0:
+            log.warning(
+                "this script took gradients, but none was averaged: every rank trained on the same data, for itself\n"
+                "  remedy: update weights by an optimizer of Keras 3 or tf.compat.v1 (not tf_keras, not by hand), "
+                "or average gradients by matex_data.training.allreduce"
+            )
+
+
+def _leaves(structure: Any) -> list[Any]:
+    """Tensors, slices and variables in order; None is one, too."""
+    return list(tf.nest.flatten(structure))
