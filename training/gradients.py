@@ -21,26 +21,38 @@ CLIPPING = ("clip_by_global_norm", "clip_by_norm", "clip_by_value")
 
 
 class GradientPatches:
-    """Patches tapes, ``tf.gradients`` and clipping. *Collective* is what is patched, where a script clips gradients.
+    """Within this context tapes, ``tf.gradients`` and clipping are patched. What clips is *collective* then.
 
     Parameters
     ----------
     average : over the ranks.
+
+    Attributes
+    ----------
+    taken : whether gradients have been taken.
     """
 
-    def __init__(self, opened: Channel, average: Callable[[list[Any]], list[Any]]) -> None:
-        self._channel = opened
+    def __init__(self, average: Callable[[list[Any]], list[Any]]) -> None:
+        self.taken = False
         self._average = average
-        self._taken = False
+        self._hidden: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> GradientPatches:
         self._wrap(tf.GradientTape, "gradient", self._gradient)
         for owner in (tf, tf.compat.v1):
             self._wrap(owner, "gradients", self._gradients)
             for name in CLIPPING:
                 self._wrap(owner, name, self._clip)
+        return self
 
-    @staticmethod
-    def _wrap(owner: Any, name: str, method: Any) -> None:
+    def __exit__(self, *_: object) -> None:
+        for owner, name, original in reversed(self._hidden):
+            setattr(owner, name, original)
+        self._hidden.clear()
+
+    def _wrap(self, owner: Any, name: str, method: Any) -> None:
         original = getattr(owner, name)
+        self._hidden.append((owner, name, original))
 
         @functools.wraps(original)
         def patched(*args: Any, **kwargs: Any) -> Any:
@@ -56,7 +68,7 @@ class GradientPatches:
 
     def _noted(self, sources: Any, gradients: Any) -> Any:
         """Those of variables are for training; others, such as those of a penalty, are left alone."""
-        self._taken = True
+        self.taken = True
         pairs = zip(_leaves(sources), _leaves(gradients), strict=True)
         mark_own([gradient for source, gradient in pairs if hasattr(source, "assign")])
         return gradients
@@ -71,14 +83,15 @@ class GradientPatches:
         mark_averaged(clipped[0] if several else [clipped])
         return clipped
 
-    def tell(self) -> None:
-        """At the end of the script."""
-        if self._taken and not self._channel.sums and self._channel.rank == 0:
-            log.warning(
-                "this script took gradients, but none was averaged: every rank trained on the same data, for itself\n"
-                "  remedy: update weights by an optimizer of Keras 3 or tf.compat.v1 (not tf_keras, not by hand), "
-                "or average gradients by matex_data.training.allreduce"
-            )
+
+def tell(patches: GradientPatches, opened: Channel) -> None:
+    """At the end of a script: whether gradients were taken that nobody averaged."""
+    if patches.taken and not opened.sums and opened.rank == 0:
+        log.warning(
+            "this script took gradients, but none was averaged: every rank trained on the same data, for itself\n"
+            "  remedy: update weights by an optimizer of Keras 3 or tf.compat.v1 (not tf_keras, not by hand), "
+            "or average gradients by matex_data.training.allreduce"
+        )
 
 
 def _leaves(structure: Any) -> list[Any]:

@@ -8,6 +8,7 @@ import runpy
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def _patch(strategy: Any, sync_batch_norm: bool) -> Callable[[], None]:
     """
     from matex_data.training.alike import draw_alike
     from matex_data.training.channel import channel
-    from matex_data.training.gradients import GradientPatches
+    from matex_data.training.gradients import GradientPatches, tell
     from matex_data.training.keras_patches import KerasPatches
     from matex_data.training.loops import Loops, patch_loops
     from matex_data.training.reduction import Reducer
@@ -93,7 +94,7 @@ def _patch(strategy: Any, sync_batch_norm: bool) -> Callable[[], None]:
     sessions = SessionPatches(opened, loops)
     patch_saving(opened)
     patch_scopes(opened)
-    return GradientPatches(opened, sessions.average).tell
+    return partial(tell, GradientPatches(sessions.average).__enter__(), opened)
 
 
 def _check_backend() -> None:

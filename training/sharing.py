@@ -10,10 +10,11 @@ import tensorflow as tf
 
 from matex_data.training.build import build, separate_seeds, state
 from matex_data.training.channel import Channel
+from matex_data.training.gradients import GradientPatches
 from matex_data.training.losses import SharedLoss
 from matex_data.training.metrics import combined_result
 from matex_data.training.normalization import average_statistics, global_moments
-from matex_data.training.optimizer import distribute, is_distributed, release
+from matex_data.training.optimizer import batch_weight, distribute, is_distributed, release
 from matex_data.training.reduction import Reducer
 from matex_data.training.replicas import broadcast_in
 from matex_data.training.step import SharedStep
@@ -37,9 +38,9 @@ class Sharing:
     ) -> None:
         self.model = model
         self.channel = opened
-        self.step = SharedStep(model)
-        self._sync_batch_norm = sync_batch_norm
         self._reducer = reducer or Reducer(opened)
+        self.step = SharedStep(model, GradientPatches(self._average))
+        self._sync_batch_norm = sync_batch_norm
         self._compiled = model._loss_tracker
         self.begun = False
         self._hidden: list[tuple[Any, str, Any]] = []
@@ -84,6 +85,9 @@ class Sharing:
             self.begun = True
             self._share_losses()
             self._share_statistics()
+
+    def _average(self, gradients: list[Any]) -> list[Any]:
+        return self._reducer(gradients, batch_weight(self.channel.size))
 
     def _share_losses(self) -> None:
         compiled = self.model._compile_loss

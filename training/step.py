@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -19,10 +20,15 @@ class SharedStep:
     ----------
     reducer : None while all ranks have batches of the same size, so that gradients weigh the same.
     seen : variable that counts the samples of this rank.
+
+    Parameters
+    ----------
+    patches : of what the step itself does with gradients.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, patches: AbstractContextManager[Any]) -> None:
         self._model = model
+        self._patches = patches
         self._train_step: Callable[[Any], Any] = model.train_step
         self.reducer: Reducer | None = None
         self.seen = tf.Variable(0, trainable=False, dtype=tf.int64, name="matex_samples")
@@ -32,10 +38,10 @@ class SharedStep:
         if count is not None:
             self.seen.assign_add(count)
         if count is None or self.reducer is None:
-            with step():
+            with step(), self._patches:
                 return self._train_step(data)
         (total,) = self.reducer([tf.cast(count, tf.float64)])
-        with step(tf.math.divide_no_nan(tf.cast(count, tf.float64), total)):
+        with step(tf.math.divide_no_nan(tf.cast(count, tf.float64), total)), self._patches:
             return self._guarded(data, count)
 
     def _guarded(self, data: Any, count: Any) -> Any:

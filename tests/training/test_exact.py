@@ -44,6 +44,7 @@ CASES = {
     "uneven": Case("Adam", samples=241, options={"learning_rate": 0.01}),
     "two_losses": Case("Adam", "two_outputs", "two_targets", samples=250, options={"learning_rate": 0.01}),
     "own_step": Case("Adam", "own_step", samples=250, options={"learning_rate": 0.01}),
+    "own_clipping": Case("SGD", "own_clipping", samples=250, options={"learning_rate": 0.3, "momentum": 0.9}),
     "eagerly": Case("Adam", samples=96, options={"learning_rate": 0.01}, compiled={"run_eagerly": True}),
     "several_steps": Case("Adam", samples=250, options={"learning_rate": 0.01}, compiled={"steps_per_execution": 4}),
     "sum": Case("SGD", "penalized", samples=250, options={"learning_rate": 0.002}),
@@ -139,7 +140,7 @@ def two_outputs() -> Any:
     return model, [_cross_entropy(), "mae"]
 
 
-def own_step() -> Any:
+def own_step(clip: bool = False) -> Any:
     import keras
     import tensorflow as tf
 
@@ -148,11 +149,18 @@ def own_step() -> Any:
             x, y = data
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, self(x), from_logits=True))
-            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            if clip:
+                gradients, _ = tf.clip_by_global_norm(gradients, 0.05)
+            self.optimizer.apply(gradients, self.trainable_variables)
             return {"own": loss}
 
     keras.utils.set_random_seed(1)
     return Own([keras.Input((problems.FEATURES,)), keras.layers.Dense(9, "tanh"), keras.layers.Dense(3)]), None
+
+
+def own_clipping() -> Any:
+    return own_step(clip=True)
 
 
 def penalized() -> Any:
