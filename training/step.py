@@ -16,14 +16,14 @@ from matex_data.training.reduction import Reducer
 class SharedStep:
     """A model's ``train_step`` that counts samples, over all ranks.
 
+    Parameters
+    ----------
+    patches : context in which the model's own step runs.
+
     Attributes
     ----------
     reducer : None while all ranks have batches of the same size, so that gradients weigh the same.
     seen : variable that counts the samples of this rank.
-
-    Parameters
-    ----------
-    patches : of what the step itself does with gradients.
     """
 
     def __init__(self, model: Any, patches: AbstractContextManager[Any]) -> None:
