@@ -6,6 +6,7 @@ One process clips the gradient of the global batch. A mean of gradients that eac
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -73,13 +74,17 @@ class GradientPatches:
         mark_own([gradient for source, gradient in pairs if hasattr(source, "assign")])
         return gradients
 
-    def _clip(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+    def _clip(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        given = inspect.signature(original).bind(*args, **kwargs)
+        name, tensors = next(iter(given.arguments.items()))
         several = isinstance(tensors, (list, tuple))
         gradients = list(tensors) if several else [tensors]
         if not are_own(gradients):
-            return original(tensors, *args, **kwargs)
+            return original(*args, **kwargs)
         averages = self._average(gradients)
-        clipped = original(averages if several else averages[0], *args, **kwargs)
+        given.arguments[name] = averages if several else averages[0]
+        given.arguments.pop("use_norm", None)  # that of this rank's gradients
+        clipped = original(*given.args, **given.kwargs)
         mark_averaged(clipped[0] if several else [clipped])
         return clipped
 

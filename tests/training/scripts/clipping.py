@@ -25,7 +25,9 @@ def train_step(x, words, y):
     with tf.GradientTape() as tape:
         hidden = tf.concat([x, tf.reshape(embedding(words), [-1, 6])], 1)
         loss = tf.reduce_mean(tf.square(dense(hidden) - y))
-    gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, variables), 0.5)
+    gradients = tape.gradient(target=loss, sources=variables)
+    norm = tf.linalg.global_norm(gradients)
+    gradients, _ = tf.clip_by_global_norm(t_list=gradients, clip_norm=0.5, use_norm=norm)
     optimizer.apply_gradients(zip(gradients, variables))
     return loss
 
