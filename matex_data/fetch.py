@@ -58,6 +58,10 @@ class Plan:
             counts[number] = sum(call.count for call in needed)
         return counts
 
+    def scratch(self, call: Call) -> NDArray[np.uint8]:
+        """Memory for what the call reads to be decoded; none where it reads straight to the windows."""
+        return self.pool.bytes(call.scratch) if call.scratch else _NOTHING
+
 
 def plan(index: Index, runs: Runs, place: Integers, arrays: Arrays, chunks: ChunkCache, pool: Pool) -> Plan:
     """What to read so that ``arrays[field][place[i]]`` becomes the i-th number of ``runs``, for every field.
@@ -133,7 +137,7 @@ def execute(plan: Plan, files: Files, agreed: Integers) -> list[Future[None]]:
         left = int(agreed[number])
         for call in plan.calls.get(number, []):
             left -= call.count
-            scratch = plan.pool.bytes(call.scratch)
+            scratch = plan.scratch(call)
             try:
                 _read(files, number, call, scratch)
             except DataError as error:
@@ -156,7 +160,7 @@ def _read(files: Files, number: int, call: Call, scratch: NDArray[np.uint8]) -> 
 
 def _read_and_finish(files: Files, number: int, call: Call, plan: Plan) -> None:
     """The memory of the plan has to live as long as this writes to it. Scratch memory is that which was free last."""
-    scratch = plan.pool.bytes(call.scratch)
+    scratch = plan.scratch(call)
     try:
         _read(files, number, call, scratch)
     except BaseException as error:
