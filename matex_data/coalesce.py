@@ -15,7 +15,7 @@ Bytes = NDArray[np.uint8]
 Done = Callable[[Bytes], None]
 
 CALL_BYTES = 32 << 20  # of one call, about: several threads may share the reads of a window
-DECODED_BYTES = 1 << 20  # the same if they are to be decoded: that begins as soon as a call has ended
+DECODED_BYTES = (1 << 20, 8 << 20)  # least and most if they are to be decoded: that begins as soon as a call has ended
 GAP_BYTES = 4096  # between two ranges, that are read rather than skipped
 GAP_SHARE = 0.02  # of the bytes that are wanted; more gaps than that are not read
 MOST_BYTES = 1 << 30  # of one call at most; several MPI libraries count bytes in 32 bits
@@ -102,22 +102,31 @@ class Call:
             done(scratch[some])
 
 
-def calls(wanted: Sequence[Wanted]) -> list[Call]:
-    """Reads of some megabytes each, in the order of the file; with scratch memory or without, never both in one."""
+def calls(wanted: Sequence[Wanted], parts: int = 1) -> list[Call]:
+    """Reads of some megabytes each, in the order of the file; with scratch memory or without, never both in one.
+
+    Parameters
+    ----------
+    wanted : of one file.
+    parts : calls that what is to be decoded should be shared out to, if it is much; larger ones cost less Python.
+    """
+    least, most = DECODED_BYTES
+    share = sum(int(one.nbytes.sum()) for one in wanted if one.done is not None) // parts
+    decoded_bytes = min(most, max(least, share))
     order = sorted((i for i in range(len(wanted)) if len(wanted[i].offset)), key=lambda i: wanted[i].offset[0])
     direct = [wanted[i] for i in order if wanted[i].address is not None]
     decoded = [wanted[i] for i in order if wanted[i].address is None]
-    return [*_of_groups(_groups(direct)), *_of_groups(_groups(decoded))]
+    return [*_of_groups(_groups(direct, decoded_bytes)), *_of_groups(_groups(decoded, decoded_bytes))]
 
 
-def _groups(wanted: Sequence[Wanted]) -> list[list[Wanted]]:
+def _groups(wanted: Sequence[Wanted], decoded_bytes: int) -> list[list[Wanted]]:
     """What is read together."""
     groups: list[list[Wanted]] = [[]]
     size = 0
     for one in wanted:
         groups[-1].append(one)
         size += int(one.nbytes.sum())
-        if size >= (CALL_BYTES if one.done is None else DECODED_BYTES):
+        if size >= (CALL_BYTES if one.done is None else decoded_bytes):
             groups.append([])
             size = 0
     return [group for group in groups if group]

@@ -23,6 +23,7 @@ from matex_data.machine import threads
 from matex_data.runs import Runs
 
 Arrays = dict[str, NDArray[Any]]
+CALLS = 2  # of a window for each thread that decodes, if there is much to decode
 _NOTHING = np.empty(0, np.uint8)
 
 
@@ -91,7 +92,7 @@ def plan(index: Index, runs: Runs, place: Integers, arrays: Arrays, chunks: Chun
             wanted.setdefault(number, []).append(Wanted(request.offset, request.nbytes, _address(request), done))
         elif done is not None:
             result.at_once.append(partial(done, _NOTHING))
-    result.calls = {number: calls(of_file) for number, of_file in wanted.items()}
+    result.calls = {number: calls(of_file, CALLS * threads()) for number, of_file in wanted.items()}
     return result
 
 

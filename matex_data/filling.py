@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -69,6 +69,7 @@ class Filling:
     def finish(self, profile: Profile) -> None:
         """Wait until all is read and decoded; raise what failed."""
         with timed(profile, "decoding"):
+            wait(self.work)  # wakes this thread once, not for each of them
             for future in self.work:
                 future.result()
 

@@ -11,6 +11,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future
 from threading import Condition, Thread
 from typing import Any
 
@@ -20,6 +21,7 @@ from mpi4py import MPI
 from matex_data.agreement import Status, patience
 from matex_data.cache import ChunkCache
 from matex_data.errors import PartitionError
+from matex_data.fetch import decoders
 from matex_data.filling import Filling, Loaded, Supply, planned
 from matex_data.index import Integers
 from matex_data.partition import Epoch, Window
@@ -110,17 +112,18 @@ class Stream:
 
     def _read_all(self) -> None:
         """While one window is being decoded the next is read; what is handed out has been decoded on all ranks."""
-        supply, chunks = self._supply, ChunkCache(self._supply.cache_bytes)
-        begins, filling = deque(self._begins), deque[Filling]()
+        supply, filling, plans = self._supply, deque[Filling](), self._plans()
+        planning = next(plans)
         failure: BaseException | None = None
-        while begins or filling:
+        wait_for = 1  # windows on their way: the first one is handed out at once, so that nobody waits long
+        while planning or filling:
             upcoming = ready = None
             try:
-                if begins and failure is None:
-                    upcoming = planned(supply, self._window(begins[0]), chunks)
-                if filling and failure is None and (len(filling) > 1 or not begins or begins[0] == self._second):
+                if planning and failure is None:
+                    upcoming = planning.result()
+                if failure is None and len(filling) >= (wait_for if upcoming else 1):
                     filling[0].finish(supply.profile)
-                    ready = filling.popleft()
+                    ready, wait_for = filling.popleft(), 2
             except Exception as error:  # whatever it is, the other ranks have to know
                 failure = error
             needs = self._agreed(failure, upcoming)
@@ -129,14 +132,19 @@ class Stream:
             if needs is None:
                 return
             if upcoming is not None:
-                begins.popleft()
+                planning = next(plans)
                 filling.append(upcoming)
                 failure = self._start(upcoming, needs)
 
-    @property
-    def _second(self) -> int:
-        """Where the second window begins: then the first one is handed out at once, so that nobody waits long."""
-        return self._begins.start + self._begins.step
+    def _plans(self) -> Iterator[Future[Filling] | None]:
+        """Each window's reads, found out by a decoding thread: one thread more than cores would hold up the others."""
+        chunks = ChunkCache(self._supply.cache_bytes)
+        for begin in self._begins:
+            yield decoders().submit(self._planned, begin, chunks)
+        yield None
+
+    def _planned(self, begin: int, chunks: ChunkCache) -> Filling:
+        return planned(self._supply, self._window(begin), chunks)
 
     def _start(self, upcoming: Filling, needs: Integers) -> Exception | None:
         """Read; what went wrong, if anything. *Collective* in collective mode."""

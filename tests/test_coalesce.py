@@ -46,7 +46,7 @@ def test_every_byte_is_read_once_to_its_place(
         one = _wanted([(*row, 0) for row in rows], lambda data, number=number: done.append((number, data)))
         wanted.append(replace(one, address=None if scratch else places[-1]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(coalesce, "DECODED_BYTES", together)
+        patch.setattr(coalesce, "DECODED_BYTES", (together, together))
         patch.setattr(coalesce, "MOST_BYTES", most)
         result = calls(wanted)
     memory: dict[int, int] = {}
@@ -102,3 +102,14 @@ def _only(result: list[coalesce.Call]) -> Ranges:
 def test_nothing_wanted_is_no_call() -> None:
     assert calls([]) == []
     assert calls([_wanted([])]) == []
+
+
+@pytest.mark.parametrize(("megabytes", "parts", "count"), [(4, 2, 2), (3, 8, 3), (48, 2, 6), (1, 1, 1)])
+def test_what_is_decoded_is_shared_out_to_calls_of_one_to_eight_megabytes(
+    megabytes: int, parts: int, count: int
+) -> None:
+    quarter = 1 << 18
+    wanted = [replace(_wanted([(i * quarter, quarter, 0)], print), address=None) for i in range(4 * megabytes)]
+    result = calls(wanted, parts)
+    assert len(result) == count
+    assert sum(call.nbytes for call in result) == megabytes << 20
