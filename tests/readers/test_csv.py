@@ -17,7 +17,7 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import DataError, FieldNotFound, open_dataset
-from matex_data.readers import csv_blocks, csv_files, detect
+from matex_data.readers import csv_blocks, csv_files, csv_parse, detect
 from matex_data.readers.csv import index, index_together
 from tests.format_suite import Case, FormatSuite
 from tests.ranks import Pools
@@ -91,6 +91,21 @@ def test_types_of_columns(tmp_path: Path) -> None:
     np.testing.assert_array_equal(rows["flag"], [1, np.nan])
     np.testing.assert_array_equal(rows["none"], [np.nan, np.nan])
     assert found.fields["when"].attributes["units"].startswith("seconds since 1970-01-01")
+
+
+@pytest.mark.parametrize("mark", csv_parse.MISSING)
+def test_each_text_for_a_missing_value_is_one_in_every_column(tmp_path: Path, mark: str) -> None:
+    """Also where the blocks before it have none, and it stands beside numbers that begin alike."""
+    lines = [f"{i},-1.{i},1.{i}e3,{i % 2 == 0},2020-01-02,n\n" for i in range(4000)]
+    lines[3000] = ",".join([mark] * 6) + "\n"
+    path = write(tmp_path, "a,b,c,d,e,f\n" + "".join(lines))
+    found = index(path, infer="full")
+    expected = pd.read_csv(path)
+    for name in "abc":
+        np.testing.assert_array_equal(every_row(found, name), expected[name].to_numpy(float))
+    for name in "de":
+        assert np.flatnonzero(np.isnan(every_row(found, name))).tolist() == [3000]
+    assert np.flatnonzero(every_row(found, "f") == b"").tolist() == [3000]
 
 
 def test_types_that_are_asked_for(tmp_path: Path) -> None:
