@@ -17,8 +17,8 @@ COLUMNS = [f"x{i}" for i in range(29)]
 
 
 def table(folder: Path, quick: bool = False) -> Task:
-    """29 columns of floats with six digits and one of integers: 67 MB of text."""
-    count = 240_000 // (SMALL if quick else 1)
+    """29 columns of floats with six digits and one of integers: 266 MB of text."""
+    count = 960_000 // (SMALL if quick else 1)
     path = folder / f"table-{count}.csv"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -30,7 +30,7 @@ def table(folder: Path, quick: bool = False) -> Task:
                 values = np.column_stack([rng.normal(size=(1000, len(COLUMNS))), rng.integers(0, 2, 1000)])
                 np.savetxt(file, values, fmt=["%.6f"] * len(COLUMNS) + ["%d"], delimiter=",")
         part.rename(path)
-    return Task(str(path), COLUMNS[0], "label", 1024, count, 8 * len(COLUMNS), 12 * 1024)
+    return Task(str(path), COLUMNS[0], "label", 1024, count, 8 * len(COLUMNS), 48 * 1024)
 
 
 def matrix(task: Task, **options: Any) -> Pass:
