@@ -108,8 +108,8 @@ def execute(plan: Plan, files: Files, agreed: Integers) -> list[Future[None]]:
     """Read, and make rows of what was read. *Collective* in collective mode.
 
     Several threads read and decode one call each. Where the ranks read together, or there is one thread only, the
-    calls are made here and now, and that thread decodes meanwhile. What is decoded may wait for chunks that were
-    wanted before: so the threads begin everything in this order.
+    calls are made here and now, and that thread decodes meanwhile. What needs no reading comes last: it may wait for
+    chunks that were wanted before, and the threads begin everything in this order.
 
     Parameters
     ----------
@@ -126,13 +126,11 @@ def execute(plan: Plan, files: Files, agreed: Integers) -> list[Future[None]]:
     DataError : a file cannot be read. Every call has been entered all the same.
     """
     pool = decoders()
-    started = [pool.submit(done) for done in plan.at_once]
-    if not files.collective and threads() > 1:
-        return started + [
-            pool.submit(_read_and_finish, files, number, call, plan)
-            for number, calls in plan.calls.items()
-            for call in calls
-        ]
+    started: list[Future[None]] = []
+    if reads_aside(files):
+        for number, calls in plan.calls.items():
+            started += [pool.submit(_read_and_finish, files, number, call, plan) for call in calls]
+        return started + [pool.submit(done) for done in plan.at_once]
     failure: DataError | None = None
     for number in np.flatnonzero(agreed).tolist():
         left = int(agreed[number])
@@ -151,7 +149,12 @@ def execute(plan: Plan, files: Files, agreed: Integers) -> list[Future[None]]:
             future.cancel()
         wait(started)
         raise failure
-    return started
+    return started + [pool.submit(done) for done in plan.at_once]
+
+
+def reads_aside(files: Files) -> bool:
+    """Whether the threads that decode also read; else whoever wants the data reads by itself."""
+    return not files.collective and threads() > 1
 
 
 def _read(files: Files, number: int, call: Call, scratch: NDArray[np.uint8]) -> None:

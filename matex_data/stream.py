@@ -21,7 +21,7 @@ from mpi4py import MPI
 from matex_data.agreement import Status, patience
 from matex_data.cache import ChunkCache
 from matex_data.errors import PartitionError
-from matex_data.fetch import decoders
+from matex_data.fetch import decoders, reads_aside
 from matex_data.filling import Filling, Loaded, Supply, planned
 from matex_data.index import Integers
 from matex_data.partition import Epoch, Window
@@ -115,7 +115,8 @@ class Stream:
         supply, filling, plans = self._supply, deque[Filling](), self._plans()
         planning = next(plans)
         failure: BaseException | None = None
-        wait_for = 1  # windows on their way: the first one is handed out at once, so that nobody waits long
+        # Where this thread has to read, the first window is handed out before that: nobody waits for the second one.
+        wait_for = 2 if reads_aside(supply.channel.files) else 1
         while planning or filling:
             upcoming = ready = None
             try:

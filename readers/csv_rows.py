@@ -19,6 +19,7 @@ from matex_data.readers.csv_packing import unpacked
 from matex_data.readers.csv_parse import Layout, parse, plain
 from matex_data.readers.csv_types import ColumnType
 from matex_data.readers.ranks import Bytes
+from matex_data.runs import Runs, cut
 from matex_data.scatter import scatter, side_by_side
 from matex_data.tables import Table
 
@@ -77,10 +78,11 @@ class TextRows(Table):
         numbers = rows.numbers
         if not len(numbers):
             return
-        block = np.searchsorted(self.first, numbers, side="right") - 1
-        begin = np.flatnonzero(np.diff(block, prepend=-1))
-        stop = np.append(begin[1:], len(numbers))
-        blocks = block[begin]
+        runs = cut(Runs(rows.start, rows.stop - rows.start), self.first)
+        block = np.searchsorted(self.first, runs.start, side="right") - 1
+        entered = np.flatnonzero(np.diff(block, prepend=-1))
+        blocks, begin = block[entered], runs.first[entered]
+        stop = np.append(begin[1:], runs.total)
         whole = (stop - begin == (self.first[1:] - self.first[:-1])[blocks]).tolist()
         targets, names = _targets(outs), tuple(name for name, _ in outs)
         fresh: list[_Piece] = []
