@@ -237,4 +237,5 @@ class _Want:
     def take(self, columns: Sequence[Array]) -> None:
         """From all rows of the blocks, one array for each target."""
         for target, rows in zip(self.targets, columns, strict=True):
-            scatter(target.out, self.place, rows if len(rows) == len(self.local) else rows[self.local])
+            some = rows if len(rows) == len(self.local) else rows.take(self.local, axis=0)
+            scatter(target.out, self.place, some)

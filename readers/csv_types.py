@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,7 @@ class ColumnType:
     categories: tuple[bytes, ...] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def arrow(self) -> Any:
         """What Arrow is to parse the column as."""
         if self.kind == "number":
