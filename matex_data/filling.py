@@ -26,6 +26,7 @@ class Supply:
     channel : communicator and open files, for these passes alone.
     index : of the data set.
     pool : memory of the windows.
+    scratch : memory for bytes that have to be decoded; apart from those, so that neither drives out the other.
     cache_bytes : decoded chunks that are kept, in bytes.
     profile : of all passes.
     """
@@ -33,6 +34,7 @@ class Supply:
     channel: Channel
     index: Index
     pool: Pool
+    scratch: Pool
     cache_bytes: int
     profile: Profile
 
@@ -79,7 +81,7 @@ def planned(supply: Supply, window: Window, chunks: ChunkCache) -> Filling:
     with timed(supply.profile, "planning"):
         arrays = supply.pool.arrays(list(supply.index.fields.values()), window.rows)
         blank(arrays, window.runs.total)
-        work = plan(supply.index, window.runs, window.place, arrays, chunks, supply.pool)
+        work = plan(supply.index, window.runs, window.place, arrays, chunks, supply.scratch)
     return Filling(window, Loaded(arrays, window.sizes, window.rows - window.runs.total), work)
 
 

@@ -51,7 +51,7 @@ class Source:
         self.row_bytes = max(1, sum(field.row_bytes for field in index.fields.values()))
         self.mode = mode_for(io, len(index.files), comm.size)
         self.profile = Profile()
-        self.pool = Pool()
+        self.pool, self.scratch = Pool(), Pool()
         self._channels = channels(comm)
         self.comm = self._channels.comm
         if not self._channels.threaded and comm.size > 1 and comm.rank == 0:
@@ -65,7 +65,7 @@ class Source:
         """What one reader reads with. *Collective*."""
         cache_bytes = max(CACHE_BYTES, self.window_bytes // self.comm.size)
         channel = self._channels.open([file.path for file in self.index.files], self.mode)
-        return Supply(channel, self.index, self.pool, cache_bytes, self.profile)
+        return Supply(channel, self.index, self.pool, self.scratch, cache_bytes, self.profile)
 
     def load(self, runs: Runs) -> Arrays:
         """This rank's block of the samples, in order, in memory of their own. *Collective*.
@@ -121,7 +121,7 @@ class Source:
             work = Plan()
             try:
                 if failure is None and part.total:
-                    work = plan(index, part, place, arrays, chunks, self.pool)
+                    work = plan(index, part, place, arrays, chunks, self.scratch)
             except Exception as error:  # whatever it is, the other ranks have to know
                 failure = error
             status = Status.FAILED if failure else Status.GO_ON
