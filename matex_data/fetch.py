@@ -17,7 +17,7 @@ from matex_data.cache import ChunkCache
 from matex_data.coalesce import Call, Wanted, calls
 from matex_data.collective import Files
 from matex_data.countdown import followed
-from matex_data.errors import DataError
+from matex_data.errors import DataError, PartitionError
 from matex_data.index import Index, Integers, Request, Rows
 from matex_data.machine import threads
 from matex_data.runs import Runs
@@ -31,6 +31,21 @@ _NOTHING = np.empty(0, np.uint8)
 def decoders() -> ThreadPoolExecutor:
     """The threads of this process that decode; they serve every data set."""
     return ThreadPoolExecutor(threads(), thread_name_prefix="matex-decode")
+
+
+def begun(task: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    """What one of the threads that decode will have done; they take nothing more once the program is ending."""
+    try:
+        return decoders().submit(task, *arguments)
+    except RuntimeError as error:
+        refused: Future[Any] = Future()
+        left = PartitionError(
+            "the program of a rank has ended in the middle of a pass over the data",
+            remedy="take the same number of batches on every rank",
+        )
+        left.__cause__ = error
+        refused.set_exception(left)
+        return refused
 
 
 @dataclass
@@ -125,12 +140,11 @@ def execute(plan: Plan, files: Files, agreed: Integers) -> list[Future[None]]:
     ------
     DataError : a file cannot be read. Every call has been entered all the same.
     """
-    pool = decoders()
     started: list[Future[None]] = []
     if reads_aside(files):
         for number, calls in plan.calls.items():
-            started += [pool.submit(_read_and_finish, files, number, call, plan) for call in calls]
-        return started + [pool.submit(done) for done in plan.at_once]
+            started += [begun(_read_and_finish, files, number, call, plan) for call in calls]
+        return started + [begun(done) for done in plan.at_once]
     failure: DataError | None = None
     for number in np.flatnonzero(agreed).tolist():
         left = int(agreed[number])
@@ -142,14 +156,14 @@ def execute(plan: Plan, files: Files, agreed: Integers) -> list[Future[None]]:
             except DataError as error:
                 failure = failure or error
                 continue
-            started.append(pool.submit(call.finish, scratch))
+            started.append(begun(call.finish, scratch))
         files.join(number, left)
     if failure is not None:
         for future in started:
             future.cancel()
         wait(started)
         raise failure
-    return started + [pool.submit(done) for done in plan.at_once]
+    return started + [begun(done) for done in plan.at_once]
 
 
 def reads_aside(files: Files) -> bool:

@@ -21,7 +21,7 @@ from mpi4py import MPI
 from matex_data.agreement import Status, patience
 from matex_data.cache import ChunkCache
 from matex_data.errors import PartitionError
-from matex_data.fetch import decoders, reads_aside
+from matex_data.fetch import begun, reads_aside
 from matex_data.filling import Filling, Loaded, Supply, planned
 from matex_data.index import Integers
 from matex_data.partition import Epoch, Window
@@ -141,7 +141,7 @@ class Stream:
         """Each window's reads, found out by a decoding thread: one thread more than cores would hold up the others."""
         chunks = ChunkCache(self._supply.cache_bytes)
         for begin in self._begins:
-            yield decoders().submit(self._planned, begin, chunks)
+            yield begun(self._planned, begin, chunks)
         yield None
 
     def _planned(self, begin: int, chunks: ChunkCache) -> Filling:

@@ -128,6 +128,29 @@ def test_who_goes_on_when_another_has_left_is_told(ranks: Pools, large: str) -> 
     assert isinstance(second, PartitionError) and "another rank has left" in str(second)
 
 
+_ENDS = """
+import sys, time
+from mpi4py import MPI
+from matex_data import PartitionError, open_dataset
+rank = MPI.COMM_WORLD.rank
+batches = iter(open_dataset(sys.argv[1], io=sys.argv[2]).batches(12, shuffle=True, seed=1))
+try:
+    for taken, _ in enumerate(batches):
+        if rank == 1 and taken == 2:
+            sys.exit()
+        time.sleep(0.01)
+except PartitionError as error:
+    print(rank, error)
+"""
+
+
+@pytest.mark.parametrize("io", ["collective", "independent"])
+def test_who_goes_on_when_the_program_of_another_has_ended_is_told(large: str, io: str) -> None:
+    done = run_script(2, _ENDS, large, io, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("0 ") and "take the same number of batches on every rank" in done.stdout
+
+
 def _only_rank_0(comm: MPI.Intracomm, files: str) -> float:
     os.environ["MATEX_TIMEOUT"] = "2"
     batches = open_dataset(files, comm=comm).batches(60)
