@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from matex_data.blocks import Blocks, even_blocks
 from matex_data.cache import Chunk, ChunkCache
 from matex_data.chunk_memory import Bytes, for_one_chunk
 from matex_data.codecs import BrokenChunk, Pipeline
 from matex_data.errors import DecodeError
 from matex_data.index import Array, Integers, Part, Request, Rows
-from matex_data.layouts import NOTHING, as_bytes, runs_of
+from matex_data.layouts import NOTHING, as_bytes
 from matex_data.scatter import Convert, Some, scatter
 
 TOGETHER_BYTES = 2 * 1024 * 1024  # of decoded chunks, made by one thread in one go
@@ -71,42 +72,28 @@ class Chunked(Part):
         return int((self.offset + self.nbytes).max()) if len(self.offset) else 0
 
     def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[Request]:
-        several: list[_Piece] = []
-        for want, whole, numbers, entries in self._bands(rows, out):
-            for cell, number, entry in zip(self._cells, numbers, entries, strict=True):
-                if entry < 0:
-                    yield Request(NOTHING, NOTHING, finish=partial(want.fill, cell, self.fill))
-                    continue
-                kept = None if whole else cache.get((id(self), number))
-                if kept is not None:
-                    yield Request(NOTHING, NOTHING, finish=partial(want.copy, cell, kept))
-                    continue
-                promise = None if whole else cache.promise((id(self), number), self.pipeline.nbytes)
-                several.append(_Piece(want, cell, entry, promise))
-        stored = np.array([piece.entry for piece in several], np.int64)
-        offset, nbytes = self.offset[stored], self.nbytes[stored]
-        for start in range(0, len(several), self._together):
+        depth, cells = self.chunk_shape[0], len(self._cells)
+        bands = even_blocks(rows, depth)
+        number = (bands.number[:, None] * cells + np.arange(cells)).reshape(-1)
+        entry = self._entries(number)
+        wanted = _Wanted(bands, entry, out, {})
+        whole = np.repeat(bands.count == np.minimum(depth, self.rows - bands.number * depth), cells)
+        fresh = whole & (entry >= 0)
+        for i in np.flatnonzero(entry < 0).tolist():
+            yield Request(NOTHING, NOTHING, finish=partial(self._fill, wanted, i))
+        for i in np.flatnonzero(~whole & (entry >= 0)).tolist():
+            key = (id(self), int(number[i]))
+            kept = cache.get(key)
+            if kept is not None:
+                yield Request(NOTHING, NOTHING, finish=partial(self._copy, wanted, i, kept))
+                continue
+            wanted.promises[i] = cache.promise(key, self.pipeline.nbytes)
+            fresh[i] = True
+        chunks = np.flatnonzero(fresh)
+        offset, nbytes = self.offset[entry[chunks]], self.nbytes[entry[chunks]]
+        for start in range(0, len(chunks), self._together):
             some = slice(start, start + self._together)
-            yield Request(offset[some], nbytes[some], finish=partial(self._finish, several[some]))
-
-    def _bands(self, rows: Rows, out: Array) -> Iterator[tuple[_Want, bool, list[int], list[int]]]:
-        """For each band of chunks: what is wanted, whether that is all rows, and the chunks with their entries.
-
-        The entry of a chunk in the table is -1 if it was never written.
-        """
-        if not len(rows.place):
-            return
-        numbers, depth, cells = rows.numbers, self.chunk_shape[0], len(self._cells)
-        band = numbers // depth
-        first, count = runs_of(band[1:] == band[:-1])
-        band = band[first]
-        local = numbers - np.repeat(band * depth, count)
-        whole = count == np.minimum(depth, self.rows - band * depth)
-        number = band[:, None] * cells + np.arange(cells)
-        chunks = zip(whole.tolist(), number.tolist(), self._entries(number).tolist(), strict=True)
-        wanted = zip(_slices(local, first, count), _slices(rows.place, first, count), chunks, strict=True)
-        for inner, place, found in wanted:
-            yield _Want(inner, place, out, self.convert), *found
+            yield Request(offset[some], nbytes[some], finish=partial(self._finish, wanted, chunks[some]))
 
     def _entries(self, number: Integers) -> Integers:
         """Where the chunks of these numbers are in the table; -1 where they are not."""
@@ -130,18 +117,19 @@ class Chunked(Part):
         """Chunks that one thread decodes one after the other."""
         return max(1, TOGETHER_BYTES // max(1, self.pipeline.nbytes))
 
-    def _finish(self, pieces: list[_Piece], stored: Bytes) -> None:
+    def _finish(self, wanted: _Wanted, chunks: Integers, stored: Bytes) -> None:
         """Decode one chunk after the other; whoever waits for one of them hears of any failure."""
+        numbers, entries = chunks.tolist(), wanted.entry[chunks].tolist()
         end = 0
-        for number, piece in enumerate(pieces):
-            begin, end = end, end + int(self.nbytes[piece.entry])
+        for turn, (i, entry) in enumerate(zip(numbers, entries, strict=True)):
+            begin, end = end, end + int(self.nbytes[entry])
             try:
-                self._decode(piece, stored[begin:end])
+                self._decode(wanted, i, entry, stored[begin:end])
             except Exception as error:
-                failure = self._located(piece.entry, error) if isinstance(error, BrokenChunk) else error
-                for left in pieces[number:]:
-                    if left.promise is not None and not left.promise.done():
-                        left.promise.set_exception(failure)
+                failure = self._located(entry, error) if isinstance(error, BrokenChunk) else error
+                for promise in map(wanted.promises.get, numbers[turn:]):
+                    if promise is not None and not promise.done():
+                        promise.set_exception(failure)
                 raise failure from error
 
     def _located(self, entry: int, error: BrokenChunk) -> DecodeError:
@@ -153,9 +141,10 @@ class Chunked(Part):
             remedy="the file is damaged there: restore it from its source",
         )
 
-    def _decode(self, piece: _Piece, stored: Bytes) -> None:
-        want, mask, promise = piece.want, int(self.mask[piece.entry]), piece.promise
-        ready = want.memory(self.chunk_shape, self.dtype) if promise is None and self.axis == 0 else None
+    def _decode(self, wanted: _Wanted, i: int, entry: int, stored: Bytes) -> None:
+        local, place = self._rows(wanted, i)
+        promise, mask = wanted.promises.get(i), int(self.mask[entry])
+        ready = self._memory(local, place, wanted.out) if promise is None else None
         used_up = ready is None and promise is None and self.pipeline.filters
         data = self.pipeline.decode(stored, mask, for_one_chunk(self.pipeline.nbytes) if used_up else ready)
         if ready is not None:
@@ -168,57 +157,51 @@ class Chunked(Part):
             chunk = chunk.copy() if np.may_share_memory(data, stored) else chunk  # scratch is used again
             if not promise.done():  # a read beside this one may have failed
                 promise.set_result(chunk)
-        want.take(piece.cell, chunk)
+        self._take(wanted, i, local, place, chunk)
 
+    def _rows(self, wanted: _Wanted, i: int) -> tuple[Some, Some]:
+        """The rows that are wanted of a chunk, counted within it, and their places."""
+        band = i // len(self._cells)
+        begin = int(wanted.bands.number[band]) * self.chunk_shape[0]
+        return wanted.bands.rows(band, begin), wanted.bands.places(band)
 
-@dataclass(frozen=True)
-class _Want:
-    """Rows of one band of chunks that are wanted: their numbers within it, and their places in ``out``."""
-
-    local: Some  # ascending
-    place: Some
-    out: Array
-    convert: Convert | None
-
-    def memory(self, chunk_shape: tuple[int, ...], dtype: np.dtype[Any]) -> Bytes | None:
+    def _memory(self, local: Some, place: Some, out: Array) -> Bytes | None:
         """Where a chunk can be decoded straight to, if its rows stay together as they are."""
-        out = self.out
-        together = isinstance(self.local, slice) and isinstance(self.place, slice)
-        if not together or self.local != slice(0, chunk_shape[0]):
+        together = isinstance(local, slice) and isinstance(place, slice)
+        if not together or local != slice(0, self.chunk_shape[0]) or self.axis:
             return None
-        as_stored = self.convert is None and dtype == out.dtype and chunk_shape[1:] == out.shape[1:]
-        return as_bytes(out[self.place]) if as_stored and out.flags.c_contiguous else None
+        as_stored = self.convert is None and self.dtype == out.dtype and self.chunk_shape[1:] == out.shape[1:]
+        return as_bytes(out[place]) if as_stored and out.flags.c_contiguous else None
 
-    def fill(self, cell: Cell, value: Any, _: Bytes) -> None:
-        outer, inner = cell
-        count = self.place.stop - self.place.start if isinstance(self.place, slice) else len(self.place)
-        rows = np.broadcast_to(value, (count, *(edge.stop for edge in inner)))
-        scatter(self.out[outer], self.place, rows, self.convert)
+    def _take(self, wanted: _Wanted, i: int, local: Some, place: Some, chunk: Array) -> None:
+        outer, inner = self._cells[i % len(self._cells)]
+        scatter(wanted.out[outer], place, chunk[(local, *inner)], self.convert)
 
-    def copy(self, cell: Cell, chunk: Future[Array], _: Bytes) -> None:
-        self.take(cell, chunk.result())
+    def _copy(self, wanted: _Wanted, i: int, chunk: Future[Array], _: Bytes) -> None:
+        self._take(wanted, i, *self._rows(wanted, i), chunk.result())
 
-    def take(self, cell: Cell, chunk: Array) -> None:
-        outer, inner = cell
-        scatter(self.out[outer], self.place, chunk[(self.local, *inner)], self.convert)
+    def _fill(self, wanted: _Wanted, i: int, _: Bytes) -> None:
+        """Rows of a chunk that was never written."""
+        outer, inner = self._cells[i % len(self._cells)]
+        _, place = self._rows(wanted, i)
+        count = place.stop - place.start if isinstance(place, slice) else len(place)
+        rows = np.broadcast_to(self.fill, (count, *(edge.stop for edge in inner)))
+        scatter(wanted.out[outer], place, rows, self.convert)
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """A chunk that is read: which rows of it are wanted, where it lies in a row, and who else waits for it."""
+class _Wanted:
+    """Chunks of which some rows are wanted, the cells of each band one behind the other.
 
-    want: _Want
-    cell: Cell
-    entry: int
-    promise: Chunk | None
+    Parameters
+    ----------
+    bands : the rows, by bands of chunks.
+    entry : int64[bands * cells], where each chunk is in the table; -1: it was never written.
+    out : receives the rows.
+    promises : of the chunks that others wait for, too.
+    """
 
-
-def _slices(numbers: Integers, first: Integers, count: Integers) -> list[Some]:
-    """The numbers of each run; as a slice where each is the one before and one."""
-    breaks = np.cumsum(np.diff(numbers, prepend=numbers[:1]) != 1)
-    last = first + count - 1
-    columns = (first, first + count, numbers[first], breaks[first] == breaks[last])
-    return [
-        slice(low, low + end - begin) if steady else numbers[begin:end]
-        for begin, end, low, steady in zip(*(column.tolist() for column in columns), strict=True)
-    ]
+    bands: Blocks
+    entry: Integers
+    out: Array
+    promises: dict[int, Chunk]

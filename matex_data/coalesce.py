@@ -70,6 +70,11 @@ class Wanted:
     address: Integers | None = None
     done: Done | None = None
 
+    @cached_property
+    def total(self) -> int:
+        """Bytes in all."""
+        return int(self.nbytes.sum())
+
 
 @dataclass(frozen=True)
 class Call:
@@ -111,7 +116,7 @@ def calls(wanted: Sequence[Wanted], parts: int = 1) -> list[Call]:
     parts : calls that what is to be decoded should be shared out to, if it is much; larger ones cost less Python.
     """
     least, most = DECODED_BYTES
-    share = sum(int(one.nbytes.sum()) for one in wanted if one.done is not None) // parts
+    share = sum(one.total for one in wanted if one.done is not None) // parts
     decoded_bytes = min(most, max(least, share))
     order = sorted((i for i in range(len(wanted)) if len(wanted[i].offset)), key=lambda i: wanted[i].offset[0])
     direct = [wanted[i] for i in order if wanted[i].address is not None]
@@ -125,7 +130,7 @@ def _groups(wanted: Sequence[Wanted], decoded_bytes: int) -> list[list[Wanted]]:
     size = 0
     for one in wanted:
         groups[-1].append(one)
-        size += int(one.nbytes.sum())
+        size += one.total
         if size >= (CALL_BYTES if one.done is None else decoded_bytes):
             groups.append([])
             size = 0
@@ -159,7 +164,7 @@ def _then(group: Sequence[Wanted]) -> list[tuple[Done, slice]]:
     """What to call, with which bytes of the scratch memory."""
     then, end = [], 0
     for one in group:
-        begin, end = end, end + (int(one.nbytes.sum()) if one.address is None else 0)
+        begin, end = end, end + (one.total if one.address is None else 0)
         if one.done is not None:
             then.append((one.done, slice(begin, end)))
     return then

@@ -103,8 +103,9 @@ def plan(index: Index, runs: Runs, place: Integers, arrays: Arrays, chunks: Chun
     result = Plan(memory=list(arrays.values()), chunks=chunks, pool=pool)
     for number, name, request in requests:
         done = partial(_finish, request.finish, index.files[number].path, name) if request.finish else None
-        if request.nbytes.any():
-            wanted.setdefault(number, []).append(Wanted(request.offset, request.nbytes, _address(request), done))
+        reading = Wanted(request.offset, request.nbytes, _address(request), done)
+        if reading.total:
+            wanted.setdefault(number, []).append(reading)
         elif done is not None:
             result.at_once.append(partial(done, _NOTHING))
     result.calls = {number: calls(of_file, CALLS * threads()) for number, of_file in wanted.items()}

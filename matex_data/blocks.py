@@ -1,0 +1,81 @@
+"""Rows that are wanted, block by block of a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from matex_data.index import Integers, Rows, ranges
+from matex_data.runs import Runs
+from matex_data.scatter import Some, consecutive
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of which any rows are wanted.
+
+    Columns, and no object for each block: the threads that decode make what they need of them, each for its blocks.
+
+    Parameters
+    ----------
+    number : int64[n], which blocks, ascending.
+    runs : the rows, cut where blocks end.
+    entered : int64[n + 1], the first run of each block, and how many runs there are.
+    place : int64[rows], the receiving index of each row.
+    """
+
+    number: Integers
+    runs: Runs
+    entered: Integers
+    place: Integers
+
+    @cached_property
+    def first(self) -> Integers:
+        """int64[n + 1], position of each block's first row among those that are wanted, and their number."""
+        return self.runs.first[self.entered]
+
+    @property
+    def count(self) -> Integers:
+        """int64[n], how many rows of each block are wanted."""
+        return np.diff(self.first)
+
+    def rows(self, i: int, begin: int = 0) -> Some:
+        """The rows that are wanted of the i-th block, counted from ``begin``; a slice if they are neighbours."""
+        low, high = self.entered[i], self.entered[i + 1]
+        if high - low > 1:
+            return ranges(self.runs.start[low:high] - begin, self.runs.count[low:high])
+        start = int(self.runs.start[low]) - begin
+        return slice(start, start + int(self.runs.count[low]))
+
+    def places(self, i: int) -> Some:
+        """Where these rows go; a slice if that is one behind the other."""
+        place = self.place[self.first[i] : self.first[i + 1]]
+        return slice(int(place[0]), int(place[-1]) + 1) if consecutive(place) else place
+
+
+def even_blocks(rows: Rows, depth: int) -> Blocks:
+    """By blocks of ``depth`` rows."""
+    first, last = rows.start // depth, (rows.stop - 1) // depth
+    of, number = _crossed(first, last)
+    return _blocks(rows, of, number, number * depth, number * depth + depth)
+
+
+def uneven_blocks(rows: Rows, borders: Integers) -> Blocks:
+    """By blocks that begin at the ascending ``borders``, of which the last one is where the last block ends."""
+    first, last = (np.searchsorted(borders, row, side="right") - 1 for row in (rows.start, rows.stop - 1))
+    of, number = _crossed(first, last)
+    return _blocks(rows, of, number, borders[number], borders[number + 1])
+
+
+def _crossed(first: Integers, last: Integers) -> tuple[Integers, Integers]:
+    """The run of each piece, and its block, where each run reaches from its ``first`` block to its ``last`` one."""
+    pieces = last - first + 1
+    return np.repeat(np.arange(len(first)), pieces), ranges(first, pieces)
+
+
+def _blocks(rows: Rows, of: Integers, number: Integers, begin: Integers, end: Integers) -> Blocks:
+    start, stop = np.maximum(rows.start[of], begin), np.minimum(rows.stop[of], end)
+    entered = np.flatnonzero(np.diff(number, prepend=-1))
+    return Blocks(number[entered], Runs(start, stop - start), np.append(entered, len(number)), rows.place)
