@@ -54,6 +54,14 @@ class Blocks:
         place = self.place[self.first[i] : self.first[i + 1]]
         return slice(int(place[0]), int(place[-1]) + 1) if consecutive(place) else place
 
+    def select(self, some: Integers) -> Blocks:
+        """Of the blocks with these ascending positions alone."""
+        several = np.diff(self.entered)[some]
+        of_runs = ranges(self.entered[some], several)
+        runs = Runs(self.runs.start[of_runs], self.runs.count[of_runs])
+        place = self.place[ranges(self.first[some], self.count[some])]
+        return Blocks(self.number[some], runs, np.append(0, np.cumsum(several)), place)
+
 
 def even_blocks(rows: Rows, depth: int) -> Blocks:
     """By blocks of ``depth`` rows."""

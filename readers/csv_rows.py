@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from matex_data.blocks import Blocks, uneven_blocks
 from matex_data.cache import Chunk, ChunkCache
 from matex_data.errors import DataError, DecodeError
 from matex_data.index import Array, Integers, Request, Rows, ranges
@@ -19,7 +20,6 @@ from matex_data.readers.csv_packing import unpacked
 from matex_data.readers.csv_parse import Layout, parse, plain
 from matex_data.readers.csv_types import ColumnType
 from matex_data.readers.ranks import Bytes
-from matex_data.runs import Runs, cut
 from matex_data.scatter import scatter, side_by_side
 from matex_data.tables import Table
 
@@ -27,7 +27,6 @@ PARSE_BYTES = 1 << 20  # parsed at once, about
 
 Outs = Sequence[tuple[str, Array]]
 Targets = Sequence["_Target"]
-_Piece = tuple[int, Chunk | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,101 +74,80 @@ class TextRows(Table):
         return int(self.offset[-1])
 
     def requests(self, rows: Rows, outs: Outs, cache: ChunkCache) -> Iterator[Request]:
-        numbers = rows.numbers
-        if not len(numbers):
+        if not len(rows.place):
             return
-        runs = cut(Runs(rows.start, rows.stop - rows.start), self.first)
-        block = np.searchsorted(self.first, runs.start, side="right") - 1
-        entered = np.flatnonzero(np.diff(block, prepend=-1))
-        blocks, begin = block[entered], runs.first[entered]
-        stop = np.append(begin[1:], runs.total)
-        whole = (stop - begin == (self.first[1:] - self.first[:-1])[blocks]).tolist()
-        targets, names = _targets(outs), tuple(name for name, _ in outs)
-        fresh: list[_Piece] = []
-        for i, number in enumerate(blocks.tolist()):
-            kept = None if whole[i] else cache.get((id(self), number, names))
-            if kept is not None:
-                some = slice(begin[i], stop[i])
-                want = _Want(blocks[i : i + 1], numbers[some] - self.first[number], rows.place[some], targets)
-                yield Request(NOTHING, NOTHING, finish=partial(self._copy, want, kept))
-            else:
-                nbytes = int(self.offset[number + 1] - self.offset[number])
-                fresh.append((i, None if whole[i] else cache.promise((id(self), number, names), nbytes)))
-        for group in self._together(fresh, blocks):
-            pieces = [i for i, _ in group]
-            want = self._joined(numbers, rows.place, blocks[pieces], begin[pieces], stop[pieces], targets)
-            offset = self.offset[want.blocks]
-            done = partial(self._finish, want, [promise for _, promise in group])
-            yield Request(offset, self.offset[want.blocks + 1] - offset, finish=done)
+        blocks = uneven_blocks(rows, self.first)
+        offset, end = self.offset[blocks.number], self.offset[blocks.number + 1]
+        wanted = _Wanted(blocks, _targets(outs), {})
+        names = tuple(name for name, _ in outs)
+        fresh = np.ones(len(blocks.number), bool)
+        for i in np.flatnonzero(blocks.count < self._sizes(blocks.number)).tolist():
+            key = (id(self), int(blocks.number[i]), names)
+            kept = cache.get(key)
+            if kept is None:
+                wanted.promises[i] = cache.promise(key, int(end[i] - offset[i]))
+                continue
+            fresh[i] = False
+            yield Request(NOTHING, NOTHING, finish=partial(self._copy, wanted, i, kept))
+        several = np.flatnonzero(fresh)
+        turn = np.cumsum((end - offset)[several], dtype=np.int64) // PARSE_BYTES
+        for some in np.split(several, np.flatnonzero(np.diff(turn)) + 1):
+            if len(some):
+                yield Request(offset[some], (end - offset)[some], finish=partial(self._finish, wanted, some))
 
-    def _together(self, pieces: list[_Piece], blocks: Integers) -> Iterator[list[_Piece]]:
-        """Pieces that are parsed at once."""
-        group: list[_Piece] = []
-        nbytes = 0
-        for i, promise in pieces:
-            group.append((i, promise))
-            nbytes += int(self.offset[blocks[i] + 1] - self.offset[blocks[i]])
-            if nbytes >= PARSE_BYTES:
-                yield group
-                group, nbytes = [], 0
-        if group:
-            yield group
+    def _sizes(self, blocks: Integers) -> Integers:
+        """int64[blocks], how many records each block has."""
+        return self.first[blocks + 1] - self.first[blocks]
 
-    def _joined(
-        self, numbers: Integers, place: Integers, blocks: Integers, begin: Integers, stop: Integers, targets: Targets
-    ) -> _Want:
-        """What is wanted of several blocks, whose rows will lie one behind the other."""
-        behind = np.cumsum(self.first[blocks + 1] - self.first[blocks])
-        shift = behind - self.first[blocks + 1]
-        some = ranges(begin, stop - begin)
-        return _Want(blocks, numbers[some] + np.repeat(shift, stop - begin), place[some], targets)
-
-    def _finish(self, want: _Want, promises: list[Chunk | None], data: Bytes) -> None:
+    def _finish(self, wanted: _Wanted, some: Integers, data: Bytes) -> None:
+        blocks = wanted.blocks.select(some)
+        promises = [wanted.promises.get(i) for i in some.tolist()]
         try:
-            columns = self._decoded(want, self._parsed(want, data))
+            columns = self._decoded(blocks.number, wanted.targets, data)
         except Exception as error:  # whoever waits for one of the blocks must hear of any failure
             for waited in promises:
                 if waited is not None and not waited.done():
                     waited.set_exception(error)
             raise
-        begin = 0
-        for block, promise in zip(want.blocks.tolist(), promises, strict=True):
-            end = begin + int(self.first[block + 1] - self.first[block])
+        sizes = self._sizes(blocks.number)
+        before = np.cumsum(sizes) - sizes
+        for begin, size, promise in zip(before.tolist(), sizes.tolist(), promises, strict=True):
             if promise is not None and not promise.done():
-                promise.set_result([column[begin:end] for column in columns])
-            begin = end
-        want.take(columns)
+                promise.set_result([column[begin : begin + size] for column in columns])
+        shift = np.repeat(before - self.first[blocks.number], np.diff(blocks.entered))
+        _take(wanted.targets, columns, ranges(blocks.runs.start + shift, blocks.runs.count), blocks.place)
 
-    def _copy(self, want: _Want, kept: Chunk, _: Bytes) -> None:
-        want.take(kept.result())
+    def _copy(self, wanted: _Wanted, i: int, kept: Chunk, _: Bytes) -> None:
+        block = wanted.blocks.select(np.array([i]))
+        begin = int(self.first[block.number[0]])
+        _take(wanted.targets, kept.result(), ranges(block.runs.start - begin, block.runs.count), block.place)
 
-    def _parsed(self, want: _Want, data: Bytes) -> pa.Table:
+    def _decoded(self, blocks: Integers, targets: Targets, data: Bytes) -> list[Array]:
+        """All records of the blocks for each target: a matrix, or the values of one column."""
+        table = self._parsed(blocks, [name for target in targets for name in target.names], data)
+        return [
+            self._matrix(target, blocks, table) if target.several else self._values(target.names[0], blocks, table)
+            for target in targets
+        ]
+
+    def _parsed(self, blocks: Integers, names: Sequence[str], data: Bytes) -> pa.Table:
         text = unpacked(data, self.packed)[self.skip :] if self.packed else data
-        wanted = {name: self.types[name].arrow for target in want.targets for name in target.names}
-        rows = (self.first[want.blocks + 1] - self.first[want.blocks]).tolist()
-        if len(rows) == 1:
-            return parse(text, self.layout, wanted, rows[0], int(self.line[want.blocks[0]]))
-        table = plain(text, self.layout, wanted, sum(rows))
-        return self._one_by_one(want, wanted, text) if table is None else table
+        wanted = {name: self.types[name].arrow for name in names}
+        if len(blocks) == 1:
+            return parse(text, self.layout, wanted, int(self._sizes(blocks)[0]), int(self.line[blocks[0]]))
+        table = plain(text, self.layout, wanted, int(self._sizes(blocks).sum()))
+        return self._one_by_one(blocks, wanted, text) if table is None else table
 
-    def _one_by_one(self, want: _Want, wanted: Mapping[str, Any], text: Bytes) -> pa.Table:
+    def _one_by_one(self, blocks: Integers, wanted: Mapping[str, Any], text: Bytes) -> pa.Table:
         """Something is wrong in one of the blocks: its lines have to be known."""
         tables, begin = [], 0
-        for block in want.blocks.tolist():
+        for block, rows in zip(blocks.tolist(), self._sizes(blocks).tolist(), strict=True):
             end = begin + int(self.offset[block + 1] - self.offset[block])
-            rows = int(self.first[block + 1] - self.first[block])
             tables.append(parse(text[begin:end], self.layout, wanted, rows, int(self.line[block])))
             begin = end
         return pa.concat_tables(tables).unify_dictionaries()
 
-    def _decoded(self, want: _Want, table: pa.Table) -> list[Array]:
-        """All records of the blocks for each target: a matrix, or the values of one column."""
-        return [
-            self._matrix(target, want, table) if target.several else self._values(target.names[0], want, table)
-            for target in want.targets
-        ]
-
-    def _matrix(self, target: _Target, want: _Want, table: pa.Table) -> Array:
+    def _matrix(self, target: _Target, blocks: Integers, table: pa.Table) -> Array:
         """The columns side by side, all at once where they are parsed as what they become."""
         names, dtype = target.names, target.out.dtype
         if dtype.kind == "f" and {self.types[name].arrow for name in names} == {pa.from_numpy_dtype(dtype)}:
@@ -178,24 +156,24 @@ class TextRows(Table):
             return rows
         rows = np.empty((table.num_rows, len(names)), dtype)
         for i, name in enumerate(names):
-            rows[:, i] = self._values(name, want, table)
+            rows[:, i] = self._values(name, blocks, table)
         return rows
 
-    def _values(self, name: str, want: _Want, table: pa.Table) -> Array:
+    def _values(self, name: str, blocks: Integers, table: pa.Table) -> Array:
         try:
             return self.types[name].values(table[name])
         except DataError as error:
-            raise self._located(error, name, want, table) from error
+            raise self._located(error, name, blocks, table) from error
 
-    def _located(self, error: DataError, name: str, want: _Want, table: pa.Table) -> DecodeError:
+    def _located(self, error: DataError, name: str, blocks: Integers, table: pa.Table) -> DecodeError:
         """The error with the record that has no value."""
         row = int(np.argmax(table[name].is_null().to_numpy()))
-        ends = np.cumsum(self.first[want.blocks + 1] - self.first[want.blocks])
+        ends = np.cumsum(self._sizes(blocks))
         at = int(np.searchsorted(ends, row, side="right"))
-        record = int(self.first[want.blocks[at] + 1] - (ends[at] - row))
+        record = int(self.first[blocks[at] + 1] - (ends[at] - row))
         column = self.layout.names.index(name) + 1
         return DecodeError(
-            f"{error.problem}: record {record + 1}, column {column}, behind line {int(self.line[want.blocks[at]])}",
+            f"{error.problem}: record {record + 1}, column {column}, behind line {int(self.line[blocks[at]])}",
             field=name,
             row=record,
             expected=error.expected,
@@ -226,16 +204,15 @@ def _targets(outs: Outs) -> Targets:
 
 
 @dataclass(frozen=True)
-class _Want:
-    """Rows of some blocks that are wanted, counted from the first row of the first block, and where they go."""
+class _Wanted:
+    """Blocks of which some rows are wanted, the arrays that receive them, and the blocks that others wait for, too."""
 
-    blocks: Integers
-    local: Integers
-    place: Integers
+    blocks: Blocks
     targets: Targets
+    promises: dict[int, Chunk]
 
-    def take(self, columns: Sequence[Array]) -> None:
-        """From all rows of the blocks, one array for each target."""
-        for target, rows in zip(self.targets, columns, strict=True):
-            some = rows if len(rows) == len(self.local) else rows.take(self.local, axis=0)
-            scatter(target.out, self.place, some)
+
+def _take(targets: Targets, columns: Sequence[Array], rows: Integers, place: Integers) -> None:
+    """Some rows of the columns, one of which there is for each target, to their places."""
+    for target, column in zip(targets, columns, strict=True):
+        scatter(target.out, place, column if len(column) == len(rows) else column.take(rows, axis=0))
