@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -58,22 +58,27 @@ class Filling:
     window: Window
     loaded: Loaded
     plan: Plan
-    work: list[Future[None]] = field(default_factory=list)
+    work: list[Future[None]] | None = None
+    nbytes: int = 0
 
     def start(self, files: Files, agreed: Integers, profile: Profile) -> None:
-        """Read, and start to decode. *Collective* in collective mode."""
+        """Read, and start to decode, if that has not been done ahead. *Collective* in collective mode."""
+        if self.work is not None:
+            return
         with timed(profile, "reading"):
             self.work = execute(self.plan, files, agreed)
-        profile.samples += self.window.runs.total
-        profile.bytes += sum(call.nbytes for calls in self.plan.calls.values() for call in calls)
+        self.nbytes = sum(call.nbytes for calls in self.plan.calls.values() for call in calls)
         self.plan = Plan()  # lets go of the scratch memory
 
     def finish(self, profile: Profile) -> None:
         """Wait until all is read and decoded; raise what failed."""
+        work = self.work or []
         with timed(profile, "decoding"):
-            wait(self.work)  # wakes this thread once, not for each of them
-            for future in self.work:
+            wait(work)  # wakes this thread once, not for each of them
+            for future in work:
                 future.result()
+        profile.samples += self.window.runs.total
+        profile.bytes += self.nbytes
 
 
 def planned(supply: Supply, window: Window, chunks: ChunkCache) -> Filling:

@@ -11,7 +11,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future
 from threading import Condition, Thread
 from typing import Any
 
@@ -19,12 +18,11 @@ import numpy as np
 from mpi4py import MPI
 
 from matex_data.agreement import Status, patience
-from matex_data.cache import ChunkCache
+from matex_data.course import Course
 from matex_data.errors import PartitionError
-from matex_data.fetch import begun, reads_aside
-from matex_data.filling import Filling, Loaded, Supply, planned
+from matex_data.fetch import reads_aside
+from matex_data.filling import Filling, Loaded
 from matex_data.index import Integers
-from matex_data.partition import Epoch, Window
 from matex_data.profile import timed
 
 AHEAD = 1  # windows that wait for the consumer
@@ -35,16 +33,19 @@ class Stream:
 
     Parameters
     ----------
-    supply : what it reads with.
-    epoch : order of the samples.
-    start : step to start with.
-    together : steps that are read together; whole windows of the schedule.
+    course : the windows.
+    again : whether another pass is likely to follow: its first window is begun as this pass ends.
+
+    Attributes
+    ----------
+    following : the course of the pass that has been begun ahead, if any, once this one has ended.
     """
 
-    def __init__(self, supply: Supply, epoch: Epoch, start: int, together: int) -> None:
-        self._supply = supply
-        self._epoch = epoch
-        self._begins = range(start, epoch.schedule.steps, together)
+    def __init__(self, course: Course, again: bool = False) -> None:
+        self._supply = course.supply
+        self._course = course
+        self._again = again
+        self.following: Course | None = None
         self._ready: deque[Loaded] = deque()
         self._change = Condition()
         self._stopped = self._ended = False
@@ -57,7 +58,7 @@ class Stream:
     def __iter__(self) -> Iterator[Loaded]:
         """Windows in order. Raises what any rank has failed with."""
         taken = 0
-        while taken < len(self._begins):
+        while taken < len(self._course):
             yield self._next()
             taken += 1
         self._await_end()
@@ -112,8 +113,8 @@ class Stream:
 
     def _read_all(self) -> None:
         """While one window is being decoded the next is read; what is handed out has been decoded on all ranks."""
-        supply, filling, plans = self._supply, deque[Filling](), self._plans()
-        planning = next(plans)
+        supply, filling, plans = self._supply, deque[Filling](), self._course.plans()
+        planning = next(plans, None)
         failure: BaseException | None = None
         # Where this thread has to read, the first window is handed out before that: nobody waits for the second one.
         wait_for = 2 if reads_aside(supply.channel.files) else 1
@@ -133,19 +134,19 @@ class Stream:
             if needs is None:
                 return
             if upcoming is not None:
-                planning = next(plans)
+                planning = next(plans, None)
                 filling.append(upcoming)
                 failure = self._start(upcoming, needs)
+            elif filling and self._again:
+                self._begin_next_pass()
 
-    def _plans(self) -> Iterator[Future[Filling] | None]:
-        """Each window's reads, found out by a decoding thread: one thread more than cores would hold up the others."""
-        chunks = ChunkCache(self._supply.cache_bytes)
-        for begin in self._begins:
-            yield begun(self._planned, begin, chunks)
-        yield None
-
-    def _planned(self, begin: int, chunks: ChunkCache) -> Filling:
-        return planned(self._supply, self._window(begin), chunks)
+    def _begin_next_pass(self) -> None:
+        """In the place of the window that would come now: so the threads go on decoding over the end of an epoch."""
+        self._wait_for_room()
+        following = None if self._stopped else self._course.next_epoch()
+        if following is not None:
+            following.begin_ahead()
+        self.following = following
 
     def _start(self, upcoming: Filling, needs: Integers) -> Exception | None:
         """Read; what went wrong, if anything. *Collective* in collective mode."""
@@ -155,10 +156,6 @@ class Stream:
         except Exception as error:  # as above
             return error
         return None
-
-    def _window(self, begin: int) -> Window:
-        comm, epoch = self._supply.channel.comm, self._epoch
-        return epoch.window(begin, min(begin + self._begins.step, epoch.schedule.steps), comm.rank, comm.size)
 
     def _agreed(self, failure: BaseException | None, upcoming: Filling | None) -> Integers | None:
         """Calls that each file needs for the next window; None if a rank has failed or left. *Collective*."""

@@ -90,7 +90,9 @@ class TextRows(Table):
             fresh[i] = False
             yield Request(NOTHING, NOTHING, finish=partial(self._copy, wanted, i, kept))
         several = np.flatnonzero(fresh)
-        turn = np.cumsum((end - offset)[several], dtype=np.int64) // PARSE_BYTES
+        nbytes = (end - offset)[several]
+        groups = max(1, round(nbytes.sum() / PARSE_BYTES))
+        turn = (np.cumsum(nbytes) - nbytes) * groups // max(1, nbytes.sum())
         for some in np.split(several, np.flatnonzero(np.diff(turn)) + 1):
             if len(some):
                 yield Request(offset[some], (end - offset)[some], finish=partial(self._finish, wanted, some))
