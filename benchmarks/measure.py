@@ -89,7 +89,7 @@ class Result:
 
 
 def interleaved(task: Task, readers: Sequence[Reader], repetitions: int) -> list[Result]:
-    """Every reader's passes, one of each reader after the other; the first round is not counted.
+    """Every reader's passes, one of each reader after the other.
 
     Raises
     ------
@@ -98,14 +98,14 @@ def interleaved(task: Task, readers: Sequence[Reader], repetitions: int) -> list
     results = [Result(reader, task) for reader in readers]
     with ExitStack() as stack:
         running = [stack.enter_context(_started(result)) for result in results]
-        for repetition in range(repetitions + 1):
+        for _ in range(repetitions):
             for result, process in zip(results, running, strict=True):
                 if result.missing:
                     continue
                 answer = process.answer()
                 if "missing" in answer:
                     result.missing = str(answer["missing"])
-                elif repetition:
+                else:
                     result.answers.append(answer)
     return results
 

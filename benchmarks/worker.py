@@ -53,15 +53,18 @@ def _reader(spec: dict[str, Any], ranks: _Alone) -> Callable[[], Any]:
 
 
 def _measured(run: Callable[[], Any], ranks: _Alone) -> dict[str, float]:
-    """Passes for a second: samples, wall and CPU seconds; or what a probe says."""
+    """Passes for a second: samples, wall and CPU seconds; or what a probe says.
+
+    One pass before them is not counted: they begin as passes do that follow one another.
+    """
+    result = run()
+    if isinstance(result, dict):
+        return result
     ranks.meet()
     cpu, begin = _cpu_seconds(), time.perf_counter()
     samples, more = 0, True
     while more:
-        result = run()
-        if isinstance(result, dict):
-            return result
-        samples += result
+        samples += run()
         more = ranks.agreed(time.perf_counter() - begin < LEAST_SECONDS)
     return {"samples": samples, "seconds": time.perf_counter() - begin, "cpu": _cpu_seconds() - cpu}
 
