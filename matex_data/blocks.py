@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from matex_data.index import Integers, Rows, ranges
-from matex_data.runs import Runs
+from matex_data.runs import Runs, crossed
 from matex_data.scatter import Some, consecutive
 
 
@@ -66,24 +66,19 @@ class Blocks:
 def even_blocks(rows: Rows, depth: int) -> Blocks:
     """By blocks of ``depth`` rows."""
     first, last = rows.start // depth, (rows.stop - 1) // depth
-    of, number = _crossed(first, last)
+    of, number = crossed(first, last - first + 1)
     return _blocks(rows, of, number, number * depth, number * depth + depth)
 
 
 def uneven_blocks(rows: Rows, borders: Integers) -> Blocks:
     """By blocks that begin at the ascending ``borders``, of which the last one is where the last block ends."""
     first, last = (np.searchsorted(borders, row, side="right") - 1 for row in (rows.start, rows.stop - 1))
-    of, number = _crossed(first, last)
+    of, number = crossed(first, last - first + 1)
     return _blocks(rows, of, number, borders[number], borders[number + 1])
 
 
-def _crossed(first: Integers, last: Integers) -> tuple[Integers, Integers]:
-    """The run of each piece, and its block, where each run reaches from its ``first`` block to its ``last`` one."""
-    pieces = last - first + 1
-    return np.repeat(np.arange(len(first)), pieces), ranges(first, pieces)
-
-
 def _blocks(rows: Rows, of: Integers, number: Integers, begin: Integers, end: Integers) -> Blocks:
+    """Of rows whose run ``of[i]`` reaches into block ``number[i]``, which has the rows ``begin[i]`` to ``end[i]``."""
     start, stop = np.maximum(rows.start[of], begin), np.minimum(rows.stop[of], end)
     entered = np.flatnonzero(np.diff(number, prepend=-1))
     return Blocks(number[entered], Runs(start, stop - start), np.append(entered, len(number)), rows.place)

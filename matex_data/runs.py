@@ -36,9 +36,7 @@ class Runs:
         """The numbers at positions ``start[i], ... start[i]+count[i]-1``, for every i in turn."""
         first = np.searchsorted(self.first, start, side="right") - 1
         last = np.searchsorted(self.first, start + count - 1, side="right") - 1
-        pieces = np.where(count > 0, last - first + 1, 0)
-        run = ranges(first, pieces)
-        asked = np.repeat(np.arange(len(start)), pieces)
+        asked, run = crossed(first, np.where(count > 0, last - first + 1, 0))
         low = np.maximum(start[asked], self.first[run])
         high = np.minimum((start + count)[asked], self.first[run + 1])
         return Runs(self.start[run] + low - self.first[run], high - low)
@@ -58,16 +56,25 @@ def merge(runs: Runs) -> Runs:
     return Runs(runs.start[first], np.add.reduceat(runs.count, first))
 
 
+def crossed(first: Integers, several: Integers) -> tuple[Integers, Integers]:
+    """Each stretch once for every block that it reaches into: which stretch, and which block.
+
+    Parameters
+    ----------
+    first, several : int64[stretches], the first of these blocks, and how many there are.
+    """
+    return np.repeat(np.arange(len(first)), several), ranges(first, several)
+
+
 def cut(runs: Runs, borders: Integers) -> Runs:
     """The same numbers, cut wherever one of the ascending ``borders`` lies within a run."""
-    inside = borders[(borders > (runs.start[0] if len(runs.start) else 0))]
-    run = np.searchsorted(runs.start, inside, side="right") - 1
-    inside = inside[(run >= 0) & (inside < (runs.start + runs.count)[run])] if len(runs.start) else inside[:0]
-    start = np.sort(np.concatenate([runs.start, inside]), kind="stable")  # two ascending parts: merged at once
-    start = start[np.flatnonzero(np.diff(start, prepend=-1))]
-    run = np.searchsorted(runs.start, start, side="right") - 1
-    end = np.minimum(np.append(start[1:], np.iinfo(np.int64).max), (runs.start + runs.count)[run])
-    return Runs(start, end - start)
+    stop = runs.start + runs.count
+    first, last = (np.searchsorted(borders, number, side="right") for number in (runs.start, stop - 1))
+    of, block = crossed(first, last - first + 1)
+    limits = np.iinfo(np.int64)
+    edges = np.concatenate([[limits.min], borders, [limits.max]])
+    start = np.maximum(runs.start[of], edges[block])
+    return Runs(start, np.minimum(stop[of], edges[block + 1]) - start)
 
 
 def compress(numbers: Integers) -> Runs:
