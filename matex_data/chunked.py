@@ -183,7 +183,7 @@ class Chunked(Part):
     def _fill(self, wanted: _Wanted, i: int, _: Bytes) -> None:
         """Rows of a chunk that was never written."""
         outer, inner = self._cells[i % len(self._cells)]
-        _, place = self._rows(wanted, i)
+        place = wanted.bands.places(i // len(self._cells))
         count = place.stop - place.start if isinstance(place, slice) else len(place)
         rows = np.broadcast_to(self.fill, (count, *(edge.stop for edge in inner)))
         scatter(wanted.out[outer], place, rows, self.convert)
