@@ -24,6 +24,7 @@ READ_BYTES = 64 << 20  # brought together by a rank, about, at most: Python is p
 LEAST_READ_BYTES = 4 << 20
 READ_SHARE = 64  # of the memory that a rank may use, one part in so many: several are on their way at once
 LEAST_PARTS = 8  # of an epoch: one is read while the one before it is decoded and the one before that is consumed
+IN_VAIN = 0.05  # of all that was read, at most, should the pass for which a window was read ahead never come
 
 
 def read_bytes(comm: MPI.Comm) -> int:
@@ -75,8 +76,7 @@ class ReadPasses(Passes):
         if course is None or (course.number, course.begins.start) != (epoch, start):
             course = Course(self._supply, self.schedule, epoch, start, self.together)
         self._count += 1
-        again = self._count > 1 and len(course) >= LEAST_PARTS  # if nobody comes, little has been read in vain
-        self._stream = stream = Stream(course, again)
+        self._stream = stream = Stream(course, again=self._count > 1 and IN_VAIN * self._count * len(course) >= 1)
         try:
             yield from stream
         finally:
