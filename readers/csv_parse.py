@@ -24,11 +24,12 @@ MISSING = (
     *("NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
 )
 """Texts that stand for a missing value in pandas."""
-_MARKS = frozenset(MISSING) - {""}
-"""Those that Arrow takes for no number, truth value or time, or for NaN: it need not look for them."""
+_UNSOUGHT = (frozenset(MISSING), frozenset(MISSING) - {""}, frozenset[str]())
+"""Which of them are not looked for: all at first, then all but the empty text, then none. Arrow takes none of them for
+a number, a truth value or a time, but for NaN."""
 _FAILED = re.compile(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to ([^:]+): (.*)", re.DOTALL)
 _warned: set[str] = set()
-_marked: set[str] = set()  # files in which such a mark was found
+_needed: dict[str, int] = {}  # by file, the first of these with which all that was parsed could be
 
 
 @dataclass(frozen=True)
@@ -90,21 +91,26 @@ def plain(data: Bytes, layout: Layout, wanted: Mapping[str, Any], rows: int) -> 
 def _parsed(text: Any, layout: Layout, wanted: Mapping[str, Any], dialect: Dialect) -> pa.Table:
     """Columns of a standard text.
 
-    To compare each number with all texts that stand for a missing value takes a fifth of the time. So it is only done
-    once such a text has been found in the file, or where it could be taken for a value.
+    To compare each number with all texts that stand for a missing value takes a fifth of the time. So they are only
+    looked for once one of them has been found in the file, or where it could be taken for a value.
 
     Raises
     ------
     pyarrow.ArrowInvalid : a record or a value is not what it should be.
     """
-    if layout.path not in _marked and all(map(_refuses_marks, wanted.values())):
+    most = len(_UNSOUGHT) - 1
+    level = begin = _needed.get(layout.path, 0) if all(map(_refuses_marks, wanted.values())) else most
+    while True:
         try:
-            return _read(text, layout, wanted, dialect, [mark for mark in layout.na_values if mark not in _MARKS])
+            table = _read(text, layout, wanted, dialect, [m for m in layout.na_values if m not in _UNSOUGHT[level]])
         except pa.ArrowInvalid:
-            table = _read(text, layout, wanted, dialect, layout.na_values)
-            _marked.add(layout.path)
-            return table
-    return _read(text, layout, wanted, dialect, layout.na_values)
+            if level == most:
+                raise
+            level += 1
+            continue
+        if level > begin:
+            _needed[layout.path] = level
+        return table
 
 
 def _refuses_marks(kind: Any) -> bool:
