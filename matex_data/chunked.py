@@ -22,6 +22,8 @@ from matex_data.scatter import Convert, Some, scatter
 
 TOGETHER_BYTES = 2 * 1024 * 1024  # of decoded chunks, made by one thread in one go
 
+_Rows = tuple[Some, Some]  # of a chunk, and where they go
+_NO_ROWS: _Rows = (NOTHING, NOTHING)
 Cell = tuple[tuple[slice, ...], tuple[slice, ...]]  # of the field's array, with all its rows, and of a row of the chunk
 
 
@@ -120,11 +122,13 @@ class Chunked(Part):
     def _finish(self, wanted: _Wanted, chunks: Integers, stored: Bytes) -> None:
         """Decode one chunk after the other; whoever waits for one of them hears of any failure."""
         numbers, entries = chunks.tolist(), wanted.entry[chunks].tolist()
-        end = 0
+        cells, band, rows, end = len(self._cells), -1, _NO_ROWS, 0
         for turn, (i, entry) in enumerate(zip(numbers, entries, strict=True)):
             begin, end = end, end + int(self.nbytes[entry])
             try:
-                self._decode(wanted, i, entry, stored[begin:end])
+                if i // cells != band:
+                    band, rows = i // cells, self._rows(wanted, i)
+                self._decode(wanted, i, entry, rows, stored[begin:end])
             except Exception as error:
                 failure = self._located(entry, error) if isinstance(error, BrokenChunk) else error
                 for promise in map(wanted.promises.get, numbers[turn:]):
@@ -141,8 +145,8 @@ class Chunked(Part):
             remedy="the file is damaged there: restore it from its source",
         )
 
-    def _decode(self, wanted: _Wanted, i: int, entry: int, stored: Bytes) -> None:
-        local, place = self._rows(wanted, i)
+    def _decode(self, wanted: _Wanted, i: int, entry: int, rows: _Rows, stored: Bytes) -> None:
+        local, place = rows
         promise, mask = wanted.promises.get(i), int(self.mask[entry])
         ready = self._memory(local, place, wanted.out) if promise is None else None
         used_up = ready is None and promise is None and self.pipeline.filters
@@ -157,10 +161,10 @@ class Chunked(Part):
             chunk = chunk.copy() if np.may_share_memory(data, stored) else chunk  # scratch is used again
             if not promise.done():  # a read beside this one may have failed
                 promise.set_result(chunk)
-        self._take(wanted, i, local, place, chunk)
+        self._take(wanted, i, rows, chunk)
 
-    def _rows(self, wanted: _Wanted, i: int) -> tuple[Some, Some]:
-        """The rows that are wanted of a chunk, counted within it, and their places."""
+    def _rows(self, wanted: _Wanted, i: int) -> _Rows:
+        """The rows that are wanted of a chunk, counted within it, and their places; the same for all of a band."""
         band = i // len(self._cells)
         begin = int(wanted.bands.number[band]) * self.chunk_shape[0]
         return wanted.bands.rows(band, begin), wanted.bands.places(band)
@@ -173,12 +177,13 @@ class Chunked(Part):
         as_stored = self.convert is None and self.dtype == out.dtype and self.chunk_shape[1:] == out.shape[1:]
         return as_bytes(out[place]) if as_stored and out.flags.c_contiguous else None
 
-    def _take(self, wanted: _Wanted, i: int, local: Some, place: Some, chunk: Array) -> None:
+    def _take(self, wanted: _Wanted, i: int, rows: _Rows, chunk: Array) -> None:
+        local, place = rows
         outer, inner = self._cells[i % len(self._cells)]
         scatter(wanted.out[outer], place, chunk[(local, *inner)], self.convert)
 
     def _copy(self, wanted: _Wanted, i: int, chunk: Future[Array], _: Bytes) -> None:
-        self._take(wanted, i, *self._rows(wanted, i), chunk.result())
+        self._take(wanted, i, self._rows(wanted, i), chunk.result())
 
     def _fill(self, wanted: _Wanted, i: int, _: Bytes) -> None:
         """Rows of a chunk that was never written."""
