@@ -13,6 +13,7 @@ import imagecodecs
 import numpy as np
 
 from benchmarks.data import Task
+from matex_data.unshuffle import unshuffle
 
 BUFFER_BYTES = 8 << 20
 
@@ -43,12 +44,13 @@ def moving(task: Task, rank: int = 0, size: int = 1, buffers: int = 1) -> Pass:
 def decoding(task: Task, rank: int = 0, size: int = 1) -> Pass:
     """Inflate and unshuffle the chunks of the inputs, which are in memory, with the threads a rank may use.
 
-    libdeflate inflates; NumPy unshuffles two bytes in half the time that numcodecs takes. What comes out is
+    libdeflate inflates, and our own loop unshuffles, in a tenth of the time that numcodecs takes. What comes out is
     overwritten by the next chunk.
     """
     with h5py.File(task.path) as file:
         dataset = file[task.inputs]
-        depth, nbytes = int(dataset.chunks[0]), int(np.prod(dataset.chunks)) * dataset.dtype.itemsize
+        depth, itemsize = int(dataset.chunks[0]), int(dataset.dtype.itemsize)
+        nbytes = int(np.prod(dataset.chunks)) * itemsize
         corners = [(row, 0, 0) for row in range(0, task.samples, depth)]
         corners = corners[len(corners) * rank // size : len(corners) * (rank + 1) // size]
         stored = [dataset.id.read_direct_chunk(corner)[1] for corner in corners]
@@ -57,9 +59,7 @@ def decoding(task: Task, rank: int = 0, size: int = 1) -> Pass:
 
     def decode(chunk: bytes) -> None:
         imagecodecs.deflate_decode(chunk, out=scratch.planes)
-        low, high = scratch.planes.reshape(2, -1)
-        np.left_shift(high, 8, out=scratch.items, dtype=np.uint16)
-        np.bitwise_or(scratch.items, low, out=scratch.items)
+        unshuffle(scratch.planes, itemsize, scratch.items)
 
     def run() -> int:
         for _ in pool.map(decode, stored):
@@ -74,4 +74,4 @@ class _Scratch(local):
 
     def __init__(self, nbytes: int) -> None:
         self.planes = np.empty(nbytes, np.uint8)
-        self.items = np.empty(nbytes // 2, np.uint16)
+        self.items = np.empty(nbytes, np.uint8)

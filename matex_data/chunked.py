@@ -19,6 +19,7 @@ from matex_data.errors import DecodeError
 from matex_data.index import Array, Integers, Part, Request, Rows
 from matex_data.layouts import NOTHING, as_bytes
 from matex_data.scatter import Convert, Some, scatter
+from matex_data.unshuffle import unshuffle_rows
 
 TOGETHER_BYTES = 2 * 1024 * 1024  # of decoded chunks, made by one thread in one go
 
@@ -146,13 +147,11 @@ class Chunked(Part):
         )
 
     def _decode(self, wanted: _Wanted, i: int, entry: int, rows: _Rows, stored: Bytes) -> None:
-        local, place = rows
         promise, mask = wanted.promises.get(i), int(self.mask[entry])
-        ready = self._memory(local, place, wanted.out) if promise is None else None
-        used_up = ready is None and promise is None and self.pipeline.filters
-        data = self.pipeline.decode(stored, mask, for_one_chunk(self.pipeline.nbytes) if used_up else ready)
-        if ready is not None:
+        if promise is None and self._decoded_in_place(rows, wanted.out, stored, mask):
             return
+        scratch = promise is None and self.pipeline.filters
+        data = self.pipeline.decode(stored, mask, for_one_chunk(self.pipeline.nbytes) if scratch else None)
         depth, *others = self.chunk_shape
         chunk = data.view(self.dtype).reshape(*others[: self.axis], depth, *others[self.axis :])
         if self.axis:
@@ -163,19 +162,27 @@ class Chunked(Part):
                 promise.set_result(chunk)
         self._take(wanted, i, rows, chunk)
 
+    def _decoded_in_place(self, rows: _Rows, out: Array, stored: Bytes, mask: int) -> bool:
+        """Decode a chunk of whole rows straight to where they go, if nothing has to be made of their numbers."""
+        local, place = rows
+        as_stored = self.convert is None and self.dtype == out.dtype and self.chunk_shape[1:] == out.shape[1:]
+        if not as_stored or self.axis or not out.flags.c_contiguous:
+            return False
+        planes = None if mask & 1 else self.pipeline.before_shuffle
+        if isinstance(place, slice) and local == slice(0, self.chunk_shape[0]):
+            self.pipeline.decode(stored, mask, as_bytes(out[place]))
+        elif planes is not None and not isinstance(place, slice):
+            scratch = for_one_chunk(planes.nbytes) if planes.filters else None
+            unshuffle_rows(planes.decode(stored, mask >> 1, scratch), out, place)
+        else:
+            return False
+        return True
+
     def _rows(self, wanted: _Wanted, i: int) -> _Rows:
         """The rows that are wanted of a chunk, counted within it, and their places; the same for all of a band."""
         band = i // len(self._cells)
         begin = int(wanted.bands.number[band]) * self.chunk_shape[0]
         return wanted.bands.rows(band, begin), wanted.bands.places(band)
-
-    def _memory(self, local: Some, place: Some, out: Array) -> Bytes | None:
-        """Where a chunk can be decoded straight to, if its rows stay together as they are."""
-        together = isinstance(local, slice) and isinstance(place, slice)
-        if not together or local != slice(0, self.chunk_shape[0]) or self.axis:
-            return None
-        as_stored = self.convert is None and self.dtype == out.dtype and self.chunk_shape[1:] == out.shape[1:]
-        return as_bytes(out[place]) if as_stored and out.flags.c_contiguous else None
 
     def _take(self, wanted: _Wanted, i: int, rows: _Rows, chunk: Array) -> None:
         local, place = rows

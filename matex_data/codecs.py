@@ -15,6 +15,7 @@ import numpy as np
 
 from matex_data import bitshuffle, blosc2_frame
 from matex_data.chunk_memory import Bytes, Memory, memory_for, of_this_thread
+from matex_data.unshuffle import WIDTHS, unshuffle
 
 DEFLATE, SHUFFLE, FLETCHER32, SZIP = 1, 2, 3, 4
 LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2 = 32000, 32001, 32004, 32008, 32015, 32026
@@ -79,6 +80,16 @@ class Pipeline:
         return out
 
     @cached_property
+    def before_shuffle(self) -> Pipeline | None:
+        """All but the shuffle that came first, of elements that ``unshuffle_rows`` can bring to their places.
+
+        What it decodes, with a filter mask that lacks the first bit, are the planes of the elements.
+        """
+        first, *others = self.filters or (None,)
+        shuffled = first is not None and first.number == SHUFFLE and first.options[:1] in ((), (self.itemsize,))
+        return Pipeline(tuple(others), self.itemsize, self.nbytes) if shuffled and self.itemsize in WIDTHS else None
+
+    @cached_property
     def _every_step(self) -> list[tuple[Filter, int | None, bool]]:
         return self._steps(0)
 
@@ -121,23 +132,11 @@ def _flat(decoded: Any) -> Bytes:
 
 
 def _unshuffle(data: Bytes, options: tuple[int, ...], size: int | None, memory: Memory) -> Bytes:
-    """Byte i of every element lies in plane i; bytes behind the last whole element are as they were."""
     width = options[0]
-    count = data.nbytes // width
-    if width == 1 or count <= 1:
+    if width == 1 or data.nbytes < 2 * width:
         return data
     out = memory(data.nbytes)
-    planes = data[: count * width].reshape(width, count)
-    if width == 2:  # twice as fast as by columns
-        items = out[: count * 2].view("<u2")
-        np.left_shift(planes[1], 8, out=items, dtype=np.uint16)
-        np.bitwise_or(items, planes[0], out=items)
-    else:
-        columns = out[: count * width].reshape(count, width)
-        for i in range(width):  # several times as fast as one transposed copy
-            columns[:, i] = planes[i]
-    if count * width < data.nbytes:
-        out[count * width :] = data[count * width :]
+    unshuffle(data, width, out)
     return out
 
 

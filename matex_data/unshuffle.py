@@ -1,0 +1,83 @@
+"""Undo HDF5's shuffle filter: byte i of every element lies in plane i. Compiled by Numba, off Python's lock.
+
+Source: https://support.hdfgroup.org/documentation/hdf5/latest/group___d_c_p_l.html, H5Pset_shuffle. Elements are made
+in the processor's registers and written once, where they belong: NumPy needs a pass for each of their bytes, and one
+more to bring rows to their places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from matex_data.chunk_memory import Bytes
+from matex_data.index import Array, Integers
+
+WIDTHS = (2, 4, 8)  # bytes of the elements that fit a register; others are put together plane by plane
+
+_FIRST: Integers = np.zeros(1, np.int64)
+
+Kernel = Callable[[Bytes, Array, Integers], None]
+"""Planes uint8[width, elements], rows of unsigned numbers, and the row that each row of the planes becomes."""
+
+
+def unshuffle(data: Bytes, width: int, out: Bytes) -> None:
+    """Elements of ``width`` bytes, one behind the other; bytes behind the last whole element are as they were.
+
+    Parameters
+    ----------
+    data : uint8[n], the planes.
+    width : bytes of an element.
+    out : uint8[n], contiguous; not the same memory.
+    """
+    count = data.nbytes // width
+    whole = count * width
+    planes = data[:whole].reshape(width, count)
+    if width in WIDTHS:
+        _kernel(width)(planes, out[:whole].view(f"<u{width}").reshape(1, -1), _FIRST)
+    else:
+        columns = out[:whole].reshape(count, width)
+        for i in range(width):  # several times as fast as one transposed copy
+            columns[:, i] = planes[i]
+    out[whole:] = data[whole:]
+
+
+def unshuffle_rows(data: Bytes, out: Array, place: Integers) -> None:
+    """Each row to its place: the i-th of the planes becomes ``out[place[i]]``.
+
+    Parameters
+    ----------
+    data : uint8[n], the planes of at least as many rows as there are places.
+    out : [rows, ...], contiguous, of elements of 2, 4 or 8 bytes in the byte order of the planes.
+    place : int64[k], rows of ``out``.
+    """
+    width = out.dtype.itemsize
+    rows = out.reshape(len(out), -1).view(f"<u{width}")
+    _kernel(width)(data[: data.nbytes // width * width].reshape(width, -1), rows, place)
+
+
+@cache
+def _kernel(width: int) -> Kernel:
+    """Compiled where it is first called; Numba keeps that in a folder for the next program, if it finds one."""
+    from numba import njit  # takes most of a second: only those who read shuffled chunks wait for it
+
+    unsigned: Any = np.dtype(f"u{width}").type
+
+    def rows_of(planes: Any, out: Any, place: Any) -> None:
+        length = out.shape[1]
+        for row in range(len(place)):
+            begin, to = row * length, place[row]
+            for i in range(length):
+                element = unsigned(0)
+                for plane in range(width):
+                    element |= unsigned(planes[plane, begin + i]) << unsigned(8 * plane)
+                out[to, i] = element
+
+    try:
+        kernel: Kernel = njit(nogil=True, cache=True)(rows_of)
+    except RuntimeError:  # neither the package's folder nor the user's can be written to
+        kernel = njit(nogil=True)(rows_of)
+    return kernel
