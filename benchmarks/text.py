@@ -69,10 +69,11 @@ def pandas(task: Task) -> Pass:
     return lambda: len(read_csv(task.path))
 
 
-def csv_dataset(task: Task) -> Pass:
-    """``tf.data.experimental.CsvDataset`` in batches, the first samples of the file."""
+def csv_dataset(task: Task, buffer: int = 0) -> Pass:
+    """``tf.data.experimental.CsvDataset`` in batches, the first samples of the file; shuffled in a buffer of rows."""
     import tensorflow as tf
 
     types = [tf.float64] * len(COLUMNS) + [tf.int64]
     lines = tf.data.experimental.CsvDataset(task.path, types, header=True)
+    lines = lines.shuffle(buffer, SEED) if buffer else lines
     return in_graph(lines.batch(task.batch_size).take(max(1, min(task.limit, task.samples) // task.batch_size)))
