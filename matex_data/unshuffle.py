@@ -61,8 +61,8 @@ def unshuffle_rows(data: Bytes, out: Array, place: Integers) -> None:
 
 @cache
 def _kernel(width: int) -> Kernel:
-    """Compiled where it is first called; Numba keeps that in a folder for the next program, if it finds one."""
-    from numba import njit  # takes most of a second: only those who read shuffled chunks wait for it
+    """Compiled here; Numba keeps that in a folder for the next program, if it finds one."""
+    from numba import from_dtype, int64, njit, types, uint8, void  # takes most of a second, which others need not wait
 
     unsigned: Any = np.dtype(f"u{width}").type
 
@@ -76,8 +76,10 @@ def _kernel(width: int) -> Kernel:
                     element |= unsigned(planes[plane, begin + i]) << unsigned(8 * plane)
                 out[to, i] = element
 
+    read_only = types.Array(uint8, 2, "C", readonly=True), types.Array(int64, 1, "C", readonly=True)
+    signature = void(read_only[0], types.Array(from_dtype(np.dtype(unsigned)), 2, "C"), read_only[1])
     try:
-        kernel: Kernel = njit(nogil=True, cache=True)(rows_of)
-    except RuntimeError:  # neither the package's folder nor the user's can be written to
-        kernel = njit(nogil=True)(rows_of)
+        kernel: Kernel = njit(signature, nogil=True, cache=True)(rows_of)
+    except (RuntimeError, OSError):  # no folder that can be written to, or a full one
+        kernel = njit(signature, nogil=True)(rows_of)
     return kernel
