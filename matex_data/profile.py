@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 
 
 @dataclass
@@ -30,6 +31,7 @@ class Profile:
 
 
 _ALL = Profile()
+_ADDING = Lock()
 
 
 def overall() -> Profile:
@@ -45,5 +47,6 @@ def timed(profile: Profile, part: str) -> Iterator[None]:
         yield
     finally:
         seconds = time.perf_counter() - begin
-        for each in (profile, _ALL):
-            setattr(each, part, getattr(each, part) + seconds)
+        with _ADDING:
+            for each in (profile, _ALL):
+                setattr(each, part, getattr(each, part) + seconds)
