@@ -44,13 +44,15 @@ class Course:
             yield ahead or begun(self._planned, begin)
 
     def begin_ahead(self) -> None:
-        """Read the first window already; what goes wrong is heard of when the window is asked for."""
-        self._first = begun(self._started)
+        """Read the first window already, or only plan it where ranks read together or there is one thread.
 
-    def next_epoch(self) -> Course | None:
-        """The course through the whole next epoch; None where it cannot begin without the other ranks."""
-        if not reads_aside(self.supply.channel.files):
-            return None
+        What goes wrong is heard of when the window is asked for.
+        """
+        aside = reads_aside(self.supply.channel.files)
+        self._first = begun(self._started) if aside else begun(self._planned, self.begins[0])
+
+    def next_epoch(self) -> Course:
+        """The course through the whole next epoch."""
         return Course(self.supply, self.schedule, self.number + 1, 0, self.begins.step)
 
     @cached_property

@@ -143,10 +143,9 @@ class Stream:
     def _begin_next_pass(self) -> None:
         """In the place of the window that would come now: so the threads go on decoding over the end of an epoch."""
         self._wait_for_room()
-        following = None if self._stopped else self._course.next_epoch()
-        if following is not None:
-            following.begin_ahead()
-        self.following = following
+        if not self._stopped:
+            self.following = self._course.next_epoch()
+            self.following.begin_ahead()
 
     def _start(self, upcoming: Filling, needs: Integers) -> Exception | None:
         """Read; what went wrong, if anything. *Collective* in collective mode."""

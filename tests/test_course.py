@@ -1,4 +1,4 @@
-"""The end of a pass begins to read for the next one: in the right order, little in vain, errors in their own pass."""
+"""The end of a pass begins the next one: in the right order, little in vain, errors in their own pass."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ def _two_threads() -> Iterator[None]:
             os.environ["MATEX_THREADS"] = before
 
 
-def _batches(comm: MPI.Intracomm, path: str, step: int = 0) -> Any:
-    data = open_dataset(path, comm=comm, io="independent", window_bytes=64 * 1024)
+def _batches(comm: MPI.Intracomm, path: str, step: int = 0, io: str = "independent") -> Any:
+    data = open_dataset(path, comm=comm, io=io, window_bytes=64 * 1024)
     return data.batches(BATCH, shuffle=True, seed=1, start=data.state(step))
 
 
-def _passes(comm: MPI.Intracomm, path: str) -> list[bool]:
+def _passes(comm: MPI.Intracomm, path: str, io: str) -> list[bool]:
     """Whether each pass equals that of a data set that was opened for it alone; the fourth is left half-way."""
     with _two_threads():
-        batches, same = _batches(comm, path), []
+        batches, same = _batches(comm, path, io=io), []
         steps = len(batches)
         for epoch, count in enumerate((steps, steps, steps, steps // 2, steps, steps)):
             own = [batch["x"].copy() for batch, _ in zip(batches, range(count), strict=False)]
@@ -60,8 +60,9 @@ def _passes(comm: MPI.Intracomm, path: str) -> list[bool]:
         return same
 
 
-def test_every_pass_has_its_own_order_whatever_was_begun_ahead(path: str, pool: Pool) -> None:
-    assert pool.run(_passes, path) == [[True] * 6] * pool.size
+@pytest.mark.parametrize("io", ["independent", "collective"])
+def test_every_pass_has_its_own_order_whatever_was_begun_ahead(path: str, pool: Pool, io: str) -> None:
+    assert pool.run(_passes, path, io) == [[True] * 6] * pool.size
 
 
 def _read_in_vain(comm: MPI.Intracomm, path: str) -> list[float]:
@@ -84,6 +85,25 @@ def test_from_the_second_pass_on_a_window_is_read_ahead(path: str, pool: Pool) -
     for first, second, third in pool.run(_read_in_vain, path):
         assert first == 1
         assert 2 < second < 2.2 and 3 < third < 3.2
+
+
+def _begun_ahead(comm: MPI.Intracomm, path: str, io: str) -> tuple[int, bool]:
+    """The next pass's number, as it has been begun at the end of the second one, and whether anything was read."""
+    with _two_threads():
+        batches = _batches(comm, path, io=io)
+        for _ in range(2):
+            for _ in batches:
+                pass
+        stream = batches._passes._stream
+        assert stream.join(PATIENCE)
+        filling = next(stream.following.plans()).result(PATIENCE)
+        return stream.following.number, filling.work is not None
+
+
+@pytest.mark.parametrize("io", ["independent", "collective"])
+def test_ranks_that_read_together_only_plan_ahead(path: str, pool: Pool, io: str) -> None:
+    alone = io == "independent" or pool.size == 1  # a rank alone has none to read with
+    assert pool.run(_begun_ahead, path, io) == [(2, alone)] * pool.size
 
 
 def _shortened(comm: MPI.Intracomm, path: str) -> int:
