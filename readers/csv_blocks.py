@@ -17,7 +17,7 @@ from matex_data.readers.csv_scan import NONE, line_ends, misplaced, scan
 from matex_data.readers.ranks import Bytes, Ranks
 
 READ_BYTES = 4 << 20  # of one read
-PIECE_BYTES = 256 << 10  # scanned at once: what fits into a core's cache
+PIECE_BYTES = 1 << 20  # scanned at once: larger ones leave the cache of a core, smaller ones cost more Python
 TAIL_BYTES = 4 << 10  # of a piece, in which its last newline is looked for first
 PROBE_BYTES = 64 << 10  # in which a stretch looks for its first newline
 MOST_BLOCKS = 1 << 16
