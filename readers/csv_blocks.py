@@ -6,7 +6,9 @@ say: so it guesses, and where the guess turns out to be wrong it scans again. Th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -106,7 +108,7 @@ class Tally:
 
     def look_at_bytes(self, text: bytes) -> None:
         """Note which encodings some lines of the file cannot be in."""
-        if not text.isascii():
+        if np.frombuffer(text, np.uint8).max(initial=0) >= 128:  # several times as fast as ``isascii``
             try:
                 text.decode()
             except UnicodeDecodeError:
@@ -186,19 +188,40 @@ def _borders(path: str, offset: int, size: int, ranks: Ranks) -> list[int]:
 
 def _scan_part(path: str, borders: Sequence[int], tally: Tally, missing: Sequence[int], ranks: Ranks) -> None:
     """Those whose stretch is missing read it, all others stand by. *Collective*."""
-    lengths = [borders[rank + 1] - borders[rank] for rank in missing]
-    start, stop = borders[ranks.rank], borders[ranks.rank + 1] if ranks.rank in missing else 0
-    memory = np.empty(READ_BYTES, np.uint8)
+    rounds = -(-max(borders[rank + 1] - borders[rank] for rank in missing) // READ_BYTES)
+    at = borders[ranks.rank]
+    stop = borders[ranks.rank + 1] if ranks.rank in missing else at
     error: Exception | None = None
-    for done in range(0, max(lengths), READ_BYTES):
-        count = max(0, min(READ_BYTES, stop - start - done)) if error is None else 0
+    for coming in _ahead(path, at, stop, rounds, ranks):
         try:
-            ranks.read(path, start + done, memory[:count])
-            if count:
-                tally.feed(memory[:count], last=start + done + count == stop)
-        except Exception as failure:  # as above
+            data = coming.result()
+            at += len(data)
+            if len(data) and error is None:
+                tally.feed(data, last=at == stop)
+        except Exception as failure:  # as above; the other ranks count on this one for the rest of the reads
             error = error or failure
     ranks.agree(error)
+
+
+def _ahead(path: str, start: int, stop: int, rounds: int, ranks: Ranks) -> Iterator[Future[Bytes]]:
+    """The bytes of a stretch in turn, and nothing behind it; while some are looked at, the next are read. *Collective*.
+
+    Each of them is good until the next one is asked for.
+    """
+    memories = [np.empty(READ_BYTES, np.uint8) for _ in range(2)]
+
+    def read(number: int) -> Bytes:
+        begin = start + number * READ_BYTES
+        memory = memories[number % 2][: max(0, min(READ_BYTES, stop - begin))]
+        ranks.read(path, begin, memory)
+        return memory
+
+    with ThreadPoolExecutor(1, "matex-scan") as reader:
+        ahead = deque(reader.submit(read, number) for number in range(min(1, rounds)))
+        for number in range(1, rounds + 1):
+            if number < rounds:
+                ahead.append(reader.submit(read, number))
+            yield ahead.popleft()
 
 
 def _chain(tallies: Sequence[Tally | None]) -> list[bool | None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,23 +40,41 @@ class Found:
     opened: int
 
 
+def positions(data: Bytes, code: int) -> Integers:
+    """int64[n], where a byte stands.
+
+    Eight bytes at a time are looked at first: twice as fast for a byte as rare as the end of a line.
+    """
+    same = data == code
+    words = same[: len(data) // 8 * 8].view("<u8")
+    found = np.flatnonzero(words != 0)
+    if len(found) * 8 > len(words):
+        return np.flatnonzero(same)
+    left, result = words[found], [np.flatnonzero(same[len(words) * 8 :]) + len(words) * 8]
+    while len(left):
+        result.append(found * 8 + (np.bitwise_count((left & -left) - np.uint64(1)) >> 3))
+        left &= left - np.uint64(1)
+        several = np.flatnonzero(left)
+        found, left = found[several], left[several]
+    return np.sort(np.concatenate(result)) if len(result) > 2 else np.concatenate(result[::-1])
+
+
 def line_ends(data: Bytes) -> Integers:
     """int64[n], first byte behind every line: LF, CR LF, or CR alone."""
-    ends = np.flatnonzero(data == LF)
-    returns = np.flatnonzero(data == CR)
+    ends, returns = positions(data, LF), positions(data, CR)
     if len(returns):
         follows = np.append(data, np.uint8(0))[returns + 1] if returns[-1] + 1 == len(data) else data[returns + 1]
         alone = returns[follows != LF]
         if len(alone):
             ends = np.sort(np.concatenate([ends, alone]))
-    return (ends + 1).astype(np.int64, copy=False)
+    return ends + 1
 
 
 def scan(text: bytes, inside: bool, dialect: Dialect) -> Found:
     """Records of a text that begins at the start of a line, in or out of quotes, and ends with a line or the file."""
     data = np.frombuffer(text, np.uint8)
     # To look for a byte that is not there is ten times as fast in bytes as in an array.
-    ends = line_ends(data) if b"\r" in text else (np.flatnonzero(data == LF) + 1).astype(np.int64, copy=False)
+    ends = line_ends(data) if b"\r" in text else positions(data, LF) + 1
     quoted = dialect.quotechar is not None and dialect.quotechar.encode() in text
     toggles = _quotes(text, inside, dialect) if quoted else NONE
     outside = ends
@@ -82,7 +101,7 @@ def misplaced(data: Bytes, inside: bool, dialect: Dialect) -> int:
     """How many quotes would stand where none belongs, if the bytes began in or out of quotes."""
     if dialect.quotechar is None:
         return int(inside)
-    quotes = np.flatnonzero(data == ord(dialect.quotechar))
+    quotes = positions(data, ord(dialect.quotechar))
     opening, closing = quotes[int(inside) :: 2], quotes[1 - int(inside) :: 2]
     allowed = _field_ends(dialect)
     wrong = ~allowed[data[opening[opening > 0] - 1]]
@@ -97,7 +116,7 @@ def _field_ends(dialect: Dialect) -> NDArray[np.bool_]:
 def _quotes(text: bytes, inside: bool, dialect: Dialect) -> Integers:
     """Positions of the quotes that open and close fields, in turn."""
     data = np.frombuffer(text, np.uint8)
-    quotes = np.flatnonzero(data == ord(dialect.quotechar or ""))
+    quotes = positions(data, ord(dialect.quotechar or ""))
     opening = quotes[int(inside) :: 2]
     before = data[opening[opening > 0] - 1]
     plain = dialect.escapechar is None and dialect.comment is None
@@ -167,8 +186,7 @@ def _escaped(text: bytes, at: int, escape: int) -> bool:
 
 def _filled(data: Bytes, starts: Integers, dialect: Dialect) -> Integers:
     """Those lines that hold a record: neither blank nor a comment."""
-    blank = _table(b for b in (SPACE, TAB) if dialect.sep == SPACES or b not in dialect.separators)
-    empty = _table([LF, CR, *([ord(dialect.comment)] if dialect.comment else [])])
+    blank, empty = _line_starts(dialect)
     first = data[starts]
     keep = ~empty[first]
     begins = np.flatnonzero(blank[first])
@@ -177,6 +195,13 @@ def _filled(data: Bytes, starts: Integers, dialect: Dialect) -> Integers:
         there = at < len(data)
         keep[begins] = there & ~empty[data[np.where(there, at, 0)]]
     return starts if bool(keep.all()) else starts[keep]
+
+
+@lru_cache
+def _line_starts(dialect: Dialect) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """bool[256]: the bytes that may come before a record on its line, and those that make the line hold none."""
+    blank = _table(b for b in (SPACE, TAB) if dialect.sep == SPACES or b not in dialect.separators)
+    return blank, _table([LF, CR, *([ord(dialect.comment)] if dialect.comment else [])])
 
 
 def _table(codes: Iterable[int]) -> NDArray[np.bool_]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from matex_data.errors import DataError
 
 Bytes = NDArray[np.uint8]
 
@@ -31,6 +33,9 @@ class Ranks(Protocol):
     def read(self, path: str, offset: int, memory: Bytes) -> None:
         """Fill ``memory`` with the bytes of a file, each rank with its own, or with none at all. *Collective*.
 
+        The first read of a file opens it, and belongs to the thread that runs the user's program; any other thread may
+        go on, one at a time.
+
         Raises
         ------
         DataError : the file is shorter, or cannot be read.
@@ -51,9 +56,15 @@ class Alone:
             raise error
 
     def read(self, path: str, offset: int, memory: Bytes) -> None:
-        if len(memory):
-            handle = os.open(path, os.O_RDONLY)
-            try:
-                memory[:] = np.frombuffer(os.pread(handle, len(memory), offset), np.uint8)
-            finally:
-                os.close(handle)
+        with Path(path).open("rb") as file:
+            file.seek(offset)
+            found = file.readinto(memory.data)
+        if found < len(memory):
+            raise DataError(
+                "the file is shorter than it was",
+                file=path,
+                byte=offset + found,
+                expected=f"at least {offset + len(memory)} bytes",
+                found=f"{offset + found} bytes",
+                remedy="let nobody write to the data while it is read",
+            )

@@ -13,10 +13,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from matex_data.errors import DataError
 from matex_data.readers import csv_blocks
 from matex_data.readers.csv_blocks import Tally, scan_together
 from matex_data.readers.csv_dialect import SPACES, Dialect
-from matex_data.readers.csv_scan import line_ends, scan
+from matex_data.readers.csv_scan import line_ends, positions, scan
+from matex_data.readers.ranks import Alone
 from tests.readers.simulated import together
 
 PIECES = ["a", "bc", ",", ",", '"', '"', '""', "\n", "\r\n", "\r", "é", '"\n', ',"', '",', '"\r\n"']
@@ -115,6 +117,48 @@ def test_a_text_scanned_by_ranks(tmp_path: Path, text: str, size: int, read: int
         tallies = together(size, lambda ranks: scan_together(str(path), 0, 0, total, COMMA, ranks))
     for tally in tallies:
         _check(text, tally, step)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from([(b"\n", 1), (b"a", 1), (b"ab", 40), (b"\n", 9), (b"b", 7)]), max_size=40))
+def test_positions_of_a_byte(pieces: list[tuple[bytes, int]]) -> None:
+    data = np.frombuffer(b"".join(piece * count for piece, count in pieces), np.uint8)
+    assert positions(data, ord("\n")).tolist() == np.flatnonzero(data == ord("\n")).tolist()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("failing", [1, 3, 6])
+def test_a_read_that_fails_while_others_are_looked_at(tmp_path: Path, size: int, failing: int) -> None:
+    path = tmp_path / "text.csv"
+    path.write_bytes(b"1,2\n" * 100)
+    reads = [0] * size
+
+    def scanned(ranks: Any) -> str:
+        read = ranks.read
+
+        def failing_read(*what: Any) -> None:
+            read(*what)
+            reads[ranks.rank] += 1
+            if reads[ranks.rank] == failing and ranks.rank == size - 1:
+                raise DataError("the disk is broken")
+
+        ranks.read = failing_read
+        with pytest.raises(DataError) as raised:
+            scan_together(str(path), 0, 0, 400, COMMA, ranks)
+        return str(raised.value)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(csv_blocks, "READ_BYTES", 10)
+        assert set(together(size, scanned)) == {"the disk is broken"}
+    assert len(set(reads)) == 1
+
+
+def test_a_file_that_has_become_shorter(tmp_path: Path) -> None:
+    path = tmp_path / "text.csv"
+    path.write_bytes(b"1,2\n" * 10)
+    with pytest.raises(DataError, match="shorter") as raised:
+        scan_together(str(path), 0, 0, 44, COMMA, Alone())
+    assert raised.value.byte == 40
 
 
 FIELDS = st.lists(st.sampled_from(["a", ",", '"', "\\", "\n", "\r\n", "é"]), max_size=6).map("".join)
