@@ -19,7 +19,7 @@ from matex_data.readers.csv_scan import NONE, line_ends, misplaced, scan
 from matex_data.readers.ranks import Bytes, Ranks
 
 READ_BYTES = 4 << 20  # of one read
-PIECE_BYTES = 1 << 20  # scanned at once: larger ones leave the cache of a core, smaller ones cost more Python
+PIECE_BYTES = 512 << 10  # scanned at once: larger ones leave the cache of a core, smaller ones cost more Python
 TAIL_BYTES = 4 << 10  # of a piece, in which its last newline is looked for first
 PROBE_BYTES = 64 << 10  # in which a stretch looks for its first newline
 MOST_BLOCKS = 1 << 16
@@ -55,7 +55,7 @@ class Tally:
     nul: int = -1  # the first NUL byte
     utf8: bool = True
     defined: bool = True  # in Windows-1252
-    _rest: bytes = b""
+    _rest: Bytes = field(default_factory=lambda: np.empty(0, np.uint8))
     blocks: list[tuple[Integers, Integers, Integers]] = field(default_factory=list)
     cell: int = -1  # of the last record
 
@@ -64,14 +64,14 @@ class Tally:
         if self.inside is None:
             self.inside = self.guess = _guess(data, self.dialect)
         at = 0
-        while at < len(data) or (last and self._rest):
+        while at < len(data) or (last and len(self._rest)):
             stop = self._piece(data, at, last)
             if stop < 0:
                 break
-            self._take(self._rest + data[at:stop].tobytes())
-            self._rest = b""
-            at = stop
-        self._rest += data[at:].tobytes()
+            piece = data[at:stop]
+            self._take(np.concatenate([self._rest, piece]) if len(self._rest) else piece)
+            self._rest, at = data[:0], stop
+        self._rest = np.concatenate([self._rest, data[at:]])
 
     def _piece(self, data: Bytes, at: int, last: bool) -> int:
         """Where the piece that begins at ``at`` ends: behind a line, or at the end of the file; -1: nowhere yet."""
@@ -88,11 +88,11 @@ class Tally:
                 return at + newline + 1 if newline >= 0 else -1
             size *= 2
 
-    def _take(self, text: bytes) -> None:
-        if self.nul < 0 and b"\0" in text:
-            self.nul = self.offset + text.index(b"\0")
-        self.look_at_bytes(text)
-        found = scan(text, bool(self.inside), self.dialect)
+    def _take(self, data: Bytes) -> None:
+        if self.nul < 0 and not data.min():
+            self.nul = self.offset + int(np.argmin(data))
+        self.look_at_bytes(data)
+        found = scan(data, bool(self.inside), self.dialect)
         if len(found.starts):
             starts = found.starts + self.offset
             cells = starts // self.step
@@ -104,11 +104,12 @@ class Tally:
         self.opened = found.opened + self.offset if found.opened >= 0 else self.opened
         self.rows += len(found.starts)
         self.lines += len(found.ends)
-        self.offset += len(text)
+        self.offset += len(data)
 
-    def look_at_bytes(self, text: bytes) -> None:
+    def look_at_bytes(self, data: Bytes) -> None:
         """Note which encodings some lines of the file cannot be in."""
-        if np.frombuffer(text, np.uint8).max(initial=0) >= 128:  # several times as fast as ``isascii``
+        if data.max(initial=0) >= 128:
+            text = data.tobytes()
             try:
                 text.decode()
             except UnicodeDecodeError:

@@ -115,7 +115,7 @@ def _told(path: str, head: Bytes, size: int, packed: str, options: Options) -> T
     start, line = _beginning(head, options.skiprows)
     text = head[start:].tobytes().decode("latin-1")
     dialect = detect(_whole_lines(text[:TYPICAL_BYTES]), options.dialect, options.fixed)
-    found = scan(head[start:].tobytes(), False, dialect)
+    found = scan(head[start:], False, dialect)
     spans = zip(found.starts.tolist(), [*found.starts[1:].tolist(), len(text)], strict=False)
     records = [dialect.fields(next(dialect.reader(text[a:b]))) for a, b in islice(spans, MOST_RECORDS)]
     if not records:
@@ -221,7 +221,7 @@ def check(file: TextFile, options: Options, stretch: Callable[[int, int], Bytes]
             found=f"the columns {', '.join(file.layout.names[:8])}",
             remedy="leave the file out; if its only line is a record, give header=None",
         )
-    tally.look_at_bytes(stretch(0, file.start).tobytes())
+    tally.look_at_bytes(stretch(0, file.start))
     encoding = options.encoding or ("utf-8" if tally.utf8 else "cp1252" if tally.defined else "iso8859-1")
     if encoding == "utf-8" and not tally.utf8:
         raise FormatError("the text is not UTF-8", file=file.path, remedy="leave out encoding=, or give another one")

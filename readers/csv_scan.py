@@ -7,6 +7,7 @@ and Arrow. So within quotes or not is all there is to know at the start of a lin
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,6 +21,8 @@ from matex_data.readers.ranks import Bytes
 
 LF, CR, SPACE, TAB = 10, 13, 32, 9
 NONE: Integers = np.empty(0, np.int64)
+MOST_SCRATCH = 8 << 20  # bytes that a thread keeps
+_KEPT = threading.local()
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,9 @@ def positions(data: Bytes, code: int) -> Integers:
 
     Eight bytes at a time are looked at first: twice as fast for a byte as rare as the end of a line.
     """
-    same = data == code
+    same = np.equal(data, code, out=_scratch(len(data)))
+    if not same.any():
+        return NONE
     words = same[: len(data) // 8 * 8].view("<u8")
     found = np.flatnonzero(words != 0)
     if len(found) * 8 > len(words):
@@ -59,6 +64,16 @@ def positions(data: Bytes, code: int) -> Integers:
     return np.sort(np.concatenate(result)) if len(result) > 2 else np.concatenate(result[::-1])
 
 
+def _scratch(size: int) -> NDArray[np.bool_]:
+    """Memory that this thread uses again: what the system gives anew costs twice what is done in it."""
+    memory: NDArray[np.bool_] | None = getattr(_KEPT, "memory", None)
+    if memory is None or len(memory) < size:
+        memory = np.empty(size, bool)
+        if size <= MOST_SCRATCH:
+            _KEPT.memory = memory
+    return memory[:size]
+
+
 def line_ends(data: Bytes) -> Integers:
     """int64[n], first byte behind every line: LF, CR LF, or CR alone."""
     ends, returns = positions(data, LF), positions(data, CR)
@@ -70,13 +85,9 @@ def line_ends(data: Bytes) -> Integers:
     return ends + 1
 
 
-def scan(text: bytes, inside: bool, dialect: Dialect) -> Found:
+def scan(data: Bytes, inside: bool, dialect: Dialect) -> Found:
     """Records of a text that begins at the start of a line, in or out of quotes, and ends with a line or the file."""
-    data = np.frombuffer(text, np.uint8)
-    # To look for a byte that is not there is ten times as fast in bytes as in an array.
-    ends = line_ends(data) if b"\r" in text else positions(data, LF) + 1
-    quoted = dialect.quotechar is not None and dialect.quotechar.encode() in text
-    toggles = _quotes(text, inside, dialect) if quoted else NONE
+    ends, toggles = line_ends(data), _quotes(data, inside, dialect)
     outside = ends
     if len(toggles) or inside:
         outside = ends[(np.searchsorted(toggles, ends) + inside) % 2 == 0]
@@ -113,16 +124,17 @@ def _field_ends(dialect: Dialect) -> NDArray[np.bool_]:
     return _table([*dialect.separators, LF, CR, ord(dialect.quotechar or "\n")])
 
 
-def _quotes(text: bytes, inside: bool, dialect: Dialect) -> Integers:
+def _quotes(data: Bytes, inside: bool, dialect: Dialect) -> Integers:
     """Positions of the quotes that open and close fields, in turn."""
-    data = np.frombuffer(text, np.uint8)
-    quotes = positions(data, ord(dialect.quotechar or ""))
+    quotes = NONE if dialect.quotechar is None else positions(data, ord(dialect.quotechar))
+    if not len(quotes):
+        return NONE
     opening = quotes[int(inside) :: 2]
     before = data[opening[opening > 0] - 1]
     plain = dialect.escapechar is None and dialect.comment is None
     if plain and bool(_field_ends(dialect)[before].all()):
         return quotes
-    return _in_turn(text, inside, dialect)[0]
+    return _in_turn(data.tobytes(), inside, dialect)[0]
 
 
 def uncommented(text: bytes, dialect: Dialect) -> bytes:

@@ -57,7 +57,7 @@ def as_bytes(text: str) -> np.ndarray:
 @example('a,b"c\n"d\n')
 @example('"a""b"c"\n"\r"\n')
 def test_records_are_those_of_python(text: str) -> None:
-    found = scan(text.encode(), False, COMMA)
+    found = scan(as_bytes(text), False, COMMA)
     assert records_from(text, found.starts) == python_records(text)
 
 
@@ -65,10 +65,10 @@ def test_records_are_those_of_python(text: str) -> None:
 @given(TEXTS)
 def test_a_text_split_behind_any_line(text: str) -> None:
     data = as_bytes(text)
-    whole = scan(text.encode(), False, COMMA)
+    whole = scan(as_bytes(text), False, COMMA)
     for end in line_ends(data).tolist():
-        head = scan(data[:end].tobytes(), False, COMMA)
-        tail = scan(data[end:].tobytes(), head.inside, COMMA)
+        head = scan(data[:end], False, COMMA)
+        tail = scan(data[end:], head.inside, COMMA)
         assert np.concatenate([head.starts, tail.starts + end]).tolist() == whole.starts.tolist()
         assert np.concatenate([head.ends, tail.ends + end]).tolist() == whole.ends.tolist()
         assert tail.inside == whole.inside
@@ -88,7 +88,7 @@ def test_a_text_fed_in_chunks_of_any_size(text: str, chunk: int, piece: int, ste
 
 def _check(text: str, tally: Tally, step: int) -> None:
     """The blocks begin with the first record in every ``step`` bytes."""
-    whole = scan(text.encode(), False, COMMA)
+    whole = scan(as_bytes(text), False, COMMA)
     assert tally.rows == len(whole.starts) == len(python_records(text))
     assert tally.lines == len(whole.ends)
     assert tally.inside == whole.inside
@@ -170,28 +170,28 @@ def test_escaped_quotes(rows: list[list[str]]) -> None:
     dialect = Dialect(escapechar="\\")
     file = io.StringIO(newline="")
     csv.writer(file, quoting=csv.QUOTE_ALL, escapechar="\\", doublequote=False).writerows(rows)
-    found = scan(file.getvalue().encode(), False, dialect)
+    found = scan(as_bytes(file.getvalue()), False, dialect)
     assert len(found.starts) == len(rows)
     assert not found.inside
 
 
 def test_comments_and_blank_lines_are_no_records() -> None:
     text = '# a "comment\n1,2\n   \n\t\n3,4 # "five\n#\n  # six\n"# 7\n",8\n'
-    found = scan(text.encode(), False, Dialect(comment="#"))
+    found = scan(as_bytes(text), False, Dialect(comment="#"))
     assert [text[start] for start in found.starts] == ["1", "3", '"']
     assert not found.inside
 
 
 def test_blanks_that_separate_begin_a_record_only_with_something_behind_them() -> None:
     text = "  1 2\n   \n\t3\t4\n"
-    found = scan(text.encode(), False, Dialect(sep=SPACES))
+    found = scan(as_bytes(text), False, Dialect(sep=SPACES))
     assert found.starts.tolist() == [0, 10]
-    found = scan(text.encode(), False, Dialect(sep="\t"))
+    found = scan(as_bytes(text), False, Dialect(sep="\t"))
     assert found.starts.tolist() == [0, 10]
 
 
 def test_without_quotes_every_line_is_a_record() -> None:
     text = 'a"b\n"c\nd"\n'
-    found = scan(text.encode(), False, Dialect(quotechar=None))
+    found = scan(as_bytes(text), False, Dialect(quotechar=None))
     assert found.starts.tolist() == [0, 4, 7]
     assert not found.inside
