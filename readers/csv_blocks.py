@@ -6,7 +6,6 @@ say: so it guesses, and where the guess turns out to be wrong it scans again. Th
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -218,11 +217,11 @@ def _ahead(path: str, start: int, stop: int, rounds: int, ranks: Ranks) -> Itera
         return memory
 
     with ThreadPoolExecutor(1, "matex-scan") as reader:
-        ahead = deque(reader.submit(read, number) for number in range(min(1, rounds)))
-        for number in range(1, rounds + 1):
-            if number < rounds:
-                ahead.append(reader.submit(read, number))
-            yield ahead.popleft()
+        reads = (reader.submit(read, number) for number in range(rounds))
+        coming = next(reads, None)
+        while coming is not None:
+            came, coming = coming, next(reads, None)
+            yield came
 
 
 def _chain(tallies: Sequence[Tally | None]) -> list[bool | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,18 @@ def test_a_text_scanned_by_ranks(tmp_path: Path, text: str, size: int, read: int
 def test_positions_of_a_byte(pieces: list[tuple[bytes, int]]) -> None:
     data = np.frombuffer(b"".join(piece * count for piece, count in pieces), np.uint8)
     assert positions(data, ord("\n")).tolist() == np.flatnonzero(data == ord("\n")).tolist()
+
+
+def test_no_memory_of_the_size_of_a_piece_is_asked_for_again() -> None:
+    data = np.frombuffer((b"1.25," * 60 + b"\n") * 2000, np.uint8)
+    scan(data, False, COMMA)
+    tracemalloc.start()
+    try:
+        scan(data, False, COMMA)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < len(data) / 2
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
