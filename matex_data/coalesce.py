@@ -16,8 +16,8 @@ Done = Callable[[Bytes], None]
 
 CALL_BYTES = 32 << 20  # of one call, about: several threads may share the reads of a window
 DECODED_BYTES = (1 << 20, 8 << 20)  # least and most if they are to be decoded: that begins as soon as a call has ended
-GAP_BYTES = 4096  # between two ranges, that are read rather than skipped
-GAP_SHARE = 0.02  # of the bytes that are wanted; more gaps than that are not read
+GAP_BYTES = 32 << 10  # between two ranges, that are read rather than skipped: a call costs as much as copying them
+GAP_SHARE = 0.01  # of all that is wanted of a file; more gaps than that are not read
 MOST_BYTES = 1 << 30  # of one call at most; several MPI libraries count bytes in 32 bits
 
 _NOWHERE = np.empty(GAP_BYTES, np.uint8)
@@ -121,7 +121,11 @@ def calls(wanted: Sequence[Wanted], parts: int = 1) -> list[Call]:
     order = sorted((i for i in range(len(wanted)) if len(wanted[i].offset)), key=lambda i: wanted[i].offset[0])
     direct = [wanted[i] for i in order if wanted[i].address is not None]
     decoded = [wanted[i] for i in order if wanted[i].address is None]
-    return [*_of_groups(_groups(direct, decoded_bytes)), *_of_groups(_groups(decoded, decoded_bytes))]
+    gaps = int(GAP_SHARE * sum(one.total for one in wanted))
+    return [
+        *_of_groups(_groups(direct, decoded_bytes), gaps),
+        *_of_groups(_groups(decoded, decoded_bytes), gaps),
+    ]
 
 
 def _groups(wanted: Sequence[Wanted], decoded_bytes: int) -> list[list[Wanted]]:
@@ -137,7 +141,8 @@ def _groups(wanted: Sequence[Wanted], decoded_bytes: int) -> list[list[Wanted]]:
     return [group for group in groups if group]
 
 
-def _of_groups(groups: list[list[Wanted]]) -> Iterator[Call]:
+def _of_groups(groups: list[list[Wanted]], gaps: int) -> Iterator[Call]:
+    """A call for each group, and more for one that is large; ``gaps`` as in ``_without_gaps``."""
     if not groups:
         return
     every = [one for group in groups for one in group]
@@ -149,7 +154,7 @@ def _of_groups(groups: list[list[Wanted]]) -> Iterator[Call]:
         address, nowhere = np.concatenate(addresses), np.full(len(groups), _NOWHERE.ctypes.data)
     else:
         address, nowhere = np.cumsum(nbytes) - nbytes - (np.cumsum(sizes) - sizes)[of], sizes
-    merged, of = _merged(Ranges(offset, nbytes, address), of, nowhere)
+    merged, of = _merged(Ranges(offset, nbytes, address), of, nowhere, gaps)
     ends = np.searchsorted(of, np.arange(len(groups)), side="right").tolist()
     for group, low, high, size in zip(groups, [0, *ends], ends, sizes.tolist(), strict=False):
         ranges = Ranges(merged.offset[low:high], merged.nbytes[low:high], merged.address[low:high])
@@ -170,31 +175,32 @@ def _then(group: Sequence[Wanted]) -> list[tuple[Done, slice]]:
     return then
 
 
-def _merged(ranges: Ranges, of: Integers, nowhere: Integers) -> tuple[Ranges, Integers]:
+def _merged(ranges: Ranges, of: Integers, nowhere: Integers, gaps: int) -> tuple[Ranges, Integers]:
     """Each group in the order of the file; neighbours in the file that are neighbours in memory become one.
 
     Parameters
     ----------
     of : int64[k], the group of each range, ascending; comes back for the ranges that are left.
     nowhere : int64[groups], address of memory that nobody looks at.
+    gaps : as in ``_without_gaps``.
     """
     order = np.lexsort((ranges.offset, of))
     columns = [ranges.offset[order], ranges.nbytes[order], ranges.address[order], of]
-    offset, nbytes, address, of = _without_gaps(columns, nowhere)
+    offset, nbytes, address, of = _without_gaps(columns, nowhere, gaps)
     joined = (offset[1:] == (offset + nbytes)[:-1]) & (address[1:] == (address + nbytes)[:-1]) & (of[1:] == of[:-1])
     first = np.flatnonzero(np.concatenate([[True], ~joined]))
     return Ranges(offset[first], np.add.reduceat(nbytes, first), address[first]), of[first]
 
 
-def _without_gaps(columns: list[Integers], nowhere: Integers) -> list[Integers]:
-    """Small gaps are read as well, to memory that nobody looks at: one long read costs less than two short ones."""
+def _without_gaps(columns: list[Integers], nowhere: Integers, gaps: int) -> list[Integers]:
+    """The smallest gaps are read as well, to memory that nobody looks at, up to so many bytes in all."""
     offset, nbytes, _, of = columns
     end = (offset + nbytes)[:-1]
     gap = offset[1:] - end
     small = np.flatnonzero((gap > 0) & (gap <= GAP_BYTES) & (of[1:] == of[:-1]))
-    if len(small):
-        few = np.bincount(of[small], gap[small], len(nowhere)) <= GAP_SHARE * np.bincount(of, nbytes, len(nowhere))
-        small = small[few[of[small]]]
+    if gap[small].sum() > gaps:
+        small = small[np.argsort(gap[small], kind="stable")]
+        small = np.sort(small[np.cumsum(gap[small]) <= gaps])
     if not len(small):
         return columns
     filled = (end[small], gap[small], nowhere[of[small]], of[small])

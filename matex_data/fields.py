@@ -44,6 +44,14 @@ class Field:
         """An array for that many samples; its contents are undefined."""
         return np.empty((rows, *self.shape), self.array_dtype)
 
+    def blank(self, samples: np.ndarray[Any, Any]) -> None:
+        """Make padding of samples: zeros, empty strings, arrays without elements."""
+        if self.ragged:
+            for i in range(len(samples)):
+                samples[i] = np.empty(0, self.dtype)
+        elif len(samples):
+            samples[...] = b"" if self.dtype == object else np.zeros((), self.dtype)
+
 
 Schema = Mapping[str, Field]
 """Fields by name."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
-import numpy as np
-
 from matex_data.buffers import Pool
 from matex_data.cache import ChunkCache
 from matex_data.channels import Channel
@@ -85,13 +83,7 @@ def planned(supply: Supply, window: Window, chunks: ChunkCache) -> Filling:
     """What is to be read for a window, and memory for it."""
     with timed(supply.profile, "planning"):
         arrays = supply.pool.arrays(list(supply.index.fields.values()), window.rows)
-        blank(arrays, window.runs.total)
+        for name, array in arrays.items():
+            supply.index.fields[name].blank(array[window.runs.total :])
         work = plan(supply.index, window.runs, window.place, arrays, chunks, supply.scratch)
     return Filling(window, Loaded(arrays, window.sizes, window.rows - window.runs.total), work)
-
-
-def blank(arrays: Arrays, begin: int) -> None:
-    """Padding from that row on: zeros, or empty strings."""
-    for array in arrays.values():
-        if begin < len(array):
-            array[begin:] = b"" if array.dtype == object else np.zeros((), array.dtype)

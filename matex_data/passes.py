@@ -13,7 +13,7 @@ from matex_data.agreement import agree, patience
 from matex_data.course import Course
 from matex_data.errors import PartitionError
 from matex_data.fetch import Arrays
-from matex_data.filling import Loaded, blank
+from matex_data.filling import Loaded
 from matex_data.index import Integers
 from matex_data.machine import free_memory
 from matex_data.partition import Schedule, Window
@@ -125,11 +125,12 @@ class MemoryPasses(Passes):
         return self.schedule.epoch(epoch).window(0, self.schedule.steps, self.rank, self.size)
 
     def _taken(self, number: Integers, sizes: Integers) -> Loaded:
-        arrays = self.source.pool.arrays(list(self.source.index.fields.values()), len(number))
+        fields = self.source.index.fields
+        arrays = self.source.pool.arrays(list(fields.values()), len(number))
         real = int((number >= 0).sum())  # padding comes last
         for name, array in arrays.items():
             np.take(self._held[name], number[:real], axis=0, out=array[:real], mode="clip")
-        blank(arrays, real)
+            fields[name].blank(array[real:])
         return Loaded(arrays, sizes, len(number) - real)
 
 

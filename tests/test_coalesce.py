@@ -85,12 +85,32 @@ def test_large_reads_that_need_no_decoding_are_shared_out() -> None:
 
 
 def test_a_small_gap_is_read_to_nowhere() -> None:
-    ranges = _only(calls([_wanted([(0, 1000, 5000), (1010, 1000, 6000), (9000, 1000, 7000)])]))
+    far = 2 * coalesce.GAP_BYTES
+    ranges = _only(calls([_wanted([(0, 1000, 5000), (1010, 1000, 6000), (far, 1000, 7000)])]))
     assert ranges.nbytes.tolist() == [1000, 10, 1000, 1000]
     assert [ranges.address.tolist()[i] for i in (0, 2, 3)] == [5000, 6000, 7000]
     assert len(ranges.first) == 2
     ranges = _only(calls([_wanted([(0, 100, 5000), (110, 100, 6000)])]))
     assert ranges.nbytes.tolist() == [100, 100]  # the gap would be a large part of it
+
+
+def test_gaps_of_a_small_field_are_read_as_long_as_they_are_few_beside_a_large_one() -> None:
+    images = _wanted([(1 << 30, 10_000_000, 1 << 30)])
+    labels = replace(_wanted([(i * 10_100, 100, 0) for i in range(20)], print), address=None)
+    (_, together) = calls([images, labels])
+    gaps = together.reads[0].nbytes[together.reads[0].nbytes > 100]
+    assert gaps.tolist() == [10_000] * 10  # a hundredth of the images
+    assert together.count == 20 - len(gaps)
+    assert together.scratch >= 2000 + gaps.max()
+    (alone,) = calls([labels])
+    assert alone.count == 20
+
+
+def test_the_smallest_gaps_are_read_first() -> None:
+    ends = [0, 30, 10, 20, 15]  # gaps behind ranges of 1000
+    begins = np.cumsum([0, *(1000 + gap for gap in ends[1:])]).tolist()
+    ranges = _only(calls([_wanted([(begin, 1000, 10_000 * i) for i, begin in enumerate(begins)])]))
+    assert ranges.nbytes.tolist() == [1000, 1000, 10, 1000, 20, 1000, 15, 1000]
 
 
 def _only(result: list[coalesce.Call]) -> Ranges:
