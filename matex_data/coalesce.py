@@ -203,8 +203,12 @@ def _without_gaps(columns: list[Integers], nowhere: Integers, gaps: int) -> list
         small = np.sort(small[np.cumsum(gap[small]) <= gaps])
     if not len(small):
         return columns
-    filled = (end[small], gap[small], nowhere[of[small]], of[small])
-    return [np.insert(column, small + 1, values) for column, values in zip(columns, filled, strict=True)]
+    after = np.zeros(len(of), np.int64)
+    after[small + 1] = 1
+    joined = np.empty((len(columns), len(of) + len(small)), np.int64)
+    joined[:, np.arange(len(of)) + np.cumsum(after)] = columns
+    joined[:, small + 1 + np.arange(len(small))] = end[small], gap[small], nowhere[of[small]], of[small]
+    return list(joined)
 
 
 def _limited(ranges: Ranges, most: int) -> list[Ranges]:

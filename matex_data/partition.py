@@ -10,6 +10,7 @@ share at the same time. Nothing of this depends on the number of ranks, so the g
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,25 +141,23 @@ class Epoch:
         plan = self.schedule
         width = plan.batch_size // plan.lanes  # samples that a lane gives to one batch
         length = plan.full_steps * width
-        first, last = low // width, -(-(low + each) // width)
-        starts, counts, tiles = [], [], []
-        for step in range(begin, end, plan.window_steps):
-            take = (min(step + plan.window_steps, end) - step) * width
-            number = np.arange(first, last)
-            starts.append(number * length + np.where(number % 2, length - step * width - take, step * width))
-            counts.append(np.full(len(number), take))
-            several = max(1, TILE // take)
-            tiles += [(step, take, range(i, min(i + several, last))) for i in range(first, last, several)]
-        if not tiles:
+        step = np.arange(begin, end, plan.window_steps)
+        if not len(step):
             return self._between([], []), NOWHERE
-        runs = self._between(np.concatenate(starts), np.concatenate(counts))
+        # A part is what one window takes from one lane; only the last window may take less.
+        lanes = np.arange(low // width, -(-(low + each) // width))
+        step, lane = np.repeat(step, len(lanes)), np.tile(lanes, len(step))
+        take = (np.minimum(step + plan.window_steps, end) - step) * width
+        start = lane * length + np.where(lane % 2, length - step * width - take, step * width)
+        runs = self._between(start, take)
         arrived, place, done = _arrivals(runs), np.empty(runs.total, np.int64), 0
-        for step, take, lanes in tiles:
-            mixed = orders(plan.seed or 0, self.number, step, lanes, take)
-            shift = np.arange(lanes.start, lanes.stop) * width - low
-            places = _places(mixed, width, shift, each, (step - begin) * each).reshape(-1)
-            some = slice(*np.searchsorted(runs.first, (done, done + len(places))))
-            place[ranges(arrived[some], runs.count[some])] = places
+        full = int((take == take[0]).sum())
+        for some in (*_tiles(0, full, take[0]), *_tiles(full, len(take), take[-1])):
+            mixed = orders(plan.seed or 0, self.number, step[some], lane[some], int(take[some.start]))
+            shift, first = lane[some] * width - low, (step[some] - begin) * each
+            places = _places(mixed, width, shift, each, first).reshape(-1)
+            parts = slice(*np.searchsorted(runs.first, (done, done + len(places))))
+            place[ranges(arrived[parts], runs.count[parts])] = places
             done += len(places)
         return _placed(_ascending(runs), place)
 
@@ -167,20 +166,26 @@ TILE = 1 << 14  # samples whose places are found together: the arrays on the way
 NOWHERE = np.empty(0, np.int64)
 
 
-def _places(mixed: Integers, width: int, shift: Integers, each: int, first: int) -> Integers:
-    """Places of the lanes' samples in the window; -1 for those that belong to another rank.
+def _tiles(begin: int, end: int, take: int) -> Iterator[slice]:
+    """Parts ``begin`` to ``end``, of ``take`` samples each, some at a time."""
+    several = max(1, TILE // int(take))
+    return (slice(i, min(i + several, end)) for i in range(begin, end, several))
+
+
+def _places(mixed: Integers, width: int, shift: Integers, each: int, first: Integers) -> Integers:
+    """Places of the samples of some parts in the window; -1 for those that belong to another rank.
 
     Parameters
     ----------
-    mixed : int64[lanes, n], the samples of each lane in random order, counted from 0.
+    mixed : int64[parts, n], the samples of each part in random order, counted from 0.
     width : samples of a lane in one batch.
-    shift : int64[lanes], where they begin in this rank's part of the batch.
+    shift : int64[parts], where they begin in this rank's part of the batch.
     each : samples of this rank's part.
-    first : place of the first sample of the first step.
+    first : int64[parts], place of the first sample of the first step.
     """
     step, position = np.divmod(mixed, width) if width > 1 else (mixed, np.zeros_like(mixed))
     position += shift[:, None]
-    places = step * each + position + first
+    places = step * each + position + first[:, None]
     if shift.min() < 0 or shift.max() > each - width:
         places[(position < 0) | (position >= each)] = -1
     return places

@@ -23,7 +23,7 @@ from matex_data.stream import Stream
 READ_BYTES = 64 << 20  # brought together by a rank, about, at most: Python is paid for each time
 LEAST_READ_BYTES = 4 << 20
 READ_SHARE = 64  # of the memory that a rank may use, one part in so many: several are on their way at once
-LEAST_PARTS = 8  # of an epoch: one is read while the one before it is decoded and the one before that is consumed
+LEAST_PARTS = 6  # of an epoch: one is read while the one before it is decoded and the one before that is consumed
 IN_VAIN = 0.05  # of all that was read, at most, should the pass for which a window was read ahead never come
 
 

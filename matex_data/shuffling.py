@@ -13,14 +13,20 @@ def generator(*key: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
 
 
-def orders(seed: int, epoch: int, step: int, lanes: range, count: int) -> Integers:
-    """A random order of ``count`` things for each lane: int64[lanes, count], from 0 on in each.
+def orders(seed: int, epoch: int, step: Integers, lane: Integers, count: int) -> Integers:
+    """A random order of ``count`` things for each pair of a step and a lane: int64[pairs, count], from 0 on in each.
 
     The order is that of hashed numbers, since seeding a generator for each lane would cost more than the orders.
+
+    Parameters
+    ----------
+    step, lane : int64[pairs].
     """
-    salt = np.uint64(np.random.SeedSequence((seed, epoch, step)).generate_state(1, np.uint64)[0])
-    lane = np.arange(lanes.start, lanes.stop, dtype=np.uint64)[:, None] << np.uint64(40)
-    mixed: NDArray[np.uint64] = np.add(salt, lane + np.arange(count, dtype=np.uint64), dtype=np.uint64)
+    known, which = np.unique(step, return_inverse=True)
+    seeds = [np.random.SeedSequence((seed, epoch, number)) for number in known.tolist()]
+    salt = np.concatenate([one.generate_state(1, np.uint64) for one in seeds])[which]
+    mixed = salt + (lane.astype(np.uint64) << np.uint64(40))
+    mixed = mixed[:, None] + np.arange(count, dtype=np.uint64)
     bits = np.uint64((1 << max(1, count - 1).bit_length()) - 1)
     # The last bits of each hash become the number itself: sorting is twice as fast as finding the sorted order.
     _hash(mixed)
