@@ -24,7 +24,7 @@ READ_BYTES = 64 << 20  # brought together by a rank, about, at most: Python is p
 LEAST_READ_BYTES = 4 << 20
 READ_SHARE = 64  # of the memory that a rank may use, one part in so many: several are on their way at once
 LEAST_PARTS = 6  # of an epoch: one is read while the one before it is decoded and the one before that is consumed
-IN_VAIN = 0.05  # of all that was read, at most, should the pass for which a window was read ahead never come
+IN_VAIN = 1 / 12  # of all that was read, at most, should the pass for which a window was read ahead never come
 
 
 def read_bytes(comm: MPI.Comm) -> int:
