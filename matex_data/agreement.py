@@ -7,6 +7,8 @@ import pickle
 import time
 import traceback
 from enum import IntEnum
+from math import inf
+from threading import Lock
 
 import numpy as np
 from mpi4py import MPI
@@ -30,6 +32,42 @@ def patience() -> float:
     return float(os.environ.get("MATEX_TIMEOUT", "600"))
 
 
+class Round:
+    """What the ranks are about to agree on; it goes on while they do other things. Any thread may ask for it.
+
+    Parameters
+    ----------
+    comm : used for nothing else but rounds, which all ranks begin in one order. *Collective*.
+    said : int64[n], of this rank; the ranks agree on the element-wise maximum.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, said: Integers) -> None:
+        self._agreed = said if comm.size == 1 else np.empty_like(said)
+        self._request: MPI.Request | None = None if comm.size == 1 else comm.Iallreduce(said, self._agreed, MPI.MAX)
+        self._lock = Lock()
+
+    def wait(self, seconds: float = inf) -> bool:
+        """Until all ranks have begun this round; False if they have not in that time."""
+        deadline, nap = time.monotonic() + seconds, SHORTEST_NAP
+        while not self._done():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(nap)
+            nap = min(2 * nap, LONGEST_NAP)
+        return True
+
+    def result(self) -> tuple[Status, Integers]:
+        """The highest status and the largest counts of all ranks; waits for them."""
+        self.wait()
+        return Status(int(self._agreed[0])), self._agreed[1:]
+
+    def _done(self) -> bool:
+        with self._lock:
+            if self._request is not None and self._request.Test():
+                self._request = None
+            return self._request is None
+
+
 class Agreement:
     """Rounds in which every rank says what it wants and learns what all do.
 
@@ -41,18 +79,13 @@ class Agreement:
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
 
+    def begin(self, status: Status, counts: Integers) -> Round:
+        """Say both to the other ranks. *Collective*."""
+        return Round(self._comm, np.concatenate([[int(status)], counts]).astype(np.int64))
+
     def reach(self, status: Status, counts: Integers) -> tuple[Status, Integers]:
         """The highest status, and the element-wise maximum of ``counts``. *Collective*."""
-        if self._comm.size == 1:
-            return status, counts
-        said = np.concatenate([[int(status)], counts]).astype(np.int64)
-        agreed = np.empty_like(said)
-        request = self._comm.Iallreduce(said, agreed, MPI.MAX)
-        nap = SHORTEST_NAP
-        while not request.Test():
-            time.sleep(nap)
-            nap = min(2 * nap, LONGEST_NAP)
-        return Status(int(agreed[0])), agreed[1:]
+        return self.begin(status, counts).result()
 
     def error(self, mine: BaseException | None) -> BaseException:
         """The error of the lowest rank that has one. *Collective*, after ``FAILED``."""

@@ -25,8 +25,8 @@ def orders(seed: int, epoch: int, step: Integers, lane: Integers, count: int) ->
     known, which = np.unique(step, return_inverse=True)
     seeds = [np.random.SeedSequence((seed, epoch, number)) for number in known.tolist()]
     salt = np.concatenate([one.generate_state(1, np.uint64) for one in seeds])[which]
-    mixed = salt + (lane.astype(np.uint64) << np.uint64(40))
-    mixed = mixed[:, None] + np.arange(count, dtype=np.uint64)
+    salt += lane.astype(np.uint64) << np.uint64(40)
+    mixed: NDArray[np.uint64] = salt[:, None] + np.arange(count, dtype=np.uint64)
     bits = np.uint64((1 << max(1, count - 1).bit_length()) - 1)
     # The last bits of each hash become the number itself: sorting is twice as fast as finding the sorted order.
     _hash(mixed)

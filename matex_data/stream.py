@@ -1,7 +1,8 @@
 """The background reader: one pass over the data, window after window, ahead of whoever consumes it.
 
-Every window is agreed on twice: before it is read, and before it is handed out. So a chunk that does not decode on
-one rank stops all of them at the same batch, and no rank waits for another that has left.
+Every window is agreed on twice: before it is read, and before it is consumed. So a chunk that does not decode on
+one rank stops all of them at the same batch, and no rank waits for another that has left. While the ranks agree they
+read: what they say before they read a window is how it went so far, and what the window after that one will need.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future
 from threading import Condition, Thread
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from matex_data.agreement import Status, patience
+from matex_data.agreement import Round, Status, patience
 from matex_data.course import Course
 from matex_data.errors import PartitionError
-from matex_data.fetch import reads_aside
+from matex_data.fetch import Plan, execute, reads_aside
 from matex_data.filling import Filling, Loaded
 from matex_data.index import Integers
 from matex_data.profile import timed
@@ -46,7 +48,7 @@ class Stream:
         self._course = course
         self._again = again
         self.following: Course | None = None
-        self._ready: deque[Loaded] = deque()
+        self._ready: deque[tuple[Loaded, Round]] = deque()
         self._change = Condition()
         self._stopped = self._ended = False
         self._left = False  # another rank has left before the end
@@ -76,15 +78,17 @@ class Stream:
         return not self._thread.is_alive()
 
     def _next(self) -> Loaded:
-        with self._change:
-            with timed(self._supply.profile, "waiting"):
+        """The next window, once all ranks have theirs."""
+        with timed(self._supply.profile, "waiting"):
+            with self._change:
                 self._wait(lambda: bool(self._ready) or self._ended)
-            if self._error is not None:
-                raise self._error
-            if not self._ready:
-                raise _left() if self._left else _superseded()
-            window = self._ready.popleft()
-            self._change.notify_all()
+                window, round_ = self._ready.popleft() if self._ready else (None, None)
+                self._change.notify_all()
+            if round_ is not None and not round_.wait(patience()):
+                raise _absent()
+        if window is None or round_ is None or round_.result()[0] != Status.GO_ON:
+            self._await_end()
+            raise _left() if self._left else _superseded()
         return window
 
     def _await_end(self) -> None:
@@ -95,10 +99,7 @@ class Stream:
 
     def _wait(self, happened: Any) -> None:
         if not self._change.wait_for(happened, patience()):
-            raise PartitionError(
-                f"no data came within {patience():g} s: another rank does not take part",
-                remedy="pass over the data on every rank alike, or set MATEX_TIMEOUT to more seconds",
-            )
+            raise _absent()
 
     def _run(self) -> None:
         try:
@@ -112,33 +113,39 @@ class Stream:
             _ALIVE.discard(self)
 
     def _read_all(self) -> None:
-        """While one window is being decoded the next is read; what is handed out has been decoded on all ranks."""
+        """While one window is being decoded the next is read; what is handed out has been decoded."""
         supply, filling, plans = self._supply, deque[Filling](), self._course.plans()
-        planning = next(plans, None)
-        failure: BaseException | None = None
-        # Where this thread has to read, the first window is handed out before that: nobody waits for the second one.
-        wait_for = 2 if reads_aside(supply.channel.files) else 1
-        while planning or filling:
-            upcoming = ready = None
+        upcoming, failure = _planned(next(plans, None))
+        coming = next(plans, None)  # one after the other: a window may wait for chunks of those before it
+        needs = self._needs(self._said(failure, upcoming), failure)
+        wait_for = 1 if self._reads_itself() else 2
+        while needs is not None and (upcoming or filling):
+            ready: Filling | None = None
+            following, failure = (None, failure) if failure else _planned(coming)
+            coming = next(plans, None)
             try:
-                if planning and failure is None:
-                    upcoming = planning.result()
                 if failure is None and len(filling) >= (wait_for if upcoming else 1):
                     filling[0].finish(supply.profile)
                     ready, wait_for = filling.popleft(), 2
-            except Exception as error:  # whatever it is, the other ranks have to know
+            except Exception as error:  # as below
                 failure = error
-            needs = self._agreed(failure, upcoming)
-            if ready is not None and self._error is None:
-                self._publish(ready.loaded)
-            if needs is None:
-                return
+            round_ = self._said(failure, following)
+            if ready is not None:
+                self._publish(ready.loaded, round_)
             if upcoming is not None:
-                planning = next(plans, None)
+                failure = self._start(upcoming, needs, failure)
                 filling.append(upcoming)
-                failure = self._start(upcoming, needs)
             elif filling and self._again:
                 self._begin_next_pass()
+            upcoming, needs = following, self._needs(round_, failure)
+
+    def _reads_itself(self) -> bool:
+        """Whether this thread has to read; then the first window is handed out before it reads the second one.
+
+        Several ranks have to do so alike, even if they have different numbers of threads.
+        """
+        files = self._supply.channel.files
+        return files.collective or (self._supply.channel.comm.size == 1 and not reads_aside(files))
 
     def _begin_next_pass(self) -> None:
         """In the place of the window that would come now: so the threads go on decoding over the end of an epoch."""
@@ -147,24 +154,31 @@ class Stream:
             self.following = self._course.next_epoch()
             self.following.begin_ahead()
 
-    def _start(self, upcoming: Filling, needs: Integers) -> Exception | None:
-        """Read; what went wrong, if anything. *Collective* in collective mode."""
+    def _start(self, upcoming: Filling, needs: Integers, failure: Exception | None) -> Exception | None:
+        """Read; what has gone wrong, if anything. *Collective* in collective mode."""
         self._wait_for_room()
+        files = self._supply.channel.files
         try:
-            upcoming.start(self._supply.channel.files, needs, self._supply.profile)
-        except Exception as error:  # as above
-            return error
-        return None
+            if failure is not None or self._stopped:
+                execute(Plan(), files, needs)  # the other ranks count on these calls
+            else:
+                upcoming.start(files, needs, self._supply.profile)
+        except Exception as error:  # as below
+            return failure or error
+        return failure
 
-    def _agreed(self, failure: BaseException | None, upcoming: Filling | None) -> Integers | None:
-        """Calls that each file needs for the next window; None if a rank has failed or left. *Collective*."""
+    def _said(self, failure: Exception | None, following: Filling | None) -> Round:
+        """Tell the other ranks how it went, and the calls that each file needs for a window. *Collective*."""
         count = len(self._supply.index.files)
-        own = np.zeros(count, np.int64) if upcoming is None else upcoming.plan.counts(count)
+        own = np.zeros(count, np.int64) if following is None else following.plan.counts(count)
         status = Status.FAILED if failure else Status.STOPPED if self._stopped else Status.GO_ON
-        agreement = self._supply.channel.agreement
-        status, needs = agreement.reach(status, own)
+        return self._supply.channel.agreement.begin(status, own)
+
+    def _needs(self, round_: Round, failure: Exception | None) -> Integers | None:
+        """What all ranks said together; None if one has failed or left. *Collective*."""
+        status, needs = round_.result()
         if status == Status.FAILED:
-            self._error = agreement.error(failure)
+            self._error = self._supply.channel.agreement.error(failure)
         self._left = status == Status.STOPPED and not self._stopped
         return needs if status == Status.GO_ON else None
 
@@ -172,11 +186,27 @@ class Stream:
         with self._change:
             self._change.wait_for(lambda: len(self._ready) < AHEAD or self._stopped)
 
-    def _publish(self, window: Loaded) -> None:
+    def _publish(self, window: Loaded, round_: Round) -> None:
+        """Hand it out; it may be consumed once the other ranks have said that theirs went well, too."""
         with self._change:
             if not self._stopped:
-                self._ready.append(window)
+                self._ready.append((window, round_))
             self._change.notify_all()
+
+
+def _planned(planning: Future[Filling] | None) -> tuple[Filling | None, Exception | None]:
+    """The window, if there is one, and what went wrong, if anything."""
+    try:
+        return (planning.result() if planning else None), None
+    except Exception as error:  # whatever it is, the other ranks have to know
+        return None, error
+
+
+def _absent() -> PartitionError:
+    return PartitionError(
+        f"no data came within {patience():g} s: another rank does not take part",
+        remedy="pass over the data on every rank alike, or set MATEX_TIMEOUT to more seconds",
+    )
 
 
 def _left() -> PartitionError:
