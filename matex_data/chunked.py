@@ -17,6 +17,7 @@ from matex_data.chunk_memory import Bytes, for_one_chunk
 from matex_data.codecs import BrokenChunk, Pipeline
 from matex_data.errors import DecodeError
 from matex_data.index import Array, Integers, Part, Request, Rows
+from matex_data.inflate import inflate_rows, width_for
 from matex_data.layouts import NOTHING, as_bytes
 from matex_data.scatter import Convert, Some, scatter
 from matex_data.unshuffle import unshuffle_rows
@@ -92,11 +93,13 @@ class Chunked(Part):
                 continue
             wanted.promises[i] = cache.promise(key, self.pipeline.nbytes)
             fresh[i] = True
-        chunks = np.flatnonzero(fresh)
-        offset, nbytes = self.offset[entry[chunks]], self.nbytes[entry[chunks]]
-        for start in range(0, len(chunks), self._together):
-            some = slice(start, start + self._together)
-            yield Request(offset[some], nbytes[some], finish=partial(self._finish, wanted, chunks[some]))
+        width = width_for(self.pipeline) if self._as_stored(out) else None
+        quick = fresh & whole & (width is not None)
+        quick[quick] = self.mask[entry[quick]] == 0
+        for chunks, finish in ((quick, partial(self._inflate, width or 0)), (fresh & ~quick, self._finish)):
+            for some in self._shares(np.flatnonzero(chunks)):
+                at = entry[some]
+                yield Request(self.offset[at], self.nbytes[at], finish=partial(finish, wanted, some))
 
     def _entries(self, number: Integers) -> Integers:
         """Where the chunks of these numbers are in the table; -1 where they are not."""
@@ -115,10 +118,18 @@ class Chunked(Part):
             ((slice(None), *cell), tuple(slice(0, edge.stop - edge.start) for edge in cell)) for cell in product(*edges)
         ]
 
-    @property
-    def _together(self) -> int:
-        """Chunks that one thread decodes one after the other."""
-        return max(1, TOGETHER_BYTES // max(1, self.pipeline.nbytes))
+    def _shares(self, chunks: Integers) -> Iterator[Integers]:
+        """Those that one thread decodes one after the other."""
+        together = max(1, TOGETHER_BYTES // max(1, self.pipeline.nbytes))
+        return (chunks[start : start + together] for start in range(0, len(chunks), together))
+
+    def _inflate(self, width: int, wanted: _Wanted, chunks: Integers, stored: Bytes) -> None:
+        """Whole chunks to their rows in one go; from one that is broken on as ``_finish`` does it."""
+        nbytes, first = self.nbytes[wanted.entry[chunks]], wanted.bands.first
+        places = wanted.bands.place, first[chunks], first[chunks + 1]
+        done = inflate_rows(stored, nbytes, self.pipeline.nbytes, width, wanted.out, *places)
+        if done < len(chunks):
+            self._finish(wanted, chunks[done:], stored[nbytes[:done].sum() :])
 
     def _finish(self, wanted: _Wanted, chunks: Integers, stored: Bytes) -> None:
         """Decode one chunk after the other; whoever waits for one of them hears of any failure."""
@@ -165,8 +176,7 @@ class Chunked(Part):
     def _decoded_in_place(self, rows: _Rows, out: Array, stored: Bytes, mask: int) -> bool:
         """Decode a chunk of whole rows straight to where they go, if nothing has to be made of their numbers."""
         local, place = rows
-        as_stored = self.convert is None and self.dtype == out.dtype and self.chunk_shape[1:] == out.shape[1:]
-        if not as_stored or self.axis or not out.flags.c_contiguous:
+        if not self._as_stored(out):
             return False
         planes = None if mask & 1 else self.pipeline.before_shuffle
         if isinstance(place, slice) and local == slice(0, self.chunk_shape[0]):
@@ -177,6 +187,11 @@ class Chunked(Part):
         else:
             return False
         return True
+
+    def _as_stored(self, out: Array) -> bool:
+        """Whether the bytes of a chunk are those of whole rows."""
+        whole = self.chunk_shape[1:] == out.shape[1:] and not self.axis
+        return whole and self.convert is None and self.dtype == out.dtype and out.flags.c_contiguous
 
     def _rows(self, wanted: _Wanted, i: int) -> _Rows:
         """The rows that are wanted of a chunk, counted within it, and their places; the same for all of a band."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from matex_data.chunk_memory import Bytes
+from matex_data.compiled import compiled
 from matex_data.index import Array, Integers
 
 WIDTHS = (2, 4, 8)  # bytes of the elements that fit a register; others are put together plane by plane
@@ -37,7 +38,7 @@ def unshuffle(data: Bytes, width: int, out: Bytes) -> None:
     whole = count * width
     planes = data[:whole].reshape(width, count)
     if width in WIDTHS:
-        _kernel(width)(planes, out[:whole].view(f"<u{width}").reshape(1, -1), _FIRST)
+        rows_kernel(width)(planes, out[:whole].view(f"<u{width}").reshape(1, -1), _FIRST)
     else:
         columns = out[:whole].reshape(count, width)
         for i in range(width):  # several times as fast as one transposed copy
@@ -56,13 +57,13 @@ def unshuffle_rows(data: Bytes, out: Array, place: Integers) -> None:
     """
     width = out.dtype.itemsize
     rows = out.reshape(len(out), -1).view(f"<u{width}")
-    _kernel(width)(data[: data.nbytes // width * width].reshape(width, -1), rows, place)
+    rows_kernel(width)(data[: data.nbytes // width * width].reshape(width, -1), rows, place)
 
 
 @cache
-def _kernel(width: int) -> Kernel:
-    """Compiled here; Numba keeps that in a folder for the next program, if it finds one."""
-    from numba import from_dtype, int64, njit, types, uint8, void  # takes most of a second, which others need not wait
+def rows_kernel(width: int) -> Kernel:
+    """The loop for elements of 1, 2, 4 or 8 bytes; those of one byte are copied."""
+    from numba import from_dtype, int64, types, uint8, void
 
     unsigned: Any = np.dtype(f"u{width}").type
 
@@ -77,9 +78,4 @@ def _kernel(width: int) -> Kernel:
                 out[to, i] = element
 
     read_only = types.Array(uint8, 2, "C", readonly=True), types.Array(int64, 1, "C", readonly=True)
-    signature = void(read_only[0], types.Array(from_dtype(np.dtype(unsigned)), 2, "C"), read_only[1])
-    try:
-        kernel: Kernel = njit(signature, nogil=True, cache=True)(rows_of)
-    except (RuntimeError, OSError):  # no folder that can be written to, or a full one
-        kernel = njit(signature, nogil=True)(rows_of)
-    return kernel
+    return compiled(rows_of, void(read_only[0], types.Array(from_dtype(np.dtype(unsigned)), 2, "C"), read_only[1]))
