@@ -15,7 +15,7 @@ from benchmarks.data import Task
 from matex_data.inflate import inflate_rows
 
 BUFFER_BYTES = 8 << 20
-DECODED_BYTES = 2 << 20  # by a thread in one go
+DECODED_BYTES = 8 << 20  # by a thread in one go
 
 Pass = Callable[[], int]
 """Goes once over the samples, or over some of them, and returns how many these were."""

@@ -19,10 +19,11 @@ from matex_data.errors import DecodeError
 from matex_data.index import Array, Integers, Part, Request, Rows
 from matex_data.inflate import inflate_rows, width_for
 from matex_data.layouts import NOTHING, as_bytes
+from matex_data.machine import threads
 from matex_data.scatter import Convert, Some, scatter
 from matex_data.unshuffle import unshuffle_rows
 
-TOGETHER_BYTES = 2 * 1024 * 1024  # of decoded chunks, made by one thread in one go
+TOGETHER_BYTES = (1 << 20, 8 << 20)  # of decoded chunks, least and most that one thread makes in one go
 
 _Rows = tuple[Some, Some]  # of a chunk, and where they go
 _NO_ROWS: _Rows = (NOTHING, NOTHING)
@@ -119,8 +120,9 @@ class Chunked(Part):
         ]
 
     def _shares(self, chunks: Integers) -> Iterator[Integers]:
-        """Those that one thread decodes one after the other."""
-        together = max(1, TOGETHER_BYTES // max(1, self.pipeline.nbytes))
+        """Those that one thread decodes one after the other: few large shares, but two for each thread."""
+        (least, most), each = TOGETHER_BYTES, max(1, self.pipeline.nbytes)
+        together = max(1, min(most, max(least, len(chunks) * each // (2 * threads()))) // each)
         return (chunks[start : start + together] for start in range(0, len(chunks), together))
 
     def _inflate(self, width: int, wanted: _Wanted, chunks: Integers, stored: Bytes) -> None:

@@ -7,22 +7,14 @@ more to bring rows to their places.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from typing import Any
-
 import numpy as np
 
 from matex_data.chunk_memory import Bytes
-from matex_data.compiled import compiled
 from matex_data.index import Array, Integers
 
 WIDTHS = (2, 4, 8)  # bytes of the elements that fit a register; others are put together plane by plane
 
 _FIRST: Integers = np.zeros(1, np.int64)
-
-Kernel = Callable[[Bytes, Array, Integers], None]
-"""Planes uint8[width, elements], rows of unsigned numbers, and the row that each row of the planes becomes."""
 
 
 def unshuffle(data: Bytes, width: int, out: Bytes) -> None:
@@ -38,7 +30,7 @@ def unshuffle(data: Bytes, width: int, out: Bytes) -> None:
     whole = count * width
     planes = data[:whole].reshape(width, count)
     if width in WIDTHS:
-        rows_kernel(width)(planes, out[:whole].view(f"<u{width}").reshape(1, -1), _FIRST)
+        _to_rows(planes, out[:whole].view(f"<u{width}").reshape(1, -1), _FIRST)
     else:
         columns = out[:whole].reshape(count, width)
         for i in range(width):  # several times as fast as one transposed copy
@@ -57,25 +49,10 @@ def unshuffle_rows(data: Bytes, out: Array, place: Integers) -> None:
     """
     width = out.dtype.itemsize
     rows = out.reshape(len(out), -1).view(f"<u{width}")
-    rows_kernel(width)(data[: data.nbytes // width * width].reshape(width, -1), rows, place)
+    _to_rows(data[: data.nbytes // width * width].reshape(width, -1), rows, place)
 
 
-@cache
-def rows_kernel(width: int) -> Kernel:
-    """The loop for elements of 1, 2, 4 or 8 bytes; those of one byte are copied."""
-    from numba import from_dtype, int64, types, uint8, void
+def _to_rows(planes: Bytes, rows: Array, place: Integers) -> None:
+    from matex_data.loops import chunks_to_rows
 
-    unsigned: Any = np.dtype(f"u{width}").type
-
-    def rows_of(planes: Any, out: Any, place: Any) -> None:
-        length = out.shape[1]
-        for row in range(len(place)):
-            begin, to = row * length, place[row]
-            for i in range(length):
-                element = unsigned(0)
-                for plane in range(width):
-                    element |= unsigned(planes[plane, begin + i]) << unsigned(8 * plane)
-                out[to, i] = element
-
-    read_only = types.Array(uint8, 2, "C", readonly=True), types.Array(int64, 1, "C", readonly=True)
-    return compiled(rows_of, void(read_only[0], types.Array(from_dtype(np.dtype(unsigned)), 2, "C"), read_only[1]))
+    chunks_to_rows(len(planes))(0, 0, 0, 0, _FIRST, _FIRST, planes, rows, place, _FIRST, np.array([len(place)]))
