@@ -56,8 +56,8 @@ def inflate_rows(
     from matex_data.loops import chunks_to_rows
 
     library = _library()
-    decompressor = library.alloc() if library else None
-    if library is None or not decompressor or int(nbytes.sum()) > stored.nbytes:
+    decompressor = library.alloc() if library and int(nbytes.sum()) <= stored.nbytes else None
+    if library is None or not decompressor:
         return 0
     planes = for_one_chunk(decoded).reshape(width, -1)
     rows = out.reshape(len(out), -1).view(f"<u{width}")
