@@ -41,11 +41,11 @@ def moving(task: Task, rank: int = 0, size: int = 1, buffers: int = 1) -> Pass:
     return run
 
 
-def decoding(task: Task, rank: int = 0, size: int = 1) -> Pass:
+def decoding(task: Task, rank: int = 0, size: int = 1, together: int = DECODED_BYTES) -> Pass:
     """Inflate and unshuffle the chunks of the inputs, which are in memory, with the threads a rank may use.
 
-    By the fastest means known here: libdeflate, and matex_data's own compiled loop, without Python for each chunk. What
-    comes out is overwritten by the next chunk.
+    By the fastest means known here: libdeflate, and matex_data's own compiled loop. A thread decodes so many bytes
+    ``together`` without Python; 0: one chunk. What comes out is overwritten by the next chunk.
     """
     with h5py.File(task.path) as file:
         dataset = file[task.inputs]
@@ -54,8 +54,8 @@ def decoding(task: Task, rank: int = 0, size: int = 1) -> Pass:
         corners = corners[len(corners) * rank // size : len(corners) * (rank + 1) // size]
         stored = [dataset.id.read_direct_chunk(corner)[1] for corner in corners]
     nbytes = int(np.prod(shape)) * dtype.itemsize
-    together = max(1, DECODED_BYTES // nbytes)
-    parts = [_joined(stored[i : i + together]) for i in range(0, len(stored), together)]
+    several = max(1, together // nbytes)
+    parts = [_joined(stored[i : i + several]) for i in range(0, len(stored), several)]
     rows, pool = np.arange(depth), ThreadPoolExecutor(int(os.environ["MATEX_THREADS"]))
     scratch = _Scratch(shape, dtype)
 

@@ -16,6 +16,7 @@ ARRAYS = Reader("matex_data, NumPy", "ours", "ours.arrays")
 MOVING = Reader("preadv, 8 MiB buffer", "ceiling", "ceiling.moving")
 KEEPING = Reader("preadv, 24 buffers of 8 MiB", "reference", "ceiling.moving", {"buffers": 24})
 DECODING = Reader("inflate + unshuffle alone", "ceiling", "ceiling.decoding")
+ONE_BY_ONE = Reader("the same, a call for each chunk", "reference", "ceiling.decoding", {"together": 0})
 IN_ORDER = Reader("h5py, in order, by batch", "reference", "peers.blocks_in_order")
 PER_BATCH = Reader("h5py + from_generator, by batch", "peer", "peers.from_generator_batches")
 PEERS = (
@@ -92,7 +93,7 @@ def contiguous(setup: Setup) -> Measured:
 def chunks(setup: Setup) -> Measured:
     """Compressed chunks of 16 samples."""
     task = data.chunks(setup.folder, setup.quick)
-    results = interleaved(task, (TENSORS, ARRAYS, DECODING, IN_ORDER, *PEERS), setup.repetitions)
+    results = interleaved(task, (TENSORS, ARRAYS, DECODING, ONE_BY_ONE, IN_ORDER, *PEERS), setup.repetitions)
     by = _by_reader(results)
     ours, best = by[TENSORS.name], _best(results)
     goals = [
