@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -118,17 +119,21 @@ class Files:
             raise _short(path, ranges)
 
     def _read_together(self, number: int, ranges: Ranges) -> int:
-        """One collective call for each run of bytes that follow one another in the file."""
-        handle, found = self._open[number], 0
-        offset, nbytes, address = ranges.offset.tolist(), ranges.nbytes.tolist(), ranges.address.tolist()
-        ends = [*ranges.first[1:].tolist(), len(offset)]
-        for call, (low, high) in enumerate(zip(ranges.first.tolist(), ends, strict=True)):
-            try:
-                found += _read_at_all(handle, offset[low], nbytes[low:high], address[low:high])
-            except MPI.Exception as error:
-                self.join(number, len(ranges.first) - call - 1)  # the other ranks count on these calls
-                raise _unreadable(self.paths[number], error) from error
-        return found
+        """One collective call for each run of bytes that follow one another in the file.
+
+        What the calls need is made before the first and given back after the last: Python is slow where the bytes that
+        have been read meanwhile have driven it out of the processor's cache.
+        """
+        handle, offsets = self._open[number], ranges.offset[ranges.first].tolist()
+        statuses = [MPI.Status() for _ in offsets]
+        with _places(ranges) as places:
+            for call, (offset, place, status) in enumerate(zip(offsets, places, statuses, strict=True)):
+                try:
+                    handle.Read_at_all(offset, place, status)
+                except MPI.Exception as error:
+                    self.join(number, len(offsets) - call - 1)  # the other ranks count on these calls
+                    raise _unreadable(self.paths[number], error) from error
+        return sum(status.Get_elements(MPI.BYTE) for status in statuses)
 
     def _read_alone(self, number: int, ranges: Ranges) -> int:
         """The same without MPI."""
@@ -182,18 +187,24 @@ def _unreadable(path: str, error: Exception) -> DataError:
     return DataError("the file cannot be read", file=path, found=error)
 
 
-def _read_at_all(handle: MPI.File, offset: int, nbytes: list[int], address: list[int]) -> int:
-    """One collective call for bytes that follow one another in the file; their places in memory need not."""
-    status = MPI.Status()
-    if len(nbytes) == 1:
-        handle.Read_at_all(offset, MPI.memory.fromaddress(address[0], nbytes[0]), status)
-        return int(status.Get_count(MPI.BYTE))
-    scattered = MPI.BYTE.Create_hindexed(nbytes, address).Commit()
+@contextmanager
+def _places(ranges: Ranges) -> Iterator[list[Any]]:
+    """The memory of each run of bytes that follow one another in the file, as MPI takes it."""
+    nbytes, address = ranges.nbytes.tolist(), ranges.address.tolist()
+    first = ranges.first.tolist()
+    scattered: list[MPI.Datatype] = []
+    places: list[Any] = []
+    for low, high in zip(first, [*first[1:], len(nbytes)], strict=True):
+        if high - low == 1:
+            places.append(MPI.memory.fromaddress(address[low], nbytes[low]))
+        else:
+            scattered.append(MPI.BYTE.Create_hindexed(nbytes[low:high], address[low:high]).Commit())
+            places.append([MPI.BOTTOM, 1, scattered[-1]])
     try:
-        handle.Read_at_all(offset, [MPI.BOTTOM, 1, scattered], status)
-        return int(status.Get_elements(MPI.BYTE))
+        yield places
     finally:
-        scattered.Free()
+        for kind in scattered:
+            kind.Free()
 
 
 def _short(path: str, ranges: Ranges) -> DecodeError:

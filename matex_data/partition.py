@@ -19,7 +19,7 @@ import numpy as np
 from matex_data.errors import PartitionError
 from matex_data.index import Integers, ranges
 from matex_data.runs import Runs, compress, join, merge
-from matex_data.shuffling import generator, orders
+from matex_data.shuffling import generator, orders, salts
 
 REMAINDERS = ("drop", "pad", "keep")
 
@@ -151,9 +151,9 @@ class Epoch:
         start = lane * length + np.where(lane % 2, length - step * width - take, step * width)
         runs = self._between(start, take)
         arrived, place, done = _arrivals(runs), np.empty(runs.total, np.int64), 0
-        full = int((take == take[0]).sum())
+        full, salt = int((take == take[0]).sum()), salts(plan.seed or 0, self.number, step, lane)
         for some in (*_tiles(0, full, take[0]), *_tiles(full, len(take), take[-1])):
-            mixed = orders(plan.seed or 0, self.number, step[some], lane[some], int(take[some.start]))
+            mixed = orders(salt[some], int(take[some.start]))
             shift, first = lane[some] * width - low, (step[some] - begin) * each
             places = _places(mixed, width, shift, each, first).reshape(-1)
             parts = slice(*np.searchsorted(runs.first, (done, done + len(places))))

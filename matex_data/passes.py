@@ -33,6 +33,20 @@ def read_bytes(comm: MPI.Comm) -> int:
     return int(min(READ_BYTES, max(LEAST_READ_BYTES, least // READ_SHARE)))
 
 
+def steps_together(steps: int, window_steps: int, most: int) -> int:
+    """Steps of an epoch that come together: whole windows, in few parts of about the same length.
+
+    Parameters
+    ----------
+    steps : of an epoch.
+    window_steps : of a window, which is not cut.
+    most : steps that may come together, if a window does not have more.
+    """
+    windows = max(1, -(-steps // window_steps))
+    parts = max(min(LEAST_PARTS, windows), -(-windows // max(1, most // window_steps)))
+    return window_steps * -(-windows // parts)
+
+
 class Passes(ABC):
     """Epochs of one rank.
 
@@ -51,8 +65,7 @@ class Passes(ABC):
         self.schedule = schedule
         self.rank, self.size = source.comm.rank, source.comm.size
         step_bytes = max(1, schedule.batch_size // self.size * source.row_bytes)
-        steps = min(read_bytes(source.comm) // step_bytes, schedule.steps // LEAST_PARTS)
-        self.together = schedule.window_steps * max(1, steps // schedule.window_steps)
+        self.together = steps_together(schedule.steps, schedule.window_steps, read_bytes(source.comm) // step_bytes)
 
     @abstractmethod
     def windows(self, epoch: int, start: int) -> Iterator[Loaded]:

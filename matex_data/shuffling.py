@@ -13,10 +13,8 @@ def generator(*key: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
 
 
-def orders(seed: int, epoch: int, step: Integers, lane: Integers, count: int) -> Integers:
-    """A random order of ``count`` things for each pair of a step and a lane: int64[pairs, count], from 0 on in each.
-
-    The order is that of hashed numbers, since seeding a generator for each lane would cost more than the orders.
+def salts(seed: int, epoch: int, step: Integers, lane: Integers) -> NDArray[np.uint64]:
+    """What makes the orders of pairs of a step and a lane differ from one another: uint64[pairs].
 
     Parameters
     ----------
@@ -24,8 +22,16 @@ def orders(seed: int, epoch: int, step: Integers, lane: Integers, count: int) ->
     """
     known, which = np.unique(step, return_inverse=True)
     seeds = [np.random.SeedSequence((seed, epoch, number)) for number in known.tolist()]
-    salt = np.concatenate([one.generate_state(1, np.uint64) for one in seeds])[which]
-    salt += lane.astype(np.uint64) << np.uint64(40)
+    of_step = np.concatenate([one.generate_state(1, np.uint64) for one in seeds])
+    salt: NDArray[np.uint64] = of_step[which] + (lane.astype(np.uint64) << np.uint64(40))
+    return salt
+
+
+def orders(salt: NDArray[np.uint64], count: int) -> Integers:
+    """A random order of ``count`` things for each salt: int64[salts, count], from 0 on in each.
+
+    The order is that of hashed numbers, since seeding a generator for each lane would cost more than the orders.
+    """
     mixed: NDArray[np.uint64] = salt[:, None] + np.arange(count, dtype=np.uint64)
     bits = np.uint64((1 << max(1, count - 1).bit_length()) - 1)
     # The last bits of each hash become the number itself: sorting is twice as fast as finding the sorted order.
