@@ -34,7 +34,7 @@ def read_bytes(comm: MPI.Comm) -> int:
 
 
 def steps_together(steps: int, window_steps: int, most: int) -> int:
-    """Steps of an epoch that come together: whole windows, in few parts of about the same length.
+    """Steps of an epoch that come together: whole windows, in few parts of about the same length, but not too few.
 
     Parameters
     ----------
@@ -42,9 +42,10 @@ def steps_together(steps: int, window_steps: int, most: int) -> int:
     window_steps : of a window, which is not cut.
     most : steps that may come together, if a window does not have more.
     """
-    windows = max(1, -(-steps // window_steps))
-    parts = max(min(LEAST_PARTS, windows), -(-windows // max(1, most // window_steps)))
-    return window_steps * -(-windows // parts)
+    windows = -(-steps // window_steps)
+    fit = max(1, min(most // window_steps, windows // LEAST_PARTS))
+    parts = max(1, -(-windows // fit))
+    return window_steps * max(1, -(-windows // parts))
 
 
 class Passes(ABC):

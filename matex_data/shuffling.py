@@ -22,8 +22,8 @@ def salts(seed: int, epoch: int, step: Integers, lane: Integers) -> NDArray[np.u
     """
     known, which = np.unique(step, return_inverse=True)
     seeds = [np.random.SeedSequence((seed, epoch, number)) for number in known.tolist()]
-    of_step = np.concatenate([one.generate_state(1, np.uint64) for one in seeds])
-    salt: NDArray[np.uint64] = of_step[which] + (lane.astype(np.uint64) << np.uint64(40))
+    of_step = np.array([one.generate_state(1, np.uint64)[0] for one in seeds], np.uint64)
+    salt: NDArray[np.uint64] = np.add(of_step[which], lane.astype(np.uint64) << np.uint64(40))
     return salt
 
 
