@@ -22,8 +22,8 @@ def salts(seed: int, epoch: int, step: Integers, lane: Integers) -> NDArray[np.u
     """
     known, which = np.unique(step, return_inverse=True)
     seeds = [np.random.SeedSequence((seed, epoch, number)) for number in known.tolist()]
-    of_step = np.array([one.generate_state(1, np.uint64)[0] for one in seeds], np.uint64)
-    salt: NDArray[np.uint64] = np.add(of_step[which], lane.astype(np.uint64) << np.uint64(40))
+    salt: NDArray[np.uint64] = np.concatenate([one.generate_state(1, np.uint64) for one in seeds])[which]
+    salt += lane.astype(np.uint64) << np.uint64(40)
     return salt
 
 
@@ -32,7 +32,7 @@ def orders(salt: NDArray[np.uint64], count: int) -> Integers:
 
     The order is that of hashed numbers, since seeding a generator for each lane would cost more than the orders.
     """
-    mixed: NDArray[np.uint64] = salt[:, None] + np.arange(count, dtype=np.uint64)
+    mixed: NDArray[np.uint64] = np.add.outer(salt, np.arange(count, dtype=np.uint64))
     bits = np.uint64((1 << max(1, count - 1).bit_length()) - 1)
     # The last bits of each hash become the number itself: sorting is twice as fast as finding the sorted order.
     _hash(mixed)
