@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -21,6 +20,7 @@ from mpi4py import MPI
 from matex_data import vectored
 from matex_data.coalesce import Ranges
 from matex_data.errors import DataError, DecodeError, PartitionError
+from matex_data.places import places
 
 MODES = ("auto", "collective", "independent")
 MOST_SHARED_FILES = 64  # opened by all ranks together; of more files each rank opens those it reads
@@ -92,6 +92,7 @@ class Files:
         self.collective = mode == "collective"
         self._open: OrderedDict[int, Any] = OrderedDict()
         self._lock = Lock()
+        self._found = 0  # bytes, so far
         if self.collective:
             info = MPI.Info.Create(hints())
             for number, path in enumerate(self.paths):
@@ -113,6 +114,7 @@ class Files:
         path = self.paths[number]
         found = (self._read_together if self.collective else self._read_alone)(number, ranges)
         with self._lock:
+            self._found += found
             _COUNTERS.bytes[path] += found
             _COUNTERS.calls[path] += len(ranges.first)
         if found != ranges.total:
@@ -126,13 +128,15 @@ class Files:
         """
         handle, offsets = self._open[number], ranges.offset[ranges.first].tolist()
         statuses = [MPI.Status() for _ in offsets]
-        with _places(ranges) as places:
-            for call, (offset, place, status) in enumerate(zip(offsets, places, statuses, strict=True)):
+        with places(ranges, self._found) as runs:
+            for call, (offset, run, status) in enumerate(zip(offsets, runs, statuses, strict=True)):
                 try:
-                    handle.Read_at_all(offset, place, status)
+                    handle.Read_at_all(offset, run.place, status)
                 except MPI.Exception as error:
                     self.join(number, len(offsets) - call - 1)  # the other ranks count on these calls
                     raise _unreadable(self.paths[number], error) from error
+                if run.copied is not None:
+                    run.copied()
         return sum(status.Get_elements(MPI.BYTE) for status in statuses)
 
     def _read_alone(self, number: int, ranges: Ranges) -> int:
@@ -185,26 +189,6 @@ class _Opened:
 
 def _unreadable(path: str, error: Exception) -> DataError:
     return DataError("the file cannot be read", file=path, found=error)
-
-
-@contextmanager
-def _places(ranges: Ranges) -> Iterator[list[Any]]:
-    """The memory of each run of bytes that follow one another in the file, as MPI takes it."""
-    nbytes, address = ranges.nbytes.tolist(), ranges.address.tolist()
-    first = ranges.first.tolist()
-    scattered: list[MPI.Datatype] = []
-    places: list[Any] = []
-    for low, high in zip(first, [*first[1:], len(nbytes)], strict=True):
-        if high - low == 1:
-            places.append(MPI.memory.fromaddress(address[low], nbytes[low]))
-        else:
-            scattered.append(MPI.BYTE.Create_hindexed(nbytes[low:high], address[low:high]).Commit())
-            places.append([MPI.BOTTOM, 1, scattered[-1]])
-    try:
-        yield places
-    finally:
-        for kind in scattered:
-            kind.Free()
 
 
 def _short(path: str, ranges: Ranges) -> DecodeError:
