@@ -16,6 +16,7 @@ from benchmarks.data import Task
 Figures = dict[str, float]
 MB = 1e6
 SETTLED = 20  # epochs after which memory has its size
+LOOKS = 3  # at the threads
 NAP = 0.01
 PATIENCE = 10.0  # seconds until a thread should have ended
 
@@ -56,7 +57,7 @@ def many_epochs(task: Task, epochs: int) -> Callable[[], Figures]:
             if epoch >= SETTLED:
                 resident.append(_resident())
                 descriptors.append(this.num_fds())
-                threads.append(this.num_threads())
+                threads.append(_threads(this))
         iterator = iter(batches)
         next(iterator)
         del iterator
@@ -69,6 +70,15 @@ def many_epochs(task: Task, epochs: int) -> Callable[[], Figures]:
         }
 
     return run
+
+
+def _threads(process: psutil.Process) -> int:
+    """The fewest of some looks: a thread that has ended its work may still be on its way out."""
+    looks = []
+    for _ in range(LOOKS):
+        looks.append(process.num_threads())
+        time.sleep(NAP)
+    return min(looks)
 
 
 def _readers_left() -> int:
