@@ -10,8 +10,8 @@ import numpy as np
 
 import matex_data as md
 from benchmarks.ceiling import Pass
+from benchmarks.counting import counting
 from benchmarks.data import SMALL, Task
-from benchmarks.graph import in_graph
 from benchmarks.ours import SEED
 
 GRID = (180, 360)
@@ -57,7 +57,7 @@ def _write(file: Any, count: int, deflate: bool) -> None:
 def tensors(task: Task) -> Pass:
     """Shuffled batches of both fields from ``tf_dataset``, decoded."""
     data = md.open_dataset(task.path, inputs=FIELDS)
-    return in_graph(data.tf_dataset(task.batch_size, shuffle=True, seed=SEED, remainder="keep"))
+    return counting(data.tf_dataset(task.batch_size, shuffle=True, seed=SEED, remainder="keep"))
 
 
 def netcdf4_python(task: Task) -> Pass:

@@ -6,15 +6,15 @@ from typing import Any
 
 import matex_data as md
 from benchmarks.ceiling import Pass
+from benchmarks.counting import counting
 from benchmarks.data import Task
-from benchmarks.graph import in_graph
 
 SEED = 1
 
 
 def tensors(task: Task, **options: Any) -> Pass:
     """Shuffled batches from ``tf_dataset``."""
-    return in_graph(opened(task, **options).tf_dataset(task.batch_size, shuffle=True, seed=SEED))
+    return counting(opened(task, **options).tf_dataset(task.batch_size, shuffle=True, seed=SEED))
 
 
 def arrays(task: Task, **options: Any) -> Pass:

@@ -9,8 +9,8 @@ import numpy as np
 
 import matex_data as md
 from benchmarks.ceiling import Pass
+from benchmarks.counting import counting
 from benchmarks.data import SMALL, Task
-from benchmarks.graph import in_graph
 from benchmarks.ours import SEED
 
 COLUMNS = [f"x{i}" for i in range(29)]
@@ -36,12 +36,12 @@ def table(folder: Path, quick: bool = False) -> Task:
 def matrix(task: Task, **options: Any) -> Pass:
     """Shuffled batches from ``tf_dataset``, the floats as one matrix."""
     data = md.open_dataset(task.path, inputs=COLUMNS, targets=task.targets, stack=True, **options)
-    return in_graph(data.tf_dataset(task.batch_size, shuffle=True, seed=SEED))
+    return counting(data.tf_dataset(task.batch_size, shuffle=True, seed=SEED))
 
 
 def columns(task: Task) -> Pass:
     """Shuffled batches from ``tf_dataset``, each column by itself."""
-    return in_graph(md.open_dataset(task.path).tf_dataset(task.batch_size, shuffle=True, seed=SEED))
+    return counting(md.open_dataset(task.path).tf_dataset(task.batch_size, shuffle=True, seed=SEED))
 
 
 def scan(task: Task) -> Pass:
@@ -76,4 +76,4 @@ def csv_dataset(task: Task, buffer: int = 0) -> Pass:
     types = [tf.float64] * len(COLUMNS) + [tf.int64]
     lines = tf.data.experimental.CsvDataset(task.path, types, header=True)
     lines = lines.shuffle(buffer, SEED) if buffer else lines
-    return in_graph(lines.batch(task.batch_size).take(max(1, min(task.limit, task.samples) // task.batch_size)))
+    return counting(lines.batch(task.batch_size).take(max(1, min(task.limit, task.samples) // task.batch_size)))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks import text
 from benchmarks.measure import Reader, interleaved
-from benchmarks.reading import MOVING, ROUNDS, SCALES, Goal, Measured, Setup
+from benchmarks.reading import GAIN, MOVING, ROUNDS, Goal, Measured, Setup
 
 READERS = (
     Reader("matex_data, one matrix", "ours", "text.matrix"),
@@ -44,7 +44,7 @@ def alone(setup: Setup) -> Measured:
 def on_ranks(setup: Setup) -> Measured:
     """The same on one rank and on two."""
     one, two = results = interleaved(text.table(setup.folder, setup.quick), RANKS, ROUNDS * setup.repetitions)
-    goals = [Goal("2 ranks / 1 rank", two.over(one), 2 * SCALES)]
+    goals = [Goal("2 ranks / 1 rank", two.over(one), GAIN)]
     return Measured("CSV on 2 ranks, one core a rank", results, goals)
 
 

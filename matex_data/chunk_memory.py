@@ -1,4 +1,4 @@
-"""Memory that chunks are decoded into on the way, used again and again: fresh memory costs page faults."""
+"""Memory that bytes pass through on their way, used again and again: fresh memory costs page faults."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class _Scratch(local):
 
     def __init__(self) -> None:
         self.buffers = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
-        self.decoded = np.empty(0, np.uint8)
+        self.momentary = np.empty(0, np.uint8)
 
 
 _SCRATCH = _Scratch()
 
 
-def for_one_chunk(nbytes: int) -> Bytes:
-    """Memory for a decoded chunk that is used up before this thread decodes the next one."""
-    if _SCRATCH.decoded.nbytes < nbytes:
-        _SCRATCH.decoded = np.empty(nbytes, np.uint8)
-    return _SCRATCH.decoded[:nbytes]
+def momentary(nbytes: int) -> Bytes:
+    """Memory for what is used up before this thread asks for it again: a decoded chunk, a run of samples."""
+    if _SCRATCH.momentary.nbytes < nbytes:
+        _SCRATCH.momentary = np.empty(nbytes, np.uint8)
+    return _SCRATCH.momentary[:nbytes]
 
 
 def memory_for(data: Bytes, passing: bool, out: Bytes | None, nbytes: int) -> Bytes:

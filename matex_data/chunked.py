@@ -13,7 +13,7 @@ import numpy as np
 
 from matex_data.blocks import Blocks, even_blocks
 from matex_data.cache import Chunk, ChunkCache
-from matex_data.chunk_memory import Bytes, for_one_chunk
+from matex_data.chunk_memory import Bytes, momentary
 from matex_data.codecs import BrokenChunk, Pipeline
 from matex_data.errors import DecodeError
 from matex_data.index import Array, Integers, Part, Request, Rows
@@ -164,7 +164,7 @@ class Chunked(Part):
         if promise is None and self._decoded_in_place(rows, wanted.out, stored, mask):
             return
         scratch = promise is None and self.pipeline.filters
-        data = self.pipeline.decode(stored, mask, for_one_chunk(self.pipeline.nbytes) if scratch else None)
+        data = self.pipeline.decode(stored, mask, momentary(self.pipeline.nbytes) if scratch else None)
         depth, *others = self.chunk_shape
         chunk = data.view(self.dtype).reshape(*others[: self.axis], depth, *others[self.axis :])
         if self.axis:
@@ -184,7 +184,7 @@ class Chunked(Part):
         if isinstance(place, slice) and local == slice(0, self.chunk_shape[0]):
             self.pipeline.decode(stored, mask, as_bytes(out[place]))
         elif planes is not None and not isinstance(place, slice):
-            scratch = for_one_chunk(planes.nbytes) if planes.filters else None
+            scratch = momentary(planes.nbytes) if planes.filters else None
             unshuffle_rows(planes.decode(stored, mask >> 1, scratch), out, place)
         else:
             return False

@@ -92,7 +92,6 @@ class Files:
         self.collective = mode == "collective"
         self._open: OrderedDict[int, Any] = OrderedDict()
         self._lock = Lock()
-        self._found = 0  # bytes, so far
         if self.collective:
             info = MPI.Info.Create(hints())
             for number, path in enumerate(self.paths):
@@ -114,7 +113,6 @@ class Files:
         path = self.paths[number]
         found = (self._read_together if self.collective else self._read_alone)(number, ranges)
         with self._lock:
-            self._found += found
             _COUNTERS.bytes[path] += found
             _COUNTERS.calls[path] += len(ranges.first)
         if found != ranges.total:
@@ -128,7 +126,8 @@ class Files:
         """
         handle, offsets = self._open[number], ranges.offset[ranges.first].tolist()
         statuses = [MPI.Status() for _ in offsets]
-        with places(ranges, self._found) as runs:
+        before = sum(_COUNTERS.bytes[path] for path in self.paths)
+        with places(ranges, before) as runs:
             for call, (offset, run, status) in enumerate(zip(offsets, runs, statuses, strict=True)):
                 try:
                     handle.Read_at_all(offset, run.place, status)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from matex_data.chunk_memory import Bytes, for_one_chunk
+from matex_data.chunk_memory import Bytes, momentary
 from matex_data.codecs import DEFLATE, SHUFFLE, Pipeline
 from matex_data.index import Array, Integers
 
@@ -59,7 +59,7 @@ def inflate_rows(
     decompressor = library.alloc() if library and int(nbytes.sum()) <= stored.nbytes else None
     if library is None or not decompressor:
         return 0
-    planes = for_one_chunk(decoded).reshape(width, -1)
+    planes = momentary(decoded).reshape(width, -1)
     rows = out.reshape(len(out), -1).view(f"<u{width}")
     addresses = library.inflate, decompressor, stored.ctypes.data, planes.ctypes.data
     try:

@@ -42,10 +42,10 @@ def steps_together(steps: int, window_steps: int, most: int) -> int:
     window_steps : of a window, which is not cut.
     most : steps that may come together, if a window does not have more.
     """
-    windows = -(-steps // window_steps)
+    windows = max(1, -(-steps // window_steps))
     fit = max(1, min(most // window_steps, windows // LEAST_PARTS))
-    parts = max(1, -(-windows // fit))
-    return window_steps * max(1, -(-windows // parts))
+    parts = -(-windows // fit)
+    return window_steps * -(-windows // parts)
 
 
 class Passes(ABC):

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from threading import local
 from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
+from matex_data.chunk_memory import Bytes, momentary
 from matex_data.coalesce import Ranges
 from matex_data.index import Integers
 
@@ -44,17 +44,18 @@ def places(ranges: Ranges, read: int) -> Iterator[list[Run]]:
     Parameters
     ----------
     ranges : of a file.
-    read : bytes that have been read before.
+    read : bytes of the files that have been read before.
     """
     first, address, nbytes = ranges.first, ranges.address, ranges.nbytes
     lows, highs = first.tolist(), [*first[1:].tolist(), len(address)]
     begins, totals = address[first].tolist(), np.add.reduceat(nbytes, first).tolist() if lows else []
-    runs, kinds, copy = [], [], _copy() if read >= WORTH_COMPILING else None
+    cached = momentary(CACHED_BYTES)
+    runs, kinds, copy = [], [], _copy(cached) if read >= WORTH_COMPILING else None
     for low, high, begin, total in zip(lows, highs, begins, totals, strict=True):
         if high - low == 1:
             runs.append(Run(MPI.memory.fromaddress(begin, total)))
         elif copy is not None and LEAST_PIECE * (high - low) <= total <= CACHED_BYTES:
-            runs.append(Run(_CACHED.memory[:total], partial(copy, address[low:high], nbytes[low:high])))
+            runs.append(Run(cached[:total], partial(copy, address[low:high], nbytes[low:high])))
         else:
             kinds.append(MPI.BYTE.Create_hindexed(nbytes[low:high].tolist(), address[low:high].tolist()).Commit())
             runs.append(Run([MPI.BOTTOM, 1, kinds[-1]]))
@@ -65,18 +66,10 @@ def places(ranges: Ranges, read: int) -> Iterator[list[Run]]:
             kind.Free()
 
 
-def _copy() -> Callable[[Integers, Integers], object]:
-    """From the memory that stays in the cache to addresses, as many bytes to each."""
-    from matex_data.loops import pieces_to_places
-
-    return partial(pieces_to_places(), _CACHED.memory.ctypes.data)
-
-
-class _Cached(local):
-    """Each thread's own memory."""
-
-    def __init__(self) -> None:
-        self.memory = np.empty(CACHED_BYTES, np.uint8)
-
-
-_CACHED = _Cached()
+def _copy(cached: Bytes) -> Callable[[Integers, Integers], object] | None:
+    """From memory that stays in the cache to addresses, as many bytes to each; None where Numba does not work."""
+    try:
+        from matex_data.loops import pieces_to_places
+    except (ImportError, OSError):  # of a version that does not go with NumPy's, or without its library
+        return None
+    return partial(pieces_to_places(), cached.ctypes.data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import h5py
@@ -16,6 +17,7 @@ from matex_data import places as module
 from matex_data.coalesce import Ranges
 from matex_data.collective import Files
 from matex_data.loops import pieces_to_places
+from matex_data.places import places
 from tests.ranks import Pool
 
 MARGIN = 100  # bytes around all pieces, which nobody may write to
@@ -35,6 +37,31 @@ def test_pieces_go_to_their_places_and_nowhere_else(sizes: list[int], seed: int,
         expected[at[piece] : at[piece] + size] = source[begin[piece] : begin[piece] + size]
     pieces_to_places()(source.ctypes.data, memory.ctypes.data + at, nbytes)
     assert np.array_equal(memory, expected)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "read", "by_way_of_the_cache"),
+    [
+        ([20_000] * 3, module.WORTH_COMPILING, True),
+        ([20_000] * 3, module.WORTH_COMPILING - 1, False),
+        ([20_000, 20_000, 100], module.WORTH_COMPILING, True),  # the last one is a gap
+        ([3000] * 3, module.WORTH_COMPILING, False),
+        ([600_000] * 2, module.WORTH_COMPILING, False),
+        ([20_000], module.WORTH_COMPILING, False),
+    ],
+)
+def test_runs_that_fit_into_the_cache_go_that_way(sizes: list[int], read: int, by_way_of_the_cache: bool) -> None:
+    nbytes, memory = np.array(sizes), np.zeros(2 * sum(sizes), np.uint8)
+    offset = np.cumsum(nbytes) - nbytes
+    with places(Ranges(offset, nbytes, memory.ctypes.data + 2 * offset), read) as (run,):
+        assert (run.copied is not None) == by_way_of_the_cache
+
+
+def test_without_numba_nothing_goes_that_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matex_data.loops", None)  # as where Numba cannot be imported
+    nbytes, memory = np.array([20_000, 20_000]), np.zeros(50_000, np.uint8)
+    with places(Ranges(np.array([0, 20_000]), nbytes, memory.ctypes.data + nbytes), 1 << 40) as (run,):
+        assert run.copied is None
 
 
 def _ranges(rng: np.random.Generator, memory: np.ndarray, most: int) -> tuple[Ranges, np.ndarray]:
@@ -103,9 +130,14 @@ def images(tmp_path: Path) -> Path:
 
 def test_every_image_arrives_once_an_epoch(pool: Pool, images: Path) -> None:
     with h5py.File(images) as file:
-        expected = np.sort(file["image"][:].reshape(240, -1), axis=0)
+        expected = _ordered(file["image"][:])
     for epoch in zip(*pool.run(_epochs, str(images), False), strict=True):
-        assert np.array_equal(np.sort(np.concatenate(epoch).reshape(240, -1), axis=0), expected)
+        assert np.array_equal(_ordered(np.concatenate(epoch)), expected)
+
+
+def _ordered(images: np.ndarray) -> np.ndarray:
+    """By the first number of each, which no other has."""
+    return images[np.argsort(images[:, 0, 0])]
 
 
 def test_a_file_that_has_become_shorter_is_said_so_by_all(pool: Pool, images: Path) -> None:
