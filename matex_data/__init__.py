@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from matex_data import abort, processes
 from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError, PartitionError
 from matex_data.fields import Field, Schema
 
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from matex_data.dataset import Dataset
     from matex_data.matex_scripts import DataSet
     from matex_data.opening import open_dataset
+
+processes.keep_mpi_out()
+abort.install()
 
 __all__ = [
     "DataError",

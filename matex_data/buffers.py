@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import mmap
+import weakref
 from collections import deque
 from contextlib import suppress
+from os import register_at_fork
 from threading import Lock
 from typing import Any
 
@@ -50,11 +52,20 @@ class Pool:
 
     def __init__(self) -> None:
         self._free: deque[mmap.mmap] = deque()
+        self._returned: deque[mmap.mmap] = deque()  # by owners at their end
+        self._lock = Lock()
+        _POOLS.add(self)
+
+    def renew(self) -> None:
+        """Forget what is free, and who holds the lock: in a forked process, that may be a thread of its parent."""
+        self._free.clear()
+        self._returned.clear()
         self._lock = Lock()
 
     def bytes(self, count: int) -> NDArray[np.uint8]:
         """uint8[count], aligned; the memory is used again once no array looks at it."""
         with self._lock:
+            self._take_back()
             # The one freed last is the likeliest to be in the processor's cache.
             fitting = (m for m in reversed(self._free) if count <= len(m) <= 4 * max(count, HUGE_PAGE))
             memory = next(fitting, None)
@@ -65,8 +76,22 @@ class Pool:
         return np.asarray(_Lease(self, memory))[:count]
 
     def give_back(self, memory: mmap.mmap) -> None:
-        """Called by the owner's end, on whatever thread that is."""
-        with self._lock:
+        """Take memory that nobody looks at any more.
+
+        The end of an owner may come in any thread, and in the middle of any other call of this pool, since Python may
+        collect garbage there. So this takes no lock that its own thread may hold.
+        """
+        self._returned.append(memory)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._take_back()
+            finally:
+                self._lock.release()
+
+    def _take_back(self) -> None:
+        """Keep what was returned, or unmap it where enough is free. The lock is held."""
+        while self._returned:
+            memory = self._returned.popleft()
             self._free.append(memory)
             alike = [m for m in self._free if (len(m) < HUGE_PAGE) == (len(memory) < HUGE_PAGE)]
             if len(alike) > (KEPT_SMALL if len(memory) < HUGE_PAGE else KEPT_LARGE):
@@ -83,6 +108,17 @@ class Pool:
             memory = block[start : start + size]
             arrays[field.name] = memory.view(field.array_dtype).reshape(rows, *field.shape)
         return arrays
+
+
+_POOLS: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+def _renew_all() -> None:
+    for pool in list(_POOLS):
+        pool.renew()
+
+
+register_at_fork(after_in_child=_renew_all)
 
 
 def _fresh(count: int) -> mmap.mmap:

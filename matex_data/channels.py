@@ -13,8 +13,12 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from matex_data import abort, machine
 from matex_data.agreement import Agreement
 from matex_data.collective import Files
+from matex_data.communicator import Communicator
+from matex_data.liveness import Liveness, nap, wait_until
+from matex_data.processes import separate
 
 
 class Channel:
@@ -24,12 +28,17 @@ class Channel:
     ----------
     comm : for this channel alone.
     threaded : whether MPI may be called from threads; if not, the ranks do not agree with one another.
+
+    Attributes
+    ----------
+    closers : called before the communicator is freed; each ends what uses it.
     """
 
-    def __init__(self, comm: MPI.Intracomm, threaded: bool) -> None:
+    def __init__(self, comm: Communicator, threaded: bool) -> None:
         self.comm = comm
-        self.agreement = Agreement(comm if threaded else MPI.COMM_SELF)
+        self.agreement = Agreement(comm if threaded else Communicator(rank=comm.rank, size=comm.size))
         self.files = Files(comm, [], "independent")
+        self.closers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._user: weakref.ref[Any] | None = None
 
     @property
@@ -41,53 +50,102 @@ class Channel:
         """Belong to ``user`` as long as that lives."""
         self._user = weakref.ref(user)
 
+    def close(self) -> None:
+        """End what uses it, and free the communicator. *Collective*."""
+        for closer in list(self.closers):
+            closer.close()
+        for closer in list(self.closers):
+            closer.join()
+        self.files.close()
+        self.comm.free()
+
 
 class Channels:
     """The channels of a communicator.
 
     Parameters
     ----------
-    comm : the user's; duplicated, so that nothing here meets the user's own messages.
+    comm : the ranks that share data sets.
+    threaded : whether MPI may be called from several threads.
     """
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self.comm = comm.Dup()
-        self.threaded = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
+    def __init__(self, comm: Communicator, threaded: bool = True) -> None:
+        self.comm = comm
+        self.threaded = threaded
         self._channels: list[Channel] = []
 
     def open(self, paths: Sequence[str], mode: str) -> Channel:
-        """A channel with these files open, to ``serve`` whoever asks for it. *Collective*.
+        """Return a channel with these files open, to ``serve`` whoever asks for it. *Collective*.
 
         Raises
         ------
-        DataError : a file cannot be opened.
+        DataError : a file cannot be opened; MPI has no communicator left.
+        PartitionError : not all ranks come.
         """
-        free = np.array([channel.unused for channel in self._channels], bool)
-        if self.comm.size > 1 and len(free):
-            self.comm.Allreduce(MPI.IN_PLACE, free, MPI.LAND)
-        idle = [self._channels[number] for number in np.flatnonzero(free)]
+        busy = [not channel.unused for channel in self._channels]
+        idle = [self._channels[number] for number in np.flatnonzero(np.array(self.comm.largest(*busy, 0)[:-1]) == 0)]
         for channel in idle:
             channel.files.close()
         if not idle:
-            idle = [Channel(self.comm.Dup(), self.threaded)]
+            idle = [Channel(self.comm.duplicate(), self.threaded)]
             self._channels += idle
         idle[0].files = Files(idle[0].comm, paths, mode)
         return idle[0]
 
+    def close(self) -> None:
+        """Free the communicators. *Collective*."""
+        for channel in self._channels:
+            channel.close()
+        self._channels.clear()
+        if self.comm.liveness is not None:
+            self.comm.liveness.close()
+        self.comm.free()
 
-def channels(comm: MPI.Intracomm) -> Channels:
-    """The channels of a communicator, made when they are first asked for. *Collective*."""
-    kept: Any = comm.Get_attr(_kept_by())
+
+def channels(comm: MPI.Intracomm | None) -> Channels:
+    """Return the channels of a communicator, made when they are first asked for. *Collective*.
+
+    Parameters
+    ----------
+    comm : the user's; duplicated, so that nothing here meets the user's own messages. None: all ranks; a process that
+        was started or forked by a rank is alone.
+
+    Raises
+    ------
+    PartitionError : not all ranks come.
+    """
+    if separate():
+        return Channels(Communicator())
+    comm = MPI.COMM_WORLD if comm is None else comm
+    if comm.size == 1:
+        return Channels(Communicator())
+    kept: Any = comm.Get_attr(_key())
     if isinstance(kept, Channels):
         return kept
-    made = Channels(comm)
-    comm.Set_attr(_kept_by(), made)
+    made = _connected(comm)
+    comm.Set_attr(_key(), made)
     return made
 
 
-def _kept_by() -> int:
+def _connected(comm: MPI.Intracomm) -> Channels:
+    threaded = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
+    arrival = comm.Ibarrier()
+    wait_until(lambda seconds: nap(lambda: bool(arrival.Test()), seconds), None)  # what follows waits within MPI
+    abort.connect(comm)
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    machine.set_ranks_here(max(node.size, machine.ranks_here()))  # these may not be all ranks of the job
+    node.Free()
+    return Channels(Communicator(comm.Dup(), Liveness(comm.Dup()) if threaded else None), threaded)
+
+
+def _forget(comm: MPI.Comm, _: int, found: Channels) -> None:
+    if comm != MPI.COMM_WORLD:  # that one ends with MPI itself
+        found.close()
+
+
+def _key() -> int:
     if not _KEYS:
-        _KEYS.append(MPI.Comm.Create_keyval())
+        _KEYS.append(MPI.Comm.Create_keyval(delete_fn=_forget))
     return _KEYS[0]
 
 

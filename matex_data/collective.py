@@ -19,6 +19,7 @@ from mpi4py import MPI
 
 from matex_data import vectored
 from matex_data.coalesce import Ranges
+from matex_data.communicator import Communicator
 from matex_data.errors import DataError, DecodeError, PartitionError
 from matex_data.places import places
 
@@ -53,8 +54,10 @@ def hints() -> dict[str, str]:
     return chosen
 
 
-def mode_for(io: str, files: int, ranks: int) -> str:
-    """How so many ranks read so many files: "collective" or "independent". A rank alone has none to read with.
+def mode_for(io: str, files: int, comm: Communicator) -> str:
+    """Return how these ranks read so many files: "collective" or "independent".
+
+    A rank alone reads independently, and so do ranks whose MPI does not allow calls from threads.
 
     Raises
     ------
@@ -62,7 +65,7 @@ def mode_for(io: str, files: int, ranks: int) -> str:
     """
     if io not in MODES:
         raise PartitionError("no such way to read", expected=f"io= one of {MODES}", found=repr(io))
-    if ranks == 1 or MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+    if comm.alone or comm.liveness is None:
         return "independent"
     if io != "auto":
         return io
@@ -87,7 +90,8 @@ class Files:
     DataError : the system cannot open a file.
     """
 
-    def __init__(self, comm: MPI.Intracomm, paths: Sequence[str], mode: str) -> None:
+    def __init__(self, comm: Communicator, paths: Sequence[str], mode: str) -> None:
+        self._comm = comm
         self.paths = tuple(paths)
         self.collective = mode == "collective"
         self._open: OrderedDict[int, Any] = OrderedDict()
@@ -95,10 +99,13 @@ class Files:
         if self.collective:
             info = MPI.Info.Create(hints())
             for number, path in enumerate(self.paths):
+                error: DataError | None = None
+                comm.barrier()  # what follows waits within MPI
                 try:
-                    self._open[number] = MPI.File.Open(comm, path, MPI.MODE_RDONLY, info)
-                except MPI.Exception as error:
-                    raise _unreadable(path, error) from error
+                    self._open[number] = MPI.File.Open(comm.mpi, path, MPI.MODE_RDONLY, info)
+                except MPI.Exception as failure:
+                    error = _unreadable(path, failure)
+                comm.agree(error)
                 _COUNTERS.opens[path] += 1
             info.Free()
 
@@ -169,6 +176,8 @@ class Files:
 
     def close(self) -> None:
         """*Collective* in collective mode."""
+        if self.collective and self._open:
+            self._comm.barrier()  # what follows waits within MPI
         while self._open:
             _, handle = self._open.popitem(last=False)  # in the order of opening, which is that of every rank
             if self.collective:

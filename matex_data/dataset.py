@@ -117,7 +117,7 @@ class Dataset:
         comm = self._source.comm
         check_ranks(batch_size, comm.size)
         if shuffle and seed is None:
-            seed = comm.bcast(int(np.random.SeedSequence().generate_state(1)[0]) if comm.rank == 0 else None)
+            seed = comm.broadcast(int(np.random.SeedSequence().generate_state(1)[0]))
         plan = schedule(
             self._samples,
             block_borders(self._source.index),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import cache, partial
+from os import register_at_fork
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,8 @@ def decoders() -> ThreadPoolExecutor:
     """The threads of this process that decode; they serve every data set."""
     return ThreadPoolExecutor(threads(), thread_name_prefix="matex-decode")
 
+
+register_at_fork(after_in_child=decoders.cache_clear)  # the child has none of these threads
 
 def begun(task: Callable[..., Any], *arguments: Any) -> Future[Any]:
     """What one of the threads that decode will have done; they take nothing more once the program is ending."""

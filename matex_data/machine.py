@@ -11,10 +11,25 @@ from pathlib import Path
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
+_ranks_here: list[int] = []
+
+
+def set_ranks_here(count: int) -> None:
+    """Note how many ranks share this machine, as MPI counts them (``Split_type``)."""
+    _ranks_here[:] = [max(1, count)]
+
+
 def ranks_here() -> int:
-    """Ranks on this machine, as the MPI launcher says."""
+    """Ranks on this machine, as MPI has counted them; before that, as its launcher says."""
+    if _ranks_here:
+        return _ranks_here[0]
     names = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_LOCAL_SIZE")
     return max(1, *(int(os.environ.get(name, 1)) for name in names))
+
+
+def cores() -> int:
+    """Return the cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
 
 
 def threads() -> int:

@@ -142,7 +142,7 @@ def complete_samples(source: Source) -> Runs:
         kept.append(done + np.flatnonzero(_complete(arrays, rows)))
         done += rows
     own = compress(np.concatenate(kept))
-    parts = [own] if comm.size == 1 else comm.allgather(own)
+    parts = comm.allgather(own)
     return merge(Runs(np.concatenate([p.start for p in parts]), np.concatenate([p.count for p in parts])))
 
 

@@ -8,11 +8,10 @@ import pickle
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mpi4py import MPI
-
-from matex_data.agreement import agree, portable
+from matex_data.channels import channels
+from matex_data.communicator import Communicator, portable
 from matex_data.dataset import Dataset
 from matex_data.elements import Elements, Names, as_list
 from matex_data.errors import DataError, FormatError, near_matches
@@ -23,6 +22,9 @@ from matex_data.sequences import windowed
 from matex_data.source import Source
 from matex_data.tables import stacked
 from matex_data.together import Together
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 WINDOW_BYTES = 128 << 20
 STACKED = "inputs"  # name of the field that stack=True makes
@@ -79,24 +81,25 @@ def open_dataset(
     FieldNotFound : a field is not there.
     FormatError : a file is not what it should be, or the files do not fit together.
     DataError : there is no such file, or it cannot be read.
+    PartitionError : another rank does not come within ``MATEX_TIMEOUT`` seconds.
     """
-    comm = MPI.COMM_WORLD if comm is None else comm
     check(missing)
     elements = Elements(inputs, targets)
-    files = _found(comm, paths)
+    opened = channels(comm)
+    files = _found(opened.comm, paths)
     made = [STACKED] if stack else []
-    index = _indexed(comm, files, format, read_names(elements.names, missing, *made), options)
+    index = _indexed(opened.comm, files, format, read_names(elements.names, missing, *made), options)
     if stack:
         index = stacked(index, as_list(inputs), STACKED, read_names(as_list(targets), missing, *made) or [])
         elements = Elements(STACKED, targets)
     if window is not None:
         index, ahead = windowed(index, elements.inputs, targets, window, stride, horizon)
         elements = Elements(elements.inputs, ahead)
-    source = Source(comm, treated(index, missing, elements.names), io, window_bytes, cache)
+    source = Source(opened, treated(index, missing, elements.names), io, window_bytes, cache)
     return Dataset(source, elements, complete_samples(source) if missing == "drop" else None)
 
 
-def _found(comm: MPI.Intracomm, paths: Paths) -> list[str]:
+def _found(comm: Communicator, paths: Paths) -> list[str]:
     """The files that are meant; rank 0 looks, so that a thousand ranks do not."""
     files: list[str] = []
     error: DataError | None = None
@@ -105,8 +108,8 @@ def _found(comm: MPI.Intracomm, paths: Paths) -> list[str]:
             files = expand(paths)
         except DataError as missing:
             error = missing
-    agree(comm, error)
-    return files if comm.size == 1 else list(comm.bcast(files))
+    comm.agree(error)
+    return list(comm.broadcast(files))
 
 
 def expand(paths: Paths) -> list[str]:
@@ -150,7 +153,7 @@ def _natural(path: str) -> tuple[list[tuple[int, str]], str]:
 
 
 def _indexed(
-    comm: MPI.Intracomm, files: list[str], format: str | None, names: list[str] | None, options: dict[str, Any]
+    comm: Communicator, files: list[str], format: str | None, names: list[str] | None, options: dict[str, Any]
 ) -> Index:
     """The index of all files: they are dealt out, and the results gathered. *Collective*."""
     function = together(_format_of(comm, files[0], format))
@@ -172,7 +175,7 @@ def _indexed(
                 raise
             own.append((number, portable(error)))
             break
-    gathered = [own] if comm.size == 1 else comm.allgather(own)
+    gathered = comm.allgather(own)
     indexes: list[Index] = []
     for _, result in sorted((entry for part in gathered for entry in part), key=lambda entry: entry[0]):
         if not isinstance(result, Index):
@@ -181,7 +184,7 @@ def _indexed(
     return concatenate(indexes)
 
 
-def _format_of(comm: MPI.Intracomm, path: str, format: str | None) -> str:
+def _format_of(comm: Communicator, path: str, format: str | None) -> str:
     """The format that is meant, or that rank 0 finds. *Collective*."""
     if format is not None:
         return format
@@ -191,8 +194,8 @@ def _format_of(comm: MPI.Intracomm, path: str, format: str | None) -> str:
             found = detect(path, _head(path))
         except DataError as failure:
             error = failure
-    agree(comm, error)
-    return found if comm.size == 1 else str(comm.bcast(found))
+    comm.agree(error)
+    return str(comm.broadcast(found))
 
 
 def _head(path: str) -> bytes:

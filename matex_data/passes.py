@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-from mpi4py import MPI
 
-from matex_data.agreement import agree, patience
+from matex_data.communicator import Communicator
 from matex_data.course import Course
 from matex_data.errors import PartitionError
 from matex_data.fetch import Arrays
@@ -27,9 +27,9 @@ LEAST_PARTS = 6  # of an epoch: one is read while the one before it is decoded a
 IN_VAIN = 1 / 12  # of all that was read, at most, should the pass for which a window was read ahead never come
 
 
-def read_bytes(comm: MPI.Comm) -> int:
+def read_bytes(comm: Communicator) -> int:
     """What each rank brings together, in bytes: it follows from the memory that it may use. *Collective*."""
-    least = comm.allreduce(free_memory(), MPI.MIN)
+    least = -comm.largest(-free_memory())[0]
     return int(min(READ_BYTES, max(LEAST_READ_BYTES, least // READ_SHARE)))
 
 
@@ -81,11 +81,13 @@ class ReadPasses(Passes):
 
     def __init__(self, source: Source, schedule: Schedule) -> None:
         super().__init__(source, schedule)
-        self._supply = source.supply()
+        self._supply, self._process = source.supply(), os.getpid()
         self._stream: Stream | None = None
         self._count = 0
 
     def windows(self, epoch: int, start: int) -> Iterator[Loaded]:
+        if self._process != os.getpid():  # forked: MPI, open files and threads have stayed with the parent
+            self._supply, self._process, self._stream = self.source.supply(), os.getpid(), None
         course = self._end_stream()
         if course is None or (course.number, course.begins.start) != (epoch, start):
             course = Course(self._supply, self.schedule, epoch, start, self.together)
@@ -101,11 +103,7 @@ class ReadPasses(Passes):
         if self._stream is None:
             return None
         self._stream.close()
-        if not self._stream.join(patience()):
-            raise PartitionError(
-                f"the pass before did not end within {patience():g} s: another rank is still in it",
-                remedy="pass over the data on every rank alike, or set MATEX_TIMEOUT to more seconds",
-            )
+        self._stream.join()
         following, self._stream = self._stream.following, None
         return following
 
@@ -123,7 +121,7 @@ class MemoryPasses(Passes):
         super().__init__(source, whole)
         self.together = max(1, read_bytes(source.comm) * self.size // max(1, schedule.batch_size * source.row_bytes))
         share = self._window(0).runs
-        agree(source.comm, _too_large(share.total * source.row_bytes, source.comm))
+        source.comm.agree(_too_large(share.total * source.row_bytes, source.comm))
         self._held: Arrays = source.gather(share)
 
     def windows(self, epoch: int, start: int) -> Iterator[Loaded]:
@@ -148,7 +146,7 @@ class MemoryPasses(Passes):
         return Loaded(arrays, sizes, len(number) - real)
 
 
-def _too_large(needed: int, comm: MPI.Comm) -> PartitionError | None:
+def _too_large(needed: int, comm: Communicator) -> PartitionError | None:
     """What is wrong with keeping so many bytes on each rank of this machine, if anything."""
     free = 0.8 * free_memory()
     if needed < free:

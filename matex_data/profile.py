@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,14 @@ class Profile:
 
 _ALL = Profile()
 _ADDING = Lock()
+
+
+def _renew_lock() -> None:
+    global _ADDING
+    _ADDING = Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)  # another thread may have held it
 
 
 def overall() -> Profile:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import wait
 
 import numpy as np
-from mpi4py import MPI
 
 from matex_data.agreement import Status
 from matex_data.buffers import Pool
 from matex_data.cache import ChunkCache
-from matex_data.channels import channels
+from matex_data.channels import Channels
 from matex_data.collective import Files, mode_for
+from matex_data.communicator import Communicator
 from matex_data.errors import DataError, PartitionError
 from matex_data.fetch import Arrays, Plan, execute, plan
 from matex_data.filling import Supply
 from matex_data.index import Index, Integers
 from matex_data.partition import share
+from matex_data.processes import separate
 from matex_data.profile import Profile
 from matex_data.runs import Runs
 
@@ -31,7 +33,7 @@ class Source:
 
     Parameters
     ----------
-    comm : whose ranks share the data. *Collective*.
+    opened : of the ranks that share the data. *Collective*.
     index : of all files, the same on every rank.
     io : "auto", "collective" or "independent".
     window_bytes : what is shuffled together, over all ranks, at most.
@@ -42,19 +44,20 @@ class Source:
     PartitionError : no such ``io`` or ``cache``.
     """
 
-    def __init__(self, comm: MPI.Intracomm, index: Index, io: str, window_bytes: int, cache: str | None) -> None:
+    def __init__(self, opened: Channels, index: Index, io: str, window_bytes: int, cache: str | None) -> None:
         if cache not in (None, "memory"):
             raise PartitionError("no such cache", expected='cache="memory" or None', found=repr(cache))
         self.cache = cache
         self.index = index
         self.window_bytes = window_bytes
         self.row_bytes = max(1, sum(field.row_bytes for field in index.fields.values()))
-        self.mode = mode_for(io, len(index.files), comm.size)
+        self.comm = comm = opened.comm
+        self.mode = mode_for(io, len(index.files), comm)
         self.profile = Profile()
         self.pool, self.scratch = Pool(), Pool()
-        self._channels = channels(comm)
-        self.comm = self._channels.comm
-        if not self._channels.threaded and comm.size > 1 and comm.rank == 0:
+        self._channels = opened
+        self._process = os.getpid()
+        if not opened.threaded and comm.rank == 0:
             warnings.warn(
                 "this MPI does not allow calls from threads: each rank reads on its own, and an error of one rank "
                 "does not reach the others",
@@ -64,7 +67,12 @@ class Source:
     def supply(self) -> Supply:
         """What one reader reads with. *Collective*."""
         cache_bytes = max(CACHE_BYTES, self.window_bytes // self.comm.size)
-        channel = self._channels.open([file.path for file in self.index.files], self.mode)
+        paths = [file.path for file in self.index.files]
+        if separate() and self._process != os.getpid():
+            self._process = os.getpid()
+            self._channels = Channels(Communicator(rank=self.comm.rank, size=self.comm.size))
+            self.mode = "independent"
+        channel = self._channels.open(paths, self.mode)
         return Supply(channel, self.index, self.pool, self.scratch, cache_bytes, self.profile)
 
     def load(self, runs: Runs) -> Arrays:
@@ -135,7 +143,7 @@ class Source:
     def _pieces(self, runs: Runs, row_bytes: int) -> Iterator[tuple[Runs, Integers]]:
         """Samples that are read together and their places, as often on every rank; none at all at the end."""
         step = max(1, LOAD_BYTES // row_bytes)
-        longest = self.comm.allreduce(runs.total, MPI.MAX)
+        (longest,) = self.comm.largest(runs.total)
         for done in range(0, -(-longest // step) * step + 1, step):
             low, high = min(done, runs.total), min(done + step, runs.total)
             yield runs.between(np.array([low]), np.array([high - low])), np.arange(low, high)

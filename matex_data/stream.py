@@ -8,26 +8,30 @@ read: what they say before they read a window is how it went so far, and what th
 from __future__ import annotations
 
 import atexit
-import time
+import os
+import sys
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from threading import Condition, Thread
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from matex_data.agreement import Round, Status, patience
+from matex_data import communicator, liveness
+from matex_data.agreement import Status, outcome
+from matex_data.communicator import Round
 from matex_data.course import Course
 from matex_data.errors import PartitionError
 from matex_data.fetch import Plan, execute, reads_aside
 from matex_data.filling import Filling, Loaded
 from matex_data.index import Integers
+from matex_data.processes import separate
 from matex_data.profile import timed
 
 AHEAD = 1  # windows that wait for the consumer
+END_TIME = 5.0  # seconds that a pass has to end once all ranks have come to the end of their programs
 
 
 class Stream:
@@ -53,8 +57,10 @@ class Stream:
         self._stopped = self._ended = False
         self._left = False  # another rank has left before the end
         self._error: BaseException | None = None
+        self._process = os.getpid()
         self._thread = Thread(target=self._run, name="matex-read", daemon=True)
         _ALIVE.add(self)
+        self._supply.channel.closers.add(self)
         self._thread.start()
 
     def __iter__(self) -> Iterator[Loaded]:
@@ -67,39 +73,55 @@ class Stream:
 
     def close(self) -> None:
         """Read no more. Returns at once; the thread ends when all ranks know."""
+        if self._process != os.getpid():
+            return
         with self._change:
             self._stopped = True
             self._ready.clear()
             self._change.notify_all()
 
-    def join(self, seconds: float) -> bool:
-        """Wait for the thread's end; False if it has not come in that time."""
+    def join(self) -> None:
+        """Wait for the thread's end, which comes when all ranks have left this pass.
+
+        Raises
+        ------
+        PartitionError : a rank does not leave it.
+        """
+        if self._process == os.getpid():
+            self._supply.channel.comm.wait_until(self._ended_within)
+            self._thread.join()
+
+    def _ended_within(self, seconds: float) -> bool:
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def _next(self) -> Loaded:
         """The next window, once all ranks have theirs."""
+        if self._process != os.getpid():
+            raise _forked()
         with timed(self._supply.profile, "waiting"):
+            self._wait(lambda: bool(self._ready) or self._ended)
             with self._change:
-                self._wait(lambda: bool(self._ready) or self._ended)
                 window, round_ = self._ready.popleft() if self._ready else (None, None)
                 self._change.notify_all()
-            if round_ is not None and not round_.wait(patience()):
-                raise _absent()
-        if window is None or round_ is None or round_.result()[0] != Status.GO_ON:
+            went_well = round_ is not None and outcome(round_.wait())[0] == Status.GO_ON
+        if window is None or not went_well:
             self._await_end()
             raise _left() if self._left else _superseded()
         return window
 
     def _await_end(self) -> None:
-        with self._change:
-            self._wait(lambda: self._ended)
-            if self._error is not None:
-                raise self._error
+        self._wait(lambda: self._ended)
+        if self._error is not None:
+            raise self._error
 
-    def _wait(self, happened: Any) -> None:
-        if not self._change.wait_for(happened, patience()):
-            raise _absent()
+    def _wait(self, happened: Callable[[], bool]) -> None:
+        def within(seconds: float) -> bool:
+            with self._change:
+                return self._change.wait_for(happened, seconds)
+
+        if not within(0.0):
+            self._supply.channel.comm.wait_until(within)
 
     def _run(self) -> None:
         try:
@@ -176,7 +198,7 @@ class Stream:
 
     def _needs(self, round_: Round, failure: Exception | None) -> Integers | None:
         """What all ranks said together; None if one has failed or left. *Collective*."""
-        status, needs = round_.result()
+        status, needs = outcome(round_.result())
         if status == Status.FAILED:
             self._error = self._supply.channel.agreement.error(failure)
         self._left = status == Status.STOPPED and not self._stopped
@@ -202,10 +224,10 @@ def _planned(planning: Future[Filling] | None) -> tuple[Filling | None, Exceptio
         return None, error
 
 
-def _absent() -> PartitionError:
+def _forked() -> PartitionError:
     return PartitionError(
-        f"no data came within {patience():g} s: another rank does not take part",
-        remedy="pass over the data on every rank alike, or set MATEX_TIMEOUT to more seconds",
+        "this process was forked in the middle of a pass over the data, which has stayed with its parent",
+        remedy="begin a pass of its own in the process that iterates: for batch in data.batches(...)",
     )
 
 
@@ -228,11 +250,15 @@ _ALIVE: weakref.WeakSet[Stream] = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """Registered after mpi4py's own handler, so it runs before MPI ends."""
-    streams = list(_ALIVE)
-    for stream in streams:
+    """End the passes that the program has left, before MPI ends: mpi4py has registered its own handler before."""
+    if separate():
+        return
+    for stream in list(_ALIVE):
         stream.close()
-    deadline = time.monotonic() + patience()
-    for stream in streams:
-        if not stream.join(max(0.0, deadline - time.monotonic())) and MPI.COMM_WORLD.size > 1:
-            MPI.COMM_WORLD.Abort(1)
+    liveness.leave()
+    if not liveness.nap(lambda: not communicator.pending(), END_TIME) and MPI.COMM_WORLD.size > 1:
+        sys.stderr.write("\n---- the job ends with an error: a rank has begun a pass over data that others have not\n")
+        sys.stderr.flush()
+        MPI.COMM_WORLD.Abort(1)
+    for stream in list(_ALIVE):
+        stream.join()

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 from numpy.typing import NDArray
 
-from matex_data.agreement import agree
-from matex_data.channels import channels
 from matex_data.coalesce import Ranges
 from matex_data.collective import Files, mode_for
+from matex_data.communicator import Communicator
 
 
 class Together:
@@ -19,22 +17,22 @@ class Together:
 
     Parameters
     ----------
-    comm : the user's. *Collective*.
+    comm : of these ranks.
     """
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self._comm = channels(comm).comm
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
         self._files: Files | None = None
         self.rank = comm.rank
         self.size = comm.size
 
     def allgather(self, value: Any) -> list[Any]:
         """What every rank has said, by rank. *Collective*."""
-        return [value] if self.size == 1 else list(self._comm.allgather(value))
+        return self._comm.allgather(value)
 
     def agree(self, error: Exception | None) -> None:
         """Raise the error of the lowest rank that has one, on every rank. *Collective*."""
-        agree(self._comm, error)
+        self._comm.agree(error)
 
     def read(self, path: str, offset: int, memory: NDArray[np.uint8]) -> None:
         """Fill ``memory`` with the bytes of a file, each rank with its own, or with none at all. *Collective*.
@@ -45,7 +43,7 @@ class Together:
         """
         if self._files is None or self._files.paths != (path,):
             self.close()
-            self._files = Files(self._comm, [path], mode_for("auto", 1, self._comm.size))
+            self._files = Files(self._comm, [path], mode_for("auto", 1, self._comm))
         if len(memory):
             columns = [np.array([value], np.int64) for value in (offset, len(memory), memory.ctypes.data)]
             self._files.read(0, Ranges(*columns))

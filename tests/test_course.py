@@ -95,7 +95,7 @@ def _begun_ahead(comm: MPI.Intracomm, path: str, io: str) -> tuple[int, bool]:
             for _ in batches:
                 pass
         stream = batches._passes._stream
-        assert stream.join(PATIENCE)
+        stream.join()
         filling = next(stream.following.plans()).result(PATIENCE)
         return stream.following.number, filling.work is not None
 

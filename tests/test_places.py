@@ -14,6 +14,7 @@ from mpi4py import MPI
 
 from matex_data import DecodeError, open_dataset
 from matex_data import places as module
+from matex_data.channels import channels
 from matex_data.coalesce import Ranges
 from matex_data.collective import Files
 from matex_data.loops import pieces_to_places
@@ -82,7 +83,7 @@ def _read_runs(comm: MPI.Intracomm, path: str, worth: int, most: int) -> bool:
     """Whether all bytes are those of the file, and no others were written."""
     before, module.WORTH_COMPILING = module.WORTH_COMPILING, worth
     content, rng = np.fromfile(path, np.uint8), np.random.default_rng(comm.rank)
-    files = Files(comm, [path], "collective")
+    files = Files(channels(comm).comm, [path], "collective")
     try:
         for _ in range(5):
             memory = np.zeros(60 * (most + 7), np.uint8)
@@ -96,6 +97,7 @@ def _read_runs(comm: MPI.Intracomm, path: str, worth: int, most: int) -> bool:
         module.WORTH_COMPILING = before
 
 
+@pytest.mark.rank_counts(2, 3)
 @pytest.mark.parametrize("worth", [0, 1 << 40])
 @pytest.mark.parametrize("most", [3000, 20_000, 400_000])  # below, within, and beyond what goes by way of the cache
 def test_runs_of_a_file_arrive(pool: Pool, tmp_path: Path, worth: int, most: int) -> None:

@@ -13,7 +13,8 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import DecodeError, open_dataset
-from matex_data.agreement import Agreement, Status
+from matex_data.agreement import Agreement, Status, outcome
+from matex_data.communicator import Communicator
 from tests.ranks import Pool
 
 BATCH = 48
@@ -22,15 +23,15 @@ PATIENCE = 20.0  # seconds
 
 def _late_rank(comm: MPI.Intracomm) -> list[Any]:
     """Whether a round ended before rank 0 had begun it, and what it was in the end, twice."""
-    agreement, counts = Agreement(comm.Dup()), np.array([comm.rank, 7 - comm.rank])
+    agreement, counts = Agreement(Communicator(comm.Dup())), np.array([comm.rank, 7 - comm.rank])
     if comm.rank == 0 and comm.size > 1:
         comm.barrier()
     round_ = agreement.begin(Status.STOPPED if comm.rank == comm.size - 1 else Status.GO_ON, counts)
-    early = round_.wait(0.05) if comm.rank or comm.size == 1 else False
+    early = round_.done(0.05) if comm.rank or comm.size == 1 else False
     if comm.rank and comm.size > 1:
         comm.barrier()
-    assert round_.wait(PATIENCE)
-    return [early, *(round_.result() for _ in range(2))]
+    assert round_.done(PATIENCE)
+    return [early, *(outcome(round_.wait()) for _ in range(2))]
 
 
 def test_a_round_goes_on_meanwhile_and_ends_when_all_have_begun_it(pool: Pool) -> None:

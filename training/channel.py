@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from matex_data.channels import channels
 from matex_data.training.courier import Crew
 from matex_data.training.line import Line
 from matex_data.training.ranks import communicator
@@ -25,13 +26,13 @@ class Channel:
         self.user = comm
         self.rank = comm.rank
         self.size = comm.size
-        self.graph = Line(comm)
-        self.host = Line(comm, self.graph.crowded)
+        liveness = channels(comm).comm.liveness
+        self.graph = Line(comm, liveness)
+        self.host = Line(comm, liveness)
         self.shelf: dict[str, Any] = {}  # what others keep with a communicator, such as the order in graphs
         self.steps = 0  # of training loops that the user wrote
         self.sums = 0  # over the ranks that graphs and eager code have asked for
         self._crews: dict[int, Crew] = {}
-        self._agreed: set[bytes] = set()
 
     def crew(self, number: int) -> Crew:
         """So many threads, each with a communicator of its own. *Collective* the first time for each number."""
@@ -40,7 +41,7 @@ class Channel:
         return self._crews[number]
 
     def agree(self, what: str, line: Line | None = None) -> None:
-        """Make sure that all ranks are about to do the same. *Collective* the first time for each ``what``.
+        """Make sure that all ranks are about to do the same. *Collective* the first time for each ``what`` on a line.
 
         Raises
         ------
@@ -48,7 +49,7 @@ class Channel:
         """
         line = line or self.host
         digest = hashlib.blake2b(what.encode(), digest_size=7).digest()
-        if digest in self._agreed:
+        if digest in line.agreed:
             return
         number = int.from_bytes(digest, "little")
         extremes = np.array([number, -number], np.int64)
@@ -58,7 +59,7 @@ class Channel:
                 f"the ranks do not do the same: rank {self.rank} is about to {what}\n"
                 "  remedy: build the same model and the same training step on every rank"
             )
-        self._agreed.add(digest)
+        line.agreed.add(digest)
 
     def close(self) -> None:
         """Free the communicators. *Collective*."""

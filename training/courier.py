@@ -16,7 +16,7 @@ class Crew:
     """Several couriers that share the jobs 0, 1, 2, ... among them. Making one is *collective*."""
 
     def __init__(self, line: Line, number: int) -> None:
-        self._couriers = [Courier(Line(line.comm, line.crowded)) for _ in range(number)]
+        self._couriers = [Courier(Line(line.comm, line.liveness, line.crowded)) for _ in range(number)]
         self._results: dict[int, Future[Any]] = {}
 
     def hand_over(self, number: int, job: Job) -> None:

@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from matex_data.training.failures import end_job_on_error, leave_with
+from matex_data.abort import leave_with
+from matex_data.channels import channels
 from matex_data.training.ranks import communicator
 
 
@@ -48,7 +49,7 @@ def run(
     comm = communicator(None)
     at_end: Callable[[], None] | None = None
     if comm.size > 1:
-        end_job_on_error(comm)
+        channels(comm)  # from now on an error of one rank ends the job
         if comm.rank > 0 and not all_output:
             _be_quiet()
         at_end = _patch(strategy, sync_batch_norm)

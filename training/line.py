@@ -12,7 +12,9 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from matex_data.training.waits import waiting
+from matex_data import machine
+from matex_data.liveness import Liveness
+from matex_data.training.waits import waiting_for
 
 Array = NDArray[Any]
 Op = Literal["mean", "sum", "max", "min"]
@@ -32,32 +34,36 @@ class Line:
     Parameters
     ----------
     comm : is duplicated, unless it has one rank. *Collective*.
+    liveness : of its ranks.
     crowded : the ranks of this node take up all its cores. MPI libraries spin while they wait, which then
         takes the core from the very rank that is waited for; so waiting ranks sleep instead.
     """
 
-    def __init__(self, comm: MPI.Intracomm, crowded: bool | None = None) -> None:
+    def __init__(self, comm: MPI.Intracomm, liveness: Liveness | None, crowded: bool | None = None) -> None:
         self.comm = comm.Dup() if comm.size > 1 else comm
-        self.crowded = _crowded(comm) if crowded is None else crowded
+        self.liveness = liveness
+        self.agreed: set[bytes] = set()  # what all ranks have said on it that they are about to do
+        self.crowded = machine.ranks_here() >= machine.cores() if crowded is None else crowded
 
     def reduce(self, flat: Array, op: Op = "sum") -> None:
         """Combine a flat array over all ranks in place. *Collective*."""
         for piece in _pieces(flat):
             if self.crowded:
-                _wait(self.comm.Iallreduce(MPI.IN_PLACE, piece, _OPS[op]))
+                self._wait(self.comm.Iallreduce(MPI.IN_PLACE, piece, _OPS[op]))
                 continue
-            with waiting:
+            with waiting_for(self.liveness):
                 self.comm.Allreduce(MPI.IN_PLACE, piece, _OPS[op])
 
     def share(self, flat: Array, root: int = 0) -> None:
         """Give all ranks the flat array of rank ``root``, in place. *Collective*."""
+        self.wait_for_all()  # the root could go on, and leave, while others wait for others yet
         for piece in _pieces(flat.view(np.uint8)):
-            _wait(self.comm.Ibcast(piece, root))
+            self._wait(self.comm.Ibcast(piece, root))
 
     def gather(self, rows: Array) -> Array:
         """The rows of all ranks, those of rank 0 first; ranks may have different numbers of them. *Collective*."""
-        counts = np.empty(self.comm.size, np.int64)
-        _wait(self.comm.Iallgather(np.array([len(rows)], np.int64), counts))
+        own, counts = np.array([len(rows)], np.int64), np.empty(self.comm.size, np.int64)
+        self._wait(self.comm.Iallgather(own, counts))  # MPI may read ``own`` until then
         out = np.empty((int(counts.sum()), *rows.shape[1:]), rows.dtype)
         row_bytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
         ends = np.cumsum(counts)
@@ -65,7 +71,7 @@ class Line:
             sizes, places = counts * row_bytes, (ends - counts) * row_bytes
             mine = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
             everyone = [out.reshape(-1).view(np.uint8), sizes, places, MPI.BYTE]
-            _wait(self.comm.Iallgatherv(mine, everyone))
+            self._wait(self.comm.Iallgatherv(mine, everyone))
             return out
         out[ends[self.comm.rank] - counts[self.comm.rank] : ends[self.comm.rank]] = rows
         for root, (count, end) in enumerate(zip(counts, ends, strict=True)):
@@ -74,7 +80,7 @@ class Line:
 
     def wait_for_all(self) -> None:
         """Return when all ranks are here. *Collective*."""
-        _wait(self.comm.Ibarrier())
+        self._wait(self.comm.Ibarrier())
 
     def objects(self, mine: Any) -> list[Any]:
         """The Python objects of all ranks, by rank. *Collective*."""
@@ -86,23 +92,15 @@ class Line:
         if self.comm.size > 1:
             self.comm.Free()
 
-
-def _crowded(comm: MPI.Intracomm) -> bool:
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    crowded = node.size >= (os.cpu_count() or 1)
-    node.Free()
-    return crowded
-
-
-def _wait(request: MPI.Request) -> None:
-    """Wait for a request, spinning at first."""
-    with waiting:
-        for _ in range(SPINS):
-            if request.Test():
-                return
-            os.sched_yield()
-        while not request.Test():
-            time.sleep(NAP)
+    def _wait(self, request: MPI.Request) -> None:
+        """Wait for a request, spinning at first. Its buffers belong to the caller, who must keep them till then."""
+        with waiting_for(self.liveness):
+            for _ in range(SPINS):
+                if request.Test():
+                    return
+                os.sched_yield()
+            while not request.Test():
+                time.sleep(NAP)
 
 
 def _pieces(flat: Array) -> Iterator[Array]:

@@ -16,8 +16,7 @@ from mpi4py import MPI
 from matex_data.errors import PartitionError
 from matex_data.training.callbacks import together
 from matex_data.training.channel import Channel, channel
-from matex_data.training.failures import end_job_on_error, readable_errors
-from matex_data.training.ranks import communicator
+from matex_data.training.failures import readable_errors
 from matex_data.training.resuming import Run
 from matex_data.training.sharing import Sharing
 from matex_data.training.step import batch_size
@@ -58,7 +57,6 @@ def fit(
     PartitionError : on all ranks, if they have different numbers of steps.
     """
     opened = channel(comm)
-    end_job_on_error(communicator(comm))
     run = Run(opened, None if checkpoint is None else Path(checkpoint))
     data = run.data(dataset, keras_fit_options)
     check_steps(opened, data, keras_fit_options.get("steps_per_epoch"))

@@ -1,67 +1,71 @@
-"""Every wait for other ranks has an end: the job ends, and says what this rank waited for."""
+"""Waits within MPI have an end, too: a thread looks after them, and ends the job."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
-import traceback
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
 
 from mpi4py import MPI
 
-from matex_data.agreement import patience
+from matex_data import liveness
+from matex_data.errors import PartitionError
+from matex_data.liveness import Liveness, Wait
 
-LOOKS = 20
-"""How often a wait is looked at before its end."""
+INTERVAL = 1.0
+"""Seconds between two looks at the waits of this process."""
 OTHERS = 1.0
 """Seconds in which other ranks may say what they wait for, too, before the job ends."""
 
 
-class Waits:
-    """Waits of this process; each is a ``with`` block, and every thread may have one.
+class Watchdog:
+    """Thread that ends the job when a wait of this process for other ranks is of no use any more.
 
-    MPI itself waits for ever, within calls that nothing interrupts. So a thread looks at the clock instead.
+    Calls of MPI wait for ever, and nothing interrupts them.
     """
 
     def __init__(self) -> None:
-        self._since: dict[int, float] = {}
-        self._watch: threading.Thread | None = None
+        self.waits: dict[int, Wait] = {}
+        self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> None:
-        self._since[threading.get_ident()] = time.monotonic()
-        if self._watch is None:
-            self._watch = threading.Thread(target=self._look, name="matex-waits", daemon=True)
-            self._watch.start()
+    def start(self) -> None:
+        """Start the thread, at the first wait."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="matex-watchdog", daemon=True)
+            self._thread.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        del self._since[threading.get_ident()]
-
-    def _look(self) -> None:
-        limit = patience()
+    def _watch(self) -> None:
         while True:
-            time.sleep(limit / LOOKS)
-            begun = min(list(self._since.values()), default=None)
-            if begun is not None and time.monotonic() - begun > limit:
-                self._end_job(limit)
-
-    @staticmethod
-    def _end_job(seconds: float) -> None:
-        world = MPI.COMM_WORLD
-        main = threading.main_thread().ident
-        frame = sys._current_frames().get(main) if main is not None else None
-        sys.stderr.write(
-            f"\n---- rank {world.rank} of {world.size} has waited {seconds:g} s for other ranks, at\n"
-            f"{''.join(traceback.format_stack(frame))}"
-            "  expected: all ranks take the same steps, and none is slower than the others by so much\n"
-            "  remedy: give every rank as many batches as the others; where one rank may take that long, "
-            "set MATEX_TIMEOUT to more seconds\n"
-        )
-        sys.stderr.flush()
-        time.sleep(OTHERS)
-        world.Abort(1)
+            time.sleep(INTERVAL)
+            for thread, wait in list(self.waits.items()):
+                if time.monotonic() >= wait.next_look:
+                    error = wait.look()
+                    if error is not None and self.waits.get(thread) is wait:
+                        _end_job(error)
 
 
-waiting = Waits()
+def _end_job(error: PartitionError) -> NoReturn:
+    world = MPI.COMM_WORLD
+    sys.stderr.write(f"\n---- rank {world.rank} of {world.size} ends the job: {error}\n")
+    sys.stderr.flush()
+    time.sleep(OTHERS)
+    world.Abort(1)
+
+
+_WATCHDOG = Watchdog()
+
+
+@contextmanager
+def waiting_for(ranks: Liveness | None) -> Iterator[None]:
+    """Context manager: this thread waits for other ranks, within MPI; one wait at a time for each thread."""
+    thread = threading.get_ident()
+    with liveness.waiting():
+        _WATCHDOG.waits[thread] = Wait(ranks)
+        _WATCHDOG.start()
+        try:
+            yield
+        finally:
+            del _WATCHDOG.waits[thread]

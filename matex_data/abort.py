@@ -1,0 +1,114 @@
+"""An uncaught error on one rank ends the job, instead of leaving the others waiting."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from matex_data.processes import note_rank, separate
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+TOGETHER = 1.5
+"""Seconds in which the other ranks may fail, too; then this one ends the job alone."""
+FORCE = 5.0
+"""Seconds after which a process that failed together with all others ends by force."""
+
+_guard: list[MPI.Intracomm] = []
+
+
+def install() -> None:
+    """From now on an uncaught error ends the job, if it has several ranks."""
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
+        return _end(kind, error, trace) if _several_ranks() else previous(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def connect(comm: MPI.Intracomm) -> None:
+    """Print an error that all ranks fail with once; otherwise each prints its own. *Collective* at first."""
+    note_rank()
+    if not _guard:
+        _guard.append(comm.Dup())
+
+
+def leave_with(code: int) -> None:
+    """End this process with that exit code; if it is not 0 and others go on, end them, too. *Collective* if 0."""
+    if code and _several_ranks():
+        _flush()
+        if not _guard or not _all_come(_guard[0]):
+            _abort(code)
+        _leave(_guard[0], code)
+    sys.exit(code)
+
+
+def _several_ranks() -> bool:
+    if separate() or "mpi4py.MPI" not in sys.modules:
+        return False
+    from mpi4py import MPI
+
+    return MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1
+
+
+def _end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
+    from mpi4py import MPI
+
+    text = "".join(traceback.format_exception(kind, error, trace))
+    comm = _guard[0] if _guard else MPI.COMM_WORLD
+    together = bool(_guard) and _all_come(comm)
+    alike = together and len(set(comm.allgather((kind.__qualname__, str(error))))) == 1
+    if comm.rank == 0 or not alike:
+        ranks = f"all {comm.size} ranks" if alike else f"rank {comm.rank} of {comm.size}"
+        sys.stderr.write(f"\n---- uncaught error on {ranks}:\n{text}")
+    _flush()
+    if together:
+        _leave(comm, 1)
+    if not _guard:
+        time.sleep(TOGETHER)  # for the others' errors
+    _abort(1)
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def _all_come(comm: MPI.Intracomm) -> bool:
+    """Return whether all ranks come here within a short time."""
+    from matex_data.liveness import nap
+
+    request = comm.Ibarrier()
+    return nap(lambda: bool(request.Test()), TOGETHER)
+
+
+def _abort(code: int) -> NoReturn:
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.Abort(code)
+    os._exit(code)  # some MPI libraries come back from there
+
+
+def _leave(comm: MPI.Intracomm, code: int) -> NoReturn:
+    """End this process, together with all others."""
+    from mpi4py import MPI
+
+    from matex_data import liveness
+
+    threading.Thread(target=_end_by_force, args=(code,), daemon=True).start()
+    comm.Barrier()
+    liveness.stop()
+    MPI.Finalize()
+    os._exit(code)
+
+
+def _end_by_force(code: int) -> None:
+    time.sleep(FORCE)
+    os._exit(code)
