@@ -21,6 +21,7 @@ FORCE = 5.0
 """Seconds after which a process that failed together with all others ends by force."""
 
 _guard: list[MPI.Intracomm] = []
+_exit = os._exit
 
 
 def install() -> None:
@@ -43,11 +44,31 @@ def connect(comm: MPI.Intracomm) -> None:
 def leave_with(code: int) -> None:
     """End this process with that exit code; if it is not 0 and others go on, end them, too. *Collective* if 0."""
     if code and _several_ranks():
-        _flush()
-        if not _guard or not _all_come(_guard[0]):
-            _abort(code)
-        _leave(_guard[0], code)
+        _end_with(code)
     sys.exit(code)
+
+
+def replace_exit() -> None:
+    """Let ``os._exit`` of one rank end the job, with an exit code that is not 0: MPI would not hear of it."""
+    original, process = os._exit, os.getpid()
+
+    def end(code: int) -> NoReturn:
+        if os.getpid() == process and _several_ranks():
+            _end_with(code, "it called os._exit")
+        original(code)
+
+    os._exit = end
+
+
+def _end_with(code: int, reason: str = "") -> NoReturn:
+    """End this process with that exit code, and with all others if they do not come here soon."""
+    _flush()
+    if not _guard or not _all_come(_guard[0]):
+        if reason:
+            sys.stderr.write(f"\n---- this rank ends the job, since it goes alone: {reason}\n")
+            _flush()
+        _abort(code or 1)
+    _leave(_guard[0], code)
 
 
 def _several_ranks() -> bool:
@@ -93,7 +114,7 @@ def _abort(code: int) -> NoReturn:
     from mpi4py import MPI
 
     MPI.COMM_WORLD.Abort(code)
-    os._exit(code)  # some MPI libraries come back from there
+    _exit(code)  # some MPI libraries come back from there
 
 
 def _leave(comm: MPI.Intracomm, code: int) -> NoReturn:
@@ -106,9 +127,9 @@ def _leave(comm: MPI.Intracomm, code: int) -> NoReturn:
     comm.Barrier()
     liveness.stop()
     MPI.Finalize()
-    os._exit(code)
+    _exit(code)
 
 
 def _end_by_force(code: int) -> None:
     time.sleep(FORCE)
-    os._exit(code)
+    _exit(code)

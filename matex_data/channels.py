@@ -19,6 +19,7 @@ from matex_data.collective import Files
 from matex_data.communicator import Communicator
 from matex_data.liveness import Liveness, nap, wait_until
 from matex_data.processes import separate
+from matex_data.watchdog import waiting_for
 
 
 class Channel:
@@ -130,12 +131,13 @@ def channels(comm: MPI.Intracomm | None) -> Channels:
 def _connected(comm: MPI.Intracomm) -> Channels:
     threaded = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
     arrival = comm.Ibarrier()
-    wait_until(lambda seconds: nap(lambda: bool(arrival.Test()), seconds), None)  # what follows waits within MPI
-    abort.connect(comm)
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    machine.set_ranks_here(max(node.size, machine.ranks_here()))  # these may not be all ranks of the job
-    node.Free()
-    return Channels(Communicator(comm.Dup(), Liveness(comm.Dup()) if threaded else None), threaded)
+    wait_until(lambda seconds: nap(lambda: bool(arrival.Test()), seconds), None)
+    with waiting_for(None):
+        abort.connect(comm)
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        machine.set_ranks_here(max(node.size, machine.ranks_here()))  # these may not be all ranks of the job
+        node.Free()
+        return Channels(Communicator(comm.Dup(), Liveness(comm.Dup()) if threaded else None), threaded)
 
 
 def _forget(comm: MPI.Comm, _: int, found: Channels) -> None:

@@ -22,6 +22,7 @@ from matex_data.coalesce import Ranges
 from matex_data.communicator import Communicator
 from matex_data.errors import DataError, DecodeError, PartitionError
 from matex_data.places import places
+from matex_data.watchdog import waiting_for
 
 MODES = ("auto", "collective", "independent")
 MOST_SHARED_FILES = 64  # opened by all ranks together; of more files each rank opens those it reads
@@ -100,9 +101,10 @@ class Files:
             info = MPI.Info.Create(hints())
             for number, path in enumerate(self.paths):
                 error: DataError | None = None
-                comm.barrier()  # what follows waits within MPI
+                comm.barrier()
                 try:
-                    self._open[number] = MPI.File.Open(comm.mpi, path, MPI.MODE_RDONLY, info)
+                    with waiting_for(comm.liveness):
+                        self._open[number] = MPI.File.Open(comm.mpi, path, MPI.MODE_RDONLY, info)
                 except MPI.Exception as failure:
                     error = _unreadable(path, failure)
                 comm.agree(error)
@@ -177,11 +179,12 @@ class Files:
     def close(self) -> None:
         """*Collective* in collective mode."""
         if self.collective and self._open:
-            self._comm.barrier()  # what follows waits within MPI
+            self._comm.barrier()
         while self._open:
             _, handle = self._open.popitem(last=False)  # in the order of opening, which is that of every rank
             if self.collective:
-                handle.Close()
+                with waiting_for(self._comm.liveness):
+                    handle.Close()
 
 
 class _Opened:

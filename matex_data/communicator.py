@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from matex_data.errors import DataError, PartitionError
 from matex_data.liveness import Liveness, nap, wait_until
 from matex_data.processes import separate
+from matex_data.watchdog import waiting_for
 
 Integers = NDArray[np.int64]
 
@@ -143,8 +144,9 @@ class Communicator:
         if self.size == 1:
             return [value]
         with self._together():
-            self.begin([0]).wait()  # what follows waits within MPI
-            return list(self.mpi.allgather(value))
+            self.begin([0]).wait()
+            with waiting_for(self.liveness):
+                return list(self.mpi.allgather(value))
 
     def broadcast(self, value: Any) -> Any:
         """Return the Python object of rank 0. *Collective*. Raises what ``largest`` raises."""
@@ -152,7 +154,8 @@ class Communicator:
             return value
         with self._together():
             self.begin([0]).wait()
-            return self.mpi.bcast(value)
+            with waiting_for(self.liveness):
+                return self.mpi.bcast(value)
 
     def agree(self, error: BaseException | None) -> None:
         """Raise the same error on every rank, if any rank has one. *Collective*."""
@@ -183,7 +186,8 @@ class Communicator:
             return Communicator(rank=self.rank, size=self.size)
         self.barrier()
         try:
-            return Communicator(self.mpi.Dup(), self.liveness)
+            with waiting_for(self.liveness):
+                return Communicator(self.mpi.Dup(), self.liveness)
         except MPI.Exception as error:
             raise DataError(
                 "MPI has no communicator left for another pass over data",
@@ -195,7 +199,8 @@ class Communicator:
     def free(self) -> None:
         """Give the communicator back to MPI. *Collective*."""
         if not self.alone:
-            self.mpi.Free()
+            with waiting_for(self.liveness):
+                self.mpi.Free()
 
     @contextmanager
     def _together(self) -> Iterator[None]:

@@ -51,10 +51,12 @@ class Completed:
 
 
 def mpiexec() -> str:
-    """The ``mpiexec`` of this environment, else that of the system; where there is none the test is skipped.
+    """The ``mpiexec`` that ``MATEX_MPIEXEC`` names, that of this environment, or that of the system.
 
-    Under ``CI=true`` a missing MPI is a failure, so that no run is green for want of it.
+    Where there is none the test is skipped; under ``CI=true`` it fails, so that no run is green for want of MPI.
     """
+    if "MATEX_MPIEXEC" in os.environ:
+        return os.environ["MATEX_MPIEXEC"]
     found = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
     if found is None:
         missing = "no mpiexec beside Python or on PATH: pip install mpich"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from matex_data import liveness
 from matex_data.profile import overall
 from matex_data.training.build import state
 from matex_data.training.channel import Channel
@@ -44,17 +46,56 @@ def together(sharing: Sharing, users: list[Any], element_spec: Any, last: Sequen
     chosen += last
     if opened.rank == 0 and not any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in users):
         chosen.append(Progress(lambda: int(sharing.step.seen.numpy()) * opened.size))
+    if opened.size > 1:
+        kind = BatchBusy if _watches_batches(users, writers=True) else Busy
+        stack = contextlib.ExitStack()
+        chosen = [kind(stack, begins=True), *chosen, kind(stack, begins=False)]
     return chosen
 
 
-def _watches_batches(callbacks: Sequence[Any]) -> bool:
-    """Whether a callback does something after each batch, which may stop this rank or change its learning rate."""
+def _watches_batches(callbacks: Sequence[Any], writers: bool = False) -> bool:
+    """Whether a callback does something after each batch, which may stop this rank or change its learning rate.
+
+    Parameters
+    ----------
+    writers : callbacks that write files count, too; they do neither.
+    """
+    ignored = (keras.callbacks.ProgbarLogger, *(() if writers else WRITERS))
     return any(
         name in vars(callback) or getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
         for callback in callbacks
-        if not isinstance(callback, (*WRITERS, keras.callbacks.ProgbarLogger))
+        if not isinstance(callback, ignored)
         for name in _BATCH_HOOKS
     )
+
+
+class Busy(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Tell ranks that wait for this one that it runs callbacks: one comes before all of them, another after.
+
+    Parameters
+    ----------
+    stack : of both.
+    begins : whether this one comes first.
+    """
+
+    async_safe = True
+
+    def __init__(self, stack: contextlib.ExitStack, begins: bool) -> None:
+        super().__init__()
+        self._stack, self._begins = stack, begins
+
+    def _mark(self, *_: Any, **__: Any) -> None:
+        self._stack.close()  # also after a callback that has raised an exception
+        if self._begins:
+            self._stack.enter_context(liveness.busy("its callbacks"))
+
+    on_train_begin = on_train_end = on_epoch_begin = on_epoch_end = on_test_begin = on_test_end = _mark
+
+
+class BatchBusy(Busy):
+    """Like ``Busy``, after every batch, too, where a callback may run then."""
+
+    on_train_batch_begin = on_train_batch_end = Busy._mark
 
 
 class Start(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types

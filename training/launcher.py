@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from matex_data.abort import leave_with
+from matex_data.abort import leave_with, replace_exit
 from matex_data.channels import channels
 from matex_data.training.ranks import communicator
 
@@ -50,6 +50,7 @@ def run(
     at_end: Callable[[], None] | None = None
     if comm.size > 1:
         channels(comm)  # from now on an error of one rank ends the job
+        replace_exit()
         if comm.rank > 0 and not all_output:
             _be_quiet()
         at_end = _patch(strategy, sync_batch_norm)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from matex_data import machine
 from matex_data.liveness import Liveness
-from matex_data.training.waits import waiting_for
+from matex_data.watchdog import waiting_for
 
 Array = NDArray[Any]
 Op = Literal["mean", "sum", "max", "min"]

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from matex_data import liveness
 from matex_data.training.callbacks import WRITERS
 from matex_data.training.channel import Channel
 
@@ -41,7 +42,8 @@ def _by_root(original: Any, opened: Channel) -> Any:
             return original(*args, **kwargs)
         token = _alone.set(True)  # methods that save call one another
         try:
-            return original(*args, **kwargs) if opened.rank == 0 else None
+            with liveness.busy(f"{original.__name__}()"):
+                return original(*args, **kwargs) if opened.rank == 0 else None
         finally:
             _alone.reset(token)
             opened.host.wait_for_all()

@@ -1,4 +1,4 @@
-"""Waits within MPI have an end, too: a thread looks after them, and ends the job."""
+"""Waits within calls of MPI have an end, too: a thread looks after them, and ends the job."""
 
 from __future__ import annotations
 
@@ -60,7 +60,12 @@ _WATCHDOG = Watchdog()
 
 @contextmanager
 def waiting_for(ranks: Liveness | None) -> Iterator[None]:
-    """Context manager: this thread waits for other ranks, within MPI; one wait at a time for each thread."""
+    """Context manager: this thread waits for other ranks, within MPI; one wait at a time for each thread.
+
+    Parameters
+    ----------
+    ranks : that are waited for; None: they cannot be asked where they are.
+    """
     thread = threading.get_ident()
     with liveness.waiting():
         _WATCHDOG.waits[thread] = Wait(ranks)
