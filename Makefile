@@ -12,30 +12,40 @@ TREE := build/tree
 OPENMPI := build/openmpi
 
 # What depends on the MPI library: agreement, collective reading, waits, each strategy, the launcher, resuming.
-OPENMPI_TESTS := -m openmpi
+OPENMPI_TESTS := -m 'openmpi and not slow' -k 'not 1ranks and not 4ranks'
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test test-all faults fuzz lint bench clean
 
 help:
-	@echo "make demo    train a small network on two ranks and look at the result"
-	@echo "make test    ruff, mypy and all tests"
-	@echo "make lint    ruff and mypy alone"
-	@echo "make bench   measure against other readers"
-	@echo "make clean   remove what the above have made, and .venv"
+	@echo "make demo      train a small network on two ranks and look at the result"
+	@echo "make test      ruff, mypy and the tests"
+	@echo "make test-all  the same, with the tests that take long"
+	@echo "make faults    break things in running jobs, and write down what happens"
+	@echo "make fuzz      read thousands of damaged files"
+	@echo "make lint      ruff and mypy alone"
+	@echo "make bench     measure against other readers"
+	@echo "make clean     remove what the above have made, and .venv"
 
 demo: $(VENV)/installed-demo sample_data/digits/.made
 	@echo "== Training"
 	@$(BIN)/python examples/demo.py
 
-test: lint $(OPENMPI)/installed
+test: TESTS := -m 'not slow'
+test test-all: lint $(OPENMPI)/installed
 	@echo "== Tests with Open MPI"
-	@MATEX_MPIEXEC=$(CURDIR)/$(OPENMPI)/bin/mpiexec MPI4PY_MPIABI=openmpi \
-	    MPI4PY_LIBMPI=$(CURDIR)/$(OPENMPI)/lib/libmpi.so.40 $(BIN)/python -m pytest $(OPENMPI_TESTS)
+	@MATEX_MPIEXEC=$(CURDIR)/$(OPENMPI)/bin/mpiexec MPI4PY_MPIABI=openmpi OPAL_PREFIX=$(CURDIR)/$(OPENMPI) \
+	    LD_LIBRARY_PATH=$(CURDIR)/$(OPENMPI)/lib $(BIN)/python -m pytest $(OPENMPI_TESTS)
 	@echo "== Tests"
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(TESTS)
+
+faults: $(VENV)/installed-test
+	@$(BIN)/python -m tests.faults
+
+fuzz: $(VENV)/installed-test
+	@$(BIN)/python -m tests.fuzz
 
 lint: $(VENV)/installed-test
 	@echo "== ruff"

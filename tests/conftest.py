@@ -18,6 +18,7 @@ hypothesis.settings.load_profile("matex")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "rank_counts(*counts): numbers of ranks for the fixture pool, else 1, 2, 3, 4")
+    config.addinivalue_line("markers", "slow: more of the same, which `make test-all` runs and `make test` leaves out")
     config.addinivalue_line("markers", "openmpi: depends on the MPI library, so `make test` runs it with Open MPI, too")
 
 

@@ -23,7 +23,7 @@ from matex_data import DataError, Dataset, FieldNotFound, collective, open_datas
 from matex_data.index import Part
 from tests.ranks import Pools
 
-SIZES = (1, 2, 3, 4)
+SIZES = (1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4)))
 BATCH = 24  # samples; every number of ranks above divides it
 EPOCHS = 3
 

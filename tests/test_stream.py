@@ -17,6 +17,8 @@ from matex_data.agreement import Agreement, Status, outcome
 from matex_data.communicator import Communicator
 from tests.ranks import Pool
 
+pytestmark = pytest.mark.openmpi
+
 BATCH = 48
 PATIENCE = 20.0  # seconds
 

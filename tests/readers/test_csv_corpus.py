@@ -109,7 +109,12 @@ def tables() -> dict[str, pd.DataFrame]:
     return {str(path): _expected(path) for path in _files() if path.name not in BROKEN or path.name in TOLD}
 
 
-@pytest.mark.parametrize(("size", "small"), [(1, False), (3, False), *((size, True) for size in (1, 2, 3, 4, 7))])
+MORE = [(3, False), *((size, True) for size in (1, 2, 4, 7))]
+
+
+@pytest.mark.parametrize(
+    ("size", "small"), [(1, False), (3, True), *(pytest.param(*more, marks=pytest.mark.slow) for more in MORE)]
+)
 def test_rows_are_those_of_pandas(ranks: Pools, tables: dict[str, pd.DataFrame], size: int, small: bool) -> None:
     by_rank = ranks(size).run(_load_all, list(tables), small, timeout=240)
     assert len(tables) > 50
@@ -166,7 +171,7 @@ def _errors(comm: MPI.Intracomm, paths: list[str], small: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("small", [False, True], ids=["dealt", "scanned together"])
-@pytest.mark.parametrize("size", (1, 2, 3))
+@pytest.mark.parametrize("size", (1, 3))
 def test_what_cannot_be_read_is_said_on_every_rank(ranks: Pools, size: int, small: bool) -> None:
     paths = [str(path) for path in _files() if path.name in BROKEN]
     by_rank = ranks(size).run(_errors, paths, small)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,7 @@ def _sum(size: int, indices: range) -> float:
     return float(sum(_values(rank, (20 + i,)).astype(np.float64).sum() for rank in range(size) for i in indices))
 
 
+@pytest.mark.openmpi
 @pytest.mark.rank_counts(2, 4)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_no_order_of_execution_deadlocks(pool: Pool, strategy: str) -> None:
@@ -114,6 +116,34 @@ def test_no_order_of_execution_deadlocks(pool: Pool, strategy: str) -> None:
         for result in results:
             np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(eager, [_sum(pool.size, range(i, i + 1)) for i in range(12)], rtol=1e-4, atol=1e-4)
+
+
+def _skewed(comm: Any) -> Any:
+    """Two sums of one shape at once, the second of which rank 0 begins late."""
+    from matex_data.training.channel import channel
+
+    opened = channel(comm)
+    crew = opened.crew(2)
+
+    def job(value: float) -> Any:
+        def communicate(line: Any) -> Any:
+            opened.agree("sum of one number", line)
+            flat = np.array([value])
+            line.reduce(flat)
+            return float(flat[0])
+
+        return communicate
+
+    crew.hand_over(0, job(1.0))
+    time.sleep(0.5 * (comm.rank == 0))
+    crew.hand_over(1, job(10.0))
+    return [crew.result(0), crew.result(1)]
+
+
+@pytest.mark.openmpi
+@pytest.mark.rank_counts(2, 3)
+def test_threads_of_late_ranks_agree_each_on_its_own(pool: Pool) -> None:
+    assert pool.run(_skewed, timeout=20) == [[pool.size, 10.0 * pool.size]] * pool.size
 
 
 def _slices(comm: Any, dense_share: float | None) -> Any:

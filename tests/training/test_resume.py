@@ -87,6 +87,7 @@ def test_killed_and_restarted_is_bitwise_the_same(table: Path, tmp_path: Path) -
         assert array.tobytes() == broken[name].tobytes(), name
 
 
+@pytest.mark.openmpi
 def test_goes_on_with_another_number_of_ranks(table: Path, tmp_path: Path) -> None:
     _train(3, table, tmp_path / "moved", "plain", kill=7)
     moved = _train(2, table, tmp_path / "moved", "plain")
