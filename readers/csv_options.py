@@ -5,11 +5,12 @@ from __future__ import annotations
 import codecs
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, get_type_hints
 
-from matex_data.errors import FormatError, near_matches
+from matex_data.errors import FormatError
 from matex_data.readers.csv_dialect import SPACES, Dialect
 from matex_data.readers.csv_parse import MISSING
+from matex_data.readers.options import check_names, check_types
 
 SHORT_ROWS = ("missing", "error")
 INFER = ("sample", "full")
@@ -85,16 +86,12 @@ def checked(given: Mapping[str, Any]) -> Options:
     FormatError : there is no such option, or it has no such value.
     """
     given = dict(given)
+    check_names("csv", given, [*(option.name for option in fields(Options)), "delimiter", "delim_whitespace"])
     if "delimiter" in given:
         given["sep"] = given.pop("delimiter")
     if given.pop("delim_whitespace", False):
         given["sep"] = SPACES
-    known = [option.name for option in fields(Options)]
-    for name in given:
-        if name not in known:
-            raise FormatError(
-                f"the reader of text files has no option {name!r}", expected=f"one of {near_matches(name, known)}"
-            )
+    check_types(given, get_type_hints(Options))
     options = Options(**given)
     for name, allowed in (("infer", INFER), ("short_rows", SHORT_ROWS)):
         if getattr(options, name) not in allowed:
