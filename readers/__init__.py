@@ -133,7 +133,7 @@ def detect(path: str, head: bytes) -> str:
     marked.sort(key=lambda name: FORMATS[name].inside not in head or not FORMATS[name].inside)
     for name in [*(n for n in named if n in marked), *marked, *(n for n in named if n != "csv")]:
         return name
-    # To begin with, this takes time: Arrow is imported.
+    # Imports Arrow, which files of other formats do without.
     from matex_data.readers import csv_sniff
 
     text = csv_sniff.beginning(head)
