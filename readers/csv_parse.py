@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from matex_data.errors import DecodeError
-from matex_data.readers.csv_dialect import SPACES, Dialect
+from matex_data.readers.csv_dialect import NUMBER, SPACES, Dialect
 from matex_data.readers.csv_scan import CR, LF, SPACE, TAB, uncommented
 from matex_data.readers.ranks import Bytes
 
@@ -114,6 +115,7 @@ def _parsed(text: Any, layout: Layout, wanted: Mapping[str, Any], dialect: Diale
             if doubtful:
                 texts = _read(text, layout, dict.fromkeys(doubtful, pa.binary()), dialect, marks)
                 table = _as_pandas(table, texts, layout, wanted)
+            table = _without(table, numbers(layout.na_values))
         except pa.ArrowInvalid:
             if level == most:
                 raise
@@ -127,6 +129,23 @@ def _parsed(text: Any, layout: Layout, wanted: Mapping[str, Any], dialect: Diale
 def _refuses_marks(kind: Any) -> bool:
     """Whether no value of an Arrow type looks like one of the marks."""
     return kind is not None and bool(pa.types.is_primitive(kind))
+
+
+def numbers(texts: Iterable[str]) -> list[float]:
+    """The numbers among some texts, for which they stand in a column of floats however they are written there."""
+    plain = [text for text in texts if NUMBER.match(text) and not set(text) & set("dD")]
+    return [float(text) for text in plain if not math.isnan(float(text))]
+
+
+def _without(table: pa.Table, missing: Sequence[float]) -> pa.Table:
+    """The table with nothing where floats have one of these values."""
+    for i, column in enumerate(table.columns if missing else ()):
+        if pa.types.is_floating(column.type):
+            for number in missing:
+                nothing = pc.equal(column, pa.scalar(number, column.type))
+                column = pc.if_else(nothing, pa.scalar(None, column.type), column)
+            table = table.set_column(i, table.column_names[i], column)
+    return table
 
 
 def _doubtful(table: pa.Table, text: Any, wanted: Mapping[str, Any]) -> list[str]:

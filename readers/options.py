@@ -94,9 +94,9 @@ def _alternatives(hint: Any) -> list[Any]:
 
 def _fits(value: Any, kind: Any) -> bool:
     if kind in _KINDS:
-        return isinstance(value, _KINDS[kind])
+        return isinstance(value, _KINDS[kind]) and (kind is bool or not isinstance(value, bool))
     if get_origin(kind) is Sequence:
-        return isinstance(value, Collection) and not isinstance(value, str | bytes)
+        return isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
     return True
 
 

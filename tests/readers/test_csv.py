@@ -224,6 +224,21 @@ def test_long_integers_of_several_files_keep_their_digits(tmp_path: Path) -> Non
         assert found.fields["a"].dtype == object
 
 
+@pytest.mark.parametrize("missing", [-999, "-999", [-999.0], ["1e3"], "inf", [0, 5], ["-999", "x"]], ids=repr)
+def test_a_number_that_stands_for_missing_is_found_however_it_is_written(tmp_path: Path, missing: Any) -> None:
+    for beside in ("1", "1.5", "y", "x"):
+        for text in ("-999", "-999.0", "-999.000", "-9.99e2", "1000", "1000.0", "inf", "0", "-0.0", "5", "5.0"):
+            path = write(tmp_path, f"c,d\n{beside},1\n{text},2\n")
+            found = every_row(index(path, na_values=missing), "c").tolist()
+            expected = pd.read_csv(path, na_values=missing)["c"].tolist()
+            if any(isinstance(value, str) for value in expected):
+                assert found == [b"" if v != v else v.encode() for v in expected]
+            else:
+                np.testing.assert_array_equal(found, expected, f"{beside} {text}")
+    typed = index(write(tmp_path, "c\n1.5\n-9.990e2\n"), na_values=-999, dtype={"c": "float32"})
+    np.testing.assert_array_equal(every_row(typed, "c"), [1.5, np.nan])
+
+
 PACKERS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": lambda b: _zstd(b)}
 
 
@@ -376,11 +391,22 @@ def test_options_are_checked(tmp_path: Path) -> None:
     path = write(tmp_path, "a,b\n1,2\n")
     with pytest.raises(DataError, match=r"no option 'seperator'(.|\n)*'sep"):
         index(path, seperator=";")
-    for wrong in ({"sep": ";;"}, {"infer": "all"}, {"encoding": "klingon"}, {"skiprows": -1}, {"header": "yes"}):
+    wrongs: list[dict[str, Any]] = [
+        {"sep": ";;"},
+        {"infer": "all"},
+        {"skiprows": -1},
+        {"header": "yes"},
+        {"header": -1},
+    ]
+    wrongs += [{"encoding": name} for name in ("klingon", "hex", "cp037", "utf-7")] + [{"names": ["a", "a"]}]
+    for wrong in wrongs:
         with pytest.raises(DataError, match=f"{next(iter(wrong))}= has no such value"):
             index(path, **wrong)
+    with pytest.raises(DataError, match="no record with the names"):
+        index(path, header=2)
     with pytest.raises(DataError, match="no such type"):
         index(path, dtype={"a": "complex128"})
+    assert columns(path, usecols=np.array([1]), na_values=np.float32(2), skiprows=np.int64(0), encoding="utf_8_sig")
     for options in ({"usecols": ["c"]}, {"dtype": {"c": "str"}}):
         with pytest.raises(FieldNotFound, match="'c'"):
             index(path, **options)

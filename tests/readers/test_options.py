@@ -63,6 +63,8 @@ def test_all_options_are_listed(tmp_path: Path) -> None:
         ("csv", "names", "abc", "a list or None"),
         ("csv", "encoding", b"utf-8", "a text or None"),
         ("csv", "skiprows", [1], "an integer"),
+        ("csv", "header", True, "an integer or a text or None"),
+        ("csv", "na_values", {"a": [1]}, "a text or a number or a list or None"),
         ("csv", "header", [0, 1], "an integer or a text or None"),
     ],
 )
