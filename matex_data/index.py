@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from matex_data.cache import ChunkCache
 from matex_data.errors import FormatError
 from matex_data.fields import Field, Schema
+from matex_data.stamps import Stamp
 
 Integers = NDArray[np.int64]
 Array = NDArray[Any]
@@ -116,11 +117,15 @@ class Part(ABC):
 
 @dataclass(frozen=True)
 class File:
-    """One file of a data set: its rows, and the part that holds each field."""
+    """One file of a data set: its rows, and the part that holds each field.
+
+    ``stamp`` is its state when it was indexed; None: not known.
+    """
 
     path: str
     rows: int
     parts: Mapping[str, Part]
+    stamp: Stamp | None = None
 
 
 After = Callable[[Mapping[str, Array], Integers], None]
@@ -173,8 +178,13 @@ class Index:
     def select(self, names: Sequence[str]) -> Index:
         """The same rows with fewer fields."""
         fields = {name: self.fields[name] for name in names}
-        files = [File(f.path, f.rows, {n: f.parts[n] for n in names}) for f in self.files]
+        files = [replace(f, parts={n: f.parts[n] for n in names}) for f in self.files]
         return Index(fields, files, self.static, self.facts, self.after)
+
+    def stamped(self, stamps: Mapping[str, Stamp | None]) -> Index:
+        """The same with the states of the files, by path."""
+        files = [replace(file, stamp=stamps.get(file.path)) for file in self.files]
+        return Index(self.fields, files, self.static, self.facts, self.after)
 
 
 def concatenate(indexes: Sequence[Index]) -> Index:

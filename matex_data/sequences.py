@@ -142,7 +142,7 @@ def _windowed_file(file: File, index: Index, names: Sequence[str], ahead: Sequen
     }
     parts: dict[str, Part] = {name: Column(tables[name], _INPUT) for name in names}
     parts |= {AHEAD.format(name): Column(tables[name], _TARGET) for name in ahead}
-    return File(file.path, shape.count(file.rows), parts)
+    return replace(file, rows=shape.count(file.rows), parts=parts)
 
 
 def _longer(field: Field, name: str, rows: int) -> Field:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from matex_data.cache import ChunkCache
 from matex_data.errors import FormatError
 from matex_data.fields import Field
-from matex_data.index import Array, File, Index, Integers, Part, Request, Rows
+from matex_data.index import Array, Index, Integers, Part, Request, Rows
 
 
 class Table(ABC):
@@ -163,5 +163,5 @@ def stacked(index: Index, names: Sequence[str], name: str, kept: Sequence[str]) 
     files = []
     for file in index.files:
         parts: dict[str, Part] = {name: Matrix(tuple(file.parts[n] for n in names))}
-        files.append(File(file.path, file.rows, {**parts, **{n: file.parts[n] for n in kept}}))
+        files.append(replace(file, parts={**parts, **{n: file.parts[n] for n in kept}}))
     return Index(schema, files, index.static)

@@ -8,20 +8,25 @@ group ``matex_data.readers``, whose entries are such functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 from matex_data.errors import FormatError, near_matches
 from matex_data.index import Index
+from matex_data.readers.options import check_options
+from matex_data.readers.ranks import Ranks
+from matex_data.stamps import Stamp
 
 if __name__ != "matex_data.readers":
     raise ImportError("import this package as matex_data.readers: two copies of a class would be two classes")
 
 Reader = Callable[..., Index]
-HEAD = 4096  # bytes of a file that are looked at to tell its format
+HEAD = 64 << 10  # bytes of a file that are looked at to tell its format
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,8 @@ _HDF5_MARKS = tuple((at, b"\x89HDF\r\n\x1a\n") for at in (0, 512, 1024, 2048))
 _CDF_MARKS = ((0, b"CDF\x01"), (0, b"CDF\x02"), (0, b"CDF\x05"))
 _NETCDF_SUFFIXES = (".nc", ".nc1", ".nc2", ".nc3", ".nc4", ".nc4c", ".nc5", ".cdf", ".netcdf", ".nc.gz")
 _PACKED = ("", ".gz", ".bz2", ".xz", ".zst")
-_CSV_SUFFIXES = tuple(f".{kind}{end}" for kind in ("csv", "tsv", "tab", "psv", "txt", "dat", "asc") for end in _PACKED)
+_TABLE_SUFFIXES = tuple(f".{kind}{end}" for kind in ("csv", "tsv", "tab", "psv") for end in _PACKED)
+_CSV_SUFFIXES = (*_TABLE_SUFFIXES, *(f".{kind}{end}" for kind in ("txt", "dat", "asc") for end in _PACKED))
 
 _IDX_NAMES = tuple(f"*[-.]idx[1-9]-*byte{end}" for end in ("", ".gz"))
 _CIFAR_NAMES = ("data_batch_[1-5]", "test_batch", "cifar-100-*/train", "cifar-100-*/test")
@@ -79,6 +85,35 @@ FORMATS: dict[str, Format] = {
 }
 
 
+@dataclass(frozen=True)
+class Unread:
+    """How to tell a format that no reader is here for, so that its files are not taken for others.
+
+    Parameters
+    ----------
+    title : what its files are, and the library that reads them.
+    magic : its first bytes, unpacked: where, and what; in a text, behind blanks and empty lines.
+    inside : stands in the head of its files.
+    """
+
+    title: str
+    magic: tuple[int, bytes]
+    inside: bytes = b""
+
+    def begins(self, head: bytes) -> bool:
+        """Whether a file that starts with ``head`` is of this format."""
+        at, mark = self.magic
+        return (head if at else head.lstrip())[at:].startswith(mark) and self.inside in head
+
+
+PARTICLES: dict[str, Unread] = {
+    "root": Unread("a ROOT file (uproot)", (0, b"root")),
+    "lhe": Unread("a Les Houches event file (pylhe)", (0, b"<"), b"<LesHouchesEvents"),
+    "hepmc": Unread("a HepMC event file (pyhepmc)", (0, b"HepMC::")),
+    "lcio": Unread("an LCIO file (pylcio)", (4, b"\xab\xad\xca\xfe")),
+}
+
+
 def recognised(path: str) -> bool:
     """Whether the name of a file tells its format, and the file does not belong to another one."""
     lower = Path(path.lower())
@@ -87,31 +122,48 @@ def recognised(path: str) -> bool:
 
 
 def detect(path: str, head: bytes) -> str:
-    """Name of the format of a file: by its first bytes, then by its suffix.
+    """Name of the format of a file: by its first bytes, then by its name, and of a text table by all of ``head``.
 
     Raises
     ------
-    FormatError : neither tells.
+    FormatError : none of them tells, or the format is one that cannot be read.
     """
     named = [name for name, format in FORMATS.items() if format.named(path)]
     marked = [name for name, format in FORMATS.items() if format.begins(head)]
     marked.sort(key=lambda name: FORMATS[name].inside not in head or not FORMATS[name].inside)
-    for name in [*(n for n in named if n in marked), *marked, *named]:
+    for name in [*(n for n in named if n in marked), *marked, *(n for n in named if n != "csv")]:
         return name
-    if _is_text(head):
+    # Imports Arrow, which files of other formats do without.
+    from matex_data.readers import csv_sniff
+
+    text = csv_sniff.beginning(head)
+    for unread in PARTICLES.values():
+        if unread.begins(text):
+            raise FormatError(
+                "there is no reader for particle files of this format yet",
+                file=path,
+                expected=f"one of {known_formats()}",
+                found=unread.title,
+                remedy="convert what you need to HDF5, or register a reader in the group 'matex_data.readers'",
+            )
+    if "csv" in named:
+        sure = path.lower().endswith(_TABLE_SUFFIXES)
+        if not csv_sniff.is_other(text) and (sure or not csv_sniff.is_binary(text)):
+            return "csv"
+    elif csv_sniff.is_table(text, whole=text is head and len(head) < HEAD):
         return "csv"
     raise FormatError(
         "cannot tell the format of the file",
         file=path,
-        expected=f"one of {sorted(FORMATS)}",
+        expected=f"one of {known_formats()}; a text is one if each record has as many fields, two or more",
         found=f"a file that begins with {head[:16]!r}",
         remedy="name the format with format=",
     )
 
 
-def _is_text(head: bytes) -> bool:
-    """Whether these can be the first bytes of a text: no control characters but those between words and lines."""
-    return bool(head) and not set(head) & {*range(9), *range(14, 32), 127}
+def known_formats() -> list[str]:
+    """Names of all formats that there are readers for, also in other packages."""
+    return sorted({*FORMATS, *(entry.name for entry in entry_points(group="matex_data.readers"))})
 
 
 def together(name: str) -> Reader | None:
@@ -119,7 +171,8 @@ def together(name: str) -> Reader | None:
 
     It is ``index_together(paths, names, ranks, **options) -> Index``, see ``matex_data.readers.ranks``. *Collective*.
     """
-    return getattr(import_module(FORMATS[name].module), "index_together", None) if name in FORMATS else None
+    function = getattr(import_module(FORMATS[name].module), "index_together", None) if name in FORMATS else None
+    return None if function is None else _together(name, function)
 
 
 def reader(name: str) -> Reader:
@@ -130,12 +183,41 @@ def reader(name: str) -> Reader:
     FormatError : no such format.
     """
     if name in FORMATS:
-        function: Reader = import_module(FORMATS[name].module).index
-        return function
+        return _alone(name, import_module(FORMATS[name].module).index)
     for entry in entry_points(group="matex_data.readers", name=name):
-        plugged: Reader = entry.load()
-        return plugged
-    known = [*FORMATS, *(entry.name for entry in entry_points(group="matex_data.readers"))]
+        return _alone(name, entry.load())
     raise FormatError(
-        "there is no reader of that format", expected=f"one of {near_matches(name, known)}", found=repr(name)
+        "there is no reader of that format", expected=f"one of {near_matches(name, known_formats())}", found=repr(name)
     )
+
+
+def _alone(format: str, function: Reader) -> Reader:
+    """A reader that looks at its options first, and notes the state of the file."""
+
+    @wraps(function)
+    def index(path: str, names: Sequence[str] | None = None, /, **options: Any) -> Index:
+        check_options(format, function, options, leading=2)
+        stamp = _stamp(path)  # a change while the file is indexed has to show
+        return function(path, names, **options).stamped({path: stamp})
+
+    return index
+
+
+def _together(format: str, function: Reader) -> Reader:
+    """The same for a reader that all ranks call; file ``number`` is a matter of rank ``number % size``."""
+
+    @wraps(function)
+    def index_together(paths: Sequence[str], names: Sequence[str] | None, ranks: Ranks, /, **options: Any) -> Index:
+        check_options(format, function, options, leading=3)
+        own = {path: _stamp(path) for path in paths[ranks.rank :: ranks.size]}
+        index: Index = function(paths, names, ranks, **options)
+        return index.stamped({path: stamp for part in ranks.allgather(own) for path, stamp in part.items()})
+
+    return index_together
+
+
+def _stamp(path: str) -> Stamp | None:
+    try:
+        return Stamp.of(path)
+    except OSError:  # the reader says it better
+        return None

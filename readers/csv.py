@@ -130,7 +130,7 @@ def _wanted(path: str, columns: Sequence[str], names: Sequence[str] | None, opti
     usable = list(columns)
     if options.usecols is not None:
         numbers = dict(enumerate(columns))
-        asked = [numbers.get(c, str(c)) if isinstance(c, int) else c for c in options.usecols]
+        asked = [c if isinstance(c, str) else numbers.get(c, str(c)) for c in options.usecols]
         _check_found(path, asked, columns)
         usable = [name for name in columns if name in asked]
     if names is not None:

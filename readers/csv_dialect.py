@@ -18,6 +18,7 @@ SEPARATORS = ("\t", ";", "|", ",", "^", SPACES)  # of equally good ones the firs
 TYPICAL = 0.5  # of the records have to be of one width, for a separator to be believed
 NUMBER = re.compile(r"\s*[-+]?(\d+(\.\d*)?|\.\d+)([eEdD][-+]?\d+)?\s*$|\s*[-+]?(nan|inf|infinity)\s*$", re.IGNORECASE)
 COMMA_NUMBER = re.compile(r"\s*[-+]?\d*,\d+([eE][-+]?\d+)?\s*$")
+THOUSANDS = re.compile(r"\s*[-+]?[1-9]\d{0,2},\d{3}\s*$")  # what as well may be a whole number
 ESCAPED = re.compile(r'"[^"\n]*[^"\\]\\"[^",;|\t\r\n]')  # within quotes; a doubled one it is not
 DATE = re.compile(r"\s*\d{4}-\d\d-\d\d([ T]\d\d:\d\d.*)?\s*$")
 
@@ -100,7 +101,7 @@ def detect(text: str, given: Dialect, fixed: frozenset[str]) -> Dialect:
             dialect = replace(dialect, sep=",")
     if "decimal" not in fixed and dialect.sep != ",":
         fields = [field for record in dialect.records(text)[1:] for field in record]
-        commas = sum(COMMA_NUMBER.match(field) is not None for field in fields)
+        commas = sum(COMMA_NUMBER.match(field) is not None and not THOUSANDS.match(field) for field in fields)
         points = sum("." in field and NUMBER.match(field) is not None for field in fields)
         dialect = replace(dialect, decimal="," if commas > points else ".")
     return dialect

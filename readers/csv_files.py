@@ -123,6 +123,10 @@ def _told(path: str, head: Bytes, size: int, packed: str, options: Options) -> T
             "the file is empty", file=path, expected="records", found=f"{size} bytes, line 1, column 1: no record"
         )
     header = _header(records, dialect, options)
+    if header is not None and header >= len(records):
+        raise FormatError(
+            "there is no record with the names", file=path, expected=f"record {header}", found=f"{len(records)} records"
+        )
     first = 0 if header is None else header + 1
     commented = _comment_before(text[: int(found.starts[0])], dialect) if header is None else []
     names = _names(path, records[first:] or records, records[header] if header is not None else commented, options)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any, get_type_hints
 
-from matex_data.errors import FormatError, near_matches
+from matex_data.errors import FormatError
 from matex_data.readers.csv_dialect import SPACES, Dialect
-from matex_data.readers.csv_parse import MISSING
+from matex_data.readers.csv_parse import MISSING, numbers
+from matex_data.readers.options import check_names, check_types
 
 SHORT_ROWS = ("missing", "error")
 INFER = ("sample", "full")
+ASCII = "\t\n\r '+,-./0123456789:;ABCXYZ^_abcxyz|" + '"'  # what a text is cut by
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Options:
     names: Sequence[str] | None = None
     usecols: Sequence[str | int] | None = None
     dtype: Any = None
-    na_values: str | Sequence[Any] | None = None
+    na_values: str | float | Sequence[Any] | None = None
     keep_default_na: bool = True
     skiprows: int = 0
     parse_dates: bool = True
@@ -65,8 +68,11 @@ class Options:
     @property
     def missing_texts(self) -> tuple[str, ...]:
         """All texts that stand for a missing value."""
-        more = [self.na_values] if isinstance(self.na_values, str | int | float) else list(self.na_values or ())
-        return tuple(dict.fromkeys([*(MISSING if self.keep_default_na else ()), *map(str, more)]))
+        given: Any = () if self.na_values is None else self.na_values
+        more = [given] if isinstance(given, str | Real) else list(given)
+        texts = [*(MISSING if self.keep_default_na else ()), *map(str, more)]
+        whole = [int(number) for number in numbers(texts) if number.is_integer()]
+        return tuple(dict.fromkeys([*texts, *map(str, whole), *(f"{number}.0" for number in whole)]))
 
     def wish(self, name: str) -> Any:
         """The type that the user wants for a column; None: none in particular."""
@@ -84,17 +90,14 @@ def checked(given: Mapping[str, Any]) -> Options:
     ------
     FormatError : there is no such option, or it has no such value.
     """
+    hints = {**get_type_hints(Options), "delimiter": str | None, "delim_whitespace": bool}
+    check_names("csv", given, list(hints))
+    check_types(given, hints)
     given = dict(given)
     if "delimiter" in given:
         given["sep"] = given.pop("delimiter")
     if given.pop("delim_whitespace", False):
         given["sep"] = SPACES
-    known = [option.name for option in fields(Options)]
-    for name in given:
-        if name not in known:
-            raise FormatError(
-                f"the reader of text files has no option {name!r}", expected=f"one of {near_matches(name, known)}"
-            )
     options = Options(**given)
     for name, allowed in (("infer", INFER), ("short_rows", SHORT_ROWS)):
         if getattr(options, name) not in allowed:
@@ -103,19 +106,26 @@ def checked(given: Mapping[str, Any]) -> Options:
         value = getattr(options, name)
         if value and value != SPACES and (len(value) != 1 or not value.isascii()):
             raise _bad(name, "one ASCII character" + (rf", or {SPACES!r}" if name == "sep" else ""), value)
-    if not isinstance(options.skiprows, int) or options.skiprows < 0:
+    if options.skiprows < 0:
         raise _bad("skiprows", "a number of lines", options.skiprows)
-    if not (options.header in ("infer", None) or isinstance(options.header, int)):
+    if options.header not in ("infer", None) and (isinstance(options.header, str) or options.header < 0):
         raise _bad("header", "'infer', None or the number of a record", options.header)
+    if options.names is not None and len({str(name) for name in options.names}) < len(options.names):
+        raise _bad("names", "different names", options.names)
     return replace(options, encoding=_encoding(options.encoding))
 
 
 def _encoding(name: str | None) -> str | None:
     """The encoding by Python's name; a byte order mark is no matter of the encoding here."""
+    if name is None:
+        return None
     try:
-        found = codecs.lookup(name).name if name else None
-    except LookupError as error:
+        found = codecs.lookup(name).name
+        told = found.startswith(("utf-16", "utf-32")) or ASCII.encode().decode(found) == ASCII
+    except (LookupError, UnicodeError) as error:
         raise _bad("encoding", "a name that Python knows", name) from error
+    if not told:
+        raise _bad("encoding", "one that has ASCII, or UTF-16 or UTF-32", name)
     return "utf-8" if found in ("utf-8-sig", "ascii") else found
 
 

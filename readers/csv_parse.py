@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 
 from matex_data.errors import DecodeError
-from matex_data.readers.csv_dialect import SPACES, Dialect
+from matex_data.readers.csv_dialect import NUMBER, SPACES, Dialect
 from matex_data.readers.csv_scan import CR, LF, SPACE, TAB, uncommented
 from matex_data.readers.ranks import Bytes
 
@@ -24,9 +26,14 @@ MISSING = (
     *("NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
 )
 """Texts that stand for a missing value in pandas."""
-_UNSOUGHT = (frozenset(MISSING), frozenset(MISSING) - {""}, frozenset[str]())
-"""Which of them are not looked for: all at first, then all but the empty text, then none. Arrow takes none of them for
-a number, a truth value or a time, but for NaN."""
+_NANS = {"nan", "NaN", "-nan", "-NaN"}
+_UNSOUGHT = (frozenset(MISSING), frozenset(MISSING) - {""}, frozenset(MISSING) - _NANS - {""}, frozenset[str]())
+"""Which of them are not looked for: all at first, then all but the empty text, then all but that and NaN, then none.
+Arrow takes none of them for a number, a truth value or a time, but for NaN."""
+_ARROW_ONLY = r"(?i)0x|nan|inf.*\s|\s.*inf"
+"""In what Arrow takes for a number and pandas for a text: 0x1F, NAN, nan(1), and infinity between blanks."""
+_INTEGER = r"^[ \t]*[-+]?[0-9]+[ \t]*$"
+_EXACT = 2**53  # floats hold every integer up to it
 _FAILED = re.compile(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to ([^:]+): (.*)", re.DOTALL)
 _warned: set[str] = set()
 _needed: dict[str, int] = {}  # by file, the first of these with which all that was parsed could be
@@ -102,7 +109,13 @@ def _parsed(text: Any, layout: Layout, wanted: Mapping[str, Any], dialect: Diale
     level = begin = _needed.get(layout.path, 0) if all(map(_refuses_marks, wanted.values())) else most
     while True:
         try:
-            table = _read(text, layout, wanted, dialect, [m for m in layout.na_values if m not in _UNSOUGHT[level]])
+            marks = [m for m in layout.na_values if m not in _UNSOUGHT[level]]
+            table = _read(text, layout, wanted, dialect, marks)
+            doubtful = _doubtful(table, text, wanted)
+            if doubtful:
+                texts = _read(text, layout, dict.fromkeys(doubtful, pa.binary()), dialect, marks)
+                table = _as_pandas(table, texts, layout, wanted)
+            table = _without(table, numbers(layout.na_values))
         except pa.ArrowInvalid:
             if level == most:
                 raise
@@ -116,6 +129,83 @@ def _parsed(text: Any, layout: Layout, wanted: Mapping[str, Any], dialect: Diale
 def _refuses_marks(kind: Any) -> bool:
     """Whether no value of an Arrow type looks like one of the marks."""
     return kind is not None and bool(pa.types.is_primitive(kind))
+
+
+def numbers(texts: Iterable[str]) -> list[float]:
+    """The numbers among some texts, for which they stand in a column of floats however they are written there."""
+    plain = [text for text in texts if NUMBER.match(text) and not set(text) & set("dD")]
+    return [float(text) for text in plain if not math.isnan(float(text))]
+
+
+def _without(table: pa.Table, missing: Sequence[float]) -> pa.Table:
+    """The table with nothing where floats have one of these values."""
+    for i, column in enumerate(table.columns if missing else ()):
+        if pa.types.is_floating(column.type):
+            for number in missing:
+                nothing = pc.equal(column, pa.scalar(number, column.type))
+                column = pc.if_else(nothing, pa.scalar(None, column.type), column)
+            table = table.set_column(i, table.column_names[i], column)
+    return table
+
+
+def _doubtful(table: pa.Table, text: Any, wanted: Mapping[str, Any]) -> list[str]:
+    """Columns of numbers of which some may be none in pandas, or have lost digits."""
+    whole = [name for name in wanted if pa.types.is_integer(table[name].type)]
+    broken = [name for name in wanted if pa.types.is_floating(table[name].type)]
+    stored = bytes(memoryview(text)) if whole or broken else b""
+    names = [name for name in broken if wanted[name] is None and _long(table[name])]
+    if whole and any(x in stored and b"0" + x in stored for x in (b"x", b"X")):
+        names += whole
+    if broken and (b"n" in stored or b"N" in stored):  # as NaN and infinity
+        names += [name for name in broken if name not in names and not np.isfinite(pc.sum(table[name]).as_py() or 0)]
+    return names
+
+
+def _long(column: pa.ChunkedArray) -> bool:
+    """Whether floats may be integers that have lost digits."""
+    largest = pc.max(pc.abs(column)).as_py()
+    return largest is not None and largest >= _EXACT and bool(pc.all(pc.equal(column, pc.round(column))).as_py())
+
+
+def _as_pandas(table: pa.Table, texts: pa.Table, layout: Layout, wanted: Mapping[str, Any]) -> pa.Table:
+    """The table with columns as pandas has them: of numbers, or of texts where one is no number.
+
+    Parameters
+    ----------
+    texts : the columns in doubt, as they are written.
+
+    Raises
+    ------
+    pyarrow.ArrowInvalid : a text is none of the type that is asked for.
+    """
+    for name in texts.column_names:
+        strange = pc.match_substring_regex(texts[name], _ARROW_ONLY)
+        column = texts[name]
+        if not pc.any(strange).as_py():
+            column = _integers(column) if wanted[name] is None and _written_whole(column) else table[name]
+        elif wanted[name] is not None:
+            row = pc.index(strange, True).as_py()
+            place = f"In CSV column #{layout.names.index(name)}: Row #{row + 1}"
+            value = column[row].as_py().decode(errors="replace")
+            raise pa.ArrowInvalid(f"{place}: CSV conversion error to {wanted[name]}: invalid value '{value}'")
+        table = table.set_column(table.column_names.index(name), name, column)
+    return table
+
+
+def _written_whole(column: pa.ChunkedArray) -> bool:
+    return bool(pc.all(pc.match_substring_regex(column, _INTEGER)).as_py())
+
+
+def _integers(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Texts of integers as the first of int64 and uint64 that holds them all, else as they are."""
+    if pc.any(pc.match_substring(column, "+")).as_py():
+        return column  # Arrow has no integers with that sign
+    for kind in (pa.int64(), pa.uint64()):
+        try:
+            return pa.chunked_array([[None if text is None else int(text) for text in column.to_pylist()]], kind)
+        except (OverflowError, ValueError):
+            continue
+    return column
 
 
 def _read(text: Any, layout: Layout, wanted: Mapping[str, Any], dialect: Dialect, na_values: Sequence[str]) -> pa.Table:

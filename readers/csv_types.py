@@ -17,6 +17,7 @@ from matex_data.index import Array
 EPOCH = "seconds since 1970-01-01 00:00:00 UTC"
 _ARROW = {
     "int64": pa.int64(),
+    "uint64": pa.uint64(),
     "float64": pa.float64(),
     "null": pa.float64(),
     "bool": pa.bool_(),
@@ -25,6 +26,12 @@ _ARROW = {
     "micro": pa.timestamp("us"),
     "nano": pa.timestamp("ns"),
     "zoned": pa.timestamp("us", "UTC"),
+}
+_JOINED = {
+    frozenset(("int64", "uint64")): "uint64",
+    frozenset(("int64", "float64")): "float64",
+    frozenset(("uint64", "float64")): "float64",
+    frozenset(("micro", "nano")): "nano",
 }
 _SECONDS = {"micro": 10**6, "nano": 10**9, "zoned": 10**6}
 
@@ -35,18 +42,26 @@ class Seen:
 
     Parameters
     ----------
-    kind : "null" if all are missing, else "int64", "float64", "bool", "micro", "nano" or "zoned" (times), "text".
+    kind : "null" if all are missing, else "int64", "uint64" (some are longer), "float64", "bool", "micro", "nano" or
+        "zoned" (times), "text".
     missing : whether some are missing.
     values : the different ones, where these are asked for.
+    negative : whether some are integers below 0.
     """
 
     kind: str = "null"
     missing: bool = False
     values: frozenset[bytes] = frozenset()
+    negative: bool = False
 
     def with_(self, other: Seen) -> Seen:
         """What the values of both look like."""
-        return Seen(_wider(self.kind, other.kind), self.missing or other.missing, self.values | other.values)
+        return Seen(
+            _wider(self.kind, other.kind),
+            self.missing or other.missing,
+            self.values | other.values,
+            self.negative or other.negative,
+        )
 
 
 def _wider(a: str, b: str) -> str:
@@ -54,18 +69,18 @@ def _wider(a: str, b: str) -> str:
         return a
     if a == "null":
         return b
-    pair = {a, b}
-    return "float64" if pair == {"int64", "float64"} else "nano" if pair == {"micro", "nano"} else "text"
+    return _JOINED.get(frozenset((a, b)), "text")
 
 
 def seen(column: pa.ChunkedArray, distinct: bool) -> Seen:
     """What the values of a parsed column look like; ``distinct``: and which they are."""
     kind, missing = _kind(column), column.null_count > 0
+    negative = kind == "int64" and (pc.min(column).as_py() or 0) < 0
     if not distinct:
-        return Seen(kind, missing)
+        return Seen(kind, missing, negative=negative)
     values = pc.unique(column).drop_null()
     values = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
-    return Seen(kind, missing, frozenset(values.cast(pa.binary()).to_pylist()))
+    return Seen(kind, missing, frozenset(values.cast(pa.binary()).to_pylist()), negative)
 
 
 def _kind(column: pa.ChunkedArray) -> str:
@@ -74,7 +89,7 @@ def _kind(column: pa.ChunkedArray) -> str:
         return "micro"
     if pa.types.is_timestamp(kind):
         return "zoned" if kind.tz is not None else "nano" if kind.unit == "ns" else "micro"
-    for name in ("null", "int64", "bool"):
+    for name in ("null", "int64", "uint64", "bool"):
         if str(kind) == name:
             return name
     return "float64" if pa.types.is_floating(kind) else "text"
@@ -181,8 +196,10 @@ def inferred(what: Seen, dates: bool) -> ColumnType:
     """The type of a column whose values look like this."""
     if what.kind in _SECONDS:
         return _time(what.kind) if dates else ColumnType("text", np.dtype(object))
-    if what.kind == "text":
-        return ColumnType("text", np.dtype(object))
+    if what.kind == "text" or (what.kind == "uint64" and (what.missing or what.negative)):
+        return ColumnType("text", np.dtype(object))  # no type of numbers holds all of them
+    if what.kind == "uint64":
+        return ColumnType("uint64", np.dtype(np.uint64))
     if what.kind == "bool":
         return ColumnType("bool", np.dtype(float if what.missing else bool))
     whole = what.kind == "int64" and not what.missing

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,6 +145,8 @@ def test_types_that_are_asked_for(tmp_path: Path) -> None:
         ("# colours\nname,c\na,#f00\n # ,\n", {}, {"name": [b"a"], "c": [b"#f00"]}),
         ('#a "b\n#x,y\n1,2\n"3\n# 4",5\n', {}, {"x": [b"1", b"3\n# 4"], "y": [2, 5]}),
         ('a,b\n1,"x # y" # "z\n2,"w\n# v"\n', {"comment": "#"}, {"a": [1, 2], "b": [b"x # y", b"w\n# v"]}),
+        ("a;b\n1,234;2\n", {}, {"a": [b"1,234"], "b": [2]}),
+        ("a;b\n1,234;0,125\n", {}, {"a": [1.234], "b": [0.125]}),
         ("x,1,2\n", {"header": None, "usecols": [0, 2]}, {"0": [b"x"], "2": [2]}),
         ("a,b\n1,2\n\n   \n3,4\n", {}, {"a": [1, 3], "b": [2, 4]}),
     ],
@@ -159,6 +162,81 @@ def test_encodings_arrive_as_utf_8(tmp_path: Path, encoding: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert columns(path, **told) == {"größe": ["maß x".encode()], "n": [2]}
+
+
+LITERALS = [
+    *("0x1F", "0X1f", "-0x1F", "0xFFFFFFFFFFFFFFFF", " 0x1F", '"0x1F"', "0x1.8p3", "0o17", "017", "0b1", "1_000"),
+    *("1d5", "NAN", "Nan", "+nan", "nan(1)", " nan ", "nan", "-NaN", " inf ", "inf", "-Infinity", "INF", "infx"),
+    *("1.#INF", "+1", ".5", "5.", "-0.0", "1e5", "1e", "1e400", "1e-400", "\uff11", "1.2.3", "--1", " 1 ", "1\t", "1L"),
+    *("9007199254740993", "9223372036854775808", "18446744073709551615", "-9223372036854775809"),
+    *("18446744073709551616", "123456789012345678901234567890", "9223372036854775808.5", "T", "yes"),
+]
+"""What is a number somewhere."""
+
+
+@pytest.mark.parametrize("beside", [[], ["1", "2"], ["-1"], ["1.5"], [""], ["inf"], ["x"]], ids=str)
+def test_a_number_is_what_pandas_takes_for_one(tmp_path: Path, beside: list[str]) -> None:
+    for literal in LITERALS:
+        path = write(tmp_path, "c,d\n" + "".join(f"{text},y\n" for text in [*beside, literal]))
+        found, expected = every_row(index(path), "c"), pd.read_csv(path)["c"]
+        if expected.dtype.kind in "iufb":
+            exact = {np.dtype(np.int64): np.int64, np.dtype(np.uint64): np.uint64}.get(expected.dtype, float)
+            assert found.dtype.kind in "iufb", literal
+            np.testing.assert_array_equal(found.astype(exact), expected.to_numpy(exact), literal)
+            assert found.dtype.kind != "f" or expected.dtype.kind != "i" or abs(found).max() < 2**53, literal
+        else:
+            assert found.tolist() == [b"" if v != v else str(v).encode() for v in expected], literal
+
+
+@pytest.mark.parametrize("late", ["0x1F", "NAN", "nan(1)", " inf"])
+def test_a_late_value_that_is_no_number_in_pandas_is_refused(tmp_path: Path, tiny: None, late: str) -> None:
+    kind = "int64" if "x" in late else "double"
+    lines = [f"{i}.5," if kind == "double" else f"{i}," for i in range(3000)]
+    lines[1501] = late + ","
+    path = write(tmp_path, "n,c\n" + "\n".join(lines) + "\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("matex_data.readers.csv.SAMPLE_BLOCKS", 2)
+        found = index(path)
+    with pytest.raises(DataError, match=rf"line 1503, column 1, .*\n.*{kind}.*\n.*{re.escape(repr(late))}"):
+        every_row(found, "n")
+    with pytest.raises(DataError, match=re.escape(repr(late))):
+        every_row(index(path, dtype={"n": "float64" if kind == "double" else "int32"}), "n")
+
+
+def test_a_long_integer_with_a_plus_stays_a_text(tmp_path: Path) -> None:
+    assert columns(write(tmp_path, "a,b\n+9223372036854775808,+1\n"))["a"] == [b"+9223372036854775808"]
+
+
+def test_infinite_and_missing_numbers_in_every_block(tmp_path: Path, tiny: None) -> None:
+    values = [["nan", "inf", "-Infinity", "1e999", "2.5", "NA", ""][i % 7] for i in range(700)]
+    path = write(tmp_path, "n,c\n" + "".join(f"{value},x\n" for value in values))
+    np.testing.assert_array_equal(every_row(index(path), "n"), pd.read_csv(path)["n"].to_numpy())
+    assert every_row(index(path, keep_default_na=False), "n").tolist() == [value.encode() for value in values]
+
+
+def test_long_integers_of_several_files_keep_their_digits(tmp_path: Path) -> None:
+    ids = ["9223372036854775808", "7", "-7", ""]
+    paths = [write(tmp_path, f"a,b\n{value},1\n", f"{i}.csv") for i, value in enumerate(ids)]
+    (whole,) = together(1, lambda ranks: index_together(paths[:2], None, ranks))
+    assert whole.fields["a"].dtype == np.uint64
+    for others in (paths[:3], paths[1:] + paths[:1]):
+        (found,) = together(1, lambda ranks, others=others: index_together(others, None, ranks))
+        assert found.fields["a"].dtype == object
+
+
+@pytest.mark.parametrize("missing", [-999, "-999", [-999.0], ["1e3"], "inf", [0, 5], ["-999", "x"]], ids=repr)
+def test_a_number_that_stands_for_missing_is_found_however_it_is_written(tmp_path: Path, missing: Any) -> None:
+    for beside in ("1", "1.5", "y", "x"):
+        for text in ("-999", "-999.0", "-999.000", "-9.99e2", "1000", "1000.0", "inf", "0", "-0.0", "5", "5.0"):
+            path = write(tmp_path, f"c,d\n{beside},1\n{text},2\n")
+            found = every_row(index(path, na_values=missing), "c").tolist()
+            expected = pd.read_csv(path, na_values=missing)["c"].tolist()
+            if any(isinstance(value, str) for value in expected):
+                assert found == [b"" if v != v else v.encode() for v in expected]
+            else:
+                np.testing.assert_array_equal(found, expected, f"{beside} {text}")
+    typed = index(write(tmp_path, "c\n1.5\n-9.990e2\n"), na_values=-999, dtype={"c": "float32"})
+    np.testing.assert_array_equal(every_row(typed, "c"), [1.5, np.nan])
 
 
 PACKERS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": lambda b: _zstd(b)}
@@ -313,11 +391,22 @@ def test_options_are_checked(tmp_path: Path) -> None:
     path = write(tmp_path, "a,b\n1,2\n")
     with pytest.raises(DataError, match=r"no option 'seperator'(.|\n)*'sep"):
         index(path, seperator=";")
-    for wrong in ({"sep": ";;"}, {"infer": "all"}, {"encoding": "klingon"}, {"skiprows": -1}, {"header": "yes"}):
+    wrongs: list[dict[str, Any]] = [
+        {"sep": ";;"},
+        {"infer": "all"},
+        {"skiprows": -1},
+        {"header": "yes"},
+        {"header": -1},
+    ]
+    wrongs += [{"encoding": name} for name in ("klingon", "hex", "cp037", "utf-7")] + [{"names": ["a", "a"]}]
+    for wrong in wrongs:
         with pytest.raises(DataError, match=f"{next(iter(wrong))}= has no such value"):
             index(path, **wrong)
+    with pytest.raises(DataError, match="no record with the names"):
+        index(path, header=2)
     with pytest.raises(DataError, match="no such type"):
         index(path, dtype={"a": "complex128"})
+    assert columns(path, usecols=np.array([1]), na_values=np.float32(2), skiprows=np.int64(0), encoding="utf_8_sig")
     for options in ({"usecols": ["c"]}, {"dtype": {"c": "str"}}):
         with pytest.raises(FieldNotFound, match="'c'"):
             index(path, **options)

@@ -1,0 +1,173 @@
+"""Which format a file has, where its first bytes or its name do not say it; and what is none."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+from mpi4py import MPI
+
+from matex_data import FormatError, open_dataset
+from matex_data.readers import HEAD, detect, known_formats
+
+CORPUS = os.environ.get("MATEX_CORPUS")
+
+TABLES = {
+    "with commas": b"a,b\n1,2\n3,4\n",
+    "of texts": b"name;town\nann;rome\nbob;oslo\n",
+    "without a last newline": b"a\tb\n1\t2\n3\t4",
+    "of numbers between blanks": b"  1.0  2.5 x\n  3.0 -4.5 y\n",
+    "with names between blanks": b"time temperature\n0 1.5\n1 2.5\n",
+    "behind comments": b"# made by hand\n# x y\n1.5 2\n3 4\n",
+    "with quoted newlines": b'a,b\n1,"x\ny, z"\n2,"w"\n',
+    "with empty columns": b"a,b,,\n1,2,,\n3,4,,\n",
+    "of times": b"time,value\n2024-01-01 12:00:00,5\n2024-01-01 12:00:01,123\n",
+    "with a mark": b"\xef\xbb\xbfa,b\n1,2\n",
+    "in UTF-16": "a,b\n1,2\n3,ü\n".encode("utf-16"),
+    "in Latin-1": "größe,b\n1,2\n3,4\n".encode("latin-1"),
+    "packed": gzip.compress(b"a,b\n1,2\n3,4\n"),
+    "packed by bzip2": bz2.compress(b"a,b\n1,2\n3,4\n"),
+    "packed by xz": lzma.compress(b"a,b\n1,2\n3,4\n"),
+    "longer than is looked at": b"a,b\n" + b"".join(b"%d,%d\n" % (i, i * i) for i in range(10000)),
+    "with a long record": b"a,b\n" + b"".join(b"%d,%s\n" % (i, b"x" * 9999) for i in range(10)),
+}
+
+OTHERS = {
+    "nothing": b"",
+    "one line": b"Dear Ann, how are you\n",
+    "one column": b"1\n2\n3\n",
+    "prose": b"The mass, the energy\nand all the rest\nare here.\n",
+    "prose of equal lines": b"one two three\nfour five six\nseven eight nine\n",
+    "XML": b'<?xml version="1.0"?>\n<a x="1,2">\n<b y="3,4">\n</a>\n',
+    "XML without a declaration": b"<a,b>\n<c,d>\n",
+    "a web page": b"<!DOCTYPE html>\n<html>, x\n</html>, y\n",
+    "a script": b"#!/bin/sh\ncat x | grep a\ncat y | grep b\n",
+    "a script without its first line": b"set -e\nfor f in *.h5; do\n  echo $f\ndone\n",
+    "a log": b"2024-01-01 12:00:00,123 INFO start\n2024-01-01 12:00:01,456 INFO stop\n",
+    "a log with blanks": b"2024-01-01 12:00:00 INFO reader started\n2024-01-01 12:00:01 INFO reader stopped\n",
+    "a log of a server": b'1.2.3.4 - - [01/Jan/2024:00:00:01] "GET /" 200 12\n5.6.7.8 - - [x] "GET /a b" 404 0\n',
+    "JSON": b'{"a": 1, "b": 2}\n{"a": 3, "b": 4}\n',
+    "settings": b"[run]\na = 1\nb = 2\n",
+    "YAML": b"rate: 1\nsteps: 20\n",
+    "C": b"int a;\nint b;\n",
+    "a ragged table": b"a,b\n1,2\n3,4,5\n",
+    "two separators": b"a,b\n1;2\n3;4\n",
+    "a table with a NUL": b"a,b\n1,2\n3,\0\n",
+    "numbers": np.arange(100.0).tobytes(),
+    "an image": b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR",
+    "a damaged pack": gzip.compress(b"a,b\n1,2\n")[:15] + b"\xff" * 20,
+}
+
+
+def told(folder: Path, content: bytes, name: str) -> str:
+    path = folder / name
+    path.write_bytes(content)
+    return detect(str(path), content[:HEAD])
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_table_is_told_by_what_is_in_it(tmp_path: Path, kind: str) -> None:
+    for name in ("table", "table.log", "table.csv", "table.dat"):
+        assert told(tmp_path, TABLES[kind], name) == "csv"
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_is_no_table_is_no_csv(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(FormatError, match=r"cannot tell the format(.|\n)*'cifar', 'csv', 'hdf5'(.|\n)*format="):
+        told(tmp_path, OTHERS[kind], "data.out")
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.txt", "x.dat", "x.tsv.gz"])
+def test_a_name_does_not_make_a_table_of_xml_and_scripts(tmp_path: Path, name: str) -> None:
+    for kind in ("XML", "a web page", "a script"):
+        content = gzip.compress(OTHERS[kind]) if name.endswith(".gz") else OTHERS[kind]
+        with pytest.raises(FormatError, match="cannot tell the format"):
+            told(tmp_path, content, name)
+
+
+def test_a_name_tells_for_all_other_texts(tmp_path: Path) -> None:
+    for kind in (
+        "nothing",
+        "one line",
+        "one column",
+        "a ragged table",
+        "a log",
+        "a table with a NUL",
+        "a damaged pack",
+    ):
+        for name in ("x.csv", "x.tab", "x.txt"):
+            assert told(tmp_path, OTHERS[kind], name) == "csv"
+    for kind in ("numbers", "an image"):
+        for name in ("x.txt", "x.dat", "x.asc"):
+            with pytest.raises(FormatError, match="cannot tell the format"):
+                told(tmp_path, OTHERS[kind], name)
+
+
+PARTICLES = {
+    "ROOT": b"root\x00\x00\xf2\x88\x00\x00\x00d",
+    "Les Houches": b'<LesHouchesEvents version="3.0">\n<init>\n',
+    "Les Houches behind a declaration": b'<?xml version="1.0"?>\n<!-- a > b -->\n<LesHouchesEvents version="1.0">\n',
+    "HepMC": b"\nHepMC::Version 2.06.09\nHepMC::IO_GenEvent-START_EVENT_LISTING\n",
+    "LCIO": b"\x00\x00\x00\x44\xab\xad\xca\xfe\x00\x01\x00\x00",
+}
+
+
+@pytest.mark.parametrize("kind", PARTICLES)
+def test_particle_files_say_what_they_are(tmp_path: Path, kind: str) -> None:
+    for name in ("events", "events.dat", "events.csv", "events.lhe", "events.txt.gz", "events.lhe.bz2"):
+        packer = {".gz": gzip.compress, ".bz2": bz2.compress}.get(Path(name).suffix, bytes)
+        with pytest.raises(FormatError, match=rf"particle files(.|\n)*{kind.split()[0]}"):
+            told(tmp_path, packer(PARTICLES[kind]), name)
+
+
+def test_marks_come_before_names_and_names_before_looks(tmp_path: Path) -> None:
+    memory = io.BytesIO()
+    with h5py.File(memory, "w") as file:
+        file["x"] = np.arange(3)
+    assert told(tmp_path, memory.getvalue(), "x.csv") == "hdf5"
+    assert told(tmp_path, b"root,1\n2,3\n", "x.raw") == "raw"
+
+
+def test_a_table_without_a_suffix_is_read_as_pandas_reads_it(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"x": np.arange(5000) / 7, "y": [f"n {i}" for i in range(5000)]})
+    path = tmp_path / "measured"
+    frame.to_csv(path, index=False, sep="|")
+    data = open_dataset(str(path), comm=MPI.COMM_SELF).load()
+    np.testing.assert_array_equal(data["x"], pd.read_csv(path, sep="|")["x"])
+    (tmp_path / "events.lhe").write_bytes(PARTICLES["Les Houches"])
+    with pytest.raises(FormatError, match="pylhe"):
+        open_dataset(str(tmp_path / "events.lhe"), comm=MPI.COMM_SELF)
+
+
+@pytest.mark.skipif(not CORPUS, reason="MATEX_CORPUS does not say where the corpus is")
+def test_every_file_of_the_corpus_has_its_format() -> None:
+    found: dict[str, set[str]] = {}
+    for path in sorted(Path(CORPUS or ".").rglob("*")):
+        if not path.is_file() or path.suffix in (".json", ".md"):
+            continue
+        with path.open("rb") as file:
+            head = file.read(HEAD)
+        try:
+            kind = detect(str(path), head)
+        except FormatError as error:
+            kind = "particle" if "particle files" in str(error) else "unknown"
+        # Les Houches events in HDF5 and openPMD are HDF5 files; the rows of rank.train differ in length.
+        found.setdefault(
+            "rank.train" if path.name == "rank.train" else path.relative_to(CORPUS or ".").parts[0], set()
+        ).add(kind)
+    assert found["csv"] == {"csv"}
+    assert found["rank.train"] == found["images"] == {"unknown"}
+    assert found["particle"] == {"particle", "hdf5"}
+    assert found["hdf5"] | found["netcdf"] <= {"hdf5", "netcdf"}
+
+
+def test_formats_are_listed() -> None:
+    assert {"hdf5", "netcdf", "csv", "npy", "npz", "raw", "idx", "cifar"} <= set(known_formats())
