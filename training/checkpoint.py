@@ -146,7 +146,7 @@ def capture(model: Any, opened: Channel) -> tuple[dict[str, Array], dict[str, An
     common = state(model)
     arrays = {f"common{i}": np.array(variable.value.numpy()) for i, variable in enumerate(common)}
     arrays |= {f"own{i}": np.stack(values) for i, values in enumerate(zip(*everyone, strict=True))}
-    return arrays, {"common": [v.path for v in common], "own": [v.path for v in own]}
+    return arrays, {"common": _names(model), "own": [v.path for v in own]}
 
 
 def restore(model: Any, found: Checkpoint) -> list[Array]:
@@ -159,8 +159,7 @@ def restore(model: Any, found: Checkpoint) -> list[Array]:
     PartitionError : the checkpoint is one of another model or optimizer.
     """
     variables = state(model)
-    names = found.facts["common"]
-    order = _order(names, [variable.path for variable in variables], found)
+    order = _order(found.facts["common"], _names(model), found)
     table = [found.facts["arrays"][f"common{i}"] for i in order]
     differ = [
         (f"{v.path} of {v.dtype}{list(v.shape)}", f"{dtype}{list(shape)}")
@@ -212,6 +211,18 @@ def _order(stored: list[str], wanted: list[str], found: Checkpoint) -> list[int]
         f"{len(wanted)} variables, {(missing or wanted)[:3]} among them",
         f"{len(stored)} variables, {(unknown or stored)[:3]} among them",
     )
+
+
+def _names(model: Any) -> list[str]:
+    """Return the names of the variables alike on all ranks.
+
+    Without the numbers that Keras gives models and optimizers in the order of their making.
+    """
+    pattern = rf"(?<![A-Za-z0-9]){re.escape(model.name)}(?=[/_])"
+    names = [re.sub(pattern, "model", variable.path) for variable in state(model)]
+    weights = len(model.weights)
+    optimizers = (name.partition("/") for name in names[weights:])
+    return names[:weights] + [f"{_unnumbered(optimizer)}/{name}" for optimizer, _, name in optimizers]
 
 
 def _unnumbered(name: str) -> str:
