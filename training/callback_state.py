@@ -30,11 +30,13 @@ Saved = Mapping[str, Any]
 def identity(callback: Any) -> dict[str, Any]:
     """Return the class of a callback and its plain options, by which it is found again. Call it before training."""
     state = _attributes(callback)
-    options = {
-        name: abs(value) if name == "min_delta" else value  # Keras turns its sign in the first epoch
+    options: dict[str, Any] = {
+        name: value
         for name, value in vars(callback).items()
         if name not in state and not name.startswith("_") and isinstance(value, bool | int | float | str | None)
     }
+    if isinstance(options.get("min_delta"), int | float):
+        options["min_delta"] = abs(options["min_delta"])  # Keras turns its sign in the first epoch
     kind = type(callback)
     return {"class": f"{kind.__module__}.{kind.__qualname__}", "options": options}
 

@@ -86,10 +86,11 @@ def write(folder: Path, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -
     draft = folder / f".{FILE}.{os.getpid()}"
     table = {name: [keras.backend.standardize_dtype(array.dtype), array.shape] for name, array in arrays.items()}
     text = json.dumps({**facts, "version": VERSION, "arrays": table}).encode()
-    columns: dict[str, Any] = {name: _plain(array) for name, array in arrays.items()}
+    columns: dict[str, Any] = {_FACTS: np.frombuffer(text, np.uint8)}
+    columns |= {name: _plain(array) for name, array in arrays.items()}
     try:
         with draft.open("wb") as file:
-            np.savez(file, **{_FACTS: np.frombuffer(text, np.uint8)}, **columns)
+            np.savez(file, **columns)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(folder / FILE)
@@ -299,4 +300,5 @@ def _typed(array: Array, dtype: str, shape: Sequence[int]) -> Array:
 
 
 def _dtype(name: str) -> np.dtype[Any]:
-    return np.dtype(tf.as_dtype(name).as_numpy_dtype)
+    dtype: np.dtype[Any] = np.dtype(tf.as_dtype(name).as_numpy_dtype)
+    return dtype

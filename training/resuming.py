@@ -124,8 +124,9 @@ class Run:
             return wanted
         saved = self.found.facts["callbacks"]
         ended = any(
-            isinstance(callback, keras.callbacks.EarlyStopping) and saved[i]["state"]["wait"] >= callback.patience
+            saved[i]["state"]["stopped_epoch"] > 0 and saved[i]["state"]["wait"] >= callback.patience
             for callback, i in callback_state.match(users, saved, warn=False)
+            if isinstance(callback, keras.callbacks.EarlyStopping)
         )
         if not (self.channel.host.objects(ended)[0] if self.channel.size > 1 else ended):
             return wanted
@@ -181,6 +182,11 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no typ
         self._identities = [callback_state.identity(callback) for callback in users]
         self._epoch = run.start.epoch
         self._own: list[Any] = []
+
+    @property
+    def restores(self) -> bool:
+        """Whether all variables are about to be set."""
+        return self._run.found is not None
 
     def on_train_begin(self, logs: Any = None) -> None:
         """*Collective*."""
@@ -239,7 +245,7 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no typ
             "position": {**vars(run.start), "epoch": epoch, "step": step},
             "data": run.states(epoch),
             "callbacks": entries,
-            "stopped": bool(self.model.stop_training),
+            "stopped": step == 0 and bool(self.model.stop_training),
         }
         files.write(run.folder, arrays, facts | names)
 
