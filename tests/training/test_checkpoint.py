@@ -105,13 +105,13 @@ PLATEAU = {"ReduceLROnPlateau": {"patience": 2, "cooldown": 1, "factor": 0.5, "m
 
 def test_callbacks_go_on_as_if_nothing_had_happened(table: Path, tmp_path: Path, ranks: Pools) -> None:
     pool, callbacks = ranks(2), PLATEAU | STOPPING
-    straight = pool.run(_fit, table, None, callbacks, 0)
+    straight = pool.run(_fit, table, None, callbacks, 0, timeout=180)
     last = straight[0][2][-1]
     assert straight[0][1][1]["best_epoch"] < last < 11 and straight[0][1][0]["rate"] < 0.2
     stop = (last - 1) * STEPS + 4  # behind the best epoch, and in the middle of one
-    pool.run(_fit, table, tmp_path, callbacks, stop, save_every=3)
-    resumed = pool.run(_fit, table, tmp_path, callbacks, 0, save_every=3, init=9)
-    ended = pool.run(_fit, table, tmp_path, callbacks, 0, save_every=3, init=10)
+    pool.run(_fit, table, tmp_path, callbacks, stop, save_every=3, timeout=180)
+    resumed = pool.run(_fit, table, tmp_path, callbacks, 0, save_every=3, init=9, timeout=180)
+    ended = pool.run(_fit, table, tmp_path, callbacks, 0, save_every=3, init=10, timeout=180)
     for again, (expected, known, _) in zip([*resumed, *ended], straight * 2, strict=True):
         for callback in (*again[1], *known):
             callback.pop("min_delta", None)  # Keras turns its sign in the first epoch
@@ -124,9 +124,9 @@ def test_callbacks_go_on_as_if_nothing_had_happened(table: Path, tmp_path: Path,
 def test_changed_options_of_callbacks_are_respected(table: Path, tmp_path: Path, ranks: Pools) -> None:
     """The run that ``EarlyStopping`` has ended goes on with more patience, by what it has waited for."""
     pool = ranks(1)
-    (_, (ended,), epochs), *_ = pool.run(_fit, table, tmp_path, STOPPING, 0)
+    (_, (ended,), epochs), *_ = pool.run(_fit, table, tmp_path, STOPPING, 0, timeout=180)
     patient = {"EarlyStopping": {**STOPPING["EarlyStopping"], "patience": 5}}
-    (_, (known,), more), *_ = pool.run(_fit, table, tmp_path, patient, 0)
+    (_, (known,), more), *_ = pool.run(_fit, table, tmp_path, patient, 0, timeout=180)
     assert (ended["patience"], known["patience"]) == (3, 5)
     assert more == [epochs[-1] + 1, epochs[-1] + 2] and known["wait"] == 5
     assert known["best"] == ended["best"] and known["best_epoch"] == ended["best_epoch"]
@@ -187,7 +187,7 @@ def _matches(comm: Any) -> None:
 
 
 def test_callbacks_are_found_again_by_class_and_options(ranks: Pools) -> None:
-    ranks(1).run(_matches)
+    ranks(1).run(_matches, timeout=180)
 
 
 Damage = Callable[[bytes], bytes]
@@ -286,10 +286,10 @@ def _opened(comm: Any, folder: Path, path: Path, names: list[str]) -> list[Any]:
 def test_a_damaged_checkpoint_is_an_error_that_names_the_file(table: Path, tmp_path: Path, ranks: Pools) -> None:
     folder = tmp_path / "copy"
     folder.mkdir()
-    ranks(2).run(_fit, table, tmp_path, STOPPING, 7)
-    whole = ranks(1).run(_content, tmp_path)[0]
+    ranks(2).run(_fit, table, tmp_path, STOPPING, 7, timeout=180)
+    whole = ranks(1).run(_content, tmp_path, timeout=180)[0]
     names = [*DAMAGES, *["flip"] * 60]
-    for name, *outcomes in zip(names, *ranks(2).run(_opened, folder, tmp_path / FILE, names), strict=True):
+    for name, *outcomes in zip(names, *ranks(2).run(_opened, folder, tmp_path / FILE, names, timeout=180), strict=True):
         if name == "flip" and not isinstance(outcomes[0], Exception):  # in what no reader looks at, such as times
             assert outcomes == [whole] * 2
             continue
@@ -324,7 +324,7 @@ def _started(comm: Any, folder: Path) -> list[str]:
 
 
 def test_drafts_of_killed_saves_are_removed(tmp_path: Path, ranks: Pools) -> None:
-    assert ranks(2).run(_started, tmp_path) == [[f".{FILE}.1", "notes.txt"]] * 2  # that process lives
+    assert ranks(2).run(_started, tmp_path, timeout=180) == [[f".{FILE}.1", "notes.txt"]] * 2  # that process lives
 
 
 def _sent(comm: Any, folder: Path) -> tuple[int, int, int]:
@@ -352,8 +352,8 @@ def _sent(comm: Any, folder: Path) -> tuple[int, int, int]:
 
 
 def test_arrays_are_sent_once(table: Path, tmp_path: Path, ranks: Pools) -> None:
-    ranks(2).run(_fit, table, tmp_path, STOPPING, 7)
-    for shared, objects, stored in ranks(2).run(_sent, tmp_path):
+    ranks(2).run(_fit, table, tmp_path, STOPPING, 7, timeout=180)
+    for shared, objects, stored in ranks(2).run(_sent, tmp_path, timeout=180):
         assert shared == stored > 3000
         assert objects < 8000
 
@@ -406,7 +406,7 @@ def _by_name(comm: Any, folder: Path) -> None:
 
 
 def test_variables_are_found_by_name(tmp_path: Path, ranks: Pools) -> None:
-    ranks(1).run(_by_name, tmp_path)
+    ranks(1).run(_by_name, tmp_path, timeout=180)
 
 
 def _pipeline(comm: Any, path: Path, folder: Path | None, stop: int, seed: int | None = 5, batch: int = BATCH) -> Any:
@@ -428,19 +428,19 @@ def _pipeline(comm: Any, path: Path, folder: Path | None, stop: int, seed: int |
 
 def test_a_pipeline_over_a_data_set_goes_on_with_its_epoch(table: Path, tmp_path: Path, ranks: Pools) -> None:
     pool = ranks(1)
-    straight = pool.run(_pipeline, table, None, 0)
-    pool.run(_pipeline, table, tmp_path, 2 * STEPS + 4)
+    straight = pool.run(_pipeline, table, None, 0, timeout=180)
+    pool.run(_pipeline, table, tmp_path, 2 * STEPS + 4, timeout=180)
     for name, options in (("seed", {"seed": None}), ("batch_size", {"batch": 12})):
-        (error,) = pool.outcomes(_pipeline, table, tmp_path, 0, **options)
+        (error,) = pool.outcomes(_pipeline, table, tmp_path, 0, **options, timeout=180)
         assert isinstance(error, DataError) and name in str(error)
-    resumed = pool.run(_pipeline, table, tmp_path, 0)
+    resumed = pool.run(_pipeline, table, tmp_path, 0, timeout=180)
     assert all(a.tobytes() == b.tobytes() for a, b in zip(resumed[0], straight[0], strict=True))
 
 
 def test_a_data_set_that_is_another_one_is_refused(table: Path, tmp_path: Path, ranks: Pools) -> None:
     pool = ranks(2)
-    pool.run(_fit, table, tmp_path, {}, 7)
+    pool.run(_fit, table, tmp_path, {}, 7, timeout=180)
     for name, options in (("batch_size", {"batch_size": 12}), ("seed", {"seed": 6}), ("shuffle", {"shuffle": False})):
-        errors = pool.outcomes(_fit, table, tmp_path, {}, 0, **options)
+        errors = pool.outcomes(_fit, table, tmp_path, {}, 0, **options, timeout=180)
         assert all(isinstance(error, PartitionError) and name in str(error) for error in errors)
         assert str(errors[0]) == str(errors[1])
