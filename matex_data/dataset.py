@@ -250,7 +250,8 @@ class Dataset:
         seed = options.pop("seed", None)
         said = (portable(failure), {**options, "seed": "drawn" if drawn else seed}, seed)
         comm = self._source.comm
-        everyone = [said] if comm.alone and not drawn else comm.allgather(said)  # a forked process cannot ask for a seed
+        needs_others = drawn or not comm.alone  # a forked process cannot ask for a seed, and is told so
+        everyone = comm.allgather(said) if needs_others else [said]
         first = next((error for error, *_ in everyone if error is not None), None)
         if first is not None:
             raise pickle.loads(first) from failure
