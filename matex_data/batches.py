@@ -14,6 +14,7 @@ from matex_data.fetch import Arrays
 from matex_data.filling import Loaded
 from matex_data.index import Integers
 from matex_data.passes import Passes
+from matex_data.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,14 @@ class Batches:
     ----------
     passes : where the samples come from, and in which order.
     elements : what a batch looks like.
+    recipe : what their order follows from.
     step : global batches to skip, counted from the first of epoch 0.
     """
 
-    def __init__(self, passes: Passes, elements: Elements, step: int = 0) -> None:
+    def __init__(self, passes: Passes, elements: Elements, recipe: Recipe, step: int = 0) -> None:
         self.schedule = passes.schedule
         self.elements = elements
+        self.recipe = recipe
         self.rows = self.schedule.batch_size // passes.size
         self._passes = passes
         self._epoch, self._step = divmod(step, self.schedule.steps) if self.schedule.steps else (0, 0)
@@ -55,6 +58,19 @@ class Batches:
     def __len__(self) -> int:
         """Batches of the coming pass, the same on every rank."""
         return self.schedule.steps - self._step
+
+    def state(self, step: int) -> dict[str, Any]:
+        """Return where a run stands after ``step`` of these batches, counted from the first of epoch 0."""
+        return self.recipe.state(step)
+
+    @property
+    def epoch(self) -> int:
+        """The number of the coming pass, from 0 on."""
+        return self._epoch
+
+    def begin_at(self, epoch: int) -> None:
+        """Let the coming pass be the one of that number, from its first batch on. The same on every rank."""
+        self._epoch, self._step = epoch, 0
 
     @property
     def resumed(self) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matex_data.batches import Batches
+from matex_data.communicator import portable
 from matex_data.elements import Elements
 from matex_data.errors import PartitionError
 from matex_data.fields import Schema
 from matex_data.partition import check_ranks
 from matex_data.passes import MemoryPasses, ReadPasses
 from matex_data.profile import Profile
+from matex_data.recipe import OPTIONS, Recipe, State, sample_facts, seed_of, step_of
 from matex_data.runs import Runs
 from matex_data.sizing import block_borders, schedule
 from matex_data.source import Source
@@ -24,8 +29,6 @@ from matex_data.statistics import Statistics, statistics
 
 if TYPE_CHECKING:
     import tensorflow as tf
-
-State = Mapping[str, int]
 
 
 class Dataset:
@@ -42,6 +45,8 @@ class Dataset:
         self._source = source
         self._elements = elements
         self._samples = samples or Runs(np.array([0]), np.array([len(source.index)]))
+        self._latest: Recipe | None = None
+        self._seeds: dict[Any, dict[int, bool]] = {}  # of equal batches: each seed, and whether it was drawn
 
     @property
     def schema(self) -> Schema:
@@ -104,7 +109,7 @@ class Dataset:
         seed : fixes the orders of all epochs; None: drawn on rank 0.
         remainder : what becomes of the samples that do not fill a batch. "drop": left out of this epoch. "pad":
             filled up with zeros of sample weight 0. "keep": a smaller batch, which may be empty on some ranks.
-        start : where to go on, from ``state``.
+        start : where to go on, from ``state``; the same on every rank. Its seed is taken where none is given.
 
         Returns
         -------
@@ -112,24 +117,21 @@ class Dataset:
 
         Raises
         ------
-        PartitionError : the ranks cannot share the batch equally, or ``start`` belongs to other data.
+        PartitionError : the ranks cannot share the batch equally, ``start`` is the state of other samples, options or
+            another order, or the ranks do not ask for the same.
         """
-        comm = self._source.comm
-        check_ranks(batch_size, comm.size)
-        if shuffle and seed is None:
-            seed = comm.broadcast(int(np.random.SeedSequence().generate_state(1)[0]))
-        plan = schedule(
-            self._samples,
-            block_borders(self._source.index),
-            batch_size,
-            self._source.row_bytes,
-            self._source.window_bytes,
-            seed=seed if shuffle else None,
-            remainder=remainder,
-        )
-        step = self._step_of(start)
+        drawn = shuffle and seed is None and start is None
+        recipe, step, failure = None, 0, None
+        try:
+            recipe = self._recipe(batch_size, shuffle, seed, remainder, start)
+            step = 0 if start is None else step_of(start)
+        except PartitionError as error:
+            failure = error
+        recipe = self._begun_alike(recipe, step, drawn, failure)
         kind = MemoryPasses if self._source.cache == "memory" else ReadPasses
-        return Batches(kind(self._source, plan), self._elements, step)
+        batches = Batches(kind(self._source, recipe.plan), self._elements, recipe, step)
+        self._remember(recipe, drawn)
+        return batches
 
     def tf_dataset(
         self,
@@ -187,22 +189,91 @@ class Dataset:
         """Where the time of this rank's passes went so far, over all parts of a split."""
         return self._source.profile
 
-    def state(self, step: int) -> dict[str, int]:
+    def state(self, step: int) -> dict[str, Any]:
         """Where a run stands after ``step`` global batches, counted from the first batch of epoch 0.
 
-        Give it to ``tf_dataset(start=...)`` with the same batch size, seed and remainder, on any number of ranks, and
-        the next batch is the one that would have come. It can be stored as JSON.
-        """
-        return {"step": int(step), "samples": len(self)}
+        Give it to ``tf_dataset(start=...)`` with the options that the run began with, on any number of ranks, and the
+        next batch is the one that would have come. It can be stored as JSON.
 
-    def _step_of(self, start: State | None) -> int:
-        if start is None:
-            return 0
-        if start.get("samples") != len(self) or start.get("step", -1) < 0:
+        It holds the samples, and the options of the latest call of ``batches`` or ``tf_dataset``, the seed that was
+        drawn among them: ``start=`` refuses what differs. Without such a call it holds the samples alone.
+
+        Raises
+        ------
+        PartitionError : batches of equal options were made several times, and a seed drawn for them: which of the
+            orders is meant nobody could tell.
+        """
+        if self._latest is None:
+            return {"step": int(step), **self._facts}
+        seeds = self._seeds.get(_without_seed(self._latest), {})
+        if len(seeds) > 1 and any(seeds.values()):
             raise PartitionError(
-                "this state is not one of this data set",
-                expected=f"a state of {len(self)} samples, from Dataset.state(step)",
-                found=dict(start),
-                remedy="resume with the files, and the split, that the run began with",
+                "the state of which batches? This data set was shuffled several times, by seeds that were drawn",
+                expected="one seed for all batches of equal options",
+                found=f"seeds {sorted(seeds)}",
+                remedy="give seed=, or ask for the state of the batches themselves: data.batches(...).state(step)",
             )
-        return int(start["step"])
+        return self._latest.state(step)
+
+    @cached_property
+    def _facts(self) -> dict[str, Any]:
+        return sample_facts(self._source.index, self._elements, self._samples)
+
+    def _recipe(self, batch_size: int, shuffle: bool, seed: int | None, remainder: str, start: State | None) -> Recipe:
+        check_ranks(batch_size, self._source.comm.size)
+        if start is not None:
+            step_of(start)
+        if shuffle and seed is None:
+            seed = int(np.random.SeedSequence().generate_state(1)[0]) if start is None else seed_of(start)
+        plan = schedule(
+            self._samples,
+            block_borders(self._source.index),
+            int(batch_size),
+            self._source.row_bytes,
+            self._source.window_bytes,
+            seed=int(seed) if shuffle and seed is not None else None,
+            remainder=remainder,
+        )
+        recipe = Recipe(self._facts, plan, self._source.cache)
+        if start is not None:
+            recipe.check(start)
+        return recipe
+
+    def _begun_alike(self, recipe: Recipe | None, step: int, drawn: bool, failure: PartitionError | None) -> Recipe:
+        """Make sure that all ranks begin with the same batch, and take the seed that rank 0 has drawn. *Collective*.
+
+        Raises
+        ------
+        PartitionError : the failure of the lowest rank that has one, or what differs.
+        """
+        options = {} if recipe is None else {"step": step, **recipe.options}
+        seed = options.pop("seed", None)
+        said = (portable(failure), {**options, "seed": "drawn" if drawn else seed}, seed)
+        comm = self._source.comm
+        needs_others = drawn or not comm.alone  # a forked process cannot ask for a seed, and is told so
+        everyone = comm.allgather(said) if needs_others else [said]
+        first = next((error for error, *_ in everyone if error is not None), None)
+        if first is not None:
+            raise pickle.loads(first) from failure
+        assert recipe is not None
+        for rank, (_, other, _) in enumerate(everyone):
+            differ = [name for name in ("step", *OPTIONS) if other[name] != everyone[0][1][name]]
+            if differ:
+                raise PartitionError(
+                    "the ranks do not ask for the same batches",
+                    expected="on every rank " + ", ".join(f"{name}={everyone[0][1][name]!r}" for name in differ),
+                    found=f"on rank {rank} " + ", ".join(f"{name}={other[name]!r}" for name in differ),
+                    remedy="give the same options, and the same start=, on every rank",
+                )
+        return replace(recipe, plan=replace(recipe.plan, seed=everyone[0][2]))
+
+    def _remember(self, recipe: Recipe, drawn: bool) -> None:
+        self._latest = recipe
+        if recipe.plan.seed is not None:
+            seeds = self._seeds.setdefault(_without_seed(recipe), {})
+            seeds[recipe.plan.seed] = drawn or seeds.get(recipe.plan.seed, False)
+
+
+def _without_seed(recipe: Recipe) -> tuple[int, str]:
+    """What batches of one data set have in common for which ``start=`` would see no difference but the seed."""
+    return recipe.plan.batch_size, recipe.plan.remainder

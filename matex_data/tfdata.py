@@ -58,6 +58,7 @@ def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:
     dataset = dataset.with_options(options)
     if not batches.resumed:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(schedule.steps))
+    dataset.matex_batches = batches  # where training finds what to save of it
     dataset.matex_share = True  # this rank's part already: the launcher must not share it out again
     return dataset
 

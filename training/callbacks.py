@@ -40,7 +40,8 @@ def together(sharing: Sharing, users: list[Any], element_spec: Any, last: Sequen
     chosen = [callback for callback in users if opened.rank == 0 or not isinstance(callback, WRITERS)]
     if opened.size > 1:
         each_batch = any(opened.host.objects(_watches_batches(chosen)))
-        chosen.append(BatchAgreement(opened) if each_batch else Agreement(opened))
+        restored = any(getattr(callback, "restores", False) for callback in last)
+        chosen.append((BatchAgreement if each_batch else Agreement)(opened, restored))
     if opened.size > 1 or last:
         chosen.insert(0, Start(sharing, element_spec))
     chosen += last
@@ -113,16 +114,23 @@ class Start(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no typ
 
 
 class Agreement(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Start alike, and agree with rank 0 on the learning rate and with any rank on stopping. Comes last."""
+    """Start alike, and agree with rank 0 on the learning rate and with any rank on stopping. Comes last.
 
-    def __init__(self, opened: Channel) -> None:
+    Parameters
+    ----------
+    restored : a checkpoint is about to set all variables.
+    """
+
+    def __init__(self, opened: Channel, restored: bool = False) -> None:
         super().__init__()
         self._channel = opened
+        self._restored = restored
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Take over what rank 0 has, which may be a restored backup. *Collective*."""
         self.model._initial_epoch = self._channel.host.objects(self.model._initial_epoch)[0]
-        broadcast_in(self._channel, state(self.model))
+        if not self._restored:
+            broadcast_in(self._channel, state(self.model))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """One learning rate. *Collective*."""

@@ -62,7 +62,8 @@ def fit(
     check_steps(opened, data, keras_fit_options.get("steps_per_epoch"))
     with Sharing(model, opened, sync_batch_norm) as sharing, quietly(), readable_errors():
         users = keras.tree.flatten(callbacks) if callbacks is not None else []
-        options = {"initial_epoch": run.start.epoch, **keras_fit_options, "epochs": epochs, "shuffle": False}
+        options = {"initial_epoch": run.start.epoch, **keras_fit_options, "shuffle": False}
+        options["epochs"] = run.epochs(users, epochs)
         options["callbacks"] = run.first() + together(sharing, users, data.element_spec, run.last(users, save_every))
         if opened.rank > 0:
             options["verbose"] = 0
