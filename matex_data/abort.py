@@ -52,10 +52,10 @@ def replace_exit() -> None:
     """Let ``os._exit`` of one rank end the job, with an exit code that is not 0: MPI would not hear of it."""
     original, process = os._exit, os.getpid()
 
-    def end(code: int) -> NoReturn:
+    def end(status: int) -> NoReturn:
         if os.getpid() == process and _several_ranks():
-            _end_with(code, "it called os._exit")
-        original(code)
+            _end_with(status, "it called os._exit")
+        original(status)
 
     os._exit = end
 

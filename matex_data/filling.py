@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from matex_data.buffers import Pool
 from matex_data.cache import ChunkCache
 from matex_data.channels import Channel
 from matex_data.collective import Files
+from matex_data.errors import DataError
 from matex_data.fetch import Arrays, Plan, execute, plan
 from matex_data.index import Index, Integers
 from matex_data.partition import Window
@@ -27,6 +29,7 @@ class Supply:
     scratch : memory for bytes that have to be decoded; apart from those, so that neither drives out the other.
     cache_bytes : decoded chunks that are kept, in bytes.
     profile : of all passes.
+    changed : returns the error of a file that is another one by now, if there is one.
     """
 
     channel: Channel
@@ -35,6 +38,7 @@ class Supply:
     scratch: Pool
     cache_bytes: int
     profile: Profile
+    changed: Callable[[], DataError | None]
 
     def __post_init__(self) -> None:
         self.channel.serve(self)

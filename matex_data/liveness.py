@@ -36,9 +36,9 @@ SHORTEST_NAP, LONGEST_NAP = 2e-5, 5e-4  # seconds between two looks at a request
 _HEAD = struct.Struct("<qB")  # of a message: number of the question, state
 _MESSAGE_BYTES = 512
 _ASK, _ANSWER = 1, 2  # tags
-_LIBRARIES = tuple(
-    str(Path(folder).resolve())
-    for folder in {Path(__file__).parent, *(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))}
+_LIBRARIES = (
+    str(Path(__file__).resolve().parent),
+    *(str(Path(sysconfig.get_path(name)).resolve()) for name in ("purelib", "platlib", "stdlib")),
 )
 
 

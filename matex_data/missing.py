@@ -7,7 +7,7 @@ takes one pass over the data when it is opened.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from numbers import Real
@@ -18,7 +18,7 @@ import numpy as np
 from matex_data.cache import ChunkCache
 from matex_data.errors import FormatError
 from matex_data.fields import Field
-from matex_data.index import Array, File, Index, Integers, Part, Request, Rows
+from matex_data.index import Array, Index, Integers, Part, Request, Rows
 from matex_data.partition import share
 from matex_data.runs import Runs, compress, merge
 from matex_data.source import Source
@@ -74,7 +74,7 @@ def treated(index: Index, missing: Missing, names: Sequence[str] | None) -> Inde
             raise FormatError("the data has a field of the name of a mask", field=name, remedy="name the fields wanted")
     fields = {**index.fields, **{name: Field(name, field.shape, np.dtype(bool)) for name, field in masks.items()}}
     files = [
-        File(file.path, file.rows, {**file.parts, **{name: _Mask(file.parts[f.name]) for name, f in masks.items()}})
+        replace(file, parts={**file.parts, **{name: _Mask(file.parts[f.name]) for name, f in masks.items()}})
         for file in index.files
     ]
     number = 0.0 if isinstance(missing, str) else float(missing)

@@ -23,6 +23,7 @@ from matex_data.partition import share
 from matex_data.processes import separate
 from matex_data.profile import Profile
 from matex_data.runs import Runs
+from matex_data.stamps import changed
 
 LOAD_BYTES = 64 << 20  # read and decoded together by ``load``
 CACHE_BYTES = 64 << 20  # of decoded chunks that are kept, at least
@@ -73,7 +74,12 @@ class Source:
             self._channels = Channels(Communicator(rank=self.comm.rank, size=self.comm.size))
             self.mode = "independent"
         channel = self._channels.open(paths, self.mode)
-        return Supply(channel, self.index, self.pool, self.scratch, cache_bytes, self.profile)
+        return Supply(channel, self.index, self.pool, self.scratch, cache_bytes, self.profile, self.changed)
+
+    def changed(self) -> DataError | None:
+        """Return the error of a file that is another one by now, among those that this rank has indexed; or None."""
+        errors = (changed(file) for file in self.index.files[self.comm.rank :: self.comm.size])
+        return next((error for error in errors if error is not None), None)
 
     def load(self, runs: Runs) -> Arrays:
         """This rank's block of the samples, in order, in memory of their own. *Collective*.
@@ -124,7 +130,7 @@ class Source:
         supply = self.supply()
         agreement, files = supply.channel.agreement, supply.channel.files
         chunks = ChunkCache(supply.cache_bytes)
-        failure: Exception | None = None
+        failure: Exception | None = self.changed()
         for part, place, arrays in pieces:
             work = Plan()
             try:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from matex_data.errors import DataError
+from matex_data.errors import DataError, DecodeError
 
 if TYPE_CHECKING:
     from matex_data.index import File
@@ -63,6 +63,15 @@ def changed(file: File) -> DataError | None:
         found = str(error)
     if found == file.stamp:
         return None
+    if isinstance(found, Stamp) and found.size < file.stamp.size:
+        return DecodeError(
+            "the file is shorter than when it was opened",
+            file=file.path,
+            byte=found.size,
+            expected=file.stamp,
+            found=found,
+            remedy="let nobody write to the data while it is read, and open it again",
+        )
     return DataError(
         "the file has changed since it was opened",
         file=file.path,

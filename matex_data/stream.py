@@ -138,6 +138,7 @@ class Stream:
         """While one window is being decoded the next is read; what is handed out has been decoded."""
         supply, filling, plans = self._supply, deque[Filling](), self._course.plans()
         upcoming, failure = _planned(next(plans, None))
+        failure = failure or supply.changed()
         coming = next(plans, None)  # one after the other: a window may wait for chunks of those before it
         needs = self._needs(self._said(failure, upcoming), failure)
         wait_for = 1 if self._reads_itself() else 2

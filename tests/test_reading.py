@@ -298,3 +298,35 @@ def test_buffers_are_used_again_but_never_while_somebody_looks() -> None:
 
 def test_errors_are_data_errors() -> None:
     assert issubclass(DecodeError, DataError) and issubclass(PartitionError, ValueError)
+
+
+def _replaced(comm: MPI.Intracomm, path: str) -> list[str]:
+    """Errors of a pass, of ``load`` and of ``statistics`` once the file is another one of the same layout."""
+    data = open_dataset(path, comm=comm)
+    batches = data.batches(60, shuffle=True, seed=1)
+    for _ in range(2):
+        for _ in batches:
+            pass
+    comm.barrier()
+    if comm.rank == comm.size - 1:
+        other = Path(path).with_suffix(f".{comm.size}")
+        other.write_bytes(Path(path).read_bytes())
+        other.replace(path)
+    comm.barrier()
+    errors = []
+    for call in (lambda: list(batches), data.load, lambda: data.statistics("x")):
+        with pytest.raises(DataError) as caught:
+            call()
+        errors.append(str(caught.value))
+    return errors
+
+
+@pytest.mark.rank_counts(1, 3)
+def test_a_file_that_was_replaced_is_not_read_as_the_one_that_was_opened(pool: Pool, tmp_path: Path) -> None:
+    path = str(tmp_path / "x.h5")
+    with h5py.File(path, "w") as file:
+        file["x"] = np.arange(6400.0).reshape(100, 64)
+    by_rank = pool.run(_replaced, path)
+    assert all(errors == by_rank[0] for errors in by_rank)
+    for error in by_rank[0]:
+        assert "the file has changed since it was opened" in error and path in error and "open it again" in error
