@@ -21,7 +21,7 @@ export PIP_ROOT_USER_ACTION := ignore
 
 help:
 	@echo "make demo      train a small network on two ranks and look at the result"
-	@echo "make test      ruff, mypy and the tests"
+	@echo "make test      ruff, mypy and the tests, with MPICH and Open MPI"
 	@echo "make test-all  the same, with the tests that take long"
 	@echo "make faults    break things in running jobs, and write down what happens"
 	@echo "make fuzz      read thousands of damaged files"

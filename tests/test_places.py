@@ -130,6 +130,7 @@ def images(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.openmpi
 def test_every_image_arrives_once_an_epoch(pool: Pool, images: Path) -> None:
     with h5py.File(images) as file:
         expected = _ordered(file["image"][:])

@@ -330,3 +330,24 @@ def test_a_file_that_was_replaced_is_not_read_as_the_one_that_was_opened(pool: P
     assert all(errors == by_rank[0] for errors in by_rank)
     for error in by_rank[0]:
         assert "the file has changed since it was opened" in error and path in error and "open it again" in error
+
+
+def _images(comm: MPI.Intracomm, files: str) -> tuple[str, list[list[int]]]:
+    """How the files are read, and the numbers of the images that this rank gets in two epochs."""
+    data = open_dataset(files, comm=comm, inputs="image", io="collective", window_bytes=1 << 17)
+    batches = data.batches(48, shuffle=True, seed=3, remainder="keep")
+    return data._source.mode, [[int(image[0, 0]) for batch in batches for image in batch] for _ in range(2)]
+
+
+@pytest.mark.openmpi
+@pytest.mark.rank_counts(2, 3)
+def test_windows_that_ranks_agree_on_while_they_decode(pool: Pool, tmp_path: Path) -> None:
+    for number in range(3):
+        images = np.random.default_rng(number).integers(0, 100, (1048, 16, 16)).astype("i2")
+        images[:, 0, 0] = np.arange(1048) + 1048 * number
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file.create_dataset("image", data=images, chunks=(16, 16, 16), compression="gzip", shuffle=True)
+    by_rank = pool.run(_images, str(tmp_path / "*.h5"))
+    assert {mode for mode, _ in by_rank} == {"collective"}
+    for epoch in range(2):
+        assert sorted(number for _, epochs in by_rank for number in epochs[epoch]) == list(range(3 * 1048))
