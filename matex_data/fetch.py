@@ -66,8 +66,11 @@ def begun(task: Callable[..., Any], *arguments: Any) -> Future[Any]:
 def _called(task: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return task(*arguments)
-    except Exception as error:
-        raise _explained(error, "samples that are read and decoded") from error
+    except (MemoryError, OSError, RuntimeError) as error:
+        failure = _explained(error, "samples that are read and decoded")
+        if failure is error:
+            raise
+        raise failure from error
 
 
 def _explained(error: Exception, what: str) -> Exception:
@@ -103,10 +106,7 @@ class Plan:
 
     def scratch(self, call: Call) -> NDArray[np.uint8]:
         """Memory for what the call reads to be decoded; none where it reads straight to the windows."""
-        try:
-            return self.pool.bytes(call.scratch) if call.scratch else _NOTHING
-        except (MemoryError, OSError) as error:
-            raise _explained(error, f"{call.scratch} bytes that are read to be decoded") from error
+        return self.pool.bytes(call.scratch) if call.scratch else _NOTHING
 
     def abandon(self, error: BaseException) -> None:
         """Fail the chunks that other windows wait for."""
@@ -188,7 +188,7 @@ def execute(plan: Plan, files: Files, agreed: Integers) -> list[Future[None]]:
             try:
                 scratch = plan.scratch(call)
             except Exception as error:  # the other ranks count on its reads: they are entered below
-                failure = failure or error
+                failure = failure or _explained(error, f"{call.scratch} bytes that are read to be decoded")
                 continue
             left -= call.count
             unread = _read(files, number, call, scratch)
