@@ -22,6 +22,7 @@ from matex_data.countdown import followed
 from matex_data.errors import DataError, PartitionError
 from matex_data.index import Index, Integers, Request, Rows
 from matex_data.machine import out_of_memory, threads
+from matex_data.processes import separate
 from matex_data.runs import Runs
 
 Arrays = dict[str, NDArray[Any]]
@@ -75,7 +76,7 @@ def _called(task: Callable[..., Any], *arguments: Any) -> Any:
 
 def _explained(error: Exception, what: str) -> Exception:
     """Return ``OutOfMemory`` if ``error`` says that ``what`` found no memory, else the error itself."""
-    return out_of_memory(error, MPI.COMM_WORLD.rank, what) or error
+    return out_of_memory(error, None if separate() else MPI.COMM_WORLD.rank, what) or error
 
 
 @dataclass

@@ -92,13 +92,13 @@ def check_fits(nbytes: int, what: str, *, remedy: str, file: str | None = None, 
         raise error
 
 
-def out_of_memory(error: BaseException, rank: int, what: str) -> OutOfMemory | None:
+def out_of_memory(error: BaseException, rank: int | None, what: str) -> OutOfMemory | None:
     """Return the error that tells all ranks where memory ran out; None if ``error`` is of another kind.
 
     Parameters
     ----------
     error : of NumPy or Python, of the system (``ENOMEM``), or of a thread that could not be started.
-    rank : that it happened on.
+    rank : that it happened on; None: in a process that is no rank.
     what : needed the memory: "40 bytes of a column".
     """
     no_thread = isinstance(error, RuntimeError) and "can't start new thread" in str(error)
@@ -106,10 +106,11 @@ def out_of_memory(error: BaseException, rank: int, what: str) -> OutOfMemory | N
     if isinstance(error, OutOfMemory) or not (no_thread or no_memory):
         return None
     remedy = "use fewer ranks on each machine or more machines, smaller batches or a smaller window_bytes="
+    where = f"in process {os.getpid()}" if rank is None else f"on rank {rank}"
     if no_thread:
         remedy = f"raise the limit on threads (ulimit -u) or on memory, or set MATEX_THREADS to less; or {remedy}"
     return OutOfMemory(
-        f"memory ran out on rank {rank}, on the machine {platform.node()!r}",
+        f"memory ran out {where}, on the machine {platform.node()!r}",
         expected=f"memory for {what}",
         found=f"{error or 'none left'}; {_size(free_memory())} are free for each rank there",
         remedy=remedy,
