@@ -22,7 +22,7 @@ from matex_data.errors import OutOfMemory
 from matex_data.machine import out_of_memory
 from tests.ranks import Pools
 
-ROWS = 4000
+ROWS = 2000
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +91,8 @@ def _pass(comm: MPI.Intracomm, path: str, where: str, turn: int, io: str, thread
 @pytest.mark.parametrize("io", ["collective", "independent"])
 @pytest.mark.parametrize("where", PLACES)
 def test_every_rank_is_told_which_one(ranks: Pools, path: str, where: str, io: str, threads: int) -> None:
-    for size, turn in ((1, 2), (2, 1), (2, 4)):
-        outcomes = ranks(size).outcomes(_pass, path, where, turn, io, threads, timeout=20)
+    for size, turn in ((1, 2), (2, 1), (2, 4)) if where == "memory" else ((2, 2),):
+        outcomes = ranks(size).outcomes(_pass, path, where, turn, io, threads, timeout=60)
         assert all(isinstance(error, OutOfMemory) for error in outcomes), outcomes
         assert len({str(error) for error in outcomes}) == 1
         text = str(outcomes[0])
