@@ -24,7 +24,7 @@ _MARKS = {"utf-32": (b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff"), "utf-16": (b"\xf
 _OPENERS: dict[str, Callable[[bytes], Any]] = {
     "gzip": lambda stored: gzip.GzipFile(fileobj=io.BytesIO(stored)),
     "bz2": lambda stored: bz2.BZ2File(io.BytesIO(stored)),
-    "xz": lambda stored: lzma.LZMAFile(io.BytesIO(stored)),
+    "xz": lambda stored: lzma.LZMAFile(io.BytesIO(stored)),  # noqa: SIM115
     "zstd": lambda stored: pa.input_stream(pa.BufferReader(stored), compression="zstd"),
 }
 
