@@ -429,7 +429,7 @@ def test_cifar_binary_labels_are_classes(tmp_path: Path) -> None:
 def test_a_pickle_that_asks_for_all_memory(tmp_path: Path) -> None:
     path = tmp_path / "data_batch_1"
     path.write_bytes(b"\x80\x02}r" + struct.pack("<I", 0x7FFFFFFF) + b".")
-    with _address_space(1 << 30), pytest.raises(FormatError, match="remembers object 2147483647"):
+    with _address_space(1 << 30), pytest.raises(FormatError, match="not one of CIFAR's"):
         cifar.index(str(path))
 
 

@@ -144,8 +144,8 @@ def _by_record(path: Path) -> Arrays:
     return {"image": images, **{name: records[:, at] for at, name in enumerate(cifar.LABELS[labels])}}
 
 
-class _Unpickler(pickle._Unpickler):  # type: ignore[misc]
-    """The one that is written in Python; makes arrays alone."""
+class _Unpickler(pickle.Unpickler):
+    """The one that is written in C; makes arrays alone."""
 
     def find_class(self, module: str, name: str) -> Any:
         assert module == "_codecs" or (module.split(".")[0] == "numpy" and name in ("_reconstruct", "ndarray", "dtype"))
