@@ -67,7 +67,7 @@ def begun(task: Callable[..., Any], *arguments: Any) -> Future[Any]:
 def _called(task: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return task(*arguments)
-    except (MemoryError, OSError, RuntimeError) as error:
+    except (MemoryError, OSError, RuntimeError, ImportError) as error:
         failure = _explained(error, "samples that are read and decoded")
         if failure is error:
             raise

@@ -97,12 +97,14 @@ def out_of_memory(error: BaseException, rank: int | None, what: str) -> OutOfMem
 
     Parameters
     ----------
-    error : of NumPy or Python, of the system (``ENOMEM``), or of a thread that could not be started.
+    error : of NumPy or Python, of the system (``ENOMEM``), of a module that could not be loaded, or of a thread that
+        could not be started.
     rank : that it happened on; None: in a process that is no rank.
     what : needed the memory: "40 bytes of a column".
     """
     no_thread = isinstance(error, RuntimeError) and "can't start new thread" in str(error)
     no_memory = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    no_memory |= isinstance(error, ImportError) and "failed to map segment" in str(error)  # a library of a module
     if isinstance(error, OutOfMemory) or not (no_thread or no_memory):
         return None
     remedy = "use fewer ranks on each machine or more machines, smaller batches or a smaller window_bytes="

@@ -109,8 +109,13 @@ def test_the_amount_is_said() -> None:
     assert type(pickle.loads(pickle.dumps(error))) is OutOfMemory
 
 
+def test_a_library_without_room_is_out_of_memory() -> None:
+    error = out_of_memory(ImportError("mtrand.so: failed to map segment from shared object"), None, "a module")
+    assert isinstance(error, OutOfMemory) and f"in process {os.getpid()}" in str(error)
+
+
 def test_other_errors_stay_what_they_are() -> None:
-    for error in (OSError(errno.EIO, "Input/output error"), RuntimeError("boom"), ValueError("x"), OutOfMemory("x")):
+    for error in (OSError(errno.EIO, "Input/output error"), RuntimeError("boom"), ImportError("x"), OutOfMemory("x")):
         assert out_of_memory(error, 0, "anything") is None
 
 
