@@ -114,7 +114,7 @@ def out_of_memory(error: BaseException, rank: int | None, what: str) -> OutOfMem
     return OutOfMemory(
         f"memory ran out {where}, on the machine {platform.node()!r}",
         expected=f"memory for {what}",
-        found=f"{error or 'none left'}; {_size(free_memory())} are free for each rank there",
+        found=f"{error or 'none left'}; {_size(free_memory())} are left for it",
         remedy=remedy,
     )
 

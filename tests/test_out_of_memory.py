@@ -96,7 +96,7 @@ def test_every_rank_is_told_which_one(ranks: Pools, path: str, where: str, io: s
         assert all(isinstance(error, OutOfMemory) for error in outcomes), outcomes
         assert len({str(error) for error in outcomes}) == 1
         text = str(outcomes[0])
-        assert f"memory ran out on rank {size - 1}" in text and "remedy" in text and "free for each rank" in text
+        assert f"memory ran out on rank {size - 1}" in text and "remedy" in text and "are left for it" in text
 
 
 def test_the_amount_is_said() -> None:
