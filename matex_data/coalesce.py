@@ -102,9 +102,15 @@ class Call:
         return sum(ranges.total for ranges in self.reads)
 
     def finish(self, scratch: Bytes) -> None:
-        """The bytes are there."""
+        """Call all of ``then``; raise the first error at the end: other windows wait for what the others decode."""
+        first_error: Exception | None = None
         for done, some in self.then:
-            done(scratch[some])
+            try:
+                done(scratch[some])
+            except Exception as error:
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
 
 
 def calls(wanted: Sequence[Wanted], parts: int = 1) -> list[Call]:

@@ -89,6 +89,10 @@ class PartitionError(DataError, ValueError):
     """The samples cannot be shared out among the ranks as asked."""
 
 
+class OutOfMemory(DataError, MemoryError):
+    """A rank has not got the memory that it needs."""
+
+
 def _rebuild(kind: type[DataError], problem: str, facts: dict[str, Any]) -> DataError:
     return kind(problem, **facts)
 

@@ -10,6 +10,7 @@ from os import register_at_fork
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 from numpy.typing import NDArray
 
 from matex_data import tables
@@ -20,7 +21,8 @@ from matex_data.collective import Files
 from matex_data.countdown import followed
 from matex_data.errors import DataError, PartitionError
 from matex_data.index import Index, Integers, Request, Rows
-from matex_data.machine import threads
+from matex_data.machine import out_of_memory, threads
+from matex_data.processes import separate
 from matex_data.runs import Runs
 
 Arrays = dict[str, NDArray[Any]]
@@ -36,19 +38,45 @@ def decoders() -> ThreadPoolExecutor:
 
 register_at_fork(after_in_child=decoders.cache_clear)  # the child has none of these threads
 
+
+class _Refused(Future[Any]):
+    """Failed before it began."""
+
+
 def begun(task: Callable[..., Any], *arguments: Any) -> Future[Any]:
-    """What one of the threads that decode will have done; they take nothing more once the program is ending."""
+    """Return the future of a call by one of the threads that decode.
+
+    It fails with ``OutOfMemory`` where memory runs out, and at once if there is no thread for it: none can be started,
+    or the program is ending.
+    """
     try:
-        return decoders().submit(task, *arguments)
+        return decoders().submit(_called, task, *arguments)
     except RuntimeError as error:
-        refused: Future[Any] = Future()
-        left = PartitionError(
-            "the program of a rank has ended in the middle of a pass over the data",
-            remedy="take the same number of batches on every rank",
-        )
-        left.__cause__ = error
-        refused.set_exception(left)
+        refused = _Refused()
+        failure = _explained(error, "a thread that decodes")
+        if failure is error:
+            failure = PartitionError(
+                "the program of a rank has ended in the middle of a pass over the data",
+                remedy="take the same number of batches on every rank",
+            )
+        failure.__cause__ = error
+        refused.set_exception(failure)
         return refused
+
+
+def _called(task: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return task(*arguments)
+    except (MemoryError, OSError, RuntimeError, ImportError) as error:
+        failure = _explained(error, "samples that are read and decoded")
+        if failure is error:
+            raise
+        raise failure from error
+
+
+def _explained(error: Exception, what: str) -> Exception:
+    """Return ``OutOfMemory`` if ``error`` says that ``what`` found no memory, else the error itself."""
+    return out_of_memory(error, None if separate() else MPI.COMM_WORLD.rank, what) or error
 
 
 @dataclass
@@ -80,6 +108,11 @@ class Plan:
     def scratch(self, call: Call) -> NDArray[np.uint8]:
         """Memory for what the call reads to be decoded; none where it reads straight to the windows."""
         return self.pool.bytes(call.scratch) if call.scratch else _NOTHING
+
+    def abandon(self, error: BaseException) -> None:
+        """Fail the chunks that other windows wait for."""
+        if self.chunks is not None:
+            self.chunks.abandon(error)
 
 
 def plan(index: Index, runs: Runs, place: Integers, arrays: Arrays, chunks: ChunkCache, pool: Pool) -> Plan:
@@ -142,31 +175,42 @@ def execute(plan: Plan, files: Files, agreed: Integers) -> list[Future[None]]:
 
     Raises
     ------
-    DataError : a file cannot be read. Every call has been entered all the same.
+    DataError : a file cannot be read, or there is no memory. Every call has been entered all the same.
     """
     started: list[Future[None]] = []
     if reads_aside(files):
         for number, calls in plan.calls.items():
             started += [begun(_read_and_finish, files, number, call, plan) for call in calls]
-        return started + [begun(done) for done in plan.at_once]
-    failure: DataError | None = None
+        return _with_at_once(plan, started)
+    failure: Exception | None = None
     for number in np.flatnonzero(agreed).tolist():
         left = int(agreed[number])
         for call in plan.calls.get(number, []):
-            left -= call.count
-            scratch = plan.scratch(call)
             try:
-                _read(files, number, call, scratch)
-            except DataError as error:
-                failure = failure or error
+                scratch = plan.scratch(call)
+            except Exception as error:  # the other ranks count on its reads: they are entered below
+                failure = failure or _explained(error, f"{call.scratch} bytes that are read to be decoded")
                 continue
-            started.append(begun(call.finish, scratch))
+            left -= call.count
+            unread = _read(files, number, call, scratch)
+            if unread is None:
+                started.append(begun(call.finish, scratch))
+            failure = failure or unread
         files.join(number, left)
     if failure is not None:
+        plan.abandon(failure)
         for future in started:
             future.cancel()
         wait(started)
         raise failure
+    return _with_at_once(plan, started)
+
+
+def _with_at_once(plan: Plan, started: list[Future[None]]) -> list[Future[None]]:
+    """Begin what needs no reading; chunks for whose decoding there is no thread fail."""
+    refused = next((future.exception() for future in started if isinstance(future, _Refused)), None)
+    if refused is not None:
+        plan.abandon(refused)
     return started + [begun(done) for done in plan.at_once]
 
 
@@ -175,19 +219,26 @@ def reads_aside(files: Files) -> bool:
     return not files.collective and threads() > 1
 
 
-def _read(files: Files, number: int, call: Call, scratch: NDArray[np.uint8]) -> None:
+def _read(files: Files, number: int, call: Call, scratch: NDArray[np.uint8]) -> Exception | None:
+    """Return what went wrong first, if anything. *Collective* in collective mode: every read is entered."""
+    failure: Exception | None = None
     for ranges in call.reads:
-        files.read(number, ranges.moved(scratch.ctypes.data) if call.scratch else ranges)
+        try:
+            files.read(number, ranges.moved(scratch.ctypes.data) if call.scratch else ranges)
+        except Exception as error:
+            failure = failure or _explained(error, f"{call.nbytes} bytes that are read")
+    return failure
 
 
 def _read_and_finish(files: Files, number: int, call: Call, plan: Plan) -> None:
     """The memory of the plan has to live as long as this writes to it. Scratch memory is that which was free last."""
-    scratch = plan.scratch(call)
     try:
-        _read(files, number, call, scratch)
+        scratch = plan.scratch(call)
+        failure = _read(files, number, call, scratch)
+        if failure is not None:
+            raise failure
     except BaseException as error:
-        if plan.chunks is not None:
-            plan.chunks.abandon(error)
+        plan.abandon(error)
         raise
     call.finish(scratch)
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import platform
+import resource
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-# Of the control group that a batch system has put this process into, versions 2 and 1.
-_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+from matex_data.errors import OutOfMemory, PartitionError
 
+PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+SAFE = 0.8  # of the memory that is free; the rest is for windows, the model and what the system keeps
 
 _ranks_here: list[int] = []
 
@@ -20,33 +25,160 @@ def set_ranks_here(count: int) -> None:
 
 
 def ranks_here() -> int:
-    """Ranks on this machine, as MPI has counted them; before that, as its launcher says."""
+    """Return the ranks on this machine, as MPI has counted them; before that, as its launcher says."""
     if _ranks_here:
         return _ranks_here[0]
     names = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_LOCAL_SIZE")
-    return max(1, *(int(os.environ.get(name, 1)) for name in names))
+    said = (os.environ.get(name, "") for name in names)
+    return max([1, *(int(count) for count in said if count.isdecimal())])
 
 
 def cores() -> int:
     """Return the cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    count = getattr(os, "process_cpu_count", os.cpu_count)()  # macOS has no affinity; the former is of Python 3.13
+    return int(count or 1)
 
 
 def threads() -> int:
-    """Threads that decode on this rank: the environment variable ``MATEX_THREADS``, else its share of the cores."""
+    """Return the threads that decode on this rank: ``MATEX_THREADS`` in the environment, or its share of the cores."""
     asked = os.environ.get("MATEX_THREADS") or os.environ.get("SLURM_CPUS_PER_TASK")
     if asked:
         return max(1, int(asked))
-    return max(1, len(os.sched_getaffinity(0)) // ranks_here())
+    return max(1, cores() // ranks_here())
 
 
 def free_memory() -> int:
-    """Bytes that each rank of this machine may have; ``sys.maxsize`` where that cannot be known."""
-    left = [sys.maxsize]
-    with suppress(OSError, KeyError, ValueError):
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        left.append(int(lines["MemAvailable"].split()[0]) * 1024)
-    for limit in _LIMITS:
-        with suppress(OSError, ValueError):  # no such group, or "max"
-            left.append(int(Path(limit).read_text()))
-    return min(left) // ranks_here()
+    """Return the bytes that each rank of this machine may still have; ``sys.maxsize`` where that cannot be known.
+
+    The least of three: an equal share of the machine's free memory, one of what is left to the control groups that a
+    batch system has put this process into, and what is left of this process's own limit (``ulimit -v``).
+    """
+    shared = min([_available(), *_left_in_groups()], default=sys.maxsize)
+    return max(0, min(shared // ranks_here(), _left_to_process()))
+
+
+def unfit(
+    nbytes: int, what: str, *, remedy: str, file: str | None = None, field: str | None = None
+) -> PartitionError | None:
+    """Return the error that says why ``nbytes`` cannot be held whole on this rank; None where they can.
+
+    Parameters
+    ----------
+    nbytes : that the rank is about to allocate for as long as the data are used.
+    what : is to be held, as a phrase in the singular: "the share of rank 2".
+    remedy : what the user can do instead.
+    file, field : where it comes from.
+    """
+    free = int(SAFE * free_memory())
+    if nbytes <= free:
+        return None
+    several = f", one of {ranks_here()} on this machine" if ranks_here() > 1 else ""
+    return PartitionError(
+        f"{what} does not fit into the memory",
+        file=file,
+        field=field,
+        expected=f"at most {_size(free)} for this rank{several}",
+        found=f"{_size(nbytes)} ({nbytes} bytes)",
+        remedy=remedy,
+    )
+
+
+def check_fits(nbytes: int, what: str, *, remedy: str, file: str | None = None, field: str | None = None) -> None:
+    """Raise ``PartitionError`` if ``nbytes`` cannot be held whole on this rank. Parameters as of ``unfit``."""
+    error = unfit(nbytes, what, remedy=remedy, file=file, field=field)
+    if error is not None:
+        raise error
+
+
+def out_of_memory(error: BaseException, rank: int | None, what: str) -> OutOfMemory | None:
+    """Return the error that tells all ranks where memory ran out; None if ``error`` is of another kind.
+
+    Parameters
+    ----------
+    error : of NumPy or Python, of the system (``ENOMEM``), of a module that could not be loaded, or of a thread that
+        could not be started.
+    rank : that it happened on; None: in a process that is no rank.
+    what : needed the memory: "40 bytes of a column".
+    """
+    no_thread = isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+    no_memory = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    no_memory |= isinstance(error, ImportError) and "failed to map segment" in str(error)  # a library of a module
+    if isinstance(error, OutOfMemory) or not (no_thread or no_memory):
+        return None
+    remedy = "use fewer ranks on each machine or more machines, smaller batches or a smaller window_bytes="
+    where = f"in process {os.getpid()}" if rank is None else f"on rank {rank}"
+    if no_thread:
+        remedy = f"raise the limit on threads (ulimit -u) or on memory, or set MATEX_THREADS to less; or {remedy}"
+    return OutOfMemory(
+        f"memory ran out {where}, on the machine {platform.node()!r}",
+        expected=f"memory for {what}",
+        found=f"{error or 'none left'}; {_size(free_memory())} are left for it",
+        remedy=remedy,
+    )
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.1f} MiB"
+
+
+def _available() -> int:
+    """Return the memory of the machine that is free or can be freed; where no kernel says so, all of it."""
+    with suppress(OSError, KeyError, ValueError, IndexError):
+        return int(_table(PROC / "meminfo")["MemAvailable:"]) * 1024
+    with suppress(OSError, ValueError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return sys.maxsize
+
+
+def _left_in_groups() -> Iterator[int]:
+    """Yield what is left of the limit of each control group around this process, versions 1 and 2.
+
+    Files that the system keeps in memory count as used there, but make room when memory is needed.
+    """
+    for root, group, version in _groups():
+        names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        for folder in (root / group, *(root / group).parents):
+            with suppress(OSError, ValueError, KeyError):  # no such group here, or no limit: "max"
+                limit, used = (int((folder / name).read_text()) for name in names)
+                kept = _table(folder / "memory.stat")
+                prefix = "" if version == 2 else "total_"
+                reclaimable = sum(int(kept.get(f"{prefix}{name}_file", 0)) for name in ("active", "inactive"))
+                yield limit - max(0, used - reclaimable)
+            if folder == root:
+                break
+
+
+def _groups() -> Iterator[tuple[Path, str, int]]:
+    """Yield where control groups of memory are mounted, the path of this process's group there, and the version.
+
+    A container may see the path of its group on the host, and its own group at the root: parents are looked at, too.
+    """
+    with suppress(OSError):
+        for line in (PROC / "self" / "cgroup").read_text().splitlines():
+            number, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            inside = "/".join(name for name in path.split("/") if name not in ("", ".", ".."))
+            if number == "0" and not controllers:
+                yield CGROUPS, inside, 2
+                yield CGROUPS / "unified", inside, 2
+            elif "memory" in controllers.split(","):
+                yield CGROUPS / "memory", inside, 1
+
+
+def _left_to_process() -> int:
+    """Return what is left of the limit on the addresses of this process."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return sys.maxsize
+    used = 0
+    with suppress(OSError, ValueError, IndexError):
+        used = int((PROC / "self" / "statm").read_text().split()[0]) * resource.getpagesize()
+    return limit - used
+
+
+def _table(path: Path) -> dict[str, str]:
+    """Return the first two words of each line of a file: a name and its value."""
+    words = (line.split() for line in path.read_text().splitlines())
+    return {line[0]: line[1] for line in words if len(line) > 1}

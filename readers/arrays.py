@@ -9,7 +9,6 @@ import ast
 import os
 import struct
 import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -19,16 +18,19 @@ from typing import IO, Any
 import numpy as np
 
 from matex_data.crosswise import Crosswise
-from matex_data.errors import FieldNotFound, FormatError, near_matches
+from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field
 from matex_data.index import File, Index, Part
 from matex_data.layouts import Strided
 from matex_data.readers.cf import Decoding
-from matex_data.readers.unpacked import UnpackedRows
+from matex_data.readers.unpacked import UnpackedRows, most_unpacked, skip
 
 NUMPY, ZIP = b"\x93NUMPY", b"PK\x03\x04"
 EMPTY_ZIP = b"PK\x05\x06"
 LONGEST_HEADER = 1 << 20
+KINDS = "biufcmMSUV"  # of dtypes that are bytes alone, as of ``numpy.dtype.kind``
+MOST_EMPTY = 1 << 20  # samples without any bytes, of which a header can claim as many as it likes
+RESTORE = "the file is damaged: restore it from its source"
 
 
 def index(
@@ -39,6 +41,7 @@ def index(
     dtype: Any = None,
     shape: Sequence[int] = (),
     offset: int = 0,
+    verify: bool = True,
 ) -> Index:
     """The rows of an .npy file, of the arrays in an .npz file, or of a raw binary file.
 
@@ -48,6 +51,8 @@ def index(
     field : name of the only field of the other two.
     dtype, shape : of one sample of a raw binary file, for example ``">f4"`` and ``(64, 64)``.
     offset : bytes before the first sample of a raw binary file.
+    verify : compare the checksums of the arrays in an .npz file that are not compressed, which takes the one rank that
+        opens the file a pass over them; those of compressed ones are compared anyhow.
 
     Raises
     ------
@@ -57,12 +62,12 @@ def index(
     with Path(path).open("rb") as file:
         head = file.read(8)
     if dtype is not None:
-        fields, parts = _one(path, names, field, _raw(path, np.dtype(dtype), tuple(shape), offset))
+        fields, parts = _one(path, names, field, _raw(path, dtype, tuple(shape), offset))
     elif head.startswith(NUMPY):
         with Path(path).open("rb") as file:
-            fields, parts = _one(path, names, field, _header(file, path))
+            fields, parts = _one(path, names, field, _header(file, path, None, os.fstat(file.fileno()).st_size))
     elif head.startswith((ZIP, EMPTY_ZIP)):
-        fields, parts = _members(path, names)
+        fields, parts = _members(path, names, verify)
     else:
         raise FormatError(
             "the file is no NumPy array",
@@ -89,6 +94,11 @@ class Array:
     fortran: bool
     offset: int
 
+    @property
+    def end(self) -> int:
+        """First byte after it."""
+        return self.offset + prod(self.shape) * self.dtype.itemsize
+
     def field(self, name: str) -> Field:
         """One sample of it."""
         return Field(name, self.shape[1:], self.dtype.newbyteorder("="))
@@ -109,71 +119,152 @@ def _one(path: str, names: Sequence[str] | None, name: str, array: Array) -> tup
     if names is not None and list(names) != [name]:
         other = next(n for n in names if n != name)
         raise FieldNotFound("the file has no such field", file=path, field=other, expected=f"{name!r}, its only one")
-    if not array.shape:
-        raise FormatError("the array has no sample axis", file=path, expected="at least one axis", found="one number")
+    check_shape(path, None, array.shape, array.dtype)
     return {name: array.field(name)}, {name: array.part()}
 
 
-def _raw(path: str, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int) -> Array:
-    row, size = prod(shape) * dtype.itemsize, Path(path).stat().st_size - offset
-    if dtype.hasobject or row <= 0 or size < 0 or size % row:
+def _raw(path: str, dtype: Any, shape: tuple[int, ...], offset: int) -> Array:
+    size = Path(path).stat().st_size
+    try:
+        stored = np.dtype(dtype)
+    except Exception as error:  # NumPy raises several kinds
+        raise FormatError(
+            "there is no such dtype", file=path, expected='dtype=">f4", for example', found=error
+        ) from error
+    row = prod(shape) * stored.itemsize
+    if stored.hasobject or row <= 0 or not 0 <= offset <= size or (size - offset) % row:
         raise FormatError(
             "the file is not made of whole samples",
             file=path,
-            expected=f"{offset} bytes and a multiple of {row} ({dtype} of shape {shape})",
-            found=f"{size + offset} bytes",
+            expected=f"{offset} bytes and a multiple of {row} ({stored} of shape {shape})",
+            found=f"{size} bytes",
             remedy="give the dtype=, shape= and offset= that the file was written with",
         )
-    return Array(dtype, (size // row, *shape), False, offset)
+    array = Array(stored, ((size - offset) // row, *shape), False, offset)
+    check_shape(path, None, array.shape, stored)
+    return array
 
 
-def _header(file: IO[bytes], path: str, member: str | None = None) -> Array:
-    """The header of an .npy file; ``offset`` is counted from its begin."""
+def check_shape(path: str, field: str | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Raise ``FormatError`` unless samples of an array can be held, whatever its header says."""
+    found = None
+    if not shape:
+        found = "one number, which has no sample axis"
+    elif dtype.kind not in KINDS or dtype.subdtype is not None or not dtype.itemsize:
+        found = f"dtype {dtype}"
+    elif not prod(shape) and shape[0] > MOST_EMPTY:
+        found = f"{shape[0]} samples of no bytes"
+    else:
+        try:
+            np.empty((0, *shape[1:]), dtype)
+        except ValueError as error:  # too many axes, or too many numbers
+            found = f"shape {shape[:8]}{'...' if len(shape) > 8 else ''}: {error}"
+    if found is not None:
+        expected = "numbers, booleans or fixed-length strings along a sample axis"
+        raise FormatError(
+            "the array has no samples that can be read", file=path, field=field, expected=expected, found=found
+        )
+
+
+def _header(file: IO[bytes], path: str, member: str | None, size: int) -> Array:
+    """Parse the header of an .npy file of ``size`` bytes; ``offset`` is counted from its begin.
+
+    Nothing is believed that the size of the file does not bear out.
+    """
     try:
         magic = file.read(8)
         width = 2 if magic[6] == 1 else 4
         length = int.from_bytes(file.read(width), "little")
-        if magic[:6] != NUMPY or magic[6] not in (1, 2, 3) or length > LONGEST_HEADER:
+        if magic[:6] != NUMPY or magic[6] not in (1, 2, 3) or magic[7] != 0 or length > LONGEST_HEADER:
             raise ValueError(f"begins with {magic!r}")
         text = file.read(length).decode("utf-8" if magic[6] == 3 else "latin-1")
-        said = ast.literal_eval(text.strip())
-        dtype = np.lib.format.descr_to_dtype(said["descr"])
-        shape = tuple(int(n) for n in said["shape"])
-        if min(shape, default=0) < 0:
-            raise ValueError(f"shape {shape}")
-        found = Array(dtype, shape, bool(said["fortran_order"]), 8 + width + length)
-    except (ValueError, SyntaxError, KeyError, TypeError, IndexError, UnicodeDecodeError) as error:
+        array = Array(*_said(text), 8 + width + length)
+    except Exception as error:  # a damaged header is any text, and Python and NumPy raise anything on it
         raise FormatError("the header of the array is damaged", file=path, field=member, found=error) from error
-    if dtype.hasobject:
+    if array.dtype.hasobject:
         raise FormatError(
             "the array holds Python objects",
             file=path,
             field=member,
             expected="numbers, booleans or fixed-length strings",
-            found=str(dtype),
+            found=str(array.dtype),
             remedy="objects are pickles, which can run any code, and are not read: save it with a plain dtype",
         )
-    return found
+    if array.shape:
+        check_shape(path, member, array.shape, array.dtype)
+    if array.end > size:
+        raise FormatError(
+            "the array is truncated",
+            file=path,
+            field=member,
+            byte=size,
+            expected=f"{array.end} bytes",
+            found=f"{size} bytes",
+            remedy=RESTORE,
+        )
+    return array
 
 
-def _members(path: str, names: Sequence[str] | None) -> tuple[dict[str, Field], dict[str, Part]]:
+def _said(text: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
+    """Return dtype, shape and order as a header says them; exactly what NumPy accepts."""
+    said = ast.literal_eval(text)
+    if not isinstance(said, dict) or set(said) != {"descr", "fortran_order", "shape"}:
+        raise ValueError(f"expected a dict of descr, fortran_order and shape, found {text[:80]!r}")
+    shape, fortran = said["shape"], said["fortran_order"]
+    if not isinstance(shape, tuple) or not all(isinstance(n, int) and n >= 0 for n in shape):
+        raise ValueError(f"shape {shape}")
+    if not isinstance(fortran, bool):
+        raise ValueError(f"fortran_order {fortran!r}")
+    return np.lib.format.descr_to_dtype(said["descr"]), tuple(int(n) for n in shape), fortran
+
+
+def _members(path: str, names: Sequence[str] | None, verify: bool) -> tuple[dict[str, Field], dict[str, Part]]:
     fields: dict[str, Field] = {}
     parts: dict[str, Part] = {}
     try:
         with zipfile.ZipFile(path) as file, Path(path).open("rb") as stored:
             members = {info.filename.removesuffix(".npy"): info for info in file.infolist() if not info.is_dir()}
             for name in _wanted(path, names, members):
-                with file.open(members[name]) as member:
-                    array = _header(member, path, name)
+                array = _member(file, path, name, members[name], verify)
                 if array.shape:
                     fields[name], parts[name] = array.field(name), _member_part(stored, path, members[name], array)
                 elif names is not None:
                     raise FormatError("the array has no sample axis", file=path, field=name, found="one number")
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise FormatError("the file is a damaged zip file", file=path, found=error) from error
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:  # zipfile raises anything on a damaged file
+        raise FormatError("the file is a damaged zip file", file=path, found=error, remedy=RESTORE) from error
     if not fields:
         raise FormatError("the file has no samples", file=path, expected="an array with a first axis", found="none")
     return fields, parts
+
+
+def _member(file: zipfile.ZipFile, path: str, name: str, info: zipfile.ZipInfo, verify: bool) -> Array:
+    """Return what the header of a member says. No rank reads all of a stored one: its checksum is compared here."""
+    possible = info.compress_size
+    if info.compress_type == zipfile.ZIP_DEFLATED:
+        possible = most_unpacked(possible)
+    elif info.compress_type != zipfile.ZIP_STORED:
+        possible = info.file_size
+    if info.file_size > possible:
+        raise FormatError(
+            "the file is a damaged zip file",
+            file=path,
+            field=name,
+            expected=f"at most {possible} bytes, of {info.compress_size} that are stored",
+            found=f"{info.file_size} bytes",
+            remedy=RESTORE,
+        )
+    with file.open(info) as member:
+        array = _header(member, path, name, info.file_size)
+        if verify and info.compress_type == zipfile.ZIP_STORED:
+            try:
+                skip(member)
+            except (zipfile.BadZipFile, EOFError) as error:
+                raise DecodeError(
+                    "the stored array is damaged", file=path, field=name, found=error, remedy=RESTORE
+                ) from error
+    return array
 
 
 def _wanted(path: str, names: Sequence[str] | None, members: dict[str, zipfile.ZipInfo]) -> list[str]:
@@ -193,13 +284,6 @@ def _member_part(stored: IO[bytes], path: str, info: zipfile.ZipInfo, array: Arr
     if len(local) < 30 or not local.startswith(ZIP):
         raise FormatError("the file is a damaged zip file", file=path, byte=info.header_offset, found=repr(local[:4]))
     begin = info.header_offset + 30 + sum(struct.unpack("<HH", local[26:30]))
-    needed = prod(array.shape) * array.dtype.itemsize + array.offset
-    if info.file_size < needed or begin + needed > os.fstat(stored.fileno()).st_size:
-        raise FormatError(
-            "the array is truncated",
-            file=path,
-            field=info.filename.removesuffix(".npy"),
-            expected=f"{needed} bytes",
-            found=f"{info.file_size} bytes",
-        )
+    if begin + array.end > os.fstat(stored.fileno()).st_size:
+        raise FormatError("the file is a damaged zip file", file=path, field=info.filename, found="it ends early")
     return Array(array.dtype, array.shape, array.fortran, begin + array.offset).part()

@@ -80,7 +80,10 @@ def look(path: str, options: Options, wanted: Callable[[Sequence[str]], Sequence
     packed = packing(head.tobytes(), options.encoding)
     whole = bool(packed) or size <= SMALL_BYTES
     if packed:
-        head = unpacked(_bytes(path, size), packed)
+        try:
+            head = unpacked(_bytes(path, size), packed)
+        except DataError as error:
+            raise error.at(path, None) from error
     elif whole:
         head = _bytes(path, size)
     fixed = replace(options, encoding="utf-8") if packed and packed == options.encoding else options

@@ -7,22 +7,23 @@ import re
 import struct
 import zlib
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from matex_data.errors import FieldNotFound, FormatError
 from matex_data.fields import Field
 from matex_data.index import File, Index, Part
 from matex_data.layouts import Strided
+from matex_data.readers.arrays import check_shape
 from matex_data.readers.cf import Decoding
 from matex_data.readers.hdf5_rows import Held
 from matex_data.readers.subsets import chosen
-from matex_data.readers.unpacked import UnpackedRows
+from matex_data.readers.unpacked import UnpackedRows, most_unpacked
 
 TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 GZIP = b"\x1f\x8b"
@@ -81,9 +82,12 @@ class _Idx:
     def field(self, name: str) -> Field:
         return Field(name, self.shape[1:], self.native)
 
+    def packed_rows(self) -> UnpackedRows:
+        return UnpackedRows(self.path, None, self.shape, self.dtype, self.offset)
+
     def part(self) -> Part:
         if self.packed:
-            return UnpackedRows(self.path, None, self.shape, self.dtype, self.offset)
+            return self.packed_rows()
         row = self.shape[1:]
         convert = None if self.dtype.isnative else Decoding(self.native)
         return Strided(self.shape[0], self.offset, prod(row) * self.dtype.itemsize, self.dtype, row, convert=convert)
@@ -100,13 +104,17 @@ def _array(path: str) -> _Idx:
             sizes = file.read(4 * head[3])
             if len(sizes) < 4 * head[3]:
                 raise _error(path, "the file ends within its header", f"{head[3]} lengths", f"{len(sizes)} bytes")
-    except (EOFError, OSError, zlib.error) as error:
+    except (EOFError, OSError, struct.error, zlib.error) as error:
         raise FormatError("the file cannot be read", file=path, found=error) from error
     found = _Idx(path, np.dtype(TYPES[head[2]]), struct.unpack(f">{head[3]}I", sizes), packed)
     expected = found.offset + prod(found.shape) * found.dtype.itemsize
     size = Path(path).stat().st_size
-    if not packed and size != expected:
-        raise _error(path, "the file is not as long as its header says", f"{expected} bytes", f"{size} bytes")
+    if expected > most_unpacked(size) if packed else size != expected:
+        found_bytes = f"{size} bytes, packed" if packed else f"{size} bytes"
+        raise _error(path, "the file is not as long as its header says", f"{expected} bytes", found_bytes)
+    check_shape(path, None, found.shape, found.dtype)
+    if packed and not prod(found.shape):
+        found.packed_rows().unpacked()  # nobody will read what a damaged header denies
     return found
 
 
@@ -133,10 +141,13 @@ def _held(labels: _Idx, images: int, path: str) -> Held:
             expected=f"{images} labels, as there are images in {path!r}",
             found=f"{labels.shape[0]} labels",
         )
-    with gzip.open(labels.path) if labels.packed else Path(labels.path).open("rb") as file:
-        data = b""
-        with suppress(EOFError, OSError, zlib.error):
-            data = file.read()[labels.offset :]
-    if len(data) != prod(labels.shape) * labels.dtype.itemsize:
-        raise _error(labels.path, "the file is damaged", f"{labels.shape[0]} labels", f"{len(data)} bytes")
-    return Held(np.frombuffer(data, labels.dtype).reshape(labels.shape).astype(labels.native))
+    stored = labels.packed_rows().unpacked() if labels.packed else _stored(labels)
+    return Held(stored.astype(labels.native))
+
+
+def _stored(labels: _Idx) -> NDArray[Any]:
+    """Return all labels of a file that is not packed."""
+    found = np.fromfile(labels.path, labels.dtype, offset=labels.offset)
+    if found.size != prod(labels.shape):
+        raise _error(labels.path, "the file is damaged", f"{labels.shape[0]} labels", f"{found.size} numbers")
+    return found.reshape(labels.shape)

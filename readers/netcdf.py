@@ -14,6 +14,7 @@ import numpy as np
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field
 from matex_data.index import File, Index, Part
+from matex_data.machine import check_fits
 from matex_data.readers import netcdf4, netcdf_classic
 from matex_data.readers.cf import USED_UP, Meaning, meaning
 from matex_data.readers.hdf5_names import FAILURES
@@ -23,6 +24,8 @@ from matex_data.records import joined
 
 AGREED = ("units", "calendar", "standard_name", "positive", "flag_values", "flag_masks", "flag_meanings")
 STATIC_BYTES = 64 << 20  # of one variable without samples that every rank holds in memory
+CHECKED_BYTES = 1 << 20  # to look at the free memory costs more than smaller ones can take
+DECODED = 5  # of static numbers, at most: two bytes as they are stored, and eight once decoded
 MARK = b"\x89HDF\r\n\x1a\n"
 
 
@@ -155,6 +158,9 @@ def _fits(variable: Variable, path: str) -> bool:
     if variable.nbytes > STATIC_BYTES:
         text = f"{path}: the variable {variable.name!r} has no samples, and with {variable.nbytes} bytes is too large"
         warnings.warn(f"{text} for Dataset.static; it is left out", stacklevel=2)
+    elif variable.nbytes >= CHECKED_BYTES:
+        remedy = "leave out what belongs to no sample: static=False"
+        check_fits(DECODED * variable.nbytes, "the static variable", file=path, field=variable.name, remedy=remedy)
     return variable.nbytes <= STATIC_BYTES
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +16,24 @@ from numpy.typing import NDArray
 
 from matex_data.errors import DecodeError
 from matex_data.layouts import Foreign
+from matex_data.machine import check_fits
 
 BLOCK_BYTES = 256 * 1024  # neighbours that are shuffled as one
+PIECE_BYTES = 4 << 20  # read in one go, where only the checksum matters
+DEFLATE = 1032  # to one: deflate does not pack more densely, see https://zlib.net/zlib_tech.html
+
+
+def most_unpacked(nbytes: int) -> int:
+    """Return the bytes that so many bytes of a deflated stream can become at most."""
+    return DEFLATE * nbytes
+
+
+def skip(file: IO[bytes]) -> int:
+    """Read to the end, so that the stream compares its checksum; return how many bytes there were."""
+    found = 0
+    while piece := file.read(PIECE_BYTES):
+        found += len(piece)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,22 +67,55 @@ class UnpackedRows(Foreign):
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         if self not in _kept:
-            _kept[self] = self._unpack()
+            _kept[self] = self.unpacked()
         return _kept[self][start:stop]
 
-    def _unpack(self) -> NDArray[Any]:
+    def unpacked(self) -> NDArray[Any]:
+        """Return the whole array, as stored.
+
+        Raises
+        ------
+        PartitionError : it does not fit into the memory.
+        DecodeError : it does not unpack to the end, or its checksum or its length is wrong.
+        """
+        field = None if self.member is None else self.member.removesuffix(".npy")
         count = prod(self.shape) * self.dtype.itemsize
+        remedy = "unpack the file (or save it with np.savez): each rank reads only its own rows of it then"
+        check_fits(count, "the unpacked array", file=self.path, field=field, remedy=remedy)
+        data = np.empty(count, np.uint8)
         try:
             with _opened(self.path, self.member) as file:
                 file.read(self.offset)
-                data = file.read(count)
-        except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise DecodeError("the array does not unpack", file=self.path, found=error) from error
-        if len(data) < count:
+                found = _fill(file, data)
+                found += skip(file)
+        except MemoryError:
+            raise
+        except Exception as error:  # libraries raise anything on a damaged stream
+            remedy = "the file is damaged: restore it from its source"
             raise DecodeError(
-                "the array is truncated", file=self.path, expected=f"{count} bytes", found=f"{len(data)} bytes"
+                "the array does not unpack", file=self.path, field=field, found=error, remedy=remedy
+            ) from error
+        if found < count or (found > count and self.member is None):
+            raise DecodeError(
+                "the array is not as long as its header says",
+                file=self.path,
+                field=field,
+                expected=f"{count} bytes",
+                found=f"{found} bytes",
+                remedy="the file is damaged: restore it from its source",
             )
-        return np.frombuffer(data, self.dtype).reshape(self.shape, order="F" if self.fortran else "C")
+        return data.view(self.dtype).reshape(self.shape, order="F" if self.fortran else "C")
+
+
+def _fill(file: IO[bytes], data: NDArray[np.uint8]) -> int:
+    """Read as many bytes as there is room for, or as there are; return how many."""
+    found = 0
+    while found < len(data):
+        count = file.readinto(data[found : found + PIECE_BYTES].data)  # type: ignore[attr-defined]
+        if not count:
+            break
+        found += count
+    return found
 
 
 _kept: WeakKeyDictionary[UnpackedRows, NDArray[Any]] = WeakKeyDictionary()

@@ -9,8 +9,9 @@ import h5py
 import numpy as np
 import pytest
 from mpi4py import MPI
+from netCDF4 import Dataset
 
-from matex_data import PartitionError, collective, open_dataset
+from matex_data import PartitionError, collective, machine, open_dataset
 from tests.ranks import Pool
 
 ROWS, BATCH = 1001, 24
@@ -80,3 +81,17 @@ def test_what_does_not_fit_is_refused(path: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Path, "read_text", lambda self: small)
     with pytest.raises(PartitionError, match="does not fit"):
         open_dataset(path, comm=MPI.COMM_SELF, cache="memory").batches(BATCH)
+
+
+def test_static_variables_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = str(tmp_path / "a.nc")
+    with Dataset(file, "w", format="NETCDF3_CLASSIC") as made:
+        made.createDimension("time", None)
+        made.createDimension("cell", 1 << 18)
+        made.createVariable("t", "f4", ("time",))[:] = np.arange(5)
+        made.createVariable("area", "f8", ("cell",))[:] = 1.0
+    assert open_dataset(file, comm=MPI.COMM_SELF).static["area"].sum() == 1 << 18
+    monkeypatch.setattr(machine, "free_memory", lambda: 4 << 20)
+    with pytest.raises(PartitionError, match="the static variable does not fit") as caught:
+        open_dataset(file, comm=MPI.COMM_SELF)
+    assert (caught.value.file, caught.value.field) == (file, "area")
