@@ -124,7 +124,11 @@ register_at_fork(after_in_child=_renew_all)
 def _fresh(count: int) -> mmap.mmap:
     """New memory of at least ``count`` bytes; in huge pages where it is large and the system has them."""
     unit = HUGE_PAGE if count >= HUGE_PAGE else mmap.PAGESIZE
-    memory = mmap.mmap(-1, max(unit, count + -count % unit), _PRIVATE)
+    nbytes = max(unit, count + -count % unit)
+    try:
+        memory = mmap.mmap(-1, nbytes, _PRIVATE)
+    except OSError as error:
+        raise MemoryError(f"unable to allocate {nbytes} bytes ({error})") from error
     if unit == HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -133,18 +133,22 @@ class Files:
         What the calls need is made before the first and given back after the last: Python is slow where the bytes that
         have been read meanwhile have driven it out of the processor's cache.
         """
-        handle, offsets = self._open[number], ranges.offset[ranges.first].tolist()
-        statuses = [MPI.Status() for _ in offsets]
-        before = sum(_COUNTERS.bytes[path] for path in self.paths)
-        with places(ranges, before) as runs:
-            for call, (offset, run, status) in enumerate(zip(offsets, runs, statuses, strict=True)):
-                try:
+        handle, left = self._open[number], len(ranges.first)
+        try:
+            offsets = ranges.offset[ranges.first].tolist()
+            statuses = [MPI.Status() for _ in offsets]
+            before = sum(_COUNTERS.bytes[path] for path in self.paths)
+            with places(ranges, before) as runs:
+                for offset, run, status in zip(offsets, runs, statuses, strict=True):
+                    left -= 1
                     handle.Read_at_all(offset, run.place, status)
-                except MPI.Exception as error:
-                    self.join(number, len(offsets) - call - 1)  # the other ranks count on these calls
-                    raise _unreadable(self.paths[number], error) from error
-                if run.copied is not None:
-                    run.copied()
+                    if run.copied is not None:
+                        run.copied()
+        except Exception as error:  # of MPI, or there was no memory for what describes the places
+            self.join(number, left)  # the other ranks count on these calls
+            if isinstance(error, MPI.Exception):
+                raise _unreadable(self.paths[number], error) from error
+            raise
         return sum(status.Get_elements(MPI.BYTE) for status in statuses)
 
     def _read_alone(self, number: int, ranges: Ranges) -> int:

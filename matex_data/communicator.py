@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from matex_data.errors import DataError, PartitionError
 from matex_data.liveness import Liveness, nap, wait_until
+from matex_data.machine import out_of_memory
 from matex_data.processes import separate
 from matex_data.watchdog import waiting_for
 
@@ -160,7 +161,7 @@ class Communicator:
     def agree(self, error: BaseException | None) -> None:
         """Raise the same error on every rank, if any rank has one. *Collective*."""
         if self.alone:
-            found = error
+            found = self._explained(error)
         else:
             (failed,) = self.largest(error is not None)
             found = self.first_error(error) if failed else None
@@ -169,11 +170,16 @@ class Communicator:
 
     def first_error(self, mine: BaseException | None) -> BaseException | None:
         """Return the error of the lowest rank that has one. *Collective*."""
+        mine = self._explained(mine)
         if self.alone:
             return mine
         packed = next((error for error in self.allgather(portable(mine)) if error is not None), None)
         found: BaseException | None = None if packed is None else pickle.loads(packed)
         return found
+
+    def _explained(self, error: BaseException | None) -> BaseException | None:
+        """Return the error; where memory ran out, one that says on which rank."""
+        return error and (out_of_memory(error, self.rank, "the data of this rank") or error)
 
     def duplicate(self) -> Communicator:
         """Return a communicator of the same ranks, for another purpose. *Collective*.

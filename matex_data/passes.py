@@ -11,11 +11,10 @@ import numpy as np
 
 from matex_data.communicator import Communicator
 from matex_data.course import Course
-from matex_data.errors import PartitionError
 from matex_data.fetch import Arrays
 from matex_data.filling import Loaded
 from matex_data.index import Integers
-from matex_data.machine import free_memory
+from matex_data.machine import free_memory, unfit
 from matex_data.partition import Schedule, Window
 from matex_data.source import Source
 from matex_data.stream import Stream
@@ -121,7 +120,8 @@ class MemoryPasses(Passes):
         super().__init__(source, whole)
         self.together = max(1, read_bytes(source.comm) * self.size // max(1, schedule.batch_size * source.row_bytes))
         share = self._window(0).runs
-        source.comm.agree(_too_large(share.total * source.row_bytes, source.comm))
+        remedy = 'leave out cache="memory", or use more machines'
+        source.comm.agree(unfit(share.total * source.row_bytes, f"the share of rank {self.rank}", remedy=remedy))
         self._held: Arrays = source.gather(share)
 
     def windows(self, epoch: int, start: int) -> Iterator[Loaded]:
@@ -144,16 +144,3 @@ class MemoryPasses(Passes):
             np.take(self._held[name], number[:real], axis=0, out=array[:real], mode="clip")
             fields[name].blank(array[real:])
         return Loaded(arrays, sizes, len(number) - real)
-
-
-def _too_large(needed: int, comm: Communicator) -> PartitionError | None:
-    """What is wrong with keeping so many bytes on each rank of this machine, if anything."""
-    free = 0.8 * free_memory()
-    if needed < free:
-        return None
-    return PartitionError(
-        f"the share of rank {comm.rank} does not fit into the memory",
-        expected=f"at most {free / 2**30:.1f} GiB for each rank of this machine",
-        found=f"{needed / 2**30:.1f} GiB",
-        remedy='leave out cache="memory", or use more machines',
-    )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import wait
+from functools import partial
 
 import numpy as np
 
@@ -102,8 +103,14 @@ class Source:
         ------
         DataError : of any rank, on every rank.
         """
-        arrays = {name: field.empty(runs.total) for name, field in self.index.fields.items()}
-        pieces = ((part, place, arrays) for part, place in self._pieces(runs, self.row_bytes))
+        arrays: Arrays = {}
+        error: MemoryError | None = None
+        try:
+            arrays = {name: field.empty(runs.total) for name, field in self.index.fields.items()}
+        except MemoryError as failure:
+            error = failure
+        self.comm.agree(error)
+        pieces = ((part, place, lambda: arrays) for part, place in self._pieces(runs, self.row_bytes))
         for _ in self._read(self.index, pieces):
             pass
         return arrays
@@ -122,22 +129,24 @@ class Source:
         start, stop = share(runs.total, self.comm.rank, self.comm.size)
         block = runs.between(np.array([start]), np.array([stop - start]))
         parts = self._pieces(block, max(1, sum(field.row_bytes for field in fields)))
-        pieces = ((part, np.arange(part.total), self.pool.arrays(fields, part.total)) for part, _ in parts)
+        pieces = ((part, np.arange(part.total), partial(self.pool.arrays, fields, part.total)) for part, _ in parts)
         return self._read(self.index.untreated, pieces)
 
-    def _read(self, index: Index, pieces: Iterable[tuple[Runs, Integers, Arrays]]) -> Iterator[Arrays]:
+    def _read(self, index: Index, pieces: Iterable[tuple[Runs, Integers, Callable[[], Arrays]]]) -> Iterator[Arrays]:
         """Each piece as soon as it is read; as many on every rank, and nothing in the last. *Collective*."""
         supply = self.supply()
         agreement, files = supply.channel.agreement, supply.channel.files
         chunks = ChunkCache(supply.cache_bytes)
         failure: Exception | None = self.changed()
-        for part, place, arrays in pieces:
+        for part, place, allocate in pieces:
             work = Plan()
+            arrays: Arrays = {}
             try:
+                arrays = allocate()
                 if failure is None and part.total:
                     work = plan(index, part, place, arrays, chunks, self.scratch)
             except Exception as error:  # whatever it is, the other ranks have to know
-                failure = error
+                failure = failure or error
             status = Status.FAILED if failure else Status.GO_ON
             status, needs = agreement.reach(status, work.counts(len(self.index.files)))
             if status == Status.FAILED:

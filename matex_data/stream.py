@@ -61,7 +61,14 @@ class Stream:
         self._thread = Thread(target=self._run, name="matex-read", daemon=True)
         _ALIVE.add(self)
         self._supply.channel.closers.add(self)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as failure:  # no memory for a thread: the other ranks wait for what this one says first
+            self._ended = True
+            _ALIVE.discard(self)
+            self._supply.channel.closers.discard(self)
+            self._needs(self._said(failure, None), failure)
+            raise self._error or failure from failure
 
     def __iter__(self) -> Iterator[Loaded]:
         """Windows in order. Raises what any rank has failed with."""

@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import h5py
@@ -20,6 +21,7 @@ from matex_data.buffers import Pool as Buffers
 from matex_data.chunked import Chunked
 from matex_data.errors import OutOfMemory
 from matex_data.machine import out_of_memory
+from tests.launch import run_script
 from tests.ranks import Pools
 
 ROWS = 2000
@@ -97,6 +99,48 @@ def test_every_rank_is_told_which_one(ranks: Pools, path: str, where: str, io: s
         assert len({str(error) for error in outcomes}) == 1
         text = str(outcomes[0])
         assert f"memory ran out on rank {size - 1}" in text and "remedy" in text and "are left for it" in text
+
+
+_LIMITED = """
+import resource, sys
+from mpi4py import MPI
+import matex_data as md
+small, large, what = sys.argv[1:]
+rank = MPI.COMM_WORLD.rank
+
+
+def read(path):
+    data = md.open_dataset(path, inputs="x")
+    if what == "load":
+        data.load()
+    elif what == "statistics":
+        data.statistics("x")
+    else:
+        for _ in data.batches(40, shuffle=True, seed=1):
+            pass
+
+
+read(small)  # loads what is loaded when it is first used
+if rank == 1:
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 20), resource.RLIM_INFINITY))
+try:
+    read(large)
+except md.DataError as error:
+    print(str(error), type(error).__name__, flush=True)
+"""
+
+
+@pytest.mark.parametrize("what", ["load", "statistics", "batches"])
+def test_a_limit_of_the_system(path: str, tmp_path: Path, what: str) -> None:
+    large = str(tmp_path / "large.h5")
+    with h5py.File(large, "w") as file:
+        file.create_dataset("x", (4000, 8000), "f4", chunks=(50, 8000), compression="gzip")
+        file["x"][0] = 1
+    done = run_script(2, _LIMITED, path, large, what, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("memory ran out on rank 1") == 2 and done.stdout.count("OutOfMemory") == 2, done.stdout
+    assert "nable to allocate" in done.stdout
 
 
 def test_the_amount_is_said() -> None:
