@@ -39,7 +39,6 @@ class Format:
     suffixes : of file names, as ``".h5"`` or ``".csv.gz"``.
     magic : first bytes of its files: where, and what.
     names : patterns of file names without a suffix that tells, as of ``pathlib.PurePath.match``.
-    inside : stands in the head of its files, and tells it from a format of the same first bytes.
     beside : patterns of files that belong to others, and are not opened when a whole directory is.
     """
 
@@ -47,7 +46,6 @@ class Format:
     suffixes: tuple[str, ...]
     magic: tuple[tuple[int, bytes], ...] = ()
     names: tuple[str, ...] = ()
-    inside: bytes = b""
     beside: tuple[str, ...] = ()
 
     def named(self, path: str) -> bool:
@@ -73,9 +71,7 @@ _CIFAR_BINARY = tuple(f"{name}.bin" for name in _CIFAR_NAMES)
 
 FORMATS: dict[str, Format] = {
     "hdf5": Format("matex_data.readers.hdf5", (".h5", ".hdf5", ".hdf", ".he5", ".nxs", ".mat"), _HDF5_MARKS),
-    "netcdf": Format(
-        "matex_data.readers.netcdf", _NETCDF_SUFFIXES, (*_CDF_MARKS, *_HDF5_MARKS), inside=b"_NCProperties"
-    ),
+    "netcdf": Format("matex_data.readers.netcdf", _NETCDF_SUFFIXES, (*_CDF_MARKS, *_HDF5_MARKS)),
     "csv": Format("matex_data.readers.csv", _CSV_SUFFIXES),
     "npy": Format("matex_data.readers.arrays", (".npy",), ((0, b"\x93NUMPY"),)),
     "npz": Format("matex_data.readers.arrays", (".npz",)),
@@ -124,13 +120,16 @@ def recognised(path: str) -> bool:
 def detect(path: str, head: bytes) -> str:
     """Name of the format of a file: by its first bytes, then by its name, and of a text table by all of ``head``.
 
+    netCDF-4 is told by what is in the HDF5 file.
+
     Raises
     ------
     FormatError : none of them tells, or the format is one that cannot be read.
     """
     named = [name for name, format in FORMATS.items() if format.named(path)]
     marked = [name for name, format in FORMATS.items() if format.begins(head)]
-    marked.sort(key=lambda name: FORMATS[name].inside not in head or not FORMATS[name].inside)
+    if "hdf5" in marked and "netcdf" not in named and import_module("matex_data.readers.netcdf4").is_netcdf4(path):
+        return "netcdf"
     for name in [*(n for n in named if n in marked), *marked, *(n for n in named if n != "csv")]:
         return name
     # Imports Arrow, which files of other formats do without.

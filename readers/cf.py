@@ -115,7 +115,13 @@ class Meaning:
 
 
 def meaning(
-    dtype: np.dtype[Any], attributes: Mapping[str, Any], path: str, name: str, valid_range: bool | None = None
+    dtype: np.dtype[Any],
+    attributes: Mapping[str, Any],
+    path: str,
+    name: str,
+    valid_range: bool | None = None,
+    decode_times: bool = True,
+    mask_and_scale: bool = True,
 ) -> Meaning:
     """How to decode a variable.
 
@@ -126,6 +132,8 @@ def meaning(
     path, name : for errors.
     valid_range : whether values out of the valid range are missing. None: if they become floats anyway, and if the
         variable names no value for missing ones.
+    decode_times : make seconds of times.
+    mask_and_scale : heed the attributes ``USED_UP`` and the valid range.
 
     Raises
     ------
@@ -134,23 +142,24 @@ def meaning(
     native = np.dtype(dtype.newbyteorder("=").str)  # without what h5py notes on a dtype
     if dtype.kind not in "iuf":
         return Meaning(native, None, attributes)
-    kind = _stored_kind(dtype, attributes)
+    packing, used_up = (attributes, USED_UP) if mask_and_scale else ({}, ())
+    kind = _stored_kind(dtype, packing)
     numbers = np.dtype(f"{kind or dtype.kind}{dtype.itemsize}")
-    scale, offset = (_number(attributes, key, path, name) for key in ("scale_factor", "add_offset"))
-    marks, marked = _marks(numbers, attributes)
+    scale, offset = (_number(packing, key, path, name) for key in ("scale_factor", "add_offset"))
+    marks, marked = _marks(numbers, packing)
     result = _result(numbers, scale, offset, marked, bool(marks))
     ranged = valid_range is True or (valid_range is None and result.kind == "f" and not marked)
-    low, high = _bounds(numbers, attributes) if ranged else (None, None)
+    low, high = _bounds(numbers, packing) if ranged else (None, None)
     if (low, high) != (None, None) and result.kind != "f":
         result = _promoted(numbers)
     missing = tuple(dict.fromkeys(_cast(value, result) for value in marks if _fits(value, result)))
     decoding = Decoding(result, kind, missing, low, high, scale, offset)
-    epoch = epoch_of(attributes.get("units"), attributes.get("calendar"))
+    epoch = epoch_of(attributes.get("units"), attributes.get("calendar")) if decode_times else None
     if epoch is not None:
-        return Meaning(np.dtype(np.float64), _in_seconds(decoding, epoch), epoch.attributes(attributes, USED_UP))
+        return Meaning(np.dtype(np.float64), _in_seconds(decoding, epoch), epoch.attributes(attributes, used_up))
     if attributes.get("dtype") == "bool" and result == numbers:
         return Meaning(np.dtype(bool), replace(decoding, dtype=np.dtype(bool)), attributes)
-    left = {key: value for key, value in attributes.items() if key not in USED_UP}
+    left = {key: value for key, value in attributes.items() if key not in used_up}
     return Meaning(result, None if decoding == Decoding(native) else decoding, left)
 
 
@@ -178,7 +187,7 @@ def _number(attributes: Mapping[str, Any], key: str, path: str, name: str) -> An
         field=name,
         expected="one number",
         found=repr(value),
-        remedy="correct the attribute, or read the stored numbers with decode=False",
+        remedy="correct the attribute, or read the stored numbers with mask_and_scale=False",
     )
 
 

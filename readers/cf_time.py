@@ -67,7 +67,7 @@ def epoch_of(units: object, calendar: object) -> Epoch | None:
         start = cftime.num2date(0, f"seconds since {found[2]}", name, only_use_cftime_datetimes=True)
         origin = cftime.datetime(1970, 1, 1, calendar=start.calendar, has_year_zero=start.has_year_zero)
         since = start - origin
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, TypeError):  # cftime raises the last for dates like "1-1"
         return None
     unit = _seconds(found[1].lower(), start.calendar)
     if unit is None:

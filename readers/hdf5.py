@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -29,6 +30,8 @@ BLOCK_BYTES = 256 * 1024  # about as much is read through the library in one go
 PROBE_BYTES = 64 * 1024 * 1024  # a larger chunk is not decoded just to see whether that works
 MOST_ATTRIBUTES = 64
 ATTRIBUTE_BYTES = 1024
+SHOWN = 8  # datasets that an error or a warning names
+NO_AXIS = "the field has no sample axis"
 HDF5PLUGIN = {307, 32001, 32004, 32008, 32013, 32015, 32017, 32018, 32024, 32026, 32028, 32033}  # filters it brings
 REGISTRY = "https://github.com/HDFGroup/hdf5_plugins"
 
@@ -39,8 +42,8 @@ def index(path: str, names: Sequence[str] | None = None) -> Index:
     Parameters
     ----------
     names : datasets by their path in the file, for example ``"run1/images"``. None: every dataset that has a first
-        axis and can be read. Scalars and the like are left out, and a dataset that can be reached under several names
-        is taken once; soft and external links are followed only if they are named.
+        axis and can be read; a warning names those that cannot. Scalars and the like are left out, and a dataset that
+        can be reached under several names is taken once; soft and external links are followed only if they are named.
 
     Raises
     ------
@@ -63,20 +66,43 @@ def _named(file: h5py.File, path: str, names: Sequence[str]) -> tuple[dict[str, 
 
 
 def _all(file: h5py.File, path: str) -> tuple[dict[str, Field], dict[str, Part]]:
-    fields, parts, unread = {}, {}, {}
+    fields, parts = {}, {}
+    unread: dict[str, FormatError] = {}
     for name in dataset_names(file, path):
         try:
             fields[name], parts[name] = dataset_rows(find(file, path, name), path, name)
         except FormatError as error:
-            unread[name] = error.problem
+            unread[name] = error
     if not fields:
-        found = "; ".join(f"{name!r}: {problem}" for name, problem in list(unread.items())[:8]) or "no dataset at all"
+        shown = [f"{name!r}: {error.problem}" for name, error in list(unread.items())[:SHOWN]]
+        found = "; ".join(shown) or "no dataset at all"
         raise FormatError("the file has no samples", file=path, expected="a dataset with a sample axis", found=found)
+    _warn_of({name: error for name, error in unread.items() if error.problem != NO_AXIS}, path)
     return fields, parts
 
 
-def dataset_rows(dataset: h5py.Dataset, path: str, name: str) -> tuple[Field, Part]:
+def _warn_of(unread: Mapping[str, FormatError], path: str) -> None:
+    """Say which datasets are left out though they may hold samples, and why."""
+    if not unread:
+        return
+    lines = [f"{path}: {len(unread)} dataset{'s' * (len(unread) > 1)} cannot be read, and are left out"]
+    for name, error in list(unread.items())[:SHOWN]:
+        facts = "; ".join(f"{fact}" for fact in (error.problem, error.found, error.remedy) if fact is not None)
+        lines.append(f"  {name!r}: {facts}")
+    if len(unread) > SHOWN:
+        lines.append(f"  and {len(unread) - SHOWN} more")
+    lines.append("  choose the fields with inputs= and targets=")
+    warnings.warn("\n".join(lines), stacklevel=2)
+
+
+def dataset_rows(
+    dataset: h5py.Dataset, path: str, name: str, said: Mapping[str, Any] | None = None
+) -> tuple[Field, Part]:
     """What a dataset of the open file ``path`` holds, and where its rows are.
+
+    Parameters
+    ----------
+    said : the attributes of the field; None: those of the dataset.
 
     Raises
     ------
@@ -85,7 +111,7 @@ def dataset_rows(dataset: h5py.Dataset, path: str, name: str) -> tuple[Field, Pa
     try:
         if not dataset.shape:
             raise _axis_error(dataset, path, name)
-        return _field_and_part(dataset, path, name)
+        return _field_and_part(dataset, path, name, attributes(dataset) if said is None else said)
     except FAILURES as error:
         raise FormatError("the dataset cannot be read", file=path, field=name, found=error) from error
 
@@ -93,14 +119,16 @@ def dataset_rows(dataset: h5py.Dataset, path: str, name: str) -> tuple[Field, Pa
 def _axis_error(dataset: h5py.Dataset, path: str, name: str) -> FormatError:
     found = "no data (a null dataspace)" if dataset.shape is None else "a single value"
     expected = "a dataset whose first axis counts the samples"
-    return FormatError("the field has no sample axis", file=path, field=name, expected=expected, found=found)
+    return FormatError(NO_AXIS, file=path, field=name, expected=expected, found=found)
 
 
-def _field_and_part(dataset: h5py.Dataset, path: str, name: str) -> tuple[Field, Part]:
+def _field_and_part(
+    dataset: h5py.Dataset, path: str, name: str, said: Mapping[str, Any]
+) -> tuple[Field, Part]:
     stored, item, ragged = _element(dataset.dtype)
     delivered = stored if stored.names is not None else np.dtype(stored.newbyteorder("=").str)
     shape = (*dataset.shape[1:], *item)
-    field = Field(name, shape, delivered, ragged, attributes(dataset))
+    field = Field(name, shape, delivered, ragged, said)
     plain = not ragged and _as_numpy_stores(dataset)
     part = _byte_ranges(dataset, path, name, stored, item) if plain else None
     if part is None:
@@ -139,7 +167,7 @@ def _byte_ranges(
     """Where the rows are in the file; None if only the library can say."""
     plist = dataset.id.get_create_plist()
     layout = plist.get_layout()
-    if plist.get_external_count() or not Path(dataset.file.filename).samefile(path):  # raw files, an external link
+    if plist.get_external_count() or not _is_in(path, dataset):
         return None
     part: Part | None = None
     if layout == h5py.h5d.CHUNKED:
@@ -151,6 +179,12 @@ def _byte_ranges(
     if part is not None:
         _check_end(part, path, name)
     return part
+
+
+def _is_in(path: str, dataset: h5py.Dataset) -> bool:
+    """Whether the dataset lies in that file, and not in one that an external link leads to."""
+    name = os.fsdecode(h5py.h5f.get_name(dataset.id))
+    return name == path or Path(name).samefile(path)
 
 
 def _contiguous(dataset: h5py.Dataset, stored: np.dtype[Any], item: tuple[int, ...]) -> Part | None:
@@ -235,8 +269,9 @@ def _attribute_names(dataset: h5py.Dataset) -> list[str]:
 def _attribute(dataset: h5py.Dataset, key: str) -> Any:
     try:
         attribute = dataset.attrs.get_id(key)
-        if attribute.get_storage_size() > ATTRIBUTE_BYTES:
-            return None
+        kind = attribute.dtype
+        if attribute.get_storage_size() > ATTRIBUTE_BYTES or (kind.hasobject and not h5py.check_string_dtype(kind)):
+            return None  # what is not shown is not read either: HDF5 does not survive every damaged reference or list
         value = dataset.attrs[key]
     except FAILURES:
         return None

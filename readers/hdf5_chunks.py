@@ -20,6 +20,7 @@ from matex_data.readers.hdf5_rows import missing_filters
 FILL_BYTES = 1024 * 1024  # about as much of a dataset that was never written is filled in one go
 MANY_CHUNKS = 1 << 23  # HDF5 goes through as many entries in about a second
 BEST_COMPRESSION = 1000
+MOST = 1 << 62  # no place or size in a file, so that sums of two fit int64
 MOST_PROBES = 16  # chunks that are looked at to settle what HDF5 leaves open
 
 
@@ -47,6 +48,8 @@ def chunked(dataset: h5py.Dataset, path: str, dtype: np.dtype[Any], item: tuple[
     for axis, size in enumerate(grid):
         number = number * size + corner[:, axis] // dataset.chunks[axis]
     order = np.argsort(number, kind="stable")
+    if (np.diff(number[order]) == 0).any():  # only HDF5 knows which of two entries for one chunk it takes
+        return None
     return Chunked(
         shape=(*dataset.shape, *item),
         chunk_shape=(*dataset.chunks, *item),
@@ -98,7 +101,7 @@ def _sparse(dataset: h5py.Dataset, path: str, chunks: int) -> bool:
 
 def _table(dataset: h5py.Dataset) -> tuple[Integers, Integers, Integers, Integers]:
     """Corner of each stored chunk, int64[n, axes]; its first byte, its size in bytes and its filter mask, int64[n]."""
-    flat = array("q")  # a list of a million tuples would keep the garbage collector busy
+    flat = array("Q")  # a list of a million tuples would keep the garbage collector busy
 
     def visit(chunk: Any) -> None:
         flat.extend((*chunk.chunk_offset, chunk.byte_offset, chunk.size, chunk.filter_mask))
@@ -108,9 +111,11 @@ def _table(dataset: h5py.Dataset) -> tuple[Integers, Integers, Integers, Integer
     else:  # HDF5 before 1.12.3
         for i in range(dataset.id.get_num_chunks()):
             visit(dataset.id.get_chunk_info(i))
-    table = np.array(flat, np.int64).reshape(-1, dataset.ndim + 3)
-    offset, nbytes, mask = table[:, dataset.ndim :].T.copy()
-    return table[:, : dataset.ndim], offset, nbytes, mask
+    table = np.array(flat, np.uint64).reshape(-1, dataset.ndim + 3)
+    if (table >= MOST).any():
+        raise ValueError(f"the table of its chunks is damaged: it has a place or size of {table.max()}")
+    offset, nbytes, mask = table[:, dataset.ndim :].T.astype(np.int64)
+    return table[:, : dataset.ndim].astype(np.int64), offset, nbytes, mask
 
 
 def _base(dataset: h5py.Dataset, path: str, corner: Integers, offset: Integers) -> int | None:
@@ -170,7 +175,7 @@ def _misplaced(dataset: h5py.Dataset, corner: Integers) -> bool:
     HDF5 numbers the chunks of an extensible array with the unlimited axis first, and gives the corners as if it had
     not (seen in 1.14.6): then none lies beyond the first chunk of the axes before that one.
     """
-    if (corner >= np.array(dataset.shape)).any():
+    if (corner >= np.array(dataset.shape)).any() or (corner % np.array(dataset.chunks)).any():
         return True
     unlimited = [axis for axis, size in enumerate(dataset.maxshape) if size is None]
     if len(unlimited) != 1 or not len(corner):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from time import monotonic
+from collections.abc import Iterator
 
 import h5py
 
 from matex_data.errors import FieldNotFound, FormatError, near_matches
 
-MOST_OBJECTS = 20_000  # a file of more objects, or one that takes longer to walk, is not listed to the end
-SECONDS = 5.0
-FAILURES = (OSError, RuntimeError, ValueError, TypeError, KeyError, AttributeError, NotImplementedError, MemoryError)
+MOST_OBJECTS = 20_000  # a file of more objects is not listed to the end
+MOST_HINTS = 1000  # names of one group that are compared with one that is not there
+FAILURES = (
+    OSError, RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, MemoryError,
+)  # fmt: skip
+"""What h5py raises where a file is damaged, or has what h5py does not know."""
 
 
 def find(file: h5py.File, path: str, name: str) -> h5py.Dataset:
@@ -28,8 +31,8 @@ def find(file: h5py.File, path: str, name: str) -> h5py.Dataset:
     if isinstance(found, h5py.Dataset):
         return found
     kind = "a group" if isinstance(found, h5py.Group) else "a named datatype"
-    below = [other for other in _walk(file)[0] if other.startswith(name.strip("/") + "/")]
-    remedy = f"name one of its datasets: {near_matches(name, below)}" if below else "name a dataset"
+    below = [f"{name.strip('/')}/{link}".strip("/") for link in _links(found)] if isinstance(found, h5py.Group) else []
+    remedy = f"name a dataset; the group has {near_matches(name, below)}" if below else "name a dataset"
     raise FormatError(
         "the field is not a dataset", file=path, field=name, expected="a dataset", found=kind, remedy=remedy
     )
@@ -45,8 +48,45 @@ def _not_opened(file: h5py.File, path: str, name: str, error: Exception) -> Form
         return FormatError("the field is a link that leads nowhere", file=path, field=name, expected=to, found=error)
     if link is not None:
         return FormatError("the dataset cannot be opened", file=path, field=name, found=error)
-    near = near_matches(name.strip("/"), [*_walk(file)[0], *_links(file)])
-    return FieldNotFound("the file has no such dataset", file=path, field=name, expected=f"one of {near}")
+    group, missing = _deepest(file, name.strip("/"))
+    inside = group.strip("/")
+    near = near_matches(missing, _links(file[group]))
+    return FieldNotFound(
+        "the file has no such dataset",
+        file=path,
+        field=name,
+        expected=f"in {inside!r} one of {near}" if inside else f"one of {near}",
+        remedy="name datasets with the groups that they are in; 'matex inspect' lists them",
+    )
+
+
+def _deepest(file: h5py.File, name: str) -> tuple[str, str]:
+    """The longest beginning of a name that is a group, and the next part of the name, which is not there."""
+    group = "/"
+    for part in name.split("/"):
+        below = f"{group}{part}/"
+        try:
+            if not isinstance(file[below], h5py.Group):
+                return group, part
+        except FAILURES:
+            return group, part
+        group = below
+    return group, ""
+
+
+def _links(group: h5py.Group) -> list[str]:
+    """Names in one group, whatever they are: for a hint. Nothing is opened, and no group below is looked into."""
+    names: list[str] = []
+
+    def visit(name: bytes) -> int | None:
+        names.append(name.decode("utf-8", "surrogateescape"))
+        return 1 if len(names) >= MOST_HINTS else None
+
+    try:
+        group.id.links.iterate(visit)
+    except FAILURES:
+        return names  # what was seen is good enough
+    return names
 
 
 def dataset_names(file: h5py.File, path: str) -> list[str]:
@@ -56,50 +96,48 @@ def dataset_names(file: h5py.File, path: str) -> list[str]:
     ------
     FormatError : the file cannot be walked through to its end.
     """
-    names, trouble = _walk(file)
-    if trouble is not None:
+    try:
+        return list(_walk(file))
+    except FAILURES as error:
         raise FormatError(
             "the objects of the file cannot be listed",
             file=path,
             expected=f"groups that open, no more than {MOST_OBJECTS} objects",
-            found=trouble,
+            found=error,
             remedy="name the fields with inputs= and targets=",
-        )
-    return names
+        ) from error
 
 
-def _walk(file: h5py.File) -> tuple[list[str], object]:
-    """Names of datasets, and what kept us from finding all of them."""
-    names: list[str] = []
-    seen = 0
-    latest = monotonic() + SECONDS
+def _walk(file: h5py.File) -> Iterator[str]:
+    """Names of datasets, depth first.
 
-    def visit(name: bytes, info: h5py.h5o.ObjInfo) -> int | None:
-        nonlocal seen
-        seen += 1
-        if info.type == h5py.h5o.TYPE_DATASET and name != b".":
-            names.append(name.decode("utf-8", "surrogateescape"))
-        return 1 if seen > MOST_OBJECTS or monotonic() > latest else None
+    Only links and the kinds of objects are looked at: ``h5o.visit`` asks for sizes as well, and so reads the indexes of
+    all chunks, which takes long in large files and crashes HDF5 1.14 in damaged ones.
+    """
+    seen = {h5py.h5g.get_objinfo(file.id, b"/").objno}  # addresses
+    waiting = _hard_links(file.id, b"")
+    while waiting:
+        group, link, name = waiting.pop()
+        found = h5py.h5g.get_objinfo(group, link, follow_link=False)
+        if found.objno in seen:
+            continue
+        seen.add(found.objno)
+        if len(seen) > MOST_OBJECTS:
+            raise ValueError(f"more than {MOST_OBJECTS} objects")
+        if found.type == h5py.h5g.DATASET:
+            yield name.decode("utf-8", "surrogateescape")
+        elif found.type == h5py.h5g.GROUP:
+            waiting += _hard_links(h5py.h5g.open(group, link), name + b"/")
 
-    try:
-        stopped = h5py.h5o.visit(file.id, visit, info=True)
-    except FAILURES as error:
-        return names, error
-    return names, None if stopped is None else f"more than {seen - 1} objects"
 
-
-def _links(file: h5py.File) -> list[str]:
-    """Names of soft and external links, wherever they lead."""
-    names: list[str] = []
-    latest = monotonic() + SECONDS
+def _hard_links(group: h5py.h5g.GroupID, prefix: bytes) -> list[tuple[h5py.h5g.GroupID, bytes, bytes]]:
+    """The links of a group to objects of the same file, last name first: group, link, whole name."""
+    found = []
 
     def visit(name: bytes, info: h5py.h5l.LinkInfo) -> int | None:
-        if info.type != h5py.h5l.TYPE_HARD:
-            names.append(name.decode("utf-8", "surrogateescape"))
-        return 1 if len(names) > MOST_OBJECTS or monotonic() > latest else None
+        if info.type == h5py.h5l.TYPE_HARD:
+            found.append((group, name, prefix + name))
+        return 1 if len(found) > MOST_OBJECTS else None
 
-    try:
-        file.id.links.visit(visit, info=True)
-    except FAILURES:
-        return names  # only a hint: what was seen is good enough
-    return names
+    group.links.iterate(visit, info=True)
+    return found[::-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,10 @@ def index(
     *,
     sample_dim: str | None = None,
     decode: bool = True,
+    decode_times: bool | None = None,
+    mask_and_scale: bool | None = None,
     valid_range: bool | None = None,
+    static: bool = True,
 ) -> Index:
     """The samples of a netCDF file along one of its dimensions.
 
@@ -44,20 +47,27 @@ def index(
     names : variables, those of groups as ``"forecast/t2m"``. None: every one that has the sample dimension. The others
         are static: they come as they are, unless they are larger than ``STATIC_BYTES``.
     sample_dim : the dimension that counts the samples. None: the unlimited one, else the first one of all variables.
-    decode : undo packing (``scale_factor``, ``add_offset``, ``_Unsigned``), make missing numbers not-a-number, times
-        seconds since 1970 and letters texts. Otherwise the numbers come as they are stored.
+    decode : False: everything comes as it is stored, unless the next two say otherwise. True: also letters along the
+        last axis become texts.
+    decode_times : make times seconds since 1970. None: as ``decode`` says.
+    mask_and_scale : undo packing (``scale_factor``, ``add_offset``, ``_Unsigned``), and make missing numbers
+        not-a-number. None: as ``decode`` says.
     valid_range : whether decoded numbers out of ``valid_min``, ``valid_max`` or ``valid_range`` are missing. None: only
         of variables that become floats and have neither ``_FillValue`` nor ``missing_value``.
+    static : read the variables without the sample dimension, too. Those of the first file of a data set are enough.
 
     Raises
     ------
     FieldNotFound : there is no variable of that name.
     FormatError : the file is damaged or no netCDF file, or it does not say which dimension counts the samples.
     """
+    times = decode if decode_times is None else decode_times
+    packing = decode if mask_and_scale is None else mask_and_scale
+    wanted = _Wanted(names, sample_dim, _Decode(decode, times, packing, valid_range), static)
     with Path(path).open("rb") as file:
         classic = file.read(3)
     if classic == b"CDF" or classic[:2] == netcdf_classic.GZIP:
-        return _index(netcdf_classic.content(path), names, sample_dim, decode, valid_range)
+        return _index(netcdf_classic.content(path), wanted)
     if not _is_hdf5(path):
         raise FormatError(
             "the file is not a netCDF file",
@@ -67,7 +77,7 @@ def index(
         )
     try:
         with open_file(path) as hdf5:
-            return _index(netcdf4.content(hdf5, path), names, sample_dim, decode, valid_range)
+            return _index(netcdf4.content(hdf5, path), wanted)
     except DataError:
         raise
     except FAILURES as error:
@@ -83,20 +93,38 @@ def _is_hdf5(path: str) -> bool:
     return False
 
 
-def _index(
-    content: Content, names: Sequence[str] | None, sample_dim: str | None, decode: bool, valid_range: bool | None
-) -> Index:
-    wanted = _named(content, names) if names is not None else content.variables
-    dimension = content.sample_dimension(wanted, sample_dim)
+@dataclass(frozen=True)
+class _Decode:
+    """What is made of stored values: texts of letters, seconds of times, numbers of packed or missing ones."""
+
+    letters: bool
+    times: bool
+    packing: bool
+    valid_range: bool | None
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What the user asks for, see ``index``."""
+
+    names: Sequence[str] | None
+    sample_dim: str | None
+    decode: _Decode
+    static: bool
+
+
+def _index(content: Content, asked: _Wanted) -> Index:
+    wanted = _named(content, asked.names) if asked.names is not None else content.variables
+    dimension = content.sample_dimension(wanted, asked.sample_dim)
     units = _units_of_bounds(content.variables)
     fields: dict[str, Field] = {}
     parts: dict[str, Part] = {}
     for variable in wanted:
         if dimension in variable.dimensions:
             axis = variable.dimensions.index(dimension)
-            told = _meaning(variable, axis, content.path, units, decode, valid_range)
+            told = _meaning(variable, axis, content.path, units, asked.decode)
             fields[variable.name], parts[variable.name] = variable.rows(axis, told)
-        elif names is not None:
+        elif asked.names is not None:
             raise _no_samples(content.path, variable, dimension)
     if not fields:
         found = f"{len(content.variables)} variables without it"
@@ -104,19 +132,19 @@ def _index(
             "the file has no samples", file=content.path, expected=f"a variable along {dimension!r}", found=found
         )
     static = {
-        variable.name: _meaning(variable, None, content.path, units, decode, valid_range).of(variable.values())
+        variable.name: _meaning(variable, None, content.path, units, asked.decode).of(variable.values())
         for variable in content.variables
-        if dimension not in variable.dimensions and _fits(variable, content.path)
+        if asked.static and dimension not in variable.dimensions and _fits(variable, content.path)
     }
-    facts = _facts(content, [v for v in wanted if v.name in fields], fields, dimension, decode)
+    facts = _facts(content, [v for v in wanted if v.name in fields], fields, dimension, asked.decode)
     return Index(fields, [File(content.path, content.dimensions[dimension], joined(parts))], static, facts)
 
 
 def _facts(
-    content: Content, wanted: Sequence[Variable], fields: Mapping[str, Field], dimension: str, decode: bool
+    content: Content, wanted: Sequence[Variable], fields: Mapping[str, Field], dimension: str, decode: _Decode
 ) -> dict[str, str]:
     """What has to be the same in other files: units and the like, and the coordinates of the other dimensions."""
-    keys = AGREED if decode else AGREED + USED_UP
+    keys = AGREED if decode.packing else AGREED + USED_UP
     facts = {}
     for variable in wanted:
         said = fields[variable.name].attributes
@@ -180,18 +208,18 @@ def _meaning(
     axis: int | None,
     path: str,
     units: Mapping[str, dict[str, Any]],
-    decode: bool,
-    valid_range: bool | None,
+    decode: _Decode,
 ) -> Meaning:
     """What a variable holds; ``axis`` is that of the samples, or None if it has none."""
     dtype = variable.dtype
-    if not decode or dtype.kind not in "iufS":
+    numbers = dtype.kind in "iuf" and (decode.times or decode.packing)
+    if not numbers and not (dtype.kind == "S" and decode.letters):
         return Meaning(_delivered(dtype), None, variable.attributes)
     if dtype.kind == "S":
         together = dtype.itemsize == 1 and variable.shape and variable.shape[-1] > 1 and axis != len(variable.shape) - 1
         return Meaning(np.dtype(f"S{variable.shape[-1]}") if together else dtype, None, variable.attributes)
     attributes = {**units.get(variable.name, {}), **variable.attributes}
-    return meaning(dtype, attributes, path, variable.name, valid_range)
+    return meaning(dtype, attributes, path, variable.name, decode.valid_range, decode.times, decode.packing)
 
 
 def _delivered(dtype: np.dtype[Any]) -> np.dtype[Any]:

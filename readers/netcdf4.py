@@ -22,11 +22,14 @@ from matex_data.layouts import Foreign, Strided
 from matex_data.readers.cf import Meaning
 from matex_data.readers.hdf5 import attributes, dataset_rows
 from matex_data.readers.hdf5_names import FAILURES, dataset_names
-from matex_data.readers.hdf5_rows import Held, LibraryRows
+from matex_data.readers.hdf5_rows import Held, LibraryRows, open_file
 from matex_data.readers.variables import Content, Variable
 
 NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
 NO_COORDINATE = "_nc4_non_coord_"  # before the name of a variable that has the name of a dimension it does not have
+ROOT_MARKS = (b"_NCProperties", b"_nc3_strict")
+MARKS = (b"_Netcdf4Dimid", b"_Netcdf4Coordinates")
+LOOKED_AT = 64  # objects of the root group, to tell whether the file is netCDF-4
 INTERNAL = {
     "CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS",
     "_Netcdf4Dimid", "_Netcdf4Coordinates", "_nc3_strict", "_NCProperties", "_NCCOPY",
@@ -38,6 +41,40 @@ FILL = {
     "f4": 9.969209968386869e36, "f8": 9.969209968386869e36,
 }  # fmt: skip
 """What netCDF shows where nothing was written."""
+
+
+def is_netcdf4(path: str) -> bool:
+    """Whether an HDF5 file was written as netCDF-4; False where it cannot be opened.
+
+    The library marks the root group (``_NCProperties``, since 4.4.1), variables and dimensions. A dimension scale alone
+    says nothing: plain HDF5 files have them, too.
+    """
+    try:
+        with open_file(path) as file:
+            return any(h5py.h5a.exists(file.id, mark) for mark in ROOT_MARKS) or _has_marked_dataset(file.id)
+    except FAILURES:
+        return False
+
+
+def _has_marked_dataset(group: h5py.h5g.GroupID) -> bool:
+    """Whether one of the first datasets of a group is a variable or a dimension of netCDF."""
+    for link in _first_links(group):
+        if h5py.h5g.get_objinfo(group, link, follow_link=False).type == h5py.h5g.DATASET:
+            found = h5py.h5d.open(group, link)
+            if any(h5py.h5a.exists(found, mark) for mark in MARKS) or _is_bare(h5py.Dataset(found)):
+                return True
+    return False
+
+
+def _first_links(group: h5py.h5g.GroupID) -> list[bytes]:
+    links: list[bytes] = []
+
+    def visit(name: bytes) -> int | None:
+        links.append(name)
+        return 1 if len(links) >= LOOKED_AT else None
+
+    group.links.iterate(visit)
+    return links
 
 
 def content(file: h5py.File, path: str) -> Content:
@@ -98,6 +135,7 @@ class _Axes:
         self._by_number = {
             int(scale.attrs["_Netcdf4Dimid"]): name for name, scale in scales.items() if "_Netcdf4Dimid" in scale.attrs
         }
+        self._by_address = {_address(scale.id): name for name, scale in scales.items()}
         self._phony: dict[tuple[int, int], str] = {}
 
     def of(self, name: str, dataset: h5py.Dataset) -> tuple[str, ...]:
@@ -117,14 +155,11 @@ class _Axes:
 
     def _attached(self, dataset: h5py.Dataset) -> list[str]:
         """The names of the scales that the dataset's axes point to; empty where there is none."""
-        names = []
         try:
-            for points in dataset.attrs.get("DIMENSION_LIST", []):
-                scale = dataset.file[points[0]].name.strip("/") if len(points) else ""
-                names.append(scale if scale in self._scales else "")
+            lists = dataset.attrs.get("DIMENSION_LIST", [])
+            return [self._by_address.get(_led_to(dataset, points[0]), "") if len(points) else "" for points in lists]
         except FAILURES:
             return []  # a damaged list of scales does no harm to the numbers
-        return names
 
     def _made_up(self, length: int, occurrence: int) -> str:
         """The name that netCDF gives to an axis without one: the same for axes of equal length."""
@@ -139,6 +174,16 @@ class _Axes:
         return lengths
 
 
+def _address(found: h5py.h5d.DatasetID) -> tuple[int, int]:
+    """Where an object is in its file. Its name would take HDF5 a search through the whole file, if a reference leads to it."""
+    return h5py.h5g.get_objinfo(found, b".").objno  # type: ignore[no-any-return]
+
+
+def _led_to(dataset: h5py.Dataset, reference: h5py.Reference) -> tuple[int, int]:
+    """The address of the object that a reference in the dataset's file leads to."""
+    return _address(h5py.h5r.dereference(reference, dataset.id))
+
+
 @dataclass(frozen=True)
 class _Hdf5Variable(Variable):
     """A dataset of the open file ``path``; ``lengths`` are those of all dimensions."""
@@ -148,7 +193,7 @@ class _Hdf5Variable(Variable):
     lengths: Mapping[str, int] = field(default_factory=dict)
 
     def rows(self, axis: int, meaning: Meaning) -> tuple[Field, Part]:
-        found, part = dataset_rows(self.dataset, self.path, self.dataset.name.strip("/"))
+        found, part = dataset_rows(self.dataset, self.path, self.dataset.name.strip("/"), self.attributes)
         if isinstance(part, Chunked) and self._unwritten():
             part = replace(part, fill=self._fill())
         part = _longer(_along(part, axis, self), self.lengths[self.dimensions[axis]], self)

@@ -15,6 +15,8 @@ from matex_data.fields import Field
 from matex_data.index import Array, Part
 from matex_data.readers.cf import Meaning
 
+HDF5_SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5")
+
 
 @dataclass(frozen=True)
 class Variable(ABC):
@@ -96,6 +98,8 @@ class Content:
 
     def _error(self, problem: str, expected: str, found: str, example: str | None) -> FormatError:
         remedy = f"name it, for example with sample_dim={example!r}, or choose fields with inputs=" if example else None
+        if remedy and self.path.lower().endswith(HDF5_SUFFIXES):
+            remedy += ", or read the file as plain HDF5 with format='hdf5'"
         return FormatError(problem, file=self.path, expected=expected, found=found, remedy=remedy)
 
     def _listed(self) -> str:

@@ -90,7 +90,7 @@ def test_scale_that_is_written_as_text_or_integer() -> None:
     assert _ours(np.array([30000], "i2"), {"scale_factor": np.int16(10)})[0] == 300000
     with pytest.raises(FormatError, match="the attribute 'scale_factor' is no number"):
         _ours(np.array([4], "i2"), {"scale_factor": "half"})
-    with pytest.raises(FormatError, match="decode=False"):
+    with pytest.raises(FormatError, match="mask_and_scale=False"):
         _ours(np.array([4], "i2"), {"add_offset": np.array([1.0, 2.0])})
 
 

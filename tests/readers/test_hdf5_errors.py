@@ -39,8 +39,8 @@ def images(file: h5py.File) -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "says"),
     [
-        ("run1/image", FieldNotFound, ["run1/image", "'run1/images'"]),
-        ("images", FieldNotFound, ["images", "'run1/images'"]),
+        ("run1/image", FieldNotFound, ["run1/image", "in 'run1' one of 'images'"]),
+        ("images", FieldNotFound, ["images", "'run1'", "matex inspect"]),
         ("run1", FormatError, ["a group", "'run1/images'"]),
         ("/", FormatError, ["a group"]),
         ("scalar", FormatError, ["no sample axis", "a single value"]),
