@@ -22,6 +22,8 @@ Paths = Annotated[list[str], typer.Argument(help="Files, patterns or folders of 
 Format = Annotated[str | None, typer.Option(help="Name of the format; told by the files if left out.")]
 Inputs = Annotated[list[str] | None, typer.Option("--field", help="A field to read; may be repeated. All if left out.")]
 
+Limit = Annotated[float, typer.Option(help="Seconds that the HDF5 library may take to open a file, or to read a block.")]
+
 
 def main() -> None:
     """Entry point of the command ``matex``."""
@@ -45,9 +47,15 @@ def inspect(paths: Paths, format: Format = None, field: Inputs = None) -> None:
 
 
 @app.command()
-def validate(paths: Paths, format: Format = None, field: Inputs = None, batch_size: int = 1024) -> None:
-    """Read and decode every sample once; say where the data is broken, and how many values are missing."""
+def validate(
+    paths: Paths, format: Format = None, field: Inputs = None, batch_size: int = 1024, limit: Limit = 60.0
+) -> None:
+    """Read and decode every sample once; say where the data is broken, and how many values are missing.
+
+    HDF5 and netCDF-4 files are looked at in a child process first: the library crashes on some damaged ones.
+    """
     with _told() as console:
+        _check_hdf5(paths, format, field, limit)
         data = _opened(paths, format, field)
         ranks = data.ranks
         batches = data.batches(-(-batch_size // ranks) * ranks, remainder="keep")
@@ -104,6 +112,24 @@ def _opened(paths: list[str], format: str | None, fields: list[str] | None) -> A
     from matex_data.opening import open_dataset
 
     return open_dataset(paths if len(paths) > 1 else paths[0], format=format, inputs=fields or None)
+
+
+def _check_hdf5(paths: list[str], format: str | None, fields: list[str] | None, limit: float) -> None:
+    """End the program if the HDF5 library cannot open some of the files, and name all of them. *Collective*."""
+    from mpi4py import MPI
+
+    from matex_data.opening import expand
+    from matex_data.probing import is_hdf5, probe
+
+    comm = MPI.COMM_WORLD
+    files = [file for file in expand(paths) if is_hdf5(file)][comm.rank :: comm.size]
+    errors = [error for found in comm.allgather(probe(files, format, fields, limit)) for error in found]
+    if errors and comm.rank == 0:
+        console = Console(stderr=True)
+        for error in errors:
+            console.print(str(error), style="red", markup=False, highlight=False)
+    if errors:
+        raise typer.Exit(1)
 
 
 @contextmanager
