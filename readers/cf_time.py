@@ -64,16 +64,22 @@ def epoch_of(units: object, calendar: object) -> Epoch | None:
         return None
     name = calendar.lower() if isinstance(calendar, str) and calendar else "standard"
     try:
-        start = cftime.num2date(0, f"seconds since {found[2]}", name, only_use_cftime_datetimes=True)
+        start = cftime.num2date(0, f"seconds since {_whole_date(found[2])}", name, only_use_cftime_datetimes=True)
         origin = cftime.datetime(1970, 1, 1, calendar=start.calendar, has_year_zero=start.has_year_zero)
         since = start - origin
-    except (ValueError, OverflowError, TypeError):  # cftime raises the last for dates like "1-1"
+    except (ValueError, OverflowError, TypeError):  # the last from cftime, for "12:00" as the date
         return None
     unit = _seconds(found[1].lower(), start.calendar)
     if unit is None:
         return None
     seconds = since.days * 86400 + since.seconds + since.microseconds * 1e-6
     return Epoch(np.float64(unit), np.float64(seconds), start.calendar, str(units))
+
+
+def _whole_date(text: str) -> str:
+    """The date with its month and day, which are the first ones if they are left out: "2000", "2000-06"."""
+    missing = 2 - text.count("-") if re.fullmatch(r"[0-9]{4,}(-[0-9]{1,2})?", text) else 0
+    return text + "-1" * missing
 
 
 def _seconds(unit: str, calendar: str) -> float | None:

@@ -87,8 +87,9 @@ def _warn_of(unread: Mapping[str, FormatError], path: str) -> None:
         return
     lines = [f"{path}: {len(unread)} dataset{'s' * (len(unread) > 1)} cannot be read, and are left out"]
     for name, error in list(unread.items())[:SHOWN]:
-        facts = "; ".join(f"{fact}" for fact in (error.problem, error.found, error.remedy) if fact is not None)
-        lines.append(f"  {name!r}: {facts}")
+        facts = {"expected": error.expected, "found": error.found, "remedy": error.remedy}
+        shown = [f"{key}: {fact}" for key, fact in facts.items() if fact is not None]
+        lines.append("; ".join([f"  {name!r}: {error.problem}", *shown]))
     if len(unread) > SHOWN:
         lines.append(f"  and {len(unread) - SHOWN} more")
     lines.append("  choose the fields with inputs= and targets=")

@@ -88,7 +88,7 @@ def content(file: h5py.File, path: str) -> Content:
     scales = {name: dataset for name, dataset in found.items() if dataset.attrs.get("CLASS") == b"DIMENSION_SCALE"}
     axes = _Axes(scales)
     variables = [
-        _Hdf5Variable(
+        Hdf5Variable(
             name=_shown(name),
             dimensions=axes.of(name, dataset),
             shape=dataset.shape,
@@ -165,7 +165,7 @@ class _Axes:
         """The name that netCDF gives to an axis without one: the same for axes of equal length."""
         return self._phony.setdefault((length, occurrence), f"phony_dim_{len(self._phony)}")
 
-    def lengths(self, variables: list[_Hdf5Variable]) -> dict[str, int]:
+    def lengths(self, variables: list[Hdf5Variable]) -> dict[str, int]:
         """Of each dimension: a variable over an unlimited one may have been written less far than others."""
         lengths = {name: int(scale.shape[0]) if scale.shape else 0 for name, scale in self._scales.items()}
         for variable in variables:
@@ -185,7 +185,7 @@ def _led_to(dataset: h5py.Dataset, reference: h5py.Reference) -> tuple[int, int]
 
 
 @dataclass(frozen=True)
-class _Hdf5Variable(Variable):
+class Hdf5Variable(Variable):
     """A dataset of the open file ``path``; ``lengths`` are those of all dimensions."""
 
     path: str
@@ -248,7 +248,7 @@ class DecodedRows(Foreign):
         return self.meaning.of(self.source.read(start, stop))
 
 
-def _along(part: Part, axis: int, variable: _Hdf5Variable) -> Part:
+def _along(part: Part, axis: int, variable: Hdf5Variable) -> Part:
     """The rows along another axis than the first."""
     if axis == 0:
         return part
@@ -286,7 +286,7 @@ def _chunks_along(part: Chunked, axis: int) -> Chunked:
     )
 
 
-def _longer(part: Part, rows: int, variable: _Hdf5Variable) -> Part:
+def _longer(part: Part, rows: int, variable: Hdf5Variable) -> Part:
     """As many rows as the unlimited dimension has; those that were never written are the fill value."""
     if part.rows == rows:
         return part

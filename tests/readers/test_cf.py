@@ -131,7 +131,7 @@ def test_times_are_those_of_cftime(units: str, calendar: str) -> None:
     assert told.attributes["origin"] == "1970-01-01T00:00:00" and told.attributes["stored_units"] == units
 
 
-@pytest.mark.parametrize("units", ["K", "days", "months since 2000-01-01", "days since yesterday", 5, None])
+@pytest.mark.parametrize("units", ["K", "days", "months since 2000-01-01", "days since yesterday", "s since 12:00", 5, None])
 def test_what_is_no_time_stays(units: Any) -> None:
     assert epoch_of(units, "standard") is None
 
@@ -150,3 +150,38 @@ def test_a_mark_that_float32_does_not_have_is_found_all_the_same() -> None:
     stored = np.array([5, 2**31 - 1], "i4")
     found = _ours(stored, {"_FillValue": np.int32(2**31 - 1), "scale_factor": np.float32(0.01)})
     np.testing.assert_allclose(found, [0.05, np.nan], rtol=1e-6)
+
+
+@pytest.mark.parametrize("date", ["2000", "2000-06", "2000-6-15"])
+def test_dates_without_month_or_day_begin_with_the_first(date: str) -> None:
+    stored = np.array([0, 1, 59], "i4")
+    variable = xarray.Variable(("t",), stored, {"units": f"days since {date}", "calendar": "standard"})
+    expected = xarray.conventions.decode_cf_variable("t", variable).to_numpy().astype("M8[s]").astype("f8")
+    assert _ours(stored, variable.attrs).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("mask_and_scale", [True, False])
+@pytest.mark.parametrize("decode_times", [True, False])
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"units": "days since 2000-01-01", "_FillValue": np.int16(-9), "scale_factor": np.float32(0.5)},
+        {"units": "days since 2000-01-01"},
+        {"units": "K", "add_offset": 3.0, "valid_min": np.int16(0)},
+        {"_Unsigned": "true"},
+        {"dtype": "bool"},
+    ],
+)
+def test_each_option_alone_is_as_in_xarray(attributes: dict[str, Any], decode_times: bool, mask_and_scale: bool) -> None:
+    stored = np.array([1, 0, 2, -9], "i2")
+    told = meaning(stored.dtype, attributes, "a.nc", "x", False, decode_times, mask_and_scale)
+    variable = xarray.Variable(("x",), stored, dict(attributes))
+    options = {"decode_times": decode_times, "decode_timedelta": False, "mask_and_scale": mask_and_scale}
+    expected = xarray.conventions.decode_cf_variable("x", variable, **options)
+    values = expected.to_numpy()
+    if values.dtype.kind == "M":
+        values = np.where(np.isnat(values), np.nan, values.astype("M8[s]").astype("f8"))
+    assert told.of(stored).dtype == values.dtype
+    np.testing.assert_array_equal(told.of(stored), values)
+    packing = {"scale_factor", "add_offset", "_FillValue", "_Unsigned"}
+    assert packing & set(told.attributes) == packing & set(expected.attrs)

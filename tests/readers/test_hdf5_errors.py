@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
+import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,15 +131,16 @@ def test_a_dataset_behind_the_end_of_the_file(tmp_path: Path) -> None:
             assert caught.value.field == name or caught.value.file == path
 
 
-def test_filter_that_is_not_installed(tmp_path: Path) -> None:
-    def content(file: h5py.File) -> None:
-        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        plist.set_chunk((4,))
-        plist.set_filter(305, h5py.h5z.FLAG_OPTIONAL, ())
-        made = h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_INT32, h5py.h5s.create_simple((8,)), plist)
-        made.write_direct_chunk((0,), b"compressed in some way")
+def unknown_filter(file: h5py.File) -> None:
+    plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plist.set_chunk((4,))
+    plist.set_filter(305, h5py.h5z.FLAG_OPTIONAL, ())
+    made = h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_INT32, h5py.h5s.create_simple((8,)), plist)
+    made.write_direct_chunk((0,), b"compressed in some way")
 
-    path = write(tmp_path / "a.h5", content)
+
+def test_filter_that_is_not_installed(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.h5", unknown_filter)
     with pytest.raises(FormatError, match="not installed") as caught:
         index(path, ["x"])
     assert "305" in str(caught.value.found)
@@ -193,3 +197,102 @@ def test_attributes_are_small_and_plain(tmp_path: Path) -> None:
     assert axes == [1, 2]
     assert plain == {"enum": {"muon": 13}, "units": "GeV", "scale": 0.5, "names": ["a", "b"], "bytes": "ab"}
     assert pickle.loads(pickle.dumps(field)) == field
+
+
+def test_datasets_that_are_left_out_are_named(tmp_path: Path) -> None:
+    def content(file: h5py.File) -> None:
+        file["y"] = np.arange(8)
+        file["scalar"] = 1.0
+        unknown_filter(file)
+        file.create_dataset("raw", (8,), "i4", external=[("absent.bin", 0, 32)])
+
+    path = write(tmp_path / "a.h5", content)
+    with pytest.warns(UserWarning, match="2 datasets cannot be read") as caught:
+        assert list(index(path).fields) == ["y"]
+    (warning,) = caught
+    for text in (path, "'x'", "filter 305", "HDF5_PLUGIN_PATH", "'raw'", "absent.bin", "inputs="):
+        assert text in str(warning.message)
+    assert "scalar" not in str(warning.message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert list(index(path, ["y"]).fields) == ["y"]
+
+
+def test_a_walk_through_the_file_is_no_matter_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hours = itertools.count(step=3600)
+    monkeypatch.setattr("matex_data.readers.hdf5_names.monotonic", lambda: next(hours), raising=False)
+
+    def content(file: h5py.File) -> None:
+        for name in ("a", "b/x", "b/y/z", "c"):
+            file[name] = np.arange(3)
+        file["b/up"] = file["/"]
+        file["d"] = file["b/x"]
+
+    path = write(tmp_path / "a.h5", content)
+    assert list(index(path).fields) == ["a", "b/x", "b/y/z", "c"]
+    monkeypatch.setattr("matex_data.readers.hdf5_names.MOST_OBJECTS", 5)
+    with pytest.raises(FormatError, match="cannot be listed"):
+        index(path)
+
+
+def test_names_that_are_asked_for_need_no_walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HDF5 does not survive every damaged group: what nobody asks for is not looked at, not even for a hint."""
+    path = write(tmp_path / "a.h5", images)
+    monkeypatch.setattr("matex_data.readers.hdf5_names._walk", None)
+    monkeypatch.setattr(h5py.h5o, "visit", None)
+    assert len(index(path, ["run1/images"])) == 10
+    with pytest.raises(FieldNotFound, match="one of 'labels'"):
+        index(path, ["run1/label"])
+    with pytest.raises(FormatError, match="a group"):
+        index(path, ["run1"])
+
+
+def _chunk_keys(data: bytearray) -> list[int]:
+    """Where the keys of the chunk index are (a B-tree of version 1, with one node): size, mask, corner, address."""
+    at = data.index(b"TREE\x01") + 24
+    return [at + 32 * i for i in range(2)]
+
+
+@pytest.fixture
+def two_chunks(tmp_path: Path) -> Path:
+    """Chunks of 4 numbers."""
+    content = partial(h5py.File.create_dataset, name="x", data=np.arange(8), chunks=(4,))
+    return Path(write(tmp_path / "a.h5", content, libver="earliest"))
+
+
+@pytest.mark.parametrize("address", [2**63, 2**64 - 2, 2**62, 2**63 - 8])
+def test_chunks_beyond_any_file(two_chunks: Path, address: int) -> None:
+    data = bytearray(two_chunks.read_bytes())
+    at = _chunk_keys(data)[1] + 24
+    assert data[at : at + 8] != bytes(8)
+    data[at : at + 8] = address.to_bytes(8, "little")
+    two_chunks.write_bytes(data)
+    with pytest.raises(FormatError) as caught:
+        index(str(two_chunks), ["x"])
+    assert (caught.value.file, caught.value.field) == (str(two_chunks), "x")
+
+
+def test_two_entries_for_one_chunk_are_a_matter_of_hdf5(two_chunks: Path) -> None:
+    data = bytearray(two_chunks.read_bytes())
+    first, second = _chunk_keys(data)
+    data[second + 8 : second + 24] = data[first + 8 : first + 24]
+    two_chunks.write_bytes(data)
+    with h5py.File(two_chunks) as file:
+        expected = file["x"][...]
+    assert every_row(index(str(two_chunks), ["x"]), "x").tolist() == expected.tolist()
+
+
+def test_attributes_that_are_not_shown_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def content(file: h5py.File) -> None:
+        file["x"] = np.arange(4)
+        file["s"] = np.arange(4)
+        file["s"].make_scale("s")
+        file["x"].dims[0].attach_scale(file["s"])
+        file["x"].attrs["units"] = "K"
+
+    path = write(tmp_path / "a.h5", content)
+    read: list[str] = []
+    taken = h5py.AttributeManager.__getitem__
+    monkeypatch.setattr(h5py.AttributeManager, "__getitem__", lambda self, name: read.append(name) or taken(self, name))
+    assert index(path, ["x"]).fields["x"].attributes == {"units": "K"}
+    assert read == ["units"]

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import h5py
 import netCDF4
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from mpi4py import MPI
 from matex_data import DataError, FieldNotFound, FormatError, collective, open_dataset
 from matex_data.readers import detect
 from matex_data.readers.netcdf import index
+from matex_data.readers.netcdf4 import Hdf5Variable
+from matex_data.readers.netcdf_classic import ClassicVariable
 from tests.format_suite import Case, FormatSuite
 from tests.ranks import Pool
 from tests.readers.serial import every_row, read_rows, same, some_rows
@@ -277,3 +280,95 @@ def test_files_have_to_agree(tmp_path: Path, change: str) -> None:
         text = {"units": "'units' of 'a'", "calendar": "'calendar' of 't'", "coordinates": "coordinates 'x'"}
         with pytest.raises(FormatError, match=text.get(change, "the same fields")):
             open_dataset(paths, comm=MPI.COMM_SELF)
+
+
+def _without_suffix(path: Path, marks: str) -> None:
+    """A netCDF-4 file as different versions of the library mark it, behind more than 4 KiB of other things."""
+    with netCDF4.Dataset(path, "w") as file:
+        file.createDimension("t", None)
+        for name in ("late", "early"):
+            group = file.createGroup(f"group_{name}")
+            group.setncattr("history", "h" * 9000)
+        file.createVariable("a", "i2", ("t",), fill_value=-9)[:] = np.ma.masked_equal([1, 2, -9], -9)
+    with h5py.File(path, "r+") as file:
+        if marks != "root":
+            del file.attrs["_NCProperties"]
+        if marks == "name":
+            for dataset in (file["t"], file["a"]):
+                for key in set(dataset.attrs) & {"_Netcdf4Dimid", "_Netcdf4Coordinates"}:
+                    del dataset.attrs[key]
+
+
+@pytest.mark.parametrize("marks", ["root", "numbers", "name"])
+@pytest.mark.parametrize("name", ["a.h5", "a", "a.hdf5", "a.dat"])
+def test_netcdf4_is_told_by_its_content(tmp_path: Path, name: str, marks: str) -> None:
+    _without_suffix(tmp_path / name, marks)
+    data = open_dataset(tmp_path / name, comm=MPI.COMM_SELF)
+    np.testing.assert_array_equal(data.load()["a"], [1, 2, np.nan])
+
+
+def test_plain_hdf5_with_a_dimension_scale_is_not_netcdf(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.h5")
+    with h5py.File(path, "w") as file:
+        file["x"], file["y"] = np.arange(3), np.arange(3)
+        file["x"].make_scale("x")
+        file["y"].dims[0].attach_scale(file["x"])
+    head = Path(path).read_bytes()[:4096]
+    assert detect(path, head) == "hdf5"
+    assert detect(str(tmp_path / "a.nc"), head) == "netcdf"
+
+
+def test_a_thousand_variables_on_one_dimension_open_as_with_netcdf4(tmp_path: Path) -> None:
+    """HDF5 searches the whole file for the name of what a reference leads to; once a variable, that was 8 seconds."""
+    path = str(tmp_path / "a.nc")
+    with h5py.File(path, "w") as file:
+        scale = file.create_dataset("z", data=np.arange(5.0))
+        scale.make_scale("z")
+        for number in range(1000):
+            file.create_dataset(f"v{number:04}", data=np.arange(5.0)).dims[0].attach_scale(scale)
+    begin = time.process_time()
+    with netCDF4.Dataset(path) as opened:
+        expected = {name: variable.dimensions for name, variable in opened.variables.items()}
+    middle = time.process_time()
+    found = index(path)
+    end = time.process_time()
+    assert set(found.fields) == set(expected) and set(expected.values()) == {("z",)}
+    assert end - middle < 15 * (middle - begin)
+
+
+@pytest.mark.parametrize("kind", [CLASSIC[0], "NETCDF4"])
+@pytest.mark.parametrize("options", [{"decode_times": False}, {"mask_and_scale": False}, {"decode": False}])
+def test_parts_of_the_decoding_are_left_out_as_in_xarray(tmp_path: Path, kind: str, options: dict[str, bool]) -> None:
+    path = tmp_path / "a.nc"
+    with netCDF4.Dataset(path, "w", format=kind) as file:
+        file.createDimension("t", None)
+        times = file.createVariable("t", "i4", ("t",))
+        times.units, times[:] = "hours since 2000-01-01", np.arange(4)
+        packed = file.createVariable("a", "i2", ("t",), fill_value=-9)
+        packed.set_auto_maskandscale(False)
+        packed.scale_factor, packed[:] = 0.5, [1, 2, -9, 4]
+    both = dict.fromkeys(("decode_times", "mask_and_scale"), False) if "decode" in options else options
+    found = index(str(path), **options)
+    with xarray.open_dataset(path, engine="netcdf4", **both) as file:
+        for name in ("t", "a"):
+            expected = file[name].to_numpy()
+            expected = expected.astype("M8[s]").astype("f8") if expected.dtype.kind == "M" else expected
+            assert same(every_row(found, name), expected)
+            assert found.fields[name].dtype == expected.dtype
+    assert found.facts.get("'scale_factor' of 'a'") == (None if "decode_times" in options else "0.5")
+    again = index(str(path), decode=False, decode_times=True, mask_and_scale=True)
+    assert again.fields["a"].dtype == np.float64 and again.fields["t"].dtype == np.float64
+
+
+@pytest.mark.parametrize("kind", [CLASSIC[1], "NETCDF4"])
+def test_static_variables_are_read_only_where_they_are_wanted(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _cube(tmp_path / "a.nc", kind)
+    with netCDF4.Dataset(tmp_path / "a.nc", "a") as file:
+        file.createVariable("mask", "i1", ("y", "x"))[:] = 1
+    path = str(tmp_path / "a.nc")
+    assert index(path, ["v"], sample_dim="z").static["mask"].sum() == 110
+    for variable in (ClassicVariable, Hdf5Variable):
+        monkeypatch.setattr(variable, "values", None)
+    assert index(path, ["v"], sample_dim="z", static=False).static == {}
