@@ -22,7 +22,9 @@ Paths = Annotated[list[str], typer.Argument(help="Files, patterns or folders of 
 Format = Annotated[str | None, typer.Option(help="Name of the format; told by the files if left out.")]
 Inputs = Annotated[list[str] | None, typer.Option("--field", help="A field to read; may be repeated. All if left out.")]
 
-Limit = Annotated[float, typer.Option(help="Seconds that the HDF5 library may take to open a file, or to read a block.")]
+Limit = Annotated[
+    float, typer.Option(help="Seconds that the HDF5 library may take to open a file, or to read a block.")
+]
 
 
 def main() -> None:

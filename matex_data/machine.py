@@ -15,6 +15,13 @@ from matex_data.errors import OutOfMemory, PartitionError
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 SAFE = 0.8  # of the memory that is free; the rest is for windows, the model and what the system keeps
+_LAUNCHERS = ("PMI", "OMPI_", "PRTE", "HYDRA", "HYDI", "MPI", "I_MPI_", "MV2_", "SLURM_", "FLUX_", "PALS_", "ALPS_")
+
+
+def lone_environment() -> dict[str, str]:
+    """The environment for a child process that is no rank: without what MPI launchers set."""
+    return {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHERS)}
+
 
 _ranks_here: list[int] = []
 

@@ -24,12 +24,11 @@ from typing import IO
 
 from matex_data.errors import DataError, FormatError
 from matex_data.layouts import Foreign
-from matex_data.machine import free_memory
+from matex_data.machine import free_memory, lone_environment
 from matex_data.readers import FORMATS, HEAD, detect, reader
 
 SECONDS = 60.0  # that a step of the library may take: opening a file, or reading one block of rows
 START_SECONDS = 300.0  # that the child may take to start
-_LAUNCHERS = ("PMI", "OMPI_", "PRTE", "HYDRA", "HYDI", "MPI_", "MPIEXEC", "I_MPI_", "MV2_", "SLURM_", "FLUX_")
 CHILD = (sys.executable, "-m", "matex_data.probing")
 
 Step = Callable[[], None]
@@ -73,17 +72,15 @@ def _run(
     paths: Sequence[str], format: str | None, names: Sequence[str] | None, seconds: float, command: Sequence[str]
 ) -> tuple[int, list[DataError]]:
     """Let one child look at files until it ends: how many it is done with, at least one, and their errors."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHERS)}
-    done, errors, started = 0, [], False
+    done, errors = 0, []
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=lone_environment()
     ) as child:
         assert child.stdin is not None and child.stdout is not None
         try:
             with suppress(BrokenPipeError), child.stdin as asked:
                 asked.write(json.dumps([list(paths), format, names, seconds]).encode())
-            for line in _lines(child.stdout, lambda: seconds if started else START_SECONDS):
-                started = True
+            for line in _lines(child.stdout, seconds):
                 kind, _, text = line.partition(" ")
                 if kind == "error":
                     errors.append(pickle.loads(base64.b64decode(text)))
@@ -99,17 +96,18 @@ def _run(
     return done, errors
 
 
-def _lines(pipe: IO[bytes], seconds: Callable[[], float]) -> Iterator[str]:
+def _lines(pipe: IO[bytes], seconds: float) -> Iterator[str]:
     """The lines of a pipe until its end.
 
     Raises
     ------
-    TimeoutError : nothing came for so long.
+    TimeoutError : nothing came for so long; for the first line it may take longer.
     """
-    data = b""
+    data, limit = b"", START_SECONDS
     while True:
-        if not select.select([pipe], [], [], seconds())[0]:
+        if not select.select([pipe], [], [], limit)[0]:
             raise TimeoutError
+        limit = seconds
         more = os.read(pipe.fileno(), 1 << 16)
         if not more:
             return

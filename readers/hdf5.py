@@ -123,9 +123,7 @@ def _axis_error(dataset: h5py.Dataset, path: str, name: str) -> FormatError:
     return FormatError(NO_AXIS, file=path, field=name, expected=expected, found=found)
 
 
-def _field_and_part(
-    dataset: h5py.Dataset, path: str, name: str, said: Mapping[str, Any]
-) -> tuple[Field, Part]:
+def _field_and_part(dataset: h5py.Dataset, path: str, name: str, said: Mapping[str, Any]) -> tuple[Field, Part]:
     stored, item, ragged = _element(dataset.dtype)
     delivered = stored if stored.names is not None else np.dtype(stored.newbyteorder("=").str)
     shape = (*dataset.shape[1:], *item)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 
 import h5py
 
 from matex_data.errors import FieldNotFound, FormatError, near_matches
+from matex_data.machine import lone_environment
 
 MOST_OBJECTS = 20_000  # a file of more objects is not listed to the end
-MOST_HINTS = 1000  # names of one group that are compared with one that is not there
+HINT_SECONDS = 20.0  # that the listing for a hint may take
 FAILURES = (
     OSError, RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, MemoryError,
 )  # fmt: skip
@@ -31,8 +36,8 @@ def find(file: h5py.File, path: str, name: str) -> h5py.Dataset:
     if isinstance(found, h5py.Dataset):
         return found
     kind = "a group" if isinstance(found, h5py.Group) else "a named datatype"
-    below = [f"{name.strip('/')}/{link}".strip("/") for link in _links(found)] if isinstance(found, h5py.Group) else []
-    remedy = f"name a dataset; the group has {near_matches(name, below)}" if below else "name a dataset"
+    below = [other for other in _hints(path) if other.startswith(name.strip("/"))]
+    remedy = f"name one of its datasets: {near_matches(name, below)}" if below else "name a dataset"
     raise FormatError(
         "the field is not a dataset", file=path, field=name, expected="a dataset", found=kind, remedy=remedy
     )
@@ -48,45 +53,33 @@ def _not_opened(file: h5py.File, path: str, name: str, error: Exception) -> Form
         return FormatError("the field is a link that leads nowhere", file=path, field=name, expected=to, found=error)
     if link is not None:
         return FormatError("the dataset cannot be opened", file=path, field=name, found=error)
-    group, missing = _deepest(file, name.strip("/"))
-    inside = group.strip("/")
-    near = near_matches(missing, _links(file[group]))
-    return FieldNotFound(
-        "the file has no such dataset",
-        file=path,
-        field=name,
-        expected=f"in {inside!r} one of {near}" if inside else f"one of {near}",
-        remedy="name datasets with the groups that they are in; 'matex inspect' lists them",
-    )
+    names = _hints(path)
+    expected = f"one of {near_matches(name.strip('/'), names)}" if names else None
+    return FieldNotFound("the file has no such dataset", file=path, field=name, expected=expected)
 
 
-def _deepest(file: h5py.File, name: str) -> tuple[str, str]:
-    """The longest beginning of a name that is a group, and the next part of the name, which is not there."""
-    group = "/"
-    for part in name.split("/"):
-        below = f"{group}{part}/"
-        try:
-            if not isinstance(file[below], h5py.Group):
-                return group, part
-        except FAILURES:
-            return group, part
-        group = below
-    return group, ""
+def _hints(path: str) -> list[str]:
+    """Names of what is in a file, to show those that are like one that is not; none if they cannot be listed.
 
-
-def _links(group: h5py.Group) -> list[str]:
-    """Names in one group, whatever they are: for a hint. Nothing is opened, and no group below is looked into."""
-    names: list[str] = []
-
-    def visit(name: bytes) -> int | None:
-        names.append(name.decode("utf-8", "surrogateescape"))
-        return 1 if len(names) >= MOST_HINTS else None
-
+    HDF5 does not survive the listing of every damaged file, and a hint is worth no crash: a child process lists them.
+    """
+    command = [sys.executable, "-m", __name__, path]
     try:
-        group.id.links.iterate(visit)
-    except FAILURES:
-        return names  # what was seen is good enough
-    return names
+        listed = subprocess.run(
+            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=HINT_SECONDS, env=lone_environment()
+        )
+        return list(json.loads(listed.stdout))
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return []
+
+
+def _list(path: str) -> None:
+    """Print the names of all datasets, and of the links in the root group."""
+    names: dict[str, None] = {}
+    with h5py.File(path, "r", locking=False) as file, suppress(*FAILURES):
+        names.update(dict.fromkeys(_walk(file)))
+        names.update(dict.fromkeys(key for key in file if file.get(key, getclass=True, getlink=True) != h5py.HardLink))
+    print(json.dumps(list(names)))
 
 
 def dataset_names(file: h5py.File, path: str) -> list[str]:
@@ -141,3 +134,7 @@ def _hard_links(group: h5py.h5g.GroupID, prefix: bytes) -> list[tuple[h5py.h5g.G
 
     group.links.iterate(visit, info=True)
     return found[::-1]
+
+
+if __name__ == "__main__":
+    _list(sys.argv[1])

@@ -175,7 +175,7 @@ class _Axes:
 
 
 def _address(found: h5py.h5d.DatasetID) -> tuple[int, int]:
-    """Where an object is in its file. Its name would take HDF5 a search through the whole file, if a reference leads to it."""
+    """Where an object is in its file; for the name of what a reference leads to HDF5 searches the whole file."""
     return h5py.h5g.get_objinfo(found, b".").objno  # type: ignore[no-any-return]
 
 

@@ -131,7 +131,9 @@ def test_times_are_those_of_cftime(units: str, calendar: str) -> None:
     assert told.attributes["origin"] == "1970-01-01T00:00:00" and told.attributes["stored_units"] == units
 
 
-@pytest.mark.parametrize("units", ["K", "days", "months since 2000-01-01", "days since yesterday", "s since 12:00", 5, None])
+@pytest.mark.parametrize(
+    "units", ["K", "days", "months since 2000-01-01", "days since yesterday", "s since 12:00", 5, None]
+)
 def test_what_is_no_time_stays(units: Any) -> None:
     assert epoch_of(units, "standard") is None
 
@@ -172,7 +174,9 @@ def test_dates_without_month_or_day_begin_with_the_first(date: str) -> None:
         {"dtype": "bool"},
     ],
 )
-def test_each_option_alone_is_as_in_xarray(attributes: dict[str, Any], decode_times: bool, mask_and_scale: bool) -> None:
+def test_each_option_alone_is_as_in_xarray(
+    attributes: dict[str, Any], decode_times: bool, mask_and_scale: bool
+) -> None:
     stored = np.array([1, 0, 2, -9], "i2")
     told = meaning(stored.dtype, attributes, "a.nc", "x", False, decode_times, mask_and_scale)
     variable = xarray.Variable(("x",), stored, dict(attributes))

@@ -138,9 +138,7 @@ def _bytes_of_one(comm: MPI.Intracomm, path: str, names: Any) -> int:
 
 
 @pytest.mark.parametrize("names, row", [("t2m", 30), ("wind", 20), (["t2m", "wind"], 50), ("number", 4)])
-def test_only_the_wanted_variables_of_a_record_are_read(
-    tmp_path: Path, pool: Pool, names: Any, row: int
-) -> None:
+def test_only_the_wanted_variables_of_a_record_are_read(tmp_path: Path, pool: Pool, names: Any, row: int) -> None:
     _write(tmp_path / "a.nc", "NETCDF3_64BIT_OFFSET", 0, 480)
     needed = 480 * row / pool.size
     assert all(read <= needed * 1.05 + 24 * row for read in pool.run(_bytes_of_one, str(tmp_path / "a.nc"), names))

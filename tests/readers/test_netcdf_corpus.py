@@ -89,9 +89,7 @@ def _load(comm: MPI.Intracomm, path: str, wanted: dict[str, list[str]], decode: 
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("decode", [True, False], ids=["decoded", "raw"])
 @pytest.mark.parametrize("file", WHOLE)
-def test_numbers_are_those_of_the_libraries(
-    file: str, decode: bool, size: int, ranks: Pools, tmp_path: Path
-) -> None:
+def test_numbers_are_those_of_the_libraries(file: str, decode: bool, size: int, ranks: Pools, tmp_path: Path) -> None:
     library = _library(file, tmp_path)
     expected: dict[str, Arrays] = {}
     with warnings.catch_warnings():
