@@ -61,7 +61,9 @@ def _has_marked_dataset(group: h5py.h5g.GroupID) -> bool:
     for link in _first_links(group):
         if h5py.h5g.get_objinfo(group, link, follow_link=False).type == h5py.h5g.DATASET:
             found = h5py.h5d.open(group, link)
-            if any(h5py.h5a.exists(found, mark) for mark in MARKS) or _is_bare(h5py.Dataset(found)):
+            if any(h5py.h5a.exists(found, mark) for mark in MARKS):
+                return True
+            if h5py.h5a.exists(found, b"NAME") and _is_bare(h5py.Dataset(found)):
                 return True
     return False
 
