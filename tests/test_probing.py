@@ -37,7 +37,7 @@ def look(path, format, names, step):
             time.sleep(0.25)
             step()
     print("not an answer", flush=True)
-    assert "mpi4py" not in sys.modules
+    assert "mpi4py.MPI" not in sys.modules
 probing._look_at = look
 probing.main()
 """
