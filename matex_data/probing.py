@@ -79,7 +79,7 @@ def _run(
         assert child.stdin is not None and child.stdout is not None
         try:
             with suppress(BrokenPipeError), child.stdin as asked:
-                asked.write(json.dumps([list(paths), format, names, seconds]).encode())
+                asked.write(json.dumps([list(paths), format, names, seconds, free_memory()]).encode())
             for line in _lines(child.stdout, seconds):
                 kind, _, text = line.partition(" ")
                 if kind == "error":
@@ -140,8 +140,8 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print is not an answer
     warnings.simplefilter("ignore")  # they are shown when the files are opened
-    paths, format, names, seconds = json.load(sys.stdin)
-    _limit_memory()
+    paths, format, names, seconds, memory = json.load(sys.stdin)
+    _limit_memory(memory)
 
     def step() -> None:
         _limit_seconds(seconds)
@@ -178,9 +178,8 @@ def _look_at(path: str, format: str | None, names: Sequence[str] | None, step: S
                     part.read(start, min(start + part.block_rows, part.rows))
 
 
-def _limit_memory() -> None:
-    """Let this process have what is free, so that a damaged size ends in a MemoryError."""
-    free = free_memory()
+def _limit_memory(free: int) -> None:
+    """Let this process have so many bytes, so that a damaged size ends in a MemoryError."""
     if free < sys.maxsize:
         with suppress(OSError, ValueError):
             used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
