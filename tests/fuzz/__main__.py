@@ -42,10 +42,13 @@ def main() -> int:
 
             tally = campaign.run(numbers, step)
             tallies.append(tally)
-            for result, where in tally.findings:
-                progress.console.rule(f"{name} {result.number}: {result.verdict.outcome}")
-                text = f"{where}; kept in {campaign.keep / name / str(result.number)}\n{campaign.command(result.number)}"
-                progress.console.print(f"{text}\n{result.verdict.text}", markup=False, highlight=False)
+            for alike in tally.alike():
+                result, where = alike[0]
+                progress.console.rule(f"{name}: {result.verdict.outcome}, {len(alike)} alike")
+                numbers_alike = " ".join(str(other.number) for other, _ in alike[:12])
+                text = f"{where}; kept in {campaign.keep / name}; numbers {numbers_alike}"
+                text = f"{text}\n{campaign.command(result.number)}\n{result.verdict.text}"
+                progress.console.print(text, markup=False, highlight=False)
             for outcome, entries in tally.samples.items():
                 for result, where in entries if options.show in (outcome, "all") else ():
                     text = f"{name} {result.number}: {outcome} ({where}) {result.verdict.text}"

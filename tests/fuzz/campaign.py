@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import tempfile
 import time
@@ -40,6 +41,16 @@ class Tally:
     findings: list[tuple[Result, str]] = field(default_factory=list)
     samples: dict[str, list[tuple[Result, str]]] = field(default_factory=dict)
     seconds: float = 0.0
+
+    def alike(self) -> list[list[tuple[Result, str]]]:
+        """The findings, those together that end in the same place or with the same words."""
+        groups: dict[str, list[tuple[Result, str]]] = {}
+        for result, where in sorted(self.findings, key=lambda finding: finding[0].number):
+            lines = result.verdict.text.strip().splitlines() or [""]
+            places = [line for line in lines if "readers/" in line or "matex_data/" in line]
+            words = re.sub(r"'[^']*'|[0-9]+|\[.*?\]", "", lines[-1])[:60]
+            groups.setdefault(f"{result.verdict.outcome}{places[-1:]}{words}", []).append((result, where))
+        return sorted(groups.values(), key=len, reverse=True)
 
 
 @dataclass(frozen=True)
@@ -124,7 +135,9 @@ class Campaign:
         return second
 
 
-def _examine(campaign: Campaign, found: list[Source], folder: Path, number: int, stage: Callable[[str], None]) -> Verdict:
+def _examine(
+    campaign: Campaign, found: list[Source], folder: Path, number: int, stage: Callable[[str], None]
+) -> Verdict:
     for path in _written(campaign, found, folder, number):
         return check(campaign.format, path, stage)
     raise AssertionError

@@ -50,10 +50,12 @@ class _Child:
         self.stage = ""
         self.begun = time.monotonic()
         self._limit = limit
-        self._trace = tempfile.NamedTemporaryFile(prefix="matex-fuzz-", suffix=".stacks")
+        handle, name = tempfile.mkstemp(prefix="matex-fuzz-", suffix=".stacks")
+        os.close(handle)
+        self._trace = Path(name)
         mine, its = FORK.Pipe()
         self.connection: Connection[Any, Any] = mine
-        self.process: ForkProcess = FORK.Process(target=_serve, args=(task, numbers, its, limit, self._trace.name))
+        self.process: ForkProcess = FORK.Process(target=_serve, args=(task, numbers, its, limit, str(self._trace)))
         self.process.start()
         its.close()
 
@@ -88,7 +90,7 @@ class _Child:
         self.process.kill()
         self.process.join()
         self.connection.close()
-        self._trace.close()
+        self._trace.unlink()
 
     def _result(self, verdict: Verdict) -> Result:
         now = time.monotonic()
@@ -97,7 +99,7 @@ class _Child:
         return result
 
     def _stacks(self) -> str:
-        return Path(self._trace.name).read_text()[-6000:]
+        return Path(str(self._trace)).read_text()[-6000:]
 
 
 FORK = get_context("fork")
@@ -159,7 +161,9 @@ def _serve(task: Task, numbers: Sequence[int], parent: Connection[Any, Any], lim
 
 
 def _limit_memory() -> None:
-    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() if sys.platform == "linux" else 0
+    size = (
+        int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() if sys.platform == "linux" else 0
+    )
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (size + ADDRESSES, size + ADDRESSES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -19,7 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 LARGEST = 200_000  # bytes of a file of the corpus that is taken
-NEED_OPTIONS = {"gb18030.txt", "wine_data.csv", "SA2-by-DJZ.csv", "noquote.csv"}
+LEFT_OUT = {
+    *("gb18030.txt", "wine_data.csv", "SA2-by-DJZ.csv", "noquote.csv"),  # need options
+    "f03tst_open_mem.nc",  # the library shows memory that nobody has written to
+}
 FOLDERS = {"hdf5": "hdf5", "netcdf": "netcdf", "csv": "csv"}
 
 
@@ -53,7 +56,7 @@ def sources(format: str, corpus: Path | None) -> list[Source]:
     found = []
     if corpus is not None and format in FOLDERS:
         for path in sorted((corpus / FOLDERS[format]).rglob("*")):
-            wanted = path.is_file() and path.suffix != ".json" and path.name not in NEED_OPTIONS
+            wanted = path.is_file() and path.suffix != ".json" and path.name not in LEFT_OUT
             if wanted and 0 < path.stat().st_size <= LARGEST:
                 found.append(Source(path.name, path.read_bytes()))
     written = {
