@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-SOON = 6.0
+SOON = 5.0
 """Seconds in which a rank that failed or left, and whatever is wrong with a file, is known to all."""
 PATIENCE = 6.0
 """``MATEX_TIMEOUT`` of the jobs."""
@@ -46,6 +46,12 @@ class Fault:
     again: int | None = None
     training: bool = False
 
+    @property
+    def abrupt(self) -> bool:
+        """Whether the job may end before the ranks come to raise an error: one of them failed or is gone."""
+        gone = ("raise", "exit", "leave_hard", "killed", "crashed", "stopped", "late", "callback", "step", "generator")
+        return self.body.startswith(gone)
+
 
 def _each(fault: Fault, *kinds: str) -> list[Fault]:
     return [replace(fault, kind=kind) for kind in kinds]
@@ -86,7 +92,7 @@ FAULTS: list[Fault] = [
     Fault("exit_3", "one rank calls sys.exit(3) in its loop", text="rank"),
     Fault("exit_0_before_open", "one rank calls sys.exit(0) before open_dataset", text="rank"),
     Fault("leave_hard", "one rank calls os._exit(0) in its loop", text="rank|exit", within=WAITED),
-    Fault("killed", "one rank is killed (SIGKILL) in its loop", text="KILL|rank"),
+    Fault("killed", "one rank is killed (SIGKILL) in its loop", text="(?i)kill|rank"),
     Fault("crashed", "one rank crashes (SIGSEGV) in its loop", text="SEGV|SIGSEGV|egmentation|rank"),
     Fault("stopped", "one rank is stopped (SIGSTOP) in its loop", text=LATE, within=WAITED),
     Fault("stopped_before_open", "one rank is stopped (SIGSTOP) before open_dataset", text=LATE, within=WAITED),
@@ -99,7 +105,7 @@ FAULTS: list[Fault] = [
     Fault("late_for_drop", 'one rank sleeps before missing="drop"', text=LATE, within=WAITED),
     Fault("other_field", "one rank names a field that is not there", text="nonsense|same|rank", within=WAITED),
     Fault("other_format", "one rank names another format", text="rank|same|format", within=WAITED),
-    Fault("other_option", "one rank gives an unknown option", text="no_such_option", within=WAITED),
+    Fault("unknown_option", "an unknown option", text="no_such_option"),
     Fault("other_method", "ranks call load() and statistics()", text="rank|same", within=WAITED),
     Fault("other_loop", "ranks call batches() and load()", text="rank|same", within=WAITED),
     Fault("other_batch_size", "ranks give different batch sizes", text="rank|same", within=WAITED),
@@ -115,13 +121,19 @@ FAULTS: list[Fault] = [
     Fault("callback_raises", "one rank raises in a callback", ranks=(2,), text=LEFT, training=True),
     Fault("callback_exits", "one rank calls sys.exit(0) in a callback", ranks=(2,), text="rank", training=True),
     Fault("callback_leaves_hard", "os._exit(0) in a callback", ranks=(2,), text="rank", within=WAITED, training=True),
-    Fault("killed_in_training", "one rank is killed in fit", ranks=(2,), text="KILL|rank", training=True),
+    Fault("killed_in_training", "one rank is killed in fit", ranks=(2,), text="(?i)kill|rank", training=True),
     Fault("stopped_in_training", "one rank is stopped in fit", ranks=(2,), text="rank", within=WAITED, training=True),
     Fault("late_in_training", "one rank sleeps in a callback", ranks=(2,), text="rank", within=WAITED, training=True),
     Fault("step_raises", "one rank raises within its train step", ranks=BOTH, text=LEFT, training=True),
     Fault("generator_raises", "one rank raises in its generator", ranks=(2,), text=LEFT, training=True),
     Fault("file_in_training", "bytes of a chunk changed, in fit", ranks=(2,), text="data", training=True),
-    Fault("unequal_steps", "ranks have different numbers of steps", ranks=(2,), text="number of", training=True),
+    Fault(
+        "unequal_steps",
+        "ranks have different numbers of steps",
+        ranks=(2,),
+        text="number of (training )?steps",
+        training=True,
+    ),
     Fault("disk_full", "no room for the checkpoint", ranks=(2,), text="File too large|space|checkpoint", training=True),
     Fault("damaged_checkpoint", "the checkpoint is damaged", ranks=(2,), text="checkpoint", training=True),
     Fault(

@@ -18,7 +18,7 @@ from tests.faults.catalogue import PATIENCE, Fault
 from tests.launch import Completed, Hung, run_script
 
 SCRIPT = Path(__file__).with_name("job.py")
-LIMIT = 30.0
+LIMIT = 40.0
 """Seconds after which a job hangs."""
 
 Note = Mapping[str, Any]
@@ -105,7 +105,8 @@ def _judge(
         return "wrong data", None, f"wrong data: {len(wrong)} batches"
     if isinstance(ended, Hung):
         waiting = [n for n, rank in enumerate(notes) if not any(x["what"] in ("end", "error") for x in rank)]
-        return "hang", None, f"hang: ranks {waiting} had not ended after {LIMIT:g} s"
+        who = f"ranks {waiting}" if waiting else "the job"
+        return "hang", None, f"hang: {who} had not ended after {LIMIT:g} s"
     begun = [note["time"] for note in everything if note["what"] == "fault"]
     if not begun:
         return "the fault did not happen", None, f"no fault; exit code {ended.returncode}"
@@ -160,7 +161,9 @@ def _judge_error(
         else:
             known.append(at - injected)
             learnt["the job ended"] += 1
-            if not re.search(fault.text, ended.stderr + ended.stdout):
+            if not fault.abrupt:
+                troubles.append(f"rank {rank} ended without an error (exit code {ended.returncode})")
+            elif not re.search(fault.text, ended.stderr + ended.stdout):
                 troubles.append(f"rank {rank} ended without a word of it")
     seconds = max(known, default=0.0)
     if seconds > fault.within:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+import h5py
 import numpy as np
 from mpi4py import MPI
 
@@ -333,10 +334,9 @@ def other_format(job: Job) -> None:
     job.epochs(job.open(format="csv" if job.bad else None).batches(files.BATCH))
 
 
-def other_option(job: Job) -> None:
-    if job.bad:
-        job.inject("file")
-    job.epochs(job.open(**({"no_such_option": 1} if job.bad else {})).batches(files.BATCH))
+def unknown_option(job: Job) -> None:
+    job.inject("file")
+    job.open(no_such_option=1)
 
 
 def other_method(job: Job) -> None:
@@ -374,12 +374,18 @@ def other_epochs(job: Job) -> None:
 
 
 def no_memory(job: Job) -> None:
-    data = job.open(cache="memory")
+    """A file of half a gigabyte of zeros that take no room, and a rank that may have a fifth of that."""
+    path = job.path.with_name("large.h5")
+    if job.rank == 0:
+        with h5py.File(path, "w") as file:
+            file.create_dataset("x", (1 << 20, 64), "i8", chunks=(1 << 12, 64))
+    job.comm.Barrier()
+    data = job.open(path=path, window_bytes=1 << 22)
     if job.bad:
         job.inject("file")
         size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (size + 4096, size + 4096))
-    job.epochs(data.batches(files.BATCH))
+        resource.setrlimit(resource.RLIMIT_AS, (size + (100 << 20), size + (100 << 20)))
+    data.load()
 
 
 def two_threads(job: Job) -> None:
