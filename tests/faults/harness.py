@@ -156,7 +156,7 @@ def _judge_error(
         elif finished:
             known.append(next(note["time"] for note in own if note["what"] == "end") - injected)
             learnt["no error"] += 1
-            if not fault.quiet and not _others(fault, own):
+            if not fault.quiet and not fault.some:
                 troubles.append(f"rank {rank} noticed nothing")
         else:
             known.append(at - injected)
@@ -165,6 +165,10 @@ def _judge_error(
                 troubles.append(f"rank {rank} ended without an error (exit code {ended.returncode})")
             elif not re.search(fault.text, ended.stderr + ended.stdout):
                 troubles.append(f"rank {rank} ended without a word of it")
+    if fault.some and set(learnt) == {"no error"}:
+        troubles.append("no rank noticed anything")
+    if not re.search(fault.printed, ended.stderr):
+        troubles.append(f"stderr is without {fault.printed!r}")
     seconds = max(known, default=0.0)
     if seconds > fault.within:
         troubles.append(f"took {seconds:.1f} s, more than {fault.within:g}")
@@ -177,11 +181,6 @@ def _judge_error(
     text = text.replace(str(folder), "").replace("/data", "data")
     said = f": {text}" if text else ""
     return f"{what}; exit code {ended.returncode}{said}", seconds, "; ".join(troubles[:3])
-
-
-def _others(fault: Fault, own: Sequence[Note]) -> bool:
-    """A rank that is done before the fault need not hear of it."""
-    return fault.body == "other_epochs"
 
 
 def _twice(everything: Sequence[Note]) -> str:

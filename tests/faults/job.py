@@ -63,9 +63,11 @@ class Job:
         right = bool(np.array_equal(values, files.truth(rows)))
         self.note("data" if right else "wrong", epoch=epoch, rows=rows.tolist())
 
-    def epochs(self, batches: Iterable[Any], count: int = 2, fault: Callable[[], Any] | None = None) -> None:
-        """Pass over the batches; the bad rank meets its fault in the first epoch."""
-        for epoch in range(count):
+    def epochs(
+        self, batches: Iterable[Any], count: int = 2, fault: Callable[[], Any] | None = None, first: int = 0
+    ) -> None:
+        """Pass over the batches; the bad rank meets its fault in epoch 0."""
+        for epoch in range(first, first + count):
             for number, element in enumerate(batches):
                 self.take(element, epoch)
                 if fault is not None and self.bad and epoch == 0 and number == AT:
@@ -318,6 +320,7 @@ def late_for_load(job: Job) -> None:
 
 
 def late_for_drop(job: Job) -> None:
+    job.open()
     _late(job)
     job.open(missing="drop")
 
@@ -440,7 +443,7 @@ def forked(job: Job) -> None:
         time.sleep(0.02)
     status = os.waitstatus_to_exitcode(done[1])
     assert status == 0, f"the child ended with {status}"
-    job.epochs(batches, 1)
+    job.epochs(batches, 1, first=1)
 
 
 # ---- nothing is wrong
@@ -477,7 +480,7 @@ def work_between(job: Job) -> None:
     job.epochs(batches, 1)
     job.inject("file")
     job.sleep(1.3)
-    job.epochs(batches, 1)
+    job.epochs(batches, 1, first=1)
 
 
 def resumed(job: Job) -> None:
