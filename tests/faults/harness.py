@@ -50,7 +50,7 @@ def run(fault: Fault, ranks: int) -> Row:
     try:
         folder.chmod(0o755)
         files.write(folder / files.name(fault.kind), fault.kind)
-        limit = LIMIT + (15 if fault.training else 0)
+        limit = LIMIT + (50 if fault.training else 0)
         done = _job(fault, ranks, folder, limit)
         earlier: list[Note] = []
         if fault.again is not None:

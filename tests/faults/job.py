@@ -509,7 +509,8 @@ def _model() -> Any:
     import keras
 
     keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input((files.WIDTH,)), keras.layers.Rescaling(1e-4), keras.layers.Dense(1)])
+    layers = [keras.layers.Rescaling(1e-4), keras.layers.Dense(256), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((files.WIDTH,)), *layers])
     model.compile("sgd", "mse")
     return model
 
@@ -643,7 +644,7 @@ def slow_save(job: Job) -> None:
 
 def disk_full(job: Job) -> None:
     job.inject("file")
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)) if job.rank == 0 else None
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000)) if job.rank == 0 else None
     _train(job, checkpoint=job.folder / "checkpoint")
 
 
