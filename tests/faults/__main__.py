@@ -22,6 +22,7 @@ def main() -> int:
     parser.add_argument("pattern", nargs="?", help="regular expression: only faults of such a name, title or format")
     parser.add_argument("--ranks", type=int, nargs="+", help="only on so many")
     parser.add_argument("--output", action="store_true", help="print what jobs say whose outcome is unexpected")
+    parser.add_argument("--write", action="store_true", help="write the page although these are not all rows")
     options = parser.parse_args()
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     rows: list[Row] = []
@@ -37,7 +38,7 @@ def main() -> int:
             console.print(complain(row), markup=False)
     unexpected = [row for row in rows if row.trouble]
     console.print(f"{len(rows)} rows in {time.monotonic() - begin:.0f} s, {len(unexpected)} unexpected")
-    if options.pattern is None and options.ranks is None:
+    if options.write or (options.pattern is None and options.ranks is None):
         write_table(rows, PAGE)
     return 1 if unexpected else 0
 

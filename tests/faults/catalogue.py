@@ -152,7 +152,7 @@ FAULTS: list[Fault] = [
         text="number of (training )?steps",
         training=True,
     ),
-    Fault("disk_full", "no room for the checkpoint", ranks=(2,), text="File too large|space|checkpoint", training=True),
+    Fault("disk_full", "no room for the checkpoint", ranks=(2,), error="OSError", text="File too large", training=True),
     Fault("damaged_checkpoint", "the checkpoint is damaged", ranks=(2,), text="checkpoint", training=True),
     Fault(
         "slow_callback", "callback of rank 0 longer than the limit", "hdf5", (2,), None, within=WAITED, training=True

@@ -613,6 +613,7 @@ def generator_raises(job: Job) -> None:
 
 
 def file_in_training(job: Job) -> None:
+    _model()  # so that TensorFlow is there
     job.damage(lambda: files.corrupt(job.path, job.kind))
     _train(job)
 
@@ -620,6 +621,8 @@ def file_in_training(job: Job) -> None:
 def unequal_steps(job: Job) -> None:
     import tensorflow as tf
 
+    _model()
+    job.comm.Barrier()
     job.inject("file")
     ones = np.ones((16 + 4 * job.rank, files.WIDTH), np.float32), np.ones((16 + 4 * job.rank, 1), np.float32)
     _train(job, data=tf.data.Dataset.from_tensor_slices(ones).batch(4, drop_remainder=True))
@@ -643,8 +646,14 @@ def slow_save(job: Job) -> None:
 
 
 def disk_full(job: Job) -> None:
-    job.inject("file")
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000)) if job.rank == 0 else None
+    save = np.savez
+
+    def fail(*args: Any, **options: Any) -> None:
+        job.inject("file")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
+        save(*args, **options)
+
+    np.savez = fail  # what writes a checkpoint
     _train(job, checkpoint=job.folder / "checkpoint")
 
 
