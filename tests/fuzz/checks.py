@@ -444,7 +444,7 @@ def _pandas(path: Path, said: Any, width: int, **options: Any) -> pd.DataFrame:
         if found.shape[1] + 1 != width:
             return found
     found = pd.read_csv(path, **told)
-    return found if isinstance(found.index, pd.RangeIndex) else found.reset_index()
+    return found.reset_index() if found.shape[1] + 1 == width else found
 
 
 def _column(found: Read, place: int, name: str, typed: pd.DataFrame, texts: pd.DataFrame) -> Verdict:
