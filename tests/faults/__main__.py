@@ -30,6 +30,8 @@ def main() -> int:
     for fault, ranks in chosen(FAULTS, options.pattern, options.ranks):
         row = run(fault, ranks)
         rows.append(row)
+        if options.write or (options.pattern is None and options.ranks is None):
+            write_table(rows, PAGE)
         mark = "[red]UNEXPECTED[/] " if row.trouble else ""
         seconds = "" if row.seconds is None else f"{row.seconds:.1f} s"
         console.print(f"{mark}{fault.title} | {fault.kind} | {ranks} | ", end="")
@@ -38,8 +40,6 @@ def main() -> int:
             console.print(complain(row), markup=False)
     unexpected = [row for row in rows if row.trouble]
     console.print(f"{len(rows)} rows in {time.monotonic() - begin:.0f} s, {len(unexpected)} unexpected")
-    if options.write or (options.pattern is None and options.ranks is None):
-        write_table(rows, PAGE)
     return 1 if unexpected else 0
 
 

@@ -178,6 +178,9 @@ def _judge_error(
     text = next(
         (_line(n["text"]) for own in notes for n in own if n["what"] == "error" and fault.error in n["kinds"]), ""
     )
+    if not text:
+        lines = (line for line in ended.stderr.splitlines() if re.search(fault.printed or fault.text, line))
+        text = _line(next(lines, ""))
     text = text.replace(str(folder), "").replace("/data", "data")
     said = f": {text}" if text else ""
     return f"{what}; exit code {ended.returncode}{said}", seconds, "; ".join(troubles[:3])
