@@ -34,6 +34,7 @@ class Fault:
     printed : stands on stderr in any case; a regular expression.
     again : numbers of ranks of a second job that goes on in the same folder.
     training : needs TensorFlow, whose import takes long.
+    launched : with ``matex run``.
     """
 
     body: str
@@ -49,6 +50,7 @@ class Fault:
     printed: str = ""
     again: int | None = None
     training: bool = False
+    launched: bool = False
 
     @property
     def abrupt(self) -> bool:
@@ -109,7 +111,14 @@ FAULTS: list[Fault] = [
     Fault("exit_0", "one rank calls sys.exit(0) in its loop", text="rank", quiet=True),
     Fault("exit_3", "one rank calls sys.exit(3) in its loop", text="rank"),
     Fault("exit_0_before_open", "one rank calls sys.exit(0) before open_dataset", text="rank"),
-    Fault("leave_hard", "one rank calls os._exit(0) in its loop", text="rank|exit", within=WAITED),
+    Fault(
+        "leave_hard",
+        "one rank calls os._exit(0) in its loop, in matex run",
+        text="rank|exit",
+        within=WAITED,
+        training=True,
+        launched=True,
+    ),
     Fault("killed", "one rank is killed (SIGKILL) in its loop", text="(?i)kill|rank"),
     Fault("crashed", "one rank crashes (SIGSEGV) in its loop", text="SEGV|SIGSEGV|egmentation|rank"),
     Fault("stopped", "one rank is stopped (SIGSTOP) in its loop", text=LATE, within=WAITED),
@@ -138,7 +147,15 @@ FAULTS: list[Fault] = [
     Fault("resumed", "killed in mid-epoch, resumed on 2 ranks", ranks=BOTH, error=None, again=2),
     Fault("callback_raises", "one rank raises in a callback", ranks=(2,), text=LEFT, printed=FAILS, training=True),
     Fault("callback_exits", "one rank calls sys.exit(0) in a callback", ranks=(2,), text="rank", training=True),
-    Fault("callback_leaves_hard", "os._exit(0) in a callback", ranks=(2,), text="rank", within=WAITED, training=True),
+    Fault(
+        "callback_leaves_hard",
+        "os._exit(0) in a callback, in matex run",
+        ranks=(2,),
+        text="rank|exit",
+        within=WAITED,
+        training=True,
+        launched=True,
+    ),
     Fault("killed_in_training", "one rank is killed in fit", ranks=(2,), text="(?i)kill|rank", training=True),
     Fault("stopped_in_training", "one rank is stopped in fit", ranks=(2,), text="rank", within=WAITED, training=True),
     Fault("late_in_training", "one rank sleeps in a callback", ranks=(2,), text="rank", within=WAITED, training=True),

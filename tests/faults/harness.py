@@ -18,6 +18,14 @@ from tests.faults.catalogue import PATIENCE, Fault
 from tests.launch import Completed, Hung, run_script
 
 SCRIPT = Path(__file__).with_name("job.py")
+LAUNCHED = f"""
+import sys
+
+from matex_data.cli import main
+
+sys.argv = ["matex", "run", {str(SCRIPT)!r}, *sys.argv[1:]]
+main()
+"""
 LIMIT = 40.0
 """Seconds after which a job hangs."""
 
@@ -72,7 +80,8 @@ def _job(fault: Fault, ranks: int, folder: Path, limit: float) -> tuple[Complete
     """How the job ended, and when."""
     environment = {"MATEX_TIMEOUT": f"{PATIENCE:g}", "PYTHONFAULTHANDLER": "1"}
     try:
-        done = run_script(ranks, SCRIPT, fault.body, fault.kind, str(folder), timeout=limit, env=environment)
+        script = LAUNCHED if fault.launched else SCRIPT
+        done = run_script(ranks, script, fault.body, fault.kind, str(folder), timeout=limit, env=environment)
     except Hung as error:
         return error, time.time()
     return done, time.time()
