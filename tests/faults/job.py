@@ -19,6 +19,7 @@ import numpy as np
 from mpi4py import MPI
 
 import matex_data as md
+from tests import shared_memory
 from tests.faults import files
 
 LONG = 3.0
@@ -92,6 +93,7 @@ def main(fault: str, kind: str, folder: Path) -> None:
     warnings.simplefilter("ignore")
     _warm(job)
     job.comm.Barrier()
+    shared_memory.forget()
     job.note("start")
     try:
         BODIES[fault](job)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import re
 import resource
 import signal
 import sys
@@ -23,6 +22,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from tests import shared_memory
 from tests.fuzz.readings import CRASH, TIMEOUT, Verdict
 
 TOGETHER = 150  # files that one process looks at
@@ -152,7 +152,7 @@ def _serve(task: Task, numbers: Sequence[int], parent: Connection[Any, Any], lim
         _limit_memory()
         warnings.simplefilter("ignore")
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
-        _forget_shared_memory()
+        shared_memory.forget()
         for number in numbers:
             verdict = task(number, lambda stage: parent.send(("stage", stage)))
             parent.send(("done", verdict))
@@ -167,13 +167,6 @@ def _limit_memory() -> None:
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (size + ADDRESSES, size + ADDRESSES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _forget_shared_memory() -> None:
-    """A process that is killed leaves MPI's shared memory behind, unless its name is gone before; it is alone in it."""
-    with suppress(OSError):
-        for path in re.findall(r"/dev/shm/mpi\S+", Path("/proc/self/maps").read_text()):
-            Path(path).unlink(missing_ok=True)
 
 
 def _ending(code: int | None) -> str:
