@@ -1,0 +1,1 @@
+"""Faults injected into real MPI jobs: what each rank learns, and how soon."""

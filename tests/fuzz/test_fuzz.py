@@ -1,0 +1,18 @@
+"""Some damaged files of each format, the same at every run. ``make fuzz`` looks at thousands."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launch import ROOT
+
+
+@pytest.mark.parametrize("formats", [("hdf5", "netcdf"), ("csv", "npy", "npz", "idx", "cifar")], ids=" ".join)
+def test_damaged_files_are_read_right_or_refused(formats: tuple[str, ...], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.fuzz", "--quick", "--keep", str(tmp_path), "--formats", *formats]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
