@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 TOGETHER = 1.5
 """Seconds in which the other ranks may fail, too; then this one ends the job alone."""
+WRITING = 0.2
+"""Seconds that the launcher has to pass on the last lines of a rank before the job ends."""
 FORCE = 5.0
 """Seconds after which a process that failed together with all others ends by force."""
 
@@ -67,6 +69,7 @@ def _end_with(code: int, reason: str = "") -> NoReturn:
         if reason:
             sys.stderr.write(f"\n---- this rank ends the job, since it goes alone: {reason}\n")
             _flush()
+            time.sleep(WRITING)
         _abort(code or 1)
     _leave(_guard[0], code)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import inspect
 import os
 import pickle
 import re
@@ -14,7 +15,7 @@ from matex_data.channels import channels
 from matex_data.communicator import Communicator, portable
 from matex_data.dataset import Dataset
 from matex_data.elements import Elements, Names, as_list
-from matex_data.errors import DataError, FormatError, near_matches
+from matex_data.errors import DataError, FormatError, PartitionError, near_matches
 from matex_data.index import Index, concatenate
 from matex_data.missing import Missing, check, complete_samples, read_names, treated
 from matex_data.readers import HEAD, detect, reader, recognised, together
@@ -86,7 +87,12 @@ def open_dataset(
     check(missing)
     elements = Elements(inputs, targets)
     opened = channels(comm)
-    files = _found(opened.comm, paths)
+    files = _found(
+        opened.comm,
+        paths,
+        f"{inputs=}, {targets=}, {format=}, {stack=}, {window=}, {stride=}, "
+        f"{horizon=}, {io=}, {window_bytes=}, {cache=}, {missing=}, {options=}",
+    )
     made = [STACKED] if stack else []
     index = _indexed(opened.comm, files, format, read_names(elements.names, missing, *made), options)
     if stack:
@@ -99,8 +105,18 @@ def open_dataset(
     return Dataset(source, elements, complete_samples(source) if missing == "drop" else None)
 
 
-def _found(comm: Communicator, paths: Paths) -> list[str]:
-    """The files that are meant; rank 0 looks, so that a thousand ranks do not."""
+def _found(comm: Communicator, paths: Paths, asked: str) -> list[str]:
+    """Return the files that are meant; rank 0 looks, so that a thousand ranks do not. *Collective*.
+
+    Parameters
+    ----------
+    asked : all other arguments, which have to be the same on all ranks.
+
+    Raises
+    ------
+    DataError : there are no such files.
+    PartitionError : the ranks do not ask for the same.
+    """
     files: list[str] = []
     error: DataError | None = None
     if comm.rank == 0:
@@ -109,7 +125,17 @@ def _found(comm: Communicator, paths: Paths) -> list[str]:
         except DataError as missing:
             error = missing
     comm.agree(error)
-    return list(comm.broadcast(files))
+    found, of_rank_0 = comm.broadcast((files, asked))
+    unlike: PartitionError | None = None
+    if asked != of_rank_0:
+        unlike = PartitionError(
+            "the ranks do not open the same data set",
+            expected=f"as on rank 0: {of_rank_0}",
+            found=f"on rank {comm.rank}: {asked}",
+            remedy="call open_dataset with the same arguments on every rank",
+        )
+    comm.agree(unlike)
+    return list(found)
 
 
 def expand(paths: Paths) -> list[str]:
@@ -166,10 +192,7 @@ def _indexed(
     own: list[tuple[int, Index | bytes | None]] = []
     for number in range(comm.rank, len(files), comm.size):
         try:
-            found = _index_of(files[number], format, names, options)
-            if number:
-                found.static = {}  # those of the first file are taken
-            own.append((number, found))
+            own.append((number, _index_of(files[number], format, names, options, static=number == 0)))
         except Exception as error:  # whatever it is, every rank has to raise it
             if comm.size == 1:
                 raise
@@ -206,8 +229,14 @@ def _head(path: str) -> bytes:
         raise DataError("the file cannot be read", file=path, found=error) from error
 
 
-def _index_of(path: str, format: str | None, names: list[str] | None, options: dict[str, Any]) -> Index:
-    index = reader(format or detect(path, _head(path)))(path, names, **options)
+def _index_of(path: str, format: str | None, names: list[str] | None, options: dict[str, Any], static: bool) -> Index:
+    """Index one file; ``static``: with its data that belongs to no sample, as the first file of a data set."""
+    chosen = reader(format or detect(path, _head(path)))
+    if not static and "static" in inspect.signature(chosen).parameters:
+        options = {**options, "static": False}
+    index = chosen(path, names, **options)
+    if not static:
+        index.static = {}
     size = Path(path).stat().st_size
     for name in index.fields:
         for file_index in index.files:

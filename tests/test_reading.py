@@ -351,3 +351,18 @@ def test_windows_that_ranks_agree_on_while_they_decode(pool: Pool, tmp_path: Pat
     assert {mode for mode, _ in by_rank} == {"collective"}
     for epoch in range(2):
         assert sorted(number for _, epochs in by_rank for number in epochs[epoch]) == list(range(3 * 1048))
+
+
+def _unlike(comm: MPI.Intracomm, path: str) -> str:
+    with pytest.raises(PartitionError) as caught:
+        open_dataset(path, inputs="y" if comm.rank else "x", comm=comm)
+    return str(caught.value)
+
+
+@pytest.mark.rank_counts(2, 3)
+def test_ranks_that_ask_for_different_fields_are_told(pool: Pool, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = file["y"] = np.zeros(100)
+    errors = pool.run(_unlike, str(tmp_path / "x.h5"))
+    assert len(set(errors)) == 1
+    assert "inputs='x'" in errors[0] and "on rank 1: inputs='y'" in errors[0]
