@@ -170,7 +170,7 @@ class Liveness:
 
     def _serve(self) -> None:
         memory, status = bytearray(_MESSAGE_BYTES), MPI.Status()
-        while not self._ended.wait(POLL):
+        while not self._ended.wait(POLL) and not MPI.Is_finalized():
             while (message := self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
                 message.Recv([memory, MPI.BYTE], status)
                 source, length = status.Get_source(), status.Get_count(MPI.BYTE)
@@ -287,7 +287,7 @@ def leave() -> None:
     MPI would wait for them, too, but would tell nobody. Ends the job where a rank has vanished.
     """
     global _left
-    if _left or separate():
+    if _left or separate() or MPI.Is_finalized():
         return
     _left = True
     everyone = list(_ALL)

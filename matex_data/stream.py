@@ -259,7 +259,7 @@ _ALIVE: weakref.WeakSet[Stream] = weakref.WeakSet()
 @atexit.register
 def _end_all() -> None:
     """End the passes that the program has left, before MPI ends: mpi4py has registered its own handler before."""
-    if separate():
+    if separate() or MPI.Is_finalized():
         return
     for stream in list(_ALIVE):
         stream.close()
