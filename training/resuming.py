@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data.batches import Batches
-from matex_data.errors import PartitionError
+from matex_data.errors import DataError, PartitionError
 from matex_data.recipe import step_of
 from matex_data.training import callback_state
 from matex_data.training import checkpoint as files
@@ -230,12 +231,32 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no typ
         return self._epoch == self._run.start.epoch and self._run.start.step > 0
 
     def save(self, epoch: int, step: int) -> None:
-        """*Collective*."""
+        """Write a checkpoint, by rank 0. *Collective*.
+
+        Raises
+        ------
+        DataError : on all ranks, if it cannot be written.
+        """
         run = self._run
         arrays, names = files.capture(self.model, run.channel)
-        if run.channel.rank > 0 or run.folder is None:
-            return
-        entries = []
+        error: DataError | None = None
+        if run.channel.rank == 0 and run.folder is not None:
+            try:
+                self._write(run.folder, arrays, names, epoch, step)
+            except OSError as failure:
+                error = DataError(
+                    "the checkpoint cannot be written",
+                    file=str(run.folder / files.FILE),
+                    found=failure,
+                    remedy="make room there, or give another folder; the last checkpoint is whole",
+                )
+        if run.channel.size > 1:
+            error = run.channel.host.objects(error)[0]
+        if error is not None:
+            raise error
+
+    def _write(self, folder: Path, arrays: dict[str, Any], names: Mapping[str, Any], epoch: int, step: int) -> None:
+        run, entries = self._run, []
         for i, (callback, identity) in enumerate(zip(self._users, self._identities, strict=True)):
             entry, kept = callback_state.capture(callback)
             entries.append({**identity, **entry, "arrays": {name: len(values) for name, values in kept.items()}})
@@ -247,7 +268,7 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no typ
             "callbacks": entries,
             "stopped": step == 0 and bool(self.model.stop_training),
         }
-        files.write(run.folder, arrays, facts | names)
+        files.write(folder, arrays, {**facts, **names})
 
 
 class StepSaver(Saver):

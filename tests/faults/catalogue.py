@@ -158,7 +158,7 @@ FAULTS: list[Fault] = [
     ),
     Fault("killed_in_training", "one rank is killed in fit", ranks=(2,), text="(?i)kill|rank", training=True),
     Fault("stopped_in_training", "one rank is stopped in fit", ranks=(2,), text="rank", within=WAITED, training=True),
-    Fault("late_in_training", "one rank sleeps in a callback", ranks=(2,), text="rank", within=WAITED, training=True),
+    Fault("late_in_training", "callback of another rank longer than the limit", "hdf5 gzip", (2,), None, training=True),
     Fault("step_raises", "one rank raises within its train step", ranks=BOTH, text=LEFT, printed=FAILS, training=True),
     Fault("generator_raises", "one rank raises in its generator", ranks=(2,), text=LEFT, printed=FAILS, training=True),
     Fault("file_in_training", "bytes of a chunk changed, in fit", ranks=(2,), text="data", training=True),
@@ -169,7 +169,14 @@ FAULTS: list[Fault] = [
         text="number of (training )?steps",
         training=True,
     ),
-    Fault("disk_full", "no room for the checkpoint", ranks=(2,), error="OSError", text="File too large", training=True),
+    Fault(
+        "disk_full",
+        "no room for the checkpoint",
+        ranks=(2,),
+        error="DataError",
+        text="cannot be written",
+        training=True,
+    ),
     Fault("damaged_checkpoint", "the checkpoint is damaged", ranks=(2,), text="checkpoint", training=True),
     Fault(
         "slow_callback", "callback of rank 0 longer than the limit", "hdf5", (2,), None, within=WAITED, training=True
