@@ -7,6 +7,7 @@ import io
 import math
 import re
 import warnings
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -229,6 +230,8 @@ def _read(text: Any, layout: Layout, wanted: Mapping[str, Any], dialect: Dialect
     read = pa.csv.ReadOptions(
         use_threads=False, column_names=list(layout.names), block_size=min(len(text) + 16, 2**31 - 1)
     )
+    if bytes(memoryview(text)[:3]) == BOM_UTF8:  # Arrow drops one at the beginning, which is not that of the file here
+        text = BOM_UTF8 + bytes(text)
     return pa.csv.read_csv(
         pa.BufferReader(pa.py_buffer(text)),
         read_options=read,

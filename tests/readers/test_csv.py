@@ -430,3 +430,10 @@ def test_columns_as_one_matrix(ranks: Pools, tmp_path: Path, size: int) -> None:
         np.testing.assert_array_equal(y, numbers % 2 == 0)
     with pytest.raises(DataError, match=r"does not fit into a matrix(.|\n)*'text'"):
         open_dataset(str(tmp_path / "*.csv"), comm=MPI.COMM_SELF, inputs=["x", "text"], stack=True)
+
+
+def test_a_mark_of_byte_order_within_a_text_is_text(tmp_path: Path) -> None:
+    path = tmp_path / "marks.csv"
+    path.write_bytes(b"a,b\n" + "".join(f"\ufeffx{i},{i}\n" for i in range(40)).encode())
+    expected = pd.read_csv(path)["a"].tolist()
+    assert [text.decode() for text in open_dataset(str(path)).load()["a"]] == expected
