@@ -293,9 +293,13 @@ def leave() -> None:
     everyone = list(_ALL)
     barriers = [liveness.leave() for liveness in everyone]
     heard = time.monotonic()
-    while not nap(lambda: all(barrier.Test() for barrier in barriers), timeout() / 20):
+
+    def all_left() -> bool:
+        return all(barrier.Test() for barrier in barriers)
+
+    while not nap(all_left, FIRST_LOOK):
         states = {state for liveness in everyone for state, _ in liveness.ask().values()}
-        if State.SILENT not in states:
+        if State.SILENT not in states or all_left():  # whoever knows that all have left answers no more
             heard = time.monotonic()
         elif time.monotonic() - heard > timeout():
             sys.stderr.write(f"\n---- a rank has not answered for {timeout():g} s: the job ends\n")

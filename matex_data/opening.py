@@ -182,7 +182,8 @@ def _indexed(
     comm: Communicator, files: list[str], format: str | None, names: list[str] | None, options: dict[str, Any]
 ) -> Index:
     """The index of all files: they are dealt out, and the results gathered. *Collective*."""
-    function = together(_format_of(comm, files[0], format))
+    told = _format_of(comm, files[0], format)
+    function = together(told)
     if function is not None:
         ranks = Together(comm)
         try:
@@ -192,7 +193,8 @@ def _indexed(
     own: list[tuple[int, Index | bytes | None]] = []
     for number in range(comm.rank, len(files), comm.size):
         try:
-            own.append((number, _index_of(files[number], format, names, options, static=number == 0)))
+            kind = format if number else told
+            own.append((number, _index_of(files[number], kind, names, options, static=number == 0)))
         except Exception as error:  # whatever it is, every rank has to raise it
             if comm.size == 1:
                 raise
