@@ -64,13 +64,8 @@ def replace_exit() -> None:
 
 def _end_with(code: int, reason: str = "") -> NoReturn:
     """End this process with that exit code, and with all others if they do not come here soon."""
-    _flush()
     if not _guard or not _all_come(_guard[0]):
-        if reason:
-            sys.stderr.write(f"\n---- this rank ends the job, since it goes alone: {reason}\n")
-            _flush()
-            time.sleep(WRITING)
-        _abort(code or 1)
+        end_job(f"this rank ends the job, since it goes alone: {reason}" if reason else "", code or 1)
     _leave(_guard[0], code)
 
 
@@ -92,12 +87,11 @@ def _end(kind: type[BaseException], error: BaseException, trace: TracebackType |
     if comm.rank == 0 or not alike:
         ranks = f"all {comm.size} ranks" if alike else f"rank {comm.rank} of {comm.size}"
         sys.stderr.write(f"\n---- uncaught error on {ranks}:\n{text}")
-    _flush()
     if together:
         _leave(comm, 1)
     if not _guard:
         time.sleep(TOGETHER)  # for the others' errors
-    _abort(1)
+    end_job()
 
 
 def _flush() -> None:
@@ -113,9 +107,14 @@ def _all_come(comm: MPI.Intracomm) -> bool:
     return nap(lambda: bool(request.Test()), TOGETHER)
 
 
-def _abort(code: int) -> NoReturn:
+def end_job(reason: str = "", code: int = 1) -> NoReturn:
+    """End this process and all other ranks, with the reason on stderr."""
     from mpi4py import MPI
 
+    if reason:
+        sys.stderr.write(f"\n---- {reason}\n")
+    _flush()
+    time.sleep(WRITING)
     MPI.COMM_WORLD.Abort(code)
     _exit(code)  # some MPI libraries come back from there
 
@@ -126,6 +125,7 @@ def _leave(comm: MPI.Intracomm, code: int) -> NoReturn:
 
     from matex_data import liveness
 
+    _flush()
     threading.Thread(target=_end_by_force, args=(code,), daemon=True).start()
     comm.Barrier()
     liveness.stop()

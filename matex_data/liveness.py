@@ -24,6 +24,7 @@ from types import FrameType
 
 from mpi4py import MPI
 
+from matex_data.abort import end_job
 from matex_data.errors import PartitionError
 from matex_data.processes import separate
 
@@ -36,10 +37,7 @@ SHORTEST_NAP, LONGEST_NAP = 2e-5, 5e-4  # seconds between two looks at a request
 _HEAD = struct.Struct("<qB")  # of a message: number of the question, state
 _MESSAGE_BYTES = 512
 _ASK, _ANSWER = 1, 2  # tags
-_LIBRARIES = (
-    str(Path(__file__).resolve().parent),
-    *(str(Path(sysconfig.get_path(name)).resolve()) for name in ("purelib", "platlib", "stdlib")),
-)
+_LIBRARIES = tuple(str(Path(sysconfig.get_path(name)).resolve()) for name in ("purelib", "platlib", "stdlib"))
 
 
 class State(IntEnum):
@@ -103,7 +101,7 @@ def where() -> str:
     main = threading.main_thread().ident
     frame: FrameType | None = sys._current_frames().get(main) if main is not None else None
     innermost = frame
-    while frame is not None and _is_library(frame.f_code.co_filename):
+    while frame is not None and _is_library(frame):
         frame = frame.f_back
     frame = frame or innermost
     if frame is None:
@@ -111,8 +109,9 @@ def where() -> str:
     return f"{frame.f_code.co_filename}, line {frame.f_lineno}, in {frame.f_code.co_name}"
 
 
-def _is_library(path: str) -> bool:
-    return path.startswith(("<frozen", *_LIBRARIES))
+def _is_library(frame: FrameType) -> bool:
+    own = str(frame.f_globals.get("__name__")).split(".")[0] == "matex_data"
+    return own or frame.f_code.co_filename.startswith(("<frozen", *_LIBRARIES))
 
 
 class Liveness:
@@ -302,9 +301,7 @@ def leave() -> None:
         if State.SILENT not in states or all_left():  # whoever knows that all have left answers no more
             heard = time.monotonic()
         elif time.monotonic() - heard > timeout():
-            sys.stderr.write(f"\n---- a rank has not answered for {timeout():g} s: the job ends\n")
-            sys.stderr.flush()
-            MPI.COMM_WORLD.Abort(1)
+            end_job(f"a rank has not answered for {timeout():g} s: the job ends")
     for liveness in everyone:
         liveness.stop()
 

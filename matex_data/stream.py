@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ import numpy as np
 from mpi4py import MPI
 
 from matex_data import communicator, liveness
+from matex_data.abort import end_job
 from matex_data.agreement import Status, outcome
 from matex_data.communicator import Round
 from matex_data.course import Course
@@ -265,8 +265,6 @@ def _end_all() -> None:
         stream.close()
     liveness.leave()
     if not liveness.nap(lambda: not communicator.pending(), END_TIME) and MPI.COMM_WORLD.size > 1:
-        sys.stderr.write("\n---- the job ends with an error: a rank has begun a pass over data that others have not\n")
-        sys.stderr.flush()
-        MPI.COMM_WORLD.Abort(1)
+        end_job("the job ends with an error: a rank has begun a pass over data that others have not")
     for stream in list(_ALIVE):
         stream.join()

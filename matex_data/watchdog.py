@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
 
 from mpi4py import MPI
 
 from matex_data import liveness
-from matex_data.errors import PartitionError
+from matex_data.abort import end_job
 from matex_data.liveness import Liveness, Wait
 
 INTERVAL = 1.0
 """Seconds between two looks at the waits of this process."""
-OTHERS = 1.0
-"""Seconds in which other ranks may say what they wait for, too, before the job ends."""
 
 
 class Watchdog:
@@ -44,15 +40,8 @@ class Watchdog:
                 if time.monotonic() >= wait.next_look:
                     error = wait.look()
                     if error is not None and self.waits.get(thread) is wait:
-                        _end_job(error)
-
-
-def _end_job(error: PartitionError) -> NoReturn:
-    world = MPI.COMM_WORLD
-    sys.stderr.write(f"\n---- rank {world.rank} of {world.size} ends the job: {error}\n")
-    sys.stderr.flush()
-    time.sleep(OTHERS)
-    world.Abort(1)
+                        world = MPI.COMM_WORLD
+                        end_job(f"rank {world.rank} of {world.size} ends the job: {error}")
 
 
 _WATCHDOG = Watchdog()
