@@ -151,7 +151,9 @@ def _checksum(data: Bytes, options: tuple[int, ...], size: int | None, memory: M
 
 
 def _szip(data: Bytes, options: tuple[int, ...], size: int | None, memory: Memory) -> Bytes:
-    """Four options as H5Pget_filter gives them; the chunk begins with its decoded size."""
+    """Four options as H5Pget_filter gives them; the chunk begins with its decoded size, which the decoder ignores."""
+    if size is not None and int.from_bytes(bytes(data[:4]), "little") != size:
+        raise BrokenChunk("the szip stream is not as long as the chunk")
     return _flat(imagecodecs.szip_decode(data, *options[:4], header=True, out=None if size is None else memory(size)))
 
 

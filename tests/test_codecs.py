@@ -211,3 +211,11 @@ def test_filters_that_are_not_ours() -> None:
     assert not supported(Filter(305))
     assert not supported(Filter(6, (1, 2)))
     assert not supported(Filter(32008, (0, 4, 4, 0, 9)))
+
+
+def test_szip_of_another_length_is_broken(tmp_path: Path) -> None:
+    pipeline, stored, mask = chunk_of(tmp_path / "x.h5", np.arange(1540, dtype=">i2"), FILTERS["szip nn"])
+    damaged = np.array(stored)
+    damaged[:4] = 0
+    with pytest.raises(BrokenChunk):
+        pipeline.decode(damaged, mask)
