@@ -24,6 +24,7 @@ from tests.fuzz.readings import (
     LIBRARYS_OWN,
     TIMEOUT,
     Verdict,
+    libraries_apart,
 )
 from tests.fuzz.sources import Source, sources
 
@@ -132,6 +133,11 @@ class Campaign:
             (alone,) = look(partial(_probe, self, found, folder), [result.number], PATIENT, 1)
             if alone.verdict.outcome in (CRASH, TIMEOUT):
                 return replace(second, verdict=Verdict(LIBRARYS_OWN, alone.verdict.text))
+        (apart,) = look(partial(_apart, task), [result.number], PATIENT, 1)
+        if outcome == CRASH and apart.verdict.outcome not in FINDINGS:
+            # A library that damages the memory of its process brings down whoever uses it next.
+            text = f"only in a process in which the library has read it: {second.verdict.text}"
+            return replace(second, verdict=Verdict(LIBRARYS_OWN, text))
         return second
 
 
@@ -141,6 +147,11 @@ def _examine(
     for path in _written(campaign, found, folder, number):
         return check(campaign.format, path, stage)
     raise AssertionError
+
+
+def _apart(task: Callable[..., Verdict], number: int, stage: Callable[[str], None]) -> Verdict:
+    with libraries_apart():
+        return task(number, stage)
 
 
 def _probe(campaign: Campaign, found: list[Source], folder: Path, number: int, stage: Callable[[str], None]) -> Verdict:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -134,10 +137,46 @@ def attempt(read: Callable[[], Read]) -> Read | DataError | Verdict:
 
 def theirs(read: Callable[[], Any], failures: tuple[type[BaseException], ...] = (Exception,)) -> Any:
     """What another library reads, or ``Refused``."""
+    if _apart:
+        return _in_a_child(read, failures)
     try:
         return read()
     except failures as error:
         return Refused(error)
+
+
+_apart = False
+
+
+@contextmanager
+def libraries_apart() -> Iterator[None]:
+    """Let the other library read in children, so that memory that it corrupts is not ours."""
+    global _apart
+    _apart = True
+    try:
+        yield
+    finally:
+        _apart = False
+
+
+def _in_a_child(read: Callable[[], Any], failures: tuple[type[BaseException], ...]) -> Any:
+    mine, its = get_context("fork").Pipe(duplex=False)
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            try:
+                its.send(read())
+            except failures as error:
+                its.send(Refused(repr(error)))
+        os._exit(0)
+    its.close()
+    try:
+        return mine.recv()
+    except EOFError:
+        return Refused("the process of the library has died")
+    finally:
+        mine.close()
+        os.waitpid(child, 0)
 
 
 def compare(name: str, found: NDArray[Any], expected: Any, whole: bool, equal: Callable[[Any, Any], bool]) -> Verdict:
