@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from matex_data.communicator import Communicator
 from matex_data.elements import Elements
 from matex_data.fetch import Arrays
 from matex_data.filling import Loaded
@@ -54,6 +55,11 @@ class Batches:
         self.rows = self.schedule.batch_size // passes.size
         self._passes = passes
         self._epoch, self._step = divmod(step, self.schedule.steps) if self.schedule.steps else (0, 0)
+
+    @property
+    def ranks(self) -> Communicator:
+        """The ranks that share these batches."""
+        return self._passes.source.comm
 
     def __len__(self) -> int:
         """Batches of the coming pass, the same on every rank."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from matex_data import sharded
 from matex_data.dataset import Dataset
 from matex_data.errors import FieldNotFound, FormatError
 from matex_data.opening import open_dataset
@@ -71,6 +72,7 @@ class DataSet:
     ) -> None:
         if data_name.upper() not in FORMATS:
             raise FormatError("there are no data of this name", expected=sorted(FORMATS), found=data_name)
+        sharded.note()
         self._name = data_name.upper()
         self._folder = Path(data_directory or FOLDERS.get(self._name, "."))
         self._options: dict[str, Any] = {"sep": delim} if self._name == "CSV" and delim else {}

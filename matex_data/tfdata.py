@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from matex_data import sharded
 from matex_data.batches import Batches, Share
 from matex_data.errors import FormatError
 from matex_data.fields import Field, Schema
@@ -59,7 +60,8 @@ def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:
     if not batches.resumed:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(schedule.steps))
     dataset.matex_batches = batches  # where training finds what to save of it
-    dataset.matex_share = True  # this rank's part already: the launcher must not share it out again
+    dataset.matex_share = batches.ranks  # this rank's part already: the launcher must not share it out again
+    sharded.note()
     return dataset
 
 

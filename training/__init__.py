@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from matex_data.training.rates import ScaledLearningRate
     from matex_data.training.reduction import allreduce
     from matex_data.training.replicas import broadcast
+    from matex_data.training.shards import shard
     from matex_data.training.trainer import fit
 
-__all__ = ["ScaledLearningRate", "World", "allreduce", "broadcast", "distribute", "fit", "world"]
+__all__ = ["ScaledLearningRate", "World", "allreduce", "broadcast", "distribute", "fit", "shard", "world"]
 
 _HOMES = {
     "ScaledLearningRate": "rates",
@@ -29,6 +30,7 @@ _HOMES = {
     "broadcast": "replicas",
     "distribute": "optimizer",
     "fit": "trainer",
+    "shard": "shards",
 }
 
 

@@ -27,13 +27,15 @@ def build(model: Any, element_spec: Any) -> None:
         model.optimizer.build(model.trainable_variables)
 
 
+def optimizers(model: Any) -> list[Any]:
+    """Return the optimizer that a model is compiled with, and those that it has as attributes."""
+    own = [v for v in vars(model).values() if hasattr(v, "apply_gradients") and v is not model.optimizer]
+    return [optimizer for optimizer in [model.optimizer, *own] if optimizer is not None]
+
+
 def state(model: Any) -> list[Any]:
-    """The variables that are the same on all ranks: weights and the optimizer's, not seeds nor metrics."""
-    optimizers = [v for v in vars(model).values() if hasattr(v, "apply_gradients") and v is not model.optimizer]
-    variables = [*model.weights]
-    for optimizer in [model.optimizer, *optimizers]:
-        variables += optimizer.variables if optimizer is not None else []
-    return variables
+    """Return the variables that are the same on all ranks: weights and the optimizer's, not seeds nor metrics."""
+    return [*model.weights, *(variable for optimizer in optimizers(model) for variable in optimizer.variables)]
 
 
 def separate_seeds(model: Any, rank: int) -> None:

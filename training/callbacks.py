@@ -33,7 +33,7 @@ def together(sharing: Sharing, users: list[Any], element_spec: Any, last: Sequen
 
     Parameters
     ----------
-    element_spec : of the data, or a function that gives it once training begins.
+    element_spec : of the data; or a function that gives it once training begins, and whether batches are whole ones.
     last : callbacks that come after all others.
     """
     opened = sharing.channel
@@ -109,8 +109,10 @@ class Start(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no typ
 
     def on_train_begin(self, logs: Any = None) -> None:
         """*Collective*."""
-        spec = self._element_spec
-        self._sharing.begin(spec() if callable(spec) else spec)
+        if callable(self._element_spec):
+            self._sharing.begin(*self._element_spec())
+        else:
+            self._sharing.begin(self._element_spec)
 
 
 class Agreement(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types

@@ -26,12 +26,11 @@ class Channel:
         self.user = comm
         self.rank = comm.rank
         self.size = comm.size
-        liveness = channels(comm).comm.liveness
+        self.ranks = channels(comm).comm
+        liveness = self.ranks.liveness
         self.graph = Line(comm, liveness)
         self.host = Line(comm, liveness)
         self.shelf: dict[str, Any] = {}  # what others keep with a communicator, such as the order in graphs
-        self.steps = 0  # of training loops that the user wrote
-        self.sums = 0  # over the ranks that graphs and eager code have asked for
         self._crews: dict[int, Crew] = {}
 
     def crew(self, number: int) -> Crew:

@@ -1,49 +1,44 @@
-"""The gradients that scripts take: they are averaged before the script clips them, and the user hears if nobody does.
+"""The gradients that scripts take are averaged where they are taken, so that all that follows is that of one process.
 
-One process clips the gradient of the global batch. A mean of gradients that each rank has clipped is another one.
+A script may clip gradients, scale them by their norm, add noise or accumulate them: of averages that gives what one
+process has; an average of what each rank has made of its own part would be something else.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from matex_data.training.channel import Channel
-from matex_data.training.marks import are_own, mark_averaged, mark_own
+from matex_data.training.keras_api import is_recording
 
-log = logging.getLogger("matex_data.training")
-
-CLIPPING = ("clip_by_global_norm", "clip_by_norm", "clip_by_value")
+_AVERAGED = "_matex_averaged"
+Average = Callable[[list[Any]], list[Any]]
 
 
 class GradientPatches:
-    """Within this context tapes, ``tf.gradients`` and clipping are patched. What clips is *collective* then.
+    """Context in which tapes and ``tf.gradients`` give the average over the ranks for variables.
+
+    Gradients with respect to other tensors, such as those of a penalty, stay as they are; so do those that an outer
+    tape may differentiate again, which the optimizer averages.
 
     Parameters
     ----------
-    average : over the ranks.
-
-    Attributes
-    ----------
-    taken : whether gradients have been taken.
+    average : over the ranks. *Collective*.
+    wanted : whether the gradients of now are averaged.
     """
 
-    def __init__(self, average: Callable[[list[Any]], list[Any]]) -> None:
-        self.taken = False
+    def __init__(self, average: Average, wanted: Callable[[], bool] = lambda: True) -> None:
         self._average = average
+        self._wanted = wanted
         self._hidden: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> GradientPatches:
-        self._wrap(tf.GradientTape, "gradient", self._gradient)
+        self._wrap(tf.GradientTape, "gradient")
         for owner in (tf, tf.compat.v1):
-            self._wrap(owner, "gradients", self._gradients)
-            for name in CLIPPING:
-                self._wrap(owner, name, self._clip)
+            self._wrap(owner, "gradients")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -51,54 +46,36 @@ class GradientPatches:
             setattr(owner, name, original)
         self._hidden.clear()
 
-    def _wrap(self, owner: Any, name: str, method: Any) -> None:
+    def _wrap(self, owner: Any, name: str) -> None:
+        """Patch a function whose last positional arguments are targets and sources."""
         original = getattr(owner, name)
         self._hidden.append((owner, name, original))
+        names = ("ys", "xs") if name == "gradients" else ("target", "sources")
 
         @functools.wraps(original)
         def patched(*args: Any, **kwargs: Any) -> Any:
-            return method(original, *args, **kwargs)
+            gradients = original(*args, **kwargs)
+            if not self._wanted() or is_recording():
+                return gradients
+            sources = kwargs[names[1]] if names[1] in kwargs else args[1 if name == "gradients" else 2]
+            return self._averaged(sources, gradients)
 
         setattr(owner, name, patched)
 
-    def _gradient(self, original: Any, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._noted(sources, original(tape, target, sources, *args, **kwargs))
-
-    def _gradients(self, original: Any, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._noted(xs, original(ys, xs, *args, **kwargs))
-
-    def _noted(self, sources: Any, gradients: Any) -> Any:
-        """Those of variables are for training; others, such as those of a penalty, are left alone."""
-        self.taken = True
-        pairs = zip(_leaves(sources), _leaves(gradients), strict=True)
-        mark_own([gradient for source, gradient in pairs if hasattr(source, "assign")])
-        return gradients
-
-    def _clip(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        given = inspect.signature(original).bind(*args, **kwargs)
-        name, tensors = next(iter(given.arguments.items()))
-        several = isinstance(tensors, (list, tuple))
-        gradients = list(tensors) if several else [tensors]
-        if not are_own(gradients):
-            return original(*args, **kwargs)
-        averages = self._average(gradients)
-        given.arguments[name] = averages if several else averages[0]
-        given.arguments.pop("use_norm", None)  # that of this rank's gradients
-        clipped = original(*given.args, **given.kwargs)
-        mark_averaged(clipped[0] if several else [clipped])
-        return clipped
+    def _averaged(self, sources: Any, gradients: Any) -> Any:
+        leaves = tf.nest.flatten(gradients)
+        pairs = zip(tf.nest.flatten(sources), leaves, strict=True)
+        own = [i for i, (source, gradient) in enumerate(pairs) if hasattr(source, "assign") and gradient is not None]
+        for i, average in zip(own, averaged_once([leaves[i] for i in own], self._average), strict=True):
+            leaves[i] = average
+        return tf.nest.pack_sequence_as(gradients, leaves)
 
 
-def tell(patches: GradientPatches, opened: Channel) -> None:
-    """At the end of a script: whether gradients were taken that nobody averaged."""
-    if patches.taken and not opened.sums and opened.rank == 0:
-        log.warning(
-            "this script took gradients, but none was averaged: every rank trained on the same data, for itself\n"
-            "  remedy: update weights by an optimizer of Keras 3 or tf.compat.v1 (not tf_keras, not by hand), "
-            "or average gradients by matex_data.training.allreduce"
-        )
-
-
-def _leaves(structure: Any) -> list[Any]:
-    """Tensors, slices and variables in order; None is one, too."""
-    return list(tf.nest.flatten(structure))
+def averaged_once(gradients: Sequence[Any], average: Average) -> list[Any]:
+    """Return all of them averaged; tensors that are averages already stay as they are."""
+    left = [i for i, gradient in enumerate(gradients) if gradient is not None and not hasattr(gradient, _AVERAGED)]
+    result = list(gradients)
+    for i, gradient in zip(left, average([gradients[i] for i in left]) if left else [], strict=True):
+        setattr(gradient, _AVERAGED, True)
+        result[i] = gradient
+    return result

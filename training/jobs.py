@@ -14,6 +14,9 @@ from matex_data.training.line import Line, Op
 
 Array = NDArray[Any]
 
+WHOLE = -1.0
+"""Weight of a batch that all ranks have as a whole: nothing is communicated."""
+
 
 class Job:
     """What one operation does: take a private copy of its inputs, then communicate."""
@@ -36,6 +39,8 @@ class DenseJob(Job):
         self.channel, self.bucket, self.op = opened, bucket, op
 
     def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[Line], list[Array]]:
+        if weight == WHOLE:
+            return _unchanged(arrays)
         flat, parts = pack(arrays, self.bucket.dtype, weight)
         dtypes = [array.dtype for array in arrays]
         what = f"{self.op} of {[(array.shape, array.dtype.str) for array in arrays]}"
@@ -61,6 +66,8 @@ class SlicesJob(Job):
 
     def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[Line], list[Array]]:
         values, indices, rows = arrays
+        if weight == WHOLE:
+            return _unchanged([values, indices])
         _, (mine,) = pack([values if weight else values[:0]], values.dtype, weight)
         where = np.array(indices if weight else indices[:0])
 
@@ -79,6 +86,11 @@ class SlicesJob(Job):
     def restore_shapes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         outputs[0].set_shape([None, *inputs[0].shape[1:]])
         outputs[1].set_shape([None])
+
+
+def _unchanged(arrays: Sequence[Array]) -> Callable[[Line], list[Array]]:
+    copies = [np.array(array) for array in arrays]
+    return lambda line: copies
 
 
 def _sum_rows(line: Line, values: Array, indices: Array, rows: int) -> list[Array]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -15,16 +16,17 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
 from matex_data.training.alike import SameBatches
+from matex_data.training.batch_weights import keras_iterates
 from matex_data.training.callbacks import together
 from matex_data.training.channel import Channel
 from matex_data.training.failures import readable_errors
-from matex_data.training.loops import keras_iterates
 from matex_data.training.metrics import combined_result
 from matex_data.training.reduction import Reducer
-from matex_data.training.rows import is_local, share_rows, whole_element
+from matex_data.training.rows import batch_size, in_order, is_local, share_rows, whole_element
 from matex_data.training.sharing import Sharing
-from matex_data.training.step import SharedStep, batch_size
+from matex_data.training.step import SharedStep
 from matex_data.training.trainer import quietly, without_empty
+from matex_data.training.verification import verify
 
 log = logging.getLogger("matex_data.training")
 
@@ -36,30 +38,58 @@ class Job:
 
     Parameters
     ----------
-    same : of a call that trains on the first data set that it iterates over, and evaluates on others:
-        compares the ranks' data.
+    sharing : of a call that trains on the first data set that it iterates over, and evaluates on others.
+    same : compares the ranks' data, where the call trains.
     noting : keep the sizes of the global batches.
+    verify : check the first batch.
     """
 
-    def __init__(self, opened: Channel, same: SameBatches | None = None, noting: bool = False) -> None:
+    def __init__(
+        self,
+        opened: Channel,
+        sharing: Sharing | None = None,
+        same: SameBatches | None = None,
+        noting: bool = False,
+        verify: bool = False,
+    ) -> None:
         self._channel = opened
+        self._sharing = sharing
         self._same = same
-        self._whole = same is not None or noting
         self._noting = noting
+        self._verify = verify
         self.spec: Any = None
+        self.cut = False  # every rank trains on its rows of whole batches
         self.steps: int | None = None  # of each rank; where one has fewer, empty batches are added
         self.sizes: list[int] = []
 
     def share(self, dataset: Any, x: Any) -> Any:
-        """This rank's rows of what Keras is about to iterate over."""
-        if not is_local(x):
-            if self._noting:
-                dataset = self._noting_sizes(dataset)
-            if self._same is not None and self.spec is None:
-                dataset = self._same.noting(dataset)
-            dataset = share_rows(dataset, self._channel.rank, self._channel.size)
+        """Return this rank's part of what Keras is about to iterate over; training takes its rows in each step."""
         first, self.spec = self.spec is None, self.spec or dataset.element_spec
-        return dataset if first and self._whole else without_empty(dataset)
+        trains = first and self._same is not None
+        if is_local(x):
+            return dataset if trains or self._noting else without_empty(dataset)
+        if self._same is not None and trains:
+            self.cut = True
+            return in_order(self._same.noting(dataset))
+        if self._sharing is not None and self._sharing.step.whole:
+            return dataset
+        if self._noting:
+            return share_rows(self._noting_sizes(dataset), self._channel.rank, self._channel.size)
+        return without_empty(share_rows(dataset, self._channel.rank, self._channel.size))
+
+    def begun(self, iterator: Any) -> Any:
+        """Return the iterator of a training epoch after the check of its first batch. *Collective*."""
+        if self._sharing is None or not self.cut or self._sharing.verified:
+            return iterator
+        self._sharing.verified = True
+        if not self._verify:
+            return iterator
+        try:
+            first = next(iterator)
+        except (StopIteration, tf.errors.OutOfRangeError):
+            return iterator
+        verify(self._sharing, keras.tree.map_structure(_without_optionals, first))
+        return itertools.chain([first], iterator)
 
     def _noting_sizes(self, dataset: Any) -> Any:
         return dataset.map(lambda *parts: self._note(whole_element(dataset, parts)))
@@ -74,11 +104,16 @@ class SharedEpochs(keras_trainer.TFEpochIterator):  # type: ignore[misc]  # Kera
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        job = _job.get()
+        self._matex_job = job = _job.get()
         if job is not None:
             if job.steps is not None and job.spec is None:
                 self._lengthen(job.steps)
             self.__dict__["_distributed_dataset"] = job.share(self.__dict__["_distributed_dataset"], kwargs.get("x"))
+
+    def _enumerate_iterator(self) -> Iterator[Any]:
+        for begin, end, iterator in super()._enumerate_iterator():
+            job, self._matex_job = self._matex_job, None
+            yield begin, end, iterator if job is None else job.begun(iterator)
 
     def _lengthen(self, steps: int) -> None:
         """Add empty batches, so that this rank has as many steps as the others."""
@@ -91,6 +126,11 @@ class SharedEpochs(keras_trainer.TFEpochIterator):  # type: ignore[misc]  # Kera
             self.__dict__["_distributed_dataset"] = dataset.concatenate(filler)
         self.data_adapter = _Longer(self.__dict__["data_adapter"], steps)
         self._num_batches = steps
+
+
+def _without_optionals(leaf: Any) -> Any:
+    """Return None in place of the optional that Keras puts for it into data sets."""
+    return None if isinstance(leaf, tf.experimental.Optional) else leaf
 
 
 class _Longer:
@@ -107,8 +147,9 @@ class _Longer:
 class KerasPatches:
     """Patches ``keras.Model``. *Collective*."""
 
-    def __init__(self, opened: Channel, reducer: Reducer, sync_batch_norm: bool) -> None:
+    def __init__(self, opened: Channel, reducer: Reducer, sync_batch_norm: bool, verify: bool) -> None:
         self._channel = opened
+        self._verify = verify
         self._reducer = reducer
         self._sync_batch_norm = sync_batch_norm
         self._told = False
@@ -154,7 +195,7 @@ class KerasPatches:
         sharing = self._sharing(model)
         self._tell_of_generator(options.get("x"))
         same = SameBatches(self._channel)
-        job = Job(self._channel, same)
+        job = Job(self._channel, sharing, same, verify=self._verify)
         if is_local(options.get("x")) and not isinstance(options["x"], tf.data.Dataset):
             batch = max(1, (options.get("batch_size") or 32) // self._channel.size)
             steps = -(-len(keras.tree.flatten(options["x"])[0]) // batch)
@@ -162,7 +203,7 @@ class KerasPatches:
         callbacks = options.get("callbacks")
         if not isinstance(callbacks, keras.callbacks.CallbackList):
             users = keras.tree.flatten(callbacks) if callbacks is not None else []
-            options["callbacks"] = together(sharing, users, lambda: job.spec, [same])
+            options["callbacks"] = together(sharing, users, lambda: (job.spec, job.cut), [same])
         return _within(job, original, options)
 
     def _tell_of_generator(self, x: Any) -> None:
@@ -178,12 +219,15 @@ class KerasPatches:
 
     def _evaluate(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
         model._assert_compile_called("evaluate")
-        self._sharing(model)
-        return _within(Job(self._channel), original, options)
+        sharing = self._sharing(model)
+        if sharing.step.whole:
+            return original(**options)
+        return _within(Job(self._channel, sharing), original, options)
 
     def _predict(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
         """Each rank predicts its rows; all get the whole, in order. *Collective*."""
-        if is_local(options.get("x")):
+        mine = vars(model).get("_matex_sharing")
+        if is_local(options.get("x")) or (mine is not None and mine.step.whole):
             return original(**options)
         job = Job(self._channel, noting=True)
         outputs = _within(job, original, options)
@@ -210,6 +254,8 @@ class KerasPatches:
     def _train_on_batch(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
         """One step on this rank's rows, and the metrics of all. *Collective*."""
         sharing = self._sharing(model)
+        if sharing.step.whole:
+            return original(**options)
         arrays = {name: options[name] for name in ("x", "y", "sample_weight") if options.get(name) is not None}
         data = keras.tree.map_structure(np.asarray, arrays)
         rows = {len(leaf) for leaf in keras.tree.flatten(data)}

@@ -7,8 +7,7 @@ import os
 import runpy
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("matex run", description=__doc__)
     parser.add_argument("--strategy", choices=("chained", "funneled", "concurrent"), default="chained")
     parser.add_argument("--sync-batch-norm", action="store_true", help="normalize by the whole global batch")
+    parser.add_argument("--no-verify", dest="verify", action="store_false", help="leave the self-check of fit out")
     parser.add_argument("--all-output", action="store_true", help="let every rank print, not rank 0 alone")
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
@@ -35,6 +35,7 @@ def run(
     *,
     strategy: Any = "chained",
     sync_batch_norm: bool = False,
+    verify: bool = True,
     all_output: bool = False,
 ) -> None:
     """Run a script as ``python script.py`` would, on all ranks together. *Collective*. Does not return on errors.
@@ -44,23 +45,21 @@ def run(
     arguments : of the script.
     strategy : how averages are embedded in graphs: "chained", "funneled" or "concurrent".
     sync_batch_norm : normalize by the statistics of the global batch.
+    verify : compare the gradient of the ranks' parts with that of the whole batch in the first step of ``fit``.
     all_output : let every rank print; otherwise rank 0 alone does.
     """
     comm = communicator(None)
-    at_end: Callable[[], None] | None = None
     if comm.size > 1:
         channels(comm)  # from now on an error of one rank ends the job
         replace_exit()
         if comm.rank > 0 and not all_output:
             _be_quiet()
-        at_end = _patch(strategy, sync_batch_norm)
+        _patch(strategy, sync_batch_norm, verify)
     _offer_data_set()
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
     try:
         runpy.run_path(str(script), run_name="__main__")
-        if at_end is not None:
-            at_end()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) or end.code is None else 1
         if isinstance(end.code, str):
@@ -71,16 +70,12 @@ def run(
         leave_with(1)
 
 
-def _patch(strategy: Any, sync_batch_norm: bool) -> Callable[[], None]:
-    """Patch Keras and TensorFlow, and let all ranks draw the same random numbers. *Collective*.
-
-    Returns what to call at the end of the script.
-    """
+def _patch(strategy: Any, sync_batch_norm: bool, verify: bool) -> None:
+    """Patch Keras and TensorFlow, and let all ranks draw the same random numbers. *Collective*."""
     from matex_data.training.alike import draw_alike
     from matex_data.training.channel import channel
-    from matex_data.training.gradients import GradientPatches, tell
     from matex_data.training.keras_patches import KerasPatches
-    from matex_data.training.loops import Loops, patch_loops
+    from matex_data.training.loops import Loops
     from matex_data.training.reduction import Reducer
     from matex_data.training.saving import patch_saving
     from matex_data.training.scopes import patch_scopes
@@ -90,13 +85,10 @@ def _patch(strategy: Any, sync_batch_norm: bool) -> Callable[[], None]:
     opened = channel(None)
     draw_alike(opened)
     reducer = Reducer(opened, strategy)
-    loops = Loops(opened, reducer)
-    patch_loops(loops)
-    KerasPatches(opened, reducer, sync_batch_norm)
-    sessions = SessionPatches(opened, loops)
+    KerasPatches(opened, reducer, sync_batch_norm, verify)
+    SessionPatches(opened, Loops(opened, reducer))
     patch_saving(opened)
     patch_scopes(opened)
-    return partial(tell, GradientPatches(sessions.average).__enter__(), opened)
 
 
 def _check_backend() -> None:

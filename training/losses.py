@@ -16,10 +16,16 @@ class SharedLoss:
 
     Most losses are means over samples and need nothing. A sum, and a mean over mask or sample weights,
     are brought to the share that this rank has in the whole.
+
+    Attributes
+    ----------
+    scalar : whether the loss is a function that gives one number for a batch, of which nobody knows how it is made.
+    sums : whether such a number is a sum over the batch.
     """
 
     def __init__(self, loss: Any, reducer: Reducer) -> None:
         self.loss = loss
+        self.scalar = self.sums = False
         self._reducer = reducer
 
     def __getattr__(self, name: str) -> Any:
@@ -32,7 +38,7 @@ class SharedLoss:
             return self.loss(y_true, y_pred, sample_weight)
         value, mask = self._with_mask(y_true, y_pred, sample_weight)
         weight = batch_weight(self._reducer.channel.size)
-        if reduction == "sum":
+        if reduction == "sum" or self.sums:
             return tf.math.divide_no_nan(value, tf.cast(weight, value.dtype))
         mine = _divisor(reduction, mask, sample_weight)
         if mine is None:
@@ -48,6 +54,7 @@ class SharedLoss:
 
         def noting(y_true: Any, y_pred: Any) -> Any:
             losses = call(y_true, y_pred)
+            self.scalar = losses.shape.rank == 0
             masks.append(_mask(losses))
             return losses
 

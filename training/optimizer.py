@@ -9,9 +9,10 @@ from typing import Any
 
 from mpi4py import MPI
 
+from matex_data.training.batch_weights import batch_weights, watch_loops
 from matex_data.training.buckets import BUCKET_BYTES
 from matex_data.training.channel import channel
-from matex_data.training.marks import averaged_once
+from matex_data.training.gradients import averaged_once
 from matex_data.training.reduction import Reducer, Strategy
 
 _averaged: ContextVar[bool] = ContextVar("averaged", default=False)
@@ -40,6 +41,7 @@ def distribute(
         those with at least this share of the rows of their variable are summed row by row instead.
     """
     reducer = Reducer(channel(comm), strategy, bucket_bytes, dense_share)
+    watch_loops()
     release(optimizer)
     release(getattr(optimizer, "inner_optimizer", None))  # else a rank whose check fails would not take part
     object.__setattr__(optimizer, "apply", _Averaging(optimizer.apply, reducer))
@@ -106,7 +108,10 @@ class _Averaging:
     def __call__(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
         if averaged():
             return self._apply(grads, trainable_variables)
-        weight = batch_weight(self._reducer.channel.size)
         with averaging():
-            averages = averaged_once(list(grads), lambda some: self._reducer(some, weight))
-            return self._apply(averages, trainable_variables)
+            return self._apply(averaged_once(list(grads), self._average), trainable_variables)
+
+    def _average(self, gradients: list[Any]) -> list[Any]:
+        opened = self._reducer.channel
+        weight = batch_weight(opened.size) if in_step() else batch_weights(opened.ranks).of_step()
+        return self._reducer(gradients, weight)

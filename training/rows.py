@@ -2,68 +2,171 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-from matex_data.training.step import batch_size
+
+def part(rows: int, rank: int, size: int) -> slice:
+    """Return the rows of a batch that belong to a rank: neighbouring ones; the first ranks have one more.
+
+    Examples
+    --------
+    >>> [part(10, rank, 4) for rank in range(4)]
+    [slice(0, 3, None), slice(3, 6, None), slice(6, 8, None), slice(8, 10, None)]
+    """
+    return slice(*(_start(rows, at, size) for at in (rank, rank + 1)))
 
 
-def my_rows(element: Any, rank: int, size: int) -> Any:
-    """The rows of a batch that belong to a rank: neighbouring ones, as many as any other rank has, or one less.
+def part_sizes(rows: int, size: int) -> tuple[int, ...]:
+    """Return how many rows of a batch belong to each rank."""
+    return tuple(rows // size + (rank < rows % size) for rank in range(size))
+
+
+def _start(rows: Any, rank: int, size: int) -> Any:
+    """Return the first row of a rank; ``rows`` is a number or a scalar tensor."""
+    if isinstance(rows, int):
+        return rank * (rows // size) + min(rank, rows % size)
+    return rank * (rows // size) + tf.minimum(tf.constant(rank, rows.dtype), rows % size)
+
+
+def per_sample(spec: Any) -> list[bool | None]:
+    """Return for each leaf of an element spec whether it has one row a sample: None where only its data can tell.
+
+    Others, such as constant tables, belong to every rank as a whole. In batches whose size the spec leaves open, a
+    leaf of known size is such a table.
+    """
+    reference = _reference(spec)
+    return [_is_per_sample(leaf, reference) for leaf in tf.nest.flatten(spec)]
+
+
+def _is_per_sample(leaf: Any, reference: Any) -> bool | None:
+    shape = getattr(leaf, "shape", None)
+    if reference is None or shape is None or shape.rank == 0:
+        return False
+    if leaf is reference:
+        return True
+    if shape.rank is None or shape[0] is None:
+        return None
+    return bool(shape[0] == reference.shape[0])
+
+
+def static_rows(spec: Any, cut: Sequence[bool | None] | None = None) -> int | None:
+    """Return the number of rows of every batch, where the element spec knows it; ``cut`` as of ``per_sample``."""
+    cut = per_sample(spec) if cut is None else cut
+    leaves = [leaf for leaf, known in zip(tf.nest.flatten(spec), cut, strict=True) if known]
+    return leaves[0].shape[0] if leaves and leaves[0].shape.rank else None
+
+
+def my_rows(
+    element: Any, rank: int, size: int, cut: Sequence[bool | None] | None = None, stand_in: bool = False
+) -> Any:
+    """Return the rows of a batch that belong to a rank, see ``part``.
 
     Parameters
     ----------
-    element : nested tensors with one first axis; scalars stay as they are.
+    element : nested tensors; those with one row a sample are cut, others stay as they are.
+    cut : what ``per_sample`` tells of the data set; None: of the element itself.
+    stand_in : a rank without rows gets the first row of the batch.
     """
-    count = batch_size(element)
-    if count is None:
+    cut = per_sample(element) if cut is None else cut
+    leaves = tf.nest.flatten(element)
+    reference = next((leaf for leaf, known in zip(leaves, cut, strict=True) if known), None)
+    if reference is None:
         return element
-    static = _static_rows(element)
-    rows = count if static is None else static
-    start, stop = rows * rank // size, rows * (rank + 1) // size
-    return tf.nest.map_structure(lambda leaf: _cut(leaf, start, stop), element)
+    rows = _rows(reference) if reference.shape.rank is None or reference.shape[0] is None else int(reference.shape[0])
+    start, stop = _start(rows, rank, size), _start(rows, rank + 1, size)
+    if stand_in:
+        start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
+        empty = start == stop
+        start, stop = tf.where(empty, tf.zeros_like(start), start), tf.where(empty, tf.ones_like(stop), stop)
+    parts = [_cut(leaf, rows, start, stop, known) for leaf, known in zip(leaves, cut, strict=True)]
+    return tf.nest.pack_sequence_as(element, parts)
 
 
-def _static_rows(element: Any) -> int | None:
-    shape = tf.nest.flatten(element)[0].shape
-    return None if shape.rank is None else shape[0]
-
-
-def _cut(leaf: Any, start: Any, stop: Any) -> Any:
+def _cut(leaf: Any, rows: Any, start: Any, stop: Any, known: bool | None) -> Any:
+    if known is False or leaf is None:
+        return leaf
+    if known is None:  # the sizes of this batch tell
+        own = _rows(leaf)
+        start, stop = (
+            tf.where(own == tf.cast(rows, tf.int64), tf.cast(cut, tf.int64), whole)
+            for cut, whole in ((start, tf.zeros_like(own)), (stop, own))
+        )
     if isinstance(leaf, tf.SparseTensor):
+        start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
         begin = tf.concat([[start], tf.zeros_like(leaf.dense_shape[1:])], 0)
         return tf.sparse.slice(leaf, begin, tf.concat([[stop - start], leaf.dense_shape[1:]], 0))
-    if getattr(leaf, "shape", None) is None or leaf.shape.rank == 0:
-        return leaf
     return leaf[start:stop]
 
 
+def batch_size(data: Any) -> Any:
+    """Return the number of samples in a batch, a scalar int64 tensor; None where the data has no sample axis."""
+    reference = _reference(data)
+    return None if reference is None else _rows(reference)
+
+
+def _rows(leaf: Any) -> Any:
+    if isinstance(leaf, tf.RaggedTensor):
+        return tf.cast(leaf.nrows(), tf.int64)
+    if isinstance(leaf, tf.SparseTensor):
+        return leaf.dense_shape[0]
+    return tf.shape(leaf, tf.int64)[0]
+
+
+def _reference(data: Any) -> Any:
+    """Return the leaf whose rows are the samples: the first target, as inputs may be tables; else the first input.
+
+    Of several inputs it is one whose number of rows the spec leaves open, as a table's is known.
+    """
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+    for leaves in (tf.nest.flatten(y), tf.nest.flatten(x)):
+        found = [leaf for leaf in leaves if getattr(leaf, "shape", None) is not None and leaf.shape.rank != 0]
+        if found:
+            return next((leaf for leaf in found if leaf.shape.rank is None or leaf.shape[0] is None), found[0])
+    return None
+
+
 def share_rows(dataset: tf.data.Dataset, rank: int, size: int) -> tf.data.Dataset:
-    """The data set with this rank's rows of every batch. The order must be the same on all ranks."""
+    """Return the data set with this rank's rows of every batch. The order must be the same on all ranks."""
+    cut = per_sample(dataset.element_spec)
 
-    def cut(*parts: Any) -> Any:
-        return my_rows(whole_element(dataset, parts), rank, size)
+    def mine(*parts: Any) -> Any:
+        return my_rows(whole_element(dataset, parts), rank, size, cut)
 
+    return in_order(dataset).map(mine)
+
+
+def in_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Return the data set with elements in the same order on all ranks."""
     options = tf.data.Options()
     options.deterministic = True
-    return dataset.with_options(options).map(cut)
+    return dataset.with_options(options)
 
 
 def whole_element(dataset: tf.data.Dataset, parts: tuple[Any, ...]) -> Any:
-    """The element of which ``Dataset.map`` gives the parts as arguments."""
+    """Return the element of which ``Dataset.map`` gives the parts as arguments."""
     return parts if isinstance(dataset.element_spec, tuple) else parts[0]
 
 
 def is_local(x: Any) -> bool:
-    """Whether data is this rank's part already: a data set of this package, or arrays that say so."""
+    """Tell whether data is this rank's part already: a data set of this package, or arrays that say so."""
     if isinstance(x, tf.data.Dataset):
-        return getattr(x, "matex_share", False) or any(is_local(source) for source in x._inputs())
+        return local_ranks(x) is not None
     return any(getattr(leaf, "matex_share", False) for leaf in tf.nest.flatten(x))
 
 
+def local_ranks(dataset: tf.data.Dataset) -> Any:
+    """Return the ranks that share a data set, or the one that it is made from; None: it is a whole one."""
+    own = getattr(dataset, "matex_share", None)
+    found = (local_ranks(source) for source in dataset._inputs()) if own is None else iter([own])
+    return next((ranks for ranks in found if ranks is not None), None)
+
+
 def is_batched(dataset: tf.data.Dataset) -> bool:
-    """Whether elements are batches rather than samples, as far as the pipeline tells."""
+    """Tell whether elements are batches rather than samples, as far as the pipeline tells."""
     shapes: list[Any] = [getattr(spec, "shape", None) for spec in tf.nest.flatten(dataset.element_spec)]
     if any(shape is None or shape.rank == 0 for shape in shapes):
         return False

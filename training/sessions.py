@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import functools
-import logging
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.client.session import BaseSession
 
+from matex_data import sharded
 from matex_data.training.channel import Channel
+from matex_data.training.gradients import averaged_once
+from matex_data.training.jobs import WHOLE
 from matex_data.training.loops import Loops
-from matex_data.training.marks import averaged_once
 from matex_data.training.order import in_session_graph
 from matex_data.training.reduction import from_root
-from matex_data.training.rows import is_local
-
-log = logging.getLogger("matex_data.training")
 
 STEPS = "matex_steps"
 """Collection of a graph: tensors that only a training step computes."""
@@ -30,7 +28,6 @@ class SessionPatches:
     def __init__(self, opened: Channel, loops: Loops) -> None:
         self._channel = opened
         self._loops = loops
-        self._told = False
         v1 = tf.compat.v1
         self._wrap(v1.train.Optimizer, "compute_gradients", self._compute_gradients)
         self._wrap(v1.train.Optimizer, "apply_gradients", self._apply_gradients)
@@ -51,22 +48,27 @@ class SessionPatches:
     def _compute_gradients(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         pairs = original(optimizer, *args, **kwargs)
         optimizer._matex_averaged = True
-        return list(zip(self.average([g for g, _ in pairs]), [v for _, v in pairs], strict=True))
+        return self._averaged(pairs)
 
     def _apply_gradients(self, original: Any, optimizer: Any, pairs: Any, *args: Any, **kwargs: Any) -> Any:
         pairs = list(pairs)
         if not getattr(optimizer, "_matex_averaged", False):  # they come from tf.gradients
-            pairs = list(zip(averaged_once([g for g, _ in pairs], self.average), [v for _, v in pairs], strict=True))
+            pairs = self._averaged(pairs)
         return original(optimizer, pairs, *args, **kwargs)
 
-    def average(self, gradients: list[Any]) -> list[Any]:
-        """The average over the ranks, in a session or outside. *Collective*."""
-        if not in_session_graph():
-            return self._loops.average(gradients)
+    def _averaged(self, pairs: Any) -> list[Any]:
+        if not self._loops.shares():
+            return list(pairs)
+        average = self._average if in_session_graph() else self._loops.average
+        gradients = averaged_once([gradient for gradient, _ in pairs], average)
+        return list(zip(gradients, [variable for _, variable in pairs], strict=True))
+
+    def _average(self, gradients: list[Any]) -> list[Any]:
+        """Return the averages over the ranks, as the session that runs them decides. *Collective* then."""
         graph = tf.compat.v1.get_default_graph()
         if not graph.get_collection(WEIGHT):
-            equal = tf.constant(1 / self._channel.size, tf.float64)
-            graph.add_to_collection(WEIGHT, tf.compat.v1.placeholder_with_default(equal, ()))
+            whole = tf.constant(WHOLE, tf.float64)
+            graph.add_to_collection(WEIGHT, tf.compat.v1.placeholder_with_default(whole, ()))
         averages = self._loops.reducer(gradients, graph.get_collection(WEIGHT)[0])
         for tensor in averages:
             if tensor is not None:
@@ -87,7 +89,7 @@ class SessionPatches:
 
     def _run(self, original: Any, session: Any, fetches: Any, feed_dict: Any = None, *args: Any, **kwargs: Any) -> Any:
         if self._trains(session.graph, fetches):
-            feed_dict = self._shared(session.graph, dict(feed_dict or {}))
+            feed_dict = self._weighted(session.graph, dict(feed_dict or {}))
         return original(session, fetches, feed_dict, *args, **kwargs)
 
     @staticmethod
@@ -108,22 +110,14 @@ class SessionPatches:
             waiting += [*operation.inputs, *operation.control_inputs]
         return False
 
-    def _shared(self, graph: Any, feeds: dict[Any, Any]) -> dict[Any, Any]:
-        """This rank's rows of the batches that are fed."""
-        if any(is_local(value) for value in feeds.values()):
+    def _weighted(self, graph: Any, feeds: dict[Any, Any]) -> dict[Any, Any]:
+        """Return the feeds with the weight of this rank's batch. *Collective* if there is data with parts."""
+        if not sharded.exist:
+            self._loops.tell()
             return feeds
-        batches = {key: value for key, value in feeds.items() if _is_batch(key)}
-        rows = max((len(value) for value in batches.values()), default=0)
-        if not rows:
-            if self._channel.rank == 0 and not self._told:
-                log.warning("this session trains on the same data on every rank: feed batches through placeholders")
-            self._told = True
-            return feeds
-        rank, size = self._channel.rank, self._channel.size
-        mine = slice(rows * rank // size, rows * (rank + 1) // size)
-        cut = {key: value[mine] for key, value in batches.items() if len(value) == rows}
-        weight = graph.get_collection(WEIGHT)[0]
-        return {**feeds, **cut, weight: (mine.stop - mine.start) / rows}
+        rows = max((len(value) for key, value in feeds.items() if _is_batch(key)), default=1)
+        everyone = self._channel.host.objects(rows)
+        return {**feeds, graph.get_collection(WEIGHT)[0]: rows / max(sum(everyone), 1)}
 
 
 def _is_batch(placeholder: Any) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from matex_data.training.build import build, separate_seeds, state
 from matex_data.training.channel import Channel
@@ -17,6 +18,7 @@ from matex_data.training.normalization import average_statistics, global_moments
 from matex_data.training.optimizer import batch_weight, distribute, is_distributed, release
 from matex_data.training.reduction import Reducer
 from matex_data.training.replicas import broadcast_in
+from matex_data.training.rows import per_sample, static_rows
 from matex_data.training.step import SharedStep
 
 log = logging.getLogger("matex_data.training")
@@ -39,10 +41,12 @@ class Sharing:
         self.model = model
         self.channel = opened
         self._reducer = reducer or Reducer(opened)
-        self.step = SharedStep(model, GradientPatches(self._average))
+        self.step = SharedStep(model, GradientPatches(self.average), opened)
         self._sync_batch_norm = sync_batch_norm
         self._compiled = model._loss_tracker
         self.begun = False
+        self.verified = opened.size == 1
+        self._losses: list[SharedLoss] = []
         self._hidden: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> Sharing:
@@ -70,35 +74,73 @@ class Sharing:
         """Whether the model is still compiled as it was when the context began."""
         return self._compiled is self.model._loss_tracker
 
-    def begin(self, element_spec: Any) -> None:
-        """Make the variables for such data, and start with those of rank 0. *Collective*."""
+    def begin(self, element_spec: Any, whole_batches: bool = False) -> None:
+        """Make the variables for such data, and start with those of rank 0. *Collective*.
+
+        Parameters
+        ----------
+        whole_batches : every rank gets the whole batches, and takes its rows of each.
+        """
         build(self.model, element_spec)
         if self.channel.size == 1:
             return
         broadcast_in(self.channel, state(self.model))
-        separate_seeds(self.model, self.channel.rank)
-        reducer = None if _equal_batches(self.channel, element_spec) else self._reducer
-        if self.begun and reducer is not self.step.reducer:
+        separate_seeds(self.model, 0 if self.step.whole else self.channel.rank)
+        cut = per_sample(element_spec) if whole_batches else None
+        reducer = None if _equal_batches(self.channel, element_spec, cut) else self._reducer
+        if self.begun and (reducer, cut) != (self.step.reducer, self.step.cut):
             self.model.make_train_function(force=True)  # the graph of the old one weighs in the other way
-        self.step.reducer = reducer
+        self.step.reducer, self.step.cut = reducer, cut
         if not self.begun:
             self.begun = True
             self._share_losses()
             self._share_statistics()
 
-    def _average(self, gradients: list[Any]) -> list[Any]:
+    def train_on_whole(self, whole: bool) -> None:
+        """Have every rank train on the whole batches, as one process does, or on its rows."""
+        self.verified = True
+        self.step.whole = whole
+        separate_seeds(self.model, 0 if whole else self.channel.rank)
+
+    def let_losses_sum(self, sums: bool) -> bool:
+        """Take the numbers that loss functions give for a batch as sums, or as means; tell whether there are any."""
+        for loss in self._losses:
+            loss.sums = sums and loss.scalar
+        return any(loss.scalar for loss in self._losses)
+
+    def norms_by_parts(self) -> bool:
+        """Tell whether a ``BatchNormalization`` that trains takes the statistics of each rank's part."""
+        return any(layer.trainable for layer in self._norms(synchronized=False))
+
+    @contextlib.contextmanager
+    def norms_together(self) -> Iterator[None]:
+        """Context in which all ``BatchNormalization`` layers take the statistics of the global batch."""
+        layers = self._norms(synchronized=False)
+        for layer in layers:
+            object.__setattr__(layer, "_moments", global_moments(layer, self._reducer))
+        try:
+            yield
+        finally:
+            for layer in layers:
+                object.__delattr__(layer, "_moments")
+
+    def average(self, gradients: list[Any]) -> list[Any]:
         return self._reducer(gradients, batch_weight(self.channel.size))
 
     def _share_losses(self) -> None:
         compiled = self.model._compile_loss
         if compiled is not None and compiled._flat_losses:
             shared = [entry._replace(loss=SharedLoss(entry.loss, self._reducer)) for entry in compiled._flat_losses]
+            self._losses = [entry.loss for entry in shared]
             self._replace(compiled, "_flat_losses", shared)
 
     def _share_statistics(self) -> None:
-        for layer in self.model._flatten_layers():
-            if isinstance(layer, keras.layers.BatchNormalization) and (self._sync_batch_norm or layer.synchronized):
-                self._replace(layer, "_moments", global_moments(layer, self._reducer))
+        for layer in self._norms(synchronized=True):
+            self._replace(layer, "_moments", global_moments(layer, self._reducer))
+
+    def _norms(self, synchronized: bool) -> list[Any]:
+        layers = [x for x in self.model._flatten_layers() if isinstance(x, keras.layers.BatchNormalization)]
+        return [layer for layer in layers if (self._sync_batch_norm or layer.synchronized) == synchronized]
 
     def _without_xla(self) -> None:
         if self.channel.rank == 0:
@@ -107,7 +149,7 @@ class Sharing:
 
     def _result(self, logs: Any) -> Any:
         """Keras asks for this at the end of a pass over training or validation data."""
-        if self.channel.size == 1:
+        if self.channel.size == 1 or self.step.whole:
             return type(self.model)._get_metrics_result_or_logs(self.model, logs)
         average_statistics(self.model, self.channel)
         return combined_result(self.model, self.channel, logs)
@@ -120,9 +162,10 @@ class Sharing:
 _ABSENT = object()
 
 
-def _equal_batches(opened: Channel, element_spec: Any) -> bool:
-    """Whether the batches of all ranks have one size, which the element spec knows. *Collective*."""
-    leaves = [leaf for leaf in tf.nest.flatten(element_spec) if getattr(leaf, "shape", None) is not None]
-    size = leaves[0].shape[0] if leaves and leaves[0].shape.rank else None
-    everyone = opened.host.objects(size)
+def _equal_batches(opened: Channel, element_spec: Any, cut: list[bool | None] | None) -> bool:
+    """Tell whether the parts of all ranks have one size, which the element spec knows. *Collective*."""
+    rows = static_rows(element_spec, cut)
+    everyone = opened.host.objects(rows)
+    if cut is not None:
+        return rows is not None and rows % opened.size == 0
     return everyone[0] is not None and len(set(everyone)) == 1

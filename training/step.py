@@ -6,11 +6,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import keras
 import tensorflow as tf
 
+from matex_data.training.channel import Channel
 from matex_data.training.optimizer import step
 from matex_data.training.reduction import Reducer
+from matex_data.training.rows import batch_size, my_rows
 
 
 class SharedStep:
@@ -23,26 +24,47 @@ class SharedStep:
     Attributes
     ----------
     reducer : None while all ranks have batches of the same size, so that gradients weigh the same.
+    cut : which leaves of a batch have one row a sample, of batches of which each rank takes its rows; None: batches
+        are a rank's part already.
+    whole : every rank trains on the whole batch, and nothing is averaged.
     seen : variable that counts the samples of this rank.
     """
 
-    def __init__(self, model: Any, patches: AbstractContextManager[Any]) -> None:
+    def __init__(self, model: Any, patches: AbstractContextManager[Any], opened: Channel) -> None:
         self._model = model
         self._patches = patches
+        self._channel = opened
         self._train_step: Callable[[Any], Any] = model.train_step
         self.reducer: Reducer | None = None
+        self.cut: list[bool | None] | None = None
+        self.whole = False
         self.seen = tf.Variable(0, trainable=False, dtype=tf.int64, name="matex_samples")
 
     def __call__(self, data: Any) -> Any:
+        """Train on this rank's rows. *Collective*."""
+        if self.whole:
+            return self.on_whole(data)
+        total = None if self.cut is None else batch_size(data)
+        if self.cut is not None:
+            data = my_rows(data, self._channel.rank, self._channel.size, self.cut)
         count = batch_size(data)
         if count is not None:
             self.seen.assign_add(count)
         if count is None or self.reducer is None:
             with step(), self._patches:
                 return self._train_step(data)
-        (total,) = self.reducer([tf.cast(count, tf.float64)])
-        with step(tf.math.divide_no_nan(tf.cast(count, tf.float64), total)), self._patches:
+        if total is None:
+            (total,) = self.reducer([tf.cast(count, tf.float64)])
+        weight = tf.math.divide_no_nan(tf.cast(count, tf.float64), tf.cast(total, tf.float64))
+        with step(weight), self._patches:
             return self._guarded(data, count)
+
+    def on_whole(self, data: Any) -> Any:
+        """Train on the whole batch, as one process does."""
+        count = batch_size(data)
+        if count is not None:  # the progress bar counts the samples of all ranks
+            self.seen.assign_add(count // self._channel.size)
+        return self._train_step(data)
 
     def _guarded(self, data: Any, count: Any) -> Any:
         """The step; where this rank has no sample, on a stand-in that leaves nothing behind."""
@@ -52,20 +74,6 @@ class SharedStep:
         for variable, value in zip(state, before, strict=True):
             variable.assign(tf.cond(count > 0, lambda v=variable: tf.identity(v.value), lambda x=value: x))
         return logs
-
-
-def batch_size(data: Any) -> Any:
-    """Number of samples in a batch, a scalar int64 tensor; None where the data has no sample axis."""
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-    leaves = [leaf for leaf in tf.nest.flatten(x) if leaf is not None]
-    if not leaves or leaves[0].shape.rank == 0:
-        return None
-    first = leaves[0]
-    if isinstance(first, tf.RaggedTensor):
-        return tf.cast(first.nrows(), tf.int64)
-    if isinstance(first, tf.SparseTensor):
-        return first.dense_shape[0]
-    return tf.shape(first, tf.int64)[0]
 
 
 def _never_empty(leaf: Any, count: Any) -> Any:

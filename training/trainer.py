@@ -18,8 +18,8 @@ from matex_data.training.callbacks import together
 from matex_data.training.channel import Channel, channel
 from matex_data.training.failures import readable_errors
 from matex_data.training.resuming import Run
+from matex_data.training.rows import batch_size
 from matex_data.training.sharing import Sharing
-from matex_data.training.step import batch_size
 
 
 def fit(
