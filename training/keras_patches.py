@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -84,12 +85,14 @@ class Job:
         self._sharing.verified = True
         if not self._verify:
             return iterator
-        try:
-            first = next(iterator)
-        except (StopIteration, tf.errors.OutOfRangeError):
+        batches = list(itertools.islice(_until_the_end(iterator), self._sharing.model.steps_per_execution))
+        if not batches:
             return iterator
-        verify(self._sharing, keras.tree.map_structure(_without_optionals, first))
-        return itertools.chain([first], iterator)
+        verify(self._sharing, keras.tree.map_structure(_without_optionals, batches[0]))
+        if any(isinstance(leaf, tf.OptionalSpec) for leaf in tf.nest.flatten(self.spec)):
+            return itertools.chain(batches, iterator)
+        # Of the same element spec, so that the graph of the step is made once.
+        return iter(tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=self.spec))
 
     def _noting_sizes(self, dataset: Any) -> Any:
         return dataset.map(lambda *parts: self._note(whole_element(dataset, parts)))
@@ -126,6 +129,12 @@ class SharedEpochs(keras_trainer.TFEpochIterator):  # type: ignore[misc]  # Kera
             self.__dict__["_distributed_dataset"] = dataset.concatenate(filler)
         self.data_adapter = _Longer(self.__dict__["data_adapter"], steps)
         self._num_batches = steps
+
+
+def _until_the_end(iterator: Any) -> Iterator[Any]:
+    """Return an iterator that ends in the way of Python's."""
+    with contextlib.suppress(tf.errors.OutOfRangeError):
+        yield from iterator
 
 
 def _without_optionals(leaf: Any) -> Any:
