@@ -7,6 +7,7 @@ remembers the batches that were taken since the last step, and refuses to guess 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -19,7 +20,7 @@ from matex_data.communicator import Communicator
 from matex_data.errors import PartitionError
 from matex_data.training.keras_api import DatasetIterator
 from matex_data.training.order import Order
-from matex_data.training.rows import batch_size, is_local, local_ranks, part_sizes
+from matex_data.training.rows import batch_size, is_local, local_ranks, local_source, part_sizes
 
 Counts = tuple[int, ...] | None
 """Rows of each rank in a batch; None: all ranks have as many."""
@@ -174,7 +175,7 @@ def watch_loops() -> None:
             return original(dataset)
         ranks = local_ranks(dataset)
         counted = getattr(dataset, "matex_counted", None)
-        even = ranks.size == 1 or getattr(dataset, "matex_even", False) or _is_static(dataset)
+        even = _is_even(dataset)
         if not even and not tf.executing_eagerly():
             raise _outside_of_graphs()
         iterator = original(dataset if counted is None or even else counted)
@@ -185,6 +186,26 @@ def watch_loops() -> None:
 
     iterate.matex_original = original  # type: ignore[attr-defined]
     tf.data.Dataset.__iter__ = iterate
+    _refuse_loops_in_graphs()
+
+
+def _refuse_loops_in_graphs() -> None:
+    """Have AutoGraph's loops, which reduce a data set, refuse batches of unequal parts."""
+    original = tf.data.Dataset.reduce
+
+    @functools.wraps(original)
+    def reduce(dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        source = None if tf.executing_eagerly() or in_keras.get() else local_source(dataset)
+        if source is not None and not _is_even(source):
+            raise _outside_of_graphs()
+        return original(dataset, *args, **kwargs)
+
+    tf.data.Dataset.reduce = reduce
+
+
+def _is_even(dataset: tf.data.Dataset) -> bool:
+    """Tell whether all ranks are known to have as many rows in every batch."""
+    return bool(local_ranks(dataset).size == 1 or getattr(dataset, "matex_even", False) or _is_static(dataset))
 
 
 def _is_static(dataset: tf.data.Dataset) -> bool:

@@ -159,10 +159,17 @@ def is_local(x: Any) -> bool:
 
 
 def local_ranks(dataset: tf.data.Dataset) -> Any:
-    """Return the ranks that share a data set, or the one that it is made from; None: it is a whole one."""
-    own = getattr(dataset, "matex_share", None)
-    found = (local_ranks(source) for source in dataset._inputs()) if own is None else iter([own])
-    return next((ranks for ranks in found if ranks is not None), None)
+    """Return the ranks that share a data set; None: it is a whole one."""
+    source = local_source(dataset)
+    return None if source is None else source.matex_share
+
+
+def local_source(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
+    """Return the data set of which each rank has its part, and which this one is made from, or is; else None."""
+    if getattr(dataset, "matex_share", None) is not None:
+        return dataset
+    found = (local_source(source) for source in dataset._inputs())
+    return next((source for source in found if source is not None), None)
 
 
 def is_batched(dataset: tf.data.Dataset) -> bool:

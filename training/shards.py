@@ -94,7 +94,7 @@ def _check(dataset: Any, remainder: str) -> None:
             "  remedy: tf.data.Dataset.from_tensor_slices(arrays).batch(n)"
         )
     if remainder not in ("keep", "drop"):
-        raise ValueError(f'remainder is "keep" or "drop", not {remainder!r}')
+        raise ValueError(f'remainder is "keep" or "drop", not {remainder!r}\n  remedy: leave it out')
     if is_local(dataset):
         raise ValueError(
             "this data set is the part of this rank already\n  remedy: loop over it as it is, without shard"
