@@ -64,6 +64,10 @@ class SameBatches(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has 
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Compare the digests. *Collective* for the first batch."""
+        self.compare()
+
+    def compare(self) -> None:
+        """Compare the digests of the first batch, once. *Collective* then."""
         if not self._unknown:
             return
         self._unknown = False

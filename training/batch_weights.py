@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -103,15 +103,16 @@ def _shown(known: set[Counts]) -> str:
 class SharedIterator(DatasetIterator):  # type: ignore[misc]  # TensorFlow has no types
     """Iterator in Python over data of which each rank has a part, that notes the rows of each batch."""
 
-    def watch(self, ranks: Communicator, counted: bool, even: bool) -> None:
+    def watch(self, ranks: Communicator, counted: bool, even: bool, compare: Callable[[], None]) -> None:
         """Begin.
 
         Parameters
         ----------
+        compare : called after each batch in Python.
         counted : elements are pairs: the rows of each rank, and the batch.
         even : all ranks have as many rows in every batch.
         """
-        self._matex = (ranks, counted, even)
+        self._matex = (ranks, counted, even, compare)
 
     def __del__(self) -> None:
         """A loop was left."""
@@ -119,7 +120,7 @@ class SharedIterator(DatasetIterator):  # type: ignore[misc]  # TensorFlow has n
             self._end()
 
     def __next__(self) -> Any:
-        ranks, counted, even = self._matex
+        ranks, counted, even, compare = self._matex
         if not even and not tf.executing_eagerly():
             raise _outside_of_graphs()
         try:
@@ -134,6 +135,7 @@ class SharedIterator(DatasetIterator):  # type: ignore[misc]  # TensorFlow has n
         elif not even and (mine := batch_size(element)) is not None:
             counts = tuple(ranks.allgather(int(mine)))
         if tf.executing_eagerly():
+            compare()
             batch_weights(ranks).take(id(self), counts)
         return element
 
@@ -181,7 +183,8 @@ def watch_loops() -> None:
         iterator = original(dataset if counted is None or even else counted)
         if type(iterator) is DatasetIterator:
             iterator.__class__ = SharedIterator
-            iterator.watch(ranks, counted is not None and not even, even)
+            compare = getattr(dataset, "matex_compare", lambda: None)
+            iterator.watch(ranks, counted is not None and not even, even, compare)
         return iterator
 
     iterate.matex_original = original  # type: ignore[attr-defined]

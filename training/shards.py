@@ -8,6 +8,7 @@ import tensorflow as tf
 from mpi4py import MPI
 
 from matex_data import sharded
+from matex_data.training.alike import SameBatches
 from matex_data.training.batch_weights import watch_loops
 from matex_data.training.channel import channel
 from matex_data.training.rows import (
@@ -67,7 +68,8 @@ def shard(
             f"batches of {rows} rows cannot be shared equally by {size} ranks, and would all be dropped\n"
             f"  remedy: a batch size that {size} divides, or remainder='keep'"
         )
-    whole = in_order(dataset)
+    same = SameBatches(opened)
+    whole = in_order(same.noting(dataset))
     if remainder == "drop":
         whole = whole.filter(lambda *parts: batch_size(whole_element(dataset, parts)) % size == 0)
 
@@ -82,6 +84,7 @@ def shard(
     result.matex_share = opened.ranks
     result.matex_even = remainder == "drop" or (rows is not None and rows % size == 0)
     result.matex_counted = whole.map(counted)
+    result.matex_compare = same.compare
     sharded.note()
     watch_loops()
     return result

@@ -72,7 +72,7 @@ def _trained(comm: Any, rows: int, case: str) -> list[Any]:
     def step(x: Any, y: Any) -> None:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
-        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
 
     step = tf.function(step) if graph else step
     for _ in range(3):
