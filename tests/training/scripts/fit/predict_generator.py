@@ -17,7 +17,7 @@ def batches(labelled):
     while True:
         for start in range(0, 60, 7):
             part = x[start : start + 7]
-            yield (part, y[start : start + 7]) if labelled else part
+            yield (part, y[start : start + 7]) if labelled else (part,)
 
 
 predicted = model.predict(batches(False), steps=3, verbose=0)

@@ -13,14 +13,15 @@ class Scaled(keras.Model):
         self.dense = keras.layers.Dense(2)
 
     def call(self, inputs):
-        return self.dense(inputs["x"]) * inputs["temperature"]
+        x, temperature = inputs
+        return self.dense(x) * temperature
 
 
 keras.utils.set_random_seed(33)
 x = np.random.normal(size=(63, 4)).astype("float32")
 temperature = np.float32(0.7)
 data = tf.data.Dataset.from_tensor_slices((x, x[:, :2])).batch(16)
-data = data.map(lambda x, y: ({"temperature": temperature, "x": x}, y))
+data = data.map(lambda x, y: ((x, temperature), y))
 model = Scaled()
 model.compile(keras.optimizers.SGD(0.1), "mse")
 history = model.fit(data, epochs=3, verbose=0)
