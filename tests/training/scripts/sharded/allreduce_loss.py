@@ -13,14 +13,13 @@ x = np.random.normal(size=(60, 3)).astype("float32")
 data = tf.data.Dataset.from_tensor_slices((x, x @ np.array([[1.0], [-2.0], [0.5]], "float32"))).batch(12)
 model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
 optimizer = keras.optimizers.SGD(0.2)
-previous, steps = np.inf, 0
-for inputs, targets in md.training.shard(data.repeat(8)):
+previous = np.inf
+for step, (inputs, targets) in enumerate(md.training.shard(data.repeat(8))):
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(tf.square(model(inputs) - targets))
     optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
     loss = float(md.training.allreduce(loss))
-    steps += 1
-    print(f"RESULT loss {steps} {loss:.6f}")
+    print(f"RESULT loss {step} {loss:.6f}")
     if loss > previous:
         optimizer.learning_rate = float(optimizer.learning_rate) * 0.5
     previous = loss
