@@ -77,14 +77,14 @@ def captured(folder: Path, rank: int) -> Iterator[None]:
 
 
 def variables(names: dict[str, Any]) -> dict[str, Any]:
-    """Return the variables that global names hold: of models, layers and optimizers, or as such."""
+    """Return the variables that global names hold, within models and layers or as such, but not those of a session."""
     found: dict[str, Any] = {}
     for name, value in names.items():
         if isinstance(value, keras.Model):
             held = value.weights
         elif isinstance(value, keras.layers.Layer):
             held = [*value.trainable_variables, *value.non_trainable_variables]
-        elif isinstance(value, tf.Variable | keras.Variable):
+        elif isinstance(value, tf.Variable | keras.Variable) and not hasattr(value, "graph"):
             held = [value]
         else:
             continue

@@ -7,7 +7,7 @@ import numpy as np
 
 keras.utils.set_random_seed(1)
 rng = np.random.default_rng(1)
-text, tags = rng.normal(size=(90, 5)).astype("float32"), rng.integers(0, 2, size=(90, 3)).astype("float32")
+text, tags = rng.normal(size=(95, 5)).astype("float32"), rng.integers(0, 2, size=(95, 3)).astype("float32")
 priority = text[:, :1] * 2 - tags[:, :1]
 department = (text[:, 1] > 0).astype("int64") + (tags[:, 1] > 0)
 

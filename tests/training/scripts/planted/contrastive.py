@@ -10,14 +10,15 @@ from keras import ops
 class Contrastive(keras.Model):
     def __init__(self):
         super().__init__()
-        self.encoder = keras.Sequential([keras.layers.Dense(8, activation="relu"), keras.layers.Dense(3)])
+        self.encoder = keras.Sequential(
+            [keras.Input((5,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(3)]
+        )
 
-    def call(self, inputs):
-        return ops.normalize(self.encoder(inputs), axis=1)
+    def call(self, pairs):
+        return [ops.normalize(self.encoder(pairs[:, i]), axis=1) for i in range(2)]
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        first, second = self(x[:, 0]), self(x[:, 1])
-        similarities = ops.matmul(first, ops.transpose(second)) / 0.2
+        similarities = ops.matmul(y_pred[0], ops.transpose(y_pred[1])) / 0.2
         labels = ops.arange(ops.shape(similarities)[0])
         return ops.mean(keras.losses.sparse_categorical_crossentropy(labels, similarities, from_logits=True))
 
