@@ -1,6 +1,6 @@
 """Scripts as people write them: under ``matex run`` each has the weights and the printed numbers of plain Python.
 
-All scripts of a folder that are selected run in one job for each number of ranks, see `tests.training.script_driver`.
+Several of the selected scripts of a folder run in one job for each number of ranks, see `tests.training.script_driver`.
 ``fit`` holds scripts whose data Keras iterates over, which is shared out; ``loops`` loops over a script's own data,
 which run whole on every rank; ``sharded`` loops with ``training.shard``; ``planted`` errors that the self-check finds.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,11 @@ WHOLE = r"runs with the whole batch on every rank"
 SHARD = r"matex_data\.training\.shard\("
 AGREES = r"self-check: .* agree"
 DIFFERS = r"self-check: .* differ"
+
+TOGETHER = 6
+"""Scripts of one job: more would save time, but the first test would take longer than pytest lets it."""
+SECONDS = 140.0
+"""In which a job, and those that go on after failures, have to end: two such within pytest's limit for one test."""
 
 MODULES = {"small_networks"}  # imported by a script
 ALONE = {"loops/session_v1"}  # changes TensorFlow for good
@@ -94,17 +100,19 @@ class Jobs:
     def __init__(self, folder: Path, selected: Sequence[str]) -> None:
         self._folder = folder
         self._selected = set(selected)
-        self._done: dict[tuple[str, ...], Job] = {}
+        self._done: dict[tuple[object, ...], Job] = {}
 
     def of(self, script: str, ranks: int) -> Job:
         """Run a script with the selected ones of its folder, unless it has to run alone."""
-        folder = script.split("/")[0]
-        together = [name for name in names(folder) if name in self._selected and name not in ALONE]
-        return self.run([script] if script in ALONE else together, ranks)
+        if script in ALONE:
+            return self.run([script], ranks)
+        together = [name for name in names(script.split("/")[0]) if name in self._selected and name not in ALONE]
+        first = together.index(script) // TOGETHER * TOGETHER
+        return self.run(together[first : first + TOGETHER], ranks)
 
-    def run(self, scripts: list[str], ranks: int, extra: str = "") -> Job:
+    def run(self, scripts: list[str], ranks: int) -> Job:
         """Run scripts in one job, and go on with another one after a script that ended the job."""
-        key = (str(ranks), extra, *scripts)
+        key = (ranks, *scripts)
         if key not in self._done:
             folder = self._folder / f"{ranks}-{len(self._done)}"
             self._done[key] = _run(scripts, ranks, folder)
@@ -113,9 +121,9 @@ class Jobs:
 
 def _run(scripts: list[str], ranks: int, folder: Path) -> Job:
     outcomes: dict[str, Outcome] = {}
-    messages, waiting = "", list(scripts)
+    messages, waiting, end = "", list(scripts), time.monotonic() + SECONDS
     while waiting:
-        stderr = _start(waiting, ranks, folder)
+        stderr = _start(waiting, ranks, folder, max(5.0, end - time.monotonic()))
         messages += stderr
         while waiting:
             name = waiting.pop(0)
@@ -128,17 +136,17 @@ def _run(scripts: list[str], ranks: int, folder: Path) -> Job:
     return Job(outcomes, messages)
 
 
-def _start(scripts: list[str], ranks: int, folder: Path) -> str:
+def _start(scripts: list[str], ranks: int, folder: Path, limit: float) -> str:
+    """Run the driver, and return its standard error."""
     paths = [str(SCRIPTS / f"{name}.py") for name in scripts]
-    limit = 60.0 + 15 * len(scripts)
-    if ranks == PLAIN:
-        command = [sys.executable, str(DRIVER), str(folder), *paths]
-        env = environment(MATEX_DRIVER_PLAIN="1")
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit).stderr
     try:
+        if ranks == PLAIN:
+            command = [sys.executable, str(DRIVER), str(folder), *paths]
+            env = environment(MATEX_DRIVER_PLAIN="1")
+            return subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit).stderr
         env = {"MATEX_TIMEOUT": "30"}
         return run_script(ranks, LAUNCHER, str(DRIVER), str(folder), *paths, timeout=limit, env=env).stderr
-    except Hung as error:
+    except (Hung, subprocess.TimeoutExpired) as error:
         return str(error)
 
 
@@ -167,7 +175,7 @@ SEVERAL = RANKS[1:]
 
 def check_equal(script: str, found: Outcome, expected: Outcome) -> None:
     """Compare printed numbers, saved arrays, and the variables of all ranks, with those of plain Python."""
-    tolerance = LOOSER.get(script, 2e-4)
+    tolerance = LOOSER.get(script, 1e-5 if script.startswith("loops/") else 2e-4)
     assert expected.error is None, f"plain Python:\n{expected.error}"
     assert found.error is None, found.error
     lines, reference = found.results(), expected.results()
@@ -181,7 +189,6 @@ def check_equal(script: str, found: Outcome, expected: Outcome) -> None:
     assert wanted
     _check_arrays(weights, wanted, tolerance)
     for rank, arrays in enumerate(found.variables()):
-        # Some variables are a rank's own where the global batch is not: compare those of models and of the script.
         _check_arrays(arrays, expected.variables()[0], tolerance, f"rank {rank}: ")
 
 
@@ -239,5 +246,6 @@ def test_a_loop_over_its_own_data_is_said_once(script: str, ranks: int, jobs: Jo
     assert job.outcomes[script].error is None, job.outcomes[script].error
     messages = job.messages()
     assert len(re.findall(WHOLE, messages)) == 1, messages
-    assert len(re.findall(SHARD, messages)) == 1, messages
+    if not script.startswith("loops/session"):  # what is fed to a session is no data set
+        assert len(re.findall(SHARD, messages)) == 1, messages
     assert not re.search(WHOLE, "".join(job.outcomes[script].stderr(rank) for rank in range(1, ranks)))
