@@ -131,7 +131,7 @@ def _run(scripts: list[str], ranks: int, folder: Path) -> Job:
             failed = sorted((folder / name).glob("error.*"))
             text = "".join(path.read_text() for path in failed[:1]) if failed else f"the job ended:\n{stderr[-4000:]}"
             outcomes[name] = Outcome(folder / name, None if done else text)
-            if not done and ranks != PLAIN:
+            if not done and ranks != PLAIN and time.monotonic() < end:
                 break  # the job ended here
     return Job(outcomes, messages)
 
