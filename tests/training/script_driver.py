@@ -65,7 +65,7 @@ def captured(folder: Path, rank: int) -> Iterator[None]:
     """Within this context what is printed goes to files."""
     sys.stderr.flush()
     kept = os.dup(2)
-    with (folder / f"stderr.{rank}").open("wb") as errors, (folder / "stdout").open("a") as output:
+    with (folder / f"stderr.{rank}").open("wb") as errors, (folder / "stdout").open("w") as output:
         os.dup2(errors.fileno(), 2)
         try:
             with contextlib.redirect_stdout(output) if rank == 0 else contextlib.nullcontext():
