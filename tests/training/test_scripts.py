@@ -39,6 +39,7 @@ SECONDS = 140.0
 
 MODULES = {"small_networks"}  # imported by a script
 ALONE = {"loops/session_v1"}  # changes TensorFlow for good
+NOISE = re.compile(r"^(WARNING: All log messages before absl|I0000 ).*\n", re.MULTILINE)  # of TensorFlow's start
 RANK_DEPENDENT = {"planted/rank_branch"}  # no weights of plain Python can be expected
 MENDED = {"planted/sum_function", "planted/table_of_batch_size"}  # may be made exact instead of being told
 
@@ -129,7 +130,7 @@ def _run(scripts: list[str], ranks: int, folder: Path) -> Job:
             name = waiting.pop(0)
             done = len(list((folder / name).glob("done.*"))) == max(ranks, 1)
             failed = sorted((folder / name).glob("error.*"))
-            text = "".join(path.read_text() for path in failed[:1]) if failed else f"the job ended:\n{stderr[-4000:]}"
+            text = failed[0].read_text() if failed else f"the job ended, or its {SECONDS:g} s:\n{stderr[-4000:]}"
             outcomes[name] = Outcome(folder / name, None if done else text)
             if not done and ranks != PLAIN and time.monotonic() < end:
                 break  # the job ended here
@@ -143,11 +144,13 @@ def _start(scripts: list[str], ranks: int, folder: Path, limit: float) -> str:
         if ranks == PLAIN:
             command = [sys.executable, str(DRIVER), str(folder), *paths]
             env = environment(MATEX_DRIVER_PLAIN="1")
-            return subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit).stderr
-        env = {"MATEX_TIMEOUT": "30"}
-        return run_script(ranks, LAUNCHER, str(DRIVER), str(folder), *paths, timeout=limit, env=env).stderr
+            stderr = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit).stderr
+        else:
+            env = {"MATEX_TIMEOUT": "30"}
+            stderr = run_script(ranks, LAUNCHER, str(DRIVER), str(folder), *paths, timeout=limit, env=env).stderr
     except (Hung, subprocess.TimeoutExpired) as error:
-        return str(error)
+        stderr = str(error)
+    return NOISE.sub("", stderr)
 
 
 def _arrays(path: Path) -> dict[str, Any]:
