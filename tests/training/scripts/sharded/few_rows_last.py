@@ -27,6 +27,6 @@ def train_step(inputs, targets):
 finite = True
 for _ in range(4):
     for inputs, targets in md.training.shard(data):
-        finite &= bool(np.isfinite(train_step(inputs, targets)))
+        finite &= bool(np.isfinite(train_step(inputs, targets)).all())
 print("RESULT finite", int(finite), int(all(np.isfinite(w).all() for w in model.get_weights())))
 model.save_weights(sys.argv[1])
