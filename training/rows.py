@@ -9,8 +9,14 @@ import tensorflow as tf
 from matex_data.training.step import batch_size
 
 
+def part(rows: int, rank: int, size: int) -> slice:
+    """Return the rows of a batch that belong to a rank: neighbouring ones; the first ranks may have one row more."""
+    start = rank * (rows // size) + min(rank, rows % size)
+    return slice(start, start + rows // size + int(rank < rows % size))
+
+
 def my_rows(element: Any, rank: int, size: int) -> Any:
-    """The rows of a batch that belong to a rank: neighbouring ones, as many as any other rank has, or one less.
+    """Return the rows of a batch that belong to a rank: neighbouring ones; the first ranks may have one row more.
 
     Parameters
     ----------
@@ -20,8 +26,13 @@ def my_rows(element: Any, rank: int, size: int) -> Any:
     if count is None:
         return element
     static = _static_rows(element)
-    rows = count if static is None else static
-    start, stop = rows * rank // size, rows * (rank + 1) // size
+    if static is not None:
+        mine = part(static, rank, size)
+        start, stop = mine.start, mine.stop
+    else:
+        each, more = count // size, count % size
+        start = rank * each + tf.minimum(tf.cast(rank, count.dtype), more)
+        stop = start + each + tf.cast(rank < more, count.dtype)
     return tf.nest.map_structure(lambda leaf: _cut(leaf, start, stop), element)
 
 
