@@ -1,4 +1,4 @@
-"""Moving statistics of synchronized batch normalization are those of one process, whatever the ranks have of a batch."""
+"""Moving statistics of synchronized batch normalization are those of one process, on every rank."""
 
 from __future__ import annotations
 
