@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.trainers import compile_utils
 from numpy.typing import NDArray
 
 from matex_data.training.channel import Channel
+from matex_data.training.optimizer import batch_weight, in_step
+from matex_data.training.reduction import from_all
 
 Array = NDArray[Any]
 
@@ -29,7 +32,8 @@ def combined_result(model: Any, opened: Channel, logs: Any) -> Any:
     """
     rows = _take_rows(model)
     before = _results(model)
-    combine_states(opened, list(model.metrics_variables))
+    whole = {id(v) for v in _alike_variables(model)}
+    combine_states(opened, [v for v in model.metrics_variables if id(v) not in whole])
     result = model.get_metrics_result()
     if not isinstance(logs, dict):
         return result
@@ -143,6 +147,99 @@ def _weighted_update(original: Any, weight: Any) -> Any:
         return original(values, weight if scalar else sample_weight)
 
     return update_state
+
+
+def share_metrics(model: Any, opened: Channel, replace: Callable[[Any, str, Any], None]) -> None:
+    """Let metrics that are not of Keras see the whole batch on every rank, in steps of the shared model.
+
+    Their states may be anything, such as a maximum, or a mean over batches, which cannot be made of the states of
+    parts. A metric given as a function is one of these where it gives one number for a batch.
+
+    Parameters
+    ----------
+    replace : sets an attribute of an object until the model is no longer shared.
+    """
+    for metric in _single(model.metrics):
+        own = not type(metric).update_state.__module__.startswith("keras.")
+        function = getattr(metric, "_fn", None)
+        by_batch = isinstance(metric, keras.metrics.MeanMetricWrapper) and not _of_keras(function)
+        if own or by_batch:
+            replace(metric, "update_state", _WholeBatch(metric, opened, None if own else function))
+
+
+def whole_variables(model: Any) -> list[Any]:
+    """Return the variables of metrics that the last step that was traced gives whole batches."""
+    seen = [m for m in _single(model.metrics) if getattr(vars(m).get("update_state"), "in_graph", False)]
+    return [variable for metric in seen for variable in metric.variables]
+
+
+def _alike_variables(model: Any) -> list[Any]:
+    """Return the variables of metrics that have seen whole batches: they are the same on every rank."""
+    wraps = [(m, vars(m).get("update_state")) for m in _single(model.metrics)]
+    seen = [m for m, wrap in wraps if isinstance(wrap, _WholeBatch) and bool(wrap.gathered.numpy())]
+    return [variable for metric in seen for variable in metric.variables]
+
+
+def _single(metrics: list[Any]) -> list[Any]:
+    """Return the metrics, and instead of the container that ``compile`` makes those within."""
+    containers = (compile_utils.CompileMetrics, compile_utils.MetricsList)
+    return [one for m in metrics for one in (_single(m.metrics) if isinstance(m, containers) else [m])]
+
+
+def _of_keras(function: Any) -> bool:
+    module = getattr(function, "__module__", None) or type(function).__module__
+    return bool(module.startswith("keras."))
+
+
+class _WholeBatch:
+    """An ``update_state`` that gets the rows of all ranks. *Collective* in steps of a shared model.
+
+    Parameters
+    ----------
+    function : of a metric that is one; only where it gives a single number the ranks' rows are gathered.
+
+    Attributes
+    ----------
+    in_graph : in the last step that was traced the rows were gathered.
+    gathered : variable: they were in the last step that ran, so that the state is the same on every rank.
+    """
+
+    def __init__(self, metric: Any, opened: Channel, function: Any) -> None:
+        self._metric = metric
+        self._original = metric.update_state
+        self._channel = opened
+        self._function = function
+        self.in_graph = False
+        with tf.init_scope():
+            self.gathered = tf.Variable(False, trainable=False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.in_graph = in_step() and self._takes_batch(args, kwargs)
+        self.gathered.assign(self.in_graph)
+        if not self.in_graph:
+            return self._original(*args, **kwargs)
+        leaves = tf.nest.flatten([args, kwargs])
+        masks = [getattr(leaf, "_keras_mask", None) for leaf in leaves]
+        alive = tf.cast(batch_weight(1) > 0, tf.int32)  # else a stand-in for no sample
+        mine = [leaf[: alive * tf.shape(leaf)[0]] for leaf in (*leaves, *masks) if leaf is not None]
+        rows = iter(from_all(self._channel, mine))
+        whole = [None if leaf is None else next(rows) for leaf in leaves]
+        whole_masks = [None if mask is None else next(rows) for mask in masks]
+        for leaf, mask in zip(whole, whole_masks, strict=True):
+            if mask is not None:
+                leaf._keras_mask = mask
+        args, kwargs = tf.nest.pack_sequence_as([args, kwargs], whole)
+        return self._original(*args, **kwargs)
+
+    def _takes_batch(self, args: Any, kwargs: Any) -> bool:
+        """Return whether the arguments have rows, and a function of them gives one number."""
+        leaves = [leaf for leaf in tf.nest.flatten([args, kwargs]) if leaf is not None]
+        if not leaves or any(not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0) for leaf in leaves):
+            return False
+        if self._function is None:
+            return True
+        values = self._function(*args[:2], **self._metric._fn_kwargs)
+        return len(keras.ops.shape(values)) == 0
 
 
 def combine_states(opened: Channel, variables: list[Any]) -> None:

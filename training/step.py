@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from matex_data.training.metrics import note_rows, weighted_scalars
+from matex_data.training.metrics import note_rows, weighted_scalars, whole_variables
 from matex_data.training.normalization import global_statistics
 from matex_data.training.optimizer import batch_weight, step
 from matex_data.training.reduction import Reducer
@@ -47,19 +47,29 @@ class SharedStep:
             return self._guarded(data, count)
 
     def _guarded(self, data: Any, count: Any) -> Any:
-        """Run the step; where this rank has no sample, on a stand-in that leaves nothing behind."""
-        model = self._model
-        note_rows(model, count)
-        kept = {id(v) for v in (*model.metrics_variables, *global_statistics(model))}
-        state = [v for v in model.metrics_variables if v.dtype != "string"]
-        state += [v for v in model.non_trainable_variables if id(v) not in kept and _is_state(v)]
-        before = [tf.identity(v.value) for v in state]
-        assert self.reducer is not None
-        with weighted_scalars(model, batch_weight(self.reducer.channel.size)):
-            logs = self._train_step(tf.nest.map_structure(lambda leaf: _never_empty(leaf, count), data))
-        for variable, value in zip(state, before, strict=True):
+        return guarded(self._model, self._train_step, data, count)
+
+
+def guarded(model: Any, run: Callable[[Any], Any], data: Any, count: Any) -> Any:
+    """Run a step within ``optimizer.step``; where this rank has no sample, on a stand-in that leaves nothing behind.
+
+    Parameters
+    ----------
+    run : the model's own step.
+    count : samples in ``data``, a scalar int64 tensor.
+    """
+    note_rows(model, count)
+    metrics = [v for v in model.metrics_variables if v.dtype != "string"]
+    alike = {id(v) for v in (*model.metrics_variables, *global_statistics(model))}
+    state = metrics + [v for v in model.non_trainable_variables if id(v) not in alike and _is_state(v)]
+    before = [tf.identity(v.value) for v in state]
+    with weighted_scalars(model, batch_weight(1)):
+        logs = run(tf.nest.map_structure(lambda leaf: _never_empty(leaf, count), data))
+    whole = {id(v) for v in whole_variables(model)}
+    for variable, value in zip(state, before, strict=True):
+        if id(variable) not in whole:
             variable.assign(tf.cond(count > 0, lambda v=variable: tf.identity(v.value), lambda x=value: x))
-        return logs
+    return logs
 
 
 def batch_size(data: Any) -> Any:
