@@ -6,8 +6,9 @@ import pytest
 
 from tests.training.cases import assert_reported
 
-CASES = ("outputs_sum", "outputs_weighted", "beside_few_rows", "nested", "on_batch")
+CASES = ("outputs_sum", "beside_few_rows", "nested", "on_batch")
 MORE = (
+    "outputs_weighted",
     "outputs",
     "outputs_eagerly",
     "outputs_few_rows",
