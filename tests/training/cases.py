@@ -22,10 +22,10 @@ LAUNCHER = "from matex_data.training.launcher import main; main()"
 def reported(ranks: int, cases: tuple[str, ...]) -> dict[str, Any]:
     """Return what the cases print, by name; run in one job. 0 ranks: plain Python."""
     if ranks:
-        done: Any = run_script(ranks, LAUNCHER, str(SCRIPT), *cases, timeout=400)
+        done: Any = run_script(ranks, LAUNCHER, str(SCRIPT), *cases, timeout=200)
     else:
         command = [sys.executable, str(SCRIPT), *cases]
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr
     lines = [line.removeprefix("CASE ") for line in done.stdout.splitlines() if line.startswith("CASE ")]
     assert len(lines) == len(cases), done.stderr  # rank 0 alone prints
