@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
+from keras.src.utils.python_utils import pythonify_logs
 
 from matex_data.training.alike import SameBatches
 from matex_data.training.batch_weights import keras_iterates
@@ -23,7 +24,7 @@ from matex_data.training.channel import Channel
 from matex_data.training.failures import readable_errors
 from matex_data.training.metrics import combined_result
 from matex_data.training.reduction import Reducer
-from matex_data.training.rows import batch_size, in_order, is_local, share_rows, whole_element
+from matex_data.training.rows import batch_size, in_order, is_local, part, share_rows, whole_element
 from matex_data.training.sharing import Sharing
 from matex_data.training.step import SharedStep
 from matex_data.training.trainer import quietly, without_empty
@@ -240,25 +241,41 @@ class KerasPatches:
             return original(**options)
         job = Job(self._channel, noting=True)
         outputs = _within(job, original, options)
-        places = np.concatenate([self._places(job.sizes, rank) for rank in range(self._channel.size)])
+        noted = list(job.sizes)  # of more batches than were predicted, where they are read ahead
+        rows = {_rows(leaf) for leaf in keras.tree.flatten(outputs)}
+        everyone = self._channel.host.objects(rows)
+        total = sum(min(counts) for counts in everyone)
+        sizes = noted[: int(np.searchsorted(np.cumsum(noted), total)) + 1]
+        if any(len(counts) > 1 for counts in everyone) or sum(sizes) != total:
+            raise ValueError(
+                f"predict gave {[sorted(counts) for counts in everyone]} rows on ranks 0 to {self._channel.size - 1} "
+                f"for batches of {sizes} samples; each output has to have one row per sample\n"
+                "  remedy: call predict_on_batch, which runs on the whole batch on every rank"
+            )
+        places = np.concatenate([self._places(sizes, rank) for rank in range(self._channel.size)])
+        return keras.tree.map_structure(lambda mine: self._whole(mine, places), outputs)
 
-        def whole(mine: Any) -> Any:
+    def _whole(self, mine: Any, places: Any) -> Any:
+        """Return the rows of all ranks in order: an array, or a ragged tensor where Keras gives one. *Collective*."""
+        shapes = self._channel.host.objects(mine.shape[1:] if isinstance(mine, np.ndarray) else None)
+        if shapes[0] is not None and len(set(shapes)) == 1:
             rows = self._channel.host.gather(mine)
             out = np.empty_like(rows)
             out[places] = rows
             return out
-
-        return keras.tree.map_structure(whole, outputs)
+        if isinstance(mine, tf.SparseTensor):
+            raise TypeError("predict of sparse outputs on several ranks: convert them by keras.ops.convert_to_tensor")
+        found = [row for part in self._channel.host.objects([np.asarray(row) for row in mine]) for row in part]
+        ordered = [found[i] for i in np.argsort(places)]
+        return tf.RaggedTensor.from_row_lengths(np.concatenate(ordered), [len(row) for row in ordered])
 
     def _places(self, sizes: list[int], rank: int) -> Any:
-        """Where the rows of a rank belong in the whole."""
-        starts = np.cumsum([0, *sizes])
-        size = self._channel.size
-        parts = [
-            np.arange(start + rows * rank // size, start + rows * (rank + 1) // size)
-            for start, rows in zip(starts, sizes, strict=False)
-        ]
-        return np.concatenate(parts)
+        """Return where the rows of a rank belong in the whole."""
+        starts = np.cumsum([0, *sizes])[:-1]
+        parts = [part(rows, rank, self._channel.size) for rows in sizes]
+        return np.concatenate(
+            [np.arange(start + p.start, start + p.stop) for start, p in zip(starts, parts, strict=True)]
+        )
 
     def _train_on_batch(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
         """One step on this rank's rows, and the metrics of all. *Collective*."""
@@ -271,16 +288,21 @@ class KerasPatches:
         if len(rows) != 1:
             raise ValueError(f"arrays of a batch have one length, not {sorted(rows)}")
         if not is_local(list(arrays.values())):
-            (count,), rank, size = rows, self._channel.rank, self._channel.size
-            mine = slice(count * rank // size, count * (rank + 1) // size)
+            mine = part(rows.pop(), self._channel.rank, self._channel.size)
             data = keras.tree.map_structure(lambda leaf: leaf[mine], data)
         spec = keras.tree.map_structure(lambda leaf: tf.TensorSpec((None, *leaf.shape[1:]), leaf.dtype), data)
         if not sharing.begun:
             sharing.begin(tuple(spec.values()))
         as_dict = options.pop("return_dict", False)
         logs = combined_result(model, self._channel, original(**{**options, **data}, return_dict=True))
-        logs = {name: float(value) for name, value in logs.items()}
+        logs = pythonify_logs(logs)
         return logs if as_dict else model._flatten_metrics_in_order(logs)
+
+
+def _rows(output: Any) -> int:
+    """Return the length of the first axis; 0 where there is none."""
+    shape = tuple(output.shape)
+    return int(shape[0] or 0) if shape else 0
 
 
 def _within(job: Job, original: Callable[..., Any], options: dict[str, Any]) -> Any:

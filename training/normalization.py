@@ -15,10 +15,25 @@ from matex_data.training.reduction import Reducer
 
 
 def global_moments(layer: Any, reducer: Reducer) -> Any:
-    """A ``_moments`` for that ``BatchNormalization`` layer: mean and variance over all ranks."""
+    """Return a ``_moments`` for that ``BatchNormalization`` layer: mean and variance over all ranks."""
+    return _GlobalMoments(layer, reducer)
 
-    def moments(inputs: Any, mask: Any) -> tuple[Any, Any]:
-        axes = layer._reduction_axes
+
+def global_statistics(model: Any) -> list[Any]:
+    """Return the variables of layers that normalize by the global batch: every batch changes them on every rank."""
+    layers = [layer for layer in model._flatten_layers() if isinstance(vars(layer).get("_moments"), _GlobalMoments)]
+    return [variable for layer in layers for variable in layer.non_trainable_variables]
+
+
+class _GlobalMoments:
+    """Mean and variance over all ranks. Calling it is *collective*."""
+
+    def __init__(self, layer: Any, reducer: Reducer) -> None:
+        self._layer = layer
+        self._reducer = reducer
+
+    def __call__(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        reducer, axes = self._reducer, self._layer._reduction_axes
         counted = tf.ones_like(inputs) if mask is None else _spread(mask, inputs)
         alive = tf.cast(batch_weight(reducer.channel.size) > 0, inputs.dtype)  # else a stand-in for no sample
         count = tf.reduce_sum(counted, axes)
@@ -29,8 +44,6 @@ def global_moments(layer: Any, reducer: Reducer) -> Any:
             _gathered(tf.stack([count * alive, mean, squares * alive]), reducer), axis=1
         )
         return _merge(tf.stop_gradient(counts), means, spreads)
-
-    return moments
 
 
 def _spread(mask: Any, inputs: Any) -> Any:

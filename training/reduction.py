@@ -148,6 +148,25 @@ def from_root(opened: Channel, tensors: Sequence[Any]) -> list[Any]:
     return list(received)
 
 
+def from_all(opened: Channel, tensors: Sequence[Any]) -> list[Any]:
+    """Return the rows of all ranks, those of rank 0 first, in graphs and outside. *Collective*.
+
+    Parameters
+    ----------
+    tensors : with one axis at least; ranks may have different numbers of rows.
+    """
+
+    def run(number: Any, *arrays: Array) -> list[Any]:
+        return [number, *(opened.graph.gather(np.ascontiguousarray(array)) for array in arrays)]
+
+    with _order(opened, "chained").ticket() as ticket:
+        kinds = [tensor.dtype for tensor in tensors]
+        ticket.number, *received = tf.numpy_function(run, [ticket.number, *tensors], [tf.int64, *kinds])
+    for tensor, new in zip(tensors, received, strict=True):
+        new.set_shape([None, *tensor.shape[1:]])
+    return list(received)
+
+
 def _chain(opened: Channel, jobs: list[Job], inputs: list[list[Any]], weight: Any) -> list[list[Any]]:
     """One blocking operation a job; each needs the number that the one before it gives."""
     results = []

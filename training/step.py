@@ -9,7 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from matex_data.training.channel import Channel
-from matex_data.training.optimizer import step
+from matex_data.training.metrics import note_rows, weighted_scalars, whole_variables
+from matex_data.training.normalization import global_statistics
+from matex_data.training.optimizer import batch_weight, step
 from matex_data.training.reduction import Reducer
 from matex_data.training.rows import batch_size, my_rows
 
@@ -67,25 +69,41 @@ class SharedStep:
         return self._train_step(data)
 
     def _guarded(self, data: Any, count: Any) -> Any:
-        """The step; where this rank has no sample, on a stand-in that leaves nothing behind."""
-        state = [v for v in (*self._model.metrics_variables, *self._model.non_trainable_variables) if _is_state(v)]
-        before = [tf.identity(v.value) for v in state]
-        logs = self._train_step(tf.nest.map_structure(lambda leaf: _never_empty(leaf, count), data))
-        for variable, value in zip(state, before, strict=True):
+        return guarded(self._model, self._train_step, data, count)
+
+
+def guarded(model: Any, run: Callable[[Any], Any], data: Any, count: Any) -> Any:
+    """Run a step within ``optimizer.step``; where this rank has no sample, on a stand-in that leaves nothing behind.
+
+    Parameters
+    ----------
+    run : the model's own step.
+    count : samples in ``data``, a scalar int64 tensor.
+    """
+    note_rows(model, count)
+    metrics = [v for v in model.metrics_variables if v.dtype != "string"]
+    alike = {id(v) for v in (*model.metrics_variables, *global_statistics(model))}
+    state = metrics + [v for v in model.non_trainable_variables if id(v) not in alike and _is_state(v)]
+    before = [tf.identity(v.value) for v in state]
+    with weighted_scalars(model, batch_weight(1)):
+        logs = run(tf.nest.map_structure(lambda leaf: _never_empty(leaf, count), data))
+    whole = {id(v) for v in whole_variables(model)}
+    for variable, value in zip(state, before, strict=True):
+        if id(variable) not in whole:
             variable.assign(tf.cond(count > 0, lambda v=variable: tf.identity(v.value), lambda x=value: x))
-        return logs
+    return logs
 
 
 def _never_empty(leaf: Any, count: Any) -> Any:
     """The tensor, or one row of zeros instead of no row."""
-    if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0) or leaf.shape[0] is not None:
+    if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0) or leaf.shape[0]:
         return leaf
     one = tf.concat([[1], tf.shape(leaf)[1:]], 0)
     out = tf.cond(count > 0, lambda: leaf, lambda: tf.zeros(one, leaf.dtype))
-    out.set_shape(leaf.shape)
+    out.set_shape([None, *leaf.shape[1:]])
     return out
 
 
 def _is_state(variable: Any) -> bool:
-    """Whether a batch changes it by its samples (seeds change alike on all ranks)."""
-    return "seed_generator" not in variable.path and variable.dtype != "string"
+    """Return whether the samples of a batch change it: seeds and counts of steps change alike on all ranks."""
+    return "seed_generator" not in variable.path and keras.backend.is_float_dtype(variable.dtype)
