@@ -50,6 +50,7 @@ class Job:
         self.spec: Any = None
         self.steps: int | None = None  # of each rank; where one has fewer, empty batches are added
         self.sizes: list[int] = []
+        self.test: Any = None  # a SharedTest, where data sets are evaluated
 
     def share(self, dataset: Any, x: Any) -> Any:
         """This rank's rows of what Keras is about to iterate over."""
@@ -60,7 +61,18 @@ class Job:
                 dataset = self._same.noting(dataset)
             dataset = share_rows(dataset, self._channel.rank, self._channel.size)
         first, self.spec = self.spec is None, self.spec or dataset.element_spec
-        return dataset if first and self._whole else without_empty(dataset)
+        together = self.test is not None and self.test.together
+        return dataset if together or (first and self._whole) else without_empty(dataset)
+
+    def evaluates(self) -> bool:
+        """Return whether the next data set that Keras iterates over is evaluated."""
+        return self.test is not None and (self._same is None or self.spec is not None)
+
+    def all_steps(self, steps: int | None) -> int | None:
+        """Return the largest number of batches of any rank; None if one is not known. *Collective*."""
+        everyone = self._channel.host.objects(steps)
+        self.test.use(None not in everyone)
+        return max(everyone) if self.test.together else None
 
     def _noting_sizes(self, dataset: Any) -> Any:
         return dataset.map(lambda *parts: self._note(whole_element(dataset, parts)))
@@ -77,8 +89,14 @@ class SharedEpochs(keras_trainer.TFEpochIterator):  # type: ignore[misc]  # Kera
         super().__init__(*args, **kwargs)
         job = _job.get()
         if job is not None:
+            local = is_local(kwargs.get("x"))
             if job.steps is not None and job.spec is None:
                 self._lengthen(job.steps)
+            elif job.evaluates():
+                job.test.use(True)
+                steps = job.all_steps(self.__dict__["_num_batches"]) if local else None
+                if steps is not None:
+                    self._lengthen(steps)
             self.__dict__["_distributed_dataset"] = job.share(self.__dict__["_distributed_dataset"], kwargs.get("x"))
 
     def _lengthen(self, steps: int) -> None:
@@ -156,6 +174,7 @@ class KerasPatches:
         self._tell_of_generator(options.get("x"))
         same = SameBatches(self._channel)
         job = Job(self._channel, same)
+        job.test = sharing.test
         if is_local(options.get("x")) and not isinstance(options["x"], tf.data.Dataset):
             batch = max(1, (options.get("batch_size") or 32) // self._channel.size)
             steps = -(-len(keras.tree.flatten(options["x"])[0]) // batch)
@@ -179,8 +198,9 @@ class KerasPatches:
 
     def _evaluate(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
         model._assert_compile_called("evaluate")
-        self._sharing(model)
-        return _within(Job(self._channel), original, options)
+        job = Job(self._channel)
+        job.test = self._sharing(model).test
+        return _within(job, original, options)
 
     def _predict(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
         """Each rank predicts its rows; all get the whole, in order. *Collective*."""
