@@ -63,21 +63,32 @@ class Job:
         self.cut = False  # every rank trains on its rows of whole batches
         self.steps: int | None = None  # of each rank; where one has fewer, empty batches are added
         self.sizes: list[int] = []
+        self.test = None if sharing is None else sharing.test
 
     def share(self, dataset: Any, x: Any) -> Any:
         """Return this rank's part of what Keras is about to iterate over; training takes its rows in each step."""
         first, self.spec = self.spec is None, self.spec or dataset.element_spec
         trains = first and self._same is not None
-        if is_local(x):
-            return dataset if trains or self._noting else without_empty(dataset)
-        if self._same is not None and trains:
-            self.cut = True
-            return in_order(self._same.noting(dataset))
-        if self._sharing is not None and self._sharing.step.whole:
-            return dataset
-        if self._noting:
-            return share_rows(self._noting_sizes(dataset), self._channel.rank, self._channel.size)
-        return without_empty(share_rows(dataset, self._channel.rank, self._channel.size))
+        together = self.test is not None and self.test.together and not trains
+        if not is_local(x):
+            if trains:
+                self.cut = True
+                return in_order(self._same.noting(dataset))
+            if self._sharing is not None and self._sharing.step.whole:
+                return dataset
+            dataset = self._noting_sizes(dataset) if self._noting else dataset
+            dataset = share_rows(dataset, self._channel.rank, self._channel.size)
+        return dataset if trains or self._noting or together else without_empty(dataset)
+
+    def evaluates(self) -> bool:
+        """Tell whether the next data set that Keras iterates over is evaluated."""
+        return self.test is not None and (self._same is None or self.spec is not None)
+
+    def all_steps(self, steps: int | None) -> int | None:
+        """Return the largest number of batches of any rank; None if one is not known. *Collective*."""
+        everyone = self._channel.host.objects(steps)
+        self.test.use(None not in everyone)
+        return max(everyone) if self.test.together else None
 
     def begun(self, iterator: Any) -> Any:
         """Return the iterator of a training epoch after the check of its first batch. *Collective*."""
@@ -110,8 +121,14 @@ class SharedEpochs(keras_trainer.TFEpochIterator):  # type: ignore[misc]  # Kera
         super().__init__(*args, **kwargs)
         self._matex_job = job = _job.get()
         if job is not None:
+            local = is_local(kwargs.get("x"))
             if job.steps is not None and job.spec is None:
                 self._lengthen(job.steps)
+            elif job.evaluates():
+                job.test.use(True)
+                steps = job.all_steps(self.__dict__["_num_batches"]) if local else None
+                if steps is not None:
+                    self._lengthen(steps)
             self.__dict__["_distributed_dataset"] = job.share(self.__dict__["_distributed_dataset"], kwargs.get("x"))
 
     def _enumerate_iterator(self) -> Iterator[Any]:
@@ -287,12 +304,16 @@ class KerasPatches:
         rows = {len(leaf) for leaf in keras.tree.flatten(data)}
         if len(rows) != 1:
             raise ValueError(f"arrays of a batch have one length, not {sorted(rows)}")
-        if not is_local(list(arrays.values())):
-            mine = part(rows.pop(), self._channel.rank, self._channel.size)
-            data = keras.tree.map_structure(lambda leaf: leaf[mine], data)
+        whole = not is_local(list(arrays.values()))
         spec = keras.tree.map_structure(lambda leaf: tf.TensorSpec((None, *leaf.shape[1:]), leaf.dtype), data)
+        if options.get("class_weight") is not None and "sample_weight" not in spec:
+            spec["sample_weight"] = tf.TensorSpec((None,), tf.float32)  # Keras makes them of the classes
         if not sharing.begun:
-            sharing.begin(tuple(spec.values()))
+            sharing.begin(tuple(spec.values()), whole)
+        if whole and self._verify and not sharing.verified and "class_weight" not in options:
+            verify(sharing, keras.tree.map_structure(keras.ops.convert_to_tensor, tuple(data.values())))
+            if sharing.step.whole:
+                return original(**options)
         as_dict = options.pop("return_dict", False)
         logs = combined_result(model, self._channel, original(**{**options, **data}, return_dict=True))
         logs = pythonify_logs(logs)

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from matex_data.training.build import build, separate_seeds, state
 from matex_data.training.channel import Channel
+from matex_data.training.evaluation import SharedTest
 from matex_data.training.gradients import GradientPatches
 from matex_data.training.losses import SharedLoss
-from matex_data.training.metrics import combined_result
+from matex_data.training.metrics import combined_result, share_metrics
 from matex_data.training.normalization import average_statistics, global_moments
 from matex_data.training.optimizer import batch_weight, distribute, is_distributed, release
 from matex_data.training.reduction import Reducer
@@ -47,11 +49,17 @@ class Sharing:
         self.begun = False
         self.verified = opened.size == 1
         self._losses: list[SharedLoss] = []
+        self._losses_shared = False
         self._hidden: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> Sharing:
         self._replace(self.model, "train_step", self.step)
         self._replace(self.model, "train_function", None)
+        self.test = SharedTest(self.model, self._reducer, self._prepare_test)
+        if self.channel.size > 1:
+            self._replace(self.model, "test_step", self.test)
+            self._replace(self.model, "test_function", None)
+            self._replace(self.model, "test_on_batch", self.test.on_batch)
         self._replace(self.model, "_get_metrics_result_or_logs", self._result)
         self._released = self.channel.size > 1 and not is_distributed(self.model.optimizer)
         if self._released and self.model.optimizer is not None:
@@ -99,7 +107,7 @@ class Sharing:
     def train_on_whole(self, whole: bool) -> None:
         """Have every rank train on the whole batches, as one process does, or on its rows."""
         self.verified = True
-        self.step.whole = whole
+        self.step.whole = self.test.whole = whole
         separate_seeds(self.model, 0 if whole else self.channel.rank)
 
     def let_losses_sum(self, sums: bool) -> bool:
@@ -124,10 +132,22 @@ class Sharing:
             for layer in layers:
                 object.__delattr__(layer, "_moments")
 
+    def _prepare_test(self, data: Any) -> None:
+        """Share losses and metrics of a model that is evaluated before it is trained."""
+        spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), data)
+        if not self._losses_shared:
+            with tf.init_scope(), contextlib.suppress(Exception):  # a model may be callable in its own test_step alone
+                self.model._symbolic_build(data_batch=spec)
+            self._share_losses()
+
     def average(self, gradients: list[Any]) -> list[Any]:
         return self._reducer(gradients, batch_weight(self.channel.size))
 
     def _share_losses(self) -> None:
+        if self._losses_shared:
+            return
+        self._losses_shared = True
+        share_metrics(self.model, self.channel, self._replace)
         compiled = self.model._compile_loss
         if compiled is not None and compiled._flat_losses:
             shared = [entry._replace(loss=SharedLoss(entry.loss, self._reducer)) for entry in compiled._flat_losses]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from matex_data.training.channel import Channel

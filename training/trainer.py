@@ -67,7 +67,11 @@ def fit(
         options["callbacks"] = run.first() + together(sharing, users, data.element_spec, run.last(users, save_every))
         if opened.rank > 0:
             options["verbose"] = 0
-        return model.fit(data, validation_data=without_empty(validation_data), **options)
+        if opened.size > 1 and validation_data is not None:
+            validation_data = sharing.test.same_batches(validation_data)
+        if opened.size == 1 or not sharing.test.together:
+            validation_data = without_empty(validation_data)
+        return model.fit(data, validation_data=validation_data, **options)
 
 
 def check_steps(opened: Channel, dataset: tf.data.Dataset, steps_per_epoch: int | None) -> None:
