@@ -306,11 +306,9 @@ class KerasPatches:
             raise ValueError(f"arrays of a batch have one length, not {sorted(rows)}")
         whole = not is_local(list(arrays.values()))
         spec = keras.tree.map_structure(lambda leaf: tf.TensorSpec((None, *leaf.shape[1:]), leaf.dtype), data)
-        if options.get("class_weight") is not None and "sample_weight" not in spec:
-            spec["sample_weight"] = tf.TensorSpec((None,), tf.float32)  # Keras makes them of the classes
         if not sharing.begun:
             sharing.begin(tuple(spec.values()), whole)
-        if whole and self._verify and not sharing.verified and "class_weight" not in options:
+        if whole and self._verify and not sharing.verified:
             verify(sharing, keras.tree.map_structure(keras.ops.convert_to_tensor, tuple(data.values())))
             if sharing.step.whole:
                 return original(**options)

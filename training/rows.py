@@ -71,8 +71,9 @@ def my_rows(
     cut : what ``per_sample`` tells of the data set; None: of the element itself.
     stand_in : a rank without rows gets the first row of the batch.
     """
-    cut = per_sample(element) if cut is None else cut
     leaves = tf.nest.flatten(element)
+    if cut is None or len(cut) != len(leaves):  # Keras adds sample weights of its own to a batch, or None
+        cut = per_sample(element)
     reference = next((leaf for leaf, known in zip(leaves, cut, strict=True) if known), None)
     if reference is None:
         return element
