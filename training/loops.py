@@ -38,11 +38,16 @@ class Loops:
     def __init__(self, opened: Channel, reducer: Reducer) -> None:
         self.channel = opened
         self.reducer = reducer
-        self.weight = tf.Variable(1 / opened.size, trainable=False, dtype=tf.float64, name="matex_weight")
         self._equal = 1 / opened.size
         self._steps_alike = 0
         self._sharing = False
         self._started: dict[int, Any] = {}
+
+    @functools.cached_property
+    def weight(self) -> Any:
+        """Weight of this rank's rows; made late, since a script may configure TensorFlow before its first variable."""
+        with tf.init_scope():
+            return tf.Variable(self._equal, trainable=False, dtype=tf.float64, name="matex_weight")
 
     def apply(self, original: Callable[..., Any], optimizer: Any, grads: Any, variables: Any) -> Any:
         """An optimizer's ``apply`` after the average. *Collective*."""
