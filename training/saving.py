@@ -13,6 +13,7 @@ import inspect
 import os
 import pickle
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,8 @@ def patch_saving(opened: Channel) -> None:
         (keras.Model, ("save", "save_weights", "export")),
         (keras.saving, ("save_model", "save_weights")),
         (keras.models, ("save_model",)),
-        (tf.keras.saving, ("save_model", "save_weights")),
-        (tf.keras.models, ("save_model",)),
+        (import_module("keras._tf_keras.keras.saving"), ("save_model", "save_weights")),
+        (import_module("keras._tf_keras.keras.models"), ("save_model",)),
     ):
         for name in names:
             if hasattr(owner, name):
