@@ -68,6 +68,7 @@ class Register:
         self.job = opened.host.objects(secrets.token_hex(4))[0]
         self._passed: Counter[bytes] = Counter()
         self._saves: dict[Point, Saved] = {}
+        self._read_at: dict[str, Point] = {}  # by path: the save of rank 0 that this rank may read
         self._made: set[Point] = set()
         self._making: set[Point] = set()
         if self.liveness is not None:
@@ -106,7 +107,42 @@ class Register:
 
         with liveness.collective(f"{call} of {path!r}, which rank 0 carries out for all, or rank 0 alone does"):
             liveness.wait_until(happened, self.liveness)
+        self._read_at[found[0].path] = point
         return found[0]
+
+    def check_read(self, path: str) -> None:
+        """Make sure that what this rank has just read is what it has saved, as far as it has.
+
+        Raises
+        ------
+        PartitionError : rank 0 is already at the next such save, and may have replaced the file before.
+        """
+        digest, count = self._read_at.get(path, (b"", 0))
+        if count and self._ask_root("begun", (digest, count + 1)) == _YES:
+            raise PartitionError(
+                f"rank 0 was about to save over {path!r} while this rank read it, so this may be a later state",
+                found=f"this rank is at {liveness.where()}",
+                remedy="let the ranks meet between this and the next save, as in a step of training or "
+                "matex_data.training.allreduce([0.0])",
+            )
+
+    def known_save(self, point: Point) -> Saved | None:
+        """Return what rank 0 has noted at this point, if it has come there."""
+        reply = self._ask_root("save", point)
+        saved: Saved | None = pickle.loads(reply) if reply else None
+        return saved
+
+    def _ask_root(self, about: str, point: Point) -> bytes:
+        """Return the reply of rank 0; empty where it cannot be asked."""
+        wait = liveness.Wait(self.liveness)
+        while self.liveness is not None and not self.liveness.ended:
+            replies = self.liveness.consult([0], pickle.dumps((about, point)))
+            if replies:
+                return replies[0]
+            error = wait.look()
+            if error is not None:
+                raise error
+        return b""
 
     def make(self, path: str, make: Callable[[], None]) -> None:
         """Make a folder; it is no error that another rank has made it at the same point of the program.
@@ -151,6 +187,8 @@ class Register:
         if about == "save":
             saved = self._saves.get(point)
             return b"" if saved is None else pickle.dumps(saved)
+        if about == "begun":
+            return _YES if self._passed[point[0]] >= point[1] else _NO
         if point in self._making:  # looked at first: a point is made before it is no longer in the making
             return _SOON
         return _YES if point in self._made else _NO

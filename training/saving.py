@@ -13,6 +13,7 @@ import inspect
 import os
 import pickle
 from collections.abc import Callable, Iterator
+from copy import copy
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,17 @@ def patch_saving(opened: Channel) -> None:
     saves.patch(tf.train.Checkpoint, "write", "file_prefix")
     saves.patch(tf.train.Checkpoint, "save", "file_prefix", _counter, _set_counter)
     saves.patch(tf.train.CheckpointManager, "save", "directory", _checkpoints, _set_checkpoints)
+    _patch_managers(register)
     if opened.rank > 0:
+        for owner, name in (
+            (keras.Model, "load_weights"),
+            (keras.saving, "load_model"),
+            (keras.saving, "load_weights"),
+            (keras.models, "load_model"),
+            (import_module("keras._tf_keras.keras.saving"), "load_model"),
+            (import_module("keras._tf_keras.keras.models"), "load_model"),
+        ):
+            setattr(owner, name, _checked(getattr(owner, name), register))
         tf.summary.create_file_writer = lambda *_, **__: tf.summary.create_noop_writer()
 
 
@@ -133,6 +144,42 @@ class _Saves:
         return result
 
 
+def _patch_managers(register: Register) -> None:
+    """Let new checkpoint managers find what rank 0 has found, which may have saved since."""
+    kind = tf.train.CheckpointManager
+    original = kind.__init__
+
+    @functools.wraps(original)
+    def begin(manager: Any, *args: Any, **kwargs: Any) -> None:
+        original(manager, *args, **kwargs)
+        if alone.get() or separate():
+            return
+        point, where = register.point("manager"), str(Path(manager.directory).absolute())
+        if register.rank == 0:
+            register.note_save(point, Saved(where, state=_list(manager)))
+            return
+        saved = register.known_save(point)
+        if saved is not None and saved.path == where:
+            vars(manager).update(saved.state)
+
+    kind.__init__ = begin
+
+
+def _checked(original: Any, register: Register) -> Any:
+    """Return a function that loads, and then makes sure that rank 0 has not saved over the file."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def load(*args: Any, **kwargs: Any) -> Any:
+        loaded = original(*args, **kwargs)
+        path = signature.bind(*args, **kwargs).arguments.get("filepath")
+        if isinstance(path, str | os.PathLike) and not separate():
+            register.check_read(str(Path(path).absolute()))
+        return loaded
+
+    return load
+
+
 def _counter(checkpoint: Any) -> int:
     return int(checkpoint.save_counter.numpy())
 
@@ -142,8 +189,11 @@ def _set_counter(checkpoint: Any, count: int) -> None:
 
 
 def _checkpoints(manager: Any) -> Any:
-    state = vars(manager)
-    return _counter(manager.checkpoint), {name: state[name] for name in _MANAGER if name in state}
+    return _counter(manager.checkpoint), _list(manager)
+
+
+def _list(manager: Any) -> dict[str, Any]:
+    return {name: copy(value) for name, value in vars(manager).items() if name in _MANAGER}
 
 
 def _set_checkpoints(manager: Any, state: Any) -> None:

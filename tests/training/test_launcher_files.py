@@ -94,6 +94,7 @@ for step in range(4):
     path = manager.save()
     told("PATH", path)
     told("THERE", os.path.exists(path + ".index"), tf.train.latest_checkpoint("checkpoints") == path)
+    training.allreduce([1.0])
 told("KEPT", manager.latest_checkpoint, *manager.checkpoints)
 v.assign(0.0)
 checkpoint.restore(manager.latest_checkpoint).assert_consumed()

@@ -147,8 +147,31 @@ def test_a_call_of_one_rank_alone_is_named(call: str, rank: int, tmp_path: Path)
     script = tmp_path / "script.py"
     script.write_text(LONE)
     path = call if call == "predict" else str(tmp_path / call)
-    done = run_script(2, LAUNCHER, str(script), path, str(rank), timeout=90, env={"MATEX_TIMEOUT": "20"})
+    done = run_script(2, LAUNCHER, str(script), path, str(rank), timeout=150, env={"MATEX_TIMEOUT": "20"})
     assert done.returncode != 0
     name = "predict()" if call == "predict" else f"save() of {path!r}"
     assert f"every rank calls {name}, " in done.stderr
-    assert f"this rank is at {script}, line 6" in done.stderr
+    assert f"this rank is at {script}, line 7" in done.stderr
+
+
+LATE = """
+import os, sys, time, keras
+from matex_data import training
+
+os.chdir(sys.argv[1])
+model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+for i in range(3):
+    model.set_weights([0 * weights + i for weights in model.get_weights()])
+    model.save("model.keras")
+    time.sleep(2 * training.world().rank)
+    print("LOADED", i, float(keras.models.load_model("model.keras").get_weights()[1][0]))
+"""
+
+
+def test_a_file_that_rank_0_has_replaced_is_not_taken_for_the_own(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(LATE)
+    done = run_script(2, LAUNCHER, str(tmp_path / "script.py"), str(tmp_path), timeout=150)
+    assert done.returncode != 0
+    assert "rank 0 was about to save over " in done.stderr
+    assert f"this rank is at {tmp_path / 'script.py'}, line 11" in done.stderr
+    assert "training.allreduce([0.0])" in done.stderr
