@@ -69,6 +69,7 @@ class Register:
         self._passed: Counter[bytes] = Counter()
         self._saves: dict[Point, Saved] = {}
         self._read_at: dict[str, Point] = {}  # by path: the save of rank 0 that this rank may read
+        self._awaiting = False  # whether this rank waits for a save of rank 0
         self._made: set[Point] = set()
         self._making: set[Point] = set()
         if self.liveness is not None:
@@ -84,14 +85,16 @@ class Register:
         """Let other ranks know that this one has saved."""
         self._saves[point] = saved
 
-    def save_of_root(self, point: Point, call: str, path: str) -> Saved:
-        """Return the outcome of the save of rank 0 at this point, once there is one.
+    def save_of_root(self, call: str, path: str) -> Saved:
+        """Return the outcome of the save of rank 0 at this point of the program, once there is one.
 
         Raises
         ------
         PartitionError : rank 0 does not come to this point.
         """
         found: list[Saved] = []
+        self._awaiting = True  # before the point counts as passed
+        point = self.point()
         question = pickle.dumps(("save", point))
 
         def happened(seconds: float) -> bool:
@@ -105,8 +108,11 @@ class Register:
                     return False
             return True
 
-        with liveness.collective(f"{call} of {path!r}, which rank 0 carries out for all, or rank 0 alone does"):
-            liveness.wait_until(happened, self.liveness)
+        try:
+            with liveness.collective(f"{call} of {path!r}, which rank 0 carries out for all, or rank 0 alone does"):
+                liveness.wait_until(happened, self.liveness)
+        finally:
+            self._awaiting = False
         self._read_at[found[0].path] = point
         return found[0]
 
@@ -125,6 +131,23 @@ class Register:
                 remedy="let the ranks meet between this and the next save, as in a step of training or "
                 "matex_data.training.allreduce([0.0])",
             )
+
+    def wait_for_readers(self, point: Point) -> None:
+        """Return when no other rank is between the last save at this point and the next, which may replace its file.
+
+        A rank that never comes to such a save is not waited for, nor one that waits for this one or has left.
+        """
+        digest, count = point
+        ranks = [rank for rank in range(self.size) if rank != self.rank and count > 1]
+        end = time.monotonic() + liveness.timeout()
+        while ranks and self.liveness is not None and not self.liveness.ended and time.monotonic() < end:
+            replies = self.liveness.consult(ranks, pickle.dumps(("passed", point)))
+            found = {rank: pickle.loads(reply) for rank, reply in replies.items()}
+            ranks = [rank for rank in ranks if rank not in found or 0 < found[rank][0] < count]
+            if ranks:
+                states = self.liveness.ask()
+                done = (liveness.State.WAITING, liveness.State.LEFT)
+                ranks = [rank for rank in ranks if states[rank][0] not in done or found.get(rank, (0, True))[1]]
 
     def known_save(self, point: Point) -> Saved | None:
         """Return what rank 0 has noted at this point, if it has come there."""
@@ -187,6 +210,8 @@ class Register:
         if about == "save":
             saved = self._saves.get(point)
             return b"" if saved is None else pickle.dumps(saved)
+        if about == "passed":
+            return pickle.dumps((self._passed[point[0]], self._awaiting))
         if about == "begun":
             return _YES if self._passed[point[0]] >= point[1] else _NO
         if point in self._making:  # looked at first: a point is made before it is no longer in the making

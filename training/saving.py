@@ -119,6 +119,7 @@ class _Saves:
         if self._register.liveness is None:
             return self._together(lambda: self._locally(original, args, kwargs), where, get)
         point = self._register.point()
+        self._register.wait_for_readers(point)
         try:
             result = self._locally(original, args, kwargs)
         except Exception as error:
@@ -131,7 +132,7 @@ class _Saves:
         if self._register.liveness is None:
             saved: Saved = self._channel.host.objects(None)[0]
             return saved
-        return self._register.save_of_root(self._register.point(), call, where)
+        return self._register.save_of_root(call, where)
 
     def _together(self, save: Callable[[], Any], where: str, get: Callable[[], Any]) -> Any:
         """Save, and tell all ranks: MPI allows no thread that would answer them. *Collective*."""

@@ -159,19 +159,32 @@ import os, sys, time, keras
 from matex_data import training
 
 os.chdir(sys.argv[1])
+early, late = (2 * training.world().rank * (sys.argv[2] == when) for when in ("early", "late"))
 model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+time.sleep(2 * early)
 for i in range(3):
     model.set_weights([0 * weights + i for weights in model.get_weights()])
     model.save("model.keras")
-    time.sleep(2 * training.world().rank)
-    print("LOADED", i, float(keras.models.load_model("model.keras").get_weights()[1][0]))
+    time.sleep(late)
+    sys.stdout.write(f"LOADED {i} {float(keras.models.load_model('model.keras').get_weights()[1][0])}\\n")
 """
 
 
-def test_a_file_that_rank_0_has_replaced_is_not_taken_for_the_own(tmp_path: Path) -> None:
+def test_a_save_waits_for_ranks_that_read_the_one_before(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(LATE)
-    done = run_script(2, LAUNCHER, str(tmp_path / "script.py"), str(tmp_path), timeout=150)
+    arguments = ["--all-output", str(tmp_path / "script.py"), str(tmp_path), "late"]
+    done = run_script(2, LAUNCHER, *arguments, timeout=150)
+    assert done.returncode == 0, done.stderr
+    assert sorted(re.findall("^LOADED .*", done.stdout, re.MULTILINE)) == sorted(
+        [f"LOADED {i} {i}.0" for i in range(3)] * 2
+    )
+
+
+def test_a_file_that_rank_0_has_replaced_is_not_taken_for_the_own(tmp_path: Path) -> None:
+    """Rank 0 cannot know that another rank will come to its saves that has not come to one yet."""
+    (tmp_path / "script.py").write_text(LATE)
+    done = run_script(2, LAUNCHER, str(tmp_path / "script.py"), str(tmp_path), "early", timeout=150)
     assert done.returncode != 0
     assert "rank 0 was about to save over " in done.stderr
-    assert f"this rank is at {tmp_path / 'script.py'}, line 11" in done.stderr
+    assert f"this rank is at {tmp_path / 'script.py'}, line 13" in done.stderr
     assert "training.allreduce([0.0])" in done.stderr
