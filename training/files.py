@@ -69,6 +69,7 @@ class Register:
         self._passed: Counter[bytes] = Counter()
         self._saves: dict[Point, Saved] = {}
         self._read_at: dict[str, Point] = {}  # by path: the save of rank 0 that this rank may read
+        self._begun: set[Point] = set()  # saves that may have changed their files
         self._awaiting = False  # whether this rank waits for a save of rank 0
         self._made: set[Point] = set()
         self._making: set[Point] = set()
@@ -137,7 +138,7 @@ class Register:
 
         A rank that never comes to such a save is not waited for, nor one that waits for this one or has left.
         """
-        digest, count = point
+        _, count = point
         ranks = [rank for rank in range(self.size) if rank != self.rank and count > 1]
         end = time.monotonic() + liveness.timeout()
         while ranks and self.liveness is not None and not self.liveness.ended and time.monotonic() < end:
@@ -148,6 +149,7 @@ class Register:
                 states = self.liveness.ask()
                 done = (liveness.State.WAITING, liveness.State.LEFT)
                 ranks = [rank for rank in ranks if states[rank][0] not in done or found.get(rank, (0, True))[1]]
+        self._begun.add(point)
 
     def known_save(self, point: Point) -> Saved | None:
         """Return what rank 0 has noted at this point, if it has come there."""
@@ -213,7 +215,7 @@ class Register:
         if about == "passed":
             return pickle.dumps((self._passed[point[0]], self._awaiting))
         if about == "begun":
-            return _YES if self._passed[point[0]] >= point[1] else _NO
+            return _YES if point in self._begun else _NO
         if point in self._making:  # looked at first: a point is made before it is no longer in the making
             return _SOON
         return _YES if point in self._made else _NO
@@ -280,7 +282,7 @@ def patch_folders(register: Register) -> None:
             path_mkdir(self, mode, parents, exist_ok)
 
     os.mkdir, os.makedirs = make, make_all  # type: ignore[assignment]
-    pathlib.Path.mkdir = make_path  # type: ignore[method-assign]
+    pathlib.Path.mkdir = make_path
 
 
 def patch_caches(register: Register) -> None:

@@ -161,6 +161,7 @@ from matex_data import training
 os.chdir(sys.argv[1])
 early, late = (2 * training.world().rank * (sys.argv[2] == when) for when in ("early", "late"))
 model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+training.allreduce([1.0])
 time.sleep(2 * early)
 for i in range(3):
     model.set_weights([0 * weights + i for weights in model.get_weights()])
@@ -186,5 +187,5 @@ def test_a_file_that_rank_0_has_replaced_is_not_taken_for_the_own(tmp_path: Path
     done = run_script(2, LAUNCHER, str(tmp_path / "script.py"), str(tmp_path), "early", timeout=150)
     assert done.returncode != 0
     assert "rank 0 was about to save over " in done.stderr
-    assert f"this rank is at {tmp_path / 'script.py'}, line 13" in done.stderr
+    assert f"this rank is at {tmp_path / 'script.py'}, line 14" in done.stderr
     assert "training.allreduce([0.0])" in done.stderr
