@@ -281,8 +281,8 @@ def patch_folders(register: Register) -> None:
         with _may_exist() if exist_ok else contextlib.nullcontext():
             path_mkdir(self, mode, parents, exist_ok)
 
-    os.mkdir, os.makedirs = make, make_all  # type: ignore[assignment]
-    pathlib.Path.mkdir = make_path
+    os.mkdir, os.makedirs = make, make_all
+    pathlib.Path.mkdir = make_path  # type: ignore[method-assign]
 
 
 def patch_caches(register: Register) -> None:
