@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,6 +27,12 @@ FORCE = 5.0
 
 _guard: list[MPI.Intracomm] = []
 _exit = os._exit
+_own_stderr: list[int] = []
+"""File descriptor of the stderr of this process, while it is muted."""
+_last: list[tuple[int, str]] = []
+"""Exit code and message with which this program ends."""
+_ends_late: list[bool] = []
+"""Not empty: this program ends the job after its exit handlers."""
 
 
 def install() -> None:
@@ -43,11 +52,66 @@ def connect(comm: MPI.Intracomm) -> None:
         _guard.append(comm.Dup())
 
 
-def leave_with(code: int) -> None:
-    """End this process with that exit code; if it is not 0 and others go on, end them, too. *Collective* if 0."""
+def leave_with(code: int, message: str = "") -> None:
+    """End this process with that exit code; if it is not 0 and others go on, end them, too. *Collective* if 0.
+
+    Parameters
+    ----------
+    message : for stderr, once if all ranks end with it.
+    """
     if code and _several_ranks():
-        _end_with(code)
+        _last[:] = [(code, message)]
+        if not _ends_late:
+            _end_late()
+    elif message:
+        sys.stderr.write(f"{message}\n")
     sys.exit(code)
+
+
+def run_exit_handlers_first() -> None:
+    """Let ``leave_with`` end the job after all that the program registers with ``atexit`` from now on."""
+    _ends_late.append(True)
+    atexit.register(_end_late)
+
+
+def _end_late() -> None:
+    if _last and _several_ranks():
+        code, message = _last.pop()
+        _end_with(code, message=message)
+
+
+def mute_stderr() -> int:
+    """Let this process write nothing to stderr but errors that end it; return the file descriptor for those."""
+    sys.stderr.flush()
+    _own_stderr.append(os.dup(2))
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 2)
+    os.close(silence)
+    return _own_stderr[0]
+
+
+@contextmanager
+def stderr() -> Iterator[None]:
+    """Context manager: what this process writes to stderr is seen."""
+    if not _own_stderr:
+        yield
+        return
+    sys.stderr.flush()
+    silence = os.dup(2)
+    os.dup2(_own_stderr[0], 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(silence, 2)
+        os.close(silence)
+
+
+def unmute_stderr() -> None:
+    """Undo ``mute_stderr``: this process is about to say why it ends."""
+    if _own_stderr:
+        sys.stderr.flush()
+        os.dup2(_own_stderr.pop(), 2)
 
 
 def replace_exit() -> None:
@@ -62,9 +126,14 @@ def replace_exit() -> None:
     os._exit = end
 
 
-def _end_with(code: int, reason: str = "") -> NoReturn:
+def _end_with(code: int, reason: str = "", message: str = "") -> NoReturn:
     """End this process with that exit code, and with all others if they do not come here soon."""
-    if not _guard or not _all_come(_guard[0]):
+    together = bool(_guard) and _all_come(_guard[0])
+    alike = together and len(set(_guard[0].allgather(message))) == 1
+    if message and not (alike and _guard[0].rank > 0):
+        unmute_stderr()
+        sys.stderr.write(f"{message}\n")
+    if not together:
         end_job(f"this rank ends the job, since it goes alone: {reason}" if reason else "", code or 1)
     _leave(_guard[0], code)
 
@@ -82,6 +151,7 @@ def _end(kind: type[BaseException], error: BaseException, trace: TracebackType |
 
     text = "".join(traceback.format_exception(kind, error, trace))
     comm = _guard[0] if _guard else MPI.COMM_WORLD
+    unmute_stderr()
     together = bool(_guard) and _all_come(comm)
     alike = together and len(set(comm.allgather((kind.__qualname__, str(error))))) == 1
     if comm.rank == 0 or not alike:
@@ -111,6 +181,7 @@ def end_job(reason: str = "", code: int = 1) -> NoReturn:
     """End this process and all other ranks, with the reason on stderr."""
     from mpi4py import MPI
 
+    unmute_stderr()
     if reason:
         sys.stderr.write(f"\n---- {reason}\n")
     _flush()

@@ -16,11 +16,12 @@ import sysconfig
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 from mpi4py import MPI
 
@@ -35,8 +36,8 @@ ANSWER_TIME = 3.0  # seconds that the others have for an answer
 POLL = 0.1  # seconds between two looks at questions
 SHORTEST_NAP, LONGEST_NAP = 2e-5, 5e-4  # seconds between two looks at a request, the longer it takes
 _HEAD = struct.Struct("<qB")  # of a message: number of the question, state
-_MESSAGE_BYTES = 512
-_ASK, _ANSWER = 1, 2  # tags
+_ASK, _ANSWER, _QUESTION, _REPLY = 1, 2, 3, 4  # tags; the last two: about what ``answer`` knows
+T = TypeVar("T")
 _LIBRARIES = tuple(str(Path(sysconfig.get_path(name)).resolve()) for name in ("purelib", "platlib", "stdlib"))
 
 
@@ -52,6 +53,7 @@ class State(IntEnum):
 
 _busy: dict[int, str] = {}  # by thread
 _waiting: dict[int, int] = {}  # by thread: waits, one in the other
+_calls: dict[int, str] = {}  # by thread: the call that every rank has to make
 _left = False
 
 
@@ -85,6 +87,26 @@ def waiting() -> Iterator[None]:
         _waiting[thread] -= 1
         if not _waiting[thread]:
             del _waiting[thread]
+
+
+@contextmanager
+def collective(call: str) -> Iterator[None]:
+    """Context manager: this thread is in a call that every rank has to make, as errors of waits in it say."""
+    thread = threading.get_ident()
+    outermost = thread not in _calls
+    _calls.setdefault(thread, call)
+    try:
+        yield
+    finally:
+        if outermost:
+            del _calls[thread]
+
+
+def _expected() -> str:
+    call = next(iter(list(_calls.values())), None)
+    if call is None:
+        return "all ranks make the same calls"
+    return f"every rank calls {call}, not one rank alone (as within `if rank == 0:`)"
 
 
 def _state() -> tuple[State, str]:
@@ -122,10 +144,16 @@ class Liveness:
     Parameters
     ----------
     comm : of several ranks, for this alone. MPI has to allow calls from several threads.
+
+    Attributes
+    ----------
+    answer : gives the reply to a question that another rank puts by ``consult``; called in the thread.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
+        self.answer: Callable[[bytes], bytes] = lambda question: b""
+        self._replies: dict[int, bytes] = {}
         self.rank, self.size = comm.rank, comm.size
         self._answers: dict[int, tuple[State, str]] = {}
         self._question = 0
@@ -140,15 +168,29 @@ class Liveness:
         """Return the states of the other ranks by rank; those that do not answer are ``SILENT``."""
         others = [rank for rank in range(self.size) if rank != self.rank]
         with self._asking:
-            self._question += 1
-            self._answers = {}
-            for rank in others:
-                self._send(rank, _ASK, _HEAD.pack(self._question, 0))
-            end = time.monotonic() + ANSWER_TIME
-            while len(self._answers) < len(others) and time.monotonic() < end and not self._ended.is_set():
-                time.sleep(0.01)
-            answers = dict(self._answers)
+            answers = self._ask(others, _ASK, b"", self._answers)
         return {rank: answers.get(rank, (State.SILENT, "")) for rank in others}
+
+    @property
+    def ended(self) -> bool:
+        """Whether the thread has ended, which is at the end of the program."""
+        return self._ended.is_set()
+
+    def consult(self, ranks: Sequence[int], question: bytes) -> dict[int, bytes]:
+        """Return what ``answer`` of other ranks replies to a question, by rank; without those that are silent."""
+        with self._asking:
+            return self._ask(ranks, _QUESTION, question, self._replies)
+
+    def _ask(self, ranks: Sequence[int], tag: int, text: bytes, answers: dict[int, T]) -> dict[int, T]:
+        """Return the answers once all have answered, or have not in time."""
+        self._question += 1
+        answers.clear()
+        for rank in ranks:
+            self._send(rank, tag, _HEAD.pack(self._question, 0) + text)
+        end = time.monotonic() + ANSWER_TIME
+        while len(answers) < len(ranks) and time.monotonic() < end and not self._ended.is_set():
+            time.sleep(0.01)
+        return dict(answers)
 
     def close(self) -> None:
         """End the thread and free the communicator. *Collective*."""
@@ -168,17 +210,23 @@ class Liveness:
         return self._comm.Ibarrier()
 
     def _serve(self) -> None:
-        memory, status = bytearray(_MESSAGE_BYTES), MPI.Status()
+        status = MPI.Status()
         while not self._ended.wait(POLL) and not MPI.Is_finalized():
             while (message := self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
+                memory = bytearray(status.Get_count(MPI.BYTE))
                 message.Recv([memory, MPI.BYTE], status)
-                source, length = status.Get_source(), status.Get_count(MPI.BYTE)
+                source, tag = status.Get_source(), status.Get_tag()
                 question, state = _HEAD.unpack_from(memory)
-                if status.Get_tag() == _ASK:
-                    mine, text = _state()
-                    self._send(source, _ANSWER, _HEAD.pack(question, mine) + text.encode()[-400:])
+                text = bytes(memory[_HEAD.size :])
+                if tag == _ASK:
+                    mine, at = _state()
+                    self._send(source, _ANSWER, _HEAD.pack(question, mine) + at.encode()[-400:])
+                elif tag == _QUESTION:
+                    self._send(source, _REPLY, _HEAD.pack(question, 0) + self.answer(text))
+                elif question == self._question and tag == _ANSWER:
+                    self._answers[source] = State(state), text.decode(errors="replace")
                 elif question == self._question:
-                    self._answers[source] = State(state), memory[_HEAD.size : length].decode(errors="replace")
+                    self._replies[source] = text
 
     def _send(self, rank: int, tag: int, text: bytes) -> None:
         with self._sending:
@@ -256,7 +304,7 @@ def nap(happened: Callable[[], bool], seconds: float = float("inf")) -> bool:
 def _left_error(ranks: list[int]) -> PartitionError:
     return PartitionError(
         f"rank {', '.join(map(str, ranks[:5]))} has come to the end of its program, and this one waits for it",
-        expected="all ranks make the same calls",
+        expected=_expected(),
         found=f"this rank is at {where()}",
         remedy="take the same number of batches on every rank, and let none leave the program before the others",
     )
@@ -269,7 +317,7 @@ def _absent_error(states: dict[int, tuple[State, str]], seconds: float) -> Parti
     more = f"; and {len(found) - 4} more" if len(found) > 4 else ""
     return PartitionError(
         f"another rank does not take part: this one has waited {seconds:.0f} s",
-        expected="all ranks make the same calls, and none is slower than the others by so much",
+        expected=f"{_expected()}, and none is slower than the others by so much",
         found="; ".join([f"this rank is at {where()}", *found[:4]]) + more,
         remedy="pass over the data on every rank alike; where one rank may take that long, "
         "set MATEX_TIMEOUT to more seconds",

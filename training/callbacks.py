@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
 from matex_data import liveness
+from matex_data.errors import PartitionError
 from matex_data.profile import overall
 from matex_data.training.build import state
 from matex_data.training.channel import Channel
+from matex_data.training.ranks import running_alone
 from matex_data.training.replicas import broadcast_in
 from matex_data.training.sharing import Sharing
 
@@ -25,7 +31,11 @@ WRITERS = (
     keras.callbacks.RemoteMonitor,
 )
 """These write files or send reports: rank 0 does it for all."""
+_PATHS = ("filepath", "backup_dir", "filename")
+"""Attributes of these callbacks: files and folders that a script may read from."""
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+
+_HOOKS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]
 
 
 def together(sharing: Sharing, users: list[Any], element_spec: Any, last: Sequence[Any] = ()) -> list[Any]:
@@ -37,11 +47,12 @@ def together(sharing: Sharing, users: list[Any], element_spec: Any, last: Sequen
     last : callbacks that come after all others.
     """
     opened = sharing.channel
-    chosen = [callback for callback in users if opened.rank == 0 or not isinstance(callback, WRITERS)]
+    chosen = _of_this_rank(opened, users) if opened.size > 1 else list(users)
     if opened.size > 1:
         each_batch = any(opened.host.objects(_watches_batches(chosen)))
         restored = any(getattr(callback, "restores", False) for callback in last)
-        chosen.append((BatchAgreement if each_batch else Agreement)(opened, restored))
+        changed = any(isinstance(callback, WRITERS) and type(callback) not in WRITERS for callback in users)
+        chosen.append((BatchAgreement if each_batch else Agreement)(opened, restored, changed))
     if opened.size > 1 or last:
         chosen.insert(0, Start(sharing, element_spec))
     chosen += last
@@ -52,6 +63,50 @@ def together(sharing: Sharing, users: list[Any], element_spec: Any, last: Sequen
         stack = contextlib.ExitStack()
         chosen = [kind(stack, begins=True), *chosen, kind(stack, begins=False)]
     return chosen
+
+
+def _of_this_rank(opened: Channel, users: list[Any]) -> list[Any]:
+    """Return the callbacks that run on this rank. *Collective*.
+
+    Those that write files run on rank 0 alone; on other ranks, too, if they write to temporary folders of their own,
+    from which their programs may read.
+    """
+    writers = [callback for callback in users if isinstance(callback, WRITERS)]
+    if not writers:
+        return list(users)
+    everyone = opened.host.objects([_temporary(callback) for callback in writers])
+    here = {id(callback) for callback in writers if opened.rank == 0}
+    for callback, paths in zip(writers, zip(*everyone, strict=True), strict=True):
+        if paths[0] is None or len(set(paths)) == 1:
+            continue
+        here.add(id(callback))
+        if getattr(callback, "save_best_only", False) and getattr(callback, "save_freq", "epoch") != "epoch":
+            raise PartitionError(
+                f"{type(callback).__name__} finds the best batch in what each rank sees, and each saves another",
+                expected="a path that is the same on all ranks",
+                found=f"{paths[0]!r} on rank 0",
+                remedy="give a folder that all ranks share, not one of tempfile, or save_freq='epoch'",
+            )
+    for callback in writers:
+        if id(callback) in here:
+            _run_alone(callback)
+    return [callback for callback in users if not isinstance(callback, WRITERS) or id(callback) in here]
+
+
+def _temporary(callback: Any) -> str | None:
+    """Return where a callback writes, if that is in the folder for temporary files."""
+    found = [vars(callback).get(name) for name in _PATHS]
+    paths = [Path(path).absolute() for path in found if path and isinstance(path, str | os.PathLike)]
+    folder = Path(tempfile.gettempdir()).absolute()
+    return next((str(path) for path in paths if folder in path.parents), None)
+
+
+def _run_alone(callback: Any) -> None:
+    """Let the hooks of a callback be those of one rank: those that its class has, so that Keras calls no others."""
+    for name in _HOOKS:
+        hook = getattr(callback, name)
+        if getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name) and name not in vars(callback):
+            setattr(callback, name, functools.wraps(hook)(running_alone()(hook)))
 
 
 def _watches_batches(callbacks: Sequence[Any], writers: bool = False) -> bool:
@@ -121,12 +176,14 @@ class Agreement(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no
     Parameters
     ----------
     restored : a checkpoint is about to set all variables.
+    changed : callbacks of rank 0 alone may change variables.
     """
 
-    def __init__(self, opened: Channel, restored: bool = False) -> None:
+    def __init__(self, opened: Channel, restored: bool = False, changed: bool = False) -> None:
         super().__init__()
         self._channel = opened
         self._restored = restored
+        self._changed = changed
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Take over what rank 0 has, which may be a restored backup. *Collective*."""
@@ -141,6 +198,15 @@ class Agreement(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """All stop or none. *Collective*."""
         self._agree()
+        self._take_over()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Take over what a callback of rank 0 has set. *Collective* if there may be one."""
+        self._take_over()
+
+    def _take_over(self) -> None:
+        if self._changed:
+            broadcast_in(self._channel, state(self.model))
 
     def _agree(self) -> None:
         """One message for both, since it may be sent after every batch."""

@@ -17,14 +17,18 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.utils.python_utils import pythonify_logs
 
+from matex_data import liveness
+from matex_data.errors import PartitionError
 from matex_data.training.alike import SameBatches
 from matex_data.training.batch_weights import keras_iterates
 from matex_data.training.callbacks import together
 from matex_data.training.channel import Channel
 from matex_data.training.failures import readable_errors
 from matex_data.training.metrics import combined_result
+from matex_data.training.ranks import alone
 from matex_data.training.reduction import Reducer
 from matex_data.training.rows import batch_size, in_order, is_local, part, share_rows, whole_element
+from matex_data.training.saving import whole_model
 from matex_data.training.sharing import Sharing
 from matex_data.training.step import SharedStep
 from matex_data.training.trainer import quietly, without_empty
@@ -196,11 +200,20 @@ class KerasPatches:
             foreign = isinstance(vars(model).get("train_step"), SharedStep) and mine is None
             if foreign or "_use_cached_eval_dataset" in kwargs:  # fit evaluates its validation data
                 return original(model, *args, **kwargs)
+            if alone.get():  # a callback of this rank alone
+                if name in ("fit", "train_on_batch"):
+                    raise PartitionError(
+                        f"{name}() within a callback that runs on one rank alone, since it writes files",
+                        expected="every rank trains",
+                        remedy="derive the callback from keras.callbacks.Callback, whose hooks run on every rank",
+                    )
+                with whole_model(model):
+                    return _within(None, functools.partial(original, model, *args), kwargs)
             bound = signature.bind(model, *args, **kwargs)
             given = {key: value for key, value in bound.arguments.items() if key not in ("self", "kwargs")}
             if self._channel.rank > 0 and "verbose" in signature.parameters:
                 given["verbose"] = 0
-            with quietly(), readable_errors(), keras_iterates():
+            with quietly(), readable_errors(), keras_iterates(), liveness.collective(f"{name}()"):
                 return method(functools.partial(original, model), model, {**given, **bound.arguments.get("kwargs", {})})
 
         setattr(keras.Model, name, patched)
@@ -324,7 +337,7 @@ def _rows(output: Any) -> int:
     return int(shape[0] or 0) if shape else 0
 
 
-def _within(job: Job, original: Callable[..., Any], options: dict[str, Any]) -> Any:
+def _within(job: Job | None, original: Callable[..., Any], options: dict[str, Any]) -> Any:
     token = _job.set(job)
     try:
         return original(**options)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
+import logging
 import os
 import runpy
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from matex_data.abort import leave_with, replace_exit
+from matex_data import abort
+from matex_data.abort import leave_with, replace_exit, run_exit_handlers_first
 from matex_data.channels import channels
 from matex_data.training.ranks import communicator
 
@@ -46,7 +50,7 @@ def run(
     strategy : how averages are embedded in graphs: "chained", "funneled" or "concurrent".
     sync_batch_norm : normalize by the statistics of the global batch.
     verify : compare the gradient of the ranks' parts with that of the whole batch in the first step of ``fit``.
-    all_output : let every rank print; otherwise rank 0 alone does.
+    all_output : let every rank print; otherwise rank 0 alone does, and others write errors to stderr.
     """
     comm = communicator(None)
     if comm.size > 1:
@@ -55,6 +59,7 @@ def run(
         if comm.rank > 0 and not all_output:
             _be_quiet()
         _patch(strategy, sync_batch_norm, verify)
+        run_exit_handlers_first()
     _offer_data_set()
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
@@ -62,10 +67,9 @@ def run(
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) or end.code is None else 1
-        if isinstance(end.code, str):
-            sys.stderr.write(f"{end.code}\n")
-        leave_with(code or 0)
+        leave_with(code or 0, "" if end.code is None or isinstance(end.code, int) else f"{end.code}")
     except BaseException:  # whatever ends a script ends the job
+        abort.unmute_stderr()
         sys.excepthook(*sys.exc_info())
         leave_with(1)
 
@@ -111,12 +115,22 @@ def _offer_data_set() -> None:
 
 
 def _be_quiet() -> None:
-    """Ranks other than 0 print nothing but errors."""
+    """Let ranks other than 0 print nothing but errors, and what this package warns of."""
     sys.stdout.flush()
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, sys.stdout.fileno())
     os.close(silence)
+    errors = abort.mute_stderr()
     warnings.simplefilter("ignore")
+    faulthandler.enable(errors)
+    logging.getLogger("matex_data").addHandler(logging.StreamHandler(os.fdopen(os.dup(errors), "w")))
+    of_threads = threading.excepthook
+
+    def hook(arguments: threading.ExceptHookArgs) -> None:
+        with abort.stderr():
+            of_threads(arguments)
+
+    threading.excepthook = hook
 
 
 if __name__ == "__main__":

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
+from contextvars import ContextVar
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,6 +13,19 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _LOCAL_RANK = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+
+alone: ContextVar[bool] = ContextVar("alone", default=False)
+"""This rank does something that the others do not: nothing that it calls may wait for them."""
+
+
+@contextlib.contextmanager
+def running_alone() -> Iterator[None]:
+    """Context manager: what this rank saves, predicts and evaluates is its own, and whole."""
+    token = alone.set(True)
+    try:
+        yield
+    finally:
+        alone.reset(token)
 
 
 class World(NamedTuple):
