@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -66,14 +67,20 @@ class SharedTest:
         missing = max(everyone) - everyone[self._reducer.channel.rank]
         return dataset.concatenate(tf.data.Dataset.from_tensors(nothing).repeat(missing)) if missing else dataset
 
-    def on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Run Keras's ``test_on_batch`` on the whole batch, on this rank alone."""
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Context in which this rank evaluates whole batches for itself."""
         model, shared = self._model, self._model.test_function
         object.__setattr__(model, "test_step", self._test_step)
         object.__setattr__(model, "test_function", self._function)
         try:
-            return type(model).test_on_batch(model, *args, **kwargs)
+            yield
         finally:
             self._function = model.test_function
             object.__setattr__(model, "test_step", self)
             object.__setattr__(model, "test_function", shared)
+
+    def on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Run Keras's ``test_on_batch`` on the whole batch, on this rank alone."""
+        with self.alone():
+            return type(self._model).test_on_batch(self._model, *args, **kwargs)

@@ -24,6 +24,7 @@ import tensorflow as tf
 from matex_data import liveness
 from matex_data.processes import separate
 from matex_data.training.channel import Channel
+from matex_data.training.evaluation import SharedTest
 from matex_data.training.files import Register, Saved, failed, patch_caches, patch_folders
 from matex_data.training.ranks import alone, running_alone
 
@@ -209,9 +210,10 @@ def whole_model(model: Any) -> Iterator[None]:
 
     Its metrics are then those of this rank, which sees all data.
     """
-    replaced = vars(model).pop(_OF_RANKS, None)
+    replaced, test = vars(model).pop(_OF_RANKS, None), vars(model).get("test_step")
     try:
-        yield
+        with test.alone() if isinstance(test, SharedTest) else contextlib.nullcontext():
+            yield
     finally:
         if replaced is not None:
             object.__setattr__(model, _OF_RANKS, replaced)
