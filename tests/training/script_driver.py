@@ -65,7 +65,8 @@ def captured(folder: Path, rank: int) -> Iterator[None]:
     """Within this context what is printed goes to files."""
     sys.stderr.flush()
     kept = os.dup(2)
-    with (folder / f"stderr.{rank}").open("wb") as errors, (folder / "stdout").open("w") as output:
+    printed = folder / "stdout" if rank == 0 else Path(os.devnull)  # ranks of a loop over whole batches do not meet
+    with (folder / f"stderr.{rank}").open("wb") as errors, printed.open("w") as output:
         os.dup2(errors.fileno(), 2)
         try:
             with contextlib.redirect_stdout(output) if rank == 0 else contextlib.nullcontext():

@@ -172,8 +172,31 @@ def jobs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
     return Jobs(tmp_path_factory.mktemp("scripts"), selected)
 
 
-RANKS = [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
-SEVERAL = RANKS[1:]
+QUICK = {
+    *(
+        "fit/predict_generator",
+        "fit/table",
+        "fit/train_step",
+        "fit/train_step_metrics",
+        "fit/two_outputs",
+        "fit/wgan_gp",
+    ),
+    *("loops/accumulation", "loops/autograph_loop", "loops/batch_norm", "loops/clip_by_hand"),
+    *("loops/jit_step", "loops/keras_guide", "sharded/clip_by_hand", "sharded/few_rows_last", "sharded/h5_dataset"),
+    *("sharded/uneven_last_batch", "sharded/validation_inside", "sharded/zipped"),
+    *("planted/contrastive", "planted/rank_branch", "planted/sum_function", "planted/table_of_batch_size"),
+}
+"""Scripts that run by default, on two ranks; the others, and other numbers of ranks, with ``make test-all``."""
+
+
+def cases(*folders: str, ranks: Sequence[int] = (2, 3)) -> list[Any]:
+    """Return the scripts of folders on several numbers of ranks, those that are not quick marked as slow."""
+    return [
+        pytest.param(name, size, marks=() if size == 2 and name in QUICK else pytest.mark.slow)
+        for folder in folders
+        for name in names(folder)
+        for size in ranks
+    ]
 
 
 def check_equal(script: str, found: Outcome, expected: Outcome) -> None:
@@ -205,8 +228,7 @@ def _check_arrays(found: dict[str, Any], expected: dict[str, Any], tolerance: fl
         )
 
 
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("script", [name for folder in ("fit", "loops", "sharded") for name in names(folder)])
+@pytest.mark.parametrize(("script", "ranks"), cases("fit", "loops", "sharded", ranks=(1, 2, 3)))
 def test_a_script_ends_as_in_plain_python(script: str, ranks: int, jobs: Jobs) -> None:
     found = jobs.of(script, ranks).outcomes[script]
     check_equal(script, found, jobs.of(script, PLAIN).outcomes[script])
@@ -215,8 +237,7 @@ def test_a_script_ends_as_in_plain_python(script: str, ranks: int, jobs: Jobs) -
         assert not re.search(WHOLE, found.stderr())
 
 
-@pytest.mark.parametrize("ranks", SEVERAL)
-@pytest.mark.parametrize("script", names("planted"))
+@pytest.mark.parametrize(("script", "ranks"), cases("planted"))
 def test_the_self_check_finds_a_planted_error(script: str, ranks: int, jobs: Jobs) -> None:
     """The fit goes on with whole batches, so that the weights are those of plain Python."""
     found = jobs.of(script, ranks).outcomes[script]
@@ -228,21 +249,16 @@ def test_the_self_check_finds_a_planted_error(script: str, ranks: int, jobs: Job
     assert not re.search("self-check", "".join(found.stderr(rank) for rank in range(1, ranks)))
 
 
-@pytest.mark.parametrize("ranks", SEVERAL)
-@pytest.mark.parametrize("script", ["fit/two_outputs"])
+@pytest.mark.parametrize(("script", "ranks"), [("fit/two_outputs", 2)])
 def test_the_self_check_says_that_gradients_agree(script: str, ranks: int, jobs: Jobs) -> None:
     job = jobs.of(script, ranks)
     assert len(re.findall(AGREES, job.messages())) >= 1
     assert not re.search("self-check", "".join(job.outcomes[script].stderr(rank) for rank in range(1, ranks)))
 
 
-ALONE_QUICK = {"loops/keras_guide"}
-
-
-@pytest.mark.parametrize("ranks", SEVERAL)
 @pytest.mark.parametrize(
-    "script",
-    [pytest.param(name, marks=() if name in ALONE_QUICK else pytest.mark.slow) for name in names("loops")],
+    ("script", "ranks"),
+    [pytest.param(name, 2, marks=() if name == "loops/keras_guide" else pytest.mark.slow) for name in names("loops")],
 )
 def test_a_loop_over_its_own_data_is_said_once(script: str, ranks: int, jobs: Jobs) -> None:
     job = jobs.run([script], ranks)
