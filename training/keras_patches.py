@@ -72,27 +72,28 @@ class Job:
     def share(self, dataset: Any, x: Any) -> Any:
         """Return this rank's part of what Keras is about to iterate over; training takes its rows in each step."""
         first, self.spec = self.spec is None, self.spec or dataset.element_spec
-        trains = first and self._same is not None
-        together = self.test is not None and self.test.together and not trains
+        same = self._same if first else None  # of training
+        together = self.test is not None and self.test.together and same is None
         if not is_local(x):
-            if trains:
+            if same is not None:
                 self.cut = True
-                return in_order(self._same.noting(dataset))
+                return in_order(same.noting(dataset))
             if self._sharing is not None and self._sharing.step.whole:
                 return dataset
             dataset = self._noting_sizes(dataset) if self._noting else dataset
             dataset = share_rows(dataset, self._channel.rank, self._channel.size)
-        return dataset if trains or self._noting or together else without_empty(dataset)
+        return dataset if same is not None or self._noting or together else without_empty(dataset)
 
-    def evaluates(self) -> bool:
-        """Tell whether the next data set that Keras iterates over is evaluated."""
-        return self.test is not None and (self._same is None or self.spec is not None)
+    def steps_of_test(self, steps: int | None, local: bool) -> int | None:
+        """Return the largest number of batches of any rank for what is evaluated next; None if it stays as it is.
 
-    def all_steps(self, steps: int | None) -> int | None:
-        """Return the largest number of batches of any rank; None if one is not known. *Collective*."""
-        everyone = self._channel.host.objects(steps)
-        self.test.use(None not in everyone)
-        return max(everyone) if self.test.together else None
+        *Collective* where each rank has its part.
+        """
+        if self.test is None or (self._same is not None and self.spec is None):
+            return None
+        everyone = self._channel.host.objects(steps) if local else [steps]
+        self.test.use(not local or None not in everyone)
+        return max(everyone) if local and self.test.together else None
 
     def begun(self, iterator: Any) -> Any:
         """Return the iterator of a training epoch after the check of its first batch. *Collective*."""
@@ -128,11 +129,8 @@ class SharedEpochs(keras_trainer.TFEpochIterator):  # type: ignore[misc]  # Kera
             local = is_local(kwargs.get("x"))
             if job.steps is not None and job.spec is None:
                 self._lengthen(job.steps)
-            elif job.evaluates():
-                job.test.use(True)
-                steps = job.all_steps(self.__dict__["_num_batches"]) if local else None
-                if steps is not None:
-                    self._lengthen(steps)
+            elif (steps := job.steps_of_test(self.__dict__["_num_batches"], local)) is not None:
+                self._lengthen(steps)
             self.__dict__["_distributed_dataset"] = job.share(self.__dict__["_distributed_dataset"], kwargs.get("x"))
 
     def _enumerate_iterator(self) -> Iterator[Any]:

@@ -226,7 +226,7 @@ class _WholeBatch:
         whole = [None if leaf is None else next(rows) for leaf in leaves]
         whole_masks = [None if mask is None else next(rows) for mask in masks]
         for leaf, mask in zip(whole, whole_masks, strict=True):
-            if mask is not None:
+            if leaf is not None and mask is not None:
                 leaf._keras_mask = mask
         args, kwargs = tf.nest.pack_sequence_as([args, kwargs], whole)
         return self._original(*args, **kwargs)

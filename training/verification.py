@@ -138,7 +138,8 @@ def _verdict(sharing: Sharing, batch: Any, whole: list[Array | None], total: int
     with sharing.norms_together():
         parts = _gradients(sharing, batch, part(total, opened.rank, opened.size), total)
     mine = _compare(whole, parts, half="16" in str(sharing.model.compute_dtype))
-    return max(opened.host.objects(mine), key=lambda verdict: (not verdict.agree, verdict.difference))
+    everyone: list[Verdict] = opened.host.objects(mine)
+    return max(everyone, key=lambda verdict: (not verdict.agree, verdict.difference))
 
 
 def _gradients(sharing: Sharing, batch: Any, rows: slice, total: int) -> list[Array | None]:
