@@ -82,6 +82,13 @@ CHECKPOINT_MANAGER = ("_maybe_delete", "_latest_checkpoint", "_last_preserved_ti
 """Attributes of ``tf.train.CheckpointManager``: the checkpoints that there are."""
 METRICS_OF_EPOCH = "_get_metrics_result_or_logs"
 """Method of a model that gives the logs at the end of an epoch or an evaluation."""
+CALLBACK_STATE: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (keras.callbacks.EarlyStopping, ("wait", "stopped_epoch", "best", "best_epoch", "best_weights")),
+    (keras.callbacks.ReduceLROnPlateau, ("wait", "cooldown_counter", "best")),
+    (keras.callbacks.ModelCheckpoint, ("best", "_batches_seen_since_last_saving", "_last_batch_seen")),
+    (keras.callbacks.SwapEMAWeights, ("_ema_weights_in_model",)),
+)
+"""Attributes that change in the course of training."""
 
 ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (
@@ -110,8 +117,7 @@ ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (CompileLoss, ("_flat_losses",)),
     (EpochIterator, ("_distributed_dataset", "_enumerate_iterator", "_num_batches", "data_adapter")),
     (keras_random, ("dropout", "normal", "randint", "truncated_normal", "uniform")),
-    (keras.callbacks.ModelCheckpoint, ("_batches_seen_since_last_saving", "_last_batch_seen")),
-    (keras.callbacks.SwapEMAWeights, ("_ema_weights_in_model",)),
+    *CALLBACK_STATE,
     (keras.callbacks.ProgbarLogger, ("_finalize_progbar", "_update_progbar")),
     (tf.data.Dataset, ("_inputs",)),
     (DatasetIterator, ("_type_spec", "get_next")),
