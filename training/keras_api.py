@@ -180,7 +180,8 @@ def _codes(owner: Any) -> Iterator[CodeType]:
     """Return the code of all methods of a class and its bases."""
     for value in (value for kind in getattr(owner, "__mro__", ()) for value in vars(kind).values()):
         for function in (value.fget, value.fset) if isinstance(value, property) else (value,):
-            code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
+            plain: Any = getattr(function, "__func__", function)
+            code = getattr(inspect.unwrap(plain), "__code__", None)
             if isinstance(code, CodeType):
                 yield code
 

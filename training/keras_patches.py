@@ -135,9 +135,9 @@ class SharedEpochs(EpochIterator):  # type: ignore[misc]  # Keras has no types
             self.__dict__["_distributed_dataset"] = job.share(self.__dict__["_distributed_dataset"], kwargs.get("x"))
 
     def _enumerate_iterator(self) -> Iterator[Any]:
-        for begin, end, iterator in super()._enumerate_iterator():
+        for *steps, iterator in super()._enumerate_iterator():  # one or two numbers of steps, by the version of Keras
             job, self._matex_job = self._matex_job, None
-            yield begin, end, iterator if job is None else job.begun(iterator)
+            yield (*steps, iterator if job is None else job.begun(iterator))
 
     def _lengthen(self, steps: int) -> None:
         """Add empty batches, so that this rank has as many steps as the others."""
