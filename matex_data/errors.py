@@ -93,6 +93,10 @@ class OutOfMemory(DataError, MemoryError):
     """A rank has not got the memory that it needs."""
 
 
+class UnsupportedVersion(DataError, ImportError):
+    """A package that is installed lacks what this one needs of it."""
+
+
 def _rebuild(kind: type[DataError], problem: str, facts: dict[str, Any]) -> DataError:
     return kind(problem, **facts)
 

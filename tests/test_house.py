@@ -78,6 +78,25 @@ def test_training_knows_no_reader(path: Path) -> None:
     assert _uses(path, "matex_data.readers", "h5py", "netCDF4") == []
 
 
+def test_private_names_of_keras_and_tensorflow_are_in_one_room() -> None:
+    private = ("keras.src", "keras._tf_keras", "tensorflow.python", "tensorflow.core")
+    assert [_id(path) for path in SOURCES if _uses(path, *private)] == []
+    trees = {path: ast.parse(path.read_text()) for path in _sources("training")}
+    listed = {value for value in _texts(trees[ROOT / "training" / "keras_api.py"]) if value.startswith("_")}
+    nodes = [node for tree in trees.values() for node in ast.walk(tree)]
+    ours = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    ours |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+    known = listed | ours | {"_getframe", "_replace"}  # of Python
+    for path, tree in trees.items():
+        used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} | _texts(tree)
+        unknown = {name for name in used if re.fullmatch("_[a-z][a-z_]*", name) and not name.startswith("_matex")}
+        assert unknown - known == set(), f"{_id(path)}: not in training/keras_api.py"
+
+
+def _texts(tree: ast.AST) -> set[str]:
+    return {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
 def test_mpi_files_are_opened_in_one_room() -> None:
     users = [path.stem for path in SOURCES if "MPI.File" in path.read_text()]
     assert users == ["collective"]

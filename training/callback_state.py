@@ -6,21 +6,15 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 
+from matex_data.training.keras_api import CALLBACK_STATE
 from matex_data.training.rates import ScaledLearningRate
 
 log = logging.getLogger("matex_data.training")
 
-KNOWN: tuple[tuple[Any, tuple[str, ...]], ...] = (
-    (keras.callbacks.EarlyStopping, ("wait", "stopped_epoch", "best", "best_epoch", "best_weights")),
-    (keras.callbacks.ReduceLROnPlateau, ("wait", "cooldown_counter", "best")),
-    (keras.callbacks.ModelCheckpoint, ("best", "_batches_seen_since_last_saving", "_last_batch_seen")),
-    (keras.callbacks.SwapEMAWeights, ("_ema_weights_in_model",)),
-    (ScaledLearningRate, ("_base",)),
-)
-"""Attributes that Keras 3.7 to 3.15 change in the course of training."""
+KNOWN = (*CALLBACK_STATE, (ScaledLearningRate, ("_base",)))
+"""Attributes that change in the course of training, by the class of a callback."""
 IDENTITY = ("monitor", "mode")
 """Options without which the state means something else: a best loss is no best accuracy."""
 

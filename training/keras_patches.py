@@ -14,8 +14,6 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.tensorflow import trainer as keras_trainer
-from keras.src.utils.python_utils import pythonify_logs
 
 from matex_data import liveness
 from matex_data.errors import PartitionError
@@ -24,6 +22,7 @@ from matex_data.training.batch_weights import keras_iterates
 from matex_data.training.callbacks import together
 from matex_data.training.channel import Channel
 from matex_data.training.failures import readable_errors
+from matex_data.training.keras_api import EpochIterator, keras_trainer, pythonify_logs
 from matex_data.training.metrics import combined_result
 from matex_data.training.ranks import alone
 from matex_data.training.reduction import Reducer
@@ -119,7 +118,7 @@ class Job:
             return tf.nest.map_structure(tf.identity, data)
 
 
-class SharedEpochs(keras_trainer.TFEpochIterator):  # type: ignore[misc]  # Keras has no types
+class SharedEpochs(EpochIterator):  # type: ignore[misc]  # Keras has no types
     """Keras's iterator over batches, whatever they come from, with this rank's rows of each."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -134,9 +133,9 @@ class SharedEpochs(keras_trainer.TFEpochIterator):  # type: ignore[misc]  # Kera
             self.__dict__["_distributed_dataset"] = job.share(self.__dict__["_distributed_dataset"], kwargs.get("x"))
 
     def _enumerate_iterator(self) -> Iterator[Any]:
-        for begin, end, iterator in super()._enumerate_iterator():
+        for *steps, iterator in super()._enumerate_iterator():  # one or two numbers of steps, by the version of Keras
             job, self._matex_job = self._matex_job, None
-            yield begin, end, iterator if job is None else job.begun(iterator)
+            yield (*steps, iterator if job is None else job.begun(iterator))
 
     def _lengthen(self, steps: int) -> None:
         """Add empty batches, so that this rank has as many steps as the others."""

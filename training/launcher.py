@@ -76,6 +76,7 @@ def run(
 
 def _patch(strategy: Any, sync_batch_norm: bool, verify: bool) -> None:
     """Patch Keras and TensorFlow, and let all ranks draw the same random numbers. *Collective*."""
+    from matex_data.training import keras_api
     from matex_data.training.alike import draw_alike
     from matex_data.training.channel import channel
     from matex_data.training.keras_patches import KerasPatches
@@ -87,6 +88,7 @@ def _patch(strategy: Any, sync_batch_norm: bool, verify: bool) -> None:
 
     _check_backend()
     opened = channel(None)
+    keras_api.check(opened.rank)
     draw_alike(opened)
     reducer = Reducer(opened, strategy)
     KerasPatches(opened, reducer, sync_batch_norm, verify)

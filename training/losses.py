@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-from keras.src.losses.loss import apply_mask
 
+from matex_data.training.keras_api import apply_mask, get_keras_mask
 from matex_data.training.optimizer import batch_weight, in_step
 from matex_data.training.reduction import Reducer
 
@@ -49,13 +49,13 @@ class SharedLoss:
 
     def _with_mask(self, y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[Any, Any]:
         """The loss, and which of its elements count: by the mask of the prediction, and by ``ignore_class``."""
-        masks = [_mask(y_pred)]
+        masks = [get_keras_mask(y_pred)]
         call = self.loss.call
 
         def noting(y_true: Any, y_pred: Any) -> Any:
             losses = call(y_true, y_pred)
             self.scalar = losses.shape.rank == 0
-            masks.append(_mask(losses))
+            masks.append(get_keras_mask(losses))
             return losses
 
         own = vars(self.loss).get("call")
@@ -68,10 +68,6 @@ class SharedLoss:
                 self.loss.call = own
         known = [tf.cast(mask, tf.bool) for mask in masks if mask is not None]
         return value, (known[0] & known[-1]) if known else None
-
-
-def _mask(tensor: Any) -> Any:
-    return getattr(tensor, "_keras_mask", None)
 
 
 def _divisor(reduction: str, mask: Any, sample_weight: Any) -> Any:

@@ -9,10 +9,10 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers import compile_utils
 from numpy.typing import NDArray
 
 from matex_data.training.channel import Channel
+from matex_data.training.keras_api import CompileMetrics, MetricsList, get_keras_mask, set_keras_mask
 from matex_data.training.optimizer import batch_weight, in_step
 from matex_data.training.reduction import from_all
 
@@ -182,7 +182,7 @@ def _alike_variables(model: Any) -> list[Any]:
 
 def _single(metrics: list[Any]) -> list[Any]:
     """Return the metrics, and instead of the container that ``compile`` makes those within."""
-    containers = (compile_utils.CompileMetrics, compile_utils.MetricsList)
+    containers = (CompileMetrics, MetricsList)
     return [one for m in metrics for one in (_single(m.metrics) if isinstance(m, containers) else [m])]
 
 
@@ -219,7 +219,7 @@ class _WholeBatch:
         if not self.in_graph:
             return self._original(*args, **kwargs)
         leaves = tf.nest.flatten([args, kwargs])
-        masks = [getattr(leaf, "_keras_mask", None) for leaf in leaves]
+        masks = [get_keras_mask(leaf) for leaf in leaves]
         alive = tf.cast(batch_weight(1) > 0, tf.int32)  # else a stand-in for no sample
         mine = [leaf[: alive * tf.shape(leaf)[0]] for leaf in (*leaves, *masks) if leaf is not None]
         rows = iter(from_all(self._channel, mine))
@@ -227,7 +227,7 @@ class _WholeBatch:
         whole_masks = [None if mask is None else next(rows) for mask in masks]
         for leaf, mask in zip(whole, whole_masks, strict=True):
             if leaf is not None and mask is not None:
-                leaf._keras_mask = mask
+                set_keras_mask(leaf, mask)
         args, kwargs = tf.nest.pack_sequence_as([args, kwargs], whole)
         return self._original(*args, **kwargs)
 

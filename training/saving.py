@@ -14,7 +14,6 @@ import os
 import pickle
 from collections.abc import Callable, Iterator
 from copy import copy
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,8 @@ from matex_data.processes import separate
 from matex_data.training.channel import Channel
 from matex_data.training.evaluation import SharedTest
 from matex_data.training.files import Register, Saved, failed, patch_caches, patch_folders
+from matex_data.training.keras_api import CHECKPOINT_MANAGER, METRICS_OF_EPOCH, tf_keras_models, tf_keras_saving
 from matex_data.training.ranks import alone, running_alone
-
-_MANAGER = ("_maybe_delete", "_latest_checkpoint", "_last_preserved_timestamp", "_last_checkpoint_step")
-"""Attributes of ``tf.train.CheckpointManager``: the checkpoints that there are."""
-_OF_RANKS = "_get_metrics_result_or_logs"
-"""Method of a model that combines the metrics of all ranks, while it trains on all."""
 
 Get = Callable[[Any], Any]
 Set = Callable[[Any, Any], None]
@@ -47,8 +42,8 @@ def patch_saving(opened: Channel) -> None:
         (keras.Model, ("save", "save_weights", "export")),
         (keras.saving, ("save_model", "save_weights")),
         (keras.models, ("save_model",)),
-        (import_module("keras._tf_keras.keras.saving"), ("save_model", "save_weights")),
-        (import_module("keras._tf_keras.keras.models"), ("save_model",)),
+        (tf_keras_saving, ("save_model", "save_weights")),
+        (tf_keras_models, ("save_model",)),
     ):
         for name in names:
             if hasattr(owner, name):
@@ -64,8 +59,8 @@ def patch_saving(opened: Channel) -> None:
             (keras.saving, "load_model"),
             (keras.saving, "load_weights"),
             (keras.models, "load_model"),
-            (import_module("keras._tf_keras.keras.saving"), "load_model"),
-            (import_module("keras._tf_keras.keras.models"), "load_model"),
+            (tf_keras_saving, "load_model"),
+            (tf_keras_models, "load_model"),
         ):
             setattr(owner, name, _checked(getattr(owner, name), register))
         tf.summary.create_file_writer = lambda *_, **__: tf.summary.create_noop_writer()
@@ -195,7 +190,7 @@ def _checkpoints(manager: Any) -> Any:
 
 
 def _list(manager: Any) -> dict[str, Any]:
-    return {name: copy(value) for name, value in vars(manager).items() if name in _MANAGER}
+    return {name: copy(value) for name, value in vars(manager).items() if name in CHECKPOINT_MANAGER}
 
 
 def _set_checkpoints(manager: Any, state: Any) -> None:
@@ -210,10 +205,10 @@ def whole_model(model: Any) -> Iterator[None]:
 
     Its metrics are then those of this rank, which sees all data.
     """
-    replaced, test = vars(model).pop(_OF_RANKS, None), vars(model).get("test_step")
+    replaced, test = vars(model).pop(METRICS_OF_EPOCH, None), vars(model).get("test_step")
     try:
         with test.alone() if isinstance(test, SharedTest) else contextlib.nullcontext():
             yield
     finally:
         if replaced is not None:
-            object.__setattr__(model, _OF_RANKS, replaced)
+            object.__setattr__(model, METRICS_OF_EPOCH, replaced)

@@ -6,12 +6,12 @@ import functools
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.client.session import BaseSession
 
 from matex_data import sharded
 from matex_data.training.channel import Channel
 from matex_data.training.gradients import averaged_once
 from matex_data.training.jobs import WHOLE
+from matex_data.training.keras_api import BaseSession
 from matex_data.training.loops import Loops
 from matex_data.training.order import in_session_graph
 from matex_data.training.reduction import from_root

@@ -14,6 +14,7 @@ import tensorflow as tf
 from mpi4py import MPI
 
 from matex_data.errors import PartitionError
+from matex_data.training import keras_api
 from matex_data.training.callbacks import together
 from matex_data.training.channel import Channel, channel
 from matex_data.training.failures import readable_errors
@@ -57,6 +58,7 @@ def fit(
     PartitionError : on all ranks, if they have different numbers of steps.
     """
     opened = channel(comm)
+    keras_api.check(opened.rank)
     run = Run(opened, None if checkpoint is None else Path(checkpoint))
     data = run.data(dataset, keras_fit_options)
     check_steps(opened, data, keras_fit_options.get("steps_per_epoch"))

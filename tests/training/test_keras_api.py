@@ -1,0 +1,128 @@
+"""Private names of Keras and TensorFlow: they exist here, and a version without one is refused before it trains."""
+
+from __future__ import annotations
+
+import configparser
+import importlib.metadata
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch import ROOT, run_script
+from tests.ranks import Pools
+
+LAUNCHER = "from matex_data.training.launcher import main; main()"
+
+
+def _missing(comm: Any) -> list[str]:
+    from matex_data.training import keras_api
+
+    return keras_api.missing()
+
+
+def _not_of_objects(comm: Any) -> list[str]:
+    """Return attributes that objects have not, after an epoch of training."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from matex_data.training import keras_api
+
+    layers = [keras.layers.Input((4,)), keras.layers.Dense(3), keras.layers.BatchNormalization(), keras.layers.Dense(2)]
+    model = keras.Sequential([*layers, keras.layers.Dropout(0.5)])
+    model.compile(keras.optimizers.SGD(use_ema=True), "mse")
+    dataset = tf.data.Dataset.from_tensors((np.zeros((2, 4), "float32"), np.zeros((2, 2), "float32")))
+    callbacks = keras.callbacks
+    watching = [callbacks.EarlyStopping(monitor="loss"), callbacks.ReduceLROnPlateau(monitor="loss")]
+    model.fit(dataset, verbose=0, callbacks=[*watching, callbacks.SwapEMAWeights()])
+    steps, saved = tf.Variable(0), tf.train.Checkpoint()
+    objects = [model, *model.layers, model.optimizer, model._compile_loss, dataset, iter(dataset), *watching]
+    objects += [keras.metrics.MeanAbsoluteError(), callbacks.ModelCheckpoint("x.keras"), callbacks.ProgbarLogger()]
+    objects += [callbacks.SwapEMAWeights(), tf.train.CheckpointManager(saved, "x", 1, None, "c", steps, 1)]
+    objects.append(keras_api.EpochIterator(tf.distribute.get_strategy(), x=dataset))
+    found = {}
+    for owner, names in keras_api.ATTRIBUTES:
+        some = [one for one in objects if isinstance(owner, type) and isinstance(one, owner)] or [owner]
+        found.update({f"{owner}: {name}": hasattr(one, name) for one in some for name in names})
+    return [name for name, exists in found.items() if not exists]
+
+
+def test_all_names_exist(ranks: Pools) -> None:
+    assert ranks(1).run(_missing) == [[]]
+
+
+def test_objects_have_what_the_code_of_their_classes_names(ranks: Pools) -> None:
+    assert ranks(1).run(_not_of_objects) == [[]]
+
+
+def _script(folder: Path, code: str) -> str:
+    path = folder / "script.py"
+    path.write_text(code)
+    return str(path)
+
+
+def _assert_refused(done: Any, name: str) -> None:
+    assert done.returncode != 0
+    assert f"Keras or TensorFlow has no {name}, which training" in done.stderr
+    assert f"found: keras {importlib.metadata.version('keras')}, tensorflow " in done.stderr
+    assert re.search(r"expected: keras [\d.]+ to [\d.]+, tensorflow [\d.]+ to [\d.]+\n", done.stderr)
+    assert done.stderr.count("Keras or TensorFlow has no") == 1
+    assert "reached" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        ("keras.src.trainers.trainer.Trainer", "Model._symbolic_build"),
+        pytest.param("keras.src.losses.loss", "keras.src.losses.loss.apply_mask", marks=pytest.mark.slow),
+    ],
+)
+def test_a_missing_name_ends_the_launcher_with_one_error(owner: str, name: str, tmp_path: Path) -> None:
+    code = f"import keras; del {owner}.{name.split('.')[-1]}; {LAUNCHER}"
+    done = run_script(2, code, _script(tmp_path, "print('reached')"), timeout=120)
+    _assert_refused(done, name)
+
+
+def test_a_missing_name_ends_fit_with_one_error() -> None:
+    code = """
+import keras, tensorflow as tf
+from matex_data import training
+from matex_data.training import keras_api
+keras_api.ATTRIBUTES += ((tf.data.Dataset, ("_gone", "_inputs")),)
+model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+training.fit(model, tf.data.Dataset.from_tensors((tf.zeros((2, 1)), tf.zeros((2, 1)))))
+print("reached")
+"""
+    _assert_refused(run_script(2, code, timeout=120), "DatasetV2._gone")
+
+
+@pytest.mark.parametrize(
+    ("version", "warned"), [("3.99.1", 1), pytest.param("3.6.0", 1, marks=pytest.mark.slow), ("3.9.0", 0)]
+)
+def test_a_version_that_was_not_tested_gives_one_line(version: str, warned: int, tmp_path: Path) -> None:
+    code = f"import keras; keras.__version__ = {version!r}; {LAUNCHER}"
+    done = run_script(2, code, _script(tmp_path, "print('reached')"), timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("reached") == 1
+    lines = re.findall(rf"keras {version}: matex_data was tested with keras [\d.]+ to [\d.]+, .*", done.stderr)
+    assert len(lines) == warned, done.stderr
+
+
+def _tested(comm: Any) -> dict[str, tuple[str, str]]:
+    from matex_data.training import keras_api
+
+    return keras_api.TESTED
+
+
+def test_setup_and_makefile_allow_what_was_tested(ranks: Pools) -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    required = setup["options"]["install_requires"].split()
+    makefile = (ROOT / "Makefile").read_text()
+    for name, (oldest, newest) in ranks(1).run(_tested)[0].items():
+        major, minor = map(int, newest.split("."))
+        assert f"{name}>={oldest},<{major}.{minor + 1}" in required
+        assert f"'{name}=={oldest}.*'" in makefile
