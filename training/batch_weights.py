@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -173,7 +174,8 @@ def watch_loops() -> None:
         return
 
     def iterate(dataset: Any) -> Any:
-        if in_keras.get() or not is_local(dataset):
+        by_keras = in_keras.get() or str(sys._getframe(1).f_globals.get("__name__")).startswith("keras.")
+        if by_keras or not is_local(dataset):
             return original(dataset)
         ranks = local_ranks(dataset)
         counted = getattr(dataset, "matex_counted", None)

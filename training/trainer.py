@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 from matex_data.errors import PartitionError
 from matex_data.training import keras_api
+from matex_data.training.batch_weights import keras_iterates
 from matex_data.training.callbacks import together
 from matex_data.training.channel import Channel, channel
 from matex_data.training.failures import readable_errors
@@ -62,7 +63,7 @@ def fit(
     run = Run(opened, None if checkpoint is None else Path(checkpoint))
     data = run.data(dataset, keras_fit_options)
     check_steps(opened, data, keras_fit_options.get("steps_per_epoch"))
-    with Sharing(model, opened, sync_batch_norm) as sharing, quietly(), readable_errors():
+    with Sharing(model, opened, sync_batch_norm) as sharing, quietly(), readable_errors(), keras_iterates():
         users = keras.tree.flatten(callbacks) if callbacks is not None else []
         options = {"initial_epoch": run.start.epoch, **keras_fit_options, "shuffle": False}
         options["epochs"] = run.epochs(users, epochs)
