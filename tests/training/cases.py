@@ -25,7 +25,7 @@ def reported(ranks: int, cases: tuple[str, ...]) -> dict[str, Any]:
         done: Any = run_script(ranks, LAUNCHER, str(SCRIPT), *cases, timeout=200)
     else:
         command = [sys.executable, str(SCRIPT), *cases]
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=90)
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     lines = [line.removeprefix("CASE ") for line in done.stdout.splitlines() if line.startswith("CASE ")]
     assert len(lines) == len(cases), done.stderr  # rank 0 alone prints
