@@ -60,11 +60,13 @@ class Goal:
 
 @dataclass(frozen=True)
 class Measured:
-    """What came out of a case: ``results`` may be empty where only figures are of interest."""
+    """What came out of a case: ``results`` may be empty where only figures are of interest, or a table of others."""
 
     title: str
     results: list[Result] = field(default_factory=list)
     goals: list[Goal] = field(default_factory=list)
+    columns: list[str] = field(default_factory=list)
+    rows: list[list[str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,10 @@ class Communicator:
         with self._together():
             return [int(value) for value in self.begin(values).wait()]
 
+    def complete(self, request: MPI.Request) -> None:
+        """Return once the request has completed, however long it takes: for threads that nobody waits for."""
+        nap(request.Test)
+
     def barrier(self) -> None:
         """Return when all ranks are here. *Collective*. Raises what ``largest`` raises."""
         self.largest(0)

@@ -41,6 +41,12 @@ class Runs:
         high = np.minimum((start + count)[asked], self.first[run + 1])
         return Runs(self.start[run] + low - self.first[run], high - low)
 
+    def numbers(self, positions: Integers) -> Integers:
+        """Return the numbers at these positions of the sequence, int64 of the same length."""
+        run = np.searchsorted(self.first, positions, side="right") - 1
+        found: Integers = self.start[run] + positions - self.first[run]
+        return found
+
 
 def join(a: Runs, b: Runs) -> Runs:
     """The numbers of both, one behind the other."""
