@@ -192,10 +192,11 @@ def test_memory_that_runs_out_ends_the_pass_on_all_ranks(path: Path, ranks: Pool
 
 
 def _unfit(comm: MPI.Intracomm, path: Path) -> None:
+    data, scarce = md.open_dataset(path, comm=comm), comm.rank == comm.size - 1
     original = machine.free_memory
-    machine.free_memory = lambda: 1 << 17 if comm.rank == comm.size - 1 else 1 << 30
+    machine.free_memory = lambda: 1 << 17 if scarce else 1 << 30
     try:
-        md.open_dataset(path, comm=comm).batches(BATCH, shuffle="global", seed=1)
+        data.batches(BATCH, shuffle="global", seed=1)
     finally:
         machine.free_memory = original
 
