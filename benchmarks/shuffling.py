@@ -6,10 +6,12 @@ deviation over that of drawing from all samples alike, sqrt(p (1 - p) / n), is 1
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
+from pathlib import Path
 
 import numpy as np
 
@@ -26,6 +28,7 @@ CLASSES = 10
 EPOCHS = 3
 SMALL = 8  # --quick: so many times fewer samples
 RANKS = (1, 2, 4)
+GRAIN_SAMPLES = 200_000
 NEIGHBOURS = 1.5  # times by chance that samples which are neighbours in the file may meet in a batch
 
 Order = Callable[[int], Integers]
@@ -102,7 +105,7 @@ class Shares:
     differ: bool
 
 
-def by_default(file: Sorted, rank: int = 0, size: int = 1) -> Order:
+def by_default(file: Sorted, rank: int = 0, size: int = 1, seed: int = 1) -> Order:
     """Return the batches of this package with its defaults, as one rank of some gets its share of them."""
     index = Index(
         {"x": Field("x", file.shape, np.dtype(file.dtype))},
@@ -122,7 +125,7 @@ def by_default(file: Sorted, rank: int = 0, size: int = 1) -> Order:
     return partial(_of_schedule, plan, rank=rank, size=size)
 
 
-def before(file: Sorted) -> Order:
+def before(file: Sorted, seed: int = 1) -> Order:
     """Return the batches as they were before quality decided: 32 blocks of up to 1 MB in a window."""
     total = file.samples * file.row_bytes
     depth = file.chunk * max(1, min(total // 1024, 1 << 20) // (file.chunk * file.row_bytes))
@@ -131,7 +134,7 @@ def before(file: Sorted) -> Order:
     lanes = lanes_for(file.batch_size, min(256, len(borders), window // (2 * depth * file.row_bytes)))
     steps = max(1, window // (file.batch_size * file.row_bytes))
     pieces = cut(Runs(np.array([0]), np.array([file.samples])), borders)
-    plan = Schedule(pieces, file.batch_size, lanes, steps, 1, np.arange(len(borders)))
+    plan = Schedule(pieces, file.batch_size, lanes, steps, seed, np.arange(len(borders)))
     return partial(_of_schedule, plan, rank=0, size=1)
 
 
@@ -169,12 +172,14 @@ def torch_sampler(file: Sorted) -> Order:
 
 
 def grain_shuffle(file: Sorted) -> Order:
-    """Return the batches of Grain's ``MapDataset.shuffle``."""
+    """Return the first batches of Grain's ``MapDataset.shuffle``, which makes them sample by sample."""
     import grain
 
     def epoch(number: int) -> Integers:
         dataset = grain.MapDataset.range(file.samples).shuffle(seed=number)
-        return _batched(np.array([dataset[i] for i in range(file.samples)], np.int64), file.batch_size)
+        return _batched(
+            np.array([dataset[i] for i in range(min(file.samples, GRAIN_SAMPLES))], np.int64), file.batch_size
+        )
 
     return epoch
 
@@ -266,3 +271,42 @@ def shuffle(setup: Setup) -> Measured:
 
 
 CASES: dict[str, list[Callable[[Setup], Measured]]] = {"shuffle": [shuffle]}
+
+
+def draw(path: Path) -> None:
+    """Draw which samples come when, and the share of a class in each batch, for the first of ``FILES``."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    file, first, shown = FILES[0], 400, 12
+    orders = {
+        "order of the file": lambda _: _batched(np.arange(file.samples), file.batch_size),
+        "before: 32 blocks a window": before(file),
+        "shuffle=True": by_default(file),
+        'shuffle="global"': everywhere(file),
+    }
+    rng = np.random.default_rng(0)
+    figure, axes = plt.subplots(2, len(orders), figsize=(11, 4.6), sharex=True, sharey="row")
+    spread = 2 * np.sqrt(1 / CLASSES * (1 - 1 / CLASSES) / file.batch_size)
+    for column, (name, order) in enumerate(orders.items()):
+        batches, (above, below) = order(0)[:first], axes[:, column]
+        some = rng.permuted(batches, axis=1)[:, :shown]
+        above.plot(np.repeat(np.arange(first), some.shape[1]), some.reshape(-1) / 1e6, ",", color="#1b7837")
+        above.set_title(name, fontsize=9)
+        below.axhspan(1 / CLASSES - spread, 1 / CLASSES + spread, color="#d9d9d9")
+        below.plot(_classes(batches, file.samples)[:, 3] / file.batch_size, color="#1b7837", linewidth=0.8)
+        below.set_ylim(-0.01, 0.31)
+        below.set_xlabel("batch", fontsize=8)
+    axes[0, 0].set_ylabel("number in the file, millions", fontsize=8)
+    axes[1, 0].set_ylabel("share of the fourth class", fontsize=8)
+    for axis in axes.flat:
+        axis.tick_params(labelsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=80)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    draw(Path(sys.argv[1]))
