@@ -48,7 +48,7 @@ def training(setup: Setup) -> Measured:
     error = float(np.hypot(_error(losses[DEFAULT][:, 0]), _error(losses[RANDOM][:, 0])))
     goals = [
         Goal(
-            "loss, shuffle=True less random, in standard errors",
+            "loss, shuffle=True less a random order, in standard errors",
             abs(float(difference.mean())) / error,
             1,
             most=True,

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from matex_data.cache import ChunkCache
 from matex_data.fetch import begun, reads_aside
-from matex_data.filling import Pending, Supply, planned
+from matex_data.filling import Filling, Pending, Supply, planned
 from matex_data.partition import Epoch, Schedule
 
 
@@ -59,7 +59,7 @@ class Course:
     def _epoch(self) -> Epoch:
         return self.schedule.epoch(self.number)
 
-    def _planned(self, begin: int) -> Pending:
+    def _planned(self, begin: int) -> Filling:
         comm = self.supply.channel.comm
         end = min(begin + self.begins.step, self.schedule.steps)
         return planned(self.supply, self._epoch.window(begin, end, comm.rank, comm.size), self._chunks)

@@ -265,7 +265,7 @@ class _Parcel:
                 row
                 for end, size in zip(ends, self.received.each.tolist(), strict=True)
                 if size
-                for row in pickle.loads(self.memory[end - size : end])
+                for row in pickle.loads(self.memory[end - size : end].tobytes())
             ]
             for at, row in zip(order.tolist(), rows, strict=True):
                 out[at] = row

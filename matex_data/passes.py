@@ -20,7 +20,7 @@ from matex_data.layouts import Foreign
 from matex_data.machine import free_memory, unfit
 from matex_data.partition import Schedule, Window, share
 from matex_data.source import Source
-from matex_data.stream import Stream
+from matex_data.stream import Passage, Stream
 
 READ_BYTES = 64 << 20  # brought together by a rank, about, at most: Python is paid for each time
 LEAST_READ_BYTES = 4 << 20
@@ -90,7 +90,7 @@ class ReadPasses(Passes):
     def windows(self, epoch: int, start: int) -> Iterator[Loaded]:
         if self._process != os.getpid():  # forked: MPI, open files and threads have stayed with the parent
             self._supply, self._process, self._stream = self.source.supply(), os.getpid(), None
-        course = self._end_stream()
+        course: Passage | None = self._end_stream()
         if course is None or (course.number, course.begins.start) != (epoch, start):
             course = Course(self._supply, self.schedule, epoch, start, self.together)
         self._count += 1
@@ -100,7 +100,7 @@ class ReadPasses(Passes):
         finally:
             stream.close()
 
-    def _end_stream(self) -> Course | None:
+    def _end_stream(self) -> Passage | None:
         """An earlier pass that was not finished ends here, on every rank alike; the course that has begun after it."""
         if self._stream is None:
             return None

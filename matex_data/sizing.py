@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,11 @@ from matex_data.runs import Runs, cut
 BLOCK_BYTES = (64 << 10, 256 << 10)
 """Least and most of a block of rows that could be read one by one: cheap to read, small enough to mix."""
 LEAST_BLOCKS = 1024  # of a data set whose rows can be read one by one
-MOST_BLOCKS = 1 << 21
+MOST_BLOCKS = 1 << 20
 MOST_LANES = 4096
 WINDOW_BYTES = 8 << 20  # shuffled together at least: a few such windows stay in the processor's cache
-WINDOW_BLOCKS = 512  # shuffled together at least, if they fit into the bytes that are allowed
-BATCH_BLOCKS = 2  # the same for each sample of a batch
+BATCH_BLOCKS = 2  # shuffled together for each sample of a batch, if they fit into the bytes that are allowed
+WINDOW_BLOCKS = 512  # shuffled together at least, if they fit into half of the bytes that are allowed
 
 
 def lanes_for(batch_size: int, limit: int) -> int:
@@ -76,12 +76,14 @@ def schedule(
     count = int(blocks.max(initial=0)) + 1
     row_bytes = max(1, row_bytes)
     block_bytes = max(1, pieces.total * row_bytes // count)
-    window_bytes = min(window_bytes, max(WINDOW_BYTES, window_blocks(batch_size) * block_bytes))
+    needed, better = BATCH_BLOCKS * batch_size * block_bytes, WINDOW_BLOCKS * block_bytes
+    window_bytes = min(window_bytes, max(WINDOW_BYTES, needed, min(better, window_bytes // 2)))
     lanes = 1
     if seed is not None:
         lanes = lanes_for(batch_size, max(1, min(count, window_bytes // (2 * block_bytes))))
-    steps = _even(pieces.total // batch_size, max(1, window_bytes // (batch_size * row_bytes)))
-    return Schedule(pieces, batch_size, lanes, steps, seed, blocks.astype(np.int64), remainder)
+    most = max(1, window_bytes // (batch_size * row_bytes))
+    plan = Schedule(pieces, batch_size, lanes, most, seed, blocks.astype(np.int64), remainder)
+    return replace(plan, window_steps=_even(plan.steps, most))
 
 
 def window_blocks(batch_size: int) -> int:
