@@ -1,8 +1,9 @@
 """Samples that the ranks keep in memory and exchange, a window at a time, in the thread that reads ahead.
 
 Each rank holds one share of all samples. For every window it tells each other rank which of their samples it wants,
-and they send these: two exchanges of numbers, and one of rows for every field. All calls are non-blocking, and polled.
-A rank that has left the pass, or has failed, takes part in the exchange that was agreed on all the same.
+and they send these: two exchanges of numbers, and one of rows for every field. The ranks meet, and agree before rows
+are sent, by non-blocking calls that they poll; then all of them are there, and data take as long as MPI takes to move
+them. A rank that has left the pass, or has failed, takes part in the exchange that was agreed on all the same.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ class Exchange(Pending):
         wanted = _Counts.of(np.bincount(owner, minlength=comm.size))
         asked = wanted.exchanged(comm)
         numbers = np.empty(asked.total, np.int64)
-        comm.complete(comm.mpi.Ialltoallv([positions[order], *wanted, MPI.INT64_T], [numbers, *asked, MPI.INT64_T]))
+        comm.transfer(comm.mpi.Ialltoallv([positions[order], *wanted, MPI.INT64_T], [numbers, *asked, MPI.INT64_T]))
         failure: Exception | None = None
         parcels: list[_Parcel] = []
         try:
@@ -252,7 +253,7 @@ class _Parcel:
             return
         item = MPI.BYTE.Create_contiguous(self.item_bytes).Commit()
         try:
-            comm.complete(comm.mpi.Ialltoallv([self.data, *self.sent, item], [self.memory, *self.received, item]))
+            comm.transfer(comm.mpi.Ialltoallv([self.data, *self.sent, item], [self.memory, *self.received, item]))
         finally:
             item.Free()
         self.data = np.empty(0, np.uint8)  # lets go of the memory

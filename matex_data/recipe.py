@@ -144,8 +144,11 @@ _REMEDY = "resume with the options that the run began with"
 _REMEDIES = {
     "samples": "resume with the files, and the split, that the run began with",
     "digest": "resume with the files (their names and rows), and the split, that the run began with",
-    "blocks": "resume with files whose chunks, and with the block_bytes=, that the run began with",
-    **dict.fromkeys(("lanes", "window_steps", "cache"), "open the files with the window_bytes= and cache= of the run"),
+    "blocks": "resume with files whose chunks, and with the block_bytes= and the release, that the run began with",
+    **dict.fromkeys(
+        ("lanes", "window_steps", "cache"),
+        "open the files with the window_bytes=, block_bytes= and cache= of the run, and with its release",
+    ),
 }
 
 

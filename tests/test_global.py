@@ -20,6 +20,8 @@ from matex_data.shuffling import Permutation
 from tests.launch import run_script
 from tests.ranks import Pools
 
+pytestmark = pytest.mark.openmpi
+
 ROWS, BATCH, WIDTH = 1003, 24, 100
 TEXTS = [b"n" * (number % 7) for number in range(ROWS)]
 SIZES = [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)]
