@@ -24,6 +24,7 @@ from matex_data.stream import Passage, Stream
 
 READ_BYTES = 64 << 20  # brought together by a rank, about, at most: Python is paid for each time
 LEAST_READ_BYTES = 4 << 20
+EXCHANGE_BYTES = 16 << 20  # that a rank gets in one exchange, about, at most: some dozen times that is in memory
 READ_SHARE = 64  # of the memory that a rank may use, one part in so many: several are on their way at once
 LEAST_PARTS = 6  # of an epoch: one is read while the one before it is decoded and the one before that is consumed
 IN_VAIN = 1 / 12  # of all that was read, at most, should the pass for which a window was read ahead never come
@@ -172,6 +173,8 @@ class GlobalPasses(Passes):
 
     def __init__(self, source: Source, schedule: Schedule) -> None:
         super().__init__(source, schedule)
+        most = EXCHANGE_BYTES // max(1, schedule.batch_size // self.size * source.row_bytes)
+        self.together = max(1, min(self.together, most))
         comm, total = source.comm, schedule.pieces.total
         comm.agree(_no_exchange(source))
         start, stop = share(total, self.rank, self.size)

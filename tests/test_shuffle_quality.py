@@ -9,6 +9,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import psutil
 import pytest
 from mpi4py import MPI
 
@@ -16,6 +17,7 @@ import matex_data as md
 from benchmarks import shuffling
 from benchmarks.shuffling import FILES, Sorted
 from matex_data import PartitionError, collective
+from matex_data.passes import EXCHANGE_BYTES
 from matex_data.runs import Runs
 from matex_data.sizing import ShuffleQuality, quality, schedule
 from tests.ranks import Pools
@@ -157,3 +159,27 @@ def test_the_figures_know_a_uniform_schedule() -> None:
     every = Runs(np.array([0]), np.array([1000]))
     plan = schedule(every, np.array([0]), 10, 8, 1 << 20, seed=1, remainder="drop", uniform=True)
     assert isinstance(quality(plan, 8), ShuffleQuality) and quality(plan, 8).ratio == 1
+
+
+def _memory(comm: MPI.Intracomm, path: Path, window_bytes: int, shuffle: Any) -> tuple[int, int]:
+    """Bytes of memory that two epochs add, beyond those of a first look, and bytes of this rank's share."""
+    process = psutil.Process()
+    data = md.open_dataset(path, comm=comm, window_bytes=window_bytes)
+    next(iter(md.open_dataset(path, comm=comm, window_bytes=1).batches(64, shuffle=True, seed=1)))
+    before, most = process.memory_info().rss, 0
+    batches = data.batches(64, shuffle=shuffle, seed=1)
+    for _ in range(2):
+        for number, _ in enumerate(batches):
+            most = max(most, process.memory_info().rss if number % 20 == 0 else 0)
+    return most - before, len(data) * 1024 // comm.size
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_memory_is_that_of_some_windows(tmp_path: Path, ranks: Pools, size: int) -> None:
+    path, window_bytes = tmp_path / "rows.h5", 16 << 20
+    with h5py.File(path, "w") as file:
+        file["x"] = np.ones((200_000, 256), "f4")
+    for added, share in ranks(size).run(_memory, path, window_bytes, True):
+        assert added < 7 * max(window_bytes / size, share / 6) + (32 << 20)  # a sixth of an epoch may come together
+    for added, share in ranks(size).run(_memory, path, window_bytes, "global"):
+        assert added < share + 13 * EXCHANGE_BYTES + (32 << 20)  # seven windows; six that are sent or received
