@@ -16,7 +16,7 @@ from matex_data.runs import Runs, cut
 BLOCK_BYTES = (64 << 10, 256 << 10)
 """Least and most of a block of rows that could be read one by one: cheap to read, small enough to mix."""
 LEAST_BLOCKS = 1024  # of a data set whose rows can be read one by one
-MOST_BLOCKS = 1 << 20
+MOST_BLOCKS = 1 << 21
 MOST_LANES = 4096
 WINDOW_BYTES = 8 << 20  # shuffled together at least: a few such windows stay in the processor's cache
 BATCH_BLOCKS = 2  # shuffled together for each sample of a batch, if they fit into the bytes that are allowed
@@ -71,8 +71,11 @@ def schedule(
             samples, batch_size, 1, 1, seed, np.zeros(len(samples.start), np.int64), remainder, uniform=True
         )
     pieces = cut(samples, borders)
-    block = np.searchsorted(borders, pieces.start, side="right")
-    blocks = np.cumsum(np.diff(block, prepend=block[:1]) > 0)
+    if len(samples.start) == 1:  # each piece is a block: no more arrays than needed, of maybe millions
+        blocks = np.arange(len(pieces.start))
+    else:
+        block = np.searchsorted(borders, pieces.start, side="right")
+        blocks = np.cumsum(np.diff(block, prepend=block[:1]) > 0)
     count = int(blocks.max(initial=0)) + 1
     row_bytes = max(1, row_bytes)
     block_bytes = max(1, pieces.total * row_bytes // count)
@@ -82,7 +85,7 @@ def schedule(
     if seed is not None:
         lanes = lanes_for(batch_size, max(1, min(count, window_bytes // (2 * block_bytes))))
     most = max(1, window_bytes // (batch_size * row_bytes))
-    plan = Schedule(pieces, batch_size, lanes, most, seed, blocks.astype(np.int64), remainder)
+    plan = Schedule(pieces, batch_size, lanes, most, seed, blocks.astype(np.int64, copy=False), remainder)
     return replace(plan, window_steps=_even(plan.steps, most))
 
 
@@ -139,6 +142,8 @@ def block_borders(index: Index, block_bytes: int) -> Integers:
         depths = np.array([part.block_rows for part in parts] or [1])
         step = block_rows_for(depths, row_bytes, len(index), block_bytes) if file.rows else 1
         borders.append(np.arange(first, first + file.rows, step, dtype=np.int64))
+    if len(borders) == 1:
+        return borders[0]
     return np.concatenate(borders) if borders else np.empty(0, np.int64)
 
 
