@@ -11,11 +11,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import averages, climate_cases, reading, text_cases
+from benchmarks import averages, climate_cases, reading, shuffling, sorted_training, text_cases
 from benchmarks.reading import Measured, Setup
 from benchmarks.report import save, show
 
-CASES = reading.CASES | climate_cases.CASES | text_cases.CASES | averages.CASES
+CASES = (
+    reading.CASES | climate_cases.CASES | text_cases.CASES | averages.CASES | shuffling.CASES | sorted_training.CASES
+)
 
 
 def main() -> int:

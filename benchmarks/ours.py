@@ -27,6 +27,16 @@ def arrays(task: Task, **options: Any) -> Pass:
     return run
 
 
+def everywhere(task: Task, **options: Any) -> Pass:
+    """Batches from a uniform permutation of all samples, which the ranks keep in memory and exchange."""
+    batches = opened(task, **options).batches(task.batch_size, shuffle="global", seed=SEED)
+
+    def run() -> int:
+        return sum(len(x) for x, _ in batches)
+
+    return run
+
+
 def opened(task: Task, **options: Any) -> md.Dataset:
     """The files of a task."""
     return md.open_dataset(task.path, inputs=task.inputs, targets=task.targets, **options)

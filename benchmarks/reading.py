@@ -60,11 +60,13 @@ class Goal:
 
 @dataclass(frozen=True)
 class Measured:
-    """What came out of a case: ``results`` may be empty where only figures are of interest."""
+    """What came out of a case: ``results`` may be empty where only figures are of interest, or a table of others."""
 
     title: str
     results: list[Result] = field(default_factory=list)
     goals: list[Goal] = field(default_factory=list)
+    columns: list[str] = field(default_factory=list)
+    rows: list[list[str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,20 @@ def rows(setup: Setup) -> Measured:
         Goal(f"tf.data / best peer ({best.reader.name})", ours.over(best), 10),
     ]
     return Measured(f"{task.samples / 1e6:g} million samples of 28 float32, shuffled, batch 1024", results, goals)
+
+
+def globally(setup: Setup) -> Measured:
+    """A uniform permutation of compressed chunks, after the epoch that reads them."""
+    task = data.chunks(setup.folder, setup.quick)
+    ours = [
+        Reader(f'shuffle="global", {n} rank{"s" * (n > 1)}', "ours", "ours.everywhere", ranks=n, threads=1)
+        for n in (1, 2, 4)
+    ]
+    torch = [reader for reader in PEERS if reader.name.startswith("PyTorch")]
+    results = interleaved(task, (*ours, *torch), setup.repetitions)
+    best = _best(results)
+    goals = [Goal(f"{found.reader.name} / {best.reader.name}", found.over(best), 5) for found in results[:3]]
+    return Measured("A uniform permutation of gzip-1 + shuffle chunks, after the first epoch", results, goals)
 
 
 def ranks(setup: Setup, make: Callable[[Path, bool], Task], ceiling: Reader) -> Measured:
@@ -190,6 +206,7 @@ CASES: dict[str, list[Callable[[Setup], Measured]]] = {
         partial(ranks, make=data.chunks, ceiling=DECODING),
         partial(ranks, make=data.rows, ceiling=MOVING),
     ],
+    "global": [globally],
     "collective": [collective],
     "huge": [huge],
     "epochs": [epochs],

@@ -27,6 +27,11 @@ def show(console: Console, measured: Measured) -> None:
     console.print(f"\n[bold]{measured.title}[/bold]")
     if measured.results:
         console.print(_readers(measured.results))
+    if measured.rows:
+        table = Table(*measured.columns, box=None, header_style="bold")
+        for row in measured.rows:
+            table.add_row(*row)
+        console.print(table)
     goals = Table("figure", "limit", "", "", box=None, show_header=False)
     for goal in measured.goals:
         limit = f"{'at most' if goal.most else 'at least'} {goal.limit:.3g}{goal.unit}"
@@ -75,7 +80,7 @@ def save(folder: Path, cases: Sequence[Measured]) -> None:
 def _figures(case: Measured) -> dict[str, Any]:
     readers = [asdict(r.reader) | {"rate": r.rate, "answers": r.answers, "missing": r.missing} for r in case.results]
     goals = [asdict(goal) | {"holds": goal.holds} for goal in case.goals]
-    return {"title": case.title, "readers": readers, "goals": goals}
+    return {"title": case.title, "readers": readers, "goals": goals, "columns": case.columns, "rows": case.rows}
 
 
 def _draw(path: Path, cases: Sequence[Measured]) -> None:

@@ -33,8 +33,8 @@ def main() -> None:
 
 
 @app.command()
-def inspect(paths: Paths, format: Format = None, field: Inputs = None) -> None:
-    """Show fields, samples and files. Reads no data."""
+def inspect(paths: Paths, format: Format = None, field: Inputs = None, batch_size: int = 256) -> None:
+    """Show fields, samples and files, and how well batches are shuffled. Reads no data."""
     with _told() as console:
         data = _opened(paths, format, field)
         console.print(f"{len(data):,} samples")
@@ -46,6 +46,7 @@ def inspect(paths: Paths, format: Format = None, field: Inputs = None) -> None:
         for name, array in data.static.items():
             table.add_row(name, str(array.shape), str(array.dtype), "the same for all samples")
         console.print(table)
+        console.print(_shuffled(data, batch_size))
 
 
 @app.command()
@@ -97,6 +98,7 @@ def bench(paths: Paths, format: Format = None, field: Inputs = None, batch_size:
         console.print(
             f"{ranks} ranks; reading the stored bytes alone: {_ceiling(data.paths) / 1e6:,.0f} MB/s on a rank"
         )
+        console.print(_shuffled(data, batches.schedule.batch_size))
 
 
 @app.command(
@@ -114,6 +116,12 @@ def _opened(paths: list[str], format: str | None, fields: list[str] | None) -> A
     from matex_data.opening import open_dataset
 
     return open_dataset(paths if len(paths) > 1 else paths[0], format=format, inputs=fields or None)
+
+
+def _shuffled(data: Any, batch_size: int) -> str:
+    """Return a line on the shuffle, with a remedy where it is a bad one."""
+    found = data.shuffle_quality(batch_size)
+    return f"shuffle: {found}" + (f". {found.remedy}" if found.ratio > 2 else "")
 
 
 def _check_hdf5(paths: list[str], format: str | None, fields: list[str] | None, limit: float) -> None:

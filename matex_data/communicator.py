@@ -136,6 +136,18 @@ class Communicator:
         with self._together():
             return [int(value) for value in self.begin(values).wait()]
 
+    def complete(self, request: MPI.Request) -> None:
+        """Return once the request has completed, however long it takes: for threads that nobody waits for."""
+        nap(request.Test)
+
+    def transfer(self, request: MPI.Request) -> None:
+        """Return once the request has completed, of much data, which all ranks have begun or are about to begin.
+
+        MPI moves some 16 KB each time that it is asked whether it is done: pauses between would make it slow.
+        """
+        with waiting_for(self.liveness):
+            request.Wait()
+
     def barrier(self) -> None:
         """Return when all ranks are here. *Collective*. Raises what ``largest`` raises."""
         self.largest(0)

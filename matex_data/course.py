@@ -8,7 +8,7 @@ from functools import cached_property
 
 from matex_data.cache import ChunkCache
 from matex_data.fetch import begun, reads_aside
-from matex_data.filling import Filling, Supply, planned
+from matex_data.filling import Filling, Pending, Supply, planned
 from matex_data.partition import Epoch, Schedule
 
 
@@ -32,12 +32,12 @@ class Course:
         self.number = number
         self.begins = range(start, schedule.steps, together)
         self._chunks = ChunkCache(supply.cache_bytes)
-        self._first: Future[Filling] | None = None
+        self._first: Future[Pending] | None = None
 
     def __len__(self) -> int:
         return len(self.begins)
 
-    def plans(self) -> Iterator[Future[Filling]]:
+    def plans(self) -> Iterator[Future[Pending]]:
         """What is to be read for each window; the next one's is found out once it is asked for."""
         for begin in self.begins:
             ahead, self._first = self._first, None
@@ -64,7 +64,7 @@ class Course:
         end = min(begin + self.begins.step, self.schedule.steps)
         return planned(self.supply, self._epoch.window(begin, end, comm.rank, comm.size), self._chunks)
 
-    def _started(self) -> Filling:
+    def _started(self) -> Pending:
         filling, files = self._planned(self.begins[0]), self.supply.channel.files
         filling.start(files, filling.plan.counts(len(self.supply.index.files)), self.supply.profile)
         return filling

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,18 +18,21 @@ from matex_data.communicator import portable
 from matex_data.elements import Elements
 from matex_data.errors import PartitionError
 from matex_data.fields import Schema
-from matex_data.partition import check_ranks
-from matex_data.passes import MemoryPasses, ReadPasses
+from matex_data.partition import Schedule, check_ranks
+from matex_data.passes import GlobalPasses, MemoryPasses, Passes, ReadPasses, RowPasses
 from matex_data.profile import Profile
 from matex_data.recipe import OPTIONS, Recipe, State, sample_facts, seed_of, step_of
 from matex_data.runs import Runs
-from matex_data.sizing import block_borders, schedule
+from matex_data.sizing import ShuffleQuality, block_borders, block_bytes_for, quality, schedule
 from matex_data.source import Source
 from matex_data.splitting import split
 from matex_data.statistics import Statistics, statistics
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+Shuffle = bool | Literal["global"]
+WORST_RATIO = 2.0  # of the shuffle; a worse one is warned of
 
 
 class Dataset:
@@ -95,7 +99,7 @@ class Dataset:
         self,
         batch_size: int,
         *,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         seed: int | None = None,
         remainder: str = "drop",
         start: State | None = None,
@@ -105,7 +109,9 @@ class Dataset:
         Parameters
         ----------
         batch_size : samples of a global batch, that is over all ranks; the number of ranks divides it.
-        shuffle : another order in every epoch; otherwise the order of the files.
+        shuffle : True: another order in every epoch, of blocks over all data and of samples within a window, which
+            ``shuffle_quality`` describes. "global": every epoch is a uniform permutation of all samples; how they come
+            is ``global_reads`` of ``open_dataset``. False: the order of the files.
         seed : fixes the orders of all epochs; None: drawn on rank 0.
         remainder : what becomes of the samples that do not fill a batch. "drop": left out of this epoch. "pad":
             filled up with zeros of sample weight 0. "keep": a smaller batch, which may be empty on some ranks.
@@ -118,9 +124,9 @@ class Dataset:
         Raises
         ------
         PartitionError : the ranks cannot share the batch equally, ``start`` is the state of other samples, options or
-            another order, or the ranks do not ask for the same.
+            another order, the ranks do not ask for the same, or a global shuffle finds no memory.
         """
-        drawn = shuffle and seed is None and start is None
+        drawn = bool(shuffle) and seed is None and start is None
         recipe, step, failure = None, 0, None
         try:
             recipe = self._recipe(batch_size, shuffle, seed, remainder, start)
@@ -128,8 +134,9 @@ class Dataset:
         except PartitionError as error:
             failure = error
         recipe = self._begun_alike(recipe, step, drawn, failure)
-        kind = MemoryPasses if self._source.cache == "memory" else ReadPasses
-        batches = Batches(kind(self._source, recipe.plan), self._elements, recipe, step)
+        self._warn(recipe)
+        passes = self._kind(recipe.plan)(self._source, recipe.plan)
+        batches = Batches(passes, self._elements, recipe, step)
         self._remember(recipe, drawn)
         return batches
 
@@ -137,7 +144,7 @@ class Dataset:
         self,
         batch_size: int,
         *,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         seed: int | None = None,
         remainder: str = "drop",
         start: State | None = None,
@@ -215,24 +222,80 @@ class Dataset:
             )
         return self._latest.state(step)
 
+    def shuffle_quality(self, batch_size: int) -> ShuffleQuality:
+        """Return how well batches that are shuffled by blocks represent data that are sorted. Reads nothing.
+
+        Parameters
+        ----------
+        batch_size : samples of a global batch.
+
+        Returns
+        -------
+        Its ``ratio`` is the standard deviation of the share that a class has in a batch, over that of batches drawn
+        from all samples alike, for files that are sorted by class; 1 is a shuffle of all samples. The other figures,
+        ``blocks_per_window`` above all, are what it follows from.
+
+        Raises
+        ------
+        PartitionError : a batch size below 1.
+        """
+        return quality(self._in_passes(self._schedule(batch_size, 0, "drop")), self._source.row_bytes)
+
+    def _schedule(self, batch_size: int, seed: int | None, remainder: str, uniform: bool = False) -> Schedule:
+        source = self._source
+        total_bytes = len(source.index) * source.row_bytes
+        blocks = source.block_bytes or block_bytes_for(max(1, batch_size), source.window_bytes, total_bytes)
+        return schedule(
+            self._samples,
+            block_borders(source.index, blocks),
+            int(batch_size),
+            source.row_bytes,
+            source.window_bytes,
+            seed=seed,
+            remainder=remainder,
+            uniform=uniform,
+        )
+
+    def _in_passes(self, plan: Schedule) -> Schedule:
+        """Return the schedule as it is passed over: what is kept in memory is shuffled as a whole."""
+        kept = self._source.cache == "memory" and not plan.uniform
+        return replace(plan, window_steps=max(1, plan.steps)) if kept else plan
+
+    def _kind(self, plan: Schedule) -> type[Passes]:
+        if plan.uniform:
+            return RowPasses if self._source.global_reads == "rows" else GlobalPasses
+        return MemoryPasses if self._source.cache == "memory" else ReadPasses
+
+    def _warn(self, recipe: Recipe) -> None:
+        """Warn once, on rank 0, that sorted files are shuffled badly."""
+        source, plan = self._source, recipe.plan
+        if plan.seed is None or plan.uniform or source.comm.rank or source.warned:
+            return
+        found = quality(self._in_passes(plan), source.row_bytes)
+        if found.ratio > WORST_RATIO:
+            source.warned = True
+            warnings.warn(
+                f"batches of files that are sorted (by class, run or time) would not be well mixed: {found}. "
+                f"{found.remedy}",
+                stacklevel=3,
+            )
+
     @cached_property
     def _facts(self) -> dict[str, Any]:
         return sample_facts(self._source.index, self._elements, self._samples)
 
-    def _recipe(self, batch_size: int, shuffle: bool, seed: int | None, remainder: str, start: State | None) -> Recipe:
+    def _recipe(
+        self, batch_size: int, shuffle: Shuffle, seed: int | None, remainder: str, start: State | None
+    ) -> Recipe:
         check_ranks(batch_size, self._source.comm.size)
+        if isinstance(shuffle, str) and shuffle != "global":
+            raise PartitionError("no such shuffle", expected='True, False or "global"', found=repr(shuffle))
         if start is not None:
             step_of(start)
         if shuffle and seed is None:
             seed = int(np.random.SeedSequence().generate_state(1)[0]) if start is None else seed_of(start)
-        plan = schedule(
-            self._samples,
-            block_borders(self._source.index),
-            int(batch_size),
-            self._source.row_bytes,
-            self._source.window_bytes,
-            seed=int(seed) if shuffle and seed is not None else None,
-            remainder=remainder,
+        plan = self._schedule(
+            batch_size, int(seed) if shuffle and seed is not None else None, remainder, uniform=shuffle == "global"
         )
         recipe = Recipe(self._facts, plan, self._source.cache)
         if start is not None:
@@ -274,6 +337,6 @@ class Dataset:
             seeds[recipe.plan.seed] = drawn or seeds.get(recipe.plan.seed, False)
 
 
-def _without_seed(recipe: Recipe) -> tuple[int, str]:
+def _without_seed(recipe: Recipe) -> tuple[int, str, bool]:
     """What batches of one data set have in common for which ``start=`` would see no difference but the seed."""
-    return recipe.plan.batch_size, recipe.plan.remainder
+    return recipe.plan.batch_size, recipe.plan.remainder, recipe.plan.uniform

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -53,8 +54,35 @@ class Loaded:
     padded: int  # rows at the end that are padding
 
 
+class Pending(ABC):
+    """A window on its way: what a reader in the background does with it.
+
+    Attributes
+    ----------
+    loaded : its arrays, whose contents are undefined before ``finish``.
+    """
+
+    loaded: Loaded
+
+    @abstractmethod
+    def counts(self, files: int) -> Integers:
+        """Return int64[files], how many collective reads this rank needs of each file."""
+
+    @abstractmethod
+    def start(self, files: Files, agreed: Integers, profile: Profile) -> None:
+        """Bring the samples. *Collective*, once the ranks have agreed on it; every call is entered if it fails."""
+
+    @abstractmethod
+    def stand_in(self, files: Files, agreed: Integers) -> None:
+        """Make the calls that the other ranks count on, for a window that this rank does not want. *Collective*."""
+
+    @abstractmethod
+    def finish(self, profile: Profile) -> None:
+        """Wait until ``loaded`` is filled; raise what failed."""
+
+
 @dataclass
-class Filling:
+class Filling(Pending):
     """A window that is being read and decoded."""
 
     window: Window
@@ -62,6 +90,12 @@ class Filling:
     plan: Plan
     work: list[Future[None]] | None = None
     nbytes: int = 0
+
+    def counts(self, files: int) -> Integers:
+        return self.plan.counts(files)
+
+    def stand_in(self, files: Files, agreed: Integers) -> None:
+        execute(Plan(), files, agreed)
 
     def start(self, files: Files, agreed: Integers, profile: Profile) -> None:
         """Read, and start to decode, if that has not been done ahead. *Collective* in collective mode."""

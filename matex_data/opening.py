@@ -46,6 +46,8 @@ def open_dataset(
     horizon: int | None = None,
     io: str = "auto",
     window_bytes: int = WINDOW_BYTES,
+    block_bytes: int | None = None,
+    global_reads: str = "memory",
     cache: str | None = None,
     missing: Missing = "nan",
     **options: Any,
@@ -70,6 +72,12 @@ def open_dataset(
     io : "collective": all ranks enter every read together; "independent": each reads on its own; "auto": the
         former, unless there are many files or a single rank.
     window_bytes : what is shuffled together at most, in bytes over all ranks. Part of the shuffled order.
+    block_bytes : neighbours that are read and shuffled as one, in bytes, where rows can be read one by one or chunks
+        are smaller: larger blocks for file systems that read them better, at the cost of a worse shuffle. Part of the
+        shuffled order. None: 64 to 256 KiB, as many as the batch size asks for; less in small files.
+    global_reads : how samples come with ``shuffle="global"``. "memory": each rank reads its share of the samples once
+        and keeps it, and the ranks exchange them. "rows": each rank reads its samples one by one in every epoch, for
+        rows of fixed size that do not fit into the memory.
     cache : "memory": each rank reads its share once and keeps it; the share stays the same in all epochs and is
         shuffled as a whole. None: read again in every epoch.
     missing : what becomes of missing numbers, which are not-a-number. "nan": they stay. A number: it takes their
@@ -91,7 +99,7 @@ def open_dataset(
         opened.comm,
         paths,
         f"{inputs=}, {targets=}, {format=}, {stack=}, {window=}, {stride=}, "
-        f"{horizon=}, {io=}, {window_bytes=}, {cache=}, {missing=}, {options=}",
+        f"{horizon=}, {io=}, {window_bytes=}, {block_bytes=}, {global_reads=}, {cache=}, {missing=}, {options=}",
     )
     made = [STACKED] if stack else []
     index = _indexed(opened.comm, files, format, read_names(elements.names, missing, *made), options)
@@ -101,7 +109,8 @@ def open_dataset(
     if window is not None:
         index, ahead = windowed(index, elements.inputs, targets, window, stride, horizon)
         elements = Elements(elements.inputs, ahead)
-    source = Source(opened, treated(index, missing, elements.names), io, window_bytes, cache)
+    treated_index = treated(index, missing, elements.names)
+    source = Source(opened, treated_index, io, window_bytes, cache, block_bytes, global_reads)
     return Dataset(source, elements, complete_samples(source) if missing == "drop" else None)
 
 

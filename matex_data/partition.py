@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy as np
 from matex_data.errors import PartitionError
 from matex_data.index import Integers, ranges
 from matex_data.runs import Runs, compress, join, merge
-from matex_data.shuffling import generator, orders, salts
+from matex_data.shuffling import Permutation, generator, orders, salts
 
 REMAINDERS = ("drop", "pad", "keep")
 
@@ -50,6 +51,22 @@ class Window:
 
 
 @dataclass(frozen=True)
+class Draw:
+    """Samples that one rank gets in some steps.
+
+    Parameters
+    ----------
+    positions : int64[samples], where each is among the samples of the data set, in the order of the batches.
+    sizes : int64[steps], how many samples each step takes, one behind the other.
+    rows : sum of the sizes; more than the samples where the last batch is padded.
+    """
+
+    positions: Integers
+    sizes: Integers
+    rows: int
+
+
+@dataclass(frozen=True)
 class Schedule:
     """The global batches of every epoch.
 
@@ -63,6 +80,7 @@ class Schedule:
     blocks : int64[pieces], which block each piece belongs to, from 0 on without gaps.
     remainder : what becomes of the samples that do not fill a batch: "drop", "pad" or "keep".
     blocks_stay : the blocks have the same order in every epoch, so that a rank always has the same samples.
+    uniform : batches are drawn from all samples alike; there are no lanes and windows then.
     """
 
     pieces: Runs
@@ -73,6 +91,7 @@ class Schedule:
     blocks: Integers
     remainder: str = "drop"
     blocks_stay: bool = False
+    uniform: bool = False
 
     @property
     def full_steps(self) -> int:
@@ -91,7 +110,7 @@ class Schedule:
 
     def epoch(self, number: int) -> Epoch:
         """The order of one epoch, counted from 0."""
-        if self.seed is None:
+        if self.seed is None or self.uniform:
             return Epoch(self, self.pieces, number)
         # Pieces of one block stay together, or several ranks would have to read it.
         key = 0 if self.blocks_stay else number
@@ -112,6 +131,10 @@ class Epoch:
     def window(self, begin: int, end: int, rank: int, size: int) -> Window:
         """What a rank needs for steps ``begin`` to ``end``; ``begin`` is a multiple of ``window_steps``."""
         plan = self.schedule
+        if plan.uniform:
+            drawn = self.draw(begin, end, rank, size)
+            runs, place = _in_file_order(self.sequence.numbers(drawn.positions))
+            return Window(runs, place, drawn.sizes, drawn.rows)
         full = min(end, plan.full_steps)
         each = plan.batch_size // size
         sizes = np.full(max(0, full - begin), each, np.int64)
@@ -127,6 +150,23 @@ class Epoch:
             sizes = np.append(sizes, each if plan.remainder == "pad" else stop - start)
             rows += int(sizes[-1])
         return Window(runs, place, sizes, rows)
+
+    def draw(self, begin: int, end: int, rank: int, size: int) -> Draw:
+        """Return what a rank gets in steps ``begin`` to ``end`` of a uniform permutation of all samples."""
+        plan = self.schedule
+        each = plan.batch_size // size
+        first = np.arange(begin, max(begin, min(end, plan.full_steps)), dtype=np.int64) * plan.batch_size + rank * each
+        ranks = (first[:, None] + np.arange(each)).reshape(-1)
+        sizes = np.full(len(first), each, np.int64)
+        if plan.left_over and end > plan.full_steps:
+            start, stop = share(plan.left_over, rank, size)
+            ranks = np.append(ranks, np.arange(start, stop) + plan.full_steps * plan.batch_size)
+            sizes = np.append(sizes, each if plan.remainder == "pad" else stop - start)
+        return Draw(self._permutation(ranks), sizes, int(sizes.sum()))
+
+    @cached_property
+    def _permutation(self) -> Permutation:
+        return Permutation(self.schedule.pieces.total, self.schedule.seed or 0, self.number)
 
     def _between(self, start: Any, count: Any) -> Runs:
         return self.sequence.between(np.asarray(start, np.int64), np.asarray(count, np.int64))
@@ -210,6 +250,12 @@ def _sorted(runs: Runs, place: Integers) -> tuple[Runs, Integers]:
     moved = np.empty_like(place)
     moved[ranges(_arrivals(runs), runs.count)] = place
     return _ascending(runs), moved
+
+
+def _in_file_order(samples: Integers) -> tuple[Runs, Integers]:
+    """Return the samples in ascending order, and the place of each, which is where it was."""
+    order = np.argsort(samples, kind="stable")
+    return compress(samples[order]), order
 
 
 def _placed(runs: Runs, place: Integers) -> tuple[Runs, Integers]:

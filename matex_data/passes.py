@@ -11,16 +11,20 @@ import numpy as np
 
 from matex_data.communicator import Communicator
 from matex_data.course import Course
+from matex_data.errors import PartitionError
+from matex_data.exchange import Exchanges, Holding
 from matex_data.fetch import Arrays
 from matex_data.filling import Loaded
 from matex_data.index import Integers
+from matex_data.layouts import Foreign
 from matex_data.machine import free_memory, unfit
-from matex_data.partition import Schedule, Window
+from matex_data.partition import Schedule, Window, share
 from matex_data.source import Source
-from matex_data.stream import Stream
+from matex_data.stream import Passage, Stream
 
 READ_BYTES = 64 << 20  # brought together by a rank, about, at most: Python is paid for each time
 LEAST_READ_BYTES = 4 << 20
+EXCHANGE_BYTES = 16 << 20  # that a rank gets in one exchange, about, at most: some dozen times that is in memory
 READ_SHARE = 64  # of the memory that a rank may use, one part in so many: several are on their way at once
 LEAST_PARTS = 6  # of an epoch: one is read while the one before it is decoded and the one before that is consumed
 IN_VAIN = 1 / 12  # of all that was read, at most, should the pass for which a window was read ahead never come
@@ -87,7 +91,7 @@ class ReadPasses(Passes):
     def windows(self, epoch: int, start: int) -> Iterator[Loaded]:
         if self._process != os.getpid():  # forked: MPI, open files and threads have stayed with the parent
             self._supply, self._process, self._stream = self.source.supply(), os.getpid(), None
-        course = self._end_stream()
+        course: Passage | None = self._end_stream()
         if course is None or (course.number, course.begins.start) != (epoch, start):
             course = Course(self._supply, self.schedule, epoch, start, self.together)
         self._count += 1
@@ -97,7 +101,7 @@ class ReadPasses(Passes):
         finally:
             stream.close()
 
-    def _end_stream(self) -> Course | None:
+    def _end_stream(self) -> Passage | None:
         """An earlier pass that was not finished ends here, on every rank alike; the course that has begun after it."""
         if self._stream is None:
             return None
@@ -144,3 +148,84 @@ class MemoryPasses(Passes):
             np.take(self._held[name], number[:real], axis=0, out=array[:real], mode="clip")
             fields[name].blank(array[real:])
         return Loaded(arrays, sizes, len(number) - real)
+
+
+class RowPasses(ReadPasses):
+    """Every epoch is a uniform permutation of all samples, which are read one by one. *Collective*.
+
+    Raises
+    ------
+    PartitionError : the samples cannot be read one by one.
+    """
+
+    def __init__(self, source: Source, schedule: Schedule) -> None:
+        source.comm.agree(_no_single_rows(source))
+        super().__init__(source, schedule)
+
+
+class GlobalPasses(Passes):
+    """Every epoch is a uniform permutation of all samples, which the ranks keep in memory and exchange. *Collective*.
+
+    Raises
+    ------
+    PartitionError : the share of a rank does not fit into the memory; MPI does not allow calls from threads.
+    """
+
+    def __init__(self, source: Source, schedule: Schedule) -> None:
+        super().__init__(source, schedule)
+        most = EXCHANGE_BYTES // max(1, schedule.batch_size // self.size * source.row_bytes)
+        self.together = max(1, min(self.together, most))
+        comm, total = source.comm, schedule.pieces.total
+        comm.agree(_no_exchange(source))
+        start, stop = share(total, self.rank, self.size)
+        single = _no_single_rows(source) is None
+        remedy = 'global_reads="rows" (reads single rows in every epoch), ' if single else ""
+        what = f'the share of rank {self.rank} of {self.size}, which shuffle="global" keeps,'
+        remedy = f"use {remedy}more machines, fewer fields, or shuffle=True"
+        comm.agree(unfit((stop - start) * source.row_bytes, what, remedy=remedy))
+        self._holding = Holding(comm, total, source.load(schedule.pieces))
+        self._supply, self._process = source.exchange_supply(), os.getpid()
+        self._stream: Stream | None = None
+
+    def windows(self, epoch: int, start: int) -> Iterator[Loaded]:
+        if self._process != os.getpid():  # forked: threads have stayed with the parent
+            self._supply, self._process, self._stream = self.source.exchange_supply(), os.getpid(), None
+        if self._stream is not None:
+            self._stream.close()
+            self._stream.join()
+        course = Exchanges(self._supply, self.schedule, self._holding, epoch, start, self.together)
+        self._stream = stream = Stream(course)
+        try:
+            yield from stream
+        finally:
+            stream.close()
+
+
+def _no_exchange(source: Source) -> PartitionError | None:
+    """Return why the ranks cannot exchange samples in the background; or None."""
+    if source.comm.size == 1 or source.threaded:
+        return None
+    return PartitionError(
+        'shuffle="global" exchanges samples between the ranks in a thread, which this MPI does not allow',
+        expected="MPI_THREAD_MULTIPLE",
+        remedy='use an MPI library that gives it, global_reads="rows", or shuffle=True',
+    )
+
+
+def _no_single_rows(source: Source) -> PartitionError | None:
+    """Return why the samples cannot be read one by one, with the first field that stands against it; or None."""
+    for file in source.index.files:
+        for name in source.index.fields:
+            part = file.parts[name]
+            if part.block_rows > 1 or part.borders() is not None or isinstance(part, Foreign):
+                together = f"{part.block_rows:,} of its rows" if part.block_rows > 1 else "several of its rows"
+                return PartitionError(
+                    'global_reads="rows" reads samples one by one, which this field does not allow',
+                    file=file.path,
+                    field=name,
+                    expected="rows of fixed size, each of which can be read alone",
+                    found=f"{together} are stored together (chunks, or text)",
+                    remedy='use global_reads="memory" where the data fit into the memory of all ranks, store the field '
+                    "contiguously, or use shuffle=True",
+                )
+    return None

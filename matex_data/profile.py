@@ -21,6 +21,7 @@ class Profile:
     decoding : until what was read had become rows, beyond the time of reading.
     waiting : the consumer waited for data.
     samples, bytes : brought, and read from the files.
+    exchanged : bytes of samples that came from the memory of other ranks.
     """
 
     planning: float = 0.0
@@ -29,6 +30,7 @@ class Profile:
     waiting: float = 0.0
     samples: int = 0
     bytes: int = 0
+    exchanged: int = 0
 
 
 _ALL = Profile()

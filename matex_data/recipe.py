@@ -26,7 +26,7 @@ OPTIONS = ("batch_size", "shuffle", "seed", "remainder")
 """Keys of a state that the caller of ``batches`` has chosen."""
 ORDER = ("lanes", "window_steps", "cache", "blocks")
 """Keys of a state that say how these are shuffled. They follow from the layout of the files, and from options of
-``open_dataset`` (``window_bytes``, ``cache``)."""
+``open_dataset`` (``window_bytes``, ``block_bytes``, ``cache``)."""
 
 
 def sample_facts(index: Index, elements: Elements, samples: Runs) -> dict[str, Any]:
@@ -64,14 +64,14 @@ class Recipe:
     def options(self) -> dict[str, Any]:
         """What the caller has chosen, with the seed that was drawn where none was given."""
         plan = self.plan
-        shuffle = plan.seed is not None
+        shuffle: bool | str = "global" if plan.uniform else plan.seed is not None
         return dict(zip(OPTIONS, (plan.batch_size, shuffle, plan.seed, plan.remainder), strict=True))
 
     @cached_property
     def order(self) -> dict[str, Any]:
-        """How it is shuffled; the same for all that is not."""
+        """How it is shuffled; the same for all that is not, and for all that is drawn from all samples alike."""
         plan = self.plan
-        if plan.seed is None:
+        if plan.seed is None or plan.uniform:
             return dict.fromkeys(ORDER)
         most = max(1, plan.full_steps)
         steps = most if self.cache == "memory" else min(plan.window_steps, most)
@@ -144,8 +144,11 @@ _REMEDY = "resume with the options that the run began with"
 _REMEDIES = {
     "samples": "resume with the files, and the split, that the run began with",
     "digest": "resume with the files (their names and rows), and the split, that the run began with",
-    "blocks": "resume with files whose chunks are those that the run began with",
-    **dict.fromkeys(("lanes", "window_steps", "cache"), "open the files with the window_bytes= and cache= of the run"),
+    "blocks": "resume with files whose chunks, and with the block_bytes= and the release, that the run began with",
+    **dict.fromkeys(
+        ("lanes", "window_steps", "cache"),
+        "open the files with the window_bytes=, block_bytes= and cache= of the run, and with its release",
+    ),
 }
 
 

@@ -41,6 +41,12 @@ class Runs:
         high = np.minimum((start + count)[asked], self.first[run + 1])
         return Runs(self.start[run] + low - self.first[run], high - low)
 
+    def numbers(self, positions: Integers) -> Integers:
+        """Return the numbers at these positions of the sequence, int64 of the same length."""
+        run = np.searchsorted(self.first, positions, side="right") - 1
+        found: Integers = self.start[run] + positions - self.first[run]
+        return found
+
 
 def join(a: Runs, b: Runs) -> Runs:
     """The numbers of both, one behind the other."""
@@ -69,6 +75,10 @@ def crossed(first: Integers, several: Integers) -> tuple[Integers, Integers]:
 def cut(runs: Runs, borders: Integers) -> Runs:
     """The same numbers, cut wherever one of the ascending ``borders`` lies within a run."""
     stop = runs.start + runs.count
+    if len(stop) == 1 and runs.count[0] > 0:  # a whole data set of maybe a million blocks: in few arrays
+        inner = borders[slice(*np.searchsorted(borders, (runs.start[0] + 1, stop[0])))]
+        begin = np.concatenate([runs.start, inner])
+        return Runs(begin, np.diff(begin, append=stop))
     first, last = (np.searchsorted(borders, number, side="right") for number in (runs.start, stop - 1))
     of, block = crossed(first, last - first + 1)
     limits = np.iinfo(np.int64)

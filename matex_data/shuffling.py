@@ -43,6 +43,59 @@ def orders(salt: NDArray[np.uint64], count: int) -> Integers:
     return mixed.view(np.int64)
 
 
+TABLE = 1 << 22
+"""Samples of which a permutation is kept as a table; of more, each place is computed."""
+ROUNDS = 8  # of the network
+
+
+class Permutation:
+    """Uniform permutation of ``total`` things for every key; its memory does not grow with them.
+
+    Beyond ``TABLE`` things it is a Feistel network of hashes over pairs of digits (Luby and Rackoff, 1988), with sums
+    in the place of exclusive ors, so that the pairs are hardly more than the things; what is none is mapped again.
+
+    Parameters
+    ----------
+    total : things.
+    key : integers that the permutation follows from.
+    """
+
+    def __init__(self, total: int, *key: int) -> None:
+        self.total = total
+        self._table = generator(*key).permutation(total) if total <= TABLE else None
+        self._low = int(np.ceil(np.sqrt(max(1, total))))
+        self._high = -(-total // self._low)
+        self._keys = np.random.SeedSequence(key).generate_state(ROUNDS, np.uint64)
+
+    def __call__(self, places: Integers) -> Integers:
+        """Return the thing at each place, int64 of the same length."""
+        if self._table is not None:
+            found: Integers = self._table[places]
+            return found
+        found = self._network(places)
+        outside = np.flatnonzero(found >= self.total)
+        while len(outside):
+            found[outside] = self._network(found[outside])
+            outside = outside[found[outside] >= self.total]
+        return found
+
+    def _network(self, numbers: Integers) -> Integers:
+        high, low = (half.astype(np.uint64) for half in np.divmod(numbers, self._low))
+        for number, key in enumerate(self._keys):
+            if number % 2:
+                low = (low + self._hashed(high, key)) % np.uint64(self._low)
+            else:
+                high = (high + self._hashed(low, key)) % np.uint64(self._high)
+        return (high * np.uint64(self._low) + low).view(np.int64)
+
+    @staticmethod
+    def _hashed(numbers: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
+        hashed: NDArray[np.uint64] = numbers ^ key
+        _hash(hashed)
+        hashed >>= np.uint64(16)  # sums with it stay below 2**64
+        return hashed
+
+
 def _hash(numbers: NDArray[np.uint64]) -> None:
     """A one-to-one mixture of the bits: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), in place."""
     shifted = np.empty_like(numbers)

@@ -27,6 +27,7 @@ from matex_data.runs import Runs
 from matex_data.stamps import changed
 
 LOAD_BYTES = 64 << 20  # read and decoded together by ``load``
+GLOBAL_READS = ("memory", "rows")
 CACHE_BYTES = 64 << 20  # of decoded chunks that are kept, at least
 
 
@@ -40,23 +41,45 @@ class Source:
     io : "auto", "collective" or "independent".
     window_bytes : what is shuffled together, over all ranks, at most.
     cache : "memory": a rank's share is read once and kept; None: read again in every epoch.
+    block_bytes : neighbours that are read and shuffled as one, about; None: follows from the batch size.
+    global_reads : "memory" or "rows", how samples come that are drawn from all of them alike.
 
     Raises
     ------
-    PartitionError : no such ``io`` or ``cache``.
+    PartitionError : no such ``io``, ``cache``, ``block_bytes`` or ``global_reads``.
     """
 
-    def __init__(self, opened: Channels, index: Index, io: str, window_bytes: int, cache: str | None) -> None:
+    def __init__(
+        self,
+        opened: Channels,
+        index: Index,
+        io: str,
+        window_bytes: int,
+        cache: str | None,
+        block_bytes: int | None = None,
+        global_reads: str = "memory",
+    ) -> None:
         if cache not in (None, "memory"):
             raise PartitionError("no such cache", expected='cache="memory" or None', found=repr(cache))
+        if global_reads not in GLOBAL_READS:
+            raise PartitionError(
+                "no such way to read for a global shuffle",
+                expected=f"global_reads= one of {GLOBAL_READS}",
+                found=repr(global_reads),
+            )
+        if block_bytes is not None and block_bytes < 1:
+            raise PartitionError("a block has at least one byte", expected="block_bytes=", found=block_bytes)
         self.cache = cache
+        self.block_bytes, self.global_reads = block_bytes, global_reads
         self.index = index
         self.window_bytes = window_bytes
         self.row_bytes = max(1, sum(field.row_bytes for field in index.fields.values()))
         self.comm = comm = opened.comm
         self.mode = mode_for(io, len(index.files), comm)
         self.profile = Profile()
+        self.warned = False  # that shuffled batches are not well mixed
         self.pool, self.scratch = Pool(), Pool()
+        self.threaded = opened.threaded
         self._channels = opened
         self._process = os.getpid()
         if not opened.threaded and comm.rank == 0:
@@ -76,6 +99,18 @@ class Source:
             self.mode = "independent"
         channel = self._channels.open(paths, self.mode)
         return Supply(channel, self.index, self.pool, self.scratch, cache_bytes, self.profile, self.changed)
+
+    def exchange_supply(self) -> Supply:
+        """Return what one reader exchanges samples with, that are in memory. *Collective*.
+
+        Raises
+        ------
+        PartitionError : this process cannot speak to the other ranks.
+        """
+        if self.comm.size > 1:
+            _ = self.comm.mpi  # raises in a process that has none
+        channel = self._channels.open([], "independent")
+        return Supply(channel, self.index, self.pool, self.scratch, 0, self.profile, lambda: None)
 
     def changed(self) -> DataError | None:
         """Return the error of a file that is another one by now, among those that this rank has indexed; or None."""

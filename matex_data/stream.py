@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from threading import Condition, Thread
+from typing import Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -22,16 +23,35 @@ from matex_data import communicator, liveness
 from matex_data.abort import end_job
 from matex_data.agreement import Status, outcome
 from matex_data.communicator import Round
-from matex_data.course import Course
 from matex_data.errors import PartitionError
-from matex_data.fetch import Plan, execute, reads_aside
-from matex_data.filling import Filling, Loaded
+from matex_data.fetch import reads_aside
+from matex_data.filling import Loaded, Pending, Supply
 from matex_data.index import Integers
 from matex_data.processes import separate
 from matex_data.profile import timed
 
 AHEAD = 1  # windows that wait for the consumer
 END_TIME = 5.0  # seconds that a pass has to end once all ranks have come to the end of their programs
+
+
+class Passage(Protocol):
+    """Windows of one pass: ``Course`` reads them, ``Exchanges`` gets them from the memory of the ranks."""
+
+    supply: Supply
+    number: int
+    begins: range
+
+    def __len__(self) -> int:
+        """Return how many windows there are."""
+
+    def plans(self) -> Iterator[Future[Pending]]:
+        """Yield the windows; the next one is planned once it is asked for."""
+
+    def begin_ahead(self) -> None:
+        """Begin the first window."""
+
+    def next_epoch(self) -> Passage:
+        """Return the windows of the whole next epoch."""
 
 
 class Stream:
@@ -47,11 +67,11 @@ class Stream:
     following : the course of the pass that has been begun ahead, if any, once this one has ended.
     """
 
-    def __init__(self, course: Course, again: bool = False) -> None:
+    def __init__(self, course: Passage, again: bool = False) -> None:
         self._supply = course.supply
         self._course = course
         self._again = again
-        self.following: Course | None = None
+        self.following: Passage | None = None
         self._ready: deque[tuple[Loaded, Round]] = deque()
         self._change = Condition()
         self._stopped = self._ended = False
@@ -143,14 +163,14 @@ class Stream:
 
     def _read_all(self) -> None:
         """While one window is being decoded the next is read; what is handed out has been decoded."""
-        supply, filling, plans = self._supply, deque[Filling](), self._course.plans()
+        supply, filling, plans = self._supply, deque[Pending](), self._course.plans()
         upcoming, failure = _planned(next(plans, None))
         failure = failure or supply.changed()
         coming = next(plans, None)  # one after the other: a window may wait for chunks of those before it
         needs = self._needs(self._said(failure, upcoming), failure)
         wait_for = 1 if self._reads_itself() else 2
         while needs is not None and (upcoming or filling):
-            ready: Filling | None = None
+            ready: Pending | None = None
             following, failure = (None, failure) if failure else _planned(coming)
             coming = next(plans, None)
             try:
@@ -184,23 +204,23 @@ class Stream:
             self.following = self._course.next_epoch()
             self.following.begin_ahead()
 
-    def _start(self, upcoming: Filling, needs: Integers, failure: Exception | None) -> Exception | None:
+    def _start(self, upcoming: Pending, needs: Integers, failure: Exception | None) -> Exception | None:
         """Read; what has gone wrong, if anything. *Collective* in collective mode."""
         self._wait_for_room()
         files = self._supply.channel.files
         try:
             if failure is not None or self._stopped:
-                execute(Plan(), files, needs)  # the other ranks count on these calls
+                upcoming.stand_in(files, needs)  # the other ranks count on these calls
             else:
                 upcoming.start(files, needs, self._supply.profile)
         except Exception as error:  # as below
             return failure or error
         return failure
 
-    def _said(self, failure: Exception | None, following: Filling | None) -> Round:
+    def _said(self, failure: Exception | None, following: Pending | None) -> Round:
         """Tell the other ranks how it went, and the calls that each file needs for a window. *Collective*."""
         count = len(self._supply.index.files)
-        own = np.zeros(count, np.int64) if following is None else following.plan.counts(count)
+        own = np.zeros(count, np.int64) if following is None else following.counts(count)
         status = Status.FAILED if failure else Status.STOPPED if self._stopped else Status.GO_ON
         return self._supply.channel.agreement.begin(status, own)
 
@@ -224,7 +244,7 @@ class Stream:
             self._change.notify_all()
 
 
-def _planned(planning: Future[Filling] | None) -> tuple[Filling | None, Exception | None]:
+def _planned(planning: Future[Pending] | None) -> tuple[Pending | None, Exception | None]:
     """The window, if there is one, and what went wrong, if anything."""
     try:
         return (planning.result() if planning else None), None

@@ -29,7 +29,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_inspect(path: str) -> None:
     done = run_script(1, CALL, "inspect", path)
     assert done.returncode == 0, done.stderr
-    for text in ("500 samples", "energy", "float32", "(30,)", "units=GeV"):
+    for text in ("500 samples", "energy", "float32", "(30,)", "units=GeV", "blocks a window"):
         assert text in done.stdout
 
 
@@ -56,6 +56,7 @@ def test_bench(path: str) -> None:
     done = run_script(2, CALL, "bench", path, "--epochs", "2")
     assert done.returncode == 0, done.stderr
     assert "samples/s" in done.stdout and "MB/s on a rank" in done.stdout
+    assert done.stdout.count("shuffle: ") == 1
 
 
 def test_a_missing_file(path: str) -> None:

@@ -13,7 +13,7 @@ from matex_data.errors import PartitionError
 from matex_data.index import ranges
 from matex_data.partition import Schedule, check_ranks, share
 from matex_data.runs import Runs, compress, cut, merge
-from matex_data.sizing import block_rows_for, lanes_for, schedule
+from matex_data.sizing import block_bytes_for, block_rows_for, lanes_for, schedule
 from matex_data.splitting import split
 
 BATCHES = (12, 24, 60)
@@ -213,7 +213,12 @@ def test_options_are_checked(option: str, value: object) -> None:
 
 def test_blocks_follow_the_chunks_of_the_largest_field() -> None:
     image, label = 48_000, 8
-    assert block_rows_for(np.array([16, 1024]), np.array([image, label]), 10_000) == 16
-    assert block_rows_for(np.array([16, 64]), np.array([1000, 8]), 1_000_000) % 64 == 0
-    assert block_rows_for(np.array([1]), np.array([112]), 5_000_000) * 112 < 1 << 20
-    assert block_rows_for(np.array([1]), np.array([100]), 1797) == 1
+    assert block_rows_for(np.array([16, 1024]), np.array([image, label]), 10_000, 1 << 18) == 16
+    assert block_rows_for(np.array([16, 64]), np.array([1000, 8]), 1_000_000, 1 << 18) % 64 == 0
+    assert block_rows_for(np.array([1]), np.array([112]), 5_000_000, 1 << 16) == (1 << 16) // 112
+    assert block_rows_for(np.array([1]), np.array([100]), 1797, block_bytes_for(64, 128 << 20, 179_700)) == 1
+
+
+@pytest.mark.parametrize(("batch", "block_bytes"), [(1, 128), (256, 128), (512, 64), (1 << 20, 64)])
+def test_blocks_are_smaller_the_larger_the_batch(batch: int, block_bytes: int) -> None:
+    assert block_bytes_for(batch, 128 << 20, 1 << 40) == block_bytes << 10

@@ -103,6 +103,15 @@ def test_what_differs_is_refused_and_named(
     assert len(other.batches(**{**RUN, **changed})) > 0
 
 
+@pytest.mark.parametrize("name", ["lanes", "window_steps", "blocks"])
+def test_a_release_that_shuffled_in_another_way_is_named(table: Path, name: str) -> None:
+    state = _open(MPI.COMM_SELF, table).batches(**RUN).state(5)
+    state[name] = "0" * 32 if name == "blocks" else 2 * state[name]
+    with pytest.raises(PartitionError, match=f"another {name}") as raised:
+        _open(MPI.COMM_SELF, table).batches(**RUN, start=state)
+    assert "release" in str(raised.value)
+
+
 def test_other_samples_are_refused(table: Path, tmp_path: Path) -> None:
     data = _open(MPI.COMM_SELF, table)
     halves = data.split(0.5, 0.5, seed=1)
