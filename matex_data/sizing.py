@@ -131,7 +131,7 @@ def block_borders(index: Index, block_bytes: int) -> Integers:
     block_bytes : of a block, about, where rows can be read one by one or chunks are smaller.
     """
     row_bytes = np.array([field.row_bytes for field in index.fields.values()] or [1])
-    borders = []
+    borders: list[Integers] = []
     for file, first in zip(index.files, index.first_row.tolist(), strict=False):
         parts = [file.parts[name] for name in index.fields]
         uneven = parts[int(np.argmax(row_bytes))].borders() if parts else None
