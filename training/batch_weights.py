@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -22,6 +23,8 @@ from matex_data.errors import PartitionError
 from matex_data.training.keras_api import DatasetIterator
 from matex_data.training.order import Order
 from matex_data.training.rows import batch_size, is_local, local_ranks, local_source, part_sizes
+
+log = logging.getLogger("matex_data.training")
 
 Counts = tuple[int, ...] | None
 """Rows of each rank in a batch; None: all ranks have as many."""
@@ -133,6 +136,8 @@ class SharedIterator(DatasetIterator):  # type: ignore[misc]  # TensorFlow has n
         if counted:
             rows, element = element
             counts = part_sizes(int(rows), ranks.size)
+            if not counts[-1] and ranks.rank == 0:
+                _tell_of_stand_ins(int(rows), ranks.size)
         elif not even and (mine := batch_size(element)) is not None:
             counts = tuple(ranks.allgather(int(mine)))
         if tf.executing_eagerly():
@@ -156,6 +161,17 @@ class SharedIterator(DatasetIterator):  # type: ignore[misc]  # TensorFlow has n
 
     def _end(self) -> None:
         batch_weights(self._matex[0]).end(id(self))
+
+
+@functools.cache
+def _tell_of_stand_ins(rows: int, size: int) -> None:
+    log.warning(
+        "a batch of %d rows is shared by %d ranks: those without a row get the first one, which counts nothing in a "
+        "training step, but would count in sums of your own\n"
+        '  remedy: shard(dataset, remainder="drop"), or evaluate by model.evaluate',
+        rows,
+        size,
+    )
 
 
 def _outside_of_graphs() -> PartitionError:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from matex_data.training.channel import Channel
 from matex_data.training.metrics import note_rows, weighted_scalars, whole_variables
 from matex_data.training.normalization import global_statistics
-from matex_data.training.optimizer import batch_weight, step
+from matex_data.training.optimizer import averaging, batch_weight, step
 from matex_data.training.reduction import Reducer
 from matex_data.training.rows import batch_size, my_rows
 
@@ -67,7 +67,8 @@ class SharedStep:
         count = batch_size(data)
         if count is not None:  # the progress bar counts the samples of all ranks
             self.seen.assign_add(count // self._channel.size)
-        return self._train_step(data)
+        with averaging():  # all ranks have the same gradients
+            return self._train_step(data)
 
     def _guarded(self, data: Any, count: Any) -> Any:
         return guarded(self._model, self._train_step, data, count)

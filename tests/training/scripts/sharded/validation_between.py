@@ -12,7 +12,7 @@ keras.utils.set_random_seed(5)
 x = np.random.normal(size=(95, 4)).astype("float32")
 y = np.abs(x[:, :1])
 train = tf.data.Dataset.from_tensor_slices((x[:65], y[:65])).batch(20)
-valid = tf.data.Dataset.from_tensor_slices((x[65:], y[65:])).batch(7)
+valid = tf.data.Dataset.from_tensor_slices((x[65:], y[65:])).batch(10)
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6, activation="relu"), keras.layers.Dense(1)])
 optimizer = keras.optimizers.Adam(0.02)
 
