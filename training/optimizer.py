@@ -9,6 +9,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from matex_data import sharded
 from matex_data.training.batch_weights import batch_weights, watch_loops
 from matex_data.training.buckets import BUCKET_BYTES
 from matex_data.training.channel import channel
@@ -40,12 +41,17 @@ def distribute(
     dense_share : sparse gradients keep all slices of all ranks, which is what one process would see;
         those with at least this share of the rows of their variable are summed row by row instead.
     """
-    reducer = Reducer(channel(comm), strategy, bucket_bytes, dense_share)
+    sharded.note()
     watch_loops()
+    let_average(optimizer, Reducer(channel(comm), strategy, bucket_bytes, dense_share))
+    return optimizer
+
+
+def let_average(optimizer: Any, reducer: Reducer) -> None:
+    """Have an optimizer average the gradients that it is given. *Collective* from then on."""
     release(optimizer)
     release(getattr(optimizer, "inner_optimizer", None))  # else a rank whose check fails would not take part
     object.__setattr__(optimizer, "apply", _Averaging(optimizer.apply, reducer))
-    return optimizer
 
 
 def release(optimizer: Any) -> None:

@@ -17,7 +17,7 @@ from matex_data.training.gradients import GradientPatches
 from matex_data.training.losses import SharedLoss
 from matex_data.training.metrics import combined_result, share_metrics
 from matex_data.training.normalization import average_statistics, global_moments
-from matex_data.training.optimizer import batch_weight, distribute, is_distributed, release
+from matex_data.training.optimizer import batch_weight, is_distributed, let_average, release
 from matex_data.training.reduction import Reducer
 from matex_data.training.replicas import broadcast_in
 from matex_data.training.rows import per_sample, static_rows
@@ -63,7 +63,7 @@ class Sharing:
         self._replace(self.model, "_get_metrics_result_or_logs", self._result)
         self._released = self.channel.size > 1 and not is_distributed(self.model.optimizer)
         if self._released and self.model.optimizer is not None:
-            distribute(self.model.optimizer, self.channel.user)
+            let_average(self.model.optimizer, self._reducer)
         if self.channel.size > 1 and self.model.jit_compile:
             self._without_xla()
         return self
