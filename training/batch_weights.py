@@ -76,7 +76,7 @@ class BatchWeights:
         ------
         PartitionError : batches since the last step are shared in different ways; in a graph when it runs.
         """
-        if tf.executing_eagerly():
+        if tf.executing_eagerly() or self._size == 1:
             return tf.constant(self._step(), tf.float64)
         with self._order.ticket() as ticket:
             ticket.number, weight = tf.numpy_function(
