@@ -81,9 +81,11 @@ def verify(sharing: Sharing, batch: Any) -> None:
             whole = _gradients(sharing, batch, slice(0, int(total)), int(total))
         except Exception as error:  # a step may be one that only graphs can run
             whole, reasons = [], [f"{type(error).__name__}: {error}"]
+        if not reasons and not any(g is not None and np.isfinite(g).all() for g in whole):
+            reasons = ["no gradient of the first batch is finite"]
         reasons = [reason for found in opened.host.objects(reasons) for reason in found]
         if reasons:
-            _say(opened.rank, f"self-check: left out, as it failed: {reasons[0]}")
+            _say(opened.rank, f"self-check: left out: {reasons[0]}")
             return
         verdict, sums = _verdict(sharing, batch, whole, int(total)), False
         if not verdict.agree and sharing.let_losses_sum(True):
@@ -152,6 +154,9 @@ def _gradients(sharing: Sharing, batch: Any, rows: slice, total: int) -> list[Ar
     weights = [variable.numpy() for variable in model.trainable_variables]
     python, eager = random.getstate(), tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)
+    for optimizer in optimizers(model):
+        if hasattr(optimizer, "dynamic_scale"):  # scaled losses of a first step are mostly too large for float16
+            optimizer.dynamic_scale.assign(1.0)
     try:
         with draws_of_rows(rows, total), _captured(sharing, average=not everything) as found:
             (step.on_whole if everything else step)(batch)
@@ -169,9 +174,9 @@ def _compare(whole: list[Array | None], parts: list[Array | None], half: bool) -
     if [None if a is None else a.shape for a in whole] != [None if b is None else b.shape for b in parts]:
         return Verdict(np.inf, None, False)
     pairs = [(a, b) for a, b in zip(whole, parts, strict=True) if a is not None and b is not None]
-    if not pairs or not all(np.isfinite(a).all() == np.isfinite(b).all() for a, b in pairs):
-        return Verdict(np.inf if pairs else 0.0, None, not pairs)
-    pairs = [(a, b) for a, b in pairs if np.isfinite(a).all()]
+    if not all(np.isfinite(a).all() == np.isfinite(b).all() for a, b in pairs):
+        return Verdict(np.inf, None, False)
+    pairs = [(a, b) for a, b in pairs if np.isfinite(a).all()]  # some at least, else there is nothing to check
     norms = [max(float(np.linalg.norm(a)), float(np.linalg.norm(b))) for a, b in pairs]
     floor = max(norms, default=0.0) * FLOOR or 1.0
     differences = [float(np.linalg.norm(a - b)) / max(norm, floor) for (a, b), norm in zip(pairs, norms, strict=True)]
