@@ -24,7 +24,7 @@ def combined_result(model: Any, opened: Channel, logs: Any) -> Any:
 
     A value that is the result of one of the model's metrics on this rank, under whatever key, becomes the result
     of that metric over all ranks. Other numbers, such as a norm that ``train_step`` returns, become the mean over
-    ranks, weighted by the rows that each has of the last batch. Nested dicts are flattened, as Keras does.
+    ranks, weighted by the rows that each has of the last batch. Nested dicts stay nested: Keras flattens them.
 
     Parameters
     ----------
@@ -41,18 +41,28 @@ def combined_result(model: Any, opened: Channel, logs: Any) -> Any:
     if logs and rows != 0:
         values = {key: _number(value) for key, value in _flat(logs).items()}
         sources = {key: _equals(key, value, before) for key, value in values.items()}
-        mine = (set(logs) == set(result), values, sources, rows)
+        mine = (set(logs) == set(result), values, sources, rows, _keys(logs))
     everyone = [found for found in opened.host.objects(mine) if found is not None]
     if not everyone:
         return logs
     if all(is_result for is_result, *_ in everyone):
         return result
     after = _results(model)
+    _, first, equal, _, keys = everyone[0]
     out = {}
-    for key in everyone[0][1]:
-        common = [i for i in everyone[0][2][key] if all(i in sources[key] for _, _, sources, _ in everyone)]
-        out[key] = after[common[0]][1] if common else _mean([(values[key], n) for _, values, _, n in everyone])
-    return out
+    for key in first:
+        common = [i for i in equal[key] if all(i in sources[key] for _, _, sources, _, _ in everyone)]
+        out[key] = after[common[0]][1] if common else _mean([(values[key], n) for _, values, _, n, _ in everyone])
+    return _filled(keys, out)
+
+
+def _keys(logs: dict[str, Any]) -> dict[str, Any]:
+    return {key: _keys(value) if isinstance(value, dict) else None for key, value in logs.items()}
+
+
+def _filled(keys: dict[str, Any], flat: dict[str, Any]) -> dict[str, Any]:
+    """Return nested dicts with these keys and the values that a flat one has for them."""
+    return {key: flat[key] if inner is None else _filled(inner, flat) for key, inner in keys.items()}
 
 
 def _flat(logs: dict[str, Any]) -> dict[str, Any]:

@@ -204,7 +204,7 @@ def test_a_rank_with_more_batches_ends_the_job(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(UNEVEN)
     done = run_script(2, LAUNCHER, str(tmp_path / "script.py"), timeout=120, env={"MATEX_TIMEOUT": "12"})
     assert done.returncode != 0
-    assert "another rank does not take part: this one has waited 12 s" in done.stderr
+    assert re.search(r"another rank does not take part: this one has waited 1\d s", done.stderr)
     assert f"this rank is at {tmp_path / 'script.py'}, line " in done.stderr
     assert "trained" not in done.stdout
 

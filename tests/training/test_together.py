@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -98,6 +100,7 @@ def test_one_rank_stops_all(pool: Pool) -> None:
 
 
 def _files(comm: Any, folder: Path) -> Any:
+    """Train with callbacks that write to a path for each rank, which is not in the folder for temporary files."""
     import keras
 
     from matex_data import training
@@ -110,7 +113,8 @@ def _files(comm: Any, folder: Path) -> Any:
         keras.callbacks.CSVLogger(str(folder / f"{comm.rank}.csv")),
         [keras.callbacks.BackupAndRestore(str(mine / "backup"), delete_checkpoint=False)],
     ]
-    training.fit(model, data, epochs=2, callbacks=callbacks, comm=comm, verbose=0)
+    with mock.patch.object(tempfile, "tempdir", str(folder / "tmp")):
+        training.fit(model, data, epochs=2, callbacks=callbacks, comm=comm, verbose=0)
     saved = keras.models.load_model(folder / "0" / "model.keras")
     same = all(np.array_equal(a, b) for a, b in zip(saved.get_weights(), model.get_weights(), strict=True))
     return same, type(saved.optimizer).__name__
@@ -118,8 +122,9 @@ def _files(comm: Any, folder: Path) -> Any:
 
 @pytest.mark.rank_counts(2)
 def test_only_rank_0_writes_files(pool: Pool, tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
     assert pool.run(_files, tmp_path) == [(True, "Adam")] * pool.size
-    assert {path.name for path in tmp_path.iterdir()} == {"0", "0.csv"}
+    assert {path.name for path in tmp_path.iterdir()} == {"tmp", "0", "0.csv"}
     assert {path.name for path in (tmp_path / "0").iterdir()} == {"model.keras", "backup"}
 
 
