@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 
 from benchmarks.data import Task
-from matex_data.inflate import inflate_rows
+from matex_data.codecs.inflate import inflate_rows
 
 BUFFER_BYTES = 8 << 20
 DECODED_BYTES = 8 << 20  # by a thread in one go

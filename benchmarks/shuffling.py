@@ -16,13 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.reading import Goal, Measured, Setup
-from matex_data.cache import ChunkCache
+from matex_data._types import Array, Integers
 from matex_data.fields import Field
-from matex_data.index import Array, File, Index, Integers, Part, Request, Rows
+from matex_data.index.cache import ChunkCache
+from matex_data.index.model import File, Index, Part, Request, Rows
+from matex_data.index.runs import Runs, cut
 from matex_data.opening import WINDOW_BYTES
-from matex_data.partition import Schedule
-from matex_data.runs import Runs, cut
-from matex_data.sizing import block_borders, block_bytes_for, lanes_for, schedule
+from matex_data.sampling.schedule import Schedule
+from matex_data.sampling.sizing import block_borders, block_bytes_for, lanes_for, schedule
 
 CLASSES = 10
 EPOCHS = 3

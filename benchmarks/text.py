@@ -46,8 +46,8 @@ def columns(task: Task) -> Pass:
 
 def scan(task: Task) -> Pass:
     """The search for the borders of records alone."""
-    from matex_data.readers.csv_blocks import scan_together
-    from matex_data.readers.csv_dialect import Dialect
+    from matex_data.readers.csv.blocks import scan_together
+    from matex_data.readers.csv.dialect import Dialect
     from matex_data.readers.ranks import Alone
 
     size = Path(task.path).stat().st_size

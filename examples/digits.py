@@ -14,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 import matex_data as md
-from matex_data.collective import counters
+from matex_data.io.files import counters
 
 ROOT = Path(__file__).resolve().parent.parent
 

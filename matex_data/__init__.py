@@ -5,14 +5,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from matex_data import abort, processes
 from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError, PartitionError
 from matex_data.fields import Field, Schema
+from matex_data.mpi import abort, processes
 
 if TYPE_CHECKING:
     from matex_data import training
+    from matex_data.compat import DataSet
     from matex_data.dataset import Dataset
-    from matex_data.matex_scripts import DataSet
     from matex_data.opening import open_dataset
 
 processes.keep_mpi_out()
@@ -32,7 +32,7 @@ __all__ = [
     "training",
 ]
 
-_LAZY = {"DataSet": "matex_data.matex_scripts", "Dataset": "matex_data.dataset", "open_dataset": "matex_data.opening"}
+_LAZY = {"DataSet": "matex_data.compat", "Dataset": "matex_data.dataset", "open_dataset": "matex_data.opening"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,5 @@
 """``python -m matex_data`` is the command ``matex``."""
 
-from matex_data.cli import main
+from matex_data.cli.commands import main
 
 main()

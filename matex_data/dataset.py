@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from matex_data.batches import Batches
-from matex_data.communicator import portable
 from matex_data.elements import Elements
 from matex_data.errors import PartitionError
 from matex_data.fields import Schema
-from matex_data.partition import Schedule, check_ranks
-from matex_data.passes import GlobalPasses, MemoryPasses, Passes, ReadPasses, RowPasses
-from matex_data.profile import Profile
-from matex_data.recipe import OPTIONS, Recipe, State, sample_facts, seed_of, step_of
-from matex_data.runs import Runs
-from matex_data.sizing import ShuffleQuality, block_borders, block_bytes_for, quality, schedule
-from matex_data.source import Source
-from matex_data.splitting import split
-from matex_data.statistics import Statistics, statistics
+from matex_data.index.runs import Runs
+from matex_data.io.counters import Profile
+from matex_data.mpi.communicator import portable
+from matex_data.pipeline.batches import Batches
+from matex_data.pipeline.epochs import GlobalPasses, MemoryPasses, Passes, ReadPasses, RowPasses
+from matex_data.pipeline.source import Source
+from matex_data.sampling.recipe import OPTIONS, Recipe, State, sample_facts, seed_of, step_of
+from matex_data.sampling.schedule import Schedule, check_ranks
+from matex_data.sampling.sizing import ShuffleQuality, block_borders, block_bytes_for, quality, schedule
+from matex_data.sampling.split import split
+from matex_data.transforms.statistics import Statistics, statistics
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -154,7 +154,7 @@ class Dataset:
         A data set that starts in mid-epoch has unknown cardinality: its first pass is shorter than the others.
         Parameters, errors and order are those of ``batches``.
         """
-        from matex_data.tfdata import as_tf_dataset
+        from matex_data.pipeline.tfdata import as_tf_dataset
 
         batches = self.batches(batch_size, shuffle=shuffle, seed=seed, remainder=remainder, start=start)
         return as_tf_dataset(batches, self.schema)

@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from matex_data.channels import channels
-from matex_data.communicator import Communicator, portable
 from matex_data.dataset import Dataset
 from matex_data.elements import Elements, Names, as_list
 from matex_data.errors import DataError, FormatError, PartitionError, near_matches
-from matex_data.index import Index, concatenate
-from matex_data.missing import Missing, check, complete_samples, read_names, treated
+from matex_data.index.model import Index, concatenate
+from matex_data.index.table import stacked
+from matex_data.io.ranks import Together
+from matex_data.io.sessions import channels
+from matex_data.mpi.communicator import Communicator, portable
+from matex_data.pipeline.source import Source
 from matex_data.readers import HEAD, detect, reader, recognised, together
-from matex_data.sequences import windowed
-from matex_data.source import Source
-from matex_data.tables import stacked
-from matex_data.together import Together
+from matex_data.transforms.missing import Missing, check, complete_samples, read_names, treated
+from matex_data.transforms.windows import windowed
 
 if TYPE_CHECKING:
     from mpi4py import MPI

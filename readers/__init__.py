@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from matex_data.errors import FormatError, near_matches
-from matex_data.index import Index
+from matex_data.index.model import Index
+from matex_data.index.stamps import Stamp
 from matex_data.readers.options import check_options
 from matex_data.readers.ranks import Ranks
-from matex_data.stamps import Stamp
 
 if __name__ != "matex_data.readers":
     raise ImportError("import this package as matex_data.readers: two copies of a class would be two classes")
@@ -70,9 +70,9 @@ _CIFAR_NAMES = ("data_batch_[1-5]", "test_batch", "cifar-100-*/train", "cifar-10
 _CIFAR_BINARY = tuple(f"{name}.bin" for name in _CIFAR_NAMES)
 
 FORMATS: dict[str, Format] = {
-    "hdf5": Format("matex_data.readers.hdf5", (".h5", ".hdf5", ".hdf", ".he5", ".nxs", ".mat"), _HDF5_MARKS),
-    "netcdf": Format("matex_data.readers.netcdf", _NETCDF_SUFFIXES, (*_CDF_MARKS, *_HDF5_MARKS)),
-    "csv": Format("matex_data.readers.csv", _CSV_SUFFIXES),
+    "hdf5": Format("matex_data.readers.hdf5.reader", (".h5", ".hdf5", ".hdf", ".he5", ".nxs", ".mat"), _HDF5_MARKS),
+    "netcdf": Format("matex_data.readers.netcdf.reader", _NETCDF_SUFFIXES, (*_CDF_MARKS, *_HDF5_MARKS)),
+    "csv": Format("matex_data.readers.csv.reader", _CSV_SUFFIXES),
     "npy": Format("matex_data.readers.arrays", (".npy",), ((0, b"\x93NUMPY"),)),
     "npz": Format("matex_data.readers.arrays", (".npz",)),
     "raw": Format("matex_data.readers.arrays", (".raw",)),
@@ -128,14 +128,18 @@ def detect(path: str, head: bytes) -> str:
     """
     named = [name for name, format in FORMATS.items() if format.named(path)]
     marked = [name for name, format in FORMATS.items() if format.begins(head)]
-    if "hdf5" in marked and "netcdf" not in named and import_module("matex_data.readers.netcdf4").is_netcdf4(path):
+    if (
+        "hdf5" in marked
+        and "netcdf" not in named
+        and import_module("matex_data.readers.netcdf.netcdf4").is_netcdf4(path)
+    ):
         return "netcdf"
     for name in [*(n for n in named if n in marked), *marked, *(n for n in named if n != "csv")]:
         return name
     # Imports Arrow, which files of other formats do without.
-    from matex_data.readers import csv_sniff
+    from matex_data.readers.csv import sniff
 
-    text = csv_sniff.beginning(head)
+    text = sniff.beginning(head)
     for unread in PARTICLES.values():
         if unread.begins(text):
             raise FormatError(
@@ -147,9 +151,9 @@ def detect(path: str, head: bytes) -> str:
             )
     if "csv" in named:
         sure = path.lower().endswith(_TABLE_SUFFIXES)
-        if not csv_sniff.is_other(text) and (sure or not csv_sniff.is_binary(text)):
+        if not sniff.is_other(text) and (sure or not sniff.is_binary(text)):
             return "csv"
-    elif csv_sniff.is_table(text, whole=text is head and len(head) < HEAD):
+    elif sniff.is_table(text, whole=text is head and len(head) < HEAD):
         return "csv"
     raise FormatError(
         "cannot tell the format of the file",

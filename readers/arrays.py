@@ -17,13 +17,13 @@ from typing import IO, Any
 
 import numpy as np
 
-from matex_data.crosswise import Crosswise
 from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field
-from matex_data.index import File, Index, Part
-from matex_data.layouts import Strided
-from matex_data.readers.cf import Decoding
-from matex_data.readers.unpacked import UnpackedRows, most_unpacked, skip
+from matex_data.index.model import File, Index, Part
+from matex_data.index.strided import Strided
+from matex_data.index.transposed import Crosswise
+from matex_data.readers.netcdf.cf import Decoding
+from matex_data.readers.whole_file import UnpackedRows, most_unpacked, skip
 
 NUMPY, ZIP = b"\x93NUMPY", b"PK\x03\x04"
 EMPTY_ZIP = b"PK\x05\x06"

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from matex_data.errors import FieldNotFound, FormatError
 from matex_data.fields import Field
-from matex_data.index import File, Index, Part
-from matex_data.layouts import Foreign, Strided
+from matex_data.index.interleaved import joined
+from matex_data.index.model import File, Index, Part
+from matex_data.index.strided import Foreign, Strided
 from matex_data.machine import check_fits
-from matex_data.readers.hdf5_rows import Held
+from matex_data.readers.hdf5.rows import Held
 from matex_data.readers.subsets import chosen
-from matex_data.records import joined
 
 IMAGE = (3, 32, 32)  # as stored: the colours one after the other
 PIXELS = 3072

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from matex_data.errors import FieldNotFound, FormatError
 from matex_data.fields import Field
-from matex_data.index import File, Index, Part
-from matex_data.layouts import Strided
+from matex_data.index.model import File, Index, Part
+from matex_data.index.strided import Strided
 from matex_data.readers.arrays import check_shape
-from matex_data.readers.cf import Decoding
-from matex_data.readers.hdf5_rows import Held
+from matex_data.readers.hdf5.rows import Held
+from matex_data.readers.netcdf.cf import Decoding
 from matex_data.readers.subsets import chosen
-from matex_data.readers.unpacked import UnpackedRows, most_unpacked
+from matex_data.readers.whole_file import UnpackedRows, most_unpacked
 
 TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 GZIP = b"\x1f\x8b"

@@ -5,12 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from matex_data._types import Bytes
 from matex_data.errors import DataError
-
-Bytes = NDArray[np.uint8]
 
 
 class Ranks(Protocol):

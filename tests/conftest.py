@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-from tests.ranks import Pool, Pools
+from tests.support.ranks import Pool, Pools
 
 RANK_COUNTS = (1, 2, 3, 4)
 

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from sample_data.make import CHUNK_ROWS, write_digits
-from tests.ranks import Pool, Pools
+from tests.support.ranks import Pool, Pools
 
 EPOCHS = 2
 Result = dict[str, NDArray[Any]]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sample_data.make import LENGTHS, write_digits
-from tests.launch import ROOT, run_script
+from tests.support.launch import ROOT, run_script
 
 ROOMS = {"matex_data": "matex_data", "readers": "matex_data.readers", "training": "matex_data.training"}
 SOURCES = sorted(path for folder in ROOMS for path in (ROOT / folder).rglob("*.py"))

@@ -15,7 +15,7 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import open_dataset
-from tests.ranks import Pools
+from tests.support.ranks import Pools
 
 TERABYTE_ROWS = 20_500_000  # of 48 KiB
 

@@ -11,7 +11,7 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import open_dataset, training
-from tests.ranks import Pools
+from tests.support.ranks import Pools
 
 CORPUS = os.environ.get("MATEX_CORPUS")
 pytestmark = pytest.mark.skipif(CORPUS is None, reason="MATEX_CORPUS does not name a folder of real files")

@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Any
 if __name__ != "matex_data.training":
     raise ImportError("import this package as matex_data.training: two copies of a class would be two classes")
 
-from matex_data.training.ranks import World, world
+from matex_data.training.comm.world import World, world
 
 if TYPE_CHECKING:
+    from matex_data.training.learning_rate import ScaledLearningRate
     from matex_data.training.optimizer import distribute
-    from matex_data.training.rates import ScaledLearningRate
-    from matex_data.training.reduction import allreduce
-    from matex_data.training.replicas import broadcast
-    from matex_data.training.shards import shard
+    from matex_data.training.reduction.ops import allreduce
+    from matex_data.training.sharding.shard import shard
+    from matex_data.training.steps.variables import broadcast
     from matex_data.training.trainer import fit
 
 __all__ = ["ScaledLearningRate", "World", "allreduce", "broadcast", "distribute", "fit", "shard", "world"]
 
 _HOMES = {
-    "ScaledLearningRate": "rates",
-    "allreduce": "reduction",
-    "broadcast": "replicas",
+    "ScaledLearningRate": "learning_rate",
+    "allreduce": "reduction.ops",
+    "broadcast": "steps.variables",
     "distribute": "optimizer",
     "fit": "trainer",
-    "shard": "shards",
+    "shard": "sharding.shard",
 }
 
 

@@ -14,14 +14,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from matex_data import liveness
 from matex_data.errors import PartitionError
-from matex_data.profile import overall
-from matex_data.training.build import state
-from matex_data.training.channel import Channel
-from matex_data.training.ranks import running_alone
-from matex_data.training.replicas import broadcast_in
-from matex_data.training.sharing import Sharing
+from matex_data.io.counters import overall
+from matex_data.mpi import deadlines
+from matex_data.training.comm.channel import Channel
+from matex_data.training.comm.world import running_alone
+from matex_data.training.steps.build import state
+from matex_data.training.steps.distributed_model import Sharing
+from matex_data.training.steps.variables import broadcast_in
 
 WRITERS = (
     keras.callbacks.ModelCheckpoint,
@@ -143,7 +143,7 @@ class Busy(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no type
     def _mark(self, *_: Any, **__: Any) -> None:
         self._stack.close()  # also after a callback that has raised an exception
         if self._begins:
-            self._stack.enter_context(liveness.busy("its callbacks"))
+            self._stack.enter_context(deadlines.busy("its callbacks"))
 
     on_train_begin = on_train_end = on_epoch_begin = on_epoch_end = on_test_begin = on_test_end = _mark
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from mpi4py import MPI
 
-from matex_data import sharded
-from matex_data.training.batch_weights import batch_weights, watch_loops
-from matex_data.training.buckets import BUCKET_BYTES
-from matex_data.training.channel import channel
-from matex_data.training.gradients import averaged_once
-from matex_data.training.reduction import Reducer, Strategy
+from matex_data.pipeline import sharded
+from matex_data.training.comm.channel import channel
+from matex_data.training.reduction.buckets import BUCKET_BYTES
+from matex_data.training.reduction.ops import Reducer, Strategy
+from matex_data.training.reduction.tape import averaged_once
+from matex_data.training.sharding.batch_weights import batch_weights, watch_loops
 
 _averaged: ContextVar[bool] = ContextVar("averaged", default=False)
 _step: ContextVar[tuple[Any] | None] = ContextVar("step", default=None)

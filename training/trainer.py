@@ -15,13 +15,13 @@ from mpi4py import MPI
 
 from matex_data.errors import PartitionError
 from matex_data.training import keras_api
-from matex_data.training.batch_weights import keras_iterates
 from matex_data.training.callbacks import together
-from matex_data.training.channel import Channel, channel
-from matex_data.training.failures import readable_errors
-from matex_data.training.resuming import Run
-from matex_data.training.rows import batch_size
-from matex_data.training.sharing import Sharing
+from matex_data.training.comm.channel import Channel, channel
+from matex_data.training.comm.errors import readable_errors
+from matex_data.training.restart.resume import Run
+from matex_data.training.sharding.batch_weights import keras_iterates
+from matex_data.training.sharding.rows import batch_size
+from matex_data.training.steps.distributed_model import Sharing
 
 
 def fit(

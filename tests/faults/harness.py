@@ -15,13 +15,13 @@ from typing import Any
 
 from tests.faults import files
 from tests.faults.catalogue import PATIENCE, Fault
-from tests.launch import Completed, Hung, run_script
+from tests.support.launch import Completed, Hung, run_script
 
 SCRIPT = Path(__file__).with_name("job.py")
 LAUNCHED = f"""
 import sys
 
-from matex_data.cli import main
+from matex_data.cli.commands import main
 
 sys.argv = ["matex", "run", {str(SCRIPT)!r}, *sys.argv[1:]]
 main()

@@ -19,8 +19,8 @@ import numpy as np
 from mpi4py import MPI
 
 import matex_data as md
-from tests import shared_memory
 from tests.faults import files
+from tests.support import shared_memory
 
 LONG = 3.0
 """Times ``MATEX_TIMEOUT`` that a rank sleeps that is too late."""

@@ -38,7 +38,7 @@ from tests.fuzz.readings import (
     refusal,
     theirs,
 )
-from tests.readers.serial import same
+from tests.support.serial import same
 
 MOST_FIELDS = 8  # of a file that are opened one by one
 LARGEST = 64 << 20  # bytes of an array that another library reads

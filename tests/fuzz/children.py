@@ -22,8 +22,8 @@ from typing import Any
 
 from mpi4py import MPI
 
-from tests import shared_memory
 from tests.fuzz.readings import CRASH, TIMEOUT, Verdict
+from tests.support import shared_memory
 
 TOGETHER = 150  # files that one process looks at
 ADDRESSES = 4 << 30  # bytes of addresses that a process may have beyond those at its start

@@ -18,7 +18,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from matex_data import DataError, open_dataset
-from tests.readers.serial import same
+from tests.support.serial import same
 
 WHOLE = 32 << 20  # bytes of a data set that is read as a whole; of a larger one the first samples are
 FIRST = 3  # samples that are read of such a one

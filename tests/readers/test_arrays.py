@@ -23,8 +23,8 @@ from matex_data import machine, open_dataset
 from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError, PartitionError
 from matex_data.readers import arrays as reader
 from matex_data.readers import cifar, detect, idx, recognised
-from tests.format_suite import Case, FormatSuite
-from tests.readers.serial import every_row, same, some_rows
+from tests.support.format_suite import Case, FormatSuite
+from tests.support.serial import every_row, same, some_rows
 
 RANDOM = np.random.default_rng(0)
 

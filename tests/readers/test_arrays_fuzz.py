@@ -28,7 +28,7 @@ from mpi4py import MPI
 
 from matex_data import DataError, open_dataset
 from matex_data.readers import arrays, cifar, idx
-from tests.readers.serial import every_row, same
+from tests.support.serial import every_row, same
 
 Arrays = dict[str, Any]
 CASES = 120  # of each kind

@@ -10,10 +10,10 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import DataError, FormatError, open_dataset, readers
-from matex_data.index import Index
+from matex_data.index.model import Index
 from matex_data.readers import FORMATS, reader, together
 from matex_data.readers.ranks import Alone
-from tests.ranks import Pools
+from tests.support.ranks import Pools
 
 NEAR = {"csv": ("delimeter", "delimiter"), "netcdf": ("sample_dims", "sample_dim"), "npy": ("feild", "field")}
 NEAR |= {

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.ranks import Pool, Pools
-from tests.training import problems
+from tests.support import problems
+from tests.support.ranks import Pool, Pools
 
 BATCH = 24
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.launch import ROOT, run_script
-from tests.ranks import Pools
+from tests.support.launch import ROOT, run_script
+from tests.support.ranks import Pools
 
-LAUNCHER = "from matex_data.training.launcher import main; main()"
+LAUNCHER = "from matex_data.training.launcher.run import main; main()"
 
 
 def _missing(comm: Any) -> list[str]:

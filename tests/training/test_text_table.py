@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.ranks import Pools
+from tests.support.ranks import Pools
 
 CORPUS = os.environ.get("MATEX_CORPUS")
 pytestmark = pytest.mark.skipif(not CORPUS, reason="MATEX_CORPUS does not say where the corpus is")

@@ -1,0 +1,197 @@
+"""Look at files in a child process: the HDF5 library crashes or hangs on some damaged files.
+
+The child (``python -m matex_data.cli.probing``) knows no MPI. It opens each file as ``open_dataset`` would, reads the
+rows that only the library can read, and writes a line after each step; the parent waits for these lines.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from matex_data.errors import DataError, FormatError
+from matex_data.index.strided import Foreign
+from matex_data.machine import free_memory, lone_environment
+from matex_data.readers import FORMATS, HEAD, detect, reader
+
+SECONDS = 60.0  # that a step of the library may take: opening a file, or reading one block of rows
+START_SECONDS = 300.0  # that the child may take to start
+CHILD = (sys.executable, "-m", "matex_data.cli.probing")
+
+Step = Callable[[], None]
+
+
+def is_hdf5(path: str) -> bool:
+    """Whether the HDF5 library is needed for a file."""
+    try:
+        with Path(path).open("rb") as file:
+            return FORMATS["hdf5"].begins(file.read(HEAD))
+    except OSError:
+        return False
+
+
+def probe(
+    paths: Sequence[str],
+    format: str | None = None,
+    names: Sequence[str] | None = None,
+    seconds: float = SECONDS,
+    command: Sequence[str] = CHILD,
+) -> list[DataError]:
+    """Return the errors of files that cannot be opened, or on which the library crashes or hangs.
+
+    Parameters
+    ----------
+    paths : of files, each looked at on its own.
+    format, names : as for a reader.
+    seconds : that one step of the library may take.
+    command : that starts the child.
+    """
+    errors: list[DataError] = []
+    left = list(paths)
+    while left:
+        done, found = _run(left, format, names, seconds, command)
+        errors += found
+        left = left[done:]
+    return errors
+
+
+def _run(
+    paths: Sequence[str], format: str | None, names: Sequence[str] | None, seconds: float, command: Sequence[str]
+) -> tuple[int, list[DataError]]:
+    """Let one child look at files until it ends: how many it is done with, at least one, and their errors."""
+    done, errors = 0, []
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=lone_environment()
+    ) as child:
+        assert child.stdin is not None and child.stdout is not None
+        try:
+            with suppress(BrokenPipeError), child.stdin as asked:
+                asked.write(json.dumps([list(paths), format, names, seconds, free_memory()]).encode())
+            for line in _lines(child.stdout, seconds):
+                kind, _, text = line.partition(" ")
+                if kind == "error":
+                    errors.append(pickle.loads(base64.b64decode(text)))
+                done += kind in ("error", "sound")
+            code = child.wait(START_SECONDS)
+        except (TimeoutError, subprocess.TimeoutExpired):
+            return done + 1, [*errors, _no_answer(paths[done], seconds)]
+        finally:
+            child.kill()
+    if done < len(paths):
+        errors.append(_ended(paths[done], code, seconds))
+        done += 1
+    return done, errors
+
+
+def _lines(pipe: IO[bytes], seconds: float) -> Iterator[str]:
+    """The lines of a pipe until its end.
+
+    Raises
+    ------
+    TimeoutError : nothing came for so long; for the first line it may take longer.
+    """
+    data, limit = b"", START_SECONDS
+    while True:
+        if not select.select([pipe], [], [], limit)[0]:
+            raise TimeoutError
+        limit = seconds
+        more = os.read(pipe.fileno(), 1 << 16)
+        if not more:
+            return
+        *lines, data = (data + more).split(b"\n")
+        yield from (line.decode() for line in lines)
+
+
+def _no_answer(path: str, seconds: float) -> FormatError:
+    found = f"no answer for {seconds:g} seconds"
+    return FormatError("the HDF5 library does not come back from the file", file=path, found=found, remedy=_REMEDY)
+
+
+def _ended(path: str, code: int, seconds: float) -> FormatError:
+    if code == -signal.SIGXCPU:
+        return _no_answer(path, seconds)
+    if code >= 0:
+        return FormatError("the file cannot be looked at", file=path, found=f"a process that ended with code {code}")
+    name = signal.Signals(-code).name
+    problem = f"the HDF5 library itself crashes on the file (signal {-code}, {name})"
+    if code == -signal.SIGKILL:
+        problem = "the system has ended the process that looked at the file: it may have needed too much memory"
+    return FormatError(problem, file=path, remedy=_REMEDY)
+
+
+_REMEDY = "the file is damaged: restore it from its source, or leave it out"
+
+
+def main() -> None:
+    """Look at the files that standard input names; one line for each step on standard output."""
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print is not an answer
+    warnings.simplefilter("ignore")  # they are shown when the files are opened
+    paths, format, names, seconds, memory = json.load(sys.stdin)
+    _limit_memory(memory)
+
+    def step() -> None:
+        _limit_seconds(seconds)
+        out.write("step\n")
+
+    for path in paths:
+        step()
+        try:
+            _look_at(path, format, names, step)
+        except DataError as error:
+            out.write(f"error {base64.b64encode(pickle.dumps(error)).decode()}\n")
+        except Exception as error:
+            failure = FormatError("the file cannot be read", file=path, found=f"{type(error).__name__}: {error}")
+            out.write(f"error {base64.b64encode(pickle.dumps(failure)).decode()}\n")
+        else:
+            out.write("sound\n")
+
+
+def _look_at(path: str, format: str | None, names: Sequence[str] | None, step: Step) -> None:
+    """Open one file, and read the rows that only the library can read.
+
+    Raises
+    ------
+    DataError : that does not go.
+    """
+    with Path(path).open("rb") as file:
+        head = file.read(HEAD)
+    index = reader(format or detect(path, head))(path, names)
+    for found in index.files:
+        for part in found.parts.values():
+            if isinstance(part, Foreign):
+                for start in range(0, part.rows, part.block_rows):
+                    step()
+                    part.read(start, min(start + part.block_rows, part.rows))
+
+
+def _limit_memory(free: int) -> None:
+    """Let this process have so many bytes, so that a damaged size ends in a MemoryError."""
+    if free < sys.maxsize:
+        with suppress(OSError, ValueError):
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + free, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def _limit_seconds(seconds: float) -> None:
+    """Let the next step take so much time of the processor: an end also where the parent has died."""
+    with suppress(OSError, ValueError):
+        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + seconds) + 2, hard))
+
+
+if __name__ == "__main__":
+    main()

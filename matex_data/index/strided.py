@@ -1,0 +1,125 @@
+"""Rows at even distances, and rows that only a library knows; ``chunked`` has those in chunks."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from matex_data._types import Array, Bytes, Integers
+from matex_data.index.cache import ChunkCache
+from matex_data.index.model import Part, Request, Rows
+from matex_data.index.scatter import Convert, consecutive, scatter
+
+DIRECT_BYTES = 16 * 1024  # rows of this size are read to their places one by one; smaller ones are scattered after
+SCATTER_BYTES = 1 << 20  # read and scattered in one go
+NOTHING: Integers = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Strided(Part):
+    """Rows of fixed size at even distances: contiguous HDF5, classic netCDF, npy, IDX, CIFAR.
+
+    Parameters
+    ----------
+    rows : number of rows.
+    offset : byte position of row 0 in the file.
+    stride : bytes from one row to the next.
+    dtype : as stored, of either byte order.
+    shape : of one row.
+    convert : makes the field's rows of the stored ones; None: they are the same numbers.
+    """
+
+    rows: int
+    offset: int
+    stride: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    block_rows: int = 1
+    convert: Convert | None = None
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row in the file."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    def stored_bytes(self) -> int:
+        return self.rows * self.row_bytes
+
+    def end(self) -> int:
+        return self.offset + (self.rows - 1) * self.stride + self.row_bytes if self.rows else 0
+
+    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[Request]:
+        ready = self.convert is None and self.dtype == out.dtype and out.flags.c_contiguous
+        if self.row_bytes == 0 or not len(rows.place):
+            return
+        if ready and (self.row_bytes >= DIRECT_BYTES or consecutive(rows.place)):
+            yield self._direct(rows, out)
+            return
+        for tile in rows.tiles(max(1, SCATTER_BYTES // self.row_bytes)):
+            offset, nbytes = self._ranges(tile)
+            yield Request(offset, nbytes, finish=partial(self._finish, tile.place, out))
+
+    def _ranges(self, rows: Rows) -> tuple[Integers, Integers]:
+        """Offsets and lengths of the bytes of the rows, neighbours as one."""
+        if self.stride == self.row_bytes:
+            return self.offset + rows.start * self.stride, (rows.stop - rows.start) * self.row_bytes
+        offset = self.offset + rows.numbers * self.stride
+        return offset, np.full(len(offset), self.row_bytes)
+
+    def _direct(self, rows: Rows, out: Array) -> Request:
+        """Each run of neighbouring rows that stay neighbours goes to its place in one piece."""
+        numbers, place = rows.numbers, rows.place
+        unbroken = (np.diff(numbers) == 1) & (np.diff(place) == 1) & (self.stride == self.row_bytes)
+        first, count = runs_of(unbroken)
+        return Request(
+            offset=self.offset + numbers[first] * self.stride,
+            nbytes=count * self.row_bytes,
+            target=as_bytes(out),
+            at=place[first] * self.row_bytes,
+        )
+
+    def _finish(self, place: Integers, out: Array, data: Bytes) -> None:
+        scatter(out, place, data.view(self.dtype).reshape(-1, *self.shape), self.convert)
+
+
+class Foreign(Part):
+    """Rows that only the format's library can read; each rank reads its own."""
+
+    rows: int
+    block_rows: int
+
+    @abstractmethod
+    def read(self, start: int, stop: int) -> Array:
+        """Rows start to stop as the field's dtype. Never called on two threads at once."""
+
+    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[Request]:
+        done = 0
+        for start, stop in zip(rows.start.tolist(), rows.stop.tolist(), strict=True):
+            place = rows.place[done : done + stop - start]
+            done += stop - start
+            yield Request(NOTHING, NOTHING, finish=partial(self._finish, start, stop, place, out))
+
+    def _finish(self, start: int, stop: int, place: Integers, out: Array, _: Bytes) -> None:
+        with _LIBRARIES:
+            rows = self.read(start, stop)
+        scatter(out, place, rows)
+
+
+_LIBRARIES = Lock()  # neither HDF5 nor netCDF may be entered by two threads
+
+
+def runs_of(unbroken: np.ndarray[Any, Any]) -> tuple[Integers, Integers]:
+    """First element and length of each run, given whether each element continues the one before."""
+    first = np.concatenate([[0], np.flatnonzero(~unbroken) + 1]).astype(np.int64)
+    return first, np.diff(np.append(first, len(unbroken) + 1))
+
+
+def as_bytes(array: Array) -> Bytes:
+    return array.reshape(-1).view(np.uint8)

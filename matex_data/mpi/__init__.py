@@ -1,0 +1,1 @@
+"""Ranks: communicators, agreement, deadlines for every wait, and the end of a job."""

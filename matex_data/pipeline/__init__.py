@@ -1,0 +1,1 @@
+"""Windows of samples: planned, read, decoded, shuffled and cut into batches."""

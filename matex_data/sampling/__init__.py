@@ -1,0 +1,1 @@
+"""Which rank gets which sample when: pure functions of integers."""

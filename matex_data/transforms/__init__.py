@@ -1,0 +1,1 @@
+"""New samples out of those that a reader delivers, and statistics of them."""

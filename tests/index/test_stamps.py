@@ -1,0 +1,112 @@
+"""A file that has been replaced or written to since it was opened is told by its stamp."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from matex_data import DataError
+from matex_data.index.model import File, Index, concatenate
+from matex_data.index.stamps import Stamp, changed
+from matex_data.index.table import stacked
+from matex_data.readers import reader, together
+from matex_data.transforms.windows import windowed
+from tests.support import simulated
+
+
+def _opened(path: Path) -> File:
+    np.save(path, np.arange(24.0).reshape(8, 3))
+    (file,) = reader("npy")(str(path)).files
+    return file
+
+
+def test_a_file_that_stays_as_it_is_is_unchanged(tmp_path: Path) -> None:
+    file = _opened(tmp_path / "x.npy")
+    found = Path(file.path).stat()
+    assert file.stamp == Stamp(found.st_size, found.st_mtime_ns, found.st_ino)
+    Path(file.path).read_bytes()
+    Path(file.path).chmod(0o600)
+    assert changed(pickle.loads(pickle.dumps(file))) is None
+    assert changed(File("no such file", 1, {})) is None  # not indexed from a file
+
+
+def _replaced(path: Path) -> None:
+    content, before = path.read_bytes(), path.stat()
+    beside = path.with_suffix(".new")
+    beside.write_bytes(content)
+    os.utime(beside, ns=(before.st_atime_ns, before.st_mtime_ns))
+    beside.replace(path)
+
+
+def _rewritten(path: Path) -> None:
+    before = path.stat()
+    np.save(path, np.ones((8, 3)))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+
+
+def _appended(path: Path) -> None:
+    before = path.stat()
+    with path.open("ab") as file:
+        file.write(b"more")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("change", [_replaced, _rewritten, _appended, Path.unlink])
+def test_every_change_is_told(tmp_path: Path, change: Any) -> None:
+    path = tmp_path / "x.npy"
+    file = _opened(path)
+    change(path)
+    error = changed(file)
+    assert isinstance(error, DataError)
+    assert error.file == str(path)
+    assert str(file.stamp) in str(error)
+    found = "No such file" if change == Path.unlink else str(Stamp.of(str(path)))
+    assert found in str(error)
+    assert "open it again" in str(error)
+
+
+def test_a_change_while_the_file_is_indexed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, np.arange(24.0).reshape(8, 3))
+    inner = reader("npy").__wrapped__  # type: ignore[attr-defined]
+
+    def index(path: str, names: Any = None) -> Index:
+        found: Index = inner(path, names)
+        _rewritten(Path(path))
+        return found
+
+    monkeypatch.setattr("matex_data.readers.arrays.index", index)
+    (file,) = reader("npy")(str(path)).files
+    assert changed(file) is not None
+
+
+@pytest.mark.parametrize("size", (1, 2, 3))
+def test_files_that_ranks_index_together_have_stamps(tmp_path: Path, size: int) -> None:
+    paths = [str(tmp_path / f"{i}.csv") for i in range(4)]
+    for path in paths:
+        Path(path).write_text("a,b\n1,2\n")
+    function = together("csv")
+    assert function is not None
+    for index in simulated.together(size, lambda ranks: function(paths, None, ranks)):
+        assert [file.stamp for file in index.files] == [Stamp.of(path) for path in paths]
+
+
+def test_stamps_stay_with_their_files(tmp_path: Path) -> None:
+    first, second = _opened(tmp_path / "a.npy"), _opened(tmp_path / "b.npy")
+    stamps = [first.stamp, second.stamp]
+    index = concatenate([reader("npy")(file.path) for file in (first, second)])
+    for other in (
+        index.select(["data"]),
+        index.untreated,
+        windowed(index, ["data"], None, 2, 1, None)[0],
+        stacked(index, ["data"], "inputs", []),
+        index.stamped({file.path: file.stamp for file in index.files}),
+    ):
+        assert [file.stamp for file in other.files] == stamps
+    assert replace(first, rows=0).stamp == first.stamp

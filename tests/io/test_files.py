@@ -1,0 +1,372 @@
+"""Reading on several ranks: who reads how much, who opens what, and what happens when somebody leaves or fails."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from matex_data import DataError, DecodeError, PartitionError, open_dataset
+from matex_data.io import files as io_files
+from matex_data.io.sessions import channels
+from matex_data.pipeline.buffers import Pool as Buffers
+from tests.support.launch import run_script
+from tests.support.ranks import Pool, Pools
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("reading")
+    for number, rows in enumerate((3000, 1001, 500)):
+        with h5py.File(folder / f"{number}.h5", "w") as file:
+            file["x"] = np.arange(rows * 64, dtype="f4").reshape(rows, 64) + number
+            file.create_dataset("z", data=np.arange(rows * 64).reshape(rows, 64), chunks=(50, 64), compression="gzip")
+    return str(folder / "*.h5")
+
+
+def _counted(comm: MPI.Intracomm, files: str, io: str) -> tuple[int, int]:
+    """Bytes that we counted and bytes that the kernel counted, which does not count those of io_submit."""
+    os.environ["MATEX_IO_SUBMIT"] = "0"
+    try:
+        return _both_counts(comm, files, io)
+    finally:
+        del os.environ["MATEX_IO_SUBMIT"]
+
+
+def _both_counts(comm: MPI.Intracomm, files: str, io: str) -> tuple[int, int]:
+    batches = open_dataset(files, comm=comm, io=io).batches(60, shuffle=True, seed=1, remainder="keep")
+    for _ in batches:
+        pass
+    ours, kernels = sum(io_files.counters().bytes.values()), _kernel()
+    for _ in range(3):
+        for _ in batches:
+            pass
+    return sum(io_files.counters().bytes.values()) - ours, _kernel() - kernels
+
+
+def _kernel() -> int:
+    lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(lines["rchar"])
+
+
+@pytest.mark.parametrize("io", ["collective", "independent"])
+def test_the_kernel_counts_the_same_bytes(files: str, pool: Pool, io: str) -> None:
+    for ours, kernels in pool.run(_counted, files, io):
+        assert ours > 100_000
+        assert abs(kernels - ours) < 0.02 * ours + 20_000
+
+
+def _opened(comm: MPI.Intracomm, files: str) -> Counter[str]:
+    original, opened = h5py.File, Counter[str]()
+
+    class Counting(original):  # type: ignore[misc, valid-type]
+        def __init__(self, name: Any, *args: Any, **kwargs: Any) -> None:
+            opened[str(name)] += 1
+            super().__init__(name, *args, **kwargs)
+
+    h5py.File = Counting
+    try:
+        data = open_dataset(files, comm=comm)
+        data.load()
+        for _ in data.batches(60, shuffle=True, seed=1):
+            pass
+    finally:
+        h5py.File = original
+    return opened
+
+
+def test_one_rank_opens_each_file_through_hdf5(files: str, pool: Pool) -> None:
+    by_rank = pool.run(_opened, files)
+    for path in {path for opened in by_rank for path in opened}:
+        counts = [opened[path] for opened in by_rank if path in opened]
+        assert len(counts) == 1 and counts[0] <= 2  # once to tell what it is, once to index it
+    assert len({path for opened in by_rank for path in opened}) == 3
+
+
+def _left_early(comm: MPI.Intracomm, files: str) -> list[int]:
+    """Passes that end at different places on each rank, then a whole one."""
+    batches = open_dataset(files, comm=comm, window_bytes=1 << 20).batches(60, shuffle=True, seed=1)
+    for stop in (0, 1, 7):
+        for number, _ in enumerate(batches):
+            if number == stop:
+                break
+    return [len(batch["x"]) for batch in batches]
+
+
+def test_leaving_half_way_leaves_nobody_hanging(files: str, pool: Pool) -> None:
+    for sizes in pool.run(_left_early, files):
+        assert sizes == [60 // pool.size] * (4501 // 60)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """More than what is read ahead."""
+    path = tmp_path_factory.mktemp("large") / "large.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=np.zeros((1, 100_000), "f4"), maxshape=(None, 100_000), compression="gzip")
+        file["x"].resize(1200, axis=0)
+    return str(path)
+
+
+def _one_leaves(comm: MPI.Intracomm, path: str) -> int:
+    batches = open_dataset(path, comm=comm).batches(12, shuffle=True, seed=1)
+    taken = 0
+    for _ in batches:
+        taken += 1
+        if comm.rank == 0 and taken == 2:
+            break
+    return taken
+
+
+def test_who_goes_on_when_another_has_left_is_told(ranks: Pools, large: str) -> None:
+    first, second = ranks(2).outcomes(_one_leaves, large)
+    assert first == 2
+    assert isinstance(second, PartitionError) and "another rank has left" in str(second)
+
+
+_ENDS = """
+import sys, time
+from mpi4py import MPI
+from matex_data import PartitionError, open_dataset
+rank = MPI.COMM_WORLD.rank
+batches = iter(open_dataset(sys.argv[1], io=sys.argv[2]).batches(12, shuffle=True, seed=1))
+try:
+    for taken, _ in enumerate(batches):
+        if rank == 1 and taken == 2:
+            sys.exit()
+        time.sleep(0.01)
+except PartitionError as error:
+    print(rank, error)
+"""
+
+
+@pytest.mark.parametrize("io", ["collective", "independent"])
+def test_who_goes_on_when_the_program_of_another_has_ended_is_told(large: str, io: str) -> None:
+    done = run_script(2, _ENDS, large, io, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("0 ") and "take the same number of batches on every rank" in done.stdout
+
+
+def _only_rank_0(comm: MPI.Intracomm, files: str) -> float:
+    os.environ["MATEX_TIMEOUT"] = "2"
+    batches = open_dataset(files, comm=comm).batches(60)
+    begin = time.monotonic()
+    try:
+        if comm.rank == 0:
+            with pytest.raises(PartitionError, match="another rank does not take part"):
+                next(iter(batches))
+    finally:
+        os.environ["MATEX_TIMEOUT"] = "60"
+    seconds = time.monotonic() - begin
+    comm.barrier()
+    if comm.rank > 0:  # the others come at last, and rank 0's first pass ends
+        with suppress(PartitionError):
+            next(iter(batches))
+    assert sum(len(batch["x"]) for batch in batches) == 4501 // 60 * 30
+    return seconds
+
+
+def test_waiting_for_a_rank_that_never_comes_has_an_end(files: str, ranks: Pools) -> None:
+    assert ranks(2).run(_only_rank_0, files)[0] < 10
+
+
+def _shortened(comm: MPI.Intracomm, path: str) -> None:
+    data = open_dataset(path, comm=comm)
+    comm.barrier()
+    if comm.rank == 0:
+        os.truncate(path, Path(path).stat().st_size // 2)
+    comm.barrier()
+    for _ in data.batches(12, shuffle=True, seed=1):
+        pass
+
+
+def test_a_file_that_shrinks_while_it_is_read(pool: Pool, tmp_path: Path) -> None:
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.zeros((100, 1000))
+    outcomes = pool.outcomes(_shortened, str(path), timeout=10)
+    assert all(isinstance(error, DecodeError) for error in outcomes), outcomes
+    assert len({str(error) for error in outcomes}) == 1
+    assert str(path) in str(outcomes[0]) and "shorter" in str(outcomes[0])
+
+
+def _two_passes(comm: MPI.Intracomm, path: str) -> None:
+    batches = open_dataset(path, comm=comm).batches(12)
+    first, second = iter(batches), iter(batches)
+    next(first)
+    next(second)
+    with pytest.raises(PartitionError, match="another one over the same batches"):
+        for _ in first:
+            pass
+
+
+def test_a_second_pass_ends_the_first(large: str, pool: Pool) -> None:
+    pool.run(_two_passes, large)
+
+
+def _many_opened(comm: MPI.Intracomm, files: str) -> int:
+    data = open_dataset(files, comm=comm)
+    for _ in range(30):
+        for _ in data.batches(60, shuffle=True):
+            break
+    return len(channels(comm)._channels)
+
+
+def test_communicators_are_used_again(files: str, pool: Pool) -> None:
+    assert all(count < 8 for count in pool.run(_many_opened, files))
+
+
+def test_no_shared_order_without_a_seed_is_no_excuse(files: str, pool: Pool) -> None:
+    by_rank = pool.run(_unseeded, files)
+    everything = np.sort(np.concatenate(by_rank))
+    assert len(np.unique(everything)) == len(everything) == 4501
+
+
+def _unseeded(comm: MPI.Intracomm, files: str) -> np.ndarray[Any, Any]:
+    batches = open_dataset(files, inputs="x", comm=comm).batches(60, shuffle=True, remainder="keep")
+    return np.concatenate([batch[:, 0].copy() + 1e6 * (batch[:, 0] % 64) for batch in batches])
+
+
+SCRIPT = """
+import sys
+import matex_data as md
+path, inputs, targets, batch = sys.argv[1:]
+data = md.open_dataset(path, inputs=inputs, targets=targets or None)
+for _ in data.batches(int(batch), shuffle=True, seed=1, remainder="keep"):
+    pass
+"""
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("broken")
+    with h5py.File(folder / "good.h5", "w") as file:
+        file["image"] = np.zeros((100, 8, 8), "f4")
+        file["label"] = np.zeros(100)
+        file["short"] = np.zeros(90)
+        made = file.create_dataset(
+            "checked", data=np.random.default_rng(0).random((100, 64)), chunks=(10, 64), fletcher32=True
+        )
+        chunk = made.id.get_chunk_info(4)
+    content = bytearray((folder / "good.h5").read_bytes())
+    (folder / "cut.h5").write_bytes(content[: len(content) // 2])
+    content[chunk.byte_offset + 99] ^= 1
+    (folder / "flipped.h5").write_bytes(content)
+    return folder
+
+
+MISTAKES = {
+    "misspelt": ("good.h5", "imagee", "", 12, ["good.h5", "'imagee'", "'image'"]),
+    "no-such-file": ("god.h5", "image", "", 12, ["god.h5", "'good.h5'"]),
+    "unequal-lengths": ("good.h5", "image", "short", 12, ["good.h5", "100", "90"]),
+    "batch-size": ("good.h5", "image", "label", 13, ["13", "batch_size="]),
+    "truncated": ("cut.h5", "image", "label", 12, ["cut.h5", "truncated"]),
+    "flipped-byte": ("flipped.h5", "checked", "", 12, ["flipped.h5", "'checked'", "row 40", "checksum"]),
+}
+ON_RANKS = [(size, mistake) for mistake in MISTAKES for size in (1, 2, 4) if (size, mistake) != (1, "batch-size")]
+
+
+@pytest.mark.parametrize(("size", "mistake"), ON_RANKS)
+def test_mistakes_end_the_job(broken: Path, size: int, mistake: str) -> None:
+    path, inputs, targets, batch, says = MISTAKES[mistake]
+    done = run_script(size, SCRIPT, str(broken / path), inputs, targets, str(batch), timeout=30)
+    assert done.returncode != 0
+    assert done.seconds < 10
+    assert size == 1 or f"---- uncaught error on all {size} ranks:" in done.stderr  # the same one, and once
+    for text in says:
+        assert text in done.stderr
+
+
+def test_buffers_are_used_again_but_never_while_somebody_looks() -> None:
+    buffers = Buffers()
+    first = buffers.bytes(100_000)
+    address = first.ctypes.data
+    view = first[10:20].view("u1")[2:]
+    first[:] = 7
+    del first
+    other = buffers.bytes(100_000)
+    assert other.ctypes.data != address
+    other[:] = 0
+    assert (view == 7).all()
+    del view
+    assert buffers.bytes(90_000).ctypes.data == address
+
+
+def test_errors_are_data_errors() -> None:
+    assert issubclass(DecodeError, DataError) and issubclass(PartitionError, ValueError)
+
+
+def _replaced(comm: MPI.Intracomm, path: str) -> list[str]:
+    """Errors of a pass, of ``load`` and of ``statistics`` once the file is another one of the same layout."""
+    data = open_dataset(path, comm=comm)
+    batches = data.batches(60, shuffle=True, seed=1)
+    for _ in range(2):
+        for _ in batches:
+            pass
+    comm.barrier()
+    if comm.rank == comm.size - 1:
+        other = Path(path).with_suffix(f".{comm.size}")
+        other.write_bytes(Path(path).read_bytes())
+        other.replace(path)
+    comm.barrier()
+    errors = []
+    for call in (lambda: list(batches), data.load, lambda: data.statistics("x")):
+        with pytest.raises(DataError) as caught:
+            call()
+        errors.append(str(caught.value))
+    return errors
+
+
+@pytest.mark.rank_counts(1, 3)
+def test_a_file_that_was_replaced_is_not_read_as_the_one_that_was_opened(pool: Pool, tmp_path: Path) -> None:
+    path = str(tmp_path / "x.h5")
+    with h5py.File(path, "w") as file:
+        file["x"] = np.arange(6400.0).reshape(100, 64)
+    by_rank = pool.run(_replaced, path)
+    assert all(errors == by_rank[0] for errors in by_rank)
+    for error in by_rank[0]:
+        assert "the file has changed since it was opened" in error and path in error and "open it again" in error
+
+
+def _images(comm: MPI.Intracomm, files: str) -> tuple[str, list[list[int]]]:
+    """How the files are read, and the numbers of the images that this rank gets in two epochs."""
+    data = open_dataset(files, comm=comm, inputs="image", io="collective", window_bytes=1 << 17)
+    batches = data.batches(48, shuffle=True, seed=3, remainder="keep")
+    return data._source.mode, [[int(image[0, 0]) for batch in batches for image in batch] for _ in range(2)]
+
+
+@pytest.mark.openmpi
+@pytest.mark.rank_counts(2, 3)
+def test_windows_that_ranks_agree_on_while_they_decode(pool: Pool, tmp_path: Path) -> None:
+    for number in range(3):
+        images = np.random.default_rng(number).integers(0, 100, (1048, 16, 16)).astype("i2")
+        images[:, 0, 0] = np.arange(1048) + 1048 * number
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file.create_dataset("image", data=images, chunks=(16, 16, 16), compression="gzip", shuffle=True)
+    by_rank = pool.run(_images, str(tmp_path / "*.h5"))
+    assert {mode for mode, _ in by_rank} == {"collective"}
+    for epoch in range(2):
+        assert sorted(number for _, epochs in by_rank for number in epochs[epoch]) == list(range(3 * 1048))
+
+
+def _unlike(comm: MPI.Intracomm, path: str) -> str:
+    with pytest.raises(PartitionError) as caught:
+        open_dataset(path, inputs="y" if comm.rank else "x", comm=comm)
+    return str(caught.value)
+
+
+@pytest.mark.rank_counts(2, 3)
+def test_ranks_that_ask_for_different_fields_are_told(pool: Pool, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = file["y"] = np.zeros(100)
+    errors = pool.run(_unlike, str(tmp_path / "x.h5"))
+    assert len(set(errors)) == 1
+    assert "inputs='x'" in errors[0] and "on rank 1: inputs='y'" in errors[0]

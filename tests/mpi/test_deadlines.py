@@ -1,0 +1,193 @@
+"""Waits for other ranks: each has an end, none ends a healthy job, and the error says where the missing rank is."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from matex_data.pipeline.buffers import Pool as Buffers
+from tests.support.launch import Completed, run_script
+
+pytestmark = pytest.mark.openmpi
+
+ROWS = 960
+
+SCRIPT = """
+import os, sys, threading, time
+from mpi4py import MPI
+import matex_data as md
+
+case, path = sys.argv[1:]
+rank = MPI.COMM_WORLD.rank
+
+def oversleep(when):
+    if case == when and rank == 1:
+        time.sleep(60)
+
+oversleep("open")
+if case == "raise-before" and rank == 1:
+    raise ValueError("rank one fails")
+data = md.open_dataset(path, inputs="x")
+oversleep("batches")
+if case == "missing":
+    oversleep("missing")
+    md.open_dataset(path, inputs="x", missing="drop")
+batches = data.batches(48, shuffle=True)
+for step, batch in enumerate(batches):
+    oversleep("loop") if step == 2 else None
+    if case == "raise-in-loop" and step == 2 and rank == 1:
+        raise ValueError("rank one fails")
+    if case == "leave" and step == 2 and rank == 1:
+        sys.exit(0)
+oversleep("statistics")
+data.statistics("x")
+oversleep("load")
+data.load()
+if case == "held":
+    iterator = iter(batches)
+    next(iterator)
+    time.sleep(8 if rank == 0 else 0)
+print("end", rank)
+"""
+SECONDS = 3.0
+"""Until a wait ends, in these tests."""
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = str(tmp_path_factory.mktemp("waits") / "x.h5")
+    with h5py.File(path, "w") as file:
+        file["x"] = np.arange(ROWS * 8.0).reshape(ROWS, 8)
+    return path
+
+
+def _run(case: str, path: str, ranks: int = 2) -> Completed:
+    return run_script(ranks, SCRIPT, case, path, env={"MATEX_TIMEOUT": str(SECONDS)}, timeout=60)
+
+
+@pytest.mark.parametrize("case", ["open", "batches", "missing", "loop", "statistics", "load"])
+def test_a_rank_that_does_not_come_is_named_with_its_place(case: str, path: str) -> None:
+    done = _run(case, path)
+    assert done.returncode != 0
+    assert done.seconds < 40
+    assert "another rank does not take part" in done.stderr
+    if case != "open":  # there, the ranks have not met yet
+        assert "rank 1 is at" in done.stderr and "in oversleep" in done.stderr
+    assert "MATEX_TIMEOUT" in done.stderr and "end" not in done.stdout
+
+
+@pytest.mark.parametrize("case", ["raise-before", "raise-in-loop"])
+def test_an_error_of_one_rank_ends_the_job_soon(case: str, path: str) -> None:
+    done = run_script(2, SCRIPT, case, path, timeout=60)  # long before MATEX_TIMEOUT
+    assert done.returncode != 0
+    assert done.stderr.count("ValueError: rank one fails") == 1
+    assert "---- uncaught error on rank 1 of 2" in done.stderr
+
+
+def test_a_rank_that_leaves_its_program_is_missed_soon(path: str) -> None:
+    done = run_script(2, SCRIPT, "leave", path, timeout=60)
+    assert done.returncode != 0
+    assert "rank 1 has come to the end of its program" in done.stderr or "another rank has left" in done.stderr
+
+
+def test_ranks_that_leave_long_before_another_with_an_iterator_in_use(path: str) -> None:
+    done = _run("held", path, ranks=3)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split()) == ["0", "1", "2", "end", "end", "end"]
+
+
+CALLBACK = """
+import time
+import keras, numpy as np
+import matex_data as md
+
+class Slow(keras.callbacks.ModelCheckpoint):  # on rank 0 alone
+    def on_epoch_end(self, epoch, logs=None):
+        time.sleep(9)
+
+model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+data = md.open_dataset(__import__("sys").argv[1], inputs="x", targets="x").tf_dataset(48)
+data = data.map(lambda x, y: (x / 1e4, y[:, :1] / 1e4))
+history = md.training.fit(model, data, epochs=2, callbacks=[Slow("/nowhere/{epoch}.keras")], verbose=0)
+print("trained", len(history.epoch))
+"""
+
+
+def test_a_callback_may_take_longer_than_a_wait(path: str) -> None:
+    done = run_script(2, CALLBACK, path, env={"MATEX_TIMEOUT": "5"}, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("trained 2") == 2
+    assert "busy with its callbacks" in done.stderr
+
+
+def test_garbage_is_collected_in_the_middle_of_a_pool_s_calls() -> None:
+    before, pool = gc.get_threshold(), Buffers()
+    finished = threading.Event()
+
+    def churn() -> None:
+        for count in range(400):
+            cycle: list[Any] = [pool.bytes(4096 + count)]
+            cycle.append(cycle)  # ends whenever garbage is collected
+        finished.set()
+
+    thread = threading.Thread(target=churn, daemon=True)
+    gc.set_threshold(1)
+    try:
+        thread.start()
+        assert finished.wait(20)
+    finally:
+        gc.set_threshold(*before)
+
+
+FORKS = """
+import multiprocessing, sys
+import numpy as np
+import matex_data as md
+
+def total(batches):
+    return float(sum(batch.sum() for batch in batches))
+
+def child(queue, path, data, batches):
+    try:
+        own = md.open_dataset(path, inputs="x") if data is None else data
+        queue.put([total(own.batches(48)), total(batches or own.batches(48))])
+        data is not None and own.statistics("x")
+    except Exception as error:
+        queue.put(str(error))
+
+if __name__ == "__main__":
+    path = sys.argv[1]
+    data = md.open_dataset(path, inputs="x")
+    batches = data.batches(48)
+    iterator = iter(data.batches(48))
+    next(iterator)
+    rank = md.training.world().rank
+    for method, given in (("fork", (data, batches)), ("spawn", (None, None))):
+        context = multiprocessing.get_context(method)
+        queue = context.Queue()
+        process = context.Process(target=child, args=(queue, path, *given))
+        process.start()
+        print(method, rank, *queue.get(timeout=30))
+        print(queue.get(timeout=30).splitlines()[0]) if method == "fork" else None
+        process.join()
+    print("own", rank, total(data.batches(48)))
+"""
+
+
+def test_processes_that_a_rank_starts_read_without_mpi(path: str) -> None:
+    done = run_script(2, FORKS, path, timeout=100)
+    assert done.returncode == 0, done.stderr
+    values = np.arange(ROWS * 8.0).reshape(-1, 2, 24, 8)
+    by_rank = {str(rank): float(values[:, rank].sum()) for rank in (0, 1)}
+    lines = [line.split() for line in done.stdout.splitlines()]
+    for rank, total in by_rank.items():
+        assert ["fork", rank, str(total), str(total)] in lines  # the share of the rank
+        assert ["spawn", rank, str(values.sum()), str(values.sum())] in lines  # the data set of this process alone
+        assert ["own", rank, str(total)] in lines
+        assert f"this process was forked by rank {rank}, and cannot speak to the other ranks" in done.stdout

@@ -1,0 +1,1 @@
+"""Communicators of training, and the collectives on NumPy arrays."""

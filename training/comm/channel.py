@@ -1,0 +1,87 @@
+"""The communicators that training has for itself, one set for each communicator of the user."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from matex_data.io.sessions import channels
+from matex_data.training.comm.collectives import Line
+from matex_data.training.comm.thread import Crew
+from matex_data.training.comm.world import communicator
+
+
+class Channel:
+    """Duplicates of one communicator: ``graph`` for operations inside graphs, ``host`` for those outside.
+
+    *Collective*. Use ``channel(comm)``, which makes one per communicator.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        if MPI.Query_thread() < MPI.THREAD_SERIALIZED and comm.size > 1:
+            raise RuntimeError("training needs an MPI that lets any thread call it (at least MPI_THREAD_SERIALIZED)")
+        self.user = comm
+        self.rank = comm.rank
+        self.size = comm.size
+        self.ranks = channels(comm).comm
+        liveness = self.ranks.liveness
+        self.graph = Line(comm, liveness)
+        self.host = Line(comm, liveness)
+        self.shelf: dict[str, Any] = {}  # what others keep with a communicator, such as the order in graphs
+        self._crews: dict[int, Crew] = {}
+
+    def crew(self, number: int) -> Crew:
+        """So many threads, each with a communicator of its own. *Collective* the first time for each number."""
+        if number not in self._crews:
+            self._crews[number] = Crew(self.graph, number)
+        return self._crews[number]
+
+    def agree(self, what: str, line: Line | None = None) -> None:
+        """Make sure that all ranks are about to do the same. *Collective* the first time for each ``what`` on a line.
+
+        Raises
+        ------
+        RuntimeError : on all ranks, if they are not.
+        """
+        line = line or self.host
+        digest = hashlib.blake2b(what.encode(), digest_size=7).digest()
+        if digest in line.agreed:
+            return
+        number = int.from_bytes(digest, "little")
+        extremes = np.array([number, -number], np.int64)
+        line.reduce(extremes, "max")
+        if extremes[0] != -extremes[1]:
+            raise RuntimeError(
+                f"the ranks do not do the same: rank {self.rank} is about to {what}\n"
+                "  remedy: build the same model and the same training step on every rank"
+            )
+        line.agreed.add(digest)
+
+    def close(self) -> None:
+        """Free the communicators. *Collective*."""
+        for crew in self._crews.values():
+            crew.close()
+        self.graph.close()
+        self.host.close()
+
+
+def channel(comm: MPI.Intracomm | None = None) -> Channel:
+    """The channel of that communicator. *Collective* the first time for each communicator."""
+    comm = communicator(comm)
+    found = comm.Get_attr(_KEY)
+    if found is None:
+        found = Channel(comm)
+        comm.Set_attr(_KEY, found)
+    assert isinstance(found, Channel)
+    return found
+
+
+def _forget(comm: MPI.Comm, _: int, found: Channel) -> None:
+    if comm != MPI.COMM_WORLD:  # that one ends with MPI itself
+        found.close()
+
+
+_KEY = MPI.Comm.Create_keyval(delete_fn=_forget)

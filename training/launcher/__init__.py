@@ -1,0 +1,1 @@
+"""``matex run``: scripts that know nothing of ranks."""

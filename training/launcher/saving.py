@@ -1,0 +1,214 @@
+"""Files of scripts that know nothing of ranks: rank 0 writes them, and others go on once they are whole.
+
+Rank 0 waits for nobody, since a script may save on rank 0 alone. Another rank that comes to a save waits until rank 0
+has done it, at the same point of the program. If it saves to another path than rank 0 (a temporary folder of its own, a
+name with its rank), it writes that file itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from matex_data.mpi import deadlines
+from matex_data.mpi.processes import separate
+from matex_data.training.comm.channel import Channel
+from matex_data.training.comm.world import alone, running_alone
+from matex_data.training.keras_api import CHECKPOINT_MANAGER, METRICS_OF_EPOCH, tf_keras_models, tf_keras_saving
+from matex_data.training.launcher.files import Register, Saved, failed, patch_caches, patch_folders
+from matex_data.training.steps.evaluation import SharedTest
+
+Get = Callable[[Any], Any]
+Set = Callable[[Any, Any], None]
+
+
+def patch_saving(opened: Channel) -> None:
+    """Have rank 0 alone save models and write summaries. *Collective*."""
+    register = Register(opened)
+    patch_folders(register)
+    patch_caches(register)
+    saves = _Saves(opened, register)
+    for owner, names in (
+        (keras.Model, ("save", "save_weights", "export")),
+        (keras.saving, ("save_model", "save_weights")),
+        (keras.models, ("save_model",)),
+        (tf_keras_saving, ("save_model", "save_weights")),
+        (tf_keras_models, ("save_model",)),
+    ):
+        for name in names:
+            if hasattr(owner, name):
+                saves.patch(owner, name, "filepath")
+    saves.patch(tf.saved_model, "save", "export_dir")
+    saves.patch(tf.train.Checkpoint, "write", "file_prefix")
+    saves.patch(tf.train.Checkpoint, "save", "file_prefix", _counter, _set_counter)
+    saves.patch(tf.train.CheckpointManager, "save", "directory", _checkpoints, _set_checkpoints)
+    _patch_managers(register)
+    if opened.rank > 0:
+        for owner, name in (
+            (keras.Model, "load_weights"),
+            (keras.saving, "load_model"),
+            (keras.saving, "load_weights"),
+            (keras.models, "load_model"),
+            (tf_keras_saving, "load_model"),
+            (tf_keras_models, "load_model"),
+        ):
+            setattr(owner, name, _checked(getattr(owner, name), register))
+        tf.summary.create_file_writer = lambda *_, **__: tf.summary.create_noop_writer()
+
+
+class _Saves:
+    """Patches of functions that save."""
+
+    def __init__(self, opened: Channel, register: Register) -> None:
+        self._channel = opened
+        self._register = register
+
+    def patch(self, owner: Any, name: str, path_name: str, get: Get | None = None, set: Set | None = None) -> None:
+        """Let rank 0 alone carry out a function that saves.
+
+        Parameters
+        ----------
+        path_name : of the parameter that is the path, or of an attribute of the object that saves.
+        get, set : of the state of the object that saves, which all ranks take over from rank 0.
+        """
+        original = getattr(owner, name)
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def save(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs).arguments
+            first = next(iter(bound.values()))
+            path = bound[path_name] if path_name in bound else getattr(first, path_name, None)
+            in_graph = path_name != "filepath" and not tf.executing_eagerly()
+            if alone.get() or separate() or in_graph or not isinstance(path, str | os.PathLike):
+                return self._locally(original, args, kwargs)
+            where = str(Path(path).absolute())
+            if self._channel.rank == 0:
+                return self._as_root(original, args, kwargs, where, lambda: get and get(first))
+            saved = self._saved_by_root(f"{name}()", where)
+            if saved.path != where:
+                return self._locally(original, args, kwargs)
+            if saved.error is not None:
+                raise pickle.loads(saved.error)
+            if set is not None:
+                set(first, saved.state)
+            return saved.result
+
+        setattr(owner, name, save)
+
+    @staticmethod
+    def _locally(original: Any, args: Any, kwargs: Any) -> Any:
+        with running_alone(), deadlines.busy(f"{original.__name__}()"):  # functions that save call one another
+            return original(*args, **kwargs)
+
+    def _as_root(self, original: Any, args: Any, kwargs: Any, where: str, get: Callable[[], Any]) -> Any:
+        if self._register.liveness is None:
+            return self._together(lambda: self._locally(original, args, kwargs), where, get)
+        point = self._register.point()
+        self._register.wait_for_readers(point)
+        try:
+            result = self._locally(original, args, kwargs)
+        except Exception as error:
+            self._register.note_save(point, failed(where, error))
+            raise
+        self._register.note_save(point, Saved(where, None, result, get()))
+        return result
+
+    def _saved_by_root(self, call: str, where: str) -> Saved:
+        if self._register.liveness is None:
+            saved: Saved = self._channel.host.objects(None)[0]
+            return saved
+        return self._register.save_of_root(call, where)
+
+    def _together(self, save: Callable[[], Any], where: str, get: Callable[[], Any]) -> Any:
+        """Save, and tell all ranks: MPI allows no thread that would answer them. *Collective*."""
+        try:
+            result = save()
+        except Exception as error:
+            self._channel.host.objects(failed(where, error))
+            raise
+        self._channel.host.objects(Saved(where, None, result, get()))
+        return result
+
+
+def _patch_managers(register: Register) -> None:
+    """Let new checkpoint managers find what rank 0 has found, which may have saved since."""
+    kind = tf.train.CheckpointManager
+    original = kind.__init__
+
+    @functools.wraps(original)
+    def begin(manager: Any, *args: Any, **kwargs: Any) -> None:
+        original(manager, *args, **kwargs)
+        if alone.get() or separate():
+            return
+        point, where = register.point("manager"), str(Path(manager.directory).absolute())
+        if register.rank == 0:
+            register.note_save(point, Saved(where, state=_list(manager)))
+            return
+        saved = register.known_save(point)
+        if saved is not None and saved.path == where:
+            vars(manager).update(saved.state)
+
+    kind.__init__ = begin
+
+
+def _checked(original: Any, register: Register) -> Any:
+    """Return a function that loads, and then makes sure that rank 0 has not saved over the file."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def load(*args: Any, **kwargs: Any) -> Any:
+        loaded = original(*args, **kwargs)
+        path = signature.bind(*args, **kwargs).arguments.get("filepath")
+        if isinstance(path, str | os.PathLike) and not separate():
+            register.check_read(str(Path(path).absolute()))
+        return loaded
+
+    return load
+
+
+def _counter(checkpoint: Any) -> int:
+    return int(checkpoint.save_counter.numpy())
+
+
+def _set_counter(checkpoint: Any, count: int) -> None:
+    checkpoint.save_counter.assign(count)
+
+
+def _checkpoints(manager: Any) -> Any:
+    return _counter(manager.checkpoint), _list(manager)
+
+
+def _list(manager: Any) -> dict[str, Any]:
+    return {name: copy(value) for name, value in vars(manager).items() if name in CHECKPOINT_MANAGER}
+
+
+def _set_checkpoints(manager: Any, state: Any) -> None:
+    count, attributes = state
+    _set_counter(manager.checkpoint, count)
+    vars(manager).update(attributes)
+
+
+@contextlib.contextmanager
+def whole_model(model: Any) -> Iterator[None]:
+    """Context manager: this rank alone evaluates a model that may be training on all ranks.
+
+    Its metrics are then those of this rank, which sees all data.
+    """
+    replaced, test = vars(model).pop(METRICS_OF_EPOCH, None), vars(model).get("test_step")
+    try:
+        with test.alone() if isinstance(test, SharedTest) else contextlib.nullcontext():
+            yield
+    finally:
+        if replaced is not None:
+            object.__setattr__(model, METRICS_OF_EPOCH, replaced)

@@ -1,0 +1,125 @@
+"""Scripts in the manner of TensorFlow 1: optimizers of ``tf.compat.v1`` and sessions that feed batches."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from matex_data.pipeline import sharded
+from matex_data.training.comm.channel import Channel
+from matex_data.training.keras_api import BaseSession
+from matex_data.training.launcher.loops import Loops
+from matex_data.training.reduction.ops import from_root
+from matex_data.training.reduction.payloads import WHOLE
+from matex_data.training.reduction.sequence import in_session_graph
+from matex_data.training.reduction.tape import averaged_once
+
+STEPS = "matex_steps"
+"""Collection of a graph: tensors that only a training step computes."""
+WEIGHT = "matex_weight"
+"""Collection of a graph: the placeholder of the weight of this rank's rows."""
+
+
+class SessionPatches:
+    """Patches optimizers, initializers and sessions. *Collective*."""
+
+    def __init__(self, opened: Channel, loops: Loops) -> None:
+        self._channel = opened
+        self._loops = loops
+        v1 = tf.compat.v1
+        self._wrap(v1.train.Optimizer, "compute_gradients", self._compute_gradients)
+        self._wrap(v1.train.Optimizer, "apply_gradients", self._apply_gradients)
+        for name in ("global_variables_initializer", "initialize_all_variables"):
+            self._wrap(v1, name, self._initializer)
+        self._wrap(BaseSession, "run", self._run)
+
+    @staticmethod
+    def _wrap(owner: Any, name: str, method: Any) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            return method(original, *args, **kwargs)
+
+        setattr(owner, name, patched)
+
+    def _compute_gradients(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        pairs = original(optimizer, *args, **kwargs)
+        optimizer._matex_averaged = True
+        return self._averaged(pairs)
+
+    def _apply_gradients(self, original: Any, optimizer: Any, pairs: Any, *args: Any, **kwargs: Any) -> Any:
+        pairs = list(pairs)
+        if not getattr(optimizer, "_matex_averaged", False):  # they come from tf.gradients
+            pairs = self._averaged(pairs)
+        return original(optimizer, pairs, *args, **kwargs)
+
+    def _averaged(self, pairs: Any) -> list[Any]:
+        if not self._loops.shares():
+            return list(pairs)
+        average = self._average if in_session_graph() else self._loops.average
+        gradients = averaged_once([gradient for gradient, _ in pairs], average)
+        return list(zip(gradients, [variable for _, variable in pairs], strict=True))
+
+    def _average(self, gradients: list[Any]) -> list[Any]:
+        """Return the averages over the ranks, as the session that runs them decides. *Collective* then."""
+        graph = tf.compat.v1.get_default_graph()
+        if not graph.get_collection(WEIGHT):
+            whole = tf.constant(WHOLE, tf.float64)
+            graph.add_to_collection(WEIGHT, tf.compat.v1.placeholder_with_default(whole, ()))
+        averages = self._loops.reducer(gradients, graph.get_collection(WEIGHT)[0])
+        for tensor in averages:
+            if tensor is not None:
+                graph.add_to_collection(STEPS, tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor)
+        return averages
+
+    def _initializer(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Initialize, then take the values of rank 0. *Collective* when it runs."""
+        done = original(*args, **kwargs)
+        variables = tf.compat.v1.global_variables()
+        if not in_session_graph() or not variables:
+            return done
+
+        with tf.control_dependencies([done]):
+            values = [tf.identity(v.read_value()) for v in variables]
+        received = from_root(self._channel, values)
+        return tf.group(*[tf.compat.v1.assign(v, new) for v, new in zip(variables, received, strict=True)])
+
+    def _run(self, original: Any, session: Any, fetches: Any, feed_dict: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if self._trains(session.graph, fetches):
+            feed_dict = self._weighted(session.graph, dict(feed_dict or {}))
+        return original(session, fetches, feed_dict, *args, **kwargs)
+
+    @staticmethod
+    def _trains(graph: Any, fetches: Any) -> bool:
+        """Whether what is fetched needs an average of gradients."""
+        steps = {tensor.op for tensor in graph.get_collection(STEPS)}
+        waiting = [getattr(f, "op", f) for f in tf.nest.flatten(fetches)] if steps else []
+        waiting = [graph.as_graph_element(f) if isinstance(f, str) else f for f in waiting]
+        seen: set[Any] = set()
+        while waiting:
+            operation = waiting.pop()
+            operation = getattr(operation, "op", operation)
+            if operation in steps:
+                return True
+            if operation in seen or not isinstance(operation, tf.Operation):
+                continue
+            seen.add(operation)
+            waiting += [*operation.inputs, *operation.control_inputs]
+        return False
+
+    def _weighted(self, graph: Any, feeds: dict[Any, Any]) -> dict[Any, Any]:
+        """Return the feeds with the weight of this rank's batch. *Collective* if there is data with parts."""
+        if not sharded.exist:
+            self._loops.tell()
+            return feeds
+        rows = max((len(value) for key, value in feeds.items() if _is_batch(key)), default=1)
+        everyone = self._channel.host.objects(rows)
+        return {**feeds, graph.get_collection(WEIGHT)[0]: rows / max(sum(everyone), 1)}
+
+
+def _is_batch(placeholder: Any) -> bool:
+    shape = placeholder.shape if isinstance(placeholder, tf.Tensor) else None
+    return shape is not None and (shape.rank is None or (shape.rank > 0 and shape[0] is None))

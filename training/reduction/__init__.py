@@ -1,0 +1,1 @@
+"""The average over ranks as operations of a TensorFlow graph."""

@@ -1,0 +1,89 @@
+"""Which tensors are reduced together, and how they lie in one flat buffer: NumPy only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from matex_data._types import Array
+
+ALIGNMENT = 64
+"""Bytes. TensorFlow takes over an array without a copy if it lies on such a border."""
+BUCKET_BYTES = 4 << 20
+"""A bucket is closed once it holds so many bytes; larger tensors have one of their own."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Tensors, by their positions in a list, that are reduced in one call.
+
+    Parameters
+    ----------
+    positions : in the order in which they lie in the buffer.
+    dtype : in which the sum is formed.
+    """
+
+    positions: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype in which values of ``dtype`` are summed: floats of 16 bits and less in float32."""
+    if dtype.itemsize < 4 and (dtype.kind == "f" or dtype.name.startswith(("bfloat", "float"))):
+        return np.dtype(np.float32)
+    return np.dtype(dtype)
+
+
+def plan(sizes: Sequence[int], dtypes: Sequence[np.dtype[Any]], bucket_bytes: int = BUCKET_BYTES) -> list[Bucket]:
+    """Buckets for tensors of those sizes (elements), the last tensors first.
+
+    Back-propagation finishes the gradients of the last layers first, so their sum can begin while the
+    others are still computed.
+    """
+    buckets: list[Bucket] = []
+    open_buckets: dict[np.dtype[Any], tuple[list[int], int]] = {}
+    for position in reversed(range(len(sizes))):
+        dtype = sum_dtype(dtypes[position])
+        positions, filled = open_buckets.pop(dtype, ([], 0))
+        positions.append(position)
+        filled += sizes[position] * dtype.itemsize
+        if filled >= bucket_bytes:
+            buckets.append(Bucket(tuple(positions), dtype))
+        else:
+            open_buckets[dtype] = (positions, filled)
+    return buckets + [Bucket(tuple(positions), dtype) for dtype, (positions, _) in open_buckets.items()]
+
+
+def pack(arrays: Sequence[Array], dtype: np.dtype[Any], weight: float | None = None) -> tuple[Array, list[Array]]:
+    """A flat copy of the arrays, each multiplied by ``weight``, and the views of it that are the copies.
+
+    A weight of zero gives exact zeros whatever the values are.
+    """
+    step = max(1, ALIGNMENT // dtype.itemsize)
+    starts = np.cumsum([0] + [-(-array.size // step) * step for array in arrays])
+    flat = _aligned(int(starts[-1]), dtype)
+    parts = []
+    for array, start, end in zip(arrays, starts[:-1], starts[1:], strict=True):
+        part = flat[start : start + array.size]
+        flat[start + array.size : end] = 0
+        _scale(array.reshape(-1), weight, part)
+        parts.append(part.reshape(array.shape))
+    return flat, parts
+
+
+def _scale(array: Array, weight: float | None, out: Array) -> None:
+    if weight == 0:
+        out[:] = 0
+    elif weight is None or weight == 1:
+        out[:] = array
+    else:
+        np.multiply(array.astype(out.dtype, copy=False), weight, out=out)
+
+
+def _aligned(size: int, dtype: np.dtype[Any]) -> Array:
+    raw = np.empty(size * dtype.itemsize + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size * dtype.itemsize].view(dtype)

@@ -1,0 +1,211 @@
+"""The sum over all ranks as an operation of a TensorFlow graph, in buckets, under one fixed order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+from mpi4py import MPI
+
+from matex_data._types import Array
+from matex_data.training.comm.channel import Channel, channel
+from matex_data.training.comm.collectives import Op
+from matex_data.training.comm.thread import Crew
+from matex_data.training.reduction.buckets import BUCKET_BYTES, Bucket, plan
+from matex_data.training.reduction.payloads import DenseJob, Job, SlicesJob
+from matex_data.training.reduction.sequence import Order, in_session_graph
+
+Strategy = Literal["chained", "funneled", "concurrent"]
+
+COURIERS = {"chained": 0, "funneled": 1, "concurrent": 4}
+"""Threads that communicate: none where the graph's own threads do it, one after the other."""
+
+
+def allreduce(tensors: Any, op: Op = "mean", *, comm: MPI.Intracomm | None = None) -> Any:
+    """The element-wise mean (or "sum", "max", "min") over all ranks, in graphs and outside. *Collective*.
+
+    Parameters
+    ----------
+    tensors : a tensor or a nested structure of tensors of the same shapes on every rank. ``None`` stays
+        None; of ``tf.IndexedSlices`` the slices of all ranks are gathered ("mean" and "sum" alone).
+
+    Raises
+    ------
+    TypeError : the mean of integers, or any operation on booleans or strings.
+    ValueError : an operation that does not exist.
+    """
+    if op not in ("mean", "sum", "max", "min"):
+        raise ValueError(f'op is "mean", "sum", "max" or "min", not {op!r}')
+    opened = channel(comm)
+    leaves = tf.nest.flatten(tensors)
+    kept = (tf.IndexedSlices, type(None))
+    leaves = [leaf if isinstance(leaf, kept) else tf.convert_to_tensor(leaf) for leaf in leaves]
+    for leaf in leaves:
+        _check(leaf, op)
+    weight = 1 / opened.size if op == "mean" else None
+    return tf.nest.pack_sequence_as(tensors, Reducer(opened)(leaves, weight, op))
+
+
+def _check(leaf: Any, op: Op) -> None:
+    if leaf is None:
+        return
+    if leaf.dtype in (tf.bool, tf.string) or (op == "mean" and leaf.dtype.is_integer):
+        raise TypeError(f"no {op} over the ranks of {leaf.dtype.name} values; cast them first (tf.cast)")
+    if isinstance(leaf, tf.IndexedSlices) and op in ("max", "min"):
+        raise TypeError(f"no {op} of tf.IndexedSlices; convert them first (tf.convert_to_tensor)")
+
+
+class Reducer:
+    """Sums tensors over all ranks by one strategy.
+
+    Parameters
+    ----------
+    strategy : "chained": the graph's threads communicate, one bucket after the other. "funneled": one
+        thread does, in a fixed order. "concurrent": several threads do, each with its own communicator.
+    bucket_bytes : tensors are packed together up to so many bytes.
+    dense_share : sparse tensors (``tf.IndexedSlices``) with at least this share of all rows, counted over
+        all ranks, are summed row by row; others keep all their slices. None: never.
+
+    Making one is *collective*.
+    """
+
+    def __init__(
+        self,
+        opened: Channel,
+        strategy: Strategy = "chained",
+        bucket_bytes: int = BUCKET_BYTES,
+        dense_share: float | None = None,
+    ) -> None:
+        if strategy not in COURIERS:
+            raise ValueError(f"strategy is one of {', '.join(COURIERS)}, not {strategy!r}")
+        self.channel = opened
+        self.strategy: Strategy = strategy
+        self.bucket_bytes = bucket_bytes
+        self.dense_share = dense_share
+        self._crew = opened.crew(COURIERS[strategy]) if COURIERS[strategy] and opened.size > 1 else None
+
+    def __call__(self, tensors: Sequence[Any], weight: Any = None, op: Op = "sum") -> list[Any]:
+        """The sums of ``weight`` times each tensor; weight zero gives zeros even for NaN. *Collective*.
+
+        Parameters
+        ----------
+        weight : a number, a scalar tensor, or None for one.
+        """
+        if self.channel.size == 1:
+            return list(tensors)
+        out = list(tensors)
+        dense = [i for i, t in enumerate(tensors) if t is not None and not isinstance(t, tf.IndexedSlices)]
+        sparse = [i for i, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)]
+        jobs = [DenseJob(self.channel, bucket, op) for bucket in self._plan([tensors[i] for i in dense])]
+        inputs = [[tensors[dense[p]] for p in job.bucket.positions] for job in jobs]
+        slices = [SlicesJob(self.channel, self.dense_share) for _ in sparse]
+        inputs += [[tensors[i].values, tensors[i].indices, _rows(tensors[i])] for i in sparse]
+        results = self._run([*jobs, *slices], inputs, weight) if inputs else []
+        for job, reduced in zip(jobs, results, strict=False):
+            for position, tensor in zip(job.bucket.positions, reduced, strict=True):
+                out[dense[position]] = tensor
+        for i, (values, indices) in zip(sparse, results[len(jobs) :], strict=True):
+            out[i] = tf.IndexedSlices(values, indices, tensors[i].dense_shape)
+        return out
+
+    def _plan(self, tensors: list[Any]) -> list[Bucket]:
+        sizes = [t.shape.num_elements() or 0 for t in tensors]
+        return plan(sizes, [np.dtype(t.dtype.as_numpy_dtype) for t in tensors], self.bucket_bytes)
+
+    def _run(self, jobs: list[Job], inputs: list[list[Any]], weight: Any) -> list[list[Any]]:
+        weight = tf.constant(1, tf.float64) if weight is None else tf.convert_to_tensor(weight, tf.float64)
+        if self._crew is None or in_session_graph():
+            results = _chain(self.channel, jobs, inputs, weight)
+        else:
+            results = _send(self.channel, self._crew, jobs, inputs, weight)
+        for job, tensors, outputs in zip(jobs, inputs, results, strict=True):
+            job.restore_shapes(tensors, outputs)
+        return results
+
+
+def _rows(slices: Any) -> Any:
+    """The number of rows of the dense tensor, or 0 where it is not known."""
+    return tf.constant(0, tf.int64) if slices.dense_shape is None else tf.cast(slices.dense_shape[0], tf.int64)
+
+
+def from_root(opened: Channel, tensors: Sequence[Any]) -> list[Any]:
+    """The tensors of rank 0, in graphs and outside. *Collective*."""
+
+    def run(number: Any, *arrays: Array) -> list[Any]:
+        copies = [np.array(array, order="C") for array in arrays]
+        for copy in copies:
+            opened.graph.share(copy.reshape(-1))
+        return [number, *copies]
+
+    with _order(opened, "chained").ticket() as ticket:
+        kinds = [tensor.dtype for tensor in tensors]
+        ticket.number, *received = tf.numpy_function(run, [ticket.number, *tensors], [tf.int64, *kinds])
+    for tensor, new in zip(tensors, received, strict=True):
+        new.set_shape(tensor.shape)
+    return list(received)
+
+
+def from_all(opened: Channel, tensors: Sequence[Any]) -> list[Any]:
+    """Return the rows of all ranks, those of rank 0 first, in graphs and outside. *Collective*.
+
+    Parameters
+    ----------
+    tensors : with one axis at least; ranks may have different numbers of rows.
+    """
+
+    def run(number: Any, *arrays: Array) -> list[Any]:
+        return [number, *(opened.graph.gather(np.ascontiguousarray(array)) for array in arrays)]
+
+    with _order(opened, "chained").ticket() as ticket:
+        kinds = [tensor.dtype for tensor in tensors]
+        ticket.number, *received = tf.numpy_function(run, [ticket.number, *tensors], [tf.int64, *kinds])
+    for tensor, new in zip(tensors, received, strict=True):
+        new.set_shape([None, *tensor.shape[1:]])
+    return list(received)
+
+
+def _chain(opened: Channel, jobs: list[Job], inputs: list[list[Any]], weight: Any) -> list[list[Any]]:
+    """One blocking operation a job; each needs the number that the one before it gives."""
+    results = []
+    with _order(opened, "chained").ticket() as ticket:
+        for job, tensors in zip(jobs, inputs, strict=True):
+
+            def run(number: Any, weight: Any, *arrays: Array, job: Job = job) -> list[Any]:
+                return [number + 1, *job.prepare(float(weight), arrays)(opened.graph)]
+
+            outputs = tf.numpy_function(run, [ticket.number, weight, *tensors], [tf.int64, *job.dtypes(tensors)])
+            ticket.number, *reduced = outputs
+            results.append(reduced)
+    return results
+
+
+def _send(opened: Channel, crew: Crew, jobs: list[Job], inputs: list[list[Any]], weight: Any) -> list[list[Any]]:
+    """Two operations a job: one hands it to a crew, one waits; none waits before all are handed over."""
+    with _order(opened, f"crew {id(crew)}").ticket() as ticket:
+        handed = []
+        for position, (job, tensors) in enumerate(zip(jobs, inputs, strict=True)):
+
+            def start(number: Any, weight: Any, *arrays: Array, job: Job = job) -> Any:
+                crew.hand_over(int(number), job.prepare(float(weight), arrays))
+                return number
+
+            handed.append(tf.numpy_function(start, [ticket.number + position, weight, *tensors], tf.int64))
+
+        def wait(number: Any, *_: Any) -> Any:
+            return crew.result(int(number))
+
+        results = [
+            list(tf.numpy_function(wait, [number, *handed], job.dtypes(tensors)))
+            for number, job, tensors in zip(handed, jobs, inputs, strict=True)
+        ]
+        with tf.control_dependencies(handed):
+            ticket.number = ticket.number + len(jobs)
+    return results
+
+
+def _order(opened: Channel, name: str) -> Order:
+    order = opened.shelf.setdefault(f"order of {name}", Order())
+    assert isinstance(order, Order)
+    return order

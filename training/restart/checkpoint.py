@@ -1,0 +1,302 @@
+"""One file that holds all that training needs to go on: written by rank 0, whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from matex_data._types import Array
+from matex_data.errors import FormatError, PartitionError
+from matex_data.training.comm.channel import Channel
+from matex_data.training.steps.build import state
+
+FILE = "training.npz"
+VERSION = 2
+_FACTS = "facts"
+_KINDS = {"position": dict, "data": list, "callbacks": list, "stopped": bool, "common": list, "own": list}
+"""Facts of a checkpoint, beside the version and the types and shapes of the arrays, and what they are in JSON."""
+_POSITION = ("epoch", "step", "steps")
+
+
+class Checkpoint:
+    """A checkpoint that was found. Its facts are there on all ranks, its arrays on rank 0 alone.
+
+    Parameters
+    ----------
+    path : of the file.
+    facts : of the run.
+    arrays : of rank 0, by name.
+    """
+
+    def __init__(self, opened: Channel, path: Path, facts: dict[str, Any], arrays: dict[str, Array]) -> None:
+        self.path = path
+        self.facts = facts
+        self._channel = opened
+        self._arrays = arrays
+
+    def take(self, name: str) -> Array:
+        """Return an array, which rank 0 sends to all others and then forgets. *Collective*."""
+        dtype, shape = self.facts["arrays"][name]
+        array = self._arrays.pop(name) if self._channel.rank == 0 else np.empty(shape, _dtype(dtype))
+        if self._channel.size > 1:
+            self._channel.host.share(array.reshape(-1))
+        return array
+
+
+def open_together(opened: Channel, folder: Path) -> Checkpoint | None:
+    """Find the checkpoint of that folder, None where there is none, and remove drafts of saves that were killed.
+
+    *Collective*.
+
+    Raises
+    ------
+    FormatError : on all ranks.
+    """
+    found: Any = None
+    arrays: dict[str, Array] = {}
+    if opened.rank == 0:
+        with contextlib.suppress(OSError):  # they do no harm
+            _remove_drafts(folder)
+        try:
+            loaded = read(folder)
+            if loaded is not None:
+                arrays, found = loaded
+        except FormatError as error:
+            found = error
+    found = opened.host.objects(found)[0] if opened.size > 1 else found
+    if isinstance(found, FormatError):
+        raise found
+    return None if found is None else Checkpoint(opened, folder / FILE, found, arrays)
+
+
+def write(folder: Path, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
+    """Replace the checkpoint of that folder; whoever reads it meanwhile sees the old one or the new one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f".{FILE}.{os.getpid()}"
+    table = {name: [keras.backend.standardize_dtype(array.dtype), array.shape] for name, array in arrays.items()}
+    text = json.dumps({**facts, "version": VERSION, "arrays": table}).encode()
+    columns: dict[str, Any] = {_FACTS: np.frombuffer(text, np.uint8)}
+    columns |= {name: _plain(array) for name, array in arrays.items()}
+    try:
+        with draft.open("wb") as file:
+            np.savez(file, **columns)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(folder / FILE)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def read(folder: Path) -> tuple[dict[str, Array], dict[str, Any]] | None:
+    """Return arrays and facts of the checkpoint in that folder; None where there is none.
+
+    Raises
+    ------
+    FormatError : it is not such a file, it is damaged, or it cannot be read.
+    """
+    path = folder / FILE
+    try:
+        if not path.exists():
+            return None
+        with np.load(path, allow_pickle=False) as file:
+            members = dict(file)  # the checksum of each is compared
+        facts = json.loads(members.pop(_FACTS).tobytes())
+        version = facts.pop("version")
+    except Exception as error:  # a damaged file makes the libraries raise errors of any kind
+        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+    if version != VERSION:
+        raise FormatError(
+            "a checkpoint of another version",
+            file=str(path),
+            expected=VERSION,
+            found=version,
+            remedy="resume with the release that wrote it, or remove it to start anew",
+        )
+    try:
+        _check(facts)
+        table = facts["arrays"]
+        if members.keys() != table.keys():
+            raise ValueError(f"arrays {sorted(members.keys() ^ table.keys())} are missing, or not its own")
+        return {name: _typed(members.pop(name), *table[name]) for name in table}, facts
+    except Exception as error:  # as above
+        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+
+
+def capture(model: Any, opened: Channel) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Return all variables of a model, on rank 0, and their names. *Collective*.
+
+    Those alike on all ranks are there once; of those of each rank, the values of all ranks.
+    """
+    own = own_variables(model)
+    mine = [np.array(variable.value.numpy()) for variable in own]
+    everyone = opened.host.objects(mine) if opened.size > 1 else [mine]
+    if opened.rank > 0:
+        return {}, {}
+    common = state(model)
+    arrays = {f"common{i}": np.array(variable.value.numpy()) for i, variable in enumerate(common)}
+    arrays |= {f"own{i}": np.stack(values) for i, values in enumerate(zip(*everyone, strict=True))}
+    return arrays, {"common": _names(model), "own": [v.path for v in own]}
+
+
+def restore(model: Any, found: Checkpoint) -> list[Array]:
+    """Set the variables that are alike on all ranks; return the values of the others, for ``restore_own``.
+
+    *Collective*.
+
+    Raises
+    ------
+    PartitionError : the checkpoint is one of another model or optimizer.
+    """
+    variables = state(model)
+    order = _order(found.facts["common"], _names(model), found)
+    table = [found.facts["arrays"][f"common{i}"] for i in order]
+    differ = [
+        (f"{v.path} of {v.dtype}{list(v.shape)}", f"{dtype}{list(shape)}")
+        for v, (dtype, shape) in zip(variables, table, strict=True)
+        if tuple(shape) != tuple(v.shape) or dtype != keras.backend.standardize_dtype(v.dtype)
+    ]
+    if differ:
+        raise _other(found, *differ[0])
+    for variable, i in zip(variables, order, strict=True):
+        variable.assign(found.take(f"common{i}"))
+    return [found.take(f"own{i}") for i in range(len(found.facts["own"]))]
+
+
+def restore_own(model: Any, opened: Channel, stored: Sequence[Array]) -> None:
+    """Set metrics, seeds and statistics. For another number of ranks: sums go to rank 0, seeds are drawn anew."""
+    metrics = len(model.metrics_variables)
+    for i, (variable, values) in enumerate(zip(own_variables(model), stored, strict=False)):
+        if values.shape[1:] != tuple(variable.shape):
+            continue
+        if len(values) == opened.size:
+            variable.assign(values[opened.rank])
+        elif i < metrics:
+            variable.assign(values.sum(0, dtype=values.dtype) * (opened.rank == 0))
+
+
+def own_variables(model: Any) -> list[Any]:
+    """Return variables that may differ between ranks: first the metrics', then seeds and moving statistics.
+
+    Weights of layers that are frozen are alike.
+    """
+    frozen = {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
+    return [*model.metrics_variables, *(v for v in model.non_trainable_variables if id(v) not in frozen)]
+
+
+def _order(stored: list[str], wanted: list[str], found: Checkpoint) -> list[int]:
+    """Return the place of each variable among those of the checkpoint.
+
+    By name; where Keras has numbered layers in another way, since others were made before them, by position.
+    """
+    if len(stored) == len(wanted) == len(set(wanted)) and set(stored) == set(wanted):
+        places = {name: i for i, name in enumerate(stored)}
+        return [places[name] for name in wanted]
+    if [_unnumbered(name) for name in stored] == [_unnumbered(name) for name in wanted]:
+        return list(range(len(wanted)))
+    missing = [name for name in wanted if name not in set(stored)]
+    unknown = [name for name in stored if name not in set(wanted)]
+    raise _other(
+        found,
+        f"{len(wanted)} variables, {(missing or wanted)[:3]} among them",
+        f"{len(stored)} variables, {(unknown or stored)[:3]} among them",
+    )
+
+
+def _names(model: Any) -> list[str]:
+    """Return the names of the variables alike on all ranks.
+
+    Without the numbers that Keras gives models and optimizers in the order of their making.
+    """
+    pattern = rf"(?<![A-Za-z0-9]){re.escape(model.name)}(?=[/_])"
+    names = [re.sub(pattern, "model", variable.path) for variable in state(model)]
+    weights = len(model.weights)
+    optimizers = (name.partition("/") for name in names[weights:])
+    return names[:weights] + [f"{_unnumbered(optimizer)}/{name}" for optimizer, _, name in optimizers]
+
+
+def _unnumbered(name: str) -> str:
+    return re.sub(r"_\d+(?=[/_]|$)", "", name)
+
+
+def _other(found: Checkpoint, expected: str, stored: str) -> PartitionError:
+    return PartitionError(
+        "this checkpoint is one of another model or optimizer",
+        file=str(found.path),
+        expected=expected,
+        found=stored,
+        remedy="give another folder as checkpoint, or build the model that the run began with",
+    )
+
+
+def _damaged(path: Path, found: str) -> FormatError:
+    return FormatError(
+        "this is no checkpoint of a training run, or it is damaged",
+        file=str(path),
+        expected="what training.fit has written",
+        found=found,
+        remedy="remove it to start anew",
+    )
+
+
+def _check(facts: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` unless these are the facts that ``training.fit`` saves."""
+    kinds = {**_KINDS, "arrays": dict}
+    wrong = [name for name in {*facts, *kinds} if not isinstance(facts.get(name), kinds.get(name, ()))]
+    if wrong:
+        raise ValueError(f"facts {sorted(wrong)} are missing, unknown or of another type")
+    position = facts["position"]
+    if position.keys() != set(_POSITION) or not all(isinstance(position[name], int) for name in _POSITION):
+        raise ValueError(f"a position of {position}")
+    if not all({"class", "options", "state", "arrays"} <= entry.keys() for entry in facts["callbacks"]):
+        raise ValueError("facts of callbacks are missing")
+    for kind in ("common", "own"):
+        if any(f"{kind}{i}" not in facts["arrays"] for i in range(len(facts[kind]))):
+            raise ValueError(f"arrays of {kind} variables are missing")
+
+
+def _remove_drafts(folder: Path) -> None:
+    """Remove what saves left behind that were killed. The folder belongs to one run."""
+    for draft in folder.glob(f".{FILE}.*"):
+        writer = draft.name.rpartition(".")[2]
+        if not writer.isdecimal() or int(writer) == os.getpid() or not _alive(int(writer)):
+            draft.unlink(missing_ok=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # it belongs to someone else
+        return True
+    return True
+
+
+def _plain(array: Array) -> Array:
+    """Types that NumPy's files do not have (bfloat16, float8) as their bytes."""
+    return array.reshape(-1).view(np.uint8) if array.dtype.kind == "V" or array.dtype.isbuiltin != 1 else array
+
+
+def _typed(array: Array, dtype: str, shape: Sequence[int]) -> Array:
+    wanted = _dtype(dtype)
+    typed: Array = array
+    if array.dtype != wanted and array.dtype == np.uint8:
+        typed = array.view(wanted).reshape(shape)
+    if typed.dtype != wanted or typed.shape != tuple(shape):
+        raise ValueError(f"an array of {array.dtype}{list(array.shape)} where {dtype}{list(shape)} was saved")
+    return np.ascontiguousarray(typed).reshape(shape)
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    dtype: np.dtype[Any] = np.dtype(tf.as_dtype(name).as_numpy_dtype)
+    return dtype

@@ -1,0 +1,80 @@
+"""What a script takes for granted in one process: its random numbers, and that a batch is the same for all ranks."""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+import zlib
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from matex_data.training.comm.channel import Channel
+
+log = logging.getLogger("matex_data.training")
+
+
+def draw_alike(opened: Channel) -> None:
+    """Let all ranks draw the same random numbers, also those that the script does not seed. *Collective*.
+
+    So ``np.random.default_rng()`` splits data alike on all ranks. What Python's ``secrets``, ``uuid`` and
+    ``tempfile`` draw still differs.
+    """
+    entropy = opened.host.objects(secrets.randbits(128))[0]
+    keras.utils.set_random_seed(entropy % 2**32)
+    generators: Any = np.random.bit_generator
+    if hasattr(generators, "randbits"):  # what NumPy asks for entropy; its name is no promise
+        generators.randbits = random.Random(entropy).getrandbits
+
+
+class SameBatches(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Tells the user where the ranks do not get the same first batch, of which each would take its rows."""
+
+    async_safe = True
+
+    def __init__(self, opened: Channel) -> None:
+        super().__init__()
+        self._channel = opened
+        self._digest = 0
+        self._unknown = False
+
+    def noting(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """The data set, which leaves a digest of its first element here."""
+        self._unknown = True
+
+        def note(position: Any, element: Any) -> Any:
+            leaves = tf.nest.flatten(element, expand_composites=True)
+            noted = tf.cond(position == 0, lambda: tf.numpy_function(self._note, leaves, tf.bool), lambda: True)
+            with tf.control_dependencies([noted]):
+                return tf.nest.map_structure(tf.identity, element)
+
+        return dataset.enumerate().map(note)
+
+    def _note(self, *leaves: Any) -> Any:
+        digest = 0
+        for leaf in leaves:
+            values = np.asarray(leaf)
+            raw = values.tobytes() if values.dtype != object else repr(values.tolist()).encode()
+            digest = zlib.crc32(raw, digest)
+        self._digest = digest
+        return np.True_
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Compare the digests. *Collective* for the first batch."""
+        self.compare()
+
+    def compare(self) -> None:
+        """Compare the digests of the first batch, once. *Collective* then."""
+        if not self._unknown:
+            return
+        self._unknown = False
+        if len(set(self._channel.host.objects(self._digest))) > 1 and self._channel.rank == 0:
+            log.warning(
+                "the ranks do not get the same data, of which each takes its rows of a batch: some samples are used "
+                "twice, others never\n"
+                "  remedy: seed every source of random numbers with a number, as in random.Random(0), and sort lists "
+                "of files"
+            )

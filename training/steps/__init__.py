@@ -1,0 +1,1 @@
+"""One training or evaluation step of a Keras model on all ranks."""

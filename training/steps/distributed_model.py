@@ -1,0 +1,191 @@
+"""A model that trains on all ranks together, for a while."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from matex_data.training.comm.channel import Channel
+from matex_data.training.optimizer import batch_weight, is_distributed, let_average, release
+from matex_data.training.reduction.ops import Reducer
+from matex_data.training.reduction.tape import GradientPatches
+from matex_data.training.sharding.rows import per_sample, static_rows
+from matex_data.training.steps.batch_norm import average_statistics, global_moments
+from matex_data.training.steps.build import build, separate_seeds, state
+from matex_data.training.steps.evaluation import SharedTest
+from matex_data.training.steps.losses import SharedLoss
+from matex_data.training.steps.metrics import combined_result, share_metrics
+from matex_data.training.steps.step import SharedStep
+from matex_data.training.steps.variables import broadcast_in
+
+log = logging.getLogger("matex_data.training")
+
+
+class Sharing:
+    """Within this context ``fit`` and ``evaluate`` of one compiled model are those of all ranks together.
+
+    Methods of this one model are replaced, and put back at the end. *Collective*, as is ``begin``.
+
+    Parameters
+    ----------
+    sync_batch_norm : normalize by the statistics of the global batch, in all ``BatchNormalization`` layers;
+        otherwise in those alone that were made with ``synchronized=True``.
+    """
+
+    def __init__(
+        self, model: Any, opened: Channel, sync_batch_norm: bool = False, reducer: Reducer | None = None
+    ) -> None:
+        self.model = model
+        self.channel = opened
+        self._reducer = reducer or Reducer(opened)
+        self.step = SharedStep(model, GradientPatches(self.average), opened)
+        self._sync_batch_norm = sync_batch_norm
+        self._compiled = model._loss_tracker
+        self.begun = False
+        self.verified = opened.size == 1
+        self._losses: list[SharedLoss] = []
+        self._losses_shared = False
+        self._hidden: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> Sharing:
+        self._replace(self.model, "train_step", self.step)
+        self._replace(self.model, "train_function", None)
+        self.test = SharedTest(self.model, self._reducer, self._prepare_test)
+        if self.channel.size > 1:
+            self._replace(self.model, "test_step", self.test)
+            self._replace(self.model, "test_function", None)
+            self._replace(self.model, "test_on_batch", self.test.on_batch)
+        self._replace(self.model, "_get_metrics_result_or_logs", self._result)
+        self._released = self.channel.size > 1 and not is_distributed(self.model.optimizer)
+        if self._released and self.model.optimizer is not None:
+            let_average(self.model.optimizer, self._reducer)
+        if self.channel.size > 1 and self.model.jit_compile:
+            self._without_xla()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for owner, name, value in reversed(self._hidden):
+            if value is _ABSENT:
+                object.__delattr__(owner, name)
+            else:
+                object.__setattr__(owner, name, value)
+        self._hidden.clear()
+        if self._released:
+            release(self.model.optimizer)
+
+    def is_current(self) -> bool:
+        """Whether the model is still compiled as it was when the context began."""
+        return self._compiled is self.model._loss_tracker
+
+    def begin(self, element_spec: Any, whole_batches: bool = False) -> None:
+        """Make the variables for such data, and start with those of rank 0. *Collective*.
+
+        Parameters
+        ----------
+        whole_batches : every rank gets the whole batches, and takes its rows of each.
+        """
+        build(self.model, element_spec)
+        if self.channel.size == 1:
+            return
+        broadcast_in(self.channel, state(self.model))
+        separate_seeds(self.model, 0 if self.step.whole else self.channel.rank)
+        cut = per_sample(element_spec) if whole_batches else None
+        reducer = None if _equal_batches(self.channel, element_spec, cut) else self._reducer
+        if self.begun and (reducer, cut) != (self.step.reducer, self.step.cut):
+            self.model.make_train_function(force=True)  # the graph of the old one weighs in the other way
+        self.step.reducer, self.step.cut = reducer, cut
+        if not self.begun:
+            self.begun = True
+            self._share_losses()
+            self._share_statistics()
+
+    def train_on_whole(self, whole: bool) -> None:
+        """Have every rank train on the whole batches, as one process does, or on its rows."""
+        self.verified = True
+        self.step.whole = self.test.whole = whole
+        separate_seeds(self.model, 0 if whole else self.channel.rank)
+
+    def let_losses_sum(self, sums: bool) -> bool:
+        """Take the numbers that loss functions give for a batch as sums, or as means; tell whether there are any."""
+        for loss in self._losses:
+            loss.sums = sums and loss.scalar
+        return any(loss.scalar for loss in self._losses)
+
+    def norms_by_parts(self) -> bool:
+        """Tell whether a ``BatchNormalization`` that trains takes the statistics of each rank's part."""
+        return any(layer.trainable for layer in self._norms(synchronized=False))
+
+    @contextlib.contextmanager
+    def norms_together(self) -> Iterator[None]:
+        """Context in which all ``BatchNormalization`` layers take the statistics of the global batch."""
+        layers = self._norms(synchronized=False)
+        for layer in layers:
+            object.__setattr__(layer, "_moments", global_moments(layer, self._reducer))
+        try:
+            yield
+        finally:
+            for layer in layers:
+                object.__delattr__(layer, "_moments")
+
+    def _prepare_test(self, data: Any) -> None:
+        """Share losses and metrics of a model that is evaluated before it is trained."""
+        spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), data)
+        if not self._losses_shared:
+            with tf.init_scope(), contextlib.suppress(Exception):  # a model may be callable in its own test_step alone
+                self.model._symbolic_build(data_batch=spec)
+            self._share_losses()
+
+    def average(self, gradients: list[Any]) -> list[Any]:
+        return self._reducer(gradients, batch_weight(self.channel.size))
+
+    def _share_losses(self) -> None:
+        if self._losses_shared:
+            return
+        self._losses_shared = True
+        share_metrics(self.model, self.channel, self._replace)
+        compiled = self.model._compile_loss
+        if compiled is not None and compiled._flat_losses:
+            shared = [entry._replace(loss=SharedLoss(entry.loss, self._reducer)) for entry in compiled._flat_losses]
+            self._losses = [entry.loss for entry in shared]
+            self._replace(compiled, "_flat_losses", shared)
+
+    def _share_statistics(self) -> None:
+        for layer in self._norms(synchronized=True):
+            self._replace(layer, "_moments", global_moments(layer, self._reducer))
+
+    def _norms(self, synchronized: bool) -> list[Any]:
+        layers = [x for x in self.model._flatten_layers() if isinstance(x, keras.layers.BatchNormalization)]
+        return [layer for layer in layers if (self._sync_batch_norm or layer.synchronized) == synchronized]
+
+    def _without_xla(self) -> None:
+        if self.channel.rank == 0:
+            log.warning("XLA cannot compile communication: %s trains without jit_compile", self.model.name)
+        self._replace(self.model, "_jit_compile", False)
+
+    def _result(self, logs: Any) -> Any:
+        """Keras asks for this at the end of a pass over training or validation data."""
+        if self.channel.size == 1 or self.step.whole:
+            return type(self.model)._get_metrics_result_or_logs(self.model, logs)
+        average_statistics(self.model, self.channel)
+        return combined_result(self.model, self.channel, logs)
+
+    def _replace(self, owner: Any, name: str, value: Any) -> None:
+        self._hidden.append((owner, name, vars(owner).get(name, _ABSENT)))
+        object.__setattr__(owner, name, value)
+
+
+_ABSENT = object()
+
+
+def _equal_batches(opened: Channel, element_spec: Any, cut: list[bool | None] | None) -> bool:
+    """Tell whether the parts of all ranks have one size, which the element spec knows. *Collective*."""
+    rows = static_rows(element_spec, cut)
+    everyone = opened.host.objects(rows)
+    if cut is not None:
+        return rows is not None and rows % opened.size == 0
+    return everyone[0] is not None and len(set(everyone)) == 1

@@ -1,0 +1,288 @@
+"""Metrics over all ranks: their states are combined, not their results."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from matex_data.training.comm.channel import Channel
+from matex_data.training.keras_api import CompileMetrics, MetricsList, get_keras_mask, set_keras_mask
+from matex_data.training.optimizer import batch_weight, in_step
+from matex_data.training.reduction.ops import from_all
+
+
+def combined_result(model: Any, opened: Channel, logs: Any) -> Any:
+    """Return the logs of an epoch, or of a batch, over all ranks. *Collective*.
+
+    A value that is the result of one of the model's metrics on this rank, under whatever key, becomes the result
+    of that metric over all ranks. Other numbers, such as a norm that ``train_step`` returns, become the mean over
+    ranks, weighted by the rows that each has of the last batch. Nested dicts stay nested: Keras flattens them.
+
+    Parameters
+    ----------
+    logs : of the last step of this rank; empty where it had no batch.
+    """
+    rows = _take_rows(model)
+    before = _results(model)
+    whole = {id(v) for v in _alike_variables(model)}
+    combine_states(opened, [v for v in model.metrics_variables if id(v) not in whole])
+    result = model.get_metrics_result()
+    if not isinstance(logs, dict):
+        return result
+    mine = None
+    if logs and rows != 0:
+        values = {key: _number(value) for key, value in _flat(logs).items()}
+        sources = {key: _equals(key, value, before) for key, value in values.items()}
+        mine = (set(logs) == set(result), values, sources, rows, _keys(logs))
+    everyone = [found for found in opened.host.objects(mine) if found is not None]
+    if not everyone:
+        return logs
+    if all(is_result for is_result, *_ in everyone):
+        return result
+    after = _results(model)
+    _, first, equal, _, keys = everyone[0]
+    out = {}
+    for key in first:
+        common = [i for i in equal[key] if all(i in sources[key] for _, _, sources, _, _ in everyone)]
+        out[key] = after[common[0]][1] if common else _mean([(values[key], n) for _, values, _, n, _ in everyone])
+    return _filled(keys, out)
+
+
+def _keys(logs: dict[str, Any]) -> dict[str, Any]:
+    return {key: _keys(value) if isinstance(value, dict) else None for key, value in logs.items()}
+
+
+def _filled(keys: dict[str, Any], flat: dict[str, Any]) -> dict[str, Any]:
+    """Return nested dicts with these keys and the values that a flat one has for them."""
+    return {key: flat[key] if inner is None else _filled(inner, flat) for key, inner in keys.items()}
+
+
+def _flat(logs: dict[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in logs.items():
+        flat.update(_flat(value) if isinstance(value, dict) else {key: value})
+    return flat
+
+
+def _results(model: Any) -> list[tuple[str, Any]]:
+    """Return names and results of the model's metrics, one for each key of those whose result is a dict."""
+    pairs: list[tuple[str, Any]] = []
+    for metric in model.metrics:
+        result = metric.result()
+        pairs += result.items() if isinstance(result, dict) else [(metric.name, result)]
+    return [(name, _number(value)) for name, value in pairs]
+
+
+def _number(value: Any) -> Any:
+    """Return an array of a tensor or a number, anything else as it is."""
+    if not isinstance(value, (str, bytes)) and hasattr(value, "numpy"):
+        value = value.numpy()
+    array = np.asarray(value)
+    return array if array.dtype.kind in "biuf" or array.dtype.name == "bfloat16" else value
+
+
+def _equals(key: str, value: Any, results: list[tuple[str, Any]]) -> list[int]:
+    """Return which results equal a value, those under the value's own key first.
+
+    Operations of a graph may be rounded in another way than those outside.
+    """
+    if not isinstance(value, np.ndarray):
+        return []
+    number = value.astype(np.float64)
+    equal = [
+        i
+        for i, (_, result) in enumerate(results)
+        if isinstance(result, np.ndarray)
+        and result.shape == number.shape
+        and np.allclose(result.astype(np.float64), number, rtol=1e-6, atol=0, equal_nan=True)
+    ]
+    return sorted(equal, key=lambda i: results[i][0] != key)
+
+
+def _mean(values: list[tuple[Any, int | None]]) -> Any:
+    """Return the mean of the ranks' values, weighted by rows where these are known; of no numbers the first."""
+    arrays = [value for value, _ in values]
+    if not all(isinstance(array, np.ndarray) and array.shape == arrays[0].shape for array in arrays):
+        return arrays[0]
+    weights = [1 if rows is None else rows for _, rows in values]
+    return np.average([array.astype(np.float64) for array in arrays], axis=0, weights=weights)
+
+
+def note_rows(model: Any, count: Any) -> None:
+    """Keep the number of rows that this rank has of a batch, until logs are combined."""
+    if "_matex_rows" not in vars(model):
+        with tf.init_scope():
+            object.__setattr__(model, "_matex_rows", tf.Variable(-1, trainable=False, dtype=tf.int64))
+    model._matex_rows.assign(count)
+
+
+def _take_rows(model: Any) -> int | None:
+    """Return the rows of this rank in the last batch; None: as many as every other rank."""
+    noted = vars(model).get("_matex_rows")
+    if noted is None:
+        return None
+    rows = int(noted.numpy())
+    noted.assign(-1)
+    return None if rows < 0 else rows
+
+
+@contextlib.contextmanager
+def weighted_scalars(model: Any, weight: Any) -> Iterator[None]:
+    """Context manager: count a scalar that updates a ``Mean`` by the weight of this rank's part of the batch.
+
+    Such are a batch's loss and the losses of its outputs. The weights of all ranks sum to one, so that the ranks'
+    states sum to the state of one process.
+    """
+    means = [m for m in model.metrics if type(m).update_state is keras.metrics.Mean.update_state]
+    for metric in means:
+        object.__setattr__(metric, "update_state", _weighted_update(metric.update_state, weight))
+    try:
+        yield
+    finally:
+        for metric in means:
+            object.__delattr__(metric, "update_state")
+
+
+def _weighted_update(original: Any, weight: Any) -> Any:
+    def update_state(values: Any, sample_weight: Any = None) -> Any:
+        scalar = sample_weight is None and len(keras.ops.shape(values)) == 0
+        return original(values, weight if scalar else sample_weight)
+
+    return update_state
+
+
+def share_metrics(model: Any, opened: Channel, replace: Callable[[Any, str, Any], None]) -> None:
+    """Let metrics that are not of Keras see the whole batch on every rank, in steps of the shared model.
+
+    Their states may be anything, such as a maximum, or a mean over batches, which cannot be made of the states of
+    parts. A metric given as a function is one of these where it gives one number for a batch.
+
+    Parameters
+    ----------
+    replace : sets an attribute of an object until the model is no longer shared.
+    """
+    for metric in _single(model.metrics):
+        own = not type(metric).update_state.__module__.startswith("keras.")
+        function = getattr(metric, "_fn", None)
+        by_batch = isinstance(metric, keras.metrics.MeanMetricWrapper) and not _of_keras(function)
+        if own or by_batch:
+            replace(metric, "update_state", _WholeBatch(metric, opened, None if own else function))
+
+
+def whole_variables(model: Any) -> list[Any]:
+    """Return the variables of metrics that the last step that was traced gives whole batches."""
+    seen = [m for m in _single(model.metrics) if getattr(vars(m).get("update_state"), "in_graph", False)]
+    return [variable for metric in seen for variable in metric.variables]
+
+
+def _alike_variables(model: Any) -> list[Any]:
+    """Return the variables of metrics that have seen whole batches: they are the same on every rank."""
+    wraps = [(m, vars(m).get("update_state")) for m in _single(model.metrics)]
+    seen = [m for m, wrap in wraps if isinstance(wrap, _WholeBatch) and bool(wrap.gathered.numpy())]
+    return [variable for metric in seen for variable in metric.variables]
+
+
+def _single(metrics: list[Any]) -> list[Any]:
+    """Return the metrics, and instead of the container that ``compile`` makes those within."""
+    containers = (CompileMetrics, MetricsList)
+    return [one for m in metrics for one in (_single(m.metrics) if isinstance(m, containers) else [m])]
+
+
+def _of_keras(function: Any) -> bool:
+    module = getattr(function, "__module__", None) or type(function).__module__
+    return bool(module.startswith("keras."))
+
+
+class _WholeBatch:
+    """An ``update_state`` that gets the rows of all ranks. *Collective* in steps of a shared model.
+
+    Parameters
+    ----------
+    function : of a metric that is one; only where it gives a single number the ranks' rows are gathered.
+
+    Attributes
+    ----------
+    in_graph : in the last step that was traced the rows were gathered.
+    gathered : variable: they were in the last step that ran, so that the state is the same on every rank.
+    """
+
+    def __init__(self, metric: Any, opened: Channel, function: Any) -> None:
+        self._metric = metric
+        self._original = metric.update_state
+        self._channel = opened
+        self._function = function
+        self.in_graph = False
+        with tf.init_scope():
+            self.gathered = tf.Variable(False, trainable=False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.in_graph = in_step() and self._takes_batch(args, kwargs)
+        self.gathered.assign(self.in_graph)
+        if not self.in_graph:
+            return self._original(*args, **kwargs)
+        leaves = tf.nest.flatten([args, kwargs])
+        masks = [get_keras_mask(leaf) for leaf in leaves]
+        alive = tf.cast(batch_weight(1) > 0, tf.int32)  # else a stand-in for no sample
+        mine = [leaf[: alive * tf.shape(leaf)[0]] for leaf in (*leaves, *masks) if leaf is not None]
+        rows = iter(from_all(self._channel, mine))
+        whole = [None if leaf is None else next(rows) for leaf in leaves]
+        whole_masks = [None if mask is None else next(rows) for mask in masks]
+        for leaf, mask in zip(whole, whole_masks, strict=True):
+            if leaf is not None and mask is not None:
+                set_keras_mask(leaf, mask)
+        args, kwargs = tf.nest.pack_sequence_as([args, kwargs], whole)
+        return self._original(*args, **kwargs)
+
+    def _takes_batch(self, args: Any, kwargs: Any) -> bool:
+        """Return whether the arguments have rows, and a function of them gives one number."""
+        leaves = [leaf for leaf in tf.nest.flatten([args, kwargs]) if leaf is not None]
+        if not leaves or any(not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0) for leaf in leaves):
+            return False
+        if self._function is None:
+            return True
+        values = self._function(*args[:2], **self._metric._fn_kwargs)
+        return len(keras.ops.shape(values)) == 0
+
+
+def combine_states(opened: Channel, variables: list[Any]) -> None:
+    """Give each metric variable its value over all ranks, by its own rule: mostly the sum. *Collective*."""
+    if opened.size == 1:
+        return
+    shapes = [(tuple(v.shape), str(v.dtype), _rule(v)) for v in variables]
+    opened.agree(f"combine metrics {shapes}")
+    for exact in (np.dtype(np.int64), np.dtype(np.float64)):
+        chosen = [v for v in variables if _rule(v) != "root" and _exact_dtype(v) == exact]
+        _combine(opened, chosen, exact)
+    for variable in variables:
+        if _rule(variable) == "root":
+            value = np.array(variable.value.numpy(), order="C")
+            opened.host.share(value.reshape(-1))
+            variable.assign(value)
+
+
+def _combine(opened: Channel, variables: list[Any], dtype: np.dtype[Any]) -> None:
+    if not variables:
+        return
+    values = [v.value.numpy() for v in variables]
+    flat = np.concatenate([value.reshape(-1).astype(dtype) for value in values])
+    opened.host.reduce(flat)
+    ends = np.cumsum([value.size for value in values])
+    for variable, old, end in zip(variables, values, ends, strict=True):
+        value = flat[end - old.size : end].reshape(old.shape)
+        variable.assign((value / opened.size if _rule(variable) == "mean" else value).astype(old.dtype))
+
+
+def _exact_dtype(variable: Any) -> np.dtype[Any]:
+    kind = np.dtype(variable.dtype).kind if variable.dtype != "bfloat16" else "f"
+    return np.dtype(np.int64) if kind in "iub" else np.dtype(np.float64)
+
+
+def _rule(variable: Any) -> str:
+    """ "sum", "mean" or "root" (the value of rank 0), as the metric declared it."""
+    declared = getattr(variable, "aggregation", "sum")
+    return {"sum": "sum", "mean": "mean"}.get(declared, "root")

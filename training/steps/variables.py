@@ -1,0 +1,42 @@
+"""The same values on every rank before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from matex_data.training.comm.channel import Channel, channel
+
+
+def broadcast(variables: Iterable[Any], root: int = 0, *, comm: MPI.Intracomm | None = None) -> None:
+    """Give the variables of all ranks the values of rank ``root``. *Collective*.
+
+    Parameters
+    ----------
+    variables : Keras or TensorFlow variables, of the same number, shapes and dtypes on every rank.
+
+    Raises
+    ------
+    RuntimeError : on all ranks, if the ranks have different variables.
+    """
+    broadcast_in(channel(comm), list(variables), root)
+
+
+def broadcast_in(opened: Channel, variables: list[Any], root: int = 0) -> None:
+    """The same, in a channel. *Collective*."""
+    if opened.size == 1:
+        return
+    shapes = [(tuple(variable.shape), str(variable.dtype)) for variable in variables]
+    opened.agree(f"broadcast {shapes} from rank {root}")
+    for variable in variables:
+        value = np.array(_value(variable), order="C")
+        opened.host.share(value.reshape(-1), root)
+        if opened.rank != root:
+            variable.assign(value)
+
+
+def _value(variable: Any) -> Any:
+    return variable.numpy() if hasattr(variable, "numpy") else variable.value.numpy()
