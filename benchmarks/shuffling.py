@@ -19,7 +19,7 @@ from benchmarks.reading import Goal, Measured, Setup
 from matex_data._types import Array, Integers
 from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import File, Index, Part, Request, Rows
+from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, Rows
 from matex_data.index.runs import Runs, cut
 from matex_data.opening import WINDOW_BYTES
 from matex_data.sampling.schedule import Schedule
@@ -32,7 +32,7 @@ RANKS = (1, 2, 4)
 GRAIN_SAMPLES = 200_000
 NEIGHBOURS = 1.5  # times by chance that samples which are neighbours in the file may meet in a batch
 
-Order = Callable[[int], Integers]
+SequenceCounter = Callable[[int], Integers]
 """Makes the batches of an epoch: int64[batches, batch_size], numbers of samples."""
 
 
@@ -74,13 +74,13 @@ FILES = (
 
 
 @dataclass(frozen=True)
-class _Stored(Part):
+class _Stored(Layout):
     """Rows of a file that is not there."""
 
     rows: int
     block_rows: int
 
-    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[Request]:
+    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         raise NotImplementedError("there is nothing to read")
 
 
@@ -106,11 +106,11 @@ class Shares:
     differ: bool
 
 
-def by_default(file: Sorted, rank: int = 0, size: int = 1, seed: int = 1) -> Order:
+def by_default(file: Sorted, rank: int = 0, size: int = 1, seed: int = 1) -> SequenceCounter:
     """Return the batches of this package with its defaults, as one rank of some gets its share of them."""
     index = Index(
         {"x": Field("x", file.shape, np.dtype(file.dtype))},
-        [File("sorted.h5", file.samples, {"x": _Stored(file.samples, file.chunk)})],
+        [FileIndex("sorted.h5", file.samples, {"x": _Stored(file.samples, file.chunk)})],
     )
     block_bytes = block_bytes_for(file.batch_size, WINDOW_BYTES, file.samples * file.row_bytes)
     every = Runs(np.array([0]), np.array([file.samples]))
@@ -126,7 +126,7 @@ def by_default(file: Sorted, rank: int = 0, size: int = 1, seed: int = 1) -> Ord
     return partial(_of_schedule, plan, rank=rank, size=size)
 
 
-def before(file: Sorted, seed: int = 1) -> Order:
+def before(file: Sorted, seed: int = 1) -> SequenceCounter:
     """Return the batches as they were before quality decided: 32 blocks of up to 1 MB in a window."""
     total = file.samples * file.row_bytes
     depth = file.chunk * max(1, min(total // 1024, 1 << 20) // (file.chunk * file.row_bytes))
@@ -139,7 +139,7 @@ def before(file: Sorted, seed: int = 1) -> Order:
     return partial(_of_schedule, plan, rank=0, size=1)
 
 
-def everywhere(file: Sorted) -> Order:
+def everywhere(file: Sorted) -> SequenceCounter:
     """Return the batches of ``shuffle="global"``."""
     every = Runs(np.array([0]), np.array([file.samples]))
     plan = schedule(
@@ -159,7 +159,7 @@ def _of_schedule(plan: Schedule, number: int, rank: int, size: int) -> Integers:
     return found
 
 
-def torch_sampler(file: Sorted) -> Order:
+def torch_sampler(file: Sorted) -> SequenceCounter:
     """Return the batches of PyTorch's ``RandomSampler``."""
     import torch
     from torch.utils.data import RandomSampler
@@ -172,7 +172,7 @@ def torch_sampler(file: Sorted) -> Order:
     return epoch
 
 
-def grain_shuffle(file: Sorted) -> Order:
+def grain_shuffle(file: Sorted) -> SequenceCounter:
     """Return the first batches of Grain's ``MapDataset.shuffle``, which makes them sample by sample."""
     import grain
 
@@ -189,7 +189,7 @@ def _batched(order: Integers, batch_size: int) -> Integers:
     return order[: len(order) // batch_size * batch_size].reshape(-1, batch_size)
 
 
-def shares(file: Sorted, order: Order, epochs: int = EPOCHS) -> Shares:
+def shares(file: Sorted, order: SequenceCounter, epochs: int = EPOCHS) -> Shares:
     """Return how the classes are represented in some epochs."""
     n, every = file.batch_size, [order(number) for number in range(epochs)]
     counts = np.concatenate([_classes(batches, file.samples) for batches in every])
@@ -232,7 +232,7 @@ def alike(file: Sorted) -> bool:
     return True
 
 
-READERS: dict[str, Callable[[Sorted], Order]] = {
+READERS: dict[str, Callable[[Sorted], SequenceCounter]] = {
     "before": before,
     "matex_data, shuffle=True": by_default,
     'matex_data, shuffle="global"': everywhere,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.reading import Goal, Measured, Setup
-from benchmarks.shuffling import CLASSES, FILES, SMALL, Order, Sorted, before, by_default
+from benchmarks.shuffling import CLASSES, FILES, SMALL, SequenceCounter, Sorted, before, by_default
 
 SEEDS = 5
 SIDE = 12  # pixels
@@ -30,7 +30,7 @@ def training(setup: Setup) -> Measured:
     images = _images(np.arange(samples) * CLASSES // samples, seed=0)
     held_out = _images(np.arange(HELD_OUT) % CLASSES, seed=1)
     small = Sorted(file.text, samples, file.shape, file.dtype, file.chunk, file.batch_size, file.limit)
-    orders: dict[str, Callable[[int], Order]] = {
+    orders: dict[str, Callable[[int], SequenceCounter]] = {
         RANDOM: lambda seed: lambda number: _random(samples, file.batch_size, seed),
         DEFAULT: lambda seed: by_default(small, seed=seed),
         "before": lambda seed: before(small, seed=seed),

@@ -48,10 +48,10 @@ def scan(task: Task) -> Pass:
     """The search for the borders of records alone."""
     from matex_data.readers.csv.blocks import scan_together
     from matex_data.readers.csv.dialect import Dialect
-    from matex_data.readers.ranks import Alone
+    from matex_data.readers.ranks import SingleRank
 
     size = Path(task.path).stat().st_size
-    return lambda: scan_together(task.path, 0, 0, size, Dialect(), Alone()).rows - 1
+    return lambda: scan_together(task.path, 0, 0, size, Dialect(), SingleRank()).rows - 1
 
 
 def arrow(task: Task) -> Pass:

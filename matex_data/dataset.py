@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from matex_data.elements import Elements
 from matex_data.errors import PartitionError
-from matex_data.fields import Schema
+from matex_data.fields import Elements, Schema
 from matex_data.index.runs import Runs
 from matex_data.io.counters import Profile
 from matex_data.mpi.communicator import portable
 from matex_data.pipeline.batches import Batches
-from matex_data.pipeline.epochs import GlobalPasses, MemoryPasses, Passes, ReadPasses, RowPasses
+from matex_data.pipeline.epochs import Epochs, GlobalEpochs, MemoryEpochs, RowEpochs, StreamedEpochs
 from matex_data.pipeline.source import Source
 from matex_data.sampling.recipe import OPTIONS, Recipe, State, sample_facts, seed_of, step_of
 from matex_data.sampling.schedule import Schedule, check_ranks
@@ -261,10 +260,10 @@ class Dataset:
         kept = self._source.cache == "memory" and not plan.uniform
         return replace(plan, window_steps=max(1, plan.steps)) if kept else plan
 
-    def _kind(self, plan: Schedule) -> type[Passes]:
+    def _kind(self, plan: Schedule) -> type[Epochs]:
         if plan.uniform:
-            return RowPasses if self._source.global_reads == "rows" else GlobalPasses
-        return MemoryPasses if self._source.cache == "memory" else ReadPasses
+            return RowEpochs if self._source.global_reads == "rows" else GlobalEpochs
+        return MemoryEpochs if self._source.cache == "memory" else StreamedEpochs
 
     def _warn(self, recipe: Recipe) -> None:
         """Warn once, on rank 0, that sorted files are shuffled badly."""

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from matex_data.dataset import Dataset
-from matex_data.elements import Elements, Names, as_list
 from matex_data.errors import DataError, FormatError, PartitionError, near_matches
+from matex_data.fields import Elements, Names, as_list
 from matex_data.index.model import Index, concatenate
 from matex_data.index.table import stacked
-from matex_data.io.ranks import Together
-from matex_data.io.sessions import channels
+from matex_data.io.ranks import MpiRanks
+from matex_data.io.sessions import read_sessions
 from matex_data.mpi.communicator import Communicator, portable
 from matex_data.pipeline.source import Source
 from matex_data.readers import HEAD, detect, reader, recognised, together
@@ -94,7 +94,7 @@ def open_dataset(
     """
     check(missing)
     elements = Elements(inputs, targets)
-    opened = channels(comm)
+    opened = read_sessions(comm)
     files = _found(
         opened.comm,
         paths,
@@ -194,7 +194,7 @@ def _indexed(
     told = _format_of(comm, files[0], format)
     function = together(told)
     if function is not None:
-        ranks = Together(comm)
+        ranks = MpiRanks(comm)
         try:
             return function(files, names, ranks, **options)
         finally:
@@ -251,7 +251,7 @@ def _index_of(path: str, format: str | None, names: list[str] | None, options: d
     size = Path(path).stat().st_size
     for name in index.fields:
         for file_index in index.files:
-            end = file_index.parts[name].end()
+            end = file_index.layouts[name].end()
             if file_index.path == path and end > size:
                 raise FormatError(
                     "the file is truncated",

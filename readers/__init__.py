@@ -20,7 +20,7 @@ from matex_data.errors import FormatError, near_matches
 from matex_data.index.model import Index
 from matex_data.index.stamps import Stamp
 from matex_data.readers.options import check_options
-from matex_data.readers.ranks import Ranks
+from matex_data.readers.ranks import IndexingRanks
 
 if __name__ != "matex_data.readers":
     raise ImportError("import this package as matex_data.readers: two copies of a class would be two classes")
@@ -210,7 +210,9 @@ def _together(format: str, function: Reader) -> Reader:
     """The same for a reader that all ranks call; file ``number`` is a matter of rank ``number % size``."""
 
     @wraps(function)
-    def index_together(paths: Sequence[str], names: Sequence[str] | None, ranks: Ranks, /, **options: Any) -> Index:
+    def index_together(
+        paths: Sequence[str], names: Sequence[str] | None, ranks: IndexingRanks, /, **options: Any
+    ) -> Index:
         check_options(format, function, options, leading=3)
         own = {path: _stamp(path) for path in paths[ranks.rank :: ranks.size]}
         index: Index = function(paths, names, ranks, **options)

@@ -19,9 +19,9 @@ import numpy as np
 
 from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field
-from matex_data.index.model import File, Index, Part
+from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
-from matex_data.index.transposed import Crosswise
+from matex_data.index.transposed import Transposed
 from matex_data.readers.netcdf.cf import Decoding
 from matex_data.readers.whole_file import UnpackedRows, most_unpacked, skip
 
@@ -75,7 +75,7 @@ def index(
             expected=f"{NUMPY!r} (.npy) or {ZIP!r} (.npz) at its begin, or dtype= and shape= of a raw file",
             found=repr(head),
         )
-    return Index(fields, [File(path, next(iter(parts.values())).rows, parts)])
+    return Index(fields, [FileIndex(path, next(iter(parts.values())).rows, parts)])
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Array:
         """One sample of it."""
         return Field(name, self.shape[1:], self.dtype.newbyteorder("="))
 
-    def part(self) -> Part:
+    def part(self) -> Layout:
         """Where its rows are."""
         rows, *row = self.shape
         swapped = not self.dtype.isnative and self.dtype.kind in "iuf"
@@ -112,10 +112,10 @@ class Array:
             return Strided(rows, self.offset, prod(row) * self.dtype.itemsize, self.dtype, tuple(row), convert=convert)
         order = tuple(reversed(range(len(row))))
         step = prod(self.shape[:-1]) * self.dtype.itemsize
-        return Crosswise(rows, self.offset, tuple(reversed(row)), (), step, self.dtype, order, convert)
+        return Transposed(rows, self.offset, tuple(reversed(row)), (), step, self.dtype, order, convert)
 
 
-def _one(path: str, names: Sequence[str] | None, name: str, array: Array) -> tuple[dict[str, Field], dict[str, Part]]:
+def _one(path: str, names: Sequence[str] | None, name: str, array: Array) -> tuple[dict[str, Field], dict[str, Layout]]:
     if names is not None and list(names) != [name]:
         other = next(n for n in names if n != name)
         raise FieldNotFound("the file has no such field", file=path, field=other, expected=f"{name!r}, its only one")
@@ -218,9 +218,9 @@ def _said(text: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
     return np.lib.format.descr_to_dtype(said["descr"]), tuple(int(n) for n in shape), fortran
 
 
-def _members(path: str, names: Sequence[str] | None, verify: bool) -> tuple[dict[str, Field], dict[str, Part]]:
+def _members(path: str, names: Sequence[str] | None, verify: bool) -> tuple[dict[str, Field], dict[str, Layout]]:
     fields: dict[str, Field] = {}
-    parts: dict[str, Part] = {}
+    parts: dict[str, Layout] = {}
     try:
         with zipfile.ZipFile(path) as file, Path(path).open("rb") as stored:
             members = {info.filename.removesuffix(".npy"): info for info in file.infolist() if not info.is_dir()}
@@ -275,7 +275,7 @@ def _wanted(path: str, names: Sequence[str] | None, members: dict[str, zipfile.Z
     return list(members) if names is None else list(names)
 
 
-def _member_part(stored: IO[bytes], path: str, info: zipfile.ZipInfo, array: Array) -> Part:
+def _member_part(stored: IO[bytes], path: str, info: zipfile.ZipInfo, array: Array) -> Layout:
     """Where the rows of a member are: a byte range of the zip file, unless it is compressed."""
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
         return UnpackedRows(path, info.filename, array.shape, array.dtype, array.offset, array.fortran)

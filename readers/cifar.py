@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from matex_data.errors import FieldNotFound, FormatError
 from matex_data.fields import Field
-from matex_data.index.interleaved import joined
-from matex_data.index.model import File, Index, Part
-from matex_data.index.strided import Foreign, Strided
+from matex_data.index.interleaved import interleaved
+from matex_data.index.model import FileIndex, Index, Layout
+from matex_data.index.strided import LibraryRows, Strided
 from matex_data.machine import check_fits
-from matex_data.readers.hdf5.rows import Held
+from matex_data.readers.hdf5.rows import MemoryRows
 from matex_data.readers.subsets import chosen
 
 IMAGE = (3, 32, 32)  # as stored: the colours one after the other
@@ -56,12 +56,12 @@ def index(path: str, names: Sequence[str] | None = None, *, subset: str | None =
         if name not in fields:
             raise FieldNotFound("the file has no such field", file=path, field=name, expected=f"one of {list(fields)}")
     wanted = list(fields) if names is None else list(names)
-    rows, parts = parts["image"].rows, joined({name: parts[name] for name in wanted})
-    files = [File(path, rows, parts)] if chosen(path, subset) else []
+    rows, parts = parts["image"].rows, interleaved({name: parts[name] for name in wanted})
+    files = [FileIndex(path, rows, parts)] if chosen(path, subset) else []
     return Index({name: fields[name] for name in wanted}, files)
 
 
-def _binary(path: str) -> dict[str, Part]:
+def _binary(path: str) -> dict[str, Layout]:
     size = Path(path).stat().st_size
     labels = [count for count in LABELS if size % (count + PIXELS) == 0]
     if len(labels) != 1 or not size:
@@ -74,7 +74,7 @@ def _binary(path: str) -> dict[str, Part]:
     record = labels[0] + PIXELS
     rows = size // record
     _check_binary_labels(path, labels[0])
-    parts: dict[str, Part] = {"image": Strided(rows, labels[0], record, BYTE, IMAGE, convert=pixels)}
+    parts: dict[str, Layout] = {"image": Strided(rows, labels[0], record, BYTE, IMAGE, convert=pixels)}
     for at, name in enumerate(LABELS[labels[0]]):
         parts[name] = Strided(rows, at, record, BYTE, ())
     return parts
@@ -154,14 +154,14 @@ def _check_numbers(stored: bytes) -> None:
             raise ValueError(f"object number {number} in {len(stored)} bytes")
 
 
-def _pickled(path: str) -> dict[str, Part]:
+def _pickled(path: str) -> dict[str, Layout]:
     found = _unpickled(path)
     rows = len(found[b"data"])
     stored = {"label": b"labels", "coarse_label": b"coarse_labels", "fine_label": b"fine_labels"}
-    parts: dict[str, Part] = {"image": PickledImages(path, rows, min(rows, BLOCK_ROWS))}
+    parts: dict[str, Layout] = {"image": PickledImages(path, rows, min(rows, BLOCK_ROWS))}
     for name, key in stored.items():
         if key in found:
-            parts[name] = Held(_labels(path, name, found[key]))
+            parts[name] = MemoryRows(_labels(path, name, found[key]))
     return parts
 
 
@@ -177,7 +177,7 @@ def _labels(path: str, name: str, stored: Any) -> NDArray[np.uint8]:
 
 
 @dataclass(frozen=True, eq=False)
-class PickledImages(Foreign):
+class PickledImages(LibraryRows):
     """Images of the Python version: each rank reads the whole file once, and keeps it."""
 
     path: str

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from matex_data.errors import FieldNotFound, FormatError
 from matex_data.fields import Field
-from matex_data.index.model import File, Index, Part
+from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
 from matex_data.readers.arrays import check_shape
-from matex_data.readers.hdf5.rows import Held
+from matex_data.readers.hdf5.rows import MemoryRows
 from matex_data.readers.netcdf.cf import Decoding
 from matex_data.readers.subsets import chosen
 from matex_data.readers.whole_file import UnpackedRows, most_unpacked
@@ -49,7 +49,7 @@ def index(path: str, names: Sequence[str] | None = None, *, subset: str | None =
     array = _array(path)
     own = next((kind for kind in ("image", "label") if f"{kind}s" in Path(path).name.lower()), "data")
     fields = {own: array.field(own)}
-    parts: dict[str, Part] = {own: array.part()}
+    parts: dict[str, Layout] = {own: array.part()}
     labels = _labels_of(path) if own == "image" and (names is None or "label" in names) else None
     if labels is not None:
         other = _array(labels)
@@ -58,7 +58,7 @@ def index(path: str, names: Sequence[str] | None = None, *, subset: str | None =
         if name not in fields:
             raise FieldNotFound("the file has no such field", file=path, field=name, expected=f"one of {list(fields)}")
     wanted = list(fields) if names is None else list(names)
-    files = [File(path, array.shape[0], {name: parts[name] for name in wanted})] if chosen(path, subset) else []
+    files = [FileIndex(path, array.shape[0], {name: parts[name] for name in wanted})] if chosen(path, subset) else []
     return Index({name: fields[name] for name in wanted}, files)
 
 
@@ -85,7 +85,7 @@ class _Idx:
     def packed_rows(self) -> UnpackedRows:
         return UnpackedRows(self.path, None, self.shape, self.dtype, self.offset)
 
-    def part(self) -> Part:
+    def part(self) -> Layout:
         if self.packed:
             return self.packed_rows()
         row = self.shape[1:]
@@ -133,7 +133,7 @@ def _labels_of(path: str) -> str | None:
     return None
 
 
-def _held(labels: _Idx, images: int, path: str) -> Held:
+def _held(labels: _Idx, images: int, path: str) -> MemoryRows:
     if labels.shape[0] != images or prod(labels.shape) * labels.dtype.itemsize > LABEL_BYTES:
         raise FormatError(
             "the labels do not fit the images",
@@ -142,7 +142,7 @@ def _held(labels: _Idx, images: int, path: str) -> Held:
             found=f"{labels.shape[0]} labels",
         )
     stored = labels.packed_rows().unpacked() if labels.packed else _stored(labels)
-    return Held(stored.astype(labels.native))
+    return MemoryRows(stored.astype(labels.native))
 
 
 def _stored(labels: _Idx) -> NDArray[Any]:

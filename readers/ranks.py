@@ -9,7 +9,7 @@ from matex_data._types import Bytes
 from matex_data.errors import DataError
 
 
-class Ranks(Protocol):
+class IndexingRanks(Protocol):
     """Ranks that index files together.
 
     Attributes
@@ -38,7 +38,7 @@ class Ranks(Protocol):
         """
 
 
-class Alone:
+class SingleRank:
     """The only rank."""
 
     rank = 0

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matex_data.errors import DecodeError
-from matex_data.index.strided import Foreign
+from matex_data.index.strided import LibraryRows
 from matex_data.machine import check_fits
 
 BLOCK_BYTES = 256 * 1024  # neighbours that are shuffled as one
@@ -37,7 +37,7 @@ def skip(file: IO[bytes]) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class UnpackedRows(Foreign):
+class UnpackedRows(LibraryRows):
     """Rows of an array in a gzip file, or in a member of a zip file.
 
     Parameters

@@ -20,7 +20,7 @@ from matex_data.mpi import deadlines
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import running_alone
 from matex_data.training.steps.build import state
-from matex_data.training.steps.distributed_model import Sharing
+from matex_data.training.steps.distributed_model import DistributedModel
 from matex_data.training.steps.variables import broadcast_in
 
 WRITERS = (
@@ -38,7 +38,7 @@ _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_tr
 _HOOKS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]
 
 
-def together(sharing: Sharing, users: list[Any], element_spec: Any, last: Sequence[Any] = ()) -> list[Any]:
+def together(sharing: DistributedModel, users: list[Any], element_spec: Any, last: Sequence[Any] = ()) -> list[Any]:
     """The user's callbacks that run on this rank, between those that keep the ranks together. *Collective*.
 
     Parameters
@@ -49,10 +49,10 @@ def together(sharing: Sharing, users: list[Any], element_spec: Any, last: Sequen
     opened = sharing.channel
     chosen = _of_this_rank(opened, users) if opened.size > 1 else list(users)
     if opened.size > 1:
-        each_batch = any(opened.host.objects(_watches_batches(chosen)))
+        each_batch = any(opened.host.allgather_object(_watches_batches(chosen)))
         restored = any(getattr(callback, "restores", False) for callback in last)
         changed = any(isinstance(callback, WRITERS) and type(callback) not in WRITERS for callback in users)
-        chosen.append((BatchAgreement if each_batch else Agreement)(opened, restored, changed))
+        chosen.append((BatchAgreement if each_batch else EpochAgreement)(opened, restored, changed))
     if opened.size > 1 or last:
         chosen.insert(0, Start(sharing, element_spec))
     chosen += last
@@ -74,7 +74,7 @@ def _of_this_rank(opened: Channel, users: list[Any]) -> list[Any]:
     writers = [callback for callback in users if isinstance(callback, WRITERS)]
     if not writers:
         return list(users)
-    everyone = opened.host.objects([_temporary(callback) for callback in writers])
+    everyone = opened.host.allgather_object([_temporary(callback) for callback in writers])
     here = {id(callback) for callback in writers if opened.rank == 0}
     for callback, paths in zip(writers, zip(*everyone, strict=True), strict=True):
         if paths[0] is None or len(set(paths)) == 1:
@@ -157,7 +157,7 @@ class BatchBusy(Busy):
 class Start(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Make the model's variables and take those of rank 0, before any other callback looks at them. Comes first."""
 
-    def __init__(self, sharing: Sharing, element_spec: Any) -> None:
+    def __init__(self, sharing: DistributedModel, element_spec: Any) -> None:
         super().__init__()
         self._sharing = sharing
         self._element_spec = element_spec
@@ -170,7 +170,7 @@ class Start(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no typ
             self._sharing.begin(self._element_spec)
 
 
-class Agreement(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+class EpochAgreement(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Start alike, and agree with rank 0 on the learning rate and with any rank on stopping. Comes last.
 
     Parameters
@@ -187,7 +187,7 @@ class Agreement(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Take over what rank 0 has, which may be a restored backup. *Collective*."""
-        self.model._initial_epoch = self._channel.host.objects(self.model._initial_epoch)[0]
+        self.model._initial_epoch = self._channel.host.allgather_object(self.model._initial_epoch)[0]
         if not self._restored:
             broadcast_in(self._channel, state(self.model))
 
@@ -214,13 +214,13 @@ class Agreement(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no
         rate: Any = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
         settable = isinstance(rate, keras.Variable)
         mine = (bool(self.model.stop_training), float(rate.numpy()) if settable else 0.0)
-        everyone = self._channel.host.objects(mine)
+        everyone = self._channel.host.allgather_object(mine)
         self.model.stop_training = any(stop for stop, _ in everyone)
         if mine[1] != everyone[0][1]:
             rate.assign(everyone[0][1])
 
 
-class BatchAgreement(Agreement):
+class BatchAgreement(EpochAgreement):
     """The same after every batch, where a callback of the user may act then."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

@@ -21,7 +21,7 @@ from matex_data.training.comm.errors import readable_errors
 from matex_data.training.restart.resume import Run
 from matex_data.training.sharding.batch_weights import keras_iterates
 from matex_data.training.sharding.rows import batch_size
-from matex_data.training.steps.distributed_model import Sharing
+from matex_data.training.steps.distributed_model import DistributedModel
 
 
 def fit(
@@ -63,7 +63,7 @@ def fit(
     run = Run(opened, None if checkpoint is None else Path(checkpoint))
     data = run.data(dataset, keras_fit_options)
     check_steps(opened, data, keras_fit_options.get("steps_per_epoch"))
-    with Sharing(model, opened, sync_batch_norm) as sharing, quietly(), readable_errors(), keras_iterates():
+    with DistributedModel(model, opened, sync_batch_norm) as sharing, quietly(), readable_errors(), keras_iterates():
         users = keras.tree.flatten(callbacks) if callbacks is not None else []
         options = {"initial_epoch": run.start.epoch, **keras_fit_options, "shuffle": False}
         options["epochs"] = run.epochs(users, epochs)
@@ -85,7 +85,7 @@ def check_steps(opened: Channel, dataset: tf.data.Dataset, steps_per_epoch: int 
     PartitionError : on all ranks, if one has.
     """
     steps = steps_per_epoch or int(dataset.cardinality())
-    everyone = opened.host.objects(steps)
+    everyone = opened.host.allgather_object(steps)
     if len(set(everyone)) > 1 or (steps == tf.data.UNKNOWN_CARDINALITY and opened.size > 1):
         raise PartitionError(
             "the ranks do not have the same number of training steps, or TensorFlow does not know it",

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from matex_data.errors import DataError, FormatError
-from matex_data.index.strided import Foreign
+from matex_data.index.strided import LibraryRows
 from matex_data.machine import free_memory, lone_environment
 from matex_data.readers import FORMATS, HEAD, detect, reader
 
@@ -171,8 +171,8 @@ def _look_at(path: str, format: str | None, names: Sequence[str] | None, step: S
         head = file.read(HEAD)
     index = reader(format or detect(path, head))(path, names)
     for found in index.files:
-        for part in found.parts.values():
-            if isinstance(part, Foreign):
+        for part in found.layouts.values():
+            if isinstance(part, LibraryRows):
                 for start in range(0, part.rows, part.block_rows):
                     step()
                     part.read(start, min(start + part.block_rows, part.rows))

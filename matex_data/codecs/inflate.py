@@ -37,11 +37,11 @@ def inflate_rows(
     decoded: int,
     width: int,
     out: Array,
-    place: Integers,
+    destination: Integers,
     first: Integers,
     last: Integers,
 ) -> int:
-    """Inflate one chunk after the other, each row to its place; how many there were before one that is broken.
+    """Inflate one chunk after the other, each row to its destination; how many there were before one that is broken.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def inflate_rows(
     decoded : bytes of a decoded chunk.
     width : as ``width_for`` says.
     out : [rows, ...], contiguous, of the dtype that is stored.
-    place : int64[m], rows of ``out``.
+    destination : int64[m], rows of ``out``.
     first, last : int64[k], which of the places are those of the rows of a chunk.
     """
     from matex_data.codecs.kernels import chunks_to_rows
@@ -64,7 +64,7 @@ def inflate_rows(
     addresses = library.inflate, decompressor, stored.ctypes.data, planes.ctypes.data
     try:
         begin = np.cumsum(nbytes) - nbytes
-        return chunks_to_rows(width)(*addresses, begin, nbytes, planes, rows, place, first, last)
+        return chunks_to_rows(width)(*addresses, begin, nbytes, planes, rows, destination, first, last)
     finally:
         library.free(decompressor)
 

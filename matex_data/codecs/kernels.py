@@ -41,14 +41,14 @@ def chunks_to_rows(width: int) -> Callable[..., int]:
 
     Its arguments: addresses of libdeflate's function (0: nothing is to be inflated), of its decompressor, of the stored
     chunks and of ``planes``; int64[k], where each chunk begins and how long it is; uint8[width, elements], the planes
-    of a decoded chunk; rows of unsigned numbers; int64[m], places of rows; int64[k] twice, the first place of each
-    chunk and the one after its last. It gives the number of chunks before one that is broken.
+    of a decoded chunk; rows of unsigned numbers; int64[m], destinations of rows; int64[k] twice, the first destination
+    of each chunk and the one after its last. It gives the number of chunks before one that is broken.
     """
     unsigned: Any = np.dtype(f"u{width}").type
 
     def loop(
         function: Any, decompressor: Any, stored: Any, scratch: Any, begin: Any, nbytes: Any, planes: Any, out: Any,
-        place: Any, first: Any, last: Any,
+        destination: Any, first: Any, last: Any,
     ) -> Any:  # fmt: skip
         length = out.shape[1]
         for chunk in range(len(begin)):
@@ -56,7 +56,7 @@ def chunks_to_rows(width: int) -> Callable[..., int]:
             if function != 0 and _inflated(function, decompressor, where, nbytes[chunk], scratch, planes.size) != 0:
                 return chunk
             for row in range(last[chunk] - first[chunk]):
-                start, to = row * length, place[first[chunk] + row]
+                start, to = row * length, destination[first[chunk] + row]
                 for i in range(length):
                     element = unsigned(0)
                     for plane in range(width):

@@ -37,21 +37,23 @@ def unshuffle(data: Bytes, width: int, out: Bytes) -> None:
     out[whole:] = data[whole:]
 
 
-def unshuffle_rows(data: Bytes, out: Array, place: Integers) -> None:
-    """Each row to its place: the i-th of the planes becomes ``out[place[i]]``.
+def unshuffle_rows(data: Bytes, out: Array, destination: Integers) -> None:
+    """Each row to its destination: the i-th of the planes becomes ``out[destination[i]]``.
 
     Parameters
     ----------
     data : uint8[n], the planes of at least as many rows as there are places.
     out : [rows, ...], contiguous, of elements of 2, 4 or 8 bytes in the byte order of the planes.
-    place : int64[k], rows of ``out``.
+    destination : int64[k], rows of ``out``.
     """
     width = out.dtype.itemsize
     rows = out.reshape(len(out), -1).view(f"<u{width}")
-    _to_rows(data[: data.nbytes // width * width].reshape(width, -1), rows, place)
+    _to_rows(data[: data.nbytes // width * width].reshape(width, -1), rows, destination)
 
 
-def _to_rows(planes: Bytes, rows: Array, place: Integers) -> None:
+def _to_rows(planes: Bytes, rows: Array, destination: Integers) -> None:
     from matex_data.codecs.kernels import chunks_to_rows
 
-    chunks_to_rows(len(planes))(0, 0, 0, 0, _FIRST, _FIRST, planes, rows, place, _FIRST, np.array([len(place)]))
+    chunks_to_rows(len(planes))(
+        0, 0, 0, 0, _FIRST, _FIRST, planes, rows, destination, _FIRST, np.array([len(destination)])
+    )

@@ -24,13 +24,13 @@ class Blocks:
     number : int64[n], which blocks, ascending.
     runs : the rows, cut where blocks end.
     entered : int64[n + 1], the first run of each block, and how many runs there are.
-    place : int64[rows], the receiving index of each row.
+    destination : int64[rows], the receiving index of each row.
     """
 
     number: Integers
     runs: Runs
     entered: Integers
-    place: Integers
+    destination: Integers
 
     @cached_property
     def first(self) -> Integers:
@@ -52,16 +52,16 @@ class Blocks:
 
     def places(self, i: int) -> Some:
         """Where these rows go; a slice if that is one behind the other."""
-        place = self.place[self.first[i] : self.first[i + 1]]
-        return slice(int(place[0]), int(place[-1]) + 1) if consecutive(place) else place
+        destination = self.destination[self.first[i] : self.first[i + 1]]
+        return slice(int(destination[0]), int(destination[-1]) + 1) if consecutive(destination) else destination
 
     def select(self, some: Integers) -> Blocks:
         """Of the blocks with these ascending positions alone."""
         several = np.diff(self.entered)[some]
         of_runs = ranges(self.entered[some], several)
         runs = Runs(self.runs.start[of_runs], self.runs.count[of_runs])
-        place = self.place[ranges(self.first[some], self.count[some])]
-        return Blocks(self.number[some], runs, np.append(0, np.cumsum(several)), place)
+        destination = self.destination[ranges(self.first[some], self.count[some])]
+        return Blocks(self.number[some], runs, np.append(0, np.cumsum(several)), destination)
 
 
 def even_blocks(rows: Rows, depth: int) -> Blocks:
@@ -82,4 +82,4 @@ def _blocks(rows: Rows, of: Integers, number: Integers, begin: Integers, end: In
     """Of rows whose run ``of[i]`` reaches into block ``number[i]``, which has the rows ``begin[i]`` to ``end[i]``."""
     start, stop = np.maximum(rows.start[of], begin), np.minimum(rows.stop[of], end)
     entered = np.flatnonzero(np.diff(number, prepend=-1))
-    return Blocks(number[entered], Runs(start, stop - start), np.append(entered, len(number)), rows.place)
+    return Blocks(number[entered], Runs(start, stop - start), np.append(entered, len(number)), rows.destination)

@@ -19,7 +19,7 @@ from matex_data.codecs.shuffle import unshuffle_rows
 from matex_data.errors import DecodeError
 from matex_data.index.blocks import Blocks, even_blocks
 from matex_data.index.cache import Chunk, ChunkCache
-from matex_data.index.model import Part, Request, Rows
+from matex_data.index.model import Layout, ReadRequest, Rows
 from matex_data.index.scatter import Convert, Some, scatter
 from matex_data.index.strided import NOTHING, as_bytes
 from matex_data.machine import threads
@@ -32,7 +32,7 @@ Cell = tuple[tuple[slice, ...], tuple[slice, ...]]  # of the field's array, with
 
 
 @dataclass(frozen=True)
-class Chunked(Part):
+class Chunked(Layout):
     """Rows in chunks of equal shape, each stored, maybe compressed, in one piece: HDF5 and netCDF-4.
 
     Chunks are numbered in C order over the grid of chunks, the last axis fastest. One that is missing from
@@ -77,7 +77,7 @@ class Chunked(Part):
     def end(self) -> int:
         return int((self.offset + self.nbytes).max()) if len(self.offset) else 0
 
-    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[Request]:
+    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         depth, cells = self.chunk_shape[0], len(self._cells)
         bands = even_blocks(rows, depth)
         number = (bands.number[:, None] * cells + np.arange(cells)).reshape(-1)
@@ -86,12 +86,12 @@ class Chunked(Part):
         whole = np.repeat(bands.count == np.minimum(depth, self.rows - bands.number * depth), cells)
         fresh = whole & (entry >= 0)
         for i in np.flatnonzero(entry < 0).tolist():
-            yield Request(NOTHING, NOTHING, finish=partial(self._fill, wanted, i))
+            yield ReadRequest(NOTHING, NOTHING, on_complete=partial(self._fill, wanted, i))
         for i in np.flatnonzero(~whole & (entry >= 0)).tolist():
             key = (id(self), int(number[i]))
             kept = cache.get(key)
             if kept is not None:
-                yield Request(NOTHING, NOTHING, finish=partial(self._copy, wanted, i, kept))
+                yield ReadRequest(NOTHING, NOTHING, on_complete=partial(self._copy, wanted, i, kept))
                 continue
             wanted.promises[i] = cache.promise(key, self.pipeline.nbytes)
             fresh[i] = True
@@ -101,7 +101,7 @@ class Chunked(Part):
         for chunks, finish in ((quick, partial(self._inflate, width or 0)), (fresh & ~quick, self._finish)):
             for some in self._shares(np.flatnonzero(chunks)):
                 at = entry[some]
-                yield Request(self.offset[at], self.nbytes[at], finish=partial(finish, wanted, some))
+                yield ReadRequest(self.offset[at], self.nbytes[at], on_complete=partial(finish, wanted, some))
 
     def _entries(self, number: Integers) -> Integers:
         """Where the chunks of these numbers are in the table; -1 where they are not."""
@@ -129,7 +129,7 @@ class Chunked(Part):
     def _inflate(self, width: int, wanted: _Wanted, chunks: Integers, stored: Bytes) -> None:
         """Whole chunks to their rows in one go; from one that is broken on as ``_finish`` does it."""
         nbytes, first = self.nbytes[wanted.entry[chunks]], wanted.bands.first
-        places = wanted.bands.place, first[chunks], first[chunks + 1]
+        places = wanted.bands.destination, first[chunks], first[chunks + 1]
         done = inflate_rows(stored, nbytes, self.pipeline.nbytes, width, wanted.out, *places)
         if done < len(chunks):
             self._finish(wanted, chunks[done:], stored[nbytes[:done].sum() :])
@@ -178,15 +178,15 @@ class Chunked(Part):
 
     def _decoded_in_place(self, rows: _Rows, out: Array, stored: Bytes, mask: int) -> bool:
         """Decode a chunk of whole rows straight to where they go, if nothing has to be made of their numbers."""
-        local, place = rows
+        local, destination = rows
         if not self._as_stored(out):
             return False
         planes = None if mask & 1 else self.pipeline.before_shuffle
-        if isinstance(place, slice) and local == slice(0, self.chunk_shape[0]):
-            self.pipeline.decode(stored, mask, as_bytes(out[place]))
-        elif planes is not None and not isinstance(place, slice):
+        if isinstance(destination, slice) and local == slice(0, self.chunk_shape[0]):
+            self.pipeline.decode(stored, mask, as_bytes(out[destination]))
+        elif planes is not None and not isinstance(destination, slice):
             scratch = momentary(planes.nbytes) if planes.filters else None
-            unshuffle_rows(planes.decode(stored, mask >> 1, scratch), out, place)
+            unshuffle_rows(planes.decode(stored, mask >> 1, scratch), out, destination)
         else:
             return False
         return True
@@ -203,9 +203,9 @@ class Chunked(Part):
         return wanted.bands.rows(band, begin), wanted.bands.places(band)
 
     def _take(self, wanted: _Wanted, i: int, rows: _Rows, chunk: Array) -> None:
-        local, place = rows
+        local, destination = rows
         outer, inner = self._cells[i % len(self._cells)]
-        scatter(wanted.out[outer], place, chunk[(local, *inner)], self.convert)
+        scatter(wanted.out[outer], destination, chunk[(local, *inner)], self.convert)
 
     def _copy(self, wanted: _Wanted, i: int, chunk: Future[Array], _: Bytes) -> None:
         self._take(wanted, i, self._rows(wanted, i), chunk.result())
@@ -213,10 +213,10 @@ class Chunked(Part):
     def _fill(self, wanted: _Wanted, i: int, _: Bytes) -> None:
         """Rows of a chunk that was never written."""
         outer, inner = self._cells[i % len(self._cells)]
-        place = wanted.bands.places(i // len(self._cells))
-        count = place.stop - place.start if isinstance(place, slice) else len(place)
+        destination = wanted.bands.places(i // len(self._cells))
+        count = destination.stop - destination.start if isinstance(destination, slice) else len(destination)
         rows = np.broadcast_to(self.fill, (count, *(edge.stop for edge in inner)))
-        scatter(wanted.out[outer], place, rows, self.convert)
+        scatter(wanted.out[outer], destination, rows, self.convert)
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from functools import partial
 from threading import Lock
 from typing import Any
 
-from matex_data.index.model import Request
+from matex_data.index.model import ReadRequest
 
 
-def followed(requests: Sequence[Request], action: Callable[[], None]) -> list[Request]:
+def after_last(requests: Sequence[ReadRequest], action: Callable[[], None]) -> list[ReadRequest]:
     """The same requests; the one that is finished last calls ``action``."""
     last = _Last(len(requests), action)
-    return [replace(request, finish=partial(last.finish, request.finish)) for request in requests]
+    return [replace(request, on_complete=partial(last.finish, request.on_complete)) for request in requests]
 
 
 class _Last:

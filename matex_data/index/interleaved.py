@@ -10,7 +10,7 @@ import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import Part, Request, Rows
+from matex_data.index.model import Layout, ReadRequest, Rows
 from matex_data.index.scatter import scatter
 from matex_data.index.strided import SCATTER_BYTES, Strided
 from matex_data.index.table import Column, Table
@@ -20,7 +20,7 @@ Wanted = tuple[Strided, Array]
 
 
 @dataclass(frozen=True, eq=False)
-class Records(Table):
+class InterleavedRecords(Table):
     """Rows of several fields at the same even distance in one file.
 
     Parameters
@@ -51,13 +51,13 @@ class Records(Table):
     def end(self) -> int:
         return max(field.end() for field in self.fields.values())
 
-    def requests(self, rows: Rows, outs: Sequence[tuple[str, Array]], cache: ChunkCache) -> Iterator[Request]:
+    def requests(self, rows: Rows, outs: Sequence[tuple[str, Array]], cache: ChunkCache) -> Iterator[ReadRequest]:
         wanted = [(self.fields[name], out) for name, out in outs if self.fields[name].row_bytes]
-        if len(rows.place):
+        if len(rows.destination):
             for group in _neighbours(wanted):
                 yield from self._read(rows, group)
 
-    def _read(self, rows: Rows, group: list[Wanted]) -> Iterator[Request]:
+    def _read(self, rows: Rows, group: list[Wanted]) -> Iterator[ReadRequest]:
         """A group's part of every record, or whole runs of records if nearly all of them is wanted."""
         begin = group[0][0].offset
         span = max(field.offset + field.row_bytes for field, _ in group) - begin
@@ -72,16 +72,16 @@ class Records(Table):
             count = np.diff(np.append(first, len(some)))
             nbytes = count * pitch
             nbytes[-1] -= pitch - span  # behind the last record the file may end
-            finish = partial(self._finish, group, pitch, rows.place[i : i + step])
-            yield Request(begin + some[first] * stride, nbytes, finish=finish)
+            finish = partial(self._finish, group, pitch, rows.destination[i : i + step])
+            yield ReadRequest(begin + some[first] * stride, nbytes, on_complete=finish)
 
     @staticmethod
-    def _finish(group: list[Wanted], pitch: int, place: Integers, data: Bytes) -> None:
+    def _finish(group: list[Wanted], pitch: int, destination: Integers, data: Bytes) -> None:
         begin = group[0][0].offset
         for field, out in group:
             row = np.ndarray(field.shape, field.dtype, data, field.offset - begin)
-            stored = np.lib.stride_tricks.as_strided(row, (len(place), *field.shape), (pitch, *row.strides))
-            scatter(out, place, stored, field.convert)
+            stored = np.lib.stride_tricks.as_strided(row, (len(destination), *field.shape), (pitch, *row.strides))
+            scatter(out, destination, stored, field.convert)
 
 
 def _neighbours(wanted: list[Wanted]) -> list[list[Wanted]]:
@@ -100,11 +100,11 @@ def _neighbours(wanted: list[Wanted]) -> list[list[Wanted]]:
     return groups
 
 
-def joined(parts: Mapping[str, Part]) -> dict[str, Part]:
+def interleaved(parts: Mapping[str, Layout]) -> dict[str, Layout]:
     """The parts of one file; those that take turns in its records as columns of one table."""
     turns = {name: part for name, part in parts.items() if isinstance(part, Strided) and part.stride > part.row_bytes}
     strides = {part.stride for part in turns.values()}
     if len(turns) < 2 or len(strides) > 1:
         return dict(parts)
-    table = Records(turns)
+    table = InterleavedRecords(turns)
     return {name: Column(table, name) if name in turns else part for name, part in parts.items()}

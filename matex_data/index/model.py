@@ -24,29 +24,29 @@ class Rows:
     Parameters
     ----------
     start, stop : int64[k], disjoint runs of rows in ascending order.
-    place : int64[sum(stop - start)], the receiving index of each row.
+    destination : int64[sum(stop - start)], the receiving index of each row.
     """
 
     start: Integers
     stop: Integers
-    place: Integers
+    destination: Integers
 
     @property
     def numbers(self) -> Integers:
-        """The row of every place, int64 of the same length."""
+        """The row of every destination, int64 of the same length."""
         counts = self.stop - self.start
         return ranges(self.start, counts)
 
     def tiles(self, most: int) -> Iterator[Rows]:
         """The same rows, at most so many at a time."""
         ends = np.cumsum(self.stop - self.start)
-        for low in range(0, len(self.place), most):
-            high = min(low + most, len(self.place))
+        for low in range(0, len(self.destination), most):
+            high = min(low + most, len(self.destination))
             first, last = np.searchsorted(ends, (low, high - 1), side="right").tolist()
             start, stop = self.start[first : last + 1].copy(), self.stop[first : last + 1].copy()
             start[0] = stop[0] - (ends[first] - low)
             stop[-1] -= ends[last] - high
-            yield Rows(start, stop, self.place[low:high])
+            yield Rows(start, stop, self.destination[low:high])
 
 
 def ranges(start: Integers, count: Integers) -> Integers:
@@ -58,17 +58,17 @@ def ranges(start: Integers, count: Integers) -> Integers:
 
 
 @dataclass(frozen=True)
-class Request:
+class ReadRequest:
     """Bytes of one file to read, and what becomes of them.
 
     Parameters
     ----------
     offset, nbytes : int64[k], byte ranges of the file. None at all is allowed: then nothing is read
-        and ``finish`` gets no bytes.
+        and ``on_complete`` gets no bytes.
     target : uint8 memory the ranges go to, range i to ``target[at[i]:at[i] + nbytes[i]]``. None: they are
-        put one behind the other in scratch memory, which is handed to ``finish``.
+        put one behind the other in scratch memory, which is handed to ``on_complete``.
     at : int64[k] or None, see ``target``.
-    finish : called once with the bytes in scratch memory (uint8, read-only by convention; none where there is a
+    on_complete : called once with the bytes in scratch memory (uint8, read-only by convention; none where there is a
         target), on any thread; turns them into rows. Raises ``DecodeError``.
     """
 
@@ -76,10 +76,10 @@ class Request:
     nbytes: Integers
     target: NDArray[np.uint8] | None = None
     at: Integers | None = None
-    finish: Callable[[NDArray[np.uint8]], None] | None = None
+    on_complete: Callable[[NDArray[np.uint8]], None] | None = None
 
 
-class Part(ABC):
+class Layout(ABC):
     """How the rows of one field lie in one file. Immutable, and small enough to broadcast.
 
     Attributes
@@ -93,8 +93,8 @@ class Part(ABC):
     block_rows: int
 
     @abstractmethod
-    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[Request]:
-        """What to read so that ``out[rows.place[i]]`` becomes row ``rows.numbers[i]``.
+    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+        """What to read so that ``out[rows.destination[i]]`` becomes row ``rows.numbers[i]``.
 
         ``cache`` keeps decoded chunks of which only some rows were wanted.
         """
@@ -113,7 +113,7 @@ class Part(ABC):
 
 
 @dataclass(frozen=True)
-class File:
+class FileIndex:
     """One file of a data set: its rows, and the part that holds each field.
 
     ``stamp`` is its state when it was indexed; None: not known.
@@ -121,11 +121,11 @@ class File:
 
     path: str
     rows: int
-    parts: Mapping[str, Part]
+    layouts: Mapping[str, Layout]
     stamp: Stamp | None = None
 
 
-After = Callable[[Mapping[str, Array], Integers], None]
+PostProcess = Callable[[Mapping[str, Array], Integers], None]
 
 
 class Index:
@@ -137,8 +137,8 @@ class Index:
     files : where the samples are. Every file has a part for every field, all of the file's rows.
     static : whole arrays that belong to no sample (a coordinate axis, a mask), by name.
     facts : what has to be the same in all files of one data set beside the fields (units, a calendar), as texts.
-    after : called with the arrays by name, and the places in them that were filled, once all rows of a window are
-        there; on any thread.
+    post_process : called with the arrays by name and the indices that were filled, once all rows of a window are in
+        memory; on any thread.
 
     Raises
     ------
@@ -148,16 +148,16 @@ class Index:
     def __init__(
         self,
         fields: Schema,
-        files: Sequence[File],
+        files: Sequence[FileIndex],
         static: Mapping[str, Array] | None = None,
         facts: Mapping[str, str] | None = None,
-        after: After | None = None,
+        post_process: PostProcess | None = None,
     ) -> None:
         self.fields = dict(fields)
         self.files = tuple(files)
         self.static = dict(static or {})
         self.facts = dict(facts or {})
-        self.after = after
+        self.post_process = post_process
         for file in self.files:
             _check_file(file, self.fields)
         self.first_row: Integers = np.concatenate(
@@ -168,20 +168,20 @@ class Index:
         return int(self.first_row[-1])
 
     @cached_property
-    def untreated(self) -> Index:
+    def raw(self) -> Index:
         """The same without ``after``: missing numbers are NaN."""
-        return self if self.after is None else Index(self.fields, self.files, self.static, self.facts)
+        return self if self.post_process is None else Index(self.fields, self.files, self.static, self.facts)
 
     def select(self, names: Sequence[str]) -> Index:
         """The same rows with fewer fields."""
         fields = {name: self.fields[name] for name in names}
-        files = [replace(f, parts={n: f.parts[n] for n in names}) for f in self.files]
-        return Index(fields, files, self.static, self.facts, self.after)
+        files = [replace(f, layouts={n: f.layouts[n] for n in names}) for f in self.files]
+        return Index(fields, files, self.static, self.facts, self.post_process)
 
     def stamped(self, stamps: Mapping[str, Stamp | None]) -> Index:
         """The same with the states of the files, by path."""
         files = [replace(file, stamp=stamps.get(file.path)) for file in self.files]
-        return Index(self.fields, files, self.static, self.facts, self.after)
+        return Index(self.fields, files, self.static, self.facts, self.post_process)
 
 
 def concatenate(indexes: Sequence[Index]) -> Index:
@@ -230,11 +230,11 @@ def _describe(field: Field | None) -> str:
     return f"{field.dtype} of shape {field.shape}" + (" (ragged)" if field.ragged else "")
 
 
-def _check_file(file: File, fields: Schema) -> None:
+def _check_file(file: FileIndex, fields: Schema) -> None:
     for name in fields:
-        if name not in file.parts:
+        if name not in file.layouts:
             raise FormatError("the file lacks a field", file=file.path, field=name, expected=sorted(fields))
-        if file.parts[name].rows != file.rows:
+        if file.layouts[name].rows != file.rows:
             raise FormatError(
                 "the fields have different numbers of samples",
                 file=file.path,
@@ -245,10 +245,10 @@ def _check_file(file: File, fields: Schema) -> None:
             )
 
 
-def _lengths(file: File) -> str:
+def _lengths(file: FileIndex) -> str:
     """Which fields have how many samples, the most common number first."""
     fields: dict[int, list[str]] = {}
-    for name, part in file.parts.items():
+    for name, part in file.layouts.items():
         fields.setdefault(part.rows, []).append(name)
     groups = sorted(fields.items(), key=lambda group: -len(group[1]))
     shown = [f"{rows} samples in {_some(names)}" for rows, names in groups[:8]]

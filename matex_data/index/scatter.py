@@ -19,28 +19,28 @@ Convert = Callable[[Array, Array], None]
 """Writes what stored rows stand for into the second array, rows of the field's dtype. Can be pickled."""
 
 
-def scatter(out: Array, place: Some, rows: Array, convert: Convert | None = None) -> None:
-    """``out[place] = rows``; one copy if the places are neighbours."""
-    if isinstance(place, slice):
-        _put(rows, out[place], convert)
-    elif consecutive(place):
-        start = int(place[0]) if len(place) else 0
-        _put(rows, out[start : start + len(place)], convert)
+def scatter(out: Array, destination: Some, rows: Array, convert: Convert | None = None) -> None:
+    """``out[destination] = rows``; one copy if the places are neighbours."""
+    if isinstance(destination, slice):
+        _put(rows, out[destination], convert)
+    elif consecutive(destination):
+        start = int(destination[0]) if len(destination) else 0
+        _put(rows, out[start : start + len(destination)], convert)
     elif convert is None:
-        _to_places(out, place, rows)
+        _to_places(out, destination, rows)
     else:
-        _scatter_converted(out, place, rows, convert)
+        _scatter_converted(out, destination, rows, convert)
 
 
-def _to_places(out: Array, place: Integers, rows: Array) -> None:
+def _to_places(out: Array, destination: Integers, rows: Array) -> None:
     """Small rows go as items of one void dtype: NumPy moves those two to eight times as fast as along axes."""
     row_bytes = out.dtype.itemsize * prod(out.shape[1:])
     several = out.ndim > 1 or out.dtype.names is not None
     if several and 0 < row_bytes <= LARGE_ROW and out.flags.c_contiguous and not out.dtype.hasobject:
         item = np.dtype((np.void, row_bytes))
-        out.reshape(-1).view(item)[place] = np.ascontiguousarray(rows, out.dtype).reshape(-1).view(item)
+        out.reshape(-1).view(item)[destination] = np.ascontiguousarray(rows, out.dtype).reshape(-1).view(item)
     else:
-        out[place] = rows
+        out[destination] = rows
 
 
 def _put(rows: Array, out: Array, convert: Convert | None) -> None:
@@ -50,15 +50,15 @@ def _put(rows: Array, out: Array, convert: Convert | None) -> None:
         convert(rows, out)
 
 
-def _scatter_converted(out: Array, place: Integers, rows: Array, convert: Convert) -> None:
+def _scatter_converted(out: Array, destination: Integers, rows: Array, convert: Convert) -> None:
     """Large rows straight to their places, small ones some at a time by way of a small array."""
     step = CONVERTED_TOGETHER // max(1, prod(out.shape[1:]))
     if step <= 1:
-        for i, to in enumerate(place.tolist()):
+        for i, to in enumerate(destination.tolist()):
             convert(rows[i : i + 1], out[to : to + 1])
         return
-    for i in range(0, len(place), step):
-        some = place[i : i + step]
+    for i in range(0, len(destination), step):
+        some = destination[i : i + step]
         converted = np.empty((len(some), *out.shape[1:]), out.dtype)
         convert(rows[i : i + step], converted)
         _to_places(out, some, converted)

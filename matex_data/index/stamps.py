@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from matex_data.errors import DataError, DecodeError
 
 if TYPE_CHECKING:
-    from matex_data.index.model import File
+    from matex_data.index.model import FileIndex
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Stamp:
         return f"{self.size} bytes, changed {time}.{rest:09d} UTC, inode {self.inode}"
 
 
-def changed(file: File) -> DataError | None:
+def changed(file: FileIndex) -> DataError | None:
     """Compare a file with its stamp: the error to raise if it is another one by now, or None.
 
     Belongs on the rank that indexed the file, see ``Stamp``: rank ``number % size`` for file ``number`` of a data set.

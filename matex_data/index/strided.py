@@ -14,7 +14,7 @@ import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import Part, Request, Rows
+from matex_data.index.model import Layout, ReadRequest, Rows
 from matex_data.index.scatter import Convert, consecutive, scatter
 
 DIRECT_BYTES = 16 * 1024  # rows of this size are read to their places one by one; smaller ones are scattered after
@@ -23,7 +23,7 @@ NOTHING: Integers = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
-class Strided(Part):
+class Strided(Layout):
     """Rows of fixed size at even distances: contiguous HDF5, classic netCDF, npy, IDX, CIFAR.
 
     Parameters
@@ -55,16 +55,16 @@ class Strided(Part):
     def end(self) -> int:
         return self.offset + (self.rows - 1) * self.stride + self.row_bytes if self.rows else 0
 
-    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[Request]:
+    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         ready = self.convert is None and self.dtype == out.dtype and out.flags.c_contiguous
-        if self.row_bytes == 0 or not len(rows.place):
+        if self.row_bytes == 0 or not len(rows.destination):
             return
-        if ready and (self.row_bytes >= DIRECT_BYTES or consecutive(rows.place)):
+        if ready and (self.row_bytes >= DIRECT_BYTES or consecutive(rows.destination)):
             yield self._direct(rows, out)
             return
         for tile in rows.tiles(max(1, SCATTER_BYTES // self.row_bytes)):
             offset, nbytes = self._ranges(tile)
-            yield Request(offset, nbytes, finish=partial(self._finish, tile.place, out))
+            yield ReadRequest(offset, nbytes, on_complete=partial(self._finish, tile.destination, out))
 
     def _ranges(self, rows: Rows) -> tuple[Integers, Integers]:
         """Offsets and lengths of the bytes of the rows, neighbours as one."""
@@ -73,23 +73,23 @@ class Strided(Part):
         offset = self.offset + rows.numbers * self.stride
         return offset, np.full(len(offset), self.row_bytes)
 
-    def _direct(self, rows: Rows, out: Array) -> Request:
-        """Each run of neighbouring rows that stay neighbours goes to its place in one piece."""
-        numbers, place = rows.numbers, rows.place
-        unbroken = (np.diff(numbers) == 1) & (np.diff(place) == 1) & (self.stride == self.row_bytes)
+    def _direct(self, rows: Rows, out: Array) -> ReadRequest:
+        """Each run of neighbouring rows that stay neighbours goes to its destination in one piece."""
+        numbers, destination = rows.numbers, rows.destination
+        unbroken = (np.diff(numbers) == 1) & (np.diff(destination) == 1) & (self.stride == self.row_bytes)
         first, count = runs_of(unbroken)
-        return Request(
+        return ReadRequest(
             offset=self.offset + numbers[first] * self.stride,
             nbytes=count * self.row_bytes,
             target=as_bytes(out),
-            at=place[first] * self.row_bytes,
+            at=destination[first] * self.row_bytes,
         )
 
-    def _finish(self, place: Integers, out: Array, data: Bytes) -> None:
-        scatter(out, place, data.view(self.dtype).reshape(-1, *self.shape), self.convert)
+    def _finish(self, destination: Integers, out: Array, data: Bytes) -> None:
+        scatter(out, destination, data.view(self.dtype).reshape(-1, *self.shape), self.convert)
 
 
-class Foreign(Part):
+class LibraryRows(Layout):
     """Rows that only the format's library can read; each rank reads its own."""
 
     rows: int
@@ -99,17 +99,17 @@ class Foreign(Part):
     def read(self, start: int, stop: int) -> Array:
         """Rows start to stop as the field's dtype. Never called on two threads at once."""
 
-    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[Request]:
+    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         done = 0
         for start, stop in zip(rows.start.tolist(), rows.stop.tolist(), strict=True):
-            place = rows.place[done : done + stop - start]
+            destination = rows.destination[done : done + stop - start]
             done += stop - start
-            yield Request(NOTHING, NOTHING, finish=partial(self._finish, start, stop, place, out))
+            yield ReadRequest(NOTHING, NOTHING, on_complete=partial(self._finish, start, stop, destination, out))
 
-    def _finish(self, start: int, stop: int, place: Integers, out: Array, _: Bytes) -> None:
+    def _finish(self, start: int, stop: int, destination: Integers, out: Array, _: Bytes) -> None:
         with _LIBRARIES:
             rows = self.read(start, stop)
-        scatter(out, place, rows)
+        scatter(out, destination, rows)
 
 
 _LIBRARIES = Lock()  # neither HDF5 nor netCDF may be entered by two threads

@@ -12,7 +12,7 @@ from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import Index, Part, Request, Rows
+from matex_data.index.model import Index, Layout, ReadRequest, Rows
 
 
 class Table(ABC):
@@ -32,8 +32,8 @@ class Table(ABC):
     width: int
 
     @abstractmethod
-    def requests(self, rows: Rows, outs: Sequence[tuple[str, Array]], cache: ChunkCache) -> Iterator[Request]:
-        """What to read so that ``out[rows.place[i]]`` becomes row ``rows.numbers[i]`` of a column, for each pair."""
+    def requests(self, rows: Rows, outs: Sequence[tuple[str, Array]], cache: ChunkCache) -> Iterator[ReadRequest]:
+        """Yield reads that fill ``out[rows.destination[i]]`` with row ``rows.numbers[i]``, for each column."""
 
     @abstractmethod
     def borders(self) -> Integers | None:
@@ -49,7 +49,7 @@ class Table(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class Column(Part):
+class Column(Layout):
     """One column of a table."""
 
     table: Table
@@ -73,15 +73,15 @@ class Column(Part):
     def end(self) -> int:
         return self.table.end()
 
-    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[Request]:
+    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         return self.table.requests(rows, [(self.name, out)], cache)
 
 
 @dataclass(frozen=True, eq=False)
-class Matrix(Part):
+class Matrix(Layout):
     """Fields of equal shape side by side: element i along the first axis of a row is that of part i."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[Layout, ...]
 
     @property
     def rows(self) -> int:  # type: ignore[override]
@@ -100,15 +100,15 @@ class Matrix(Part):
     def end(self) -> int:
         return max(part.end() for part in self.parts)
 
-    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[Request]:
+    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         named = {str(i): part for i, part in enumerate(self.parts)}
         arrays = {str(i): out[:, i] for i in range(len(self.parts))}
         return (request for _, request in requests(named, rows, arrays, cache))
 
 
 def requests(
-    parts: Mapping[str, Part], rows: Rows, arrays: Mapping[str, Array], cache: ChunkCache
-) -> Iterator[tuple[str | None, Request]]:
+    parts: Mapping[str, Layout], rows: Rows, arrays: Mapping[str, Array], cache: ChunkCache
+) -> Iterator[tuple[str | None, ReadRequest]]:
     """What to read for several fields of one file, and the field that each request is for; None: for several."""
     tables: dict[int, tuple[Table, list[tuple[str, Array]]]] = {}
     for name, array in arrays.items():
@@ -121,7 +121,7 @@ def requests(
         yield from ((None, request) for request in table.requests(rows, outs, cache))
 
 
-def _leaves(part: Part, out: Array) -> Iterator[tuple[Part, Array]]:
+def _leaves(part: Layout, out: Array) -> Iterator[tuple[Layout, Array]]:
     if isinstance(part, Matrix):
         for i, inner in enumerate(part.parts):
             yield from _leaves(inner, out[:, i])
@@ -163,6 +163,6 @@ def stacked(index: Index, names: Sequence[str], name: str, kept: Sequence[str]) 
     schema = {name: matrix, **{n: index.fields[n] for n in kept}}
     files = []
     for file in index.files:
-        parts: dict[str, Part] = {name: Matrix(tuple(file.parts[n] for n in names))}
-        files.append(replace(file, parts={**parts, **{n: file.parts[n] for n in kept}}))
+        parts: dict[str, Layout] = {name: Matrix(tuple(file.layouts[n] for n in names))}
+        files.append(replace(file, layouts={**parts, **{n: file.layouts[n] for n in kept}}))
     return Index(schema, files, index.static)

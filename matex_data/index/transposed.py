@@ -12,7 +12,7 @@ import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import Part, Request, Rows
+from matex_data.index.model import Layout, ReadRequest, Rows
 from matex_data.index.scatter import Convert, scatter
 
 PIECE_BYTES = 64 * 1024  # as much of neighbouring rows is read in one piece, if a block does not become too large
@@ -20,7 +20,7 @@ BLOCK_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Crosswise(Part):
+class Transposed(Layout):
     """Rows of an array in C order along an axis that is not its first.
 
     Parameters
@@ -65,8 +65,8 @@ class Crosswise(Part):
             return 0
         return self.offset + int(self._pieces()[-1]) + self.rows * self._piece
 
-    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[Request]:
-        if not self._row_bytes or not len(rows.place):
+    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+        if not self._row_bytes or not len(rows.destination):
             return
         pieces = self._pieces()
         together = max(1, BLOCK_BYTES // self._row_bytes)
@@ -76,10 +76,10 @@ class Crosswise(Part):
             first = np.flatnonzero(np.concatenate([[True], np.diff(some) != 1]))
             count = np.diff(np.append(first, len(some)))
             start = self.offset + some[first] * self._piece
-            yield Request(
+            yield ReadRequest(
                 offset=(pieces[:, None] + start).reshape(-1),
                 nbytes=np.tile(count * self._piece, len(pieces)),
-                finish=partial(self._finish, rows.place[i : i + together], out),
+                on_complete=partial(self._finish, rows.destination[i : i + together], out),
             )
 
     def _pieces(self) -> Integers:
@@ -91,7 +91,7 @@ class Crosswise(Part):
         outer = np.arange(self.before[0], dtype=np.int64) * self.step
         return (outer[:, None] + within).reshape(-1)
 
-    def _finish(self, place: Integers, out: Array, data: Bytes) -> None:
-        stored = data.view(self.dtype).reshape(*self.before, len(place), *self.after)
+    def _finish(self, destination: Integers, out: Array, data: Bytes) -> None:
+        stored = data.view(self.dtype).reshape(*self.before, len(destination), *self.after)
         rows = np.moveaxis(stored, len(self.before), 0)
-        scatter(out, place, rows.transpose(0, *(axis + 1 for axis in self.order)), self.convert)
+        scatter(out, destination, rows.transpose(0, *(axis + 1 for axis in self.order)), self.convert)

@@ -53,7 +53,7 @@ class Ranges:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PendingRead:
     """Bytes that belong together.
 
     Parameters
@@ -111,7 +111,7 @@ class Call:
             raise first_error
 
 
-def calls(wanted: Sequence[Wanted], parts: int = 1) -> list[Call]:
+def calls(wanted: Sequence[PendingRead], parts: int = 1) -> list[Call]:
     """Reads of some megabytes each, in the order of the file; with scratch memory or without, never both in one.
 
     Parameters
@@ -132,9 +132,9 @@ def calls(wanted: Sequence[Wanted], parts: int = 1) -> list[Call]:
     ]
 
 
-def _groups(wanted: Sequence[Wanted], decoded_bytes: int) -> list[list[Wanted]]:
+def _groups(wanted: Sequence[PendingRead], decoded_bytes: int) -> list[list[PendingRead]]:
     """What is read together."""
-    groups: list[list[Wanted]] = [[]]
+    groups: list[list[PendingRead]] = [[]]
     size = 0
     for one in wanted:
         groups[-1].append(one)
@@ -145,7 +145,7 @@ def _groups(wanted: Sequence[Wanted], decoded_bytes: int) -> list[list[Wanted]]:
     return [group for group in groups if group]
 
 
-def _of_groups(groups: list[list[Wanted]], gaps: int) -> Iterator[Call]:
+def _of_groups(groups: list[list[PendingRead]], gaps: int) -> Iterator[Call]:
     """A call for each group, and more for one that is large; ``gaps`` as in ``_without_gaps``."""
     if not groups:
         return
@@ -169,7 +169,7 @@ def _of_groups(groups: list[list[Wanted]], gaps: int) -> Iterator[Call]:
             yield from (Call([piece]) for piece in _limited(ranges, CALL_BYTES))
 
 
-def _then(group: Sequence[Wanted]) -> list[tuple[Done, slice]]:
+def _then(group: Sequence[PendingRead]) -> list[tuple[Done, slice]]:
     """What to call, with which bytes of the scratch memory."""
     then, end = [], 0
     for one in group:

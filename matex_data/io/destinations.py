@@ -24,21 +24,21 @@ LEAST_PIECE = 4096  # bytes of each piece on average; to copy smaller ones past 
 WORTH_COMPILING = 256 << 20  # bytes: where so many have been read already, the wait for Numba is made up for
 
 
-class Run(NamedTuple):
+class Destination(NamedTuple):
     """Of bytes that follow one another in the file.
 
     Parameters
     ----------
-    place : the memory, as MPI takes it.
+    destination : the memory, as MPI takes it.
     copied : what to call when they have been read, if they have to be copied to their places then.
     """
 
-    place: Any
+    destination: Any
     copied: Callable[[], object] | None = None
 
 
 @contextmanager
-def places(ranges: Ranges, read: int) -> Iterator[list[Run]]:
+def destinations(ranges: Ranges, read: int) -> Iterator[list[Destination]]:
     """The memory of each run, for one thread; what describes it to MPI is given back at the end.
 
     Parameters
@@ -53,12 +53,12 @@ def places(ranges: Ranges, read: int) -> Iterator[list[Run]]:
     runs, kinds, copy = [], [], _copy(cached) if read >= WORTH_COMPILING else None
     for low, high, begin, total in zip(lows, highs, begins, totals, strict=True):
         if high - low == 1:
-            runs.append(Run(MPI.memory.fromaddress(begin, total)))
+            runs.append(Destination(MPI.memory.fromaddress(begin, total)))
         elif copy is not None and LEAST_PIECE * (high - low) <= total <= CACHED_BYTES:
-            runs.append(Run(cached[:total], partial(copy, address[low:high], nbytes[low:high])))
+            runs.append(Destination(cached[:total], partial(copy, address[low:high], nbytes[low:high])))
         else:
             kinds.append(MPI.BYTE.Create_hindexed(nbytes[low:high].tolist(), address[low:high].tolist()).Commit())
-            runs.append(Run([MPI.BOTTOM, 1, kinds[-1]]))
+            runs.append(Destination([MPI.BOTTOM, 1, kinds[-1]]))
     try:
         yield runs
     finally:

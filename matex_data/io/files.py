@@ -20,7 +20,7 @@ from mpi4py import MPI
 from matex_data.errors import DataError, DecodeError, PartitionError
 from matex_data.io import preadv
 from matex_data.io.coalesce import Ranges
-from matex_data.io.destinations import places
+from matex_data.io.destinations import destinations
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.watchdog import waiting_for
 
@@ -138,10 +138,10 @@ class Files:
             offsets = ranges.offset[ranges.first].tolist()
             statuses = [MPI.Status() for _ in offsets]
             before = sum(_COUNTERS.bytes[path] for path in self.paths)
-            with places(ranges, before) as runs:
+            with destinations(ranges, before) as runs:
                 for offset, run, status in zip(offsets, runs, statuses, strict=True):
                     left -= 1
-                    handle.Read_at_all(offset, run.place, status)
+                    handle.Read_at_all(offset, run.destination, status)
                     if run.copied is not None:
                         run.copied()
         except Exception as error:  # of MPI, or there was no memory for what describes the places

@@ -4,7 +4,7 @@
 the system (see io_submit(2)); a file that was not opened with O_DIRECT is read before it returns. So Python's lock is
 taken once for some megabytes: several threads could not read small stretches side by side otherwise. Counters of the
 system and profilers may not see these reads; the environment variable ``MATEX_IO_SUBMIT=0`` does without them.
-Both are called by way of ctypes, since ``os.preadv`` wants an object of Python for each place.
+Both are called by way of ctypes, since ``os.preadv`` wants an object of Python for each destination.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def read(descriptor: int, offset: Integers, first: Integers, address: Integers, 
     ----------
     descriptor : of a file that is open for reading.
     offset : int64[runs], byte of the file that each run begins with.
-    first : int64[runs], the place that each run begins with.
+    first : int64[runs], the destination that each run begins with.
     address, nbytes : int64[k], places in memory.
 
     Raises

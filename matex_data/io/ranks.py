@@ -12,7 +12,7 @@ from matex_data.io.files import Files, mode_for
 from matex_data.mpi.communicator import Communicator
 
 
-class Together:
+class MpiRanks:
     """The ranks of a communicator, as readers know them: see ``matex_data.readers.ranks``.
 
     Parameters

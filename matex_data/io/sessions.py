@@ -23,7 +23,7 @@ from matex_data.mpi.processes import separate
 from matex_data.mpi.watchdog import waiting_for
 
 
-class Channel:
+class ReadSession:
     """A communicator and open files that one reader has for itself.
 
     Parameters
@@ -62,7 +62,7 @@ class Channel:
         self.comm.free()
 
 
-class Channels:
+class ReadSessions:
     """The channels of a communicator.
 
     Parameters
@@ -74,9 +74,9 @@ class Channels:
     def __init__(self, comm: Communicator, threaded: bool = True) -> None:
         self.comm = comm
         self.threaded = threaded
-        self._channels: list[Channel] = []
+        self._channels: list[ReadSession] = []
 
-    def open(self, paths: Sequence[str], mode: str) -> Channel:
+    def open(self, paths: Sequence[str], mode: str) -> ReadSession:
         """Return a channel with these files open, to ``serve`` whoever asks for it. *Collective*.
 
         Raises
@@ -89,7 +89,7 @@ class Channels:
         for channel in idle:
             channel.files.close()
         if not idle:
-            idle = [Channel(self.comm.duplicate(), self.threaded)]
+            idle = [ReadSession(self.comm.duplicate(), self.threaded)]
             self._channels += idle
         idle[0].files = Files(idle[0].comm, paths, mode)
         return idle[0]
@@ -104,7 +104,7 @@ class Channels:
         self.comm.free()
 
 
-def channels(comm: MPI.Intracomm | None) -> Channels:
+def read_sessions(comm: MPI.Intracomm | None) -> ReadSessions:
     """Return the channels of a communicator, made when they are first asked for. *Collective*.
 
     Parameters
@@ -117,19 +117,19 @@ def channels(comm: MPI.Intracomm | None) -> Channels:
     PartitionError : not all ranks come.
     """
     if separate():
-        return Channels(Communicator())
+        return ReadSessions(Communicator())
     comm = MPI.COMM_WORLD if comm is None else comm
     if comm.size == 1:
-        return Channels(Communicator())
+        return ReadSessions(Communicator())
     kept: Any = comm.Get_attr(_key())
-    if isinstance(kept, Channels):
+    if isinstance(kept, ReadSessions):
         return kept
     made = _connected(comm)
     comm.Set_attr(_key(), made)
     return made
 
 
-def _connected(comm: MPI.Intracomm) -> Channels:
+def _connected(comm: MPI.Intracomm) -> ReadSessions:
     threaded = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
     arrival = comm.Ibarrier()
     wait_until(lambda seconds: nap(lambda: bool(arrival.Test()), seconds), None)
@@ -138,10 +138,10 @@ def _connected(comm: MPI.Intracomm) -> Channels:
         node = comm.Split_type(MPI.COMM_TYPE_SHARED)
         machine.set_ranks_here(max(node.size, machine.ranks_here()))  # these may not be all ranks of the job
         node.Free()
-        return Channels(Communicator(comm.Dup(), Liveness(comm.Dup()) if threaded else None), threaded)
+        return ReadSessions(Communicator(comm.Dup(), Liveness(comm.Dup()) if threaded else None), threaded)
 
 
-def _forget(comm: MPI.Comm, _: int, found: Channels) -> None:
+def _forget(comm: MPI.Comm, _: int, found: ReadSessions) -> None:
     if comm != MPI.COMM_WORLD:  # that one ends with MPI itself
         found.close()
 

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matex_data._types import Integers
-from matex_data.elements import Elements
+from matex_data.fields import Elements
 from matex_data.mpi.communicator import Communicator
-from matex_data.pipeline.epochs import Passes
+from matex_data.pipeline.epochs import Epochs
 from matex_data.pipeline.execute import Arrays
-from matex_data.pipeline.window import Loaded
+from matex_data.pipeline.window import LoadedWindow
 from matex_data.sampling.recipe import Recipe
 
 
@@ -48,7 +48,7 @@ class Batches:
     step : global batches to skip, counted from the first of epoch 0.
     """
 
-    def __init__(self, passes: Passes, elements: Elements, recipe: Recipe, step: int = 0) -> None:
+    def __init__(self, passes: Epochs, elements: Elements, recipe: Recipe, step: int = 0) -> None:
         self.schedule = passes.schedule
         self.elements = elements
         self.recipe = recipe
@@ -100,7 +100,7 @@ class Batches:
             yield self._without(window, skip)
             skip = 0
 
-    def _without(self, window: Loaded, skip: int) -> Share:
+    def _without(self, window: LoadedWindow, skip: int) -> Share:
         """The window less its first batches."""
         begin = int(window.sizes[:skip].sum())
         weight = None

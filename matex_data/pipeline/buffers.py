@@ -28,7 +28,7 @@ class _Lease:
     NumPy collapses chains of views down to the object that owns the memory, so this must not be an array.
     """
 
-    def __init__(self, pool: Pool, memory: mmap.mmap) -> None:
+    def __init__(self, pool: BufferPool, memory: mmap.mmap) -> None:
         self._pool = pool
         self._memory = memory
         address = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
@@ -43,7 +43,7 @@ class _Lease:
         self._pool.give_back(self._memory)
 
 
-class Pool:
+class BufferPool:
     """Blocks of memory, in bytes; thread-safe.
 
     A block that is free and large enough is used again: its pages are there already, and touching fresh ones
@@ -110,7 +110,7 @@ class Pool:
         return arrays
 
 
-_POOLS: weakref.WeakSet[Pool] = weakref.WeakSet()
+_POOLS: weakref.WeakSet[BufferPool] = weakref.WeakSet()
 
 
 def _renew_all() -> None:

@@ -7,12 +7,12 @@ from concurrent.futures import Future
 from functools import cached_property
 
 from matex_data.index.cache import ChunkCache
-from matex_data.pipeline.execute import begun, reads_aside
-from matex_data.pipeline.window import Filling, Pending, Supply, planned
+from matex_data.pipeline.execute import reads_aside, submit
+from matex_data.pipeline.window import FileWindow, PendingWindow, ReadContext, plan_window
 from matex_data.sampling.schedule import Epoch, Schedule
 
 
-class Course:
+class EpochReader:
     """One rank's share of an epoch, from a step on.
 
     The threads that decode also plan: one thread more than cores would hold up the others.
@@ -26,22 +26,22 @@ class Course:
     together : steps that are read together; whole windows of the schedule.
     """
 
-    def __init__(self, supply: Supply, schedule: Schedule, number: int, start: int, together: int) -> None:
+    def __init__(self, supply: ReadContext, schedule: Schedule, number: int, start: int, together: int) -> None:
         self.supply = supply
         self.schedule = schedule
         self.number = number
         self.begins = range(start, schedule.steps, together)
         self._chunks = ChunkCache(supply.cache_bytes)
-        self._first: Future[Pending] | None = None
+        self._first: Future[PendingWindow] | None = None
 
     def __len__(self) -> int:
         return len(self.begins)
 
-    def plans(self) -> Iterator[Future[Pending]]:
+    def plans(self) -> Iterator[Future[PendingWindow]]:
         """What is to be read for each window; the next one's is found out once it is asked for."""
         for begin in self.begins:
             ahead, self._first = self._first, None
-            yield ahead or begun(self._planned, begin)
+            yield ahead or submit(self._planned, begin)
 
     def begin_ahead(self) -> None:
         """Read the first window already, or only plan it where ranks read together or there is one thread.
@@ -49,22 +49,22 @@ class Course:
         What goes wrong is heard of when the window is asked for.
         """
         aside = reads_aside(self.supply.channel.files)
-        self._first = begun(self._started) if aside else begun(self._planned, self.begins[0])
+        self._first = submit(self._started) if aside else submit(self._planned, self.begins[0])
 
-    def next_epoch(self) -> Course:
+    def next_epoch(self) -> EpochReader:
         """The course through the whole next epoch."""
-        return Course(self.supply, self.schedule, self.number + 1, 0, self.begins.step)
+        return EpochReader(self.supply, self.schedule, self.number + 1, 0, self.begins.step)
 
     @cached_property
     def _epoch(self) -> Epoch:
         return self.schedule.epoch(self.number)
 
-    def _planned(self, begin: int) -> Filling:
+    def _planned(self, begin: int) -> FileWindow:
         comm = self.supply.channel.comm
         end = min(begin + self.begins.step, self.schedule.steps)
-        return planned(self.supply, self._epoch.window(begin, end, comm.rank, comm.size), self._chunks)
+        return plan_window(self.supply, self._epoch.window(begin, end, comm.rank, comm.size), self._chunks)
 
-    def _started(self) -> Pending:
+    def _started(self) -> PendingWindow:
         filling, files = self._planned(self.begins[0]), self.supply.channel.files
         filling.start(files, filling.plan.counts(len(self.supply.index.files)), self.supply.profile)
         return filling

@@ -11,15 +11,15 @@ import numpy as np
 
 from matex_data._types import Integers
 from matex_data.errors import PartitionError
-from matex_data.index.strided import Foreign
+from matex_data.index.strided import LibraryRows
 from matex_data.machine import free_memory, unfit
 from matex_data.mpi.communicator import Communicator
-from matex_data.pipeline.epoch_reader import Course
+from matex_data.pipeline.epoch_reader import EpochReader
 from matex_data.pipeline.exchange import Exchanges, Holding
 from matex_data.pipeline.execute import Arrays
-from matex_data.pipeline.prefetcher import Passage, Stream
+from matex_data.pipeline.prefetcher import Passage, Prefetcher
 from matex_data.pipeline.source import Source
-from matex_data.pipeline.window import Loaded
+from matex_data.pipeline.window import LoadedWindow
 from matex_data.sampling.schedule import Schedule, Window, share
 
 READ_BYTES = 64 << 20  # brought together by a rank, about, at most: Python is paid for each time
@@ -36,7 +36,7 @@ def read_bytes(comm: Communicator) -> int:
     return int(min(READ_BYTES, max(LEAST_READ_BYTES, least // READ_SHARE)))
 
 
-def steps_together(steps: int, window_steps: int, most: int) -> int:
+def read_ahead_steps(steps: int, window_steps: int, most: int) -> int:
     """Steps of an epoch that come together: whole windows, in few parts of about the same length, but not too few.
 
     Parameters
@@ -51,7 +51,7 @@ def steps_together(steps: int, window_steps: int, most: int) -> int:
     return window_steps * -(-windows // parts)
 
 
-class Passes(ABC):
+class Epochs(ABC):
     """Epochs of one rank.
 
     Parameters
@@ -69,14 +69,14 @@ class Passes(ABC):
         self.schedule = schedule
         self.rank, self.size = source.comm.rank, source.comm.size
         step_bytes = max(1, schedule.batch_size // self.size * source.row_bytes)
-        self.together = steps_together(schedule.steps, schedule.window_steps, read_bytes(source.comm) // step_bytes)
+        self.together = read_ahead_steps(schedule.steps, schedule.window_steps, read_bytes(source.comm) // step_bytes)
 
     @abstractmethod
-    def windows(self, epoch: int, start: int) -> Iterator[Loaded]:
+    def windows(self, epoch: int, start: int) -> Iterator[LoadedWindow]:
         """The rank's share of an epoch from a step on, ``together`` steps at a time. *Collective*."""
 
 
-class ReadPasses(Passes):
+class StreamedEpochs(Epochs):
     """Every epoch is read from the files. *Collective*.
 
     Who has come twice is likely to come again: from the second pass on, the end of one begins to read for the next.
@@ -85,17 +85,17 @@ class ReadPasses(Passes):
     def __init__(self, source: Source, schedule: Schedule) -> None:
         super().__init__(source, schedule)
         self._supply, self._process = source.supply(), os.getpid()
-        self._stream: Stream | None = None
+        self._stream: Prefetcher | None = None
         self._count = 0
 
-    def windows(self, epoch: int, start: int) -> Iterator[Loaded]:
+    def windows(self, epoch: int, start: int) -> Iterator[LoadedWindow]:
         if self._process != os.getpid():  # forked: MPI, open files and threads have stayed with the parent
             self._supply, self._process, self._stream = self.source.supply(), os.getpid(), None
         course: Passage | None = self._end_stream()
         if course is None or (course.number, course.begins.start) != (epoch, start):
-            course = Course(self._supply, self.schedule, epoch, start, self.together)
+            course = EpochReader(self._supply, self.schedule, epoch, start, self.together)
         self._count += 1
-        self._stream = stream = Stream(course, again=self._count > 1 and IN_VAIN * self._count * len(course) >= 1)
+        self._stream = stream = Prefetcher(course, again=self._count > 1 and IN_VAIN * self._count * len(course) >= 1)
         try:
             yield from stream
         finally:
@@ -111,7 +111,7 @@ class ReadPasses(Passes):
         return following
 
 
-class MemoryPasses(Passes):
+class MemoryEpochs(Epochs):
     """The rank's share is read once. It stays the same, and is shuffled as a whole in every epoch. *Collective*.
 
     Raises
@@ -128,10 +128,10 @@ class MemoryPasses(Passes):
         source.comm.agree(unfit(share.total * source.row_bytes, f"the share of rank {self.rank}", remedy=remedy))
         self._held: Arrays = source.gather(share)
 
-    def windows(self, epoch: int, start: int) -> Iterator[Loaded]:
+    def windows(self, epoch: int, start: int) -> Iterator[LoadedWindow]:
         window = self._window(epoch)
         number = np.full(window.rows, -1, np.int64)
-        number[window.place] = np.arange(window.runs.total)
+        number[window.destination] = np.arange(window.runs.total)
         for first in range(start, len(window.sizes), self.together):
             sizes = window.sizes[first : first + self.together]
             begin = int(window.sizes[:first].sum())
@@ -140,17 +140,17 @@ class MemoryPasses(Passes):
     def _window(self, epoch: int) -> Window:
         return self.schedule.epoch(epoch).window(0, self.schedule.steps, self.rank, self.size)
 
-    def _taken(self, number: Integers, sizes: Integers) -> Loaded:
+    def _taken(self, number: Integers, sizes: Integers) -> LoadedWindow:
         fields = self.source.index.fields
         arrays = self.source.pool.arrays(list(fields.values()), len(number))
         real = int((number >= 0).sum())  # padding comes last
         for name, array in arrays.items():
             np.take(self._held[name], number[:real], axis=0, out=array[:real], mode="clip")
             fields[name].blank(array[real:])
-        return Loaded(arrays, sizes, len(number) - real)
+        return LoadedWindow(arrays, sizes, len(number) - real)
 
 
-class RowPasses(ReadPasses):
+class RowEpochs(StreamedEpochs):
     """Every epoch is a uniform permutation of all samples, which are read one by one. *Collective*.
 
     Raises
@@ -163,7 +163,7 @@ class RowPasses(ReadPasses):
         super().__init__(source, schedule)
 
 
-class GlobalPasses(Passes):
+class GlobalEpochs(Epochs):
     """Every epoch is a uniform permutation of all samples, which the ranks keep in memory and exchange. *Collective*.
 
     Raises
@@ -185,16 +185,16 @@ class GlobalPasses(Passes):
         comm.agree(unfit((stop - start) * source.row_bytes, what, remedy=remedy))
         self._holding = Holding(comm, total, source.load(schedule.pieces))
         self._supply, self._process = source.exchange_supply(), os.getpid()
-        self._stream: Stream | None = None
+        self._stream: Prefetcher | None = None
 
-    def windows(self, epoch: int, start: int) -> Iterator[Loaded]:
+    def windows(self, epoch: int, start: int) -> Iterator[LoadedWindow]:
         if self._process != os.getpid():  # forked: threads have stayed with the parent
             self._supply, self._process, self._stream = self.source.exchange_supply(), os.getpid(), None
         if self._stream is not None:
             self._stream.close()
             self._stream.join()
         course = Exchanges(self._supply, self.schedule, self._holding, epoch, start, self.together)
-        self._stream = stream = Stream(course)
+        self._stream = stream = Prefetcher(course)
         try:
             yield from stream
         finally:
@@ -216,8 +216,8 @@ def _no_single_rows(source: Source) -> PartitionError | None:
     """Return why the samples cannot be read one by one, with the first field that stands against it; or None."""
     for file in source.index.files:
         for name in source.index.fields:
-            part = file.parts[name]
-            if part.block_rows > 1 or part.borders() is not None or isinstance(part, Foreign):
+            part = file.layouts[name]
+            if part.block_rows > 1 or part.borders() is not None or isinstance(part, LibraryRows):
                 together = f"{part.block_rows:,} of its rows" if part.block_rows > 1 else "several of its rows"
                 return PartitionError(
                     'global_reads="rows" reads samples one by one, which this field does not allow',

@@ -23,8 +23,8 @@ from matex_data.index.scatter import scatter
 from matex_data.io.counters import Profile, timed
 from matex_data.io.files import Files
 from matex_data.mpi.communicator import Communicator
-from matex_data.pipeline.execute import Arrays, begun
-from matex_data.pipeline.window import Loaded, Pending, Supply
+from matex_data.pipeline.execute import Arrays, submit
+from matex_data.pipeline.window import LoadedWindow, PendingWindow, ReadContext
 from matex_data.sampling.schedule import Draw, Schedule, share
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -70,7 +70,7 @@ class Exchanges:
     """
 
     def __init__(
-        self, supply: Supply, schedule: Schedule, holding: Holding, number: int, start: int, together: int
+        self, supply: ReadContext, schedule: Schedule, holding: Holding, number: int, start: int, together: int
     ) -> None:
         self.supply = supply
         self.number = number
@@ -82,10 +82,10 @@ class Exchanges:
     def __len__(self) -> int:
         return len(self.begins)
 
-    def plans(self) -> Iterator[Future[Pending]]:
+    def plans(self) -> Iterator[Future[PendingWindow]]:
         """Yield each window, with memory for it, as soon as it is asked for."""
         for begin in self.begins:
-            yield begun(self._planned, begin)
+            yield submit(self._planned, begin)
 
     def begin_ahead(self) -> None:
         """Begin nothing: samples are in memory."""
@@ -94,7 +94,7 @@ class Exchanges:
         """Return the pass over the whole next epoch."""
         return Exchanges(self.supply, self._schedule, self._holding, self.number + 1, 0, self.begins.step)
 
-    def _planned(self, begin: int) -> Pending:
+    def _planned(self, begin: int) -> PendingWindow:
         with timed(self.supply.profile, "planning"):
             comm, fields = self._holding.comm, self.supply.index.fields
             end = min(begin + self.begins.step, self._schedule.steps)
@@ -103,13 +103,13 @@ class Exchanges:
             for name, array in arrays.items():
                 fields[name].blank(array[len(draw.positions) :])
             padded = draw.rows - len(draw.positions)
-            return Exchange(self.supply, self._holding, draw, Loaded(arrays, draw.sizes, padded))
+            return Exchange(self.supply, self._holding, draw, LoadedWindow(arrays, draw.sizes, padded))
 
 
-class Exchange(Pending):
+class Exchange(PendingWindow):
     """One window whose samples come from the memory of the ranks."""
 
-    def __init__(self, supply: Supply, holding: Holding, draw: Draw, loaded: Loaded) -> None:
+    def __init__(self, supply: ReadContext, holding: Holding, draw: Draw, loaded: LoadedWindow) -> None:
         self.loaded = loaded
         self._supply = supply
         self._holding = holding
@@ -129,7 +129,7 @@ class Exchange(Pending):
         """
         with timed(profile, "reading"):
             if self._holding.comm.size == 1:
-                self._work = [begun(self._take)]
+                self._work = [submit(self._take)]
             else:
                 self._work = self._exchanged()
 
@@ -187,7 +187,7 @@ class Exchange(Pending):
         for parcel in parcels:
             parcel.exchange(comm)
         self._supply.profile.exchanged += sum(parcel.from_others(comm.rank) for parcel in parcels)
-        return [begun(parcel.unpack, self.loaded.arrays[parcel.field.name], order) for parcel in parcels]
+        return [submit(parcel.unpack, self.loaded.arrays[parcel.field.name], order) for parcel in parcels]
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ class _Parcel:
     data: Bytes
     memory: Bytes
 
-    def allocate(self, supply: Supply) -> None:
+    def allocate(self, supply: ReadContext) -> None:
         self.memory = supply.scratch.bytes(self.received.total * self.item_bytes)
 
     def from_others(self, rank: int) -> int:
@@ -275,7 +275,9 @@ class _Parcel:
         self.memory = np.empty(0, np.uint8)  # as above
 
 
-def _packed(field: Field, held: Array, local: Integers, asked: _Counts, wanted: _Counts, supply: Supply) -> _Parcel:
+def _packed(
+    field: Field, held: Array, local: Integers, asked: _Counts, wanted: _Counts, supply: ReadContext
+) -> _Parcel:
     """Return the rows that other ranks have asked for, in the order of the ranks.
 
     Parameters

@@ -17,14 +17,14 @@ from matex_data._types import Integers
 from matex_data.errors import DataError, PartitionError
 from matex_data.index import table
 from matex_data.index.cache import ChunkCache
-from matex_data.index.countdown import followed
-from matex_data.index.model import Index, Request, Rows
+from matex_data.index.countdown import after_last
+from matex_data.index.model import Index, ReadRequest, Rows
 from matex_data.index.runs import Runs
-from matex_data.io.coalesce import Call, Wanted, calls
+from matex_data.io.coalesce import Call, PendingRead, calls
 from matex_data.io.files import Files
 from matex_data.machine import out_of_memory, threads
 from matex_data.mpi.processes import separate
-from matex_data.pipeline.buffers import Pool
+from matex_data.pipeline.buffers import BufferPool
 
 Arrays = dict[str, NDArray[Any]]
 CALLS = 2  # of a window for each thread that decodes, if there is much to decode
@@ -44,7 +44,7 @@ class _Refused(Future[Any]):
     """Failed before it began."""
 
 
-def begun(task: Callable[..., Any], *arguments: Any) -> Future[Any]:
+def submit(task: Callable[..., Any], *arguments: Any) -> Future[Any]:
     """Return the future of a call by one of the threads that decode.
 
     It fails with ``OutOfMemory`` where memory runs out, and at once if there is no thread for it: none can be started,
@@ -97,7 +97,7 @@ class Plan:
     at_once: list[Callable[[], None]] = field(default_factory=list)
     memory: list[NDArray[Any]] = field(default_factory=list)
     chunks: ChunkCache | None = None
-    pool: Pool = field(default_factory=Pool)
+    pool: BufferPool = field(default_factory=BufferPool)
 
     def counts(self, files: int) -> Integers:
         """int64[files]: how many collective calls each file needs."""
@@ -116,31 +116,31 @@ class Plan:
             self.chunks.abandon(error)
 
 
-def plan(index: Index, runs: Runs, place: Integers, arrays: Arrays, chunks: ChunkCache, pool: Pool) -> Plan:
-    """What to read so that ``arrays[field][place[i]]`` becomes the i-th number of ``runs``, for every field.
+def plan(index: Index, runs: Runs, destination: Integers, arrays: Arrays, chunks: ChunkCache, pool: BufferPool) -> Plan:
+    """What to read so that ``arrays[field][destination[i]]`` becomes the i-th number of ``runs``, for every field.
 
     Parameters
     ----------
     index : of the data set.
     runs : samples in ascending order, numbered over all files.
-    place : int64[runs.total].
+    destination : int64[runs.total].
     arrays : receive the rows.
     chunks : decoded chunks that are still wanted.
     pool : memory for bytes that have to be decoded.
     """
     requests = [
         (number, name, request)
-        for number, rows in _by_file(index, runs, place)
-        for name, request in table.requests(index.files[number].parts, rows, arrays, chunks)
+        for number, rows in _by_file(index, runs, destination)
+        for name, request in table.requests(index.files[number].layouts, rows, arrays, chunks)
     ]
-    if index.after is not None:
-        after = followed([request for _, _, request in requests], partial(index.after, arrays, place))
+    if index.post_process is not None:
+        after = after_last([request for _, _, request in requests], partial(index.post_process, arrays, destination))
         requests = [(number, name, last) for (number, name, _), last in zip(requests, after, strict=True)]
-    wanted: dict[int, list[Wanted]] = {}
+    wanted: dict[int, list[PendingRead]] = {}
     result = Plan(memory=list(arrays.values()), chunks=chunks, pool=pool)
     for number, name, request in requests:
-        done = partial(_finish, request.finish, index.files[number].path, name) if request.finish else None
-        reading = Wanted(request.offset, request.nbytes, _address(request), done)
+        done = partial(_finish, request.on_complete, index.files[number].path, name) if request.on_complete else None
+        reading = PendingRead(request.offset, request.nbytes, _address(request), done)
         if reading.total:
             wanted.setdefault(number, []).append(reading)
         elif done is not None:
@@ -149,7 +149,7 @@ def plan(index: Index, runs: Runs, place: Integers, arrays: Arrays, chunks: Chun
     return result
 
 
-def _address(request: Request) -> Integers | None:
+def _address(request: ReadRequest) -> Integers | None:
     if request.target is None:
         return None
     at = np.cumsum(request.nbytes) - request.nbytes if request.at is None else request.at
@@ -181,7 +181,7 @@ def execute(plan: Plan, files: Files, agreed: Integers) -> list[Future[None]]:
     started: list[Future[None]] = []
     if reads_aside(files):
         for number, calls in plan.calls.items():
-            started += [begun(_read_and_finish, files, number, call, plan) for call in calls]
+            started += [submit(_read_and_finish, files, number, call, plan) for call in calls]
         return _with_at_once(plan, started)
     failure: Exception | None = None
     for number in np.flatnonzero(agreed).tolist():
@@ -195,7 +195,7 @@ def execute(plan: Plan, files: Files, agreed: Integers) -> list[Future[None]]:
             left -= call.count
             unread = _read(files, number, call, scratch)
             if unread is None:
-                started.append(begun(call.finish, scratch))
+                started.append(submit(call.finish, scratch))
             failure = failure or unread
         files.join(number, left)
     if failure is not None:
@@ -212,7 +212,7 @@ def _with_at_once(plan: Plan, started: list[Future[None]]) -> list[Future[None]]
     refused = next((future.exception() for future in started if isinstance(future, _Refused)), None)
     if refused is not None:
         plan.abandon(refused)
-    return started + [begun(done) for done in plan.at_once]
+    return started + [submit(done) for done in plan.at_once]
 
 
 def reads_aside(files: Files) -> bool:
@@ -244,7 +244,7 @@ def _read_and_finish(files: Files, number: int, call: Call, plan: Plan) -> None:
     call.finish(scratch)
 
 
-def _by_file(index: Index, runs: Runs, place: Integers) -> Iterator[tuple[int, Rows]]:
+def _by_file(index: Index, runs: Runs, destination: Integers) -> Iterator[tuple[int, Rows]]:
     """The samples of each file that has some, numbered within the file."""
     if not len(runs.start):
         return
@@ -257,7 +257,7 @@ def _by_file(index: Index, runs: Runs, place: Integers) -> Iterator[tuple[int, R
         total = int((inside[1] - inside[0]).sum())
         if total:
             first = int(runs.first[some.start] + inside[0][0] - runs.start[some.start])
-            yield number, Rows(inside[0] - begin, inside[1] - begin, place[first : first + total])
+            yield number, Rows(inside[0] - begin, inside[1] - begin, destination[first : first + total])
 
 
 def _finish(finish: Callable[[NDArray[np.uint8]], None], path: str, field: str | None, data: NDArray[np.uint8]) -> None:

@@ -28,7 +28,7 @@ from matex_data.mpi.agreement import Status, outcome
 from matex_data.mpi.communicator import Round
 from matex_data.mpi.processes import separate
 from matex_data.pipeline.execute import reads_aside
-from matex_data.pipeline.window import Loaded, Pending, Supply
+from matex_data.pipeline.window import LoadedWindow, PendingWindow, ReadContext
 
 AHEAD = 1  # windows that wait for the consumer
 END_TIME = 5.0  # seconds that a pass has to end once all ranks have come to the end of their programs
@@ -37,14 +37,14 @@ END_TIME = 5.0  # seconds that a pass has to end once all ranks have come to the
 class Passage(Protocol):
     """Windows of one pass: ``Course`` reads them, ``Exchanges`` gets them from the memory of the ranks."""
 
-    supply: Supply
+    supply: ReadContext
     number: int
     begins: range
 
     def __len__(self) -> int:
         """Return how many windows there are."""
 
-    def plans(self) -> Iterator[Future[Pending]]:
+    def plans(self) -> Iterator[Future[PendingWindow]]:
         """Yield the windows; the next one is planned once it is asked for."""
 
     def begin_ahead(self) -> None:
@@ -54,7 +54,7 @@ class Passage(Protocol):
         """Return the windows of the whole next epoch."""
 
 
-class Stream:
+class Prefetcher:
     """One rank's share of an epoch, from a window on.
 
     Parameters
@@ -72,7 +72,7 @@ class Stream:
         self._course = course
         self._again = again
         self.following: Passage | None = None
-        self._ready: deque[tuple[Loaded, Round]] = deque()
+        self._ready: deque[tuple[LoadedWindow, Round]] = deque()
         self._change = Condition()
         self._stopped = self._ended = False
         self._left = False  # another rank has left before the end
@@ -90,7 +90,7 @@ class Stream:
             self._needs(self._said(failure, None), failure)
             raise self._error or failure from failure
 
-    def __iter__(self) -> Iterator[Loaded]:
+    def __iter__(self) -> Iterator[LoadedWindow]:
         """Windows in order. Raises what any rank has failed with."""
         taken = 0
         while taken < len(self._course):
@@ -122,7 +122,7 @@ class Stream:
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
-    def _next(self) -> Loaded:
+    def _next(self) -> LoadedWindow:
         """The next window, once all ranks have theirs."""
         if self._process != os.getpid():
             raise _forked()
@@ -163,14 +163,14 @@ class Stream:
 
     def _read_all(self) -> None:
         """While one window is being decoded the next is read; what is handed out has been decoded."""
-        supply, filling, plans = self._supply, deque[Pending](), self._course.plans()
+        supply, filling, plans = self._supply, deque[PendingWindow](), self._course.plans()
         upcoming, failure = _planned(next(plans, None))
         failure = failure or supply.changed()
         coming = next(plans, None)  # one after the other: a window may wait for chunks of those before it
         needs = self._needs(self._said(failure, upcoming), failure)
         wait_for = 1 if self._reads_itself() else 2
         while needs is not None and (upcoming or filling):
-            ready: Pending | None = None
+            ready: PendingWindow | None = None
             following, failure = (None, failure) if failure else _planned(coming)
             coming = next(plans, None)
             try:
@@ -198,13 +198,13 @@ class Stream:
         return files.collective or (self._supply.channel.comm.size == 1 and not reads_aside(files))
 
     def _begin_next_pass(self) -> None:
-        """In the place of the window that would come now: so the threads go on decoding over the end of an epoch."""
+        """Start the first window of the next epoch, so that the threads go on decoding over the end of an epoch."""
         self._wait_for_room()
         if not self._stopped:
             self.following = self._course.next_epoch()
             self.following.begin_ahead()
 
-    def _start(self, upcoming: Pending, needs: Integers, failure: Exception | None) -> Exception | None:
+    def _start(self, upcoming: PendingWindow, needs: Integers, failure: Exception | None) -> Exception | None:
         """Read; what has gone wrong, if anything. *Collective* in collective mode."""
         self._wait_for_room()
         files = self._supply.channel.files
@@ -217,7 +217,7 @@ class Stream:
             return failure or error
         return failure
 
-    def _said(self, failure: Exception | None, following: Pending | None) -> Round:
+    def _said(self, failure: Exception | None, following: PendingWindow | None) -> Round:
         """Tell the other ranks how it went, and the calls that each file needs for a window. *Collective*."""
         count = len(self._supply.index.files)
         own = np.zeros(count, np.int64) if following is None else following.counts(count)
@@ -236,7 +236,7 @@ class Stream:
         with self._change:
             self._change.wait_for(lambda: len(self._ready) < AHEAD or self._stopped)
 
-    def _publish(self, window: Loaded, round_: Round) -> None:
+    def _publish(self, window: LoadedWindow, round_: Round) -> None:
         """Hand it out; it may be consumed once the other ranks have said that theirs went well, too."""
         with self._change:
             if not self._stopped:
@@ -244,7 +244,7 @@ class Stream:
             self._change.notify_all()
 
 
-def _planned(planning: Future[Pending] | None) -> tuple[Pending | None, Exception | None]:
+def _planned(planning: Future[PendingWindow] | None) -> tuple[PendingWindow | None, Exception | None]:
     """The window, if there is one, and what went wrong, if anything."""
     try:
         return (planning.result() if planning else None), None
@@ -273,7 +273,7 @@ def _superseded() -> PartitionError:
     )
 
 
-_ALIVE: weakref.WeakSet[Stream] = weakref.WeakSet()
+_ALIVE: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
 
 
 @atexit.register

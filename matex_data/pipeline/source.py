@@ -18,13 +18,13 @@ from matex_data.index.runs import Runs
 from matex_data.index.stamps import changed
 from matex_data.io.counters import Profile
 from matex_data.io.files import Files, mode_for
-from matex_data.io.sessions import Channels
+from matex_data.io.sessions import ReadSessions
 from matex_data.mpi.agreement import Status
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.processes import separate
-from matex_data.pipeline.buffers import Pool
+from matex_data.pipeline.buffers import BufferPool
 from matex_data.pipeline.execute import Arrays, Plan, execute, plan
-from matex_data.pipeline.window import Supply
+from matex_data.pipeline.window import ReadContext
 from matex_data.sampling.schedule import share
 
 LOAD_BYTES = 64 << 20  # read and decoded together by ``load``
@@ -52,7 +52,7 @@ class Source:
 
     def __init__(
         self,
-        opened: Channels,
+        opened: ReadSessions,
         index: Index,
         io: str,
         window_bytes: int,
@@ -79,7 +79,7 @@ class Source:
         self.mode = mode_for(io, len(index.files), comm)
         self.profile = Profile()
         self.warned = False  # that shuffled batches are not well mixed
-        self.pool, self.scratch = Pool(), Pool()
+        self.pool, self.scratch = BufferPool(), BufferPool()
         self.threaded = opened.threaded
         self._channels = opened
         self._process = os.getpid()
@@ -90,18 +90,18 @@ class Source:
                 stacklevel=4,
             )
 
-    def supply(self) -> Supply:
+    def supply(self) -> ReadContext:
         """What one reader reads with. *Collective*."""
         cache_bytes = max(CACHE_BYTES, self.window_bytes // self.comm.size)
         paths = [file.path for file in self.index.files]
         if separate() and self._process != os.getpid():
             self._process = os.getpid()
-            self._channels = Channels(Communicator(rank=self.comm.rank, size=self.comm.size))
+            self._channels = ReadSessions(Communicator(rank=self.comm.rank, size=self.comm.size))
             self.mode = "independent"
         channel = self._channels.open(paths, self.mode)
-        return Supply(channel, self.index, self.pool, self.scratch, cache_bytes, self.profile, self.changed)
+        return ReadContext(channel, self.index, self.pool, self.scratch, cache_bytes, self.profile, self.changed)
 
-    def exchange_supply(self) -> Supply:
+    def exchange_supply(self) -> ReadContext:
         """Return what one reader exchanges samples with, that are in memory. *Collective*.
 
         Raises
@@ -111,7 +111,7 @@ class Source:
         if self.comm.size > 1:
             _ = self.comm.mpi  # raises in a process that has none
         channel = self._channels.open([], "independent")
-        return Supply(channel, self.index, self.pool, self.scratch, 0, self.profile, lambda: None)
+        return ReadContext(channel, self.index, self.pool, self.scratch, 0, self.profile, lambda: None)
 
     def changed(self) -> DataError | None:
         """Return the error of a file that is another one by now, among those that this rank has indexed; or None."""
@@ -146,7 +146,7 @@ class Source:
         except MemoryError as failure:
             error = failure
         self.comm.agree(error)
-        pieces = ((part, place, lambda: arrays) for part, place in self._pieces(runs, self.row_bytes))
+        pieces = ((part, destination, lambda: arrays) for part, destination in self._pieces(runs, self.row_bytes))
         for _ in self._read(self.index, pieces):
             pass
         return arrays
@@ -166,7 +166,7 @@ class Source:
         block = runs.between(np.array([start]), np.array([stop - start]))
         parts = self._pieces(block, max(1, sum(field.row_bytes for field in fields)))
         pieces = ((part, np.arange(part.total), partial(self.pool.arrays, fields, part.total)) for part, _ in parts)
-        return self._read(self.index.untreated, pieces)
+        return self._read(self.index.raw, pieces)
 
     def _read(self, index: Index, pieces: Iterable[tuple[Runs, Integers, Callable[[], Arrays]]]) -> Iterator[Arrays]:
         """Each piece as soon as it is read; as many on every rank, and nothing in the last. *Collective*."""
@@ -174,13 +174,13 @@ class Source:
         agreement, files = supply.channel.agreement, supply.channel.files
         chunks = ChunkCache(supply.cache_bytes)
         failure: Exception | None = self.changed()
-        for part, place, allocate in pieces:
+        for part, destination, allocate in pieces:
             work = Plan()
             arrays: Arrays = {}
             try:
                 arrays = allocate()
                 if failure is None and part.total:
-                    work = plan(index, part, place, arrays, chunks, self.scratch)
+                    work = plan(index, part, destination, arrays, chunks, self.scratch)
             except Exception as error:  # whatever it is, the other ranks have to know
                 failure = failure or error
             status = Status.FAILED if failure else Status.GO_ON

@@ -2,7 +2,7 @@
 
 Python hands over windows of many batches; TensorFlow cuts them, without copying. The operations behind
 ``Dataset.from_generator`` and ``flat_map`` are used as they are: with functions that run on one device, as they all do,
-a pass begins in a quarter of the time. TensorFlow would optimize and place each function anew for every pass.
+a pass begins in a quarter of the time. TensorFlow would optimize and destination each function anew for every pass.
 """
 
 from __future__ import annotations

@@ -13,14 +13,14 @@ from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Index
 from matex_data.io.counters import Profile, timed
 from matex_data.io.files import Files
-from matex_data.io.sessions import Channel
-from matex_data.pipeline.buffers import Pool
+from matex_data.io.sessions import ReadSession
+from matex_data.pipeline.buffers import BufferPool
 from matex_data.pipeline.execute import Arrays, Plan, execute, plan
 from matex_data.sampling.schedule import Window
 
 
 @dataclass(eq=False)
-class Supply:
+class ReadContext:
     """What the passes over some batches read with, one pass after the other.
 
     Parameters
@@ -34,10 +34,10 @@ class Supply:
     changed : returns the error of a file that is another one by now, if there is one.
     """
 
-    channel: Channel
+    channel: ReadSession
     index: Index
-    pool: Pool
-    scratch: Pool
+    pool: BufferPool
+    scratch: BufferPool
     cache_bytes: int
     profile: Profile
     changed: Callable[[], DataError | None]
@@ -47,7 +47,7 @@ class Supply:
 
 
 @dataclass
-class Loaded:
+class LoadedWindow:
     """A window whose rows are in memory."""
 
     arrays: Arrays
@@ -55,7 +55,7 @@ class Loaded:
     padded: int  # rows at the end that are padding
 
 
-class Pending(ABC):
+class PendingWindow(ABC):
     """A window on its way: what a reader in the background does with it.
 
     Attributes
@@ -63,7 +63,7 @@ class Pending(ABC):
     loaded : its arrays, whose contents are undefined before ``finish``.
     """
 
-    loaded: Loaded
+    loaded: LoadedWindow
 
     @abstractmethod
     def counts(self, files: int) -> Integers:
@@ -83,11 +83,11 @@ class Pending(ABC):
 
 
 @dataclass
-class Filling(Pending):
+class FileWindow(PendingWindow):
     """A window that is being read and decoded."""
 
     window: Window
-    loaded: Loaded
+    loaded: LoadedWindow
     plan: Plan
     work: list[Future[None]] | None = None
     nbytes: int = 0
@@ -118,11 +118,11 @@ class Filling(Pending):
         profile.bytes += self.nbytes
 
 
-def planned(supply: Supply, window: Window, chunks: ChunkCache) -> Filling:
+def plan_window(supply: ReadContext, window: Window, chunks: ChunkCache) -> FileWindow:
     """What is to be read for a window, and memory for it."""
     with timed(supply.profile, "planning"):
         arrays = supply.pool.arrays(list(supply.index.fields.values()), window.rows)
         for name, array in arrays.items():
             supply.index.fields[name].blank(array[window.runs.total :])
-        work = plan(supply.index, window.runs, window.place, arrays, chunks, supply.scratch)
-    return Filling(window, Loaded(arrays, window.sizes, window.rows - window.runs.total), work)
+        work = plan(supply.index, window.runs, window.destination, arrays, chunks, supply.scratch)
+    return FileWindow(window, LoadedWindow(arrays, window.sizes, window.rows - window.runs.total), work)

@@ -44,7 +44,7 @@ def orders(salt: NDArray[np.uint64], count: int) -> Integers:
 
 
 TABLE = 1 << 22
-"""Samples of which a permutation is kept as a table; of more, each place is computed."""
+"""Samples of which a permutation is kept as a table; of more, each destination is computed."""
 ROUNDS = 8  # of the network
 
 
@@ -52,7 +52,7 @@ class Permutation:
     """Uniform permutation of ``total`` things for every key; its memory does not grow with them.
 
     Beyond ``TABLE`` things it is a Feistel network of hashes over pairs of digits (Luby and Rackoff, 1988), with sums
-    in the place of exclusive ors, so that the pairs are hardly more than the things; what is none is mapped again.
+    instead of exclusive ors, so that there are hardly more pairs than things; what is none is mapped again.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class Permutation:
         self._keys = np.random.SeedSequence(key).generate_state(ROUNDS, np.uint64)
 
     def __call__(self, places: Integers) -> Integers:
-        """Return the thing at each place, int64 of the same length."""
+        """Return the thing at each destination, int64 of the same length."""
         if self._table is not None:
             found: Integers = self._table[places]
             return found
@@ -97,7 +97,7 @@ class Permutation:
 
 
 def _hash(numbers: NDArray[np.uint64]) -> None:
-    """A one-to-one mixture of the bits: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), in place."""
+    """A one-to-one mixture of the bits: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), in destination."""
     shifted = np.empty_like(numbers)
     numbers *= np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

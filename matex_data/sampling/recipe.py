@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Integers
-from matex_data.elements import Elements, Names
 from matex_data.errors import PartitionError
+from matex_data.fields import Elements, Names
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs, merge
 from matex_data.sampling.schedule import Schedule

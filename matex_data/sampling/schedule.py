@@ -40,13 +40,13 @@ class Window:
     Parameters
     ----------
     runs : the samples, in ascending order.
-    place : int64[runs.total], where each goes in the window.
+    destination : int64[runs.total], where each goes in the window.
     sizes : int64[steps], how many samples each step takes from the window, one behind the other.
     rows : length of the window; more than the samples where the last batch is padded.
     """
 
     runs: Runs
-    place: Integers
+    destination: Integers
     sizes: Integers
     rows: int
 
@@ -134,23 +134,25 @@ class Epoch:
         plan = self.schedule
         if plan.uniform:
             drawn = self.draw(begin, end, rank, size)
-            runs, place = _in_file_order(self.sequence.numbers(drawn.positions))
-            return Window(runs, place, drawn.sizes, drawn.rows)
+            runs, destination = _in_file_order(self.sequence.numbers(drawn.positions))
+            return Window(runs, destination, drawn.sizes, drawn.rows)
         full = min(end, plan.full_steps)
         each = plan.batch_size // size
         sizes = np.full(max(0, full - begin), each, np.int64)
         rows = each * len(sizes)
         if plan.seed is None:
-            runs, place = self._in_order(begin, full, rank * each, each)
+            runs, destination = self._in_order(begin, full, rank * each, each)
         else:
-            runs, place = self._shuffled(begin, full, rank * each, each)
+            runs, destination = self._shuffled(begin, full, rank * each, each)
         if plan.left_over and end > plan.full_steps:
             start, stop = share(plan.left_over, rank, size)
             last = self._between([plan.full_steps * plan.batch_size + start], [stop - start])
-            runs, place = _sorted(join(runs, last), np.concatenate([place, np.arange(rows, rows + stop - start)]))
+            runs, destination = _sorted(
+                join(runs, last), np.concatenate([destination, np.arange(rows, rows + stop - start)])
+            )
             sizes = np.append(sizes, each if plan.remainder == "pad" else stop - start)
             rows += int(sizes[-1])
-        return Window(runs, place, sizes, rows)
+        return Window(runs, destination, sizes, rows)
 
     def draw(self, begin: int, end: int, rank: int, size: int) -> Draw:
         """Return what a rank gets in steps ``begin`` to ``end`` of a uniform permutation of all samples."""
@@ -191,16 +193,16 @@ class Epoch:
         take = (np.minimum(step + plan.window_steps, end) - step) * width
         start = lane * length + np.where(lane % 2, length - step * width - take, step * width)
         runs = self._between(start, take)
-        arrived, place, done = _arrivals(runs), np.empty(runs.total, np.int64), 0
+        arrived, destination, done = _arrivals(runs), np.empty(runs.total, np.int64), 0
         full, salt = int((take == take[0]).sum()), salts(plan.seed or 0, self.number, step, lane)
         for some in (*_tiles(0, full, take[0]), *_tiles(full, len(take), take[-1])):
             mixed = orders(salt[some], int(take[some.start]))
             shift, first = lane[some] * width - low, (step[some] - begin) * each
             places = _places(mixed, width, shift, each, first).reshape(-1)
             parts = slice(*np.searchsorted(runs.first, (done, done + len(places))))
-            place[ranges(arrived[parts], runs.count[parts])] = places
+            destination[ranges(arrived[parts], runs.count[parts])] = places
             done += len(places)
-        return _placed(_ascending(runs), place)
+        return _placed(_ascending(runs), destination)
 
 
 TILE = 1 << 14  # samples whose places are found together: the arrays on the way stay in the processor's cache
@@ -222,7 +224,7 @@ def _places(mixed: Integers, width: int, shift: Integers, each: int, first: Inte
     width : samples of a lane in one batch.
     shift : int64[parts], where they begin in this rank's part of the batch.
     each : samples of this rank's part.
-    first : int64[parts], place of the first sample of the first step.
+    first : int64[parts], destination of the first sample of the first step.
     """
     step, position = np.divmod(mixed, width) if width > 1 else (mixed, np.zeros_like(mixed))
     position += shift[:, None]
@@ -246,25 +248,25 @@ def _ascending(runs: Runs) -> Runs:
     return merge(Runs(runs.start[order], runs.count[order]))
 
 
-def _sorted(runs: Runs, place: Integers) -> tuple[Runs, Integers]:
+def _sorted(runs: Runs, destination: Integers) -> tuple[Runs, Integers]:
     """The same samples and their places in ascending order of the samples."""
-    moved = np.empty_like(place)
-    moved[ranges(_arrivals(runs), runs.count)] = place
+    moved = np.empty_like(destination)
+    moved[ranges(_arrivals(runs), runs.count)] = destination
     return _ascending(runs), moved
 
 
 def _in_file_order(samples: Integers) -> tuple[Runs, Integers]:
-    """Return the samples in ascending order, and the place of each, which is where it was."""
+    """Return the samples in ascending order, and the destination of each, which is where it was."""
     order = np.argsort(samples, kind="stable")
     return compress(samples[order]), order
 
 
-def _placed(runs: Runs, place: Integers) -> tuple[Runs, Integers]:
-    """Without the samples that have no place here."""
-    if not len(place) or place.min() >= 0:
-        return runs, place
-    here = place >= 0
-    return compress(ranges(runs.start, runs.count)[here]), place[here]
+def _placed(runs: Runs, destination: Integers) -> tuple[Runs, Integers]:
+    """Without the samples that have no destination here."""
+    if not len(destination) or destination.min() >= 0:
+        return runs, destination
+    here = destination >= 0
+    return compress(ranges(runs.start, runs.count)[here]), destination[here]
 
 
 def check_ranks(batch_size: int, size: int) -> None:

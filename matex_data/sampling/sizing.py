@@ -134,7 +134,7 @@ def block_borders(index: Index, block_bytes: int) -> Integers:
     row_bytes = np.array([field.row_bytes for field in index.fields.values()] or [1])
     borders: list[Integers] = []
     for file, first in zip(index.files, index.first_row.tolist(), strict=False):
-        parts = [file.parts[name] for name in index.fields]
+        parts = [file.layouts[name] for name in index.fields]
         uneven = parts[int(np.argmax(row_bytes))].borders() if parts else None
         if uneven is not None and file.rows:
             step = block_rows_for(np.ones_like(row_bytes), row_bytes, len(index), block_bytes)

@@ -19,7 +19,7 @@ from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import Index, Part, Request, Rows
+from matex_data.index.model import Index, Layout, ReadRequest, Rows
 from matex_data.index.runs import Runs, compress, merge
 from matex_data.pipeline.source import Source
 from matex_data.sampling.schedule import share
@@ -75,19 +75,19 @@ def treated(index: Index, missing: Missing, names: Sequence[str] | None) -> Inde
             raise FormatError("the data has a field of the name of a mask", field=name, remedy="name the fields wanted")
     fields = {**index.fields, **{name: Field(name, field.shape, np.dtype(bool)) for name, field in masks.items()}}
     files = [
-        replace(file, parts={**file.parts, **{name: _Mask(file.parts[f.name]) for name, f in masks.items()}})
+        replace(file, layouts={**file.layouts, **{name: _Mask(file.layouts[f.name]) for name, f in masks.items()}})
         for file in index.files
     ]
     number = 0.0 if isinstance(missing, str) else float(missing)
     after = partial(_replace, tuple(field.name for field in floats), number)
-    return Index(fields, files, index.static, after=after)
+    return Index(fields, files, index.static, post_process=after)
 
 
 @dataclass(frozen=True)
-class _Mask(Part):
+class _Mask(Layout):
     """Where numbers of another part are missing: nothing is read for it."""
 
-    part: Part
+    part: Layout
 
     @property
     def rows(self) -> int:  # type: ignore[override]
@@ -100,22 +100,22 @@ class _Mask(Part):
     def borders(self) -> Integers | None:
         return self.part.borders()
 
-    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[Request]:
+    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         return iter(())
 
 
-def _replace(names: Sequence[str], number: float, arrays: Mapping[str, Array], place: Integers) -> None:
+def _replace(names: Sequence[str], number: float, arrays: Mapping[str, Array], destination: Integers) -> None:
     for name in names:
         if name in arrays:
-            _replace_in(arrays[name], arrays.get(MASK.format(name)), number, place)
+            _replace_in(arrays[name], arrays.get(MASK.format(name)), number, destination)
 
 
-def _replace_in(array: Array, mask: Array | None, number: float, place: Integers) -> None:
+def _replace_in(array: Array, mask: Array | None, number: float, destination: Integers) -> None:
     step = max(1, TOGETHER // max(1, prod(array.shape[1:])))
-    low, high = (int(place.min()), int(place.max()) + 1) if len(place) else (0, 0)
-    whole = high - low == len(place)
-    for i in range(0, len(place), step):
-        some: Any = slice(low + i, min(low + i + step, high)) if whole else place[i : i + step]
+    low, high = (int(destination.min()), int(destination.max()) + 1) if len(destination) else (0, 0)
+    whole = high - low == len(destination)
+    for i in range(0, len(destination), step):
+        some: Any = slice(low + i, min(low + i + step, high)) if whole else destination[i : i + step]
         rows = array[some]
         lost = np.isnan(rows)
         if mask is not None:

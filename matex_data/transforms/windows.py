@@ -9,12 +9,11 @@ from functools import partial
 import numpy as np
 
 from matex_data._types import Array, Integers
-from matex_data.elements import Names, as_list
 from matex_data.errors import FormatError, PartitionError
-from matex_data.fields import Field
+from matex_data.fields import Field, Names, as_list
 from matex_data.index.cache import ChunkCache
-from matex_data.index.countdown import followed
-from matex_data.index.model import File, Index, Part, Request, Rows
+from matex_data.index.countdown import after_last
+from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, Rows
 from matex_data.index.runs import compress
 from matex_data.index.scatter import scatter
 from matex_data.index.table import Column, Table
@@ -46,7 +45,7 @@ class Shape:
 class Windows(Table):
     """The windows of one field of one file, and what is ahead of them, as columns "input" and "target"."""
 
-    part: Part
+    part: Layout
     field: Field
     shape: Shape
     width: int = 1
@@ -69,26 +68,26 @@ class Windows(Table):
     def end(self) -> int:
         return self.part.end()
 
-    def requests(self, rows: Rows, outs: Sequence[tuple[str, Array]], cache: ChunkCache) -> Iterator[Request]:
+    def requests(self, rows: Rows, outs: Sequence[tuple[str, Array]], cache: ChunkCache) -> Iterator[ReadRequest]:
         samples = rows.numbers
         wanted = [self.shape.rows(samples, name == _TARGET) for name, _ in outs]
         numbers = np.unique(np.concatenate([rows.ravel() for rows in wanted]))
         base = self.field.empty(len(numbers))
         runs = compress(numbers)
         unique = Rows(runs.start, runs.start + runs.count, np.arange(len(numbers)))
-        parts = list(self.part.requests(unique, base, cache)) or [Request(NOTHING, NOTHING)]
+        parts = list(self.part.requests(unique, base, cache)) or [ReadRequest(NOTHING, NOTHING)]
         positions = [np.searchsorted(numbers, rows) for rows in wanted]
-        yield from followed(parts, partial(_spread, base, rows.place, positions, [out for _, out in outs]))
+        yield from after_last(parts, partial(_spread, base, rows.destination, positions, [out for _, out in outs]))
 
 
-def _spread(base: Array, place: Integers, positions: Sequence[Integers], outs: Sequence[Array]) -> None:
+def _spread(base: Array, destination: Integers, positions: Sequence[Integers], outs: Sequence[Array]) -> None:
     for rows, out in zip(positions, outs, strict=True):
-        if len(place) == len(out) and out.dtype == base.dtype and out.flags.c_contiguous:
-            order = np.empty_like(place)
-            order[place] = np.arange(len(place))
+        if len(destination) == len(out) and out.dtype == base.dtype and out.flags.c_contiguous:
+            order = np.empty_like(destination)
+            order[destination] = np.arange(len(destination))
             np.take(base, rows[order], axis=0, out=out, mode="clip")
         else:
-            scatter(out, place, base[rows])
+            scatter(out, destination, base[rows])
 
 
 _INPUT, _TARGET = "input", "target"
@@ -136,14 +135,16 @@ def windowed(
     return Index(fields, files, index.static), (renamed[0] if bare else renamed) if ahead else None
 
 
-def _windowed_file(file: File, index: Index, names: Sequence[str], ahead: Sequence[str], shape: Shape) -> File:
+def _windowed_file(
+    file: FileIndex, index: Index, names: Sequence[str], ahead: Sequence[str], shape: Shape
+) -> FileIndex:
     tables = {
-        name: Windows(file.parts[name], index.fields[name], shape)
+        name: Windows(file.layouts[name], index.fields[name], shape)
         for name in {**dict.fromkeys(names), **dict.fromkeys(ahead)}
     }
-    parts: dict[str, Part] = {name: Column(tables[name], _INPUT) for name in names}
+    parts: dict[str, Layout] = {name: Column(tables[name], _INPUT) for name in names}
     parts |= {AHEAD.format(name): Column(tables[name], _TARGET) for name in ahead}
-    return replace(file, rows=shape.count(file.rows), parts=parts)
+    return replace(file, rows=shape.count(file.rows), layouts=parts)
 
 
 def _longer(field: Field, name: str, rows: int) -> Field:

@@ -15,7 +15,7 @@ import numpy as np
 from matex_data._types import Bytes, Integers
 from matex_data.readers.csv.dialect import Dialect
 from matex_data.readers.csv.records import NONE, line_ends, misplaced, scan
-from matex_data.readers.ranks import Ranks
+from matex_data.readers.ranks import IndexingRanks
 
 READ_BYTES = 4 << 20  # of one read
 PIECE_BYTES = 512 << 10  # scanned at once: larger ones leave the cache of a core, smaller ones cost more Python
@@ -32,7 +32,7 @@ def block_bytes(size: int) -> int:
 
 
 @dataclass
-class Tally:
+class RecordScanner:
     """Counts the records of a stretch of a text, piece by piece.
 
     Parameters
@@ -141,21 +141,23 @@ def _guess(data: Bytes, dialect: Dialect) -> bool:
     return misplaced(some, True, dialect) < misplaced(some, False, dialect)
 
 
-def scan_alone(text: Bytes, offset: int, line: int, step: int, dialect: Dialect) -> Tally:
+def scan_alone(text: Bytes, offset: int, line: int, step: int, dialect: Dialect) -> RecordScanner:
     """The records of a text in memory, from byte ``offset`` on, where ``line`` lines are before it."""
-    tally = Tally(offset, step, dialect, inside=False, lines=line)
+    tally = RecordScanner(offset, step, dialect, inside=False, lines=line)
     tally.feed(text[offset:], last=True)
     return tally
 
 
-def scan_together(path: str, offset: int, line: int, size: int, dialect: Dialect, ranks: Ranks) -> Tally:
+def scan_together(
+    path: str, offset: int, line: int, size: int, dialect: Dialect, ranks: IndexingRanks
+) -> RecordScanner:
     """The records of a large file, of which every rank scans a part. *Collective*."""
     borders = _borders(path, offset, size, ranks)
-    tallies: list[Tally | None] = [None] * ranks.size
+    tallies: list[RecordScanner | None] = [None] * ranks.size
     states: list[bool | None] = [False] + [None] * (ranks.size - 1)  # at the beginning of each stretch
     while None in tallies:
         missing = [rank for rank, tally in enumerate(tallies) if tally is None]
-        tally = Tally(borders[ranks.rank], block_bytes(size), dialect, states[ranks.rank])
+        tally = RecordScanner(borders[ranks.rank], block_bytes(size), dialect, states[ranks.rank])
         tally.guess = bool(states[ranks.rank])
         _scan_part(path, borders, tally, missing, ranks)
         gathered = ranks.allgather(tally if ranks.rank in missing else None)
@@ -167,7 +169,7 @@ def scan_together(path: str, offset: int, line: int, size: int, dialect: Dialect
     return _joined([tally for tally in tallies if tally is not None], line)
 
 
-def _borders(path: str, offset: int, size: int, ranks: Ranks) -> list[int]:
+def _borders(path: str, offset: int, size: int, ranks: IndexingRanks) -> list[int]:
     """Where the stretches begin, behind a newline, and where the last one ends. *Collective*."""
     start = offset + (size - offset) * ranks.rank // ranks.size
     memory = np.empty(min(PROBE_BYTES, size - start) if ranks.rank else 0, np.uint8)
@@ -186,7 +188,9 @@ def _borders(path: str, offset: int, size: int, ranks: Ranks) -> list[int]:
     return [*borders, size]
 
 
-def _scan_part(path: str, borders: Sequence[int], tally: Tally, missing: Sequence[int], ranks: Ranks) -> None:
+def _scan_part(
+    path: str, borders: Sequence[int], tally: RecordScanner, missing: Sequence[int], ranks: IndexingRanks
+) -> None:
     """Those whose stretch is missing read it, all others stand by. *Collective*."""
     rounds = -(-max(borders[rank + 1] - borders[rank] for rank in missing) // READ_BYTES)
     at = borders[ranks.rank]
@@ -203,7 +207,7 @@ def _scan_part(path: str, borders: Sequence[int], tally: Tally, missing: Sequenc
     ranks.agree(error)
 
 
-def _ahead(path: str, start: int, stop: int, rounds: int, ranks: Ranks) -> Iterator[Future[Bytes]]:
+def _ahead(path: str, start: int, stop: int, rounds: int, ranks: IndexingRanks) -> Iterator[Future[Bytes]]:
     """The bytes of a stretch in turn, and nothing behind it; while some are looked at, the next are read. *Collective*.
 
     Each of them is good until the next one is asked for.
@@ -224,7 +228,7 @@ def _ahead(path: str, start: int, stop: int, rounds: int, ranks: Ranks) -> Itera
             yield came
 
 
-def _chain(tallies: Sequence[Tally | None]) -> list[bool | None]:
+def _chain(tallies: Sequence[RecordScanner | None]) -> list[bool | None]:
     """Whether each stretch, and what comes after the last one, begins within quotes; None: not known yet."""
     states: list[bool | None] = [False]
     for tally in tallies:
@@ -238,7 +242,7 @@ def _chain(tallies: Sequence[Tally | None]) -> list[bool | None]:
     return states
 
 
-def _joined(tallies: Sequence[Tally], line: int) -> Tally:
+def _joined(tallies: Sequence[RecordScanner], line: int) -> RecordScanner:
     """One tally of neighbouring stretches."""
     whole = tallies[0]
     whole.lines += line

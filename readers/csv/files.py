@@ -13,11 +13,11 @@ import numpy as np
 
 from matex_data._types import Bytes, Integers
 from matex_data.errors import DataError, FormatError
-from matex_data.readers.csv.blocks import Tally, block_bytes, scan_alone
+from matex_data.readers.csv.blocks import RecordScanner, block_bytes, scan_alone
 from matex_data.readers.csv.compression import packing, unpacked
 from matex_data.readers.csv.dialect import Dialect, column_names, detect, has_header
 from matex_data.readers.csv.options import Options
-from matex_data.readers.csv.parse import Layout, parse
+from matex_data.readers.csv.parse import TextLayout, parse
 from matex_data.readers.csv.records import line_ends, scan
 from matex_data.readers.csv.types import Seen, chosen, seen
 
@@ -42,12 +42,12 @@ class TextFile:
     seen : what the values of the columns look like, as far as they have been looked at.
     """
 
-    layout: Layout
+    layout: TextLayout
     size: int
     packed: str
     start: int
     line: int
-    tally: Tally | None = None
+    tally: RecordScanner | None = None
     seen: Mapping[str, Seen] | None = None
 
     @property
@@ -136,7 +136,7 @@ def _told(path: str, head: Bytes, size: int, packed: str, options: Options) -> T
     line += int(np.searchsorted(found.ends, at, side="right"))
     encoded = tuple(_decoded(name, options.encoding).removeprefix("\ufeff") for name in names)
     na_values, dates = options.missing_texts, options.date_format
-    layout = Layout(path, dialect, encoded, na_values, dates, options.short_rows, header)
+    layout = TextLayout(path, dialect, encoded, na_values, dates, options.short_rows, header)
     return TextFile(layout, size, packed, start + at, line)
 
 
@@ -247,7 +247,7 @@ def _place(file: TextFile, byte: int, stretch: Callable[[int, int], Bytes]) -> t
 
 
 def look_at(
-    data: Bytes, layout: Layout, names: Sequence[str], options: Options, rows: int, line: int
+    data: Bytes, layout: TextLayout, names: Sequence[str], options: Options, rows: int, line: int
 ) -> dict[str, Seen]:
     """What values of those columns look like whose type is not given.
 

@@ -41,7 +41,7 @@ _needed: dict[str, int] = {}  # by file, the first of these with which all that 
 
 
 @dataclass(frozen=True)
-class Layout:
+class TextLayout:
     """What it takes to parse a piece of a text.
 
     Parameters
@@ -64,7 +64,7 @@ class Layout:
     header: int | None = None
 
 
-def parse(data: Bytes, layout: Layout, wanted: Mapping[str, Any], rows: int, line: int) -> pa.Table:
+def parse(data: Bytes, layout: TextLayout, wanted: Mapping[str, Any], rows: int, line: int) -> pa.Table:
     """Columns of a piece of a text.
 
     Parameters
@@ -87,7 +87,7 @@ def parse(data: Bytes, layout: Layout, wanted: Mapping[str, Any], rows: int, lin
     return _mended(data, layout, wanted, rows, line, None)
 
 
-def plain(data: Bytes, layout: Layout, wanted: Mapping[str, Any], rows: int) -> pa.Table | None:
+def plain(data: Bytes, layout: TextLayout, wanted: Mapping[str, Any], rows: int) -> pa.Table | None:
     """The same, but None where something is wrong with any record."""
     try:
         table = _parsed(standard(data, layout.dialect), layout, wanted, layout.dialect)
@@ -96,7 +96,7 @@ def plain(data: Bytes, layout: Layout, wanted: Mapping[str, Any], rows: int) -> 
     return table if table.num_rows == rows else None
 
 
-def _parsed(text: Any, layout: Layout, wanted: Mapping[str, Any], dialect: Dialect) -> pa.Table:
+def _parsed(text: Any, layout: TextLayout, wanted: Mapping[str, Any], dialect: Dialect) -> pa.Table:
     """Columns of a standard text.
 
     To compare each number with all texts that stand for a missing value takes a fifth of the time. So they are only
@@ -168,7 +168,7 @@ def _long(column: pa.ChunkedArray) -> bool:
     return largest is not None and largest >= _EXACT and bool(pc.all(pc.equal(column, pc.round(column))).as_py())
 
 
-def _as_pandas(table: pa.Table, texts: pa.Table, layout: Layout, wanted: Mapping[str, Any]) -> pa.Table:
+def _as_pandas(table: pa.Table, texts: pa.Table, layout: TextLayout, wanted: Mapping[str, Any]) -> pa.Table:
     """The table with columns as pandas has them: of numbers, or of texts where one is no number.
 
     Parameters
@@ -186,9 +186,9 @@ def _as_pandas(table: pa.Table, texts: pa.Table, layout: Layout, wanted: Mapping
             column = _integers(column) if wanted[name] is None and _written_whole(column) else table[name]
         elif wanted[name] is not None:
             row = pc.index(strange, True).as_py()
-            place = f"In CSV column #{layout.names.index(name)}: Row #{row + 1}"
+            destination = f"In CSV column #{layout.names.index(name)}: Row #{row + 1}"
             value = column[row].as_py().decode(errors="replace")
-            raise pa.ArrowInvalid(f"{place}: CSV conversion error to {wanted[name]}: invalid value '{value}'")
+            raise pa.ArrowInvalid(f"{destination}: CSV conversion error to {wanted[name]}: invalid value '{value}'")
         table = table.set_column(table.column_names.index(name), name, column)
     return table
 
@@ -209,7 +209,9 @@ def _integers(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column
 
 
-def _read(text: Any, layout: Layout, wanted: Mapping[str, Any], dialect: Dialect, na_values: Sequence[str]) -> pa.Table:
+def _read(
+    text: Any, layout: TextLayout, wanted: Mapping[str, Any], dialect: Dialect, na_values: Sequence[str]
+) -> pa.Table:
     convert = pa.csv.ConvertOptions(
         check_utf8=False,
         column_types={name: kind for name, kind in wanted.items() if kind is not None},
@@ -263,7 +265,7 @@ def _single_blanks(data: Bytes) -> Bytes:
 
 
 def _mended(
-    data: Bytes, layout: Layout, wanted: Mapping[str, Any], rows: int, line: int, failure: Exception | None
+    data: Bytes, layout: TextLayout, wanted: Mapping[str, Any], rows: int, line: int, failure: Exception | None
 ) -> pa.Table:
     """The same by way of Python's parser, which knows its line; short records are filled."""
     records, lines = _records(data, layout, line)
@@ -284,7 +286,7 @@ def _mended(
         raise _conversion_error(str(error), layout, lines) from error
 
 
-def _records(data: Bytes, layout: Layout, line: int) -> tuple[list[list[str]], list[int]]:
+def _records(data: Bytes, layout: TextLayout, line: int) -> tuple[list[list[str]], list[int]]:
     """All records, as wide as there are columns, and the line in which each begins, counted from 1."""
     width = len(layout.names)
     text = uncommented(data.tobytes(), layout.dialect).decode(layout.dialect.encoding, "surrogateescape")
@@ -306,7 +308,7 @@ def _records(data: Bytes, layout: Layout, line: int) -> tuple[list[list[str]], l
     return records, lines
 
 
-def _ragged(fields: Sequence[str], layout: Layout, line: int) -> DecodeError:
+def _ragged(fields: Sequence[str], layout: TextLayout, line: int) -> DecodeError:
     width = len(layout.names)
     column = min(len(fields), width) + 1
     lacking = f", from column {column} ({layout.names[column - 1]!r}) on there is nothing" if column <= width else ""
@@ -319,7 +321,7 @@ def _ragged(fields: Sequence[str], layout: Layout, line: int) -> DecodeError:
     )
 
 
-def _conversion_error(message: str, layout: Layout, lines: Sequence[int]) -> DecodeError:
+def _conversion_error(message: str, layout: TextLayout, lines: Sequence[int]) -> DecodeError:
     found = _FAILED.search(message)
     if found is None:
         return DecodeError("the text does not parse", file=layout.path, found=message)

@@ -12,14 +12,14 @@ import numpy as np
 from matex_data._types import Bytes
 from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field
-from matex_data.index.model import File, Index
+from matex_data.index.model import FileIndex, Index
 from matex_data.index.table import Column
 from matex_data.readers.csv.blocks import scan_together
 from matex_data.readers.csv.files import TextFile, check, look, look_at
 from matex_data.readers.csv.options import Options, checked
 from matex_data.readers.csv.rows import TextRows
 from matex_data.readers.csv.types import ColumnType, Seen, chosen, inferred
-from matex_data.readers.ranks import Alone, Ranks
+from matex_data.readers.ranks import IndexingRanks, SingleRank
 from matex_data.sampling.schedule import share
 
 SAMPLE_BLOCKS = 64  # of a large file, from which types are inferred
@@ -27,10 +27,10 @@ SAMPLE_BLOCKS = 64  # of a large file, from which types are inferred
 
 def index(path: str, names: Sequence[str] | None = None, /, **options: Any) -> Index:
     """The records of a text file; see ``index_together``."""
-    return index_together([path], names, Alone(), **options)
+    return index_together([path], names, SingleRank(), **options)
 
 
-def index_together(paths: Sequence[str], names: Sequence[str] | None, ranks: Ranks, /, **options: Any) -> Index:
+def index_together(paths: Sequence[str], names: Sequence[str] | None, ranks: IndexingRanks, /, **options: Any) -> Index:
     """The records of text files with the same columns. *Collective*.
 
     Small files are dealt out; of a large one every rank scans a part.
@@ -66,7 +66,7 @@ def index_together(paths: Sequence[str], names: Sequence[str] | None, ranks: Ran
     return _index(files, columns, chosen_options)
 
 
-def _dealt(paths: Sequence[str], task: Callable[[str], TextFile], ranks: Ranks) -> list[TextFile]:
+def _dealt(paths: Sequence[str], task: Callable[[str], TextFile], ranks: IndexingRanks) -> list[TextFile]:
     """Every file looked at by one rank. *Collective*."""
     own: list[TextFile] = []
     error: Exception | None = None
@@ -79,7 +79,7 @@ def _dealt(paths: Sequence[str], task: Callable[[str], TextFile], ranks: Ranks) 
     return [by_rank[number % ranks.size][number // ranks.size] for number in range(len(paths))]
 
 
-def _count(file: TextFile, options: Options, ranks: Ranks) -> None:
+def _count(file: TextFile, options: Options, ranks: IndexingRanks) -> None:
     """The records of a large file. *Collective*."""
     layout = file.layout
     file.tally = scan_together(layout.path, file.start, file.line, file.size, layout.dialect, ranks)
@@ -95,7 +95,7 @@ def _stretch(path: str, start: int, stop: int) -> Bytes:
     return np.fromfile(path, np.uint8, stop - start, offset=start)
 
 
-def _look_together(file: TextFile, names: Sequence[str], options: Options, ranks: Ranks) -> dict[str, Seen]:
+def _look_together(file: TextFile, names: Sequence[str], options: Options, ranks: IndexingRanks) -> dict[str, Seen]:
     """What the values of some blocks look like, or of all; which ones does not depend on the ranks. *Collective*."""
     offset, first, line = file.blocks()
     full = options.infer == "full" or any(options.wish(name) == "category" for name in names)
@@ -185,7 +185,7 @@ def _index(files: Sequence[TextFile], columns: Sequence[str], options: Options) 
     for file in files:
         offset, first, line = file.blocks()
         rows = TextRows(file.layout, types, int(first[-1]), offset, first, line, file.packed, file.start)
-        indexed.append(File(file.path, rows.rows, {name: Column(rows, name) for name in columns}))
+        indexed.append(FileIndex(file.path, rows.rows, {name: Column(rows, name) for name in columns}))
     return Index(fields, indexed)
 
 

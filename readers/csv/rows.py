@@ -15,12 +15,12 @@ from matex_data._types import Array, Bytes, Integers
 from matex_data.errors import DataError, DecodeError
 from matex_data.index.blocks import Blocks, uneven_blocks
 from matex_data.index.cache import Chunk, ChunkCache
-from matex_data.index.model import Request, Rows, ranges
+from matex_data.index.model import ReadRequest, Rows, ranges
 from matex_data.index.scatter import scatter, side_by_side
 from matex_data.index.strided import NOTHING
 from matex_data.index.table import Table
 from matex_data.readers.csv.compression import unpacked
-from matex_data.readers.csv.parse import Layout, parse, plain
+from matex_data.readers.csv.parse import TextLayout, parse, plain
 from matex_data.readers.csv.types import ColumnType
 
 PARSE_BYTES = 1 << 20  # parsed at once, about
@@ -47,7 +47,7 @@ class TextRows(Table):
     skip : bytes before the first record of an unpacked text.
     """
 
-    layout: Layout
+    layout: TextLayout
     types: Mapping[str, ColumnType]
     rows: int
     offset: Integers
@@ -73,8 +73,8 @@ class TextRows(Table):
     def end(self) -> int:
         return int(self.offset[-1])
 
-    def requests(self, rows: Rows, outs: Outs, cache: ChunkCache) -> Iterator[Request]:
-        if not len(rows.place):
+    def requests(self, rows: Rows, outs: Outs, cache: ChunkCache) -> Iterator[ReadRequest]:
+        if not len(rows.destination):
             return
         blocks = uneven_blocks(rows, self.first)
         offset, end = self.offset[blocks.number], self.offset[blocks.number + 1]
@@ -88,14 +88,14 @@ class TextRows(Table):
                 wanted.promises[i] = cache.promise(key, int(end[i] - offset[i]))
                 continue
             fresh[i] = False
-            yield Request(NOTHING, NOTHING, finish=partial(self._copy, wanted, i, kept))
+            yield ReadRequest(NOTHING, NOTHING, on_complete=partial(self._copy, wanted, i, kept))
         several = np.flatnonzero(fresh)
         nbytes = (end - offset)[several]
         groups = max(1, round(nbytes.sum() / PARSE_BYTES))
         turn = (np.cumsum(nbytes) - nbytes) * groups // max(1, nbytes.sum())
         for some in np.split(several, np.flatnonzero(np.diff(turn)) + 1):
             if len(some):
-                yield Request(offset[some], (end - offset)[some], finish=partial(self._finish, wanted, some))
+                yield ReadRequest(offset[some], (end - offset)[some], on_complete=partial(self._finish, wanted, some))
 
     def _sizes(self, blocks: Integers) -> Integers:
         """int64[blocks], how many records each block has."""
@@ -117,12 +117,12 @@ class TextRows(Table):
             if promise is not None and not promise.done():
                 promise.set_result([column[begin : begin + size] for column in columns])
         shift = np.repeat(before - self.first[blocks.number], np.diff(blocks.entered))
-        _take(wanted.targets, columns, ranges(blocks.runs.start + shift, blocks.runs.count), blocks.place)
+        _take(wanted.targets, columns, ranges(blocks.runs.start + shift, blocks.runs.count), blocks.destination)
 
     def _copy(self, wanted: _Wanted, i: int, kept: Chunk, _: Bytes) -> None:
         block = wanted.blocks.select(np.array([i]))
         begin = int(self.first[block.number[0]])
-        _take(wanted.targets, kept.result(), ranges(block.runs.start - begin, block.runs.count), block.place)
+        _take(wanted.targets, kept.result(), ranges(block.runs.start - begin, block.runs.count), block.destination)
 
     def _decoded(self, blocks: Integers, targets: Targets, data: Bytes) -> list[Array]:
         """All records of the blocks for each target: a matrix, or the values of one column."""
@@ -214,7 +214,7 @@ class _Wanted:
     promises: dict[int, Chunk]
 
 
-def _take(targets: Targets, columns: Sequence[Array], rows: Integers, place: Integers) -> None:
+def _take(targets: Targets, columns: Sequence[Array], rows: Integers, destination: Integers) -> None:
     """Some rows of the columns, one of which there is for each target, to their places."""
     for target, column in zip(targets, columns, strict=True):
-        scatter(target.out, place, column if len(column) == len(rows) else column.take(rows, axis=0))
+        scatter(target.out, destination, column if len(column) == len(rows) else column.take(rows, axis=0))

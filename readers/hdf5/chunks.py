@@ -20,7 +20,7 @@ from matex_data.readers.hdf5.rows import missing_filters
 FILL_BYTES = 1024 * 1024  # about as much of a dataset that was never written is filled in one go
 MANY_CHUNKS = 1 << 23  # HDF5 goes through as many entries in about a second
 BEST_COMPRESSION = 1000
-MOST = 1 << 62  # no place or size in a file, so that sums of two fit int64
+MOST = 1 << 62  # no destination or size in a file, so that sums of two fit int64
 MOST_PROBES = 16  # chunks that are looked at to settle what HDF5 leaves open
 
 
@@ -113,7 +113,7 @@ def _table(dataset: h5py.Dataset) -> tuple[Integers, Integers, Integers, Integer
             visit(dataset.id.get_chunk_info(i))
     table = np.array(flat, np.uint64).reshape(-1, dataset.ndim + 3)
     if (table >= MOST).any():
-        raise ValueError(f"the table of its chunks is damaged: it has a place or size of {table.max()}")
+        raise ValueError(f"the table of its chunks is damaged: it has a destination or size of {table.max()}")
     offset, nbytes, mask = table[:, dataset.ndim :].T.astype(np.int64)
     return table[:, : dataset.ndim].astype(np.int64), offset, nbytes, mask
 

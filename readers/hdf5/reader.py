@@ -20,11 +20,11 @@ import numpy as np
 
 from matex_data.errors import DataError, FormatError
 from matex_data.fields import Field
-from matex_data.index.model import File, Index, Part
+from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
 from matex_data.readers.hdf5.chunks import chunked, unwritten
 from matex_data.readers.hdf5.names import FAILURES, dataset_names, find
-from matex_data.readers.hdf5.rows import Held, LibraryRows, missing_filters, open_file
+from matex_data.readers.hdf5.rows import Hdf5Rows, MemoryRows, missing_filters, open_file
 
 BLOCK_BYTES = 256 * 1024  # about as much is read through the library in one go
 PROBE_BYTES = 64 * 1024 * 1024  # a larger chunk is not decoded just to see whether that works
@@ -57,15 +57,15 @@ def index(path: str, names: Sequence[str] | None = None) -> Index:
         raise
     except FAILURES as error:
         raise _file_error(path, error) from error
-    return Index(fields, [File(path, next(iter(parts.values())).rows, parts)])
+    return Index(fields, [FileIndex(path, next(iter(parts.values())).rows, parts)])
 
 
-def _named(file: h5py.File, path: str, names: Sequence[str]) -> tuple[dict[str, Field], dict[str, Part]]:
+def _named(file: h5py.File, path: str, names: Sequence[str]) -> tuple[dict[str, Field], dict[str, Layout]]:
     found = {name: dataset_rows(find(file, path, name), path, name) for name in names}
     return {name: field for name, (field, _) in found.items()}, {name: part for name, (_, part) in found.items()}
 
 
-def _all(file: h5py.File, path: str) -> tuple[dict[str, Field], dict[str, Part]]:
+def _all(file: h5py.File, path: str) -> tuple[dict[str, Field], dict[str, Layout]]:
     fields, parts = {}, {}
     unread: dict[str, FormatError] = {}
     for name in dataset_names(file, path):
@@ -98,7 +98,7 @@ def _warn_of(unread: Mapping[str, FormatError], path: str) -> None:
 
 def dataset_rows(
     dataset: h5py.Dataset, path: str, name: str, said: Mapping[str, Any] | None = None
-) -> tuple[Field, Part]:
+) -> tuple[Field, Layout]:
     """What a dataset of the open file ``path`` holds, and where its rows are.
 
     Parameters
@@ -123,7 +123,7 @@ def _axis_error(dataset: h5py.Dataset, path: str, name: str) -> FormatError:
     return FormatError(NO_AXIS, file=path, field=name, expected=expected, found=found)
 
 
-def _field_and_part(dataset: h5py.Dataset, path: str, name: str, said: Mapping[str, Any]) -> tuple[Field, Part]:
+def _field_and_part(dataset: h5py.Dataset, path: str, name: str, said: Mapping[str, Any]) -> tuple[Field, Layout]:
     stored, item, ragged = _element(dataset.dtype)
     delivered = stored if stored.names is not None else np.dtype(stored.newbyteorder("=").str)
     shape = (*dataset.shape[1:], *item)
@@ -162,17 +162,17 @@ def _as_numpy_stores(dataset: h5py.Dataset) -> bool:
 
 def _byte_ranges(
     dataset: h5py.Dataset, path: str, name: str, stored: np.dtype[Any], item: tuple[int, ...]
-) -> Part | None:
+) -> Layout | None:
     """Where the rows are in the file; None if only the library can say."""
     plist = dataset.id.get_create_plist()
     layout = plist.get_layout()
     if plist.get_external_count() or not _is_in(path, dataset):
         return None
-    part: Part | None = None
+    part: Layout | None = None
     if layout == h5py.h5d.CHUNKED:
         part = chunked(dataset, path, stored, item)
     elif layout == h5py.h5d.COMPACT:
-        return Held(np.asarray(dataset[...], stored.newbyteorder("=") if stored.names is None else stored))
+        return MemoryRows(np.asarray(dataset[...], stored.newbyteorder("=") if stored.names is None else stored))
     elif layout == h5py.h5d.CONTIGUOUS:
         part = _contiguous(dataset, stored, item)
     if part is not None:
@@ -186,7 +186,7 @@ def _is_in(path: str, dataset: h5py.Dataset) -> bool:
     return name == path or Path(name).samefile(path)
 
 
-def _contiguous(dataset: h5py.Dataset, stored: np.dtype[Any], item: tuple[int, ...]) -> Part | None:
+def _contiguous(dataset: h5py.Dataset, stored: np.dtype[Any], item: tuple[int, ...]) -> Layout | None:
     offset = dataset.id.get_offset()
     if offset is None:
         return unwritten(dataset, stored, item)
@@ -194,7 +194,7 @@ def _contiguous(dataset: h5py.Dataset, stored: np.dtype[Any], item: tuple[int, .
     return Strided(dataset.shape[0], offset, prod(shape) * stored.itemsize, stored, shape)
 
 
-def _check_end(part: Part, path: str, name: str) -> None:
+def _check_end(part: Layout, path: str, name: str) -> None:
     size = Path(path).stat().st_size
     if part.end() > size:
         raise FormatError(
@@ -207,7 +207,7 @@ def _check_end(part: Part, path: str, name: str) -> None:
         )
 
 
-def _through_library(dataset: h5py.Dataset, path: str, name: str, field: Field) -> LibraryRows:
+def _through_library(dataset: h5py.Dataset, path: str, name: str, field: Field) -> Hdf5Rows:
     """The rows as h5py reads them, once it has shown that it can."""
     lacking = missing_filters(dataset)
     if lacking:
@@ -225,7 +225,7 @@ def _through_library(dataset: h5py.Dataset, path: str, name: str, field: Field) 
     if dataset.size and prod(chunk) * dataset.dtype.itemsize <= PROBE_BYTES:
         dataset[(slice(0, 1),) * dataset.ndim]
     block = max(1, min(chunk[0], dataset.shape[0]))
-    return LibraryRows(path, name, dataset.shape[0], block, field.dtype, field.ragged)
+    return Hdf5Rows(path, name, dataset.shape[0], block, field.dtype, field.ragged)
 
 
 def _check_external(dataset: h5py.Dataset, path: str, name: str) -> None:

@@ -17,16 +17,16 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.errors import DecodeError
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import Part, Request, Rows
+from matex_data.index.model import Layout, ReadRequest, Rows
 from matex_data.index.scatter import scatter
-from matex_data.index.strided import NOTHING, Foreign
+from matex_data.index.strided import NOTHING, LibraryRows
 from matex_data.readers.hdf5.names import FAILURES
 
 OPEN_FILES = 16  # that one process keeps open for reading through the library
 
 
 @dataclass(frozen=True)
-class Held(Part):
+class MemoryRows(Layout):
     """Rows that lie in the index itself: a compact dataset, at most 64 KiB."""
 
     values: Array
@@ -39,15 +39,15 @@ class Held(Part):
     def stored_bytes(self) -> int:
         return self.values.nbytes
 
-    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[Request]:
-        yield Request(NOTHING, NOTHING, finish=partial(self._finish, rows, out))
+    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+        yield ReadRequest(NOTHING, NOTHING, on_complete=partial(self._finish, rows, out))
 
     def _finish(self, rows: Rows, out: Array, _: Any) -> None:
-        scatter(out, rows.place, self.values[rows.numbers])
+        scatter(out, rows.destination, self.values[rows.numbers])
 
 
 @dataclass(frozen=True, eq=False)
-class LibraryRows(Foreign):
+class Hdf5Rows(LibraryRows):
     """Rows of a dataset that h5py reads and converts.
 
     Parameters
@@ -94,10 +94,10 @@ def open_file(path: str) -> h5py.File:
         return h5py.File(path, "r")  # this process has it open already, with locks
 
 
-_open: OrderedDict[ref[LibraryRows], tuple[h5py.File, h5py.Dataset]] = OrderedDict()
+_open: OrderedDict[ref[Hdf5Rows], tuple[h5py.File, h5py.Dataset]] = OrderedDict()
 
 
-def _dataset(part: LibraryRows) -> h5py.Dataset:
+def _dataset(part: Hdf5Rows) -> h5py.Dataset:
     """The dataset, its file kept open as long as the part lives and is among those used last."""
     key = ref(part, lambda dead: _open.pop(dead, None))
     if key not in _open:

@@ -16,7 +16,7 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.errors import FormatError
 from matex_data.index.scatter import CONVERTED_TOGETHER
-from matex_data.readers.netcdf.times import Epoch, epoch_of
+from matex_data.readers.netcdf.times import TimeOrigin, epoch_of
 
 USED_UP = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 """Attributes that say how the numbers are stored, and nothing about the decoded ones."""
@@ -286,7 +286,7 @@ def _bound(value: Any, dtype: np.dtype[Any]) -> Any:
     return _as_unsigned(found[0], dtype)
 
 
-def _in_seconds(decoding: Decoding, epoch: Epoch) -> Decoding:
+def _in_seconds(decoding: Decoding, epoch: TimeOrigin) -> Decoding:
     """The same numbers as float64 seconds since the epoch."""
     scale = np.float64(1 if decoding.scale is None else decoding.scale)
     offset = np.float64(0 if decoding.offset is None else decoding.offset)

@@ -15,10 +15,10 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.errors import FormatError
 from matex_data.fields import Field
-from matex_data.index.model import Part
+from matex_data.index.model import Layout
 from matex_data.index.strided import Strided
-from matex_data.index.transposed import Crosswise
-from matex_data.readers.hdf5.rows import Held
+from matex_data.index.transposed import Transposed
+from matex_data.readers.hdf5.rows import MemoryRows
 from matex_data.readers.netcdf.cf import Decoding, Meaning
 from matex_data.readers.netcdf.header import CdfHeader, CdfVariable, read_header
 from matex_data.readers.netcdf.variables import Content, Variable
@@ -97,7 +97,7 @@ class ClassicVariable(Variable):
         inner = prod(self.shape[1:]) * self.dtype.itemsize
         return self.begin + (self.shape[0] - 1) * self.step + inner if self.shape else self.begin + inner
 
-    def rows(self, axis: int, meaning: Meaning) -> tuple[Field, Part]:
+    def rows(self, axis: int, meaning: Meaning) -> tuple[Field, Layout]:
         shape = self.shape[:axis] + self.shape[axis + 1 :]
         stored, convert = self.dtype, meaning.decoding
         if meaning.dtype.kind == "S":
@@ -109,7 +109,7 @@ class ClassicVariable(Variable):
             return field, Strided(self.shape[0], self.begin, self.step, stored, shape, convert=convert)
         before, after = self.shape[:axis], shape[axis:]
         order = tuple(range(len(shape)))
-        return field, Crosswise(self.shape[axis], self.begin, before, after, self.step, stored, order, convert)
+        return field, Transposed(self.shape[axis], self.begin, before, after, self.step, stored, order, convert)
 
     def values(self) -> Array:
         with Path(self.path).open("rb") as file:
@@ -141,9 +141,9 @@ class _InMemory(Variable):
         names = (variable.name, variable.dimensions, variable.shape, variable.dtype, variable.attributes)
         return cls(*names, numbers=variable._taken(io.BytesIO(data)))
 
-    def rows(self, axis: int, meaning: Meaning) -> tuple[Field, Part]:
+    def rows(self, axis: int, meaning: Meaning) -> tuple[Field, Layout]:
         held = np.moveaxis(meaning.of(self.numbers), axis, 0)
-        return Field(self.name, held.shape[1:], meaning.dtype, attributes=meaning.attributes), Held(held)
+        return Field(self.name, held.shape[1:], meaning.dtype, attributes=meaning.attributes), MemoryRows(held)
 
     def values(self) -> Array:
         return np.asarray(self.numbers)

@@ -17,12 +17,12 @@ from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.index.chunked import Chunked
-from matex_data.index.model import Part
-from matex_data.index.strided import Foreign, Strided
-from matex_data.index.transposed import Crosswise
+from matex_data.index.model import Layout
+from matex_data.index.strided import LibraryRows, Strided
+from matex_data.index.transposed import Transposed
 from matex_data.readers.hdf5.names import FAILURES, dataset_names
 from matex_data.readers.hdf5.reader import attributes, dataset_rows
-from matex_data.readers.hdf5.rows import Held, LibraryRows, open_file
+from matex_data.readers.hdf5.rows import Hdf5Rows, MemoryRows, open_file
 from matex_data.readers.netcdf.cf import Meaning
 from matex_data.readers.netcdf.variables import Content, Variable
 
@@ -195,7 +195,7 @@ class Hdf5Variable(Variable):
     dataset: h5py.Dataset
     lengths: Mapping[str, int] = field(default_factory=dict)
 
-    def rows(self, axis: int, meaning: Meaning) -> tuple[Field, Part]:
+    def rows(self, axis: int, meaning: Meaning) -> tuple[Field, Layout]:
         found, part = dataset_rows(self.dataset, self.path, self.dataset.name.strip("/"), self.attributes)
         if isinstance(part, Chunked) and self._unwritten():
             part = replace(part, fill=self._fill())
@@ -223,20 +223,20 @@ class Hdf5Variable(Variable):
         return self.dtype.type(self.attributes.get("_FillValue", FILL[self.dtype.str[1:]]))
 
 
-def _decoded(part: Part, meaning: Meaning) -> Part:
+def _decoded(part: Layout, meaning: Meaning) -> Layout:
     """The same rows, decoded."""
-    if isinstance(part, Strided | Chunked | Crosswise):
+    if isinstance(part, Strided | Chunked | Transposed):
         return replace(part, convert=meaning.decoding)
-    if isinstance(part, Held):
-        return Held(meaning.of(part.values))
-    return DecodedRows(part, meaning) if isinstance(part, Foreign) else part
+    if isinstance(part, MemoryRows):
+        return MemoryRows(meaning.of(part.values))
+    return DecodedRows(part, meaning) if isinstance(part, LibraryRows) else part
 
 
 @dataclass(frozen=True, eq=False)
-class DecodedRows(Foreign):
+class DecodedRows(LibraryRows):
     """Rows that a library reads, decoded after that."""
 
-    source: Foreign
+    source: LibraryRows
     meaning: Meaning
 
     @property
@@ -251,19 +251,19 @@ class DecodedRows(Foreign):
         return self.meaning.of(self.source.read(start, stop))
 
 
-def _along(part: Part, axis: int, variable: Hdf5Variable) -> Part:
+def _along(part: Layout, axis: int, variable: Hdf5Variable) -> Layout:
     """The rows along another axis than the first."""
     if axis == 0:
         return part
     shape = variable.shape
-    if isinstance(part, Held):
-        return Held(np.ascontiguousarray(np.moveaxis(part.values, axis, 0)))
+    if isinstance(part, MemoryRows):
+        return MemoryRows(np.ascontiguousarray(np.moveaxis(part.values, axis, 0)))
     if isinstance(part, Strided):
         inner = part.shape[len(shape) - 1 :]
         before, after = shape[:axis], (*shape[axis + 1 :], *inner)
         order = tuple(range(len(before) + len(after)))
-        return Crosswise(shape[axis], part.offset, before, after, part.stride, part.dtype, order)
-    if isinstance(part, LibraryRows):
+        return Transposed(shape[axis], part.offset, before, after, part.stride, part.dtype, order)
+    if isinstance(part, Hdf5Rows):
         return replace(part, rows=shape[axis], block_rows=(variable.dataset.chunks or shape)[axis], axis=axis)
     return _chunks_along(part, axis) if isinstance(part, Chunked) else part
 
@@ -289,7 +289,7 @@ def _chunks_along(part: Chunked, axis: int) -> Chunked:
     )
 
 
-def _longer(part: Part, rows: int, variable: Hdf5Variable) -> Part:
+def _longer(part: Layout, rows: int, variable: Hdf5Variable) -> Layout:
     """As many rows as the unlimited dimension has; those that were never written are the fill value."""
     if part.rows == rows:
         return part
@@ -304,7 +304,7 @@ def _longer(part: Part, rows: int, variable: Hdf5Variable) -> Part:
     )
 
 
-def _texts(found: Field, part: Part, meaning: Meaning) -> tuple[Field, Part]:
+def _texts(found: Field, part: Layout, meaning: Meaning) -> tuple[Field, Layout]:
     """Letters along the last axis as texts, where whole texts lie together."""
     dtype, length = meaning.dtype, meaning.dtype.itemsize
     if found.shape and found.shape[-1] == length and found.dtype.itemsize == 1 < length:
@@ -314,6 +314,6 @@ def _texts(found: Field, part: Part, meaning: Meaning) -> tuple[Field, Part]:
             return texts, replace(part, dtype=dtype, shape=shape)
         if isinstance(part, Chunked) and part.chunk_shape[-1] == length:
             return texts, replace(part, dtype=dtype, shape=part.shape[:-1], chunk_shape=part.chunk_shape[:-1], fill=b"")
-        if isinstance(part, Held | Foreign):
+        if isinstance(part, MemoryRows | LibraryRows):
             return texts, _decoded(part, meaning)
     return found, part

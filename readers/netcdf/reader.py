@@ -13,8 +13,8 @@ import numpy as np
 
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field
-from matex_data.index.interleaved import joined
-from matex_data.index.model import File, Index, Part
+from matex_data.index.interleaved import interleaved
+from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.machine import check_fits
 from matex_data.readers.hdf5.names import FAILURES
 from matex_data.readers.hdf5.rows import open_file
@@ -86,8 +86,8 @@ def index(
 
 def _is_hdf5(path: str) -> bool:
     with Path(path).open("rb") as file:
-        for place in (0, 512, 1024, 2048):
-            file.seek(place)
+        for destination in (0, 512, 1024, 2048):
+            file.seek(destination)
             if file.read(len(MARK)) == MARK:
                 return True
     return False
@@ -118,7 +118,7 @@ def _index(content: Content, asked: _Wanted) -> Index:
     dimension = content.sample_dimension(wanted, asked.sample_dim)
     units = _units_of_bounds(content.variables)
     fields: dict[str, Field] = {}
-    parts: dict[str, Part] = {}
+    parts: dict[str, Layout] = {}
     for variable in wanted:
         if dimension in variable.dimensions:
             axis = variable.dimensions.index(dimension)
@@ -137,7 +137,7 @@ def _index(content: Content, asked: _Wanted) -> Index:
         if asked.static and dimension not in variable.dimensions and _fits(variable, content.path)
     }
     facts = _facts(content, [v for v in wanted if v.name in fields], fields, dimension, asked.decode)
-    return Index(fields, [File(content.path, content.dimensions[dimension], joined(parts))], static, facts)
+    return Index(fields, [FileIndex(content.path, content.dimensions[dimension], interleaved(parts))], static, facts)
 
 
 def _facts(

@@ -26,7 +26,7 @@ DAYS_OF = {"360_day": {"month": 30, "year": 360}, "365_day": {"year": 365}, "366
 
 
 @dataclass(frozen=True)
-class Epoch:
+class TimeOrigin:
     """How stored times become seconds since ``ORIGIN``: ``stored * unit + start``.
 
     Parameters
@@ -54,7 +54,7 @@ class Epoch:
         }
 
 
-def epoch_of(units: object, calendar: object) -> Epoch | None:
+def epoch_of(units: object, calendar: object) -> TimeOrigin | None:
     """What times of these units and this calendar count; None if they are no times, or none that can be counted.
 
     https://unidata.github.io/cftime/ knows the calendars.
@@ -73,7 +73,7 @@ def epoch_of(units: object, calendar: object) -> Epoch | None:
     if unit is None:
         return None
     seconds = since.days * 86400 + since.seconds + since.microseconds * 1e-6
-    return Epoch(np.float64(unit), np.float64(seconds), start.calendar, str(units))
+    return TimeOrigin(np.float64(unit), np.float64(seconds), start.calendar, str(units))
 
 
 def _whole_date(text: str) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.errors import FormatError
 from matex_data.fields import Field
-from matex_data.index.model import Part
+from matex_data.index.model import Layout
 from matex_data.readers.netcdf.cf import Meaning
 
 HDF5_SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5")
@@ -38,7 +38,7 @@ class Variable(ABC):
     attributes: Mapping[str, Any]
 
     @abstractmethod
-    def rows(self, axis: int, meaning: Meaning) -> tuple[Field, Part]:
+    def rows(self, axis: int, meaning: Meaning) -> tuple[Field, Layout]:
         """The rows along an axis, decoded as ``meaning`` says."""
 
     @abstractmethod

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from matex_data import DecodeError, open_dataset
+from matex_data.codecs import inflate
 from matex_data.codecs.inflate import inflate_rows, width_for
-from matex_data.codecs.pipeline import DEFLATE, FLETCHER32, SHUFFLE, Filter, Pipeline, inflate
+from matex_data.codecs.pipeline import DEFLATE, FLETCHER32, SHUFFLE, Filter, Pipeline
 from matex_data.index.model import chunked
 from tests.codecs.test_shuffle import planes_of
 
@@ -35,15 +36,15 @@ def test_rows_of_many_chunks_go_to_their_places(data: st.DataObject) -> None:
     rows = np.frombuffer(raw * (chunks * depth), dtype).reshape(chunks, depth, length).copy()
     rows.view(np.uint8)[..., 0] += np.arange(chunks * depth, dtype=np.uint8).reshape(chunks, depth)
     packed = [zlib.compress((planes_of(chunk) if shuffled else chunk).tobytes()) for chunk in rows]
-    place = np.array(data.draw(st.permutations(range(total + 2))), np.int64)[:total]
+    destination = np.array(data.draw(st.permutations(range(total + 2))), np.int64)[:total]
     first = np.arange(chunks) * depth
     out = np.zeros((total + 2, length), dtype)
     expected = out.copy()
-    expected[place] = rows.reshape(-1, length)[:total]
+    expected[destination] = rows.reshape(-1, length)[:total]
     stored, nbytes = np.frombuffer(b"".join(packed), np.uint8), np.array([len(one) for one in packed])
     width = dtype.itemsize if shuffled else 1
     last = np.minimum(first + depth, total)
-    assert inflate_rows(stored, nbytes, rows[0].nbytes, width, out, place, first, last) == chunks
+    assert inflate_rows(stored, nbytes, rows[0].nbytes, width, out, destination, first, last) == chunks
     assert out.tobytes() == expected.tobytes()
 
 

@@ -31,11 +31,13 @@ def test_rows_go_to_their_places(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(DTYPES))
     nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
     rows = np.frombuffer(data.draw(st.binary(min_size=nbytes, max_size=nbytes)), dtype).reshape(shape)
-    place = np.array(data.draw(st.permutations(range(shape[0] + 3))), np.int64)[: data.draw(st.integers(0, shape[0]))]
+    destination = np.array(data.draw(st.permutations(range(shape[0] + 3))), np.int64)[
+        : data.draw(st.integers(0, shape[0]))
+    ]
     found = np.zeros((shape[0] + 3, *shape[1:]), dtype)
     expected = found.copy()
-    expected[place] = rows[: len(place)]
-    unshuffle_rows(planes_of(rows), found, place)
+    expected[destination] = rows[: len(destination)]
+    unshuffle_rows(planes_of(rows), found, destination)
     assert found.tobytes() == expected.tobytes()
 
 
@@ -53,9 +55,9 @@ def test_large_rows_of_every_width() -> None:
     """Long enough for what the compiler makes of the loop beside its ends."""
     for width in WIDTHS:
         rows = np.random.default_rng(0).integers(0, 1 << 15, (5, 12_347)).astype(f"i{width}")
-        place, found = np.array([6, 0, 3, 1, 5]), np.zeros((7, 12_347), f"i{width}")
-        unshuffle_rows(planes_of(rows), found, place)
-        assert np.array_equal(found[place], rows)
+        destination, found = np.array([6, 0, 3, 1, 5]), np.zeros((7, 12_347), f"i{width}")
+        unshuffle_rows(planes_of(rows), found, destination)
+        assert np.array_equal(found[destination], rows)
         assert not found[[2, 4]].any()
 
 
@@ -85,7 +87,7 @@ def test_no_folder_to_keep_what_is_compiled() -> None:
         "unshuffle(np.array([1, 2, 3, 4, 5, 6, 7, 8], np.uint8), 2, out)\n"
         "print(out.tolist())\n"
     )
-    nowhere = {**os.environ, "NUMBA_CACHE_LOCATOR_CLASSES": "IPythonCacheLocator"}  # knows no place for a module
+    nowhere = {**os.environ, "NUMBA_CACHE_LOCATOR_CLASSES": "IPythonCacheLocator"}  # knows no destination for a module
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, env=nowhere)
     assert done.stdout.strip() == "[1, 5, 2, 6, 3, 7, 4, 8]", done.stderr

@@ -20,8 +20,8 @@ sets = st.sets(st.integers(0, ROWS - 1)).map(sorted)
 
 def _rows(numbers: list[int], seed: int) -> Rows:
     runs = compress(np.array(numbers, np.int64))
-    place = np.random.default_rng(seed).permutation(len(numbers)) if seed else np.arange(len(numbers))
-    return Rows(runs.start, runs.start + runs.count, place)
+    destination = np.random.default_rng(seed).permutation(len(numbers)) if seed else np.arange(len(numbers))
+    return Rows(runs.start, runs.start + runs.count, destination)
 
 
 def _listed(some: Any) -> list[int]:
@@ -30,7 +30,7 @@ def _listed(some: Any) -> list[int]:
 
 def _check(blocks: Blocks, rows: Rows, numbers: list[int], borders: list[int]) -> None:
     """The rows and the places of each block are those that the borders say."""
-    where = dict(zip(numbers, rows.place.tolist(), strict=True))
+    where = dict(zip(numbers, rows.destination.tolist(), strict=True))
     expected = [[n for n in numbers if a <= n < b] for a, b in pairwise(borders)]
     assert blocks.number.tolist() == [i for i, inside in enumerate(expected) if inside]
     for i, number in enumerate(blocks.number.tolist()):

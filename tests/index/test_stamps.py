@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from matex_data import DataError
-from matex_data.index.model import File, Index, concatenate
+from matex_data.index.model import FileIndex, Index, concatenate
 from matex_data.index.stamps import Stamp, changed
 from matex_data.index.table import stacked
 from matex_data.readers import reader, together
@@ -20,7 +20,7 @@ from matex_data.transforms.windows import windowed
 from tests.support import simulated
 
 
-def _opened(path: Path) -> File:
+def _opened(path: Path) -> FileIndex:
     np.save(path, np.arange(24.0).reshape(8, 3))
     (file,) = reader("npy")(str(path)).files
     return file
@@ -33,7 +33,7 @@ def test_a_file_that_stays_as_it_is_is_unchanged(tmp_path: Path) -> None:
     Path(file.path).read_bytes()
     Path(file.path).chmod(0o600)
     assert changed(pickle.loads(pickle.dumps(file))) is None
-    assert changed(File("no such file", 1, {})) is None  # not indexed from a file
+    assert changed(FileIndex("no such file", 1, {})) is None  # not indexed from a file
 
 
 def _replaced(path: Path) -> None:
@@ -103,7 +103,7 @@ def test_stamps_stay_with_their_files(tmp_path: Path) -> None:
     index = concatenate([reader("npy")(file.path) for file in (first, second)])
     for other in (
         index.select(["data"]),
-        index.untreated,
+        index.raw,
         windowed(index, ["data"], None, 2, 1, None)[0],
         stacked(index, ["data"], "inputs", []),
         index.stamped({file.path: file.stamp for file in index.files}),

@@ -19,7 +19,7 @@ from matex_data.errors import DecodeError
 from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
 from matex_data.index.chunked import Chunked
-from matex_data.index.model import File, Index, Rows
+from matex_data.index.model import FileIndex, Index, Rows
 from matex_data.index.scatter import scatter
 from matex_data.index.strided import Strided
 from tests.support.serial import every_row, read_rows
@@ -29,14 +29,14 @@ RECORD = np.dtype([("a", "<i4"), ("b", "S3"), ("c", "<f8", (2,))])
 
 
 def counting(shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
-    """Different values in every place, as far as the dtype allows."""
+    """Different values in every destination, as far as the dtype allows."""
     numbers = np.arange(np.prod(shape, dtype=int)).reshape(shape)
     return np.asarray(numbers.astype("S3") if dtype == "S3" else numbers.astype(dtype))
 
 
 def one_file(path: Path, part: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Index:
     field = Field("x", shape[1:], np.dtype(dtype).newbyteorder("="))
-    return Index({"x": field}, [File(str(path), shape[0], {"x": part})])
+    return Index({"x": field}, [FileIndex(str(path), shape[0], {"x": part})])
 
 
 @st.composite
@@ -48,9 +48,9 @@ def selections(draw: st.DrawFn, rows: int) -> tuple[Any, Any]:
     return numbers, np.array(list(order), np.int64)
 
 
-def placed(data: np.ndarray[Any, Any], numbers: Any, place: Any) -> np.ndarray[Any, Any]:
+def placed(data: np.ndarray[Any, Any], numbers: Any, destination: Any) -> np.ndarray[Any, Any]:
     expected = np.empty((len(numbers), *data.shape[1:]), data.dtype)
-    expected[place] = data[numbers]
+    expected[destination] = data[numbers]
     return expected
 
 
@@ -68,8 +68,8 @@ def test_strided_rows(tmp_path_factory: pytest.TempPathFactory, data: st.DataObj
     part = Strided(shape[0], offset, spaced.shape[1], dtype, shape[1:])
     assert part.end() == path.stat().st_size - gap
     found = one_file(path, part, shape, dtype)
-    numbers, place = data.draw(selections(shape[0]))
-    assert np.array_equal(read_rows(found, "x", numbers, place), placed(array, numbers, place))
+    numbers, destination = data.draw(selections(shape[0]))
+    assert np.array_equal(read_rows(found, "x", numbers, destination), placed(array, numbers, destination))
 
 
 def write_chunks(path: Path, array: np.ndarray[Any, Any], chunk_shape: tuple[int, ...], missing: Any) -> Chunked:
@@ -112,9 +112,11 @@ def test_chunked_rows(tmp_path_factory: pytest.TempPathFactory, data: st.DataObj
         if number in lost:
             array[tuple(slice(i * c, (i + 1) * c) for i, c in zip(cell, chunk_shape, strict=True))] = 0
     found = one_file(path, part, shape, np.dtype(dtype))
-    numbers, place = data.draw(selections(shape[0]))
+    numbers, destination = data.draw(selections(shape[0]))
     for cache_bytes in (0, 1 << 20):
-        assert np.array_equal(read_rows(found, "x", numbers, place, cache_bytes), placed(array, numbers, place))
+        assert np.array_equal(
+            read_rows(found, "x", numbers, destination, cache_bytes), placed(array, numbers, destination)
+        )
     assert part.stored_bytes() == int(part.nbytes.sum())
     assert part.end() == (path.stat().st_size if len(part.number) else 0)
 
@@ -136,9 +138,9 @@ def test_a_broken_chunk_tells_all_who_wait_for_it(tmp_path: Path) -> None:
     wants = [Rows(np.array([first]), np.array([first + 3]), np.arange(3)) for first in (6, 9)]
     (first,), (second,) = (list(part.requests(want, out, cache)) for want in wants)
     for request, stored in ((first, np.zeros(int(first.nbytes[0]), np.uint8)), (second, np.empty(0, np.uint8))):
-        assert request.finish is not None
+        assert request.on_complete is not None
         with pytest.raises(DecodeError) as caught:
-            request.finish(stored)
+            request.on_complete(stored)
         assert (caught.value.row, caught.value.byte) == (6, int(part.offset[1]))
 
 
@@ -150,13 +152,13 @@ def test_scatter_is_plain_assignment(data: st.DataObject) -> None:
     rows: Array = np.frombuffer(data.draw(st.binary(min_size=1)) * np.prod(shape, dtype=int) * dtype.itemsize, np.uint8)
     stored = rows[: np.prod(shape, dtype=int) * dtype.itemsize].copy()
     rows = (stored & 1 if dtype.kind == "b" else stored).view(dtype).reshape(shape)
-    place = np.array(data.draw(st.permutations(range(shape[0]))), np.int64)
+    destination = np.array(data.draw(st.permutations(range(shape[0]))), np.int64)
     native = dtype.newbyteorder("=") if dtype.names is None else dtype
     out, expected = np.zeros((shape[0] + 1, *shape[1:]), native), np.zeros((shape[0] + 1, *shape[1:]), native)
     if data.draw(st.booleans()):
         rows = np.asfortranarray(rows)
-    expected[place] = rows
-    scatter(out, place, rows)
+    expected[destination] = rows
+    scatter(out, destination, rows)
     assert out.tobytes() == expected.tobytes()
 
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from matex_data.index.model import ranges as ranges_of
 from matex_data.io import coalesce
-from matex_data.io.coalesce import Done, Ranges, Wanted, calls
+from matex_data.io.coalesce import Done, PendingRead, Ranges, calls
 
 
-def _wanted(rows: list[tuple[int, int, int]], done: Done | None = None) -> Wanted:
+def _wanted(rows: list[tuple[int, int, int]], done: Done | None = None) -> PendingRead:
     """Of offset, length and address."""
-    return Wanted(*(np.array([row[i] for row in rows], np.int64) for i in range(3)), done)
+    return PendingRead(*(np.array([row[i] for row in rows], np.int64) for i in range(3)), done)
 
 
 def _bytes(ranges: Ranges) -> dict[int, int]:
@@ -25,7 +25,7 @@ def _bytes(ranges: Ranges) -> dict[int, int]:
     return {address + i: offset + i for address, offset, count in rows for i in range(count)}
 
 
-def _positions(wanted: Wanted) -> list[int]:
+def _positions(wanted: PendingRead) -> list[int]:
     """File positions of the bytes that are wanted, in order."""
     rows = zip(wanted.offset.tolist(), wanted.nbytes.tolist(), strict=True)
     return [offset + i for offset, count in rows for i in range(count)]

@@ -16,9 +16,9 @@ from matex_data import DecodeError, open_dataset
 from matex_data.codecs.kernels import pieces_to_places
 from matex_data.io import destinations as module
 from matex_data.io.coalesce import Ranges
-from matex_data.io.destinations import places
+from matex_data.io.destinations import destinations
 from matex_data.io.files import Files
-from matex_data.io.sessions import channels
+from matex_data.io.sessions import read_sessions
 from tests.support.ranks import Pool
 
 MARGIN = 100  # bytes around all pieces, which nobody may write to
@@ -54,14 +54,14 @@ def test_pieces_go_to_their_places_and_nowhere_else(sizes: list[int], seed: int,
 def test_runs_that_fit_into_the_cache_go_that_way(sizes: list[int], read: int, by_way_of_the_cache: bool) -> None:
     nbytes, memory = np.array(sizes), np.zeros(2 * sum(sizes), np.uint8)
     offset = np.cumsum(nbytes) - nbytes
-    with places(Ranges(offset, nbytes, memory.ctypes.data + 2 * offset), read) as (run,):
+    with destinations(Ranges(offset, nbytes, memory.ctypes.data + 2 * offset), read) as (run,):
         assert (run.copied is not None) == by_way_of_the_cache
 
 
 def test_without_numba_nothing_goes_that_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matex_data.codecs.kernels", None)  # as where Numba cannot be imported
     nbytes, memory = np.array([20_000, 20_000]), np.zeros(50_000, np.uint8)
-    with places(Ranges(np.array([0, 20_000]), nbytes, memory.ctypes.data + nbytes), 1 << 40) as (run,):
+    with destinations(Ranges(np.array([0, 20_000]), nbytes, memory.ctypes.data + nbytes), 1 << 40) as (run,):
         assert run.copied is None
 
 
@@ -83,7 +83,7 @@ def _read_runs(comm: MPI.Intracomm, path: str, worth: int, most: int) -> bool:
     """Whether all bytes are those of the file, and no others were written."""
     before, module.WORTH_COMPILING = module.WORTH_COMPILING, worth
     content, rng = np.fromfile(path, np.uint8), np.random.default_rng(comm.rank)
-    files = Files(channels(comm).comm, [path], "collective")
+    files = Files(read_sessions(comm).comm, [path], "collective")
     try:
         for _ in range(5):
             memory = np.zeros(60 * (most + 7), np.uint8)

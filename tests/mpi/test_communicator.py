@@ -11,7 +11,7 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import PartitionError, open_dataset
-from matex_data.io.sessions import channels
+from matex_data.io.sessions import read_sessions
 from matex_data.mpi.communicator import Communicator, pending
 from tests.support.ranks import Pool
 
@@ -28,7 +28,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def _rounds(comm: MPI.Intracomm) -> list[list[int]]:
     """Results of rounds that nobody keeps the arrays of; ranks come late in turn."""
-    opened, found = channels(comm).comm, []
+    opened, found = read_sessions(comm).comm, []
     for number in range(40):
         if number % comm.size == comm.rank:
             time.sleep(0.001)
@@ -48,7 +48,7 @@ def test_what_ranks_say_lives_until_all_have_heard_it(pool: Pool) -> None:
 
 def _at_the_same_time(comm: MPI.Intracomm, path: str) -> list[str]:
     data, errors, barrier = open_dataset(path, comm=comm), [], threading.Barrier(2)
-    inside = channels(comm).comm
+    inside = read_sessions(comm).comm
 
     def second() -> None:
         barrier.wait()
@@ -93,7 +93,7 @@ def test_communicators_of_freed_communicators_are_free(pool: Pool, path: str) ->
 
 def _exhausted(comm: MPI.Intracomm) -> str:
     opened: list[Communicator] = []
-    first = channels(comm).comm
+    first = read_sessions(comm).comm
     try:
         while True:
             opened.append(first.duplicate())

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
-from matex_data.pipeline.buffers import Pool as Buffers
+from matex_data.pipeline.buffers import BufferPool as Buffers
 from tests.support.launch import Completed, run_script
 
 pytestmark = pytest.mark.openmpi

@@ -102,7 +102,7 @@ def test_every_sample_once_and_the_same_batches_on_any_number_of_ranks(
 @pytest.mark.parametrize("size", SIZES)
 def test_each_rank_reads_its_share_once_and_gets_the_rest_from_others(path: Path, ranks: Pools, size: int) -> None:
     by_rank = ranks(size).run(_epochs, path, inputs=["x", "id"])
-    stored = sum(part.stored_bytes() for part in md.open_dataset(path)._source.index.files[0].parts.values())
+    stored = sum(part.stored_bytes() for part in md.open_dataset(path)._source.index.files[0].layouts.values())
     chunk = stored / (ROWS / 50)
     row, share = WIDTH * 4 + 8, ROWS / size
     for epochs, read, exchanged in by_rank:

@@ -21,7 +21,7 @@ from matex_data.errors import OutOfMemory
 from matex_data.index.chunked import Chunked
 from matex_data.machine import out_of_memory
 from matex_data.pipeline import execute
-from matex_data.pipeline.buffers import Pool as Buffers
+from matex_data.pipeline.buffers import BufferPool as Buffers
 from tests.support.launch import run_script
 from tests.support.ranks import Pools
 

@@ -61,8 +61,8 @@ def _steps(plan: Schedule, epoch: int, rank: int, size: int, group: int = 1) -> 
         numbers = _numbers(window.runs)
         assert numbers == sorted(set(numbers))
         rows = np.full(window.rows, -1)
-        rows[window.place] = numbers
-        assert len(set(window.place.tolist())) == len(window.place)
+        rows[window.destination] = numbers
+        assert len(set(window.destination.tolist())) == len(window.destination)
         steps += [part.tolist() for part in np.split(rows, np.cumsum(window.sizes)[:-1])] if len(window.sizes) else []
     return steps
 
@@ -171,7 +171,7 @@ def test_another_order_in_every_epoch() -> None:
 
 
 def test_shuffled_neighbours_part() -> None:
-    """A batch is drawn from all over the data, not from one place of it."""
+    """A batch is drawn from all over the data, not from one destination of it."""
     plan = schedule(
         Runs(np.array([0]), np.array([60_000])),
         np.arange(0, 60_000, 16),

@@ -141,7 +141,7 @@ def test_lines_of_text(tmp_path: Path) -> None:
 def _read(comm: MPI.Intracomm, path: Path, window_bytes: int) -> tuple[int, int]:
     """Bytes of the file that this rank reads in an epoch, and bytes of a chunk."""
     data = md.open_dataset(path, comm=comm, window_bytes=window_bytes)
-    (part,) = data._source.index.files[0].parts.values()
+    (part,) = data._source.index.files[0].layouts.values()
     before = sum(files.counters().bytes.values())
     for _ in data.batches(BATCH, shuffle=True, seed=1, remainder="keep"):
         pass

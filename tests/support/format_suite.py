@@ -20,7 +20,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from matex_data import DataError, Dataset, FieldNotFound, open_dataset
-from matex_data.index.model import Part
+from matex_data.index.model import Layout
 from matex_data.io import files
 from tests.support.ranks import Pools
 
@@ -229,15 +229,15 @@ def _bytes_read(comm: MPI.Intracomm, case: Case) -> tuple[int, int, int]:
     """Bytes that this rank has read in one epoch, those it needed, and those of one block per end of its lanes."""
     data = case.open(comm)
     index = data._source.index
-    stored = sum(part.stored_bytes() for file in index.files for part in file.parts.values())
-    blocks = sum(max(_block_bytes(file.parts[name]) for file in index.files) for name in index.fields)
+    stored = sum(part.stored_bytes() for file in index.files for part in file.layouts.values())
+    blocks = sum(max(_block_bytes(file.layouts[name]) for file in index.files) for name in index.fields)
     before = sum(files.counters().bytes.values())
     for _ in data.batches(BATCH, shuffle=True, seed=2, remainder="keep"):
         pass
     return sum(files.counters().bytes.values()) - before, stored // comm.size, 2 * blocks
 
 
-def _block_bytes(part: Part) -> int:
+def _block_bytes(part: Layout) -> int:
     return part.stored_bytes() * min(part.block_rows, part.rows) // max(1, part.rows)
 
 

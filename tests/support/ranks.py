@@ -85,7 +85,7 @@ class Pool:
         return _values(answers)
 
     def outcomes(self, function: Task, *args: Any, timeout: float = 60, **kwargs: Any) -> list[Any]:
-        """As ``run``, but where a rank raised, its exception stands in place of a value."""
+        """As ``run``, but where a rank raised, its exception stands in destination of a value."""
         __tracebackhide__ = True
         return _values(self._ask(function, args, kwargs, timeout))
 

@@ -10,21 +10,21 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import File, Index, Request, Rows
+from matex_data.index.model import FileIndex, Index, ReadRequest, Rows
 
 
-def read_rows(index: Index, name: str, numbers: Integers, place: Integers, cache_bytes: int = 1 << 20) -> Array:
-    """Row ``numbers[i]`` of the only file of an index at ``place[i]``; ``numbers`` ascend, ``place`` permutes them."""
+def read_rows(index: Index, name: str, numbers: Integers, destination: Integers, cache_bytes: int = 1 << 20) -> Array:
+    """Return rows of the only file of an index: ``numbers[i]``, ascending, at ``destination[i]``."""
     (file,) = index.files
     breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
     first = np.concatenate([[0], breaks]).astype(np.int64)[: len(numbers)]
     last = np.concatenate([breaks, [len(numbers)]]).astype(np.int64)[: len(numbers)] - 1
-    rows = Rows(numbers[first], numbers[last] + 1, place)
+    rows = Rows(numbers[first], numbers[last] + 1, destination)
     out = index.fields[name].empty(len(numbers))
     if not out.dtype.hasobject and out.size:
         out.reshape(-1).view(np.uint8)[...] = 0xA5  # so that a row that nobody writes shows
     cache = ChunkCache(cache_bytes)
-    for request in file.parts[name].requests(rows, out, cache):
+    for request in file.layouts[name].requests(rows, out, cache):
         _execute(file, request)
     return out
 
@@ -39,13 +39,13 @@ def some_rows(index: Index, name: str, random: np.random.Generator) -> tuple[Arr
     """Some rows of the only file of an index in no order, and their numbers."""
     count = int(random.integers(1, len(index) + 1))
     numbers = np.sort(random.choice(len(index), count, replace=False)).astype(np.int64)
-    place = random.permutation(count).astype(np.int64)
+    destination = random.permutation(count).astype(np.int64)
     drawn = np.empty(count, np.int64)
-    drawn[place] = numbers
-    return read_rows(index, name, numbers, place, cache_bytes=int(random.choice([0, 1 << 20]))), drawn
+    drawn[destination] = numbers
+    return read_rows(index, name, numbers, destination, cache_bytes=int(random.choice([0, 1 << 20]))), drawn
 
 
-def _execute(file: File, request: Request) -> None:
+def _execute(file: FileIndex, request: ReadRequest) -> None:
     if request.target is not None and request.at is not None:
         memory, at = request.target, request.at
     else:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from matex_data.io.sessions import channels
-from matex_data.training.comm.collectives import Line
-from matex_data.training.comm.thread import Crew
+from matex_data.io.sessions import read_sessions
+from matex_data.training.comm.collectives import Collectives
+from matex_data.training.comm.thread import CommunicationThreads
 from matex_data.training.comm.world import communicator
 
 
@@ -26,20 +26,20 @@ class Channel:
         self.user = comm
         self.rank = comm.rank
         self.size = comm.size
-        self.ranks = channels(comm).comm
+        self.ranks = read_sessions(comm).comm
         liveness = self.ranks.liveness
-        self.graph = Line(comm, liveness)
-        self.host = Line(comm, liveness)
+        self.graph = Collectives(comm, liveness)
+        self.host = Collectives(comm, liveness)
         self.shelf: dict[str, Any] = {}  # what others keep with a communicator, such as the order in graphs
-        self._crews: dict[int, Crew] = {}
+        self._crews: dict[int, CommunicationThreads] = {}
 
-    def crew(self, number: int) -> Crew:
+    def crew(self, number: int) -> CommunicationThreads:
         """So many threads, each with a communicator of its own. *Collective* the first time for each number."""
         if number not in self._crews:
-            self._crews[number] = Crew(self.graph, number)
+            self._crews[number] = CommunicationThreads(self.graph, number)
         return self._crews[number]
 
-    def agree(self, what: str, line: Line | None = None) -> None:
+    def agree(self, what: str, line: Collectives | None = None) -> None:
         """Make sure that all ranks are about to do the same. *Collective* the first time for each ``what`` on a line.
 
         Raises

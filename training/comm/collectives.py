@@ -27,35 +27,35 @@ NAP = 5e-5
 _OPS: dict[str, MPI.Op] = {"mean": MPI.SUM, "sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
 
 
-class Line:
+class Collectives:
     """A communicator of its own, and the operations that training needs on it.
 
     Parameters
     ----------
     comm : is duplicated, unless it has one rank. *Collective*.
     liveness : of its ranks.
-    crowded : the ranks of this node take up all its cores. MPI libraries spin while they wait, which then
+    oversubscribed : the ranks of this node take up all its cores. MPI libraries spin while they wait, which then
         takes the core from the very rank that is waited for; so waiting ranks sleep instead.
     """
 
-    def __init__(self, comm: MPI.Intracomm, liveness: Liveness | None, crowded: bool | None = None) -> None:
+    def __init__(self, comm: MPI.Intracomm, liveness: Liveness | None, oversubscribed: bool | None = None) -> None:
         self.comm = comm.Dup() if comm.size > 1 else comm
         self.liveness = liveness
         self.agreed: set[bytes] = set()  # what all ranks have said on it that they are about to do
-        self.crowded = machine.ranks_here() >= machine.cores() if crowded is None else crowded
+        self.oversubscribed = machine.ranks_here() >= machine.cores() if oversubscribed is None else oversubscribed
 
     def reduce(self, flat: Array, op: Op = "sum") -> None:
         """Combine a flat array over all ranks in place. *Collective*."""
         for piece in _pieces(flat):
-            if self.crowded:
+            if self.oversubscribed:
                 self._wait(self.comm.Iallreduce(MPI.IN_PLACE, piece, _OPS[op]))
                 continue
             with waiting_for(self.liveness):
                 self.comm.Allreduce(MPI.IN_PLACE, piece, _OPS[op])
 
-    def share(self, flat: Array, root: int = 0) -> None:
+    def broadcast(self, flat: Array, root: int = 0) -> None:
         """Give all ranks the flat array of rank ``root``, in place. *Collective*."""
-        self.wait_for_all()  # the root could go on, and leave, while others wait for others yet
+        self.barrier()  # the root could go on, and leave, while others wait for others yet
         for piece in _pieces(flat.view(np.uint8)):
             self._wait(self.comm.Ibcast(piece, root))
 
@@ -74,16 +74,16 @@ class Line:
             return out
         out[ends[self.comm.rank] - counts[self.comm.rank] : ends[self.comm.rank]] = rows
         for root, (count, end) in enumerate(zip(counts, ends, strict=True)):
-            self.share(out[end - count : end].reshape(-1), root)
+            self.broadcast(out[end - count : end].reshape(-1), root)
         return out
 
-    def wait_for_all(self) -> None:
+    def barrier(self) -> None:
         """Return when all ranks are here. *Collective*."""
         self._wait(self.comm.Ibarrier())
 
-    def objects(self, mine: Any) -> list[Any]:
+    def allgather_object(self, mine: Any) -> list[Any]:
         """The Python objects of all ranks, by rank. *Collective*."""
-        self.wait_for_all()
+        self.barrier()
         return list(self.comm.allgather(mine))
 
     def close(self) -> None:

@@ -7,16 +7,18 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from matex_data.training.comm.collectives import Line
+from matex_data.training.comm.collectives import Collectives
 
-Job = Callable[[Line], Any]
+Job = Callable[[Collectives], Any]
 
 
-class Crew:
+class CommunicationThreads:
     """Several couriers that share the jobs 0, 1, 2, ... among them. Making one is *collective*."""
 
-    def __init__(self, line: Line, number: int) -> None:
-        self._couriers = [Courier(Line(line.comm, line.liveness, line.crowded)) for _ in range(number)]
+    def __init__(self, line: Collectives, number: int) -> None:
+        self._couriers = [
+            CommunicationThread(Collectives(line.comm, line.liveness, line.oversubscribed)) for _ in range(number)
+        ]
         self._results: dict[int, Future[Any]] = {}
 
     def hand_over(self, number: int, job: Job) -> None:
@@ -34,14 +36,14 @@ class Crew:
             courier.close()
 
 
-class Courier:
+class CommunicationThread:
     """Does the jobs numbered 0, 1, 2, ... one after the other, on a communicator of its own.
 
     Job 1 waits for job 0 even if it is handed over first: all ranks do the same order then, and no
     thread of the caller ever blocks before all jobs are handed over.
     """
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Collectives) -> None:
         self._line = line
         self._jobs: dict[int, tuple[Job, Future[Any]]] = {}
         self._next = 0

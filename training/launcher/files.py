@@ -65,7 +65,7 @@ class Register:
     def __init__(self, opened: Channel) -> None:
         self.rank, self.size = opened.rank, opened.size
         self.liveness = opened.host.liveness
-        self.job = opened.host.objects(secrets.token_hex(4))[0]
+        self.job = opened.host.allgather_object(secrets.token_hex(4))[0]
         self._passed: Counter[bytes] = Counter()
         self._saves: dict[Point, Saved] = {}
         self._read_at: dict[str, Point] = {}  # by path: the save of rank 0 that this rank may read

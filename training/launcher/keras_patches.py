@@ -28,9 +28,9 @@ from matex_data.training.reduction.ops import Reducer
 from matex_data.training.sharding.batch_weights import keras_iterates
 from matex_data.training.sharding.determinism import SameBatches
 from matex_data.training.sharding.rows import batch_size, in_order, is_local, part, share_rows, whole_element
-from matex_data.training.steps.distributed_model import Sharing
+from matex_data.training.steps.distributed_model import DistributedModel
 from matex_data.training.steps.metrics import combined_result
-from matex_data.training.steps.step import SharedStep
+from matex_data.training.steps.step import DistributedStep
 from matex_data.training.trainer import quietly, without_empty
 
 log = logging.getLogger("matex_data.training")
@@ -52,7 +52,7 @@ class Job:
     def __init__(
         self,
         opened: Channel,
-        sharing: Sharing | None = None,
+        sharing: DistributedModel | None = None,
         same: SameBatches | None = None,
         noting: bool = False,
         verify: bool = False,
@@ -90,7 +90,7 @@ class Job:
         """
         if self.test is None or (self._same is not None and self.spec is None):
             return None
-        everyone = self._channel.host.objects(steps) if local else [steps]
+        everyone = self._channel.host.allgather_object(steps) if local else [steps]
         self.test.use(not local or None not in everyone)
         return max(everyone) if local and self.test.together else None
 
@@ -118,7 +118,7 @@ class Job:
             return tf.nest.map_structure(tf.identity, data)
 
 
-class SharedEpochs(EpochIterator):  # type: ignore[misc]  # Keras has no types
+class ShardedEpochIterator(EpochIterator):  # type: ignore[misc]  # Keras has no types
     """Keras's iterator over batches, whatever they come from, with this rank's rows of each."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -181,7 +181,7 @@ class KerasPatches:
         self._reducer = reducer
         self._sync_batch_norm = sync_batch_norm
         self._told = False
-        keras_trainer.TFEpochIterator = SharedEpochs
+        keras_trainer.TFEpochIterator = ShardedEpochIterator
         self._patch("fit", self._fit)
         self._patch("evaluate", self._evaluate)
         self._patch("predict", self._predict)
@@ -194,7 +194,7 @@ class KerasPatches:
         @functools.wraps(original)
         def patched(model: Any, *args: Any, **kwargs: Any) -> Any:
             mine = vars(model).get("_matex_sharing")
-            foreign = isinstance(vars(model).get("train_step"), SharedStep) and mine is None
+            foreign = isinstance(vars(model).get("train_step"), DistributedStep) and mine is None
             if foreign or "_use_cached_eval_dataset" in kwargs:  # fit evaluates its validation data
                 return original(model, *args, **kwargs)
             if alone.get():  # a callback of this rank alone
@@ -215,14 +215,14 @@ class KerasPatches:
 
         setattr(keras.Model, name, patched)
 
-    def _sharing(self, model: Any) -> Sharing:
+    def _sharing(self, model: Any) -> DistributedModel:
         """The model's context, which stays open until it is compiled again. *Collective* at first."""
         found = vars(model).get("_matex_sharing")
         if found is not None and found.is_current():
             return found  # type: ignore[no-any-return]
         if found is not None:
             found.__exit__()
-        sharing = Sharing(model, self._channel, self._sync_batch_norm, self._reducer)
+        sharing = DistributedModel(model, self._channel, self._sync_batch_norm, self._reducer)
         sharing.__enter__()
         object.__setattr__(model, "_matex_sharing", sharing)
         return sharing
@@ -236,7 +236,7 @@ class KerasPatches:
         if is_local(options.get("x")) and not isinstance(options["x"], tf.data.Dataset):
             batch = max(1, (options.get("batch_size") or 32) // self._channel.size)
             steps = -(-len(keras.tree.flatten(options["x"])[0]) // batch)
-            options["batch_size"], job.steps = batch, max(self._channel.host.objects(steps))
+            options["batch_size"], job.steps = batch, max(self._channel.host.allgather_object(steps))
         callbacks = options.get("callbacks")
         if not isinstance(callbacks, keras.callbacks.CallbackList):
             users = keras.tree.flatten(callbacks) if callbacks is not None else []
@@ -270,7 +270,7 @@ class KerasPatches:
         outputs = _within(job, original, options)
         noted = list(job.sizes)  # of more batches than were predicted, where they are read ahead
         rows = {_rows(leaf) for leaf in keras.tree.flatten(outputs)}
-        everyone = self._channel.host.objects(rows)
+        everyone = self._channel.host.allgather_object(rows)
         total = sum(min(counts) for counts in everyone)
         sizes = noted[: int(np.searchsorted(np.cumsum(noted), total)) + 1]
         if any(len(counts) > 1 for counts in everyone) or sum(sizes) != total:
@@ -284,7 +284,7 @@ class KerasPatches:
 
     def _whole(self, mine: Any, places: Any) -> Any:
         """Return the rows of all ranks in order: an array, or a ragged tensor where Keras gives one. *Collective*."""
-        shapes = self._channel.host.objects(mine.shape[1:] if isinstance(mine, np.ndarray) else None)
+        shapes = self._channel.host.allgather_object(mine.shape[1:] if isinstance(mine, np.ndarray) else None)
         if shapes[0] is not None and len(set(shapes)) == 1:
             rows = self._channel.host.gather(mine)
             out = np.empty_like(rows)
@@ -292,7 +292,7 @@ class KerasPatches:
             return out
         if isinstance(mine, tf.SparseTensor):
             raise TypeError("predict of sparse outputs on several ranks: convert them by keras.ops.convert_to_tensor")
-        found = [row for part in self._channel.host.objects([np.asarray(row) for row in mine]) for row in part]
+        found = [row for part in self._channel.host.allgather_object([np.asarray(row) for row in mine]) for row in part]
         ordered = [found[i] for i in np.argsort(places)]
         return tf.RaggedTensor.from_row_lengths(np.concatenate(ordered), [len(row) for row in ordered])
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from matex_data.io.sessions import channels
+from matex_data.io.sessions import read_sessions
 from matex_data.mpi import abort
 from matex_data.mpi.abort import leave_with, replace_exit, run_exit_handlers_first
 from matex_data.training.comm.world import communicator
@@ -54,7 +54,7 @@ def run(
     """
     comm = communicator(None)
     if comm.size > 1:
-        channels(comm)  # from now on an error of one rank ends the job
+        read_sessions(comm)  # from now on an error of one rank ends the job
         replace_exit()
         if comm.rank > 0 and not all_output:
             _be_quiet()

@@ -26,7 +26,7 @@ from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import alone, running_alone
 from matex_data.training.keras_api import CHECKPOINT_MANAGER, METRICS_OF_EPOCH, tf_keras_models, tf_keras_saving
 from matex_data.training.launcher.files import Register, Saved, failed, patch_caches, patch_folders
-from matex_data.training.steps.evaluation import SharedTest
+from matex_data.training.steps.evaluation import DistributedTestStep
 
 Get = Callable[[Any], Any]
 Set = Callable[[Any, Any], None]
@@ -126,7 +126,7 @@ class _Saves:
 
     def _saved_by_root(self, call: str, where: str) -> Saved:
         if self._register.liveness is None:
-            saved: Saved = self._channel.host.objects(None)[0]
+            saved: Saved = self._channel.host.allgather_object(None)[0]
             return saved
         return self._register.save_of_root(call, where)
 
@@ -135,9 +135,9 @@ class _Saves:
         try:
             result = save()
         except Exception as error:
-            self._channel.host.objects(failed(where, error))
+            self._channel.host.allgather_object(failed(where, error))
             raise
-        self._channel.host.objects(Saved(where, None, result, get()))
+        self._channel.host.allgather_object(Saved(where, None, result, get()))
         return result
 
 
@@ -207,7 +207,7 @@ def whole_model(model: Any) -> Iterator[None]:
     """
     replaced, test = vars(model).pop(METRICS_OF_EPOCH, None), vars(model).get("test_step")
     try:
-        with test.alone() if isinstance(test, SharedTest) else contextlib.nullcontext():
+        with test.alone() if isinstance(test, DistributedTestStep) else contextlib.nullcontext():
             yield
     finally:
         if replaced is not None:

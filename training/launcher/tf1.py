@@ -116,7 +116,7 @@ class SessionPatches:
             self._loops.tell()
             return feeds
         rows = max((len(value) for key, value in feeds.items() if _is_batch(key)), default=1)
-        everyone = self._channel.host.objects(rows)
+        everyone = self._channel.host.allgather_object(rows)
         return {**feeds, graph.get_collection(WEIGHT)[0]: rows / max(sum(everyone), 1)}
 
 

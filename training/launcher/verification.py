@@ -28,7 +28,7 @@ from matex_data.training.sharding.rows import batch_size, part
 from matex_data.training.steps.build import optimizers
 
 if TYPE_CHECKING:
-    from matex_data.training.steps.distributed_model import Sharing
+    from matex_data.training.steps.distributed_model import DistributedModel
 
 log = logging.getLogger("matex_data.training")
 
@@ -57,7 +57,7 @@ class Verdict:
     agree: bool
 
 
-def verify(sharing: Sharing, batch: Any) -> None:
+def verify(sharing: DistributedModel, batch: Any) -> None:
     """Compare on this batch, tell the user, and train on whole batches from now on if need be. *Collective*.
 
     Parameters
@@ -71,7 +71,7 @@ def verify(sharing: Sharing, batch: Any) -> None:
         return
     # Half of the ranks may have memory where others have none: all leave the check out, or none.
     missing = unfit(_bytes(sharing.model, batch, int(total)), "the whole batch", remedy="")
-    reasons = [reason for reason in opened.host.objects(None if missing is None else str(missing)) if reason]
+    reasons = [reason for reason in opened.host.allgather_object(None if missing is None else str(missing)) if reason]
     if reasons:
         _say(opened.rank, f"self-check: left out, as the whole batch would not fit: {reasons[0]}")
         return
@@ -82,7 +82,7 @@ def verify(sharing: Sharing, batch: Any) -> None:
             whole, reasons = [], [f"{type(error).__name__}: {error}"]
         if not reasons and not any(g is not None and np.isfinite(g).all() for g in whole):
             reasons = ["no gradient of the first batch is finite"]
-        reasons = [reason for found in opened.host.objects(reasons) for reason in found]
+        reasons = [reason for found in opened.host.allgather_object(reasons) for reason in found]
         if reasons:
             _say(opened.rank, f"self-check: left out: {reasons[0]}")
             return
@@ -96,7 +96,7 @@ def verify(sharing: Sharing, batch: Any) -> None:
     sharing.train_on_whole(not verdict.agree)
 
 
-def _tell(sharing: Sharing, verdict: Verdict, sums: bool) -> None:
+def _tell(sharing: DistributedModel, verdict: Verdict, sums: bool) -> None:
     rank, size = sharing.channel.rank, sharing.channel.size
     if verdict.agree:
         notes = ["the loss is a sum over the batch"] if sums else []
@@ -135,16 +135,16 @@ def _say(rank: int, text: str) -> None:
         sys.stderr.flush()
 
 
-def _verdict(sharing: Sharing, batch: Any, whole: list[Array | None], total: int) -> Verdict:
+def _verdict(sharing: DistributedModel, batch: Any, whole: list[Array | None], total: int) -> Verdict:
     opened = sharing.channel
     with sharing.norms_together():
         parts = _gradients(sharing, batch, part(total, opened.rank, opened.size), total)
     mine = _compare(whole, parts, half="16" in str(sharing.model.compute_dtype))
-    everyone: list[Verdict] = opened.host.objects(mine)
+    everyone: list[Verdict] = opened.host.allgather_object(mine)
     return max(everyone, key=lambda verdict: (not verdict.agree, verdict.difference))
 
 
-def _gradients(sharing: Sharing, batch: Any, rows: slice, total: int) -> list[Array | None]:
+def _gradients(sharing: DistributedModel, batch: Any, rows: slice, total: int) -> list[Array | None]:
     """Return what a step on these rows gives to the optimizers, and what it changes by itself; undo all."""
     model, step, everything = sharing.model, sharing.step, rows == slice(0, total)
     variables = [*model.variables, *model.metrics_variables, step.seen]
@@ -191,7 +191,7 @@ def _dense(gradients: list[Any]) -> list[Array | None]:
 
 
 @contextlib.contextmanager
-def _captured(sharing: Sharing, average: bool) -> Iterator[list[Any]]:
+def _captured(sharing: DistributedModel, average: bool) -> Iterator[list[Any]]:
     """Context in which optimizers keep the gradients that they are given, averaged or as they are, and do no more."""
     found: list[Any] = []
     hidden = []

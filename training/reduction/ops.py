@@ -12,10 +12,10 @@ from mpi4py import MPI
 from matex_data._types import Array
 from matex_data.training.comm.channel import Channel, channel
 from matex_data.training.comm.collectives import Op
-from matex_data.training.comm.thread import Crew
+from matex_data.training.comm.thread import CommunicationThreads
 from matex_data.training.reduction.buckets import BUCKET_BYTES, Bucket, plan
-from matex_data.training.reduction.payloads import DenseJob, Job, SlicesJob
-from matex_data.training.reduction.sequence import Order, in_session_graph
+from matex_data.training.reduction.payloads import DensePayload, Payload, SparsePayload
+from matex_data.training.reduction.sequence import SequenceCounter, in_session_graph
 
 Strategy = Literal["chained", "funneled", "concurrent"]
 
@@ -98,9 +98,9 @@ class Reducer:
         out = list(tensors)
         dense = [i for i, t in enumerate(tensors) if t is not None and not isinstance(t, tf.IndexedSlices)]
         sparse = [i for i, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)]
-        jobs = [DenseJob(self.channel, bucket, op) for bucket in self._plan([tensors[i] for i in dense])]
+        jobs = [DensePayload(self.channel, bucket, op) for bucket in self._plan([tensors[i] for i in dense])]
         inputs = [[tensors[dense[p]] for p in job.bucket.positions] for job in jobs]
-        slices = [SlicesJob(self.channel, self.dense_share) for _ in sparse]
+        slices = [SparsePayload(self.channel, self.dense_share) for _ in sparse]
         inputs += [[tensors[i].values, tensors[i].indices, _rows(tensors[i])] for i in sparse]
         results = self._run([*jobs, *slices], inputs, weight) if inputs else []
         for job, reduced in zip(jobs, results, strict=False):
@@ -114,7 +114,7 @@ class Reducer:
         sizes = [t.shape.num_elements() or 0 for t in tensors]
         return plan(sizes, [np.dtype(t.dtype.as_numpy_dtype) for t in tensors], self.bucket_bytes)
 
-    def _run(self, jobs: list[Job], inputs: list[list[Any]], weight: Any) -> list[list[Any]]:
+    def _run(self, jobs: list[Payload], inputs: list[list[Any]], weight: Any) -> list[list[Any]]:
         weight = tf.constant(1, tf.float64) if weight is None else tf.convert_to_tensor(weight, tf.float64)
         if self._crew is None or in_session_graph():
             results = _chain(self.channel, jobs, inputs, weight)
@@ -136,7 +136,7 @@ def from_root(opened: Channel, tensors: Sequence[Any]) -> list[Any]:
     def run(number: Any, *arrays: Array) -> list[Any]:
         copies = [np.array(array, order="C") for array in arrays]
         for copy in copies:
-            opened.graph.share(copy.reshape(-1))
+            opened.graph.broadcast(copy.reshape(-1))
         return [number, *copies]
 
     with _order(opened, "chained").ticket() as ticket:
@@ -166,13 +166,13 @@ def from_all(opened: Channel, tensors: Sequence[Any]) -> list[Any]:
     return list(received)
 
 
-def _chain(opened: Channel, jobs: list[Job], inputs: list[list[Any]], weight: Any) -> list[list[Any]]:
+def _chain(opened: Channel, jobs: list[Payload], inputs: list[list[Any]], weight: Any) -> list[list[Any]]:
     """One blocking operation a job; each needs the number that the one before it gives."""
     results = []
     with _order(opened, "chained").ticket() as ticket:
         for job, tensors in zip(jobs, inputs, strict=True):
 
-            def run(number: Any, weight: Any, *arrays: Array, job: Job = job) -> list[Any]:
+            def run(number: Any, weight: Any, *arrays: Array, job: Payload = job) -> list[Any]:
                 return [number + 1, *job.prepare(float(weight), arrays)(opened.graph)]
 
             outputs = tf.numpy_function(run, [ticket.number, weight, *tensors], [tf.int64, *job.dtypes(tensors)])
@@ -181,13 +181,15 @@ def _chain(opened: Channel, jobs: list[Job], inputs: list[list[Any]], weight: An
     return results
 
 
-def _send(opened: Channel, crew: Crew, jobs: list[Job], inputs: list[list[Any]], weight: Any) -> list[list[Any]]:
+def _send(
+    opened: Channel, crew: CommunicationThreads, jobs: list[Payload], inputs: list[list[Any]], weight: Any
+) -> list[list[Any]]:
     """Two operations a job: one hands it to a crew, one waits; none waits before all are handed over."""
     with _order(opened, f"crew {id(crew)}").ticket() as ticket:
         handed = []
         for position, (job, tensors) in enumerate(zip(jobs, inputs, strict=True)):
 
-            def start(number: Any, weight: Any, *arrays: Array, job: Job = job) -> Any:
+            def start(number: Any, weight: Any, *arrays: Array, job: Payload = job) -> Any:
                 crew.hand_over(int(number), job.prepare(float(weight), arrays))
                 return number
 
@@ -205,7 +207,7 @@ def _send(opened: Channel, crew: Crew, jobs: list[Job], inputs: list[list[Any]],
     return results
 
 
-def _order(opened: Channel, name: str) -> Order:
-    order = opened.shelf.setdefault(f"order of {name}", Order())
-    assert isinstance(order, Order)
+def _order(opened: Channel, name: str) -> SequenceCounter:
+    order = opened.shelf.setdefault(f"order of {name}", SequenceCounter())
+    assert isinstance(order, SequenceCounter)
     return order

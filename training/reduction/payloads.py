@@ -9,17 +9,17 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.training.comm.channel import Channel
-from matex_data.training.comm.collectives import Line, Op
+from matex_data.training.comm.collectives import Collectives, Op
 from matex_data.training.reduction.buckets import Bucket, pack
 
 WHOLE = -1.0
 """Weight of a batch that all ranks have as a whole: nothing is communicated."""
 
 
-class Job:
+class Payload:
     """What one operation does: take a private copy of its inputs, then communicate."""
 
-    def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[Line], list[Array]]:
+    def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[Collectives], list[Array]]:
         """Copy what is needed of the inputs; the result does the rest, *collectively*."""
         raise NotImplementedError
 
@@ -32,18 +32,18 @@ class Job:
         raise NotImplementedError
 
 
-class DenseJob(Job):
+class DensePayload(Payload):
     def __init__(self, opened: Channel, bucket: Bucket, op: Op) -> None:
         self.channel, self.bucket, self.op = opened, bucket, op
 
-    def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[Line], list[Array]]:
+    def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[Collectives], list[Array]]:
         if weight == WHOLE:
             return _unchanged(arrays)
         flat, parts = pack(arrays, self.bucket.dtype, weight)
         dtypes = [array.dtype for array in arrays]
         what = f"{self.op} of {[(array.shape, array.dtype.str) for array in arrays]}"
 
-        def communicate(line: Line) -> list[Array]:
+        def communicate(line: Collectives) -> list[Array]:
             self.channel.agree(what, line)
             line.reduce(flat, self.op)
             return [part.astype(dtype, copy=False) for part, dtype in zip(parts, dtypes, strict=True)]
@@ -58,18 +58,18 @@ class DenseJob(Job):
             output.set_shape(tensor.shape)
 
 
-class SlicesJob(Job):
+class SparsePayload(Payload):
     def __init__(self, opened: Channel, dense_share: float | None) -> None:
         self.channel, self.dense_share = opened, dense_share
 
-    def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[Line], list[Array]]:
+    def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[Collectives], list[Array]]:
         values, indices, rows = arrays
         if weight == WHOLE:
             return _unchanged([values, indices])
         _, (mine,) = pack([values if weight else values[:0]], values.dtype, weight)
         where = np.array(indices if weight else indices[:0])
 
-        def communicate(line: Line) -> list[Array]:
+        def communicate(line: Collectives) -> list[Array]:
             self.channel.agree(f"gather slices of {values.shape[1:]}, {values.dtype.str}", line)
             everywhere = line.gather(where)
             if self.dense_share is not None and len(everywhere) >= self.dense_share * int(rows) > 0:
@@ -86,12 +86,12 @@ class SlicesJob(Job):
         outputs[1].set_shape([None])
 
 
-def _unchanged(arrays: Sequence[Array]) -> Callable[[Line], list[Array]]:
+def _unchanged(arrays: Sequence[Array]) -> Callable[[Collectives], list[Array]]:
     copies = [np.array(array) for array in arrays]
     return lambda line: copies
 
 
-def _sum_rows(line: Line, values: Array, indices: Array, rows: int) -> list[Array]:
+def _sum_rows(line: Collectives, values: Array, indices: Array, rows: int) -> list[Array]:
     """All rows of the dense sum, and their indices."""
     total = np.zeros((rows, *values.shape[1:]), values.dtype)
     np.add.at(total, indices, values)

@@ -16,7 +16,7 @@ class Ticket:
         self.number = number
 
 
-class Order:
+class SequenceCounter:
     """A counter that every collective operation reads and writes.
 
     TensorFlow keeps reads and writes of one variable in program order, through loops, branches and

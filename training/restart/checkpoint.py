@@ -48,7 +48,7 @@ class Checkpoint:
         dtype, shape = self.facts["arrays"][name]
         array = self._arrays.pop(name) if self._channel.rank == 0 else np.empty(shape, _dtype(dtype))
         if self._channel.size > 1:
-            self._channel.host.share(array.reshape(-1))
+            self._channel.host.broadcast(array.reshape(-1))
         return array
 
 
@@ -72,7 +72,7 @@ def open_together(opened: Channel, folder: Path) -> Checkpoint | None:
                 arrays, found = loaded
         except FormatError as error:
             found = error
-    found = opened.host.objects(found)[0] if opened.size > 1 else found
+    found = opened.host.allgather_object(found)[0] if opened.size > 1 else found
     if isinstance(found, FormatError):
         raise found
     return None if found is None else Checkpoint(opened, folder / FILE, found, arrays)
@@ -139,7 +139,7 @@ def capture(model: Any, opened: Channel) -> tuple[dict[str, Array], dict[str, An
     """
     own = own_variables(model)
     mine = [np.array(variable.value.numpy()) for variable in own]
-    everyone = opened.host.objects(mine) if opened.size > 1 else [mine]
+    everyone = opened.host.allgather_object(mine) if opened.size > 1 else [mine]
     if opened.rank > 0:
         return {}, {}
     common = state(model)

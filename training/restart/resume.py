@@ -129,7 +129,7 @@ class Run:
             for callback, i in callback_state.match(users, saved, warn=False)
             if isinstance(callback, keras.callbacks.EarlyStopping)
         )
-        if not (self.channel.host.objects(ended)[0] if self.channel.size > 1 else ended):
+        if not (self.channel.host.allgather_object(ended)[0] if self.channel.size > 1 else ended):
             return wanted
         if self.channel.rank == 0:
             log.warning("EarlyStopping has ended this run after %d epochs: none is left", self.start.epoch)
@@ -204,7 +204,7 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no typ
         channel, entries = self._run.channel, found.facts["callbacks"]
         pairs = callback_state.match(self._users, entries, warn=channel.rank == 0)
         wanted = sorted(i for _, i in pairs)
-        wanted = channel.host.objects(wanted)[0] if channel.size > 1 else wanted
+        wanted = channel.host.allgather_object(wanted)[0] if channel.size > 1 else wanted
         kept = {
             i: {
                 name: [found.take(f"callback{i}.{name}.{j}") for j in range(count)]
@@ -251,7 +251,7 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no typ
                     remedy="make room there, or give another folder; the last checkpoint is whole",
                 )
         if run.channel.size > 1:
-            error = run.channel.host.objects(error)[0]
+            error = run.channel.host.allgather_object(error)[0]
         if error is not None:
             raise error
 

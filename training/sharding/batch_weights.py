@@ -21,7 +21,7 @@ import tensorflow as tf
 from matex_data.errors import PartitionError
 from matex_data.mpi.communicator import Communicator
 from matex_data.training.keras_api import DatasetIterator
-from matex_data.training.reduction.sequence import Order
+from matex_data.training.reduction.sequence import SequenceCounter
 from matex_data.training.sharding.rows import batch_size, is_local, local_ranks, local_source, part_sizes
 
 log = logging.getLogger("matex_data.training")
@@ -55,7 +55,7 @@ class BatchWeights:
 
     def __init__(self, ranks: Communicator) -> None:
         self._rank, self._size = ranks.rank, ranks.size
-        self._order = Order()
+        self._order = SequenceCounter()
         self._taken: dict[int, set[Counts]] = {}
         self._used: dict[int, set[Counts]] = {}
 

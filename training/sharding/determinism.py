@@ -23,7 +23,7 @@ def draw_alike(opened: Channel) -> None:
     So ``np.random.default_rng()`` splits data alike on all ranks. What Python's ``secrets``, ``uuid`` and
     ``tempfile`` draw still differs.
     """
-    entropy = opened.host.objects(secrets.randbits(128))[0]
+    entropy = opened.host.allgather_object(secrets.randbits(128))[0]
     keras.utils.set_random_seed(entropy % 2**32)
     generators: Any = np.random.bit_generator
     if hasattr(generators, "randbits"):  # what NumPy asks for entropy; its name is no promise
@@ -71,7 +71,7 @@ class SameBatches(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has 
         if not self._unknown:
             return
         self._unknown = False
-        if len(set(self._channel.host.objects(self._digest))) > 1 and self._channel.rank == 0:
+        if len(set(self._channel.host.allgather_object(self._digest))) > 1 and self._channel.rank == 0:
             log.warning(
                 "the ranks do not get the same data, of which each takes its rows of a batch: some samples are used "
                 "twice, others never\n"

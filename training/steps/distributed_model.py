@@ -17,16 +17,16 @@ from matex_data.training.reduction.tape import GradientPatches
 from matex_data.training.sharding.rows import per_sample, static_rows
 from matex_data.training.steps.batch_norm import average_statistics, global_moments
 from matex_data.training.steps.build import build, separate_seeds, state
-from matex_data.training.steps.evaluation import SharedTest
-from matex_data.training.steps.losses import SharedLoss
+from matex_data.training.steps.evaluation import DistributedTestStep
+from matex_data.training.steps.losses import DistributedLoss
 from matex_data.training.steps.metrics import combined_result, share_metrics
-from matex_data.training.steps.step import SharedStep
+from matex_data.training.steps.step import DistributedStep
 from matex_data.training.steps.variables import broadcast_in
 
 log = logging.getLogger("matex_data.training")
 
 
-class Sharing:
+class DistributedModel:
     """Within this context ``fit`` and ``evaluate`` of one compiled model are those of all ranks together.
 
     Methods of this one model are replaced, and put back at the end. *Collective*, as is ``begin``.
@@ -43,19 +43,19 @@ class Sharing:
         self.model = model
         self.channel = opened
         self._reducer = reducer or Reducer(opened)
-        self.step = SharedStep(model, GradientPatches(self.average), opened)
+        self.step = DistributedStep(model, GradientPatches(self.average), opened)
         self._sync_batch_norm = sync_batch_norm
         self._compiled = model._loss_tracker
         self.begun = False
         self.verified = opened.size == 1
-        self._losses: list[SharedLoss] = []
+        self._losses: list[DistributedLoss] = []
         self._losses_shared = False
         self._hidden: list[tuple[Any, str, Any]] = []
 
-    def __enter__(self) -> Sharing:
+    def __enter__(self) -> DistributedModel:
         self._replace(self.model, "train_step", self.step)
         self._replace(self.model, "train_function", None)
-        self.test = SharedTest(self.model, self._reducer, self._prepare_test)
+        self.test = DistributedTestStep(self.model, self._reducer, self._prepare_test)
         if self.channel.size > 1:
             self._replace(self.model, "test_step", self.test)
             self._replace(self.model, "test_function", None)
@@ -150,7 +150,9 @@ class Sharing:
         share_metrics(self.model, self.channel, self._replace)
         compiled = self.model._compile_loss
         if compiled is not None and compiled._flat_losses:
-            shared = [entry._replace(loss=SharedLoss(entry.loss, self._reducer)) for entry in compiled._flat_losses]
+            shared = [
+                entry._replace(loss=DistributedLoss(entry.loss, self._reducer)) for entry in compiled._flat_losses
+            ]
             self._losses = [entry.loss for entry in shared]
             self._replace(compiled, "_flat_losses", shared)
 
@@ -185,7 +187,7 @@ _ABSENT = object()
 def _equal_batches(opened: Channel, element_spec: Any, cut: list[bool | None] | None) -> bool:
     """Tell whether the parts of all ranks have one size, which the element spec knows. *Collective*."""
     rows = static_rows(element_spec, cut)
-    everyone = opened.host.objects(rows)
+    everyone = opened.host.allgather_object(rows)
     if cut is not None:
         return rows is not None and rows % opened.size == 0
     return everyone[0] is not None and len(set(everyone)) == 1

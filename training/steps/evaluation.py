@@ -14,7 +14,7 @@ from matex_data.training.sharding.rows import batch_size
 from matex_data.training.steps.step import guarded
 
 
-class SharedTest:
+class DistributedTestStep:
     """A model's ``test_step`` that counts samples over all ranks, as ``SharedStep`` does in training.
 
     All ranks take one batch at a time. So losses that sum, or that divide by masks or by sample weights, and means
@@ -59,7 +59,7 @@ class SharedTest:
     def same_batches(self, dataset: Any) -> Any:
         """Return a data set of this rank's with as many batches as the other ranks have. *Collective*."""
         known = isinstance(dataset, tf.data.Dataset)
-        everyone = self._reducer.channel.host.objects(int(dataset.cardinality()) if known else -1)
+        everyone = self._reducer.channel.host.allgather_object(int(dataset.cardinality()) if known else -1)
         self.use(min(everyone) >= 0)
         if not self.together:
             return dataset

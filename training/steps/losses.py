@@ -11,7 +11,7 @@ from matex_data.training.optimizer import batch_weight, in_step
 from matex_data.training.reduction.ops import Reducer
 
 
-class SharedLoss:
+class DistributedLoss:
     """A loss whose gradients, averaged by samples, give the gradient of the loss of the global batch.
 
     Most losses are means over samples and need nothing. A sum, and a mean over mask or sample weights,

@@ -39,7 +39,7 @@ def combined_result(model: Any, opened: Channel, logs: Any) -> Any:
         values = {key: _number(value) for key, value in _flat(logs).items()}
         sources = {key: _equals(key, value, before) for key, value in values.items()}
         mine = (set(logs) == set(result), values, sources, rows, _keys(logs))
-    everyone = [found for found in opened.host.objects(mine) if found is not None]
+    everyone = [found for found in opened.host.allgather_object(mine) if found is not None]
     if not everyone:
         return logs
     if all(is_result for is_result, *_ in everyone):
@@ -261,7 +261,7 @@ def combine_states(opened: Channel, variables: list[Any]) -> None:
     for variable in variables:
         if _rule(variable) == "root":
             value = np.array(variable.value.numpy(), order="C")
-            opened.host.share(value.reshape(-1))
+            opened.host.broadcast(value.reshape(-1))
             variable.assign(value)
 
 

@@ -17,7 +17,7 @@ from matex_data.training.steps.batch_norm import global_statistics
 from matex_data.training.steps.metrics import note_rows, weighted_scalars, whole_variables
 
 
-class SharedStep:
+class DistributedStep:
     """A model's ``train_step`` that counts samples, over all ranks.
 
     Parameters

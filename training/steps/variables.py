@@ -33,7 +33,7 @@ def broadcast_in(opened: Channel, variables: list[Any], root: int = 0) -> None:
     opened.agree(f"broadcast {shapes} from rank {root}")
     for variable in variables:
         value = np.array(_value(variable), order="C")
-        opened.host.share(value.reshape(-1), root)
+        opened.host.broadcast(value.reshape(-1), root)
         if opened.rank != root:
             variable.assign(value)
 

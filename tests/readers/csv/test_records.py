@@ -1,4 +1,4 @@
-"""Records of texts full of quotes and newlines, split at every possible place, against Python's csv."""
+"""Records of texts full of quotes and newlines, split at every possible destination, against Python's csv."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from matex_data.errors import DataError
 from matex_data.readers.csv import blocks as csv_blocks
-from matex_data.readers.csv.blocks import Tally, scan_together
+from matex_data.readers.csv.blocks import RecordScanner, scan_together
 from matex_data.readers.csv.dialect import SPACES, Dialect
 from matex_data.readers.csv.records import line_ends, positions, scan
-from matex_data.readers.ranks import Alone
+from matex_data.readers.ranks import SingleRank
 from tests.support.simulated import together
 
 PIECES = ["a", "bc", ",", ",", '"', '"', '""', "\n", "\r\n", "\r", "é", '"\n', ',"', '",', '"\r\n"']
@@ -81,13 +81,13 @@ def test_a_text_fed_in_chunks_of_any_size(text: str, chunk: int, piece: int, ste
     data = as_bytes(text)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(csv_blocks, "PIECE_BYTES", piece)
-        tally = Tally(0, step, COMMA, inside=False)
+        tally = RecordScanner(0, step, COMMA, inside=False)
         for at in range(0, len(data), chunk):
             tally.feed(data[at : at + chunk], last=at + chunk >= len(data))
     _check(text, tally, step)
 
 
-def _check(text: str, tally: Tally, step: int) -> None:
+def _check(text: str, tally: RecordScanner, step: int) -> None:
     """The blocks begin with the first record in every ``step`` bytes."""
     whole = scan(as_bytes(text), False, COMMA)
     assert tally.rows == len(whole.starts) == len(python_records(text))
@@ -170,7 +170,7 @@ def test_a_file_that_has_become_shorter(tmp_path: Path) -> None:
     path = tmp_path / "text.csv"
     path.write_bytes(b"1,2\n" * 10)
     with pytest.raises(DataError, match="shorter") as raised:
-        scan_together(str(path), 0, 0, 44, COMMA, Alone())
+        scan_together(str(path), 0, 0, 44, COMMA, SingleRank())
     assert raised.value.byte == 40
 
 

@@ -72,7 +72,7 @@ def _parsed_rows(comm: MPI.Intracomm, path: str) -> tuple[int, int, int]:
 
             patch.setattr(csv_rows, name, counted)
         samples = sum(len(batch["a"]) for batch in batches)
-    return parsed, samples, next(iter(data._source.index.files[0].parts.values())).block_rows
+    return parsed, samples, next(iter(data._source.index.files[0].layouts.values())).block_rows
 
 
 @pytest.mark.parametrize("size", (1, 2, 3))

@@ -102,7 +102,7 @@ def test_whole_files_open_or_say_why_not(path: Path) -> None:
         assert error.file == str(path)
         assert error.found is not None
     else:
-        assert all(part.rows == len(found) for part in found.files[0].parts.values())
+        assert all(part.rows == len(found) for part in found.files[0].layouts.values())
 
 
 @pytest.mark.parametrize("name", ["tbigdims.h5", "tiny_huge_1d_over_maxint.hdf5", "100B_max_dimension_size.hdf5"])

@@ -163,7 +163,7 @@ def test_a_flipped_byte_under_a_checksum(tmp_path: Path) -> None:
 
     path = write(tmp_path / "a.h5", content)
     found = index(path, ["x"])
-    part: Any = found.files[0].parts["x"]
+    part: Any = found.files[0].layouts["x"]
     data = bytearray(Path(path).read_bytes())
     data[int(part.offset[2]) + 5] ^= 4
     Path(path).write_bytes(data)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from matex_data.index.chunked import Chunked
-from matex_data.index.model import Index, Part
+from matex_data.index.model import Index, Layout
 from matex_data.index.strided import Strided
 from matex_data.readers.hdf5.reader import index
-from matex_data.readers.hdf5.rows import Held, LibraryRows
+from matex_data.readers.hdf5.rows import Hdf5Rows, MemoryRows
 from tests.support.serial import every_row, read_rows, same, some_rows
 
 RANDOM = np.random.default_rng(7)
@@ -52,7 +52,7 @@ def values(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
     return RANDOM.integers(info.min, info.max, shape, dtype.newbyteorder("="), endpoint=True).astype(dtype)
 
 
-def check(path: Path, name: str, kind: type[Part] | None = None) -> Index:
+def check(path: Path, name: str, kind: type[Layout] | None = None) -> Index:
     """All rows, and some in no order, are those of h5py; the part is of the kind expected."""
     found = index(str(path), [name])
     with h5py.File(path) as file:
@@ -61,7 +61,7 @@ def check(path: Path, name: str, kind: type[Part] | None = None) -> Index:
         for _ in range(4):
             rows, numbers = some_rows(found, name, RANDOM)
             assert same(rows, expected[numbers], file)
-    field, part = found.fields[name], found.files[0].parts[name]
+    field, part = found.fields[name], found.files[0].layouts[name]
     assert kind is None or isinstance(part, kind)
     assert field.shape == expected.shape[1:]
     assert len(found) == len(expected)
@@ -89,7 +89,7 @@ def test_dtypes(tmp_path: Path, dtype: Any, layout: str) -> None:
         stored = h5py.h5t.py_create(np.dtype(dtype), logical=True)
         made = h5py.h5d.create(file.id, b"x", stored, h5py.h5s.create_simple((13, 3)), plist)
         h5py.Dataset(made)[...] = data
-    kinds: dict[str, type[Part]] = {"contiguous": Strided, "chunked": Chunked, "compact": Held}
+    kinds: dict[str, type[Layout]] = {"contiguous": Strided, "chunked": Chunked, "compact": MemoryRows}
     check(path, "x", kinds[layout])
 
 
@@ -174,7 +174,7 @@ def test_filters_that_some_chunks_skipped(tmp_path: Path) -> None:
         shuffled = np.ascontiguousarray(data[4:6].reshape(-1).view(np.uint8).reshape(-1, 2).T).tobytes()
         made.id.write_direct_chunk((4, 0), shuffled, filter_mask=0b110)
     found = check(path, "x", Chunked)
-    part = found.files[0].parts["x"]
+    part = found.files[0].layouts["x"]
     assert isinstance(part, Chunked)
     assert part.mask.tolist() == [0, 0b111, 0b110, 0]
     assert same(every_row(found, "x"), data)
@@ -242,7 +242,7 @@ def test_types_that_numpy_has_not_are_converted(tmp_path: Path, stored: Any, dat
     with h5py.File(path, "w") as file:
         made = h5py.h5d.create(file.id, b"x", stored, h5py.h5s.create_simple(data.shape))
         made.write(h5py.h5s.ALL, h5py.h5s.ALL, data, None if data.dtype.kind == "S" else _memory_type(stored, data))
-    found = check(path, "x", LibraryRows)
+    found = check(path, "x", Hdf5Rows)
     assert same(every_row(found, "x"), data)
 
 
@@ -273,7 +273,7 @@ def test_what_only_the_library_reads(tmp_path: Path, monkeypatch: pytest.MonkeyP
         layout[...] = h5py.VirtualSource(file["scaled"])
         file.create_virtual_dataset("virtual", layout)
     for name in ("text", "text2", "ragged", "nested", "scaled", "link", "raw", "virtual"):
-        check(path, name, LibraryRows)
+        check(path, name, Hdf5Rows)
     field = index(str(path), ["ragged"]).fields["ragged"]
     assert (field.ragged, field.dtype, field.shape) == (True, np.dtype("i4"), ())
     assert all(row.dtype == np.dtype("i4") for row in every_row(index(str(path), ["ragged"]), "ragged"))
@@ -290,7 +290,7 @@ def test_links(tmp_path: Path) -> None:
         file["elsewhere"] = h5py.ExternalLink("other.h5", "/x")
     for name in ("run1/images", "/run1/images", "run1//images", "soft", "hard"):
         check(path, name, Strided)
-    check(path, "elsewhere", LibraryRows)
+    check(path, "elsewhere", Hdf5Rows)
     assert list(index(str(path), None).fields) == ["hard"]
 
 
@@ -309,7 +309,7 @@ def test_edge_chunks_that_were_left_unfiltered(tmp_path: Path) -> None:
             space = h5py.h5s.create_simple((11, 5))
             h5py.Dataset(h5py.h5d.create(file.id, name.encode(), h5py.h5t.STD_I32LE, space, plist))[...] = data
     check(path, "all", Chunked)
-    check(path, "inner", LibraryRows)
+    check(path, "inner", Hdf5Rows)
 
 
 def set_chunk_options(plist: Any, options: int) -> None:
@@ -337,11 +337,11 @@ def test_huge_datasets_open_at_once(tmp_path: Path) -> None:
             options: Any = {"chunks": (2**16, 3), "maxshape": (None, 3), "fillvalue": 9}
             made = file.create_dataset(name, (length, 3), "u1", **options)
             made[length // 2] = 1
-    kinds = {"flat": (Strided, 3.5), "sparse": (Chunked, 9), "too sparse": (LibraryRows, 9)}
+    kinds = {"flat": (Strided, 3.5), "sparse": (Chunked, 9), "too sparse": (Hdf5Rows, 9)}
     for name, (kind, last) in kinds.items():
         start = monotonic()
         found = index(str(path), [name])
         assert monotonic() - start < SECONDS
-        assert isinstance(found.files[0].parts[name], kind)
+        assert isinstance(found.files[0].layouts[name], kind)
         end = np.array([len(found) - 1], np.int64)
         assert (read_rows(found, name, end, np.zeros(1, np.int64)) == last).all()

@@ -336,16 +336,16 @@ def _sent(comm: Any, folder: Path) -> tuple[int, int, int]:
     model = _model(1, 0.1)
     model.optimizer.build(model.trainable_variables)
     shared, objects = [], []
-    share, send = opened.host.share, opened.host.objects
-    opened.host.share = lambda flat, root=0: (shared.append(flat.nbytes), share(flat, root))[1]  # type: ignore[method-assign]
-    opened.host.objects = lambda mine: (objects.append(len(pickle.dumps(mine))), send(mine))[1]  # type: ignore[method-assign]
+    share, send = opened.host.broadcast, opened.host.allgather_object
+    opened.host.broadcast = lambda flat, root=0: (shared.append(flat.nbytes), share(flat, root))[1]  # type: ignore[method-assign]
+    opened.host.allgather_object = lambda mine: (objects.append(len(pickle.dumps(mine))), send(mine))[1]  # type: ignore[method-assign]
     try:
         found = checkpoint.open_together(opened, folder)
         assert found is not None
         checkpoint.restore(model, found)
         left = len(found._arrays)
     finally:
-        del opened.host.share, opened.host.objects
+        del opened.host.broadcast, opened.host.allgather_object
     assert left == sum("best_weights" in name for name in found.facts["arrays"]) * (comm.rank == 0)
     tables = [table for name, table in found.facts["arrays"].items() if "best_weights" not in name]
     return sum(shared), sum(objects), sum(int(np.prod(s)) * np.dtype(d).itemsize for d, s in tables)
