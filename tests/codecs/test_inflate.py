@@ -15,7 +15,7 @@ from matex_data import DecodeError, open_dataset
 from matex_data.codecs import inflate
 from matex_data.codecs.inflate import inflate_rows, width_for
 from matex_data.codecs.pipeline import DEFLATE, FLETCHER32, SHUFFLE, Filter, Pipeline
-from matex_data.index.model import chunked
+from matex_data.index import chunked
 from tests.codecs.test_shuffle import planes_of
 
 ROWS, DEPTH, LENGTH = 100, 8, 31

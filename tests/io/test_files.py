@@ -17,9 +17,9 @@ from mpi4py import MPI
 from matex_data import DataError, DecodeError, PartitionError, open_dataset
 from matex_data.io import files as io_files
 from matex_data.io.sessions import read_sessions
-from matex_data.pipeline.buffers import BufferPool as Buffers
+from matex_data.pipeline.buffers import BufferPool
 from tests.support.launch import run_script
-from tests.support.ranks import BufferPool, Pools
+from tests.support.ranks import Pool, Pools
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def _kernel() -> int:
 
 
 @pytest.mark.parametrize("io", ["collective", "independent"])
-def test_the_kernel_counts_the_same_bytes(files: str, pool: BufferPool, io: str) -> None:
+def test_the_kernel_counts_the_same_bytes(files: str, pool: Pool, io: str) -> None:
     for ours, kernels in pool.run(_counted, files, io):
         assert ours > 100_000
         assert abs(kernels - ours) < 0.02 * ours + 20_000
@@ -83,7 +83,7 @@ def _opened(comm: MPI.Intracomm, files: str) -> Counter[str]:
     return opened
 
 
-def test_one_rank_opens_each_file_through_hdf5(files: str, pool: BufferPool) -> None:
+def test_one_rank_opens_each_file_through_hdf5(files: str, pool: Pool) -> None:
     by_rank = pool.run(_opened, files)
     for path in {path for opened in by_rank for path in opened}:
         counts = [opened[path] for opened in by_rank if path in opened]
@@ -101,7 +101,7 @@ def _left_early(comm: MPI.Intracomm, files: str) -> list[int]:
     return [len(batch["x"]) for batch in batches]
 
 
-def test_leaving_half_way_leaves_nobody_hanging(files: str, pool: BufferPool) -> None:
+def test_leaving_half_way_leaves_nobody_hanging(files: str, pool: Pool) -> None:
     for sizes in pool.run(_left_early, files):
         assert sizes == [60 // pool.size] * (4501 // 60)
 
@@ -188,7 +188,7 @@ def _shortened(comm: MPI.Intracomm, path: str) -> None:
         pass
 
 
-def test_a_file_that_shrinks_while_it_is_read(pool: BufferPool, tmp_path: Path) -> None:
+def test_a_file_that_shrinks_while_it_is_read(pool: Pool, tmp_path: Path) -> None:
     path = tmp_path / "x.h5"
     with h5py.File(path, "w") as file:
         file["x"] = np.zeros((100, 1000))
@@ -208,7 +208,7 @@ def _two_passes(comm: MPI.Intracomm, path: str) -> None:
             pass
 
 
-def test_a_second_pass_ends_the_first(large: str, pool: BufferPool) -> None:
+def test_a_second_pass_ends_the_first(large: str, pool: Pool) -> None:
     pool.run(_two_passes, large)
 
 
@@ -220,11 +220,11 @@ def _many_opened(comm: MPI.Intracomm, files: str) -> int:
     return len(read_sessions(comm)._channels)
 
 
-def test_communicators_are_used_again(files: str, pool: BufferPool) -> None:
+def test_communicators_are_used_again(files: str, pool: Pool) -> None:
     assert all(count < 8 for count in pool.run(_many_opened, files))
 
 
-def test_no_shared_order_without_a_seed_is_no_excuse(files: str, pool: BufferPool) -> None:
+def test_no_shared_order_without_a_seed_is_no_excuse(files: str, pool: Pool) -> None:
     by_rank = pool.run(_unseeded, files)
     everything = np.sort(np.concatenate(by_rank))
     assert len(np.unique(everything)) == len(everything) == 4501
@@ -286,7 +286,7 @@ def test_mistakes_end_the_job(broken: Path, size: int, mistake: str) -> None:
 
 
 def test_buffers_are_used_again_but_never_while_somebody_looks() -> None:
-    buffers = Buffers()
+    buffers = BufferPool()
     first = buffers.bytes(100_000)
     address = first.ctypes.data
     view = first[10:20].view("u1")[2:]
@@ -326,7 +326,7 @@ def _replaced(comm: MPI.Intracomm, path: str) -> list[str]:
 
 
 @pytest.mark.rank_counts(1, 3)
-def test_a_file_that_was_replaced_is_not_read_as_the_one_that_was_opened(pool: BufferPool, tmp_path: Path) -> None:
+def test_a_file_that_was_replaced_is_not_read_as_the_one_that_was_opened(pool: Pool, tmp_path: Path) -> None:
     path = str(tmp_path / "x.h5")
     with h5py.File(path, "w") as file:
         file["x"] = np.arange(6400.0).reshape(100, 64)
@@ -345,7 +345,7 @@ def _images(comm: MPI.Intracomm, files: str) -> tuple[str, list[list[int]]]:
 
 @pytest.mark.openmpi
 @pytest.mark.rank_counts(2, 3)
-def test_windows_that_ranks_agree_on_while_they_decode(pool: BufferPool, tmp_path: Path) -> None:
+def test_windows_that_ranks_agree_on_while_they_decode(pool: Pool, tmp_path: Path) -> None:
     for number in range(3):
         images = np.random.default_rng(number).integers(0, 100, (1048, 16, 16)).astype("i2")
         images[:, 0, 0] = np.arange(1048) + 1048 * number
@@ -364,7 +364,7 @@ def _unlike(comm: MPI.Intracomm, path: str) -> str:
 
 
 @pytest.mark.rank_counts(2, 3)
-def test_ranks_that_ask_for_different_fields_are_told(pool: BufferPool, tmp_path: Path) -> None:
+def test_ranks_that_ask_for_different_fields_are_told(pool: Pool, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["x"] = file["y"] = np.zeros(100)
     errors = pool.run(_unlike, str(tmp_path / "x.h5"))

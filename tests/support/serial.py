@@ -59,8 +59,8 @@ def _execute(file: FileIndex, request: ReadRequest) -> None:
             memory[start : start + nbytes] = np.frombuffer(stored, np.uint8)
     finally:
         os.close(handle)
-    if request.finish is not None:
-        request.finish(memory)
+    if request.on_complete is not None:
+        request.on_complete(memory)
 
 
 def same(found: Any, expected: Any, file: h5py.File | None = None) -> bool:
