@@ -115,7 +115,7 @@ class TextRows(Table):
         for begin, size, promise in zip(before.tolist(), sizes.tolist(), promises, strict=True):
             if promise is not None and not promise.done():
                 promise.set_result([column[begin : begin + size] for column in columns])
-        shift = np.repeat(before - self.first[blocks.number], np.diff(blocks.entered))
+        shift = np.repeat(before - self.first[blocks.number], np.diff(blocks.first_run))
         _take(wanted.targets, columns, ranges(blocks.runs.start + shift, blocks.runs.count), blocks.destination)
 
     def _copy(self, wanted: _Wanted, i: int, kept: ChunkFuture, _: Bytes) -> None:
