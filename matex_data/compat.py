@@ -126,7 +126,7 @@ class DataSet:
         return open_dataset(path, format=FORMATS[self._name], comm=self._comm, **options)
 
     def _ranks(self) -> MPI.Intracomm:
-        from mpi4py import MPI
+        from matex_data.mpi.library import MPI
 
         return self._comm or MPI.COMM_WORLD
 

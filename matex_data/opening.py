@@ -18,7 +18,7 @@ from matex_data.index.model import Index, concatenate
 from matex_data.index.table import stack_fields
 from matex_data.io.ranks import MpiRanks
 from matex_data.io.sessions import read_sessions
-from matex_data.mpi.communicator import Communicator, portable
+from matex_data.mpi.communicator import Communicator, pickle_error
 from matex_data.pipeline.source import Source
 from matex_data.readers import HEAD, detect, reader, recognised, together
 from matex_data.transforms.missing import Missing, check, complete_samples, read_names, treated
@@ -207,7 +207,7 @@ def _indexed(
         except Exception as error:  # whatever it is, every rank has to raise it
             if comm.size == 1:
                 raise
-            own.append((number, portable(error)))
+            own.append((number, pickle_error(error)))
             break
     gathered = comm.allgather(own)
     indexes: list[Index] = []

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from matex_data.errors import PartitionError
-from matex_data.io.counters import overall
+from matex_data.io.counters import process_profile
 from matex_data.mpi import deadlines
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import running_alone
@@ -251,7 +251,7 @@ class Progress(keras.callbacks.ProgbarLogger):  # type: ignore[misc]  # Keras ha
         """Start the clock."""
         super().on_epoch_begin(epoch, logs)
         self._first, self._start, self._paused = self._seen(), time.monotonic(), 0.0
-        self._waited = overall().waiting
+        self._waited = process_profile().waiting
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Stop the clock: validation is no training."""
@@ -263,7 +263,7 @@ class Progress(keras.callbacks.ProgbarLogger):  # type: ignore[misc]  # Keras ha
         now = self._paused or time.monotonic()
         seconds = max(now - self._start, 1e-9)
         if not self._paused:
-            self._share = (overall().waiting - self._waited) / seconds
+            self._share = (process_profile().waiting - self._waited) / seconds
         rate = (self._seen() - self._first) / seconds
         return {"samples/s": np.round(rate), "waiting for data %": np.round(100 * self._share)}
 

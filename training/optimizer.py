@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from mpi4py import MPI
-
+from matex_data.mpi.library import MPI
 from matex_data.pipeline import sharded
 from matex_data.training.comm.channel import channel
 from matex_data.training.reduction.buckets import BUCKET_BYTES

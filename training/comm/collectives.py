@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
-from mpi4py import MPI
 
 from matex_data import machine
 from matex_data._types import Array
 from matex_data.mpi.deadlines import Liveness
+from matex_data.mpi.library import MPI
 from matex_data.mpi.watchdog import waiting_for
 
 Op = Literal["mean", "sum", "max", "min"]

@@ -50,14 +50,14 @@ def communicator(comm: MPI.Intracomm | None) -> MPI.Intracomm:
     """The communicator meant by the user's ``comm``: all ranks of the job for None."""
     if comm is not None:
         return comm
-    from mpi4py import MPI
+    from matex_data.mpi.library import MPI
 
     return MPI.COMM_WORLD
 
 
 @cache
 def _local_rank() -> int:
-    from mpi4py import MPI
+    from matex_data.mpi.library import MPI
 
     if MPI.COMM_WORLD.size == 1:
         return 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import tensorflow as tf
-from mpi4py import MPI
 
+from matex_data.mpi.library import MPI
 from matex_data.pipeline import sharded
 from matex_data.training.comm.channel import channel
 from matex_data.training.sharding.batch_weights import watch_loops
