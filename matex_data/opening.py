@@ -19,7 +19,7 @@ from matex_data.io.ranks import MpiRanks
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi.communicator import Communicator, pickle_error
 from matex_data.pipeline.source import Source
-from matex_data.readers import HEAD, detect, reader, recognised, together
+from matex_data.readers import HEAD_BYTES, collective_reader, detect, has_known_name, reader
 from matex_data.transforms.missing import Missing, check, complete_samples, read_names, treated
 from matex_data.transforms.stack import stack_fields
 from matex_data.transforms.windows import sliding_windows
@@ -168,7 +168,7 @@ def _expand_one(path: str) -> list[str]:
         return [path]
     if place.is_dir():
         files = [str(file) for file in place.iterdir() if file.is_file() and not file.name.startswith(".")]
-        files = [file for file in files if recognised(file)] or files
+        files = [file for file in files if has_known_name(file)] or files
     else:
         files = [file for file in glob.glob(path, recursive=True) if Path(file).is_file()]  # noqa: PTH207 (absolute too)
     if files:
@@ -192,7 +192,7 @@ def _indexed(
 ) -> Index:
     """The index of all files: they are dealt out, and the results gathered. *Collective*."""
     told = _format_of(comm, files[0], format)
-    function = together(told)
+    function = collective_reader(told)
     if function is not None:
         ranks = MpiRanks(comm)
         try:
@@ -235,7 +235,7 @@ def _format_of(comm: Communicator, path: str, format: str | None) -> str:
 def _head(path: str) -> bytes:
     try:
         with Path(path).open("rb") as file:
-            return file.read(HEAD)
+            return file.read(HEAD_BYTES)
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error
 

@@ -14,23 +14,25 @@ from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field
 from matex_data.index.model import FileIndex, Index
 from matex_data.index.table import Column
+from matex_data.readers.collective import IndexingRanks, SingleRank
 from matex_data.readers.csv.blocks import scan_together
 from matex_data.readers.csv.files import TextFile, check, look, look_at
 from matex_data.readers.csv.options import Options, checked
 from matex_data.readers.csv.rows import TextRows
 from matex_data.readers.csv.types import ColumnType, Seen, chosen, inferred
-from matex_data.readers.ranks import IndexingRanks, SingleRank
 from matex_data.sampling.schedule import rank_range
 
 SAMPLE_BLOCKS = 64  # of a large file, from which types are inferred
 
 
 def index(path: str, names: Sequence[str] | None = None, /, **options: Any) -> Index:
-    """The records of a text file; see ``index_together``."""
-    return index_together([path], names, SingleRank(), **options)
+    """The records of a text file; see ``index_collectively``."""
+    return index_collectively([path], names, SingleRank(), **options)
 
 
-def index_together(paths: Sequence[str], names: Sequence[str] | None, ranks: IndexingRanks, /, **options: Any) -> Index:
+def index_collectively(
+    paths: Sequence[str], names: Sequence[str] | None, ranks: IndexingRanks, /, **options: Any
+) -> Index:
     """The records of text files with the same columns. *Collective*.
 
     Small files are dealt out; of a large one every rank scans a part.
