@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from matex_data.dataset import Dataset
 from matex_data.errors import DataError, FormatError, PartitionError, near_matches
-from matex_data.fields import Elements, Names, as_list
+from matex_data.fields import ElementSpec, Names, as_list
 from matex_data.index.model import Index, concatenate
-from matex_data.index.table import stacked
+from matex_data.index.table import stack_fields
 from matex_data.io.ranks import MpiRanks
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi.communicator import Communicator, portable
@@ -93,7 +93,7 @@ def open_dataset(
     PartitionError : another rank does not come within ``MATEX_TIMEOUT`` seconds.
     """
     check(missing)
-    elements = Elements(inputs, targets)
+    elements = ElementSpec(inputs, targets)
     opened = read_sessions(comm)
     files = _found(
         opened.comm,
@@ -104,11 +104,11 @@ def open_dataset(
     made = [STACKED] if stack else []
     index = _indexed(opened.comm, files, format, read_names(elements.names, missing, *made), options)
     if stack:
-        index = stacked(index, as_list(inputs), STACKED, read_names(as_list(targets), missing, *made) or [])
-        elements = Elements(STACKED, targets)
+        index = stack_fields(index, as_list(inputs), STACKED, read_names(as_list(targets), missing, *made) or [])
+        elements = ElementSpec(STACKED, targets)
     if window is not None:
         index, ahead = windowed(index, elements.inputs, targets, window, stride, horizon)
-        elements = Elements(elements.inputs, ahead)
+        elements = ElementSpec(elements.inputs, ahead)
     treated_index = treated(index, missing, elements.names)
     source = Source(opened, treated_index, io, window_bytes, cache, block_bytes, global_reads)
     return Dataset(source, elements, complete_samples(source) if missing == "drop" else None)

@@ -12,7 +12,10 @@ from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import Index, Layout, ReadRequest, Rows
+from matex_data.index.model import Index, Layout, ReadRequest, RowSelection
+
+Outputs = Sequence[tuple[str, Array]]
+"""Name of a column, and the array that receives it; one pair for each column that is read."""
 
 
 class Table(ABC):
@@ -32,7 +35,7 @@ class Table(ABC):
     width: int
 
     @abstractmethod
-    def requests(self, rows: Rows, outs: Sequence[tuple[str, Array]], cache: ChunkCache) -> Iterator[ReadRequest]:
+    def requests(self, rows: RowSelection, outs: Outputs, cache: ChunkCache) -> Iterator[ReadRequest]:
         """Yield reads that fill ``out[rows.destination[i]]`` with row ``rows.numbers[i]``, for each column."""
 
     @abstractmethod
@@ -73,7 +76,7 @@ class Column(Layout):
     def end(self) -> int:
         return self.table.end()
 
-    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         return self.table.requests(rows, [(self.name, out)], cache)
 
 
@@ -100,14 +103,14 @@ class Matrix(Layout):
     def end(self) -> int:
         return max(part.end() for part in self.parts)
 
-    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         named = {str(i): part for i, part in enumerate(self.parts)}
         arrays = {str(i): out[:, i] for i in range(len(self.parts))}
-        return (request for _, request in requests(named, rows, arrays, cache))
+        return (request for _, request in plan_reads(named, rows, arrays, cache))
 
 
-def requests(
-    parts: Mapping[str, Layout], rows: Rows, arrays: Mapping[str, Array], cache: ChunkCache
+def plan_reads(
+    parts: Mapping[str, Layout], rows: RowSelection, arrays: Mapping[str, Array], cache: ChunkCache
 ) -> Iterator[tuple[str | None, ReadRequest]]:
     """What to read for several fields of one file, and the field that each request is for; None: for several."""
     tables: dict[int, tuple[Table, list[tuple[str, Array]]]] = {}
@@ -129,7 +132,7 @@ def _leaves(part: Layout, out: Array) -> Iterator[tuple[Layout, Array]]:
         yield part, out
 
 
-def stacked(index: Index, names: Sequence[str], name: str, kept: Sequence[str]) -> Index:
+def stack_fields(index: Index, names: Sequence[str], name: str, kept: Sequence[str]) -> Index:
     """The index with fields ``names`` side by side as one field ``name``, and of the others those that are ``kept``.
 
     Raises
