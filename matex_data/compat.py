@@ -29,7 +29,7 @@ LABELS = ("label", "labels", "fine_label", "target", "targets", "class", "y")
 class LocalPart(np.ndarray[Any, Any]):
     """An array that is this rank's part already: nobody shares it out again. Slices of it are such parts, too."""
 
-    matex_share = True
+    matex_sharded_over = True
 
 
 class DataSet:

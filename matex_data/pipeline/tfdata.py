@@ -60,7 +60,7 @@ def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:
     if not batches.resumed:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(schedule.steps))
     dataset.matex_batches = batches  # where training finds what to save of it
-    dataset.matex_share = batches.ranks  # this rank's part already: the launcher must not share it out again
+    dataset.matex_sharded_over = batches.ranks  # this rank's part already: the launcher must not share it out again
     sharded.note()
     return dataset
 
