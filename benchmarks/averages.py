@@ -29,10 +29,10 @@ def in_graph(task: Task, rank: int = 0, size: int = 1, *, strategy: str) -> Pass
     """Steps of a ``tf.function`` that averages all gradients. *Collective*."""
     import tensorflow as tf
 
-    from matex_data.training.comm.channel import channel
+    from matex_data.training.comm.channel import open_channel
     from matex_data.training.reduction.ops import Reducer
 
-    reducer = Reducer(channel(None), strategy)  # type: ignore[arg-type]
+    reducer = Reducer(open_channel(None), strategy)  # type: ignore[arg-type]
     gradients = [tf.ones(shape) for shape in SHAPES]
 
     @tf.function
