@@ -11,9 +11,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import averages, climate_cases, reading, shuffling, sorted_training, text_cases
-from benchmarks.reading import Measured, Setup
-from benchmarks.report import save, show
+from benchmarks.cases import averages, reading, shuffling, sorted_training
+from benchmarks.cases import climate as climate_cases
+from benchmarks.cases import text as text_cases
+from benchmarks.cases.reading import Measured, Setup
+from benchmarks.harness.report import save, show
 
 CASES = (
     reading.CASES | climate_cases.CASES | text_cases.CASES | averages.CASES | shuffling.CASES | sorted_training.CASES

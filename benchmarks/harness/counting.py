@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.ceiling import Pass
+from benchmarks.readers.ceiling import Pass
 
 
 def counting(dataset: Any) -> Pass:

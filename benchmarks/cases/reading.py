@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from benchmarks import data
-from benchmarks.data import Task
-from benchmarks.measure import Reader, Result, afresh, interleaved
+from benchmarks.harness import data
+from benchmarks.harness.data import Task
+from benchmarks.harness.measure import Reader, Result, afresh, interleaved
 
 TENSORS = Reader("matex_data, tf.data", "ours", "ours.tensors")
 ARRAYS = Reader("matex_data, NumPy", "ours", "ours.arrays")

@@ -1,4 +1,4 @@
-"""One reader in processes of its own: ``python -m benchmarks.worker SPEC``, started by ``measure``.
+"""One reader in processes of its own: ``python -m benchmarks.harness.worker SPEC``, started by ``measure``.
 
 For every line that comes in it makes passes for a second, and answers with a line of JSON. Under ``mpiexec`` rank 0
 listens and answers, and the others sleep meanwhile.
@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.data import Task
+from benchmarks.harness.data import Task
 
 LEAST_SECONDS = 1.0  # of passes, one after the other: a single one may be too short to be measured
 NAP = 0.005  # seconds between two looks whether there is an order
@@ -43,11 +43,11 @@ def main() -> None:
 
 def _reader(spec: dict[str, Any], ranks: _Alone) -> Callable[[], Any]:
     """A pass, or a probe that returns figures of its own."""
-    room, name = spec["function"].split(".")
+    module, name = spec["function"].split(".")
     options = dict(spec["options"])
-    if room == "ceiling":
+    if module == "ceiling":
         options |= {"rank": ranks.rank, "size": ranks.size}
-    function = getattr(import_module(f"benchmarks.{room}"), name)
+    function = getattr(import_module(f"benchmarks.readers.{module}"), name)
     reader: Callable[[], Any] = function(Task(**spec["task"]), **options)
     return reader
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import psutil
 import tensorflow as tf
 
-from benchmarks import ours
-from benchmarks.data import Task
+from benchmarks.harness.data import Task
+from benchmarks.readers import ours
 
 Figures = dict[str, float]
 MB = 1e6

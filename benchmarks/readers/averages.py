@@ -7,11 +7,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from benchmarks import data
-from benchmarks.ceiling import Pass
-from benchmarks.data import Task
-from benchmarks.measure import Reader, interleaved
-from benchmarks.reading import Measured, Setup
+from benchmarks.harness.data import Task
+from benchmarks.readers.ceiling import Pass
 
 STEPS = 50  # of one pass
 SHAPES = [
@@ -20,9 +17,8 @@ SHAPES = [
     (1024, 1024),
     (1024,),
     *[(64, 64), (64,)] * 20,
-]  # an MLP's gradients, and a deep network's
-STRATEGIES = ("chained", "funneled", "concurrent")
-RANKS = 2
+]  # gradients of an MLP, and of a deep network
+NBYTES = 4 * sum(int(np.prod(shape)) for shape in SHAPES)
 
 
 def in_graph(task: Task, rank: int = 0, size: int = 1, *, strategy: str) -> Pass:
@@ -57,19 +53,3 @@ def by_mpi(task: Task, rank: int = 0, size: int = 1) -> Pass:
         return STEPS
 
     return run
-
-
-def average(setup: Setup) -> Measured:
-    """The strategies beside one ``Allreduce`` of as many bytes; a "sample" is a step."""
-    nbytes = 4 * sum(int(np.prod(shape)) for shape in SHAPES)
-    readers = [
-        Reader(strategy, "ours", "averages.in_graph", {"strategy": strategy}, ranks=RANKS) for strategy in STRATEGIES
-    ]
-    ceiling = Reader("MPI.Allreduce, one array", "ceiling", "averages.by_mpi", ranks=RANKS)
-    small = data.small(setup.folder)
-    task = Task(small.path, small.inputs, small.targets, 1, STEPS, nbytes, STEPS)
-    results = interleaved(task, [*readers, ceiling], setup.repetitions)
-    return Measured(f"{len(SHAPES)} gradients, {nbytes / 1e6:.1f} MB, averaged on {RANKS} ranks", results)
-
-
-CASES = {"average": [average]}

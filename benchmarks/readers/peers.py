@@ -12,9 +12,9 @@ from typing import Any
 import h5py
 import numpy as np
 
-from benchmarks.ceiling import Pass
-from benchmarks.counting import counting
-from benchmarks.data import Task
+from benchmarks.harness.counting import counting
+from benchmarks.harness.data import Task
+from benchmarks.readers.ceiling import Pass
 
 Array = np.ndarray[Any, Any]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks import text
-from benchmarks.measure import Reader, interleaved
-from benchmarks.reading import GAIN, MOVING, ROUNDS, Goal, Measured, Setup
+from benchmarks.cases.reading import GAIN, MOVING, ROUNDS, Goal, Measured, Setup
+from benchmarks.harness.measure import Reader, interleaved
+from benchmarks.readers import text
 
 READERS = (
     Reader("matex_data, one matrix", "ours", "text.matrix"),

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks import climate
-from benchmarks.data import Task
-from benchmarks.measure import Reader, interleaved
-from benchmarks.reading import MOVING, Goal, Measured, Setup
+from benchmarks.cases.reading import MOVING, Goal, Measured, Setup
+from benchmarks.harness.data import Task
+from benchmarks.harness.measure import Reader, interleaved
+from benchmarks.readers import climate
 
 READERS = (
     Reader("matex_data, tf.data", "ours", "climate.tensors"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import matex_data as md
-from benchmarks.ceiling import Pass
-from benchmarks.counting import counting
-from benchmarks.data import Task
+from benchmarks.harness.counting import counting
+from benchmarks.harness.data import Task
+from benchmarks.readers.ceiling import Pass
 
 SEED = 1
 

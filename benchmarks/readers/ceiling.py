@@ -11,7 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from benchmarks.data import Task
+from benchmarks.harness.data import Task
 from matex_data.codecs.inflate import inflate_rows
 
 BUFFER_BYTES = 8 << 20

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.reading import Goal, Measured, Setup
-from benchmarks.shuffling import CLASSES, FILES, SMALL, SequenceCounter, Sorted, before, by_default
+from benchmarks.cases.reading import Goal, Measured, Setup
+from benchmarks.cases.shuffling import CLASSES, FILES, SMALL, SequenceCounter, Sorted, before, by_default
 
 SEEDS = 5
 SIDE = 12  # pixels

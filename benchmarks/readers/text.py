@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 import matex_data as md
-from benchmarks.ceiling import Pass
-from benchmarks.counting import counting
-from benchmarks.data import SMALL, Task
-from benchmarks.ours import SEED
+from benchmarks.harness.counting import counting
+from benchmarks.harness.data import SMALL, Task
+from benchmarks.readers.ceiling import Pass
+from benchmarks.readers.ours import SEED
 
 COLUMNS = [f"x{i}" for i in range(29)]
 

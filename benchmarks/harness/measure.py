@@ -16,7 +16,7 @@ from statistics import median
 from threading import Timer
 from typing import IO, Any
 
-from benchmarks.data import Task
+from benchmarks.harness.data import Task
 
 ROOT = Path(__file__).resolve().parent.parent
 TIME_LIMIT = 300.0  # seconds for one answer
@@ -154,7 +154,7 @@ def _started(result: Result) -> Iterator[_Running]:
     reader = result.reader
     spec = {"function": reader.function, "options": dict(reader.options), "ranks": reader.ranks}
     spec |= {"pinned": reader.pinned}
-    command = [sys.executable, "-m", "benchmarks.worker", json.dumps(spec | {"task": asdict(result.task)})]
+    command = [sys.executable, "-m", "benchmarks.harness.worker", json.dumps(spec | {"task": asdict(result.task)})]
     if reader.ranks > 1:
         command = [_mpiexec(), "-n", str(reader.ranks), *command]
     threads = reader.threads or max(1, len(os.sched_getaffinity(0)) // reader.ranks)

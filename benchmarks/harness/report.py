@@ -12,8 +12,8 @@ import matplotlib as mpl
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measure import Result
-from benchmarks.reading import Measured
+from benchmarks.cases.reading import Measured
+from benchmarks.harness.measure import Result
 
 mpl.use("Agg")  # no screen is needed
 from matplotlib import pyplot as plt

@@ -9,10 +9,10 @@ import netCDF4
 import numpy as np
 
 import matex_data as md
-from benchmarks.ceiling import Pass
-from benchmarks.counting import counting
-from benchmarks.data import SMALL, Task
-from benchmarks.ours import SEED
+from benchmarks.harness.counting import counting
+from benchmarks.harness.data import SMALL, Task
+from benchmarks.readers.ceiling import Pass
+from benchmarks.readers.ours import SEED
 
 GRID = (180, 360)
 FIELDS = ["t2m", "wind"]  # int16 with scale and offset, and float32

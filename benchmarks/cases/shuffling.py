@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.reading import Goal, Measured, Setup
+from benchmarks.cases.reading import Goal, Measured, Setup
 from matex_data._types import Array, Integers
 from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
