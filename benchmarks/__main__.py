@@ -1,4 +1,4 @@
-"""``python -m benchmarks [case ...]``: measure, show, save. Ends with 1 where a limit is missed."""
+"""``python -m benchmarks [case ...]``: measure, show and save. The exit status is 1 if a limit is missed."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ READERS = (
 
 
 def decoded(setup: Setup, make: Callable[[Path, bool], Task], title: str) -> Measured:
-    """Packed int16 and float32 as float32."""
+    """Measure packed int16 and float32 fields, delivered as float32."""
     results = interleaved(make(setup.folder, setup.quick), READERS, setup.repetitions)
     ours, python, xarray, _ = results
     goals = [Goal("tf.data, shuffled / netCDF4-python in order", ours.over(python), 2)]

@@ -22,7 +22,7 @@ NBYTES = 4 * sum(int(np.prod(shape)) for shape in SHAPES)
 
 
 def in_graph(task: Task, rank: int = 0, size: int = 1, *, strategy: str) -> Pass:
-    """Steps of a ``tf.function`` that averages all gradients. *Collective*."""
+    """Return a pass of steps of a ``tf.function`` that averages all gradients. *Collective*."""
     import tensorflow as tf
 
     from matex_data.training.comm.channel import channel
@@ -44,7 +44,7 @@ def in_graph(task: Task, rank: int = 0, size: int = 1, *, strategy: str) -> Pass
 
 
 def by_mpi(task: Task, rank: int = 0, size: int = 1) -> Pass:
-    """As many bytes by one ``Allreduce`` in place. *Collective*."""
+    """Return a pass that reduces as many bytes by one ``Allreduce`` in place. *Collective*."""
     flat = np.ones(sum(int(np.prod(shape)) for shape in SHAPES), np.float32)
 
     def run() -> int:
