@@ -19,11 +19,11 @@ from benchmarks.reading import Goal, Measured, Setup
 from matex_data._types import Array, Integers
 from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, Rows
+from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, RowSelection
 from matex_data.index.runs import Runs, cut
 from matex_data.opening import WINDOW_BYTES
 from matex_data.sampling.schedule import Schedule
-from matex_data.sampling.sizing import block_borders, block_bytes_for, lanes_for, schedule
+from matex_data.sampling.sizing import block_borders, choose_block_bytes, choose_lanes, make_schedule
 
 CLASSES = 10
 EPOCHS = 3
@@ -80,7 +80,7 @@ class _Stored(Layout):
     rows: int
     block_rows: int
 
-    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         raise NotImplementedError("there is nothing to read")
 
 
@@ -112,9 +112,9 @@ def by_default(file: Sorted, rank: int = 0, size: int = 1, seed: int = 1) -> Seq
         {"x": Field("x", file.shape, np.dtype(file.dtype))},
         [FileIndex("sorted.h5", file.samples, {"x": _Stored(file.samples, file.chunk)})],
     )
-    block_bytes = block_bytes_for(file.batch_size, WINDOW_BYTES, file.samples * file.row_bytes)
+    block_bytes = choose_block_bytes(file.batch_size, WINDOW_BYTES, file.samples * file.row_bytes)
     every = Runs(np.array([0]), np.array([file.samples]))
-    plan = schedule(
+    plan = make_schedule(
         every,
         block_borders(index, block_bytes),
         file.batch_size,
@@ -132,7 +132,7 @@ def before(file: Sorted, seed: int = 1) -> SequenceCounter:
     depth = file.chunk * max(1, min(total // 1024, 1 << 20) // (file.chunk * file.row_bytes))
     borders = np.arange(0, file.samples, depth)
     window = min(WINDOW_BYTES, max(8 << 20, 32 * depth * file.row_bytes))
-    lanes = lanes_for(file.batch_size, min(256, len(borders), window // (2 * depth * file.row_bytes)))
+    lanes = choose_lanes(file.batch_size, min(256, len(borders), window // (2 * depth * file.row_bytes)))
     steps = max(1, window // (file.batch_size * file.row_bytes))
     pieces = cut(Runs(np.array([0]), np.array([file.samples])), borders)
     plan = Schedule(pieces, file.batch_size, lanes, steps, seed, np.arange(len(borders)))
@@ -142,7 +142,7 @@ def before(file: Sorted, seed: int = 1) -> SequenceCounter:
 def everywhere(file: Sorted) -> SequenceCounter:
     """Return the batches of ``shuffle="global"``."""
     every = Runs(np.array([0]), np.array([file.samples]))
-    plan = schedule(
+    plan = make_schedule(
         every, np.array([0]), file.batch_size, file.row_bytes, WINDOW_BYTES, seed=1, remainder="drop", uniform=True
     )
     return partial(_of_schedule, plan, rank=0, size=1)

@@ -46,9 +46,9 @@ def columns(task: Task) -> Pass:
 
 def scan(task: Task) -> Pass:
     """The search for the borders of records alone."""
+    from matex_data.readers.collective import SingleRank
     from matex_data.readers.csv.blocks import scan_together
     from matex_data.readers.csv.dialect import Dialect
-    from matex_data.readers.ranks import SingleRank
 
     size = Path(task.path).stat().st_size
     return lambda: scan_together(task.path, 0, 0, size, Dialect(), SingleRank()).rows - 1

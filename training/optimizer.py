@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from matex_data.mpi.library import MPI
-from matex_data.pipeline import sharded
+from matex_data.pipeline import data_parallel
 from matex_data.training.comm.channel import channel
 from matex_data.training.reduction.buckets import BUCKET_BYTES
 from matex_data.training.reduction.ops import Reducer, Strategy
@@ -40,7 +40,7 @@ def distribute(
     dense_share : sparse gradients keep all slices of all ranks, which is what one process would see;
         those with at least this share of the rows of their variable are summed row by row instead.
     """
-    sharded.note()
+    data_parallel.enable()
     watch_loops()
     let_average(optimizer, Reducer(channel(comm), strategy, bucket_bytes, dense_share))
     return optimizer

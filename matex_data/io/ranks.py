@@ -13,7 +13,7 @@ from matex_data.mpi.communicator import Communicator
 
 
 class MpiRanks:
-    """The ranks of a communicator, as readers know them: see ``matex_data.readers.ranks``.
+    """The ranks of a communicator, as readers know them: see ``matex_data.readers.collective``.
 
     Parameters
     ----------

@@ -137,7 +137,7 @@ def _connected(comm: MPI.Intracomm) -> ReadSessions:
     with waiting_for(None):
         abort.connect(comm)
         node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        machine.set_ranks_here(max(node.size, machine.ranks_here()))  # these may not be all ranks of the job
+        machine.set_local_size(max(node.size, machine.local_size()))  # these may not be all ranks of the job
         node.Free()
         return ReadSessions(Communicator(comm.Dup(), Liveness(comm.Dup()) if threaded else None), threaded)
 

@@ -25,7 +25,7 @@ from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.library import MPI
 from matex_data.pipeline.execute import Arrays, submit
 from matex_data.pipeline.window import LoadedWindow, PendingWindow, ReadContext
-from matex_data.sampling.schedule import Draw, Schedule, share
+from matex_data.sampling.schedule import Schedule, StepPositions, rank_range
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -37,7 +37,7 @@ class Holding:
     Parameters
     ----------
     comm : of the ranks.
-    total : samples over all ranks, of which each holds ``share(total, rank, size)``.
+    total : samples over all ranks, of which each holds ``rank_range(total, rank, size)``.
     arrays : field name -> the rank's share.
     """
 
@@ -47,12 +47,12 @@ class Holding:
 
     def owners(self, positions: Integers) -> Integers:
         """Return the rank that holds each of these samples."""
-        first = np.array([share(self.total, rank, self.comm.size)[0] for rank in range(self.comm.size)], np.int64)
+        first = np.array([rank_range(self.total, rank, self.comm.size)[0] for rank in range(self.comm.size)], np.int64)
         return np.searchsorted(first, positions, side="right") - 1
 
     def local(self, positions: Integers) -> Integers:
         """Return where samples that this rank holds are in ``arrays``."""
-        local: Integers = positions - share(self.total, self.comm.rank, self.comm.size)[0]
+        local: Integers = positions - rank_range(self.total, self.comm.rank, self.comm.size)[0]
         return local
 
 
@@ -98,7 +98,7 @@ class Exchanges:
         with self.supply.profile.timed("planning"):
             comm, fields = self._holding.comm, self.supply.index.fields
             end = min(begin + self.begins.step, self._schedule.steps)
-            draw = self._epoch.draw(begin, end, comm.rank, comm.size)
+            draw = self._epoch.step_positions(begin, end, comm.rank, comm.size)
             arrays = self.supply.pool.arrays(list(fields.values()), draw.rows)
             for name, array in arrays.items():
                 fields[name].blank(array[len(draw.positions) :])
@@ -109,7 +109,7 @@ class Exchanges:
 class Exchange(PendingWindow):
     """One window whose samples come from the memory of the ranks."""
 
-    def __init__(self, supply: ReadContext, holding: Holding, draw: Draw, loaded: LoadedWindow) -> None:
+    def __init__(self, supply: ReadContext, holding: Holding, draw: StepPositions, loaded: LoadedWindow) -> None:
         self.loaded = loaded
         self._supply = supply
         self._holding = holding

@@ -16,8 +16,7 @@ from matex_data._types import Integers
 from matex_data.errors import DataError, PartitionError
 from matex_data.index import table
 from matex_data.index.cache import ChunkCache
-from matex_data.index.countdown import after_last
-from matex_data.index.model import Index, ReadRequest, Rows
+from matex_data.index.model import Index, ReadRequest, RowSelection, call_after_last
 from matex_data.index.runs import Runs
 from matex_data.io.coalesce import PendingRead, ReadTask, plan_tasks
 from matex_data.io.files import Files
@@ -113,7 +112,7 @@ class Plan:
     def abandon(self, error: BaseException) -> None:
         """Fail the chunks that other windows wait for."""
         if self.chunks is not None:
-            self.chunks.abandon(error)
+            self.chunks.fail_pending(error)
 
 
 def plan(index: Index, runs: Runs, destination: Integers, arrays: Arrays, chunks: ChunkCache, pool: BufferPool) -> Plan:
@@ -131,10 +130,12 @@ def plan(index: Index, runs: Runs, destination: Integers, arrays: Arrays, chunks
     requests = [
         (number, name, request)
         for number, rows in _by_file(index, runs, destination)
-        for name, request in table.requests(index.files[number].layouts, rows, arrays, chunks)
+        for name, request in table.plan_reads(index.files[number].layouts, rows, arrays, chunks)
     ]
     if index.post_process is not None:
-        after = after_last([request for _, _, request in requests], partial(index.post_process, arrays, destination))
+        after = call_after_last(
+            [request for _, _, request in requests], partial(index.post_process, arrays, destination)
+        )
         requests = [(number, name, last) for (number, name, _), last in zip(requests, after, strict=True)]
     wanted: dict[int, list[PendingRead]] = {}
     result = Plan(memory=list(arrays.values()), chunks=chunks, pool=pool)
@@ -244,7 +245,7 @@ def _read_and_finish(files: Files, number: int, call: ReadTask, plan: Plan) -> N
     call.complete(scratch)
 
 
-def _by_file(index: Index, runs: Runs, destination: Integers) -> Iterator[tuple[int, Rows]]:
+def _by_file(index: Index, runs: Runs, destination: Integers) -> Iterator[tuple[int, RowSelection]]:
     """The samples of each file that has some, numbered within the file."""
     if not len(runs.start):
         return
@@ -257,7 +258,7 @@ def _by_file(index: Index, runs: Runs, destination: Integers) -> Iterator[tuple[
         total = int((inside[1] - inside[0]).sum())
         if total:
             first = int(runs.first[some.start] + inside[0][0] - runs.start[some.start])
-            yield number, Rows(inside[0] - begin, inside[1] - begin, destination[first : first + total])
+            yield number, RowSelection(inside[0] - begin, inside[1] - begin, destination[first : first + total])
 
 
 def _finish(finish: Callable[[NDArray[np.uint8]], None], path: str, field: str | None, data: NDArray[np.uint8]) -> None:

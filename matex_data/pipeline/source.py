@@ -15,7 +15,7 @@ from matex_data.errors import DataError, PartitionError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs
-from matex_data.index.stamps import changed
+from matex_data.index.stamps import check_stamp
 from matex_data.io.counters import Profile
 from matex_data.io.files import Files, mode_for
 from matex_data.io.sessions import ReadSessions
@@ -25,7 +25,7 @@ from matex_data.mpi.status import Status
 from matex_data.pipeline.buffers import BufferPool
 from matex_data.pipeline.execute import Arrays, Plan, execute, plan
 from matex_data.pipeline.window import ReadContext
-from matex_data.sampling.schedule import share
+from matex_data.sampling.schedule import rank_range
 
 LOAD_BYTES = 64 << 20  # read and decoded together by ``load``
 GLOBAL_READS = ("memory", "rows")
@@ -115,7 +115,7 @@ class Source:
 
     def changed(self) -> DataError | None:
         """Return the error of a file that is another one by now, among those that this rank has indexed; or None."""
-        errors = (changed(file) for file in self.index.files[self.comm.rank :: self.comm.size])
+        errors = (check_stamp(file.path, file.stamp) for file in self.index.files[self.comm.rank :: self.comm.size])
         return next((error for error in errors if error is not None), None)
 
     def load(self, runs: Runs) -> Arrays:
@@ -125,8 +125,8 @@ class Source:
         ------
         DataError : of any rank, on every rank.
         """
-        start, stop = share(runs.total, self.comm.rank, self.comm.size)
-        return self.gather(runs.between(np.array([start]), np.array([stop - start])))
+        start, stop = rank_range(runs.total, self.comm.rank, self.comm.size)
+        return self.gather(runs.slice(np.array([start]), np.array([stop - start])))
 
     def gather(self, runs: Runs) -> Arrays:
         """The samples that this rank asks for, in order, in memory of their own. *Collective*.
@@ -162,8 +162,8 @@ class Source:
         DataError : of any rank, on every rank.
         """
         fields = [self.index.fields[name] for name in names]
-        start, stop = share(runs.total, self.comm.rank, self.comm.size)
-        block = runs.between(np.array([start]), np.array([stop - start]))
+        start, stop = rank_range(runs.total, self.comm.rank, self.comm.size)
+        block = runs.slice(np.array([start]), np.array([stop - start]))
         parts = self._pieces(block, max(1, sum(field.row_bytes for field in fields)))
         pieces = ((part, np.arange(part.total), partial(self.pool.arrays, fields, part.total)) for part, _ in parts)
         return self._read(self.index.raw, pieces)
@@ -197,7 +197,7 @@ class Source:
         (longest,) = self.comm.maximum(runs.total)
         for done in range(0, -(-longest // step) * step + 1, step):
             low, high = min(done, runs.total), min(done + step, runs.total)
-            yield runs.between(np.array([low]), np.array([high - low])), np.arange(low, high)
+            yield runs.slice(np.array([low]), np.array([high - low])), np.arange(low, high)
 
 
 def _failure(work: Plan, files: Files, needs: Integers) -> Exception | None:

@@ -42,7 +42,7 @@ class Collectives:
         self.comm = comm.Dup() if comm.size > 1 else comm
         self.liveness = liveness
         self.agreed: set[bytes] = set()  # what all ranks have said on it that they are about to do
-        self.oversubscribed = machine.ranks_here() >= machine.cores() if oversubscribed is None else oversubscribed
+        self.oversubscribed = machine.local_size() >= machine.cores() if oversubscribed is None else oversubscribed
 
     def reduce(self, flat: Array, op: Op = "sum") -> None:
         """Combine a flat array over all ranks in place. *Collective*."""

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from matex_data.pipeline import sharded
+from matex_data.pipeline import data_parallel
 from matex_data.training.comm.channel import Channel
 from matex_data.training.optimizer import averaged, averaging, batch_weight, in_step
 from matex_data.training.reduction.ops import Reducer, from_root
@@ -39,7 +39,7 @@ class Loops:
         for kind in _with_own("apply", keras.optimizers.Optimizer):
             kind.apply = _patched(kind.apply, self)
         watch_loops()
-        sharded.listeners.append(self._close)
+        data_parallel.on_enable(self._close)
 
     def shares(self) -> bool:
         """Tell whether a gradient of now is that of a rank's part; warn once of a loop over whole batches."""
@@ -47,10 +47,10 @@ class Loops:
             return True  # which is decided when the session runs
         if in_step() or in_keras.get():
             return False
-        if not sharded.exist:
+        if not data_parallel.enabled():
             self.tell()
             self._guard_graph()
-        return sharded.exist
+        return data_parallel.enabled()
 
     def average(self, gradients: list[Any]) -> list[Any]:
         """Return the averages over the ranks, in a training step of Keras or in a loop. *Collective*."""

@@ -156,18 +156,18 @@ def is_local(x: Any) -> bool:
     """Tell whether data is this rank's part already: a data set of this package, or arrays that say so."""
     if isinstance(x, tf.data.Dataset):
         return local_ranks(x) is not None
-    return any(getattr(leaf, "matex_share", False) for leaf in tf.nest.flatten(x))
+    return any(getattr(leaf, "matex_sharded", False) for leaf in tf.nest.flatten(x))
 
 
 def local_ranks(dataset: tf.data.Dataset) -> Any:
     """Return the ranks that share a data set; None: it is a whole one."""
     source = local_source(dataset)
-    return None if source is None else source.matex_share
+    return None if source is None else source.matex_sharded
 
 
 def local_source(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
     """Return the data set of which each rank has its part, and which this one is made from, or is; else None."""
-    if getattr(dataset, "matex_share", None) is not None:
+    if getattr(dataset, "matex_sharded", None) is not None:
         return dataset
     found = (local_source(source) for source in dataset._inputs())
     return next((source for source in found if source is not None), None)

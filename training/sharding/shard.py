@@ -7,7 +7,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from matex_data.mpi.library import MPI
-from matex_data.pipeline import sharded
+from matex_data.pipeline import data_parallel
 from matex_data.training.comm.channel import channel
 from matex_data.training.sharding.batch_weights import watch_loops
 from matex_data.training.sharding.determinism import SameBatches
@@ -81,11 +81,11 @@ def shard(
         return batch_size(element), my_rows(element, rank, size, cut, stand_in=True)
 
     result = whole.map(mine)
-    result.matex_share = opened.ranks
+    result.matex_sharded = opened.ranks
     result.matex_even = remainder == "drop" or (rows is not None and rows % size == 0)
     result.matex_counted = whole.map(counted)
     result.matex_compare = same.compare
-    sharded.note()
+    data_parallel.enable()
     watch_loops()
     return result
 
