@@ -14,8 +14,8 @@ import pytest
 from mpi4py import MPI
 
 import matex_data as md
-from benchmarks import shuffling
-from benchmarks.shuffling import FILES, Sorted
+from benchmarks.cases import shuffling
+from benchmarks.cases.shuffling import FILES, Sorted
 from matex_data import PartitionError
 from matex_data.index.runs import Runs
 from matex_data.io.counters import process_profile
