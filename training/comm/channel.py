@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from matex_data.io.sessions import read_sessions
+from matex_data.mpi.attributes import attached
 from matex_data.mpi.library import MPI
 from matex_data.training.comm.collectives import Collectives
 from matex_data.training.comm.thread import CommunicationPool
@@ -69,19 +70,5 @@ class Channel:
 
 
 def open_channel(comm: MPI.Intracomm | None = None) -> Channel:
-    """The channel of that communicator. *Collective* the first time for each communicator."""
-    comm = comm_or_world(comm)
-    found = comm.Get_attr(_KEY)
-    if found is None:
-        found = Channel(comm)
-        comm.Set_attr(_KEY, found)
-    assert isinstance(found, Channel)
-    return found
-
-
-def _close(comm: MPI.Comm, _: int, found: Channel) -> None:
-    if comm != MPI.COMM_WORLD:  # that one ends with MPI itself
-        found.close()
-
-
-_KEY = MPI.Comm.Create_keyval(delete_fn=_close)
+    """Return the channel of a communicator. *Collective* the first time for each communicator."""
+    return attached(comm_or_world(comm), Channel)
