@@ -202,7 +202,7 @@ def _alone(format: str, function: Reader) -> Reader:
     def index(path: str, names: Sequence[str] | None = None, /, **options: Any) -> Index:
         check_options(format, function, options, leading=2)
         stamp = _stamp(path)  # a change while the file is indexed has to show
-        return function(path, names, **options).stamped({path: stamp})
+        return function(path, names, **options).with_stamps({path: stamp})
 
     return index
 
@@ -217,7 +217,7 @@ def _collective(format: str, function: Reader) -> Reader:
         check_options(format, function, options, leading=3)
         own = {path: _stamp(path) for path in paths[ranks.rank :: ranks.size]}
         index: Index = function(paths, names, ranks, **options)
-        return index.stamped({path: stamp for part in ranks.allgather(own) for path, stamp in part.items()})
+        return index.with_stamps({path: stamp for part in ranks.allgather(own) for path, stamp in part.items()})
 
     return index_collectively
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import IO
 
 from matex_data.errors import DataError, FormatError
-from matex_data.index.strided import LibraryRows
-from matex_data.machine import free_memory, lone_environment
+from matex_data.index.library import LibraryRows
+from matex_data.machine import environment_without_mpi, free_memory
 from matex_data.readers import FORMATS, HEAD_BYTES, detect, reader
 
 SECONDS = 60.0  # that a step of the library may take: opening a file, or reading one block of rows
@@ -74,7 +74,7 @@ def _run(
     """Let one child look at files until it ends: how many it is done with, at least one, and their errors."""
     done, errors = 0, []
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=lone_environment()
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment_without_mpi()
     ) as child:
         assert child.stdin is not None and child.stdout is not None
         try:

@@ -34,7 +34,7 @@ from matex_data.readers.csv.records import (
 )
 from matex_data.readers.csv.rows import TextRows
 from matex_data.readers.csv.types import TEXT, Summary, inferred_type, merge_summaries, requested_type
-from matex_data.sampling.schedule import share
+from matex_data.sampling.schedule import rank_range
 
 SMALL_BYTES = 4 << 20  # a smaller file is indexed by one rank
 HEAD_BYTES = 1 << 20  # that must contain the first records
@@ -324,12 +324,12 @@ def _summarize_large(
     full = options.infer == "full" or any(options.requested_dtype(name) == "category" for name in columns)
     count = len(line) if full else min(SAMPLE_BLOCKS, len(line))
     selected = np.unique(np.linspace(0, len(line) - 1, count).astype(np.int64))
-    low, high = share(len(selected), ranks.rank, ranks.size)
+    low, high = rank_range(len(selected), ranks.rank, ranks.size)
     own = selected[low:high].tolist()
     found: dict[str, Summary] = {}
     error: Exception | None = None
     memory = np.empty(int(np.diff(offset)[own].max(initial=0)), np.uint8)
-    for i in range(share(len(selected), 0, ranks.size)[1]):
+    for i in range(rank_range(len(selected), 0, ranks.size)[1]):
         block = own[i] if i < len(own) and error is None else None
         data = memory[: 0 if block is None else int(offset[block + 1] - offset[block])]
         try:

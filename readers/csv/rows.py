@@ -13,11 +13,10 @@ import pyarrow as pa
 from matex_data._types import Array, Bytes, Integers
 from matex_data.errors import DataError, DecodeError
 from matex_data.index.blocks import Blocks, uneven_blocks
-from matex_data.index.cache import Chunk, ChunkCache
-from matex_data.index.model import ReadRequest, Rows, ranges
-from matex_data.index.scatter import scatter, side_by_side
-from matex_data.index.strided import NOTHING
-from matex_data.index.table import Table
+from matex_data.index.cache import ChunkCache, ChunkFuture
+from matex_data.index.model import EMPTY, ReadRequest, RowSelection, ranges
+from matex_data.index.scatter import matrix_view, scatter
+from matex_data.index.table import Outputs, Table
 from matex_data.readers.csv.compression import plain_text
 from matex_data.readers.csv.parse import Parser
 from matex_data.readers.csv.types import ColumnType
@@ -68,7 +67,7 @@ class TextRows(Table):
     def end(self) -> int:
         return int(self.offset[-1])
 
-    def requests(self, rows: Rows, outs: Sequence[tuple[str, Array]], cache: ChunkCache) -> Iterator[ReadRequest]:
+    def requests(self, rows: RowSelection, outs: Outputs, cache: ChunkCache) -> Iterator[ReadRequest]:
         if not len(rows.destination):
             return
         blocks = uneven_blocks(rows, self.first)
@@ -80,10 +79,10 @@ class TextRows(Table):
             key = (id(self), int(blocks.number[i]), names)
             cached = cache.get(key)
             if cached is None:
-                window.reserved[i] = cache.promise(key, int(nbytes[i]))
+                window.reserved[i] = cache.reserve(key, int(nbytes[i]))
             else:
                 uncached[i] = False
-                yield ReadRequest(NOTHING, NOTHING, on_complete=partial(window.copy, i, cached))
+                yield ReadRequest(EMPTY, EMPTY, on_complete=partial(window.copy, i, cached))
         selected = np.flatnonzero(uncached)
         total = nbytes[selected].sum()
         groups = max(1, round(total / PARSE_BYTES))
@@ -158,11 +157,11 @@ class _Target:
     is_matrix: bool
 
 
-def _targets(outs: Sequence[tuple[str, Array]]) -> list[_Target]:
+def _targets(outs: Outputs) -> list[_Target]:
     targets = []
     for _, group in groupby(outs, lambda named: (named[1].strides, named[1].dtype)):
         names, arrays = map(list, zip(*group, strict=True))
-        matrix = side_by_side(arrays)
+        matrix = matrix_view(arrays)
         if matrix is not None:
             targets.append(_Target(names, matrix, True))
         else:
@@ -184,7 +183,7 @@ class _Window:
     table: TextRows
     blocks: Blocks
     targets: Sequence[_Target]
-    reserved: dict[int, Chunk]
+    reserved: dict[int, ChunkFuture]
 
     def parse(self, selected: Integers, data: Bytes) -> None:
         """Parse blocks, fulfil their futures, and scatter their rows."""
@@ -204,7 +203,7 @@ class _Window:
                 future.set_result([column[begin : begin + size] for column in columns])
         self._scatter(blocks, columns, before)
 
-    def copy(self, i: int, cached: Chunk, _: Bytes) -> None:
+    def copy(self, i: int, cached: ChunkFuture, _: Bytes) -> None:
         """Scatter rows of a block that the cache holds or that another window parses."""
         self._scatter(self.blocks.select(np.array([i])), cached.result(), np.zeros(1, np.int64))
 
