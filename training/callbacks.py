@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from matex_data.errors import PartitionError
-from matex_data.io.counters import overall
+from matex_data.io.counters import process_profile
 from matex_data.mpi import deadlines
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import running_alone
@@ -255,7 +255,7 @@ class ThroughputBar(keras.callbacks.ProgbarLogger):  # type: ignore[misc]  # Ker
         """Start the clock."""
         super().on_epoch_begin(epoch, logs)
         self._first, self._start, self._paused = self._samples_seen(), time.monotonic(), 0.0
-        self._waited = overall().waiting
+        self._waited = process_profile().waiting
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Stop the clock: validation is no training."""
@@ -267,7 +267,7 @@ class ThroughputBar(keras.callbacks.ProgbarLogger):  # type: ignore[misc]  # Ker
         now = self._paused or time.monotonic()
         seconds = max(now - self._start, 1e-9)
         if not self._paused:
-            self._waiting_fraction = (overall().waiting - self._waited) / seconds
+            self._waiting_fraction = (process_profile().waiting - self._waited) / seconds
         rate = (self._samples_seen() - self._first) / seconds
         return {"samples/s": np.round(rate), "waiting for data %": np.round(100 * self._waiting_fraction)}
 

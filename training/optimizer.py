@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from mpi4py import MPI
-
-from matex_data.pipeline import sharded
+from matex_data.mpi.library import MPI
+from matex_data.pipeline import data_parallel
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.reduction.buckets import BUCKET_BYTES
 from matex_data.training.reduction.ops import Reducer, Strategy
@@ -61,7 +60,7 @@ def distribute(
     >>> float(weight.numpy())
     0.75
     """
-    sharded.note()
+    data_parallel.enable()
     patch_iteration()
     attach_reducer(optimizer, Reducer(open_channel(comm), strategy, bucket_bytes, dense_share))
     return optimizer

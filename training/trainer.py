@@ -12,10 +12,10 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from mpi4py import MPI
 
 from matex_data import errors
 from matex_data.errors import PartitionError
+from matex_data.mpi.library import MPI
 from matex_data.training import keras_api
 from matex_data.training.callbacks import rank_callbacks
 from matex_data.training.comm.channel import Channel, open_channel

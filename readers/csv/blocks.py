@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from matex_data._types import Bytes, Integers
+from matex_data.readers.collective import IndexingRanks
 from matex_data.readers.csv.dialect import Dialect
 from matex_data.readers.csv.records import NONE, line_ends, misplaced, scan
-from matex_data.readers.ranks import IndexingRanks
 
 READ_BYTES = 4 << 20  # of one read
 PIECE_BYTES = 512 << 10  # scanned at once: larger ones leave the cache of a core, smaller ones cost more Python

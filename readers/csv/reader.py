@@ -14,23 +14,25 @@ from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field
 from matex_data.index.model import FileIndex, Index
 from matex_data.index.table import Column
+from matex_data.readers.collective import IndexingRanks, SingleRank
 from matex_data.readers.csv.blocks import scan_together
 from matex_data.readers.csv.files import TextFile, check, look, look_at
 from matex_data.readers.csv.options import Options, checked
 from matex_data.readers.csv.rows import TextRows
 from matex_data.readers.csv.types import ColumnType, Seen, chosen, inferred
-from matex_data.readers.ranks import IndexingRanks, SingleRank
-from matex_data.sampling.schedule import share
+from matex_data.sampling.schedule import rank_range
 
 SAMPLE_BLOCKS = 64  # of a large file, from which types are inferred
 
 
 def index(path: str, names: Sequence[str] | None = None, /, **options: Any) -> Index:
-    """The records of a text file; see ``index_together``."""
-    return index_together([path], names, SingleRank(), **options)
+    """The records of a text file; see ``index_collectively``."""
+    return index_collectively([path], names, SingleRank(), **options)
 
 
-def index_together(paths: Sequence[str], names: Sequence[str] | None, ranks: IndexingRanks, /, **options: Any) -> Index:
+def index_collectively(
+    paths: Sequence[str], names: Sequence[str] | None, ranks: IndexingRanks, /, **options: Any
+) -> Index:
     """The records of text files with the same columns. *Collective*.
 
     Small files are dealt out; of a large one every rank scans a part.
@@ -101,12 +103,12 @@ def _look_together(file: TextFile, names: Sequence[str], options: Options, ranks
     full = options.infer == "full" or any(options.wish(name) == "category" for name in names)
     count = len(line)
     some = np.arange(count) if full else np.unique(np.linspace(0, count - 1, SAMPLE_BLOCKS).astype(np.int64))
-    low, high = share(len(some), ranks.rank, ranks.size)
+    low, high = rank_range(len(some), ranks.rank, ranks.size)
     own = some[low:high]
     found: dict[str, Seen] = {}
     error: Exception | None = None
     memory = np.empty(int(np.diff(offset)[own].max(initial=0)), np.uint8)
-    for i in range(share(len(some), 0, ranks.size)[1]):
+    for i in range(rank_range(len(some), 0, ranks.size)[1]):
         block = int(own[i]) if i < len(own) and error is None else -1
         size = int(offset[block + 1] - offset[block]) if block >= 0 else 0
         try:

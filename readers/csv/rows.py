@@ -14,10 +14,9 @@ import pyarrow as pa
 from matex_data._types import Array, Bytes, Integers
 from matex_data.errors import DataError, DecodeError
 from matex_data.index.blocks import Blocks, uneven_blocks
-from matex_data.index.cache import Chunk, ChunkCache
-from matex_data.index.model import ReadRequest, Rows, ranges
-from matex_data.index.scatter import scatter, side_by_side
-from matex_data.index.strided import NOTHING
+from matex_data.index.cache import ChunkCache, ChunkFuture
+from matex_data.index.model import EMPTY, ReadRequest, RowSelection, ranges
+from matex_data.index.scatter import matrix_view, scatter
 from matex_data.index.table import Table
 from matex_data.readers.csv.compression import unpacked
 from matex_data.readers.csv.parse import TextLayout, parse, plain
@@ -73,7 +72,7 @@ class TextRows(Table):
     def end(self) -> int:
         return int(self.offset[-1])
 
-    def requests(self, rows: Rows, outs: Outs, cache: ChunkCache) -> Iterator[ReadRequest]:
+    def requests(self, rows: RowSelection, outs: Outs, cache: ChunkCache) -> Iterator[ReadRequest]:
         if not len(rows.destination):
             return
         blocks = uneven_blocks(rows, self.first)
@@ -85,10 +84,10 @@ class TextRows(Table):
             key = (id(self), int(blocks.number[i]), names)
             kept = cache.get(key)
             if kept is None:
-                wanted.promises[i] = cache.promise(key, int(end[i] - offset[i]))
+                wanted.promises[i] = cache.reserve(key, int(end[i] - offset[i]))
                 continue
             fresh[i] = False
-            yield ReadRequest(NOTHING, NOTHING, on_complete=partial(self._copy, wanted, i, kept))
+            yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._copy, wanted, i, kept))
         several = np.flatnonzero(fresh)
         nbytes = (end - offset)[several]
         groups = max(1, round(nbytes.sum() / PARSE_BYTES))
@@ -119,7 +118,7 @@ class TextRows(Table):
         shift = np.repeat(before - self.first[blocks.number], np.diff(blocks.entered))
         _take(wanted.targets, columns, ranges(blocks.runs.start + shift, blocks.runs.count), blocks.destination)
 
-    def _copy(self, wanted: _Wanted, i: int, kept: Chunk, _: Bytes) -> None:
+    def _copy(self, wanted: _Wanted, i: int, kept: ChunkFuture, _: Bytes) -> None:
         block = wanted.blocks.select(np.array([i]))
         begin = int(self.first[block.number[0]])
         _take(wanted.targets, kept.result(), ranges(block.runs.start - begin, block.runs.count), block.destination)
@@ -197,7 +196,7 @@ def _targets(outs: Outs) -> Targets:
     targets = []
     for _, group in groupby(outs, lambda named: (named[1].strides, named[1].dtype)):
         names, arrays = map(list, zip(*group, strict=True))
-        matrix = side_by_side(arrays)
+        matrix = matrix_view(arrays)
         if matrix is not None:
             targets.append(_Target(names, matrix, True))
         else:
@@ -211,7 +210,7 @@ class _Wanted:
 
     blocks: Blocks
     targets: Targets
-    promises: dict[int, Chunk]
+    promises: dict[int, ChunkFuture]
 
 
 def _take(targets: Targets, columns: Sequence[Array], rows: Integers, destination: Integers) -> None:

@@ -6,9 +6,9 @@ import hashlib
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
 from matex_data.io.sessions import read_sessions
+from matex_data.mpi.library import MPI
 from matex_data.training.comm.collectives import Collectives
 from matex_data.training.comm.thread import CommunicationPool
 from matex_data.training.comm.world import comm_or_world

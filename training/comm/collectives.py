@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
-from mpi4py import MPI
 
 from matex_data import machine
 from matex_data._types import Array
 from matex_data.mpi.deadlines import Liveness
+from matex_data.mpi.library import MPI
 from matex_data.mpi.watchdog import waiting_for
 
 Op = Literal["mean", "sum", "max", "min"]
@@ -47,7 +47,7 @@ class Collectives:
         self.comm = comm.Dup() if comm.size > 1 else comm
         self.liveness = liveness
         self.checked: set[bytes] = set()
-        self.oversubscribed = machine.ranks_here() >= machine.cores() if oversubscribed is None else oversubscribed
+        self.oversubscribed = machine.local_size() >= machine.cores() if oversubscribed is None else oversubscribed
 
     def reduce(self, flat: Array, op: Op = "sum") -> None:
         """Reduce an array over all ranks, in place. *Collective*.

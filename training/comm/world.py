@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    from matex_data.mpi.library import MPI
 
 _LOCAL_RANK = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 
@@ -62,14 +62,14 @@ def comm_or_world(comm: MPI.Intracomm | None) -> MPI.Intracomm:
     """Return ``comm``, or the communicator of all ranks for None."""
     if comm is not None:
         return comm
-    from mpi4py import MPI
+    from matex_data.mpi.library import MPI
 
     return MPI.COMM_WORLD
 
 
 @cache
 def _local_rank() -> int:
-    from mpi4py import MPI
+    from matex_data.mpi.library import MPI
 
     if MPI.COMM_WORLD.size == 1:
         return 0

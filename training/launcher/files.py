@@ -24,8 +24,8 @@ import tensorflow as tf
 
 from matex_data.errors import PartitionError
 from matex_data.mpi import deadlines
-from matex_data.mpi.communicator import portable
-from matex_data.mpi.processes import separate
+from matex_data.mpi.communicator import pickle_error
+from matex_data.mpi.processes import is_child_process
 from matex_data.training.comm.channel import Channel
 from matex_data.training.sharding.rows import is_sharded
 
@@ -74,7 +74,7 @@ class SaveRegistry:
         self._made: set[CallSite] = set()
         self._making: set[CallSite] = set()
         if self.liveness is not None:
-            self.liveness.answer = self._answer
+            self.liveness.on_query = self._answer
 
     def call_site(self, what: str = "") -> CallSite:
         """Return this point of the program, which is passed by that."""
@@ -102,7 +102,7 @@ class SaveRegistry:
             end = time.monotonic() + seconds
             while not found:
                 assert self.liveness is not None
-                reply = self.liveness.consult([0], question).get(0, b"")
+                reply = self.liveness.query([0], question).get(0, b"")
                 if reply:
                     found.append(pickle.loads(reply))
                 elif time.monotonic() >= end:
@@ -128,7 +128,7 @@ class SaveRegistry:
         if count and self._ask_root("begun", (digest, count + 1)) == _YES:
             raise PartitionError(
                 f"rank 0 was about to save over {path!r} while this rank read it, so this may be a later state",
-                found=f"this rank is at {deadlines.where()}",
+                found=f"this rank is at {deadlines.user_location()}",
                 remedy="let the ranks meet between this and the next save, as in a step of training or "
                 "matex_data.training.allreduce([0.0])",
             )
@@ -142,11 +142,11 @@ class SaveRegistry:
         ranks = [rank for rank in range(self.size) if rank != self.rank and count > 1]
         end = time.monotonic() + deadlines.timeout()
         while ranks and self.liveness is not None and not self.liveness.ended and time.monotonic() < end:
-            replies = self.liveness.consult(ranks, pickle.dumps(("passed", call_site)))
+            replies = self.liveness.query(ranks, pickle.dumps(("passed", call_site)))
             found = {rank: pickle.loads(reply) for rank, reply in replies.items()}
             ranks = [rank for rank in ranks if rank not in found or 0 < found[rank][0] < count]
             if ranks:
-                states = self.liveness.ask()
+                states = self.liveness.states()
                 done = (deadlines.State.WAITING, deadlines.State.LEFT)
                 ranks = [rank for rank in ranks if states[rank][0] not in done or found.get(rank, (0, True))[1]]
         self._begun.add(call_site)
@@ -161,10 +161,10 @@ class SaveRegistry:
         """Return the reply of rank 0; empty where it cannot be asked."""
         wait = deadlines.Wait(self.liveness)
         while self.liveness is not None and not self.liveness.ended:
-            replies = self.liveness.consult([0], pickle.dumps((about, call_site)))
+            replies = self.liveness.query([0], pickle.dumps((about, call_site)))
             if replies:
                 return replies[0]
-            error = wait.look()
+            error = wait.check()
             if error is not None:
                 raise error
         return b""
@@ -195,7 +195,7 @@ class SaveRegistry:
         question, ranks = pickle.dumps(("folder", call_site)), [rank for rank in range(self.size) if rank != self.rank]
         end = time.monotonic() + deadlines.timeout()
         while ranks and self.liveness is not None and not self.liveness.ended:
-            replies = self.liveness.consult(ranks, question)
+            replies = self.liveness.query(ranks, question)
             if _YES in replies.values():
                 return True
             ranks = [rank for rank in ranks if replies.get(rank, _PENDING) == _PENDING]
@@ -266,7 +266,7 @@ def patch_folders(register: SaveRegistry) -> None:
 
     @functools.wraps(mkdir)
     def make_folder(path: Any, *args: Any, **kwargs: Any) -> None:
-        if separate() or getattr(_thread, "yes", False) or "dir_fd" in kwargs:
+        if is_child_process() or getattr(_thread, "yes", False) or "dir_fd" in kwargs:
             mkdir(path, *args, **kwargs)
         else:
             register.make_folder(str(Path(os.fsdecode(path)).absolute()), lambda: mkdir(path, *args, **kwargs))
@@ -320,4 +320,4 @@ def _remove(prefix: str) -> None:
 
 def failed_save(path: str, error: Exception) -> SaveOutcome:
     """Return the outcome of a save that has failed."""
-    return SaveOutcome(path, portable(error))
+    return SaveOutcome(path, pickle_error(error))

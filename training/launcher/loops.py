@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from matex_data.pipeline import sharded
+from matex_data.pipeline import data_parallel
 from matex_data.training.comm.channel import Channel
 from matex_data.training.optimizer import averaged_gradients, batch_weight, gradients_averaged, in_training_step
 from matex_data.training.reduction.ops import Reducer, broadcast_from_root
@@ -39,7 +39,7 @@ class LoopPatches:
         for cls in _classes_with_own("apply", keras.optimizers.Optimizer):
             cls.apply = _patched(cls.apply, self)
         patch_iteration()
-        sharded.listeners.append(self._fail_guarded_graphs)
+        data_parallel.on_enable(self._fail_guarded_graphs)
 
     def is_active(self) -> bool:
         """Tell whether a gradient of now is that of a rank's part; warn once of a loop over whole batches."""
@@ -47,10 +47,10 @@ class LoopPatches:
             return True  # which is decided when the session runs
         if in_training_step() or keras_iterating.get():
             return False
-        if not sharded.exist:
+        if not data_parallel.enabled():
             self.warn_of_whole_batches()
             self._guard_graph()
-        return sharded.exist
+        return data_parallel.enabled()
 
     def average(self, gradients: list[Any]) -> list[Any]:
         """Return the averages over the ranks, in a training step of Keras or in a loop. *Collective*."""

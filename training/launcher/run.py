@@ -16,7 +16,7 @@ from typing import Any
 
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi import abort
-from matex_data.mpi.abort import leave_with, replace_exit, run_exit_handlers_first
+from matex_data.mpi.abort import exit_with, replace_exit, run_exit_handlers_first
 from matex_data.training.comm.world import comm_or_world
 
 
@@ -67,11 +67,11 @@ def run(
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) or end.code is None else 1
-        leave_with(code or 0, "" if end.code is None or isinstance(end.code, int) else f"{end.code}")
+        exit_with(code or 0, "" if end.code is None or isinstance(end.code, int) else f"{end.code}")
     except BaseException:  # whatever ends a script ends the job
         abort.unmute_stderr()
         sys.excepthook(*sys.exc_info())
-        leave_with(1)
+        exit_with(1)
 
 
 def _patch(strategy: Any, sync_batch_norm: bool, verify: bool) -> None:

@@ -21,7 +21,7 @@ import keras
 import tensorflow as tf
 
 from matex_data.mpi import deadlines
-from matex_data.mpi.processes import separate
+from matex_data.mpi.processes import is_child_process
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import alone, running_alone
 from matex_data.training.keras_api import CHECKPOINT_MANAGER, METRICS_OF_EPOCH, tf_keras_models, tf_keras_saving
@@ -90,7 +90,7 @@ class SavePatches:
             first = next(iter(bound.values()))
             path = bound[path_name] if path_name in bound else getattr(first, path_name, None)
             in_graph = path_name != "filepath" and not tf.executing_eagerly()
-            if alone.get() or separate() or in_graph or not isinstance(path, str | os.PathLike):
+            if alone.get() or is_child_process() or in_graph or not isinstance(path, str | os.PathLike):
                 return self._save_locally(original, args, kwargs)
             target = str(Path(path).absolute())
             if self._channel.rank == 0:
@@ -149,7 +149,7 @@ def _patch_managers(register: SaveRegistry) -> None:
     @functools.wraps(original)
     def begin(manager: Any, *args: Any, **kwargs: Any) -> None:
         original(manager, *args, **kwargs)
-        if alone.get() or separate():
+        if alone.get() or is_child_process():
             return
         call_site, target = register.call_site("manager"), str(Path(manager.directory).absolute())
         if register.rank == 0:
@@ -170,7 +170,7 @@ def _check_after_load(original: Any, register: SaveRegistry) -> Any:
     def load(*args: Any, **kwargs: Any) -> Any:
         loaded = original(*args, **kwargs)
         path = signature.bind(*args, **kwargs).arguments.get("filepath")
-        if isinstance(path, str | os.PathLike) and not separate():
+        if isinstance(path, str | os.PathLike) and not is_child_process():
             register.check_read(str(Path(path).absolute()))
         return loaded
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from matex_data.pipeline import sharded
+from matex_data.pipeline import data_parallel
 from matex_data.training.comm.channel import Channel
 from matex_data.training.keras_api import BaseSession
 from matex_data.training.launcher.loops import LoopPatches
@@ -112,7 +112,7 @@ class SessionPatches:
 
     def _weighted(self, graph: Any, feeds: dict[Any, Any]) -> dict[Any, Any]:
         """Return the feeds with the weight of this rank's batch. *Collective* if there is data with parts."""
-        if not sharded.exist:
+        if not data_parallel.enabled():
             self._loop_patches.warn_of_whole_batches()
             return feeds
         rows = max((len(value) for key, value in feeds.items() if _is_batch(key)), default=1)

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data._types import Array
-from matex_data.machine import unfit
+from matex_data.machine import memory_shortage
 from matex_data.mpi import deadlines
 from matex_data.training.launcher.draws import draws_for_rows
 from matex_data.training.optimizer import averaged_gradients
@@ -70,7 +70,7 @@ def verify(distributed: DistributedModel, batch: Any) -> None:
         _print(channel.rank, "self-check: left out, as the first batch has no row for some rank")
         return
     # Half of the ranks may have memory where others have none: all leave the check out, or none.
-    missing = unfit(_bytes(distributed.model, batch, int(total)), "the whole batch", remedy="")
+    missing = memory_shortage(_bytes(distributed.model, batch, int(total)), "the whole batch", remedy="")
     reasons = [reason for reason in channel.host.allgather_object(None if missing is None else str(missing)) if reason]
     if reasons:
         _print(channel.rank, f"self-check: left out, as the whole batch would not fit: {reasons[0]}")

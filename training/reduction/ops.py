@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
-from mpi4py import MPI
 
 from matex_data._types import Array
+from matex_data.mpi.library import MPI
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.collectives import Op
 from matex_data.training.comm.thread import CommunicationPool

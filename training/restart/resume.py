@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from matex_data.errors import DataError, PartitionError
 from matex_data.pipeline.batches import Batches
-from matex_data.sampling.recipe import step_of
+from matex_data.sampling.state import read_step
 from matex_data.training.comm.channel import Channel
 from matex_data.training.restart import callback_state
 from matex_data.training.restart import checkpoint as checkpoint
@@ -92,7 +92,7 @@ class TrainingRun:
         saved = self.found.facts["data"]
         if len(saved) != 1:
             raise _other_data(len(saved), 1)
-        return {**saved[0], "step": step_of(saved[0]) + self.start.step}
+        return {**saved[0], "step": read_step(saved[0]) + self.start.step}
 
     def _pipeline(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """A pipeline from the start on: data sets of this package in it begin with the epoch that was reached."""
@@ -102,8 +102,8 @@ class TrainingRun:
         if len(batches) != len(saved):
             raise _other_data(len(saved), len(batches))
         for source, state in zip(batches, saved, strict=True):
-            source.recipe.check(state)
-            source.begin_at(step_of(state) // max(1, source.schedule.steps))
+            source.fingerprint.check(state)
+            source.begin_at(read_step(state) // max(1, source.schedule.steps))
         if not self.start.step:
             return dataset
         steps = int(dataset.cardinality())

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import tensorflow as tf
-from mpi4py import MPI
 
-from matex_data.pipeline import sharded
+from matex_data.mpi.library import MPI
+from matex_data.pipeline import data_parallel
 from matex_data.training.comm.channel import open_channel
 from matex_data.training.sharding.batch_weights import patch_iteration
 from matex_data.training.sharding.determinism import FirstBatchCheck
@@ -85,11 +85,11 @@ def shard(
         return batch_size(element), rank_rows(element, rank, size, per_sample, stand_in=True)
 
     result = whole.map(select)
-    result.matex_sharded_over = channel.communicator
+    result.matex_sharded = channel.communicator
     result.matex_equal_rows = remainder == "drop" or (rows is not None and rows % size == 0)
     result.matex_row_counts = whole.map(with_row_count)
     result.matex_compare = first_batch.compare
-    sharded.note()
+    data_parallel.enable()
     patch_iteration()
     return result
 

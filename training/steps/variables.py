@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
+from matex_data.mpi.library import MPI
 from matex_data.training.comm.channel import Channel, open_channel
 
 

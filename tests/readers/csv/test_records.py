@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from matex_data.errors import DataError
+from matex_data.readers.collective import SingleRank
 from matex_data.readers.csv import blocks as csv_blocks
 from matex_data.readers.csv.blocks import RecordScanner, scan_together
 from matex_data.readers.csv.dialect import SPACES, Dialect
 from matex_data.readers.csv.records import line_ends, positions, scan
-from matex_data.readers.ranks import SingleRank
 from tests.support.simulated import together
 
 PIECES = ["a", "bc", ",", ",", '"', '"', '""', "\n", "\r\n", "\r", "é", '"\n', ',"', '",', '"\r\n"']

@@ -17,7 +17,7 @@ from matex_data import open_dataset
 from matex_data.readers.csv import blocks as csv_blocks
 from matex_data.readers.csv import files as csv_files
 from matex_data.readers.csv import rows as csv_rows
-from matex_data.readers.csv.reader import index_together
+from matex_data.readers.csv.reader import index_collectively
 from tests.support.ranks import Pools
 from tests.support.serial import every_row
 from tests.support.simulated import together
@@ -42,7 +42,7 @@ def test_fields_come_back(tmp_path: Path, rows: list[list[str]], end: str, size:
         patch.setattr(csv_blocks, "PROBE_BYTES", 9)
         patch.setattr(csv_blocks, "block_bytes", lambda size: step)
         patch.setattr(csv_files, "detect", lambda text, given, fixed: given)
-        indexes = together(size, lambda ranks: index_together([str(path)], None, ranks, **options))
+        indexes = together(size, lambda ranks: index_collectively([str(path)], None, ranks, **options))
     for column in range(len(rows[0])):
         found = every_row(indexes[-1], str(column))
         assert [text.decode() for text in found] == [row[column] for row in rows]

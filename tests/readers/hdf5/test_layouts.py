@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from matex_data.index.chunked import Chunked
+from matex_data.index.library import MemoryRows
 from matex_data.index.model import Index, Layout
 from matex_data.index.strided import Strided
 from matex_data.readers.hdf5.reader import index
-from matex_data.readers.hdf5.rows import Hdf5Rows, MemoryRows
+from matex_data.readers.hdf5.rows import Hdf5Rows
 from tests.support.serial import every_row, read_rows, same, some_rows
 
 RANDOM = np.random.default_rng(7)

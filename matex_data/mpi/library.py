@@ -1,0 +1,3 @@
+"""The MPI library."""
+
+from mpi4py import MPI as MPI
