@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import dataclass
 
 from matex_data._types import Array, Integers
-from matex_data.errors import FormatError
-from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import Index, Layout, ReadRequest, RowSelection
+from matex_data.index.model import Layout, ReadRequest, RowSelection
 
 Outputs = Sequence[tuple[str, Array]]
 """Pairs of a column's name and the array that receives its rows."""
@@ -151,42 +147,3 @@ def _unstack(layout: Layout, out: Array) -> Iterator[tuple[Layout, Array]]:
             yield from _unstack(inner, out[:, i])
     else:
         yield layout, out
-
-
-def stack_fields(index: Index, names: Sequence[str], name: str, kept: Sequence[str]) -> Index:
-    """Return an index with the fields ``names`` stacked to one field ``name``, and the fields ``kept`` beside it.
-
-    Raises
-    ------
-    FormatError : the fields differ in shape, are not all numeric, or ``name`` is among ``kept``.
-    """
-    if not names:
-        raise FormatError("there are no fields to stack", expected="a list of fields", remedy="list them in inputs=")
-    unknown = next((n for n in names if n not in index.fields), None)
-    if unknown is not None:
-        raise FormatError(
-            "the field cannot be stacked",
-            field=unknown,
-            expected="fields of the files",
-            remedy=f"leave it out; the mask of the matrix is the field {name + '_mask'!r}, which targets= accepts",
-        )
-    fields = [index.fields[n] for n in names]
-    odd = next((f for f in fields if f.shape != fields[0].shape or f.ragged or f.dtype.kind not in "biuf"), None)
-    if odd is not None:
-        raise FormatError(
-            "the field cannot be stacked with the others",
-            field=odd.name,
-            expected=f"numbers of shape {fields[0].shape}, as in {fields[0].name!r}",
-            found=f"{odd.dtype} of shape {odd.shape}",
-            remedy="stack numeric fields of one shape, or leave out stack=True",
-        )
-    if name in kept:
-        raise FormatError(f"a field beside the matrix has its name, {name!r}", field=name)
-    dtype = np.result_type(*(f.dtype for f in fields))
-    matrix = Field(name, (len(fields), *fields[0].shape), dtype, attributes={"columns": list(names)})
-    schema = {name: matrix, **{n: index.fields[n] for n in kept}}
-    files = []
-    for file in index.files:
-        layouts: dict[str, Layout] = {name: Matrix(tuple(file.layouts[n] for n in names))}
-        files.append(replace(file, layouts={**layouts, **{n: file.layouts[n] for n in kept}}))
-    return Index(schema, files, index.static)

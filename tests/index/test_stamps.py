@@ -14,9 +14,9 @@ import pytest
 from matex_data import DataError
 from matex_data.index.model import FileIndex, Index, concatenate
 from matex_data.index.stamps import Stamp, check_stamp
-from matex_data.index.table import stack_fields
-from matex_data.readers import reader, together
-from matex_data.transforms.windows import windowed
+from matex_data.readers import collective_reader, reader
+from matex_data.transforms.stack import stack_fields
+from matex_data.transforms.windows import sliding_windows
 from tests.support import simulated
 
 
@@ -91,7 +91,7 @@ def test_files_that_ranks_index_together_have_stamps(tmp_path: Path, size: int) 
     paths = [str(tmp_path / f"{i}.csv") for i in range(4)]
     for path in paths:
         Path(path).write_text("a,b\n1,2\n")
-    function = together("csv")
+    function = collective_reader("csv")
     assert function is not None
     for index in simulated.together(size, lambda ranks: function(paths, None, ranks)):
         assert [file.stamp for file in index.files] == [Stamp.of(path) for path in paths]
@@ -104,7 +104,7 @@ def test_stamps_stay_with_their_files(tmp_path: Path) -> None:
     for other in (
         index.select(["data"]),
         index.raw,
-        windowed(index, ["data"], None, 2, 1, None)[0],
+        sliding_windows(index, ["data"], None, 2, 1, None)[0],
         stack_fields(index, ["data"], "inputs", []),
         index.with_stamps({file.path: file.stamp for file in index.files}),
     ):
