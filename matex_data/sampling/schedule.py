@@ -1,11 +1,11 @@
 """Assign samples to steps and ranks: pure functions of integers, without MPI and files.
 
 An epoch is a sequence of all samples: the blocks of the files, permuted if they are shuffled. The sequence is cut into
-*lanes* of equal length; global batch k takes the next ``batch_size / lanes`` samples of every lane. A rank owns adjacent
-positions of the batch, hence adjacent lanes, hence one contiguous section of the sequence: it reads only that, and the
-ranks exchange nothing. Samples are shuffled within a *window*: the section of each lane that serves a number of whole
-steps. Every other lane runs backwards, so that adjacent lanes reach the block that they share at the same time. Nothing
-depends on the number of ranks, and so neither do the global batches.
+*lanes* of equal length; global batch k takes the next ``batch_size / lanes`` samples of every lane. A rank owns
+adjacent positions of the batch, hence adjacent lanes, hence one contiguous section of the sequence: it reads only that,
+and the ranks exchange nothing. Samples are shuffled within a *window*: the section of each lane that serves a number of
+whole steps. Every other lane runs backwards, so that adjacent lanes reach the block that they share at the same time.
+Nothing of this depends on the number of ranks, and so neither do the global batches.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class EpochOrder:
         return _sort(runs, np.arange(runs.total, dtype=np.int64))
 
     def _shuffled(self, begin: int, end: int, low: int, each: int) -> tuple[Runs, Integers]:
-        """Return positions ``low`` to ``low + each`` of each batch; their first and last lane may be another rank's too.
+        """Return positions ``low`` to ``low + each`` of each batch. Ranks may share the first and the last of their lanes.
 
         A *section* is the range of the sequence that one window takes from one lane.
         """

@@ -20,8 +20,8 @@ def split(runs: Runs, fractions: tuple[float, ...], seed: int | None) -> tuple[R
     ----------
     runs : samples to split.
     fractions : of the samples for each set; they sum to 1.
-    seed : None: the sets are contiguous, in order. Otherwise samples are drawn at random: single samples of up to 4,096,
-        else runs of neighbours, so that large files are still read in large ranges.
+    seed : None: the sets are contiguous, in order. Otherwise they are drawn at random: up to 4,096 samples one by one,
+        more in runs of neighbours, so that large files are still read in large ranges.
 
     Returns
     -------
