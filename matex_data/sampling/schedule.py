@@ -206,7 +206,7 @@ class EpochOrder:
         return _sort(runs, np.arange(runs.total, dtype=np.int64))
 
     def _shuffled(self, begin: int, end: int, low: int, each: int) -> tuple[Runs, Integers]:
-        """Return positions ``low`` to ``low + each`` of each batch. Ranks may share the first and the last of their lanes.
+        """Return positions ``low`` to ``low + each`` of each batch; the lanes at both ends may extend beyond them.
 
         A *section* is the range of the sequence that one window takes from one lane.
         """
