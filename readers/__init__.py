@@ -137,9 +137,9 @@ def detect(path: str, head: bytes) -> str:
     for name in [*(n for n in named if n in marked), *marked, *(n for n in named if n != "csv")]:
         return name
     # Imports Arrow, which files of other formats do without.
-    from matex_data.readers.csv import sniff
+    from matex_data.readers.csv import compression, dialect
 
-    text = sniff.beginning(head)
+    text = compression.plain_head(head)
     for unread in PARTICLES.values():
         if unread.begins(text):
             raise FormatError(
@@ -151,9 +151,9 @@ def detect(path: str, head: bytes) -> str:
             )
     if "csv" in named:
         sure = path.lower().endswith(_TABLE_SUFFIXES)
-        if not sniff.is_other(text) and (sure or not sniff.is_binary(text)):
+        if not dialect.is_markup_or_script(text) and (sure or not dialect.is_binary(text)):
             return "csv"
-    elif sniff.is_table(text, whole=text is head and len(head) < HEAD_BYTES):
+    elif dialect.is_table(text, whole=text is head and len(head) < HEAD_BYTES):
         return "csv"
     raise FormatError(
         "cannot tell the format of the file",

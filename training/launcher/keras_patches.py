@@ -19,7 +19,6 @@ from matex_data.errors import PartitionError
 from matex_data.mpi import deadlines
 from matex_data.training.callbacks import rank_callbacks
 from matex_data.training.comm.channel import Channel
-from matex_data.training.comm.errors import unwrapped_errors
 from matex_data.training.comm.world import alone
 from matex_data.training.keras_api import EpochIterator, keras_trainer, pythonify_logs
 from matex_data.training.launcher.saving import local_model
@@ -38,7 +37,7 @@ from matex_data.training.sharding.rows import (
 from matex_data.training.steps.distributed_model import DistributedModel
 from matex_data.training.steps.metrics import combined_logs
 from matex_data.training.steps.step import DistributedStep
-from matex_data.training.trainer import drop_empty_batches, without_keras_warnings
+from matex_data.training.trainer import drop_empty_batches, unwrapped_errors, without_keras_warnings
 
 log = logging.getLogger("matex_data.training")
 

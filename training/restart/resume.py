@@ -55,7 +55,7 @@ class TrainingRun:
         self.start = TrainingPosition(**self.found.facts["position"]) if self.found else TrainingPosition()
         self._batches: list[tuple[Batches, int]] = []  # of which the data is made, and the epoch that each begins with
 
-    def resumed_dataset(self, dataset: Any, options: dict[str, Any]) -> tf.resumed_dataset.Dataset:
+    def resumed_dataset(self, dataset: Any, options: dict[str, Any]) -> tf.data.Dataset:
         """The data from the start of this run on. *Collective*.
 
         Parameters
@@ -94,7 +94,7 @@ class TrainingRun:
             raise _other_data(len(saved), 1)
         return {**saved[0], "step": read_step(saved[0]) + self.start.step}
 
-    def _pipeline(self, dataset: tf.resumed_dataset.Dataset) -> tf.resumed_dataset.Dataset:
+    def _pipeline(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """A pipeline from the start on: data sets of this package in it begin with the epoch that was reached."""
         if self.found is None:
             return dataset
@@ -116,7 +116,7 @@ class TrainingRun:
             )
         return _skipping(dataset, self.start.step)
 
-    def epochs(self, user_callbacks: list[Any], epochs: int) -> int:
+    def last_epoch(self, user_callbacks: list[Any], epochs: int) -> int:
         """The epoch to end with: none is left of a run that ``EarlyStopping`` has ended. *Collective*.
 
         With more patience than it had waited for the run goes on.
@@ -292,7 +292,7 @@ class StepCheckpointSaver(CheckpointSaver):
             self.save(self._epoch, step)
 
 
-def _sources(dataset: tf.resumed_dataset.Dataset) -> list[Batches]:
+def _sources(dataset: tf.data.Dataset) -> list[Batches]:
     """The batches of this package that a pipeline is made of."""
     found = getattr(dataset, "matex_batches", None)
     return [found] if found is not None else [b for source in dataset._inputs() for b in _sources(source)]
@@ -307,15 +307,15 @@ def _other_data(expected: int, found: int) -> PartitionError:
     )
 
 
-def _skipping(dataset: tf.resumed_dataset.Dataset, step: int) -> tf.resumed_dataset.Dataset:
+def _skipping(dataset: tf.data.Dataset, step: int) -> tf.data.Dataset:
     """The data set without its first batches, in its first pass alone."""
     waiting = [step]
 
     def first() -> Any:
         return np.int64(waiting.pop() if waiting else 0)
 
-    def one_pass(_: Any) -> tf.resumed_dataset.Dataset:
+    def one_pass(_: Any) -> tf.data.Dataset:
         count = tf.ensure_shape(tf.numpy_function(first, [], tf.int64), ())
         return dataset.skip(count)
 
-    return tf.resumed_dataset.Dataset.range(1).flat_map(one_pass)
+    return tf.data.Dataset.range(1).flat_map(one_pass)
