@@ -17,7 +17,7 @@ from matex_data.errors import PartitionError
 from matex_data.fields import ElementSpec, Schema
 from matex_data.index.runs import Runs
 from matex_data.io.counters import Profile
-from matex_data.mpi.communicator import portable
+from matex_data.mpi.communicator import pickle_error
 from matex_data.pipeline.batches import Batches
 from matex_data.pipeline.epochs import Epochs, GlobalEpochs, MemoryEpochs, RowEpochs, StreamedEpochs
 from matex_data.pipeline.source import Source
@@ -318,7 +318,7 @@ class Dataset:
         """
         options = {} if fingerprint is None else {"step": step, **fingerprint.options}
         seed = options.pop("seed", None)
-        said = (portable(failure), {**options, "seed": "drawn" if drawn else seed}, seed)
+        said = (pickle_error(failure), {**options, "seed": "drawn" if drawn else seed}, seed)
         comm = self._source.comm
         needs_others = drawn or not comm.alone  # a forked process cannot ask for a seed, and is told so
         everyone = comm.allgather(said) if needs_others else [said]

@@ -15,14 +15,14 @@ from matex_data.dataset import Dataset
 from matex_data.errors import DataError, FormatError, PartitionError, near_matches
 from matex_data.fields import ElementSpec, Names, as_list
 from matex_data.index.model import Index, concatenate
-from matex_data.index.table import stack_fields
 from matex_data.io.ranks import MpiRanks
 from matex_data.io.sessions import read_sessions
-from matex_data.mpi.communicator import Communicator, portable
+from matex_data.mpi.communicator import Communicator, pickle_error
 from matex_data.pipeline.source import Source
 from matex_data.readers import HEAD_BYTES, collective_reader, detect, has_known_name, reader
 from matex_data.transforms.missing import Missing, check, complete_samples, read_names, treated
-from matex_data.transforms.windows import windowed
+from matex_data.transforms.stack import stack_fields
+from matex_data.transforms.windows import sliding_windows
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -107,7 +107,7 @@ def open_dataset(
         index = stack_fields(index, as_list(inputs), STACKED, read_names(as_list(targets), missing, *made) or [])
         elements = ElementSpec(STACKED, targets)
     if window is not None:
-        index, ahead = windowed(index, elements.inputs, targets, window, stride, horizon)
+        index, ahead = sliding_windows(index, elements.inputs, targets, window, stride, horizon)
         elements = ElementSpec(elements.inputs, ahead)
     treated_index = treated(index, missing, elements.names)
     source = Source(opened, treated_index, io, window_bytes, cache, block_bytes, global_reads)
@@ -207,7 +207,7 @@ def _indexed(
         except Exception as error:  # whatever it is, every rank has to raise it
             if comm.size == 1:
                 raise
-            own.append((number, portable(error)))
+            own.append((number, pickle_error(error)))
             break
     gathered = comm.allgather(own)
     indexes: list[Index] = []

@@ -119,12 +119,12 @@ def _is_text_table(path: str, head: bytes, named: bool) -> bool:
     FormatError : the file holds particle events, or the CSV reader is not installed.
     """
     try:
-        from matex_data.readers.csv import sniff  # imports Arrow, which most formats do without
+        from matex_data.readers.csv import compression, dialect  # imports Arrow, which most formats do without
     except ModuleNotFoundError as error:
         if named:
             raise missing_package("csv", error, path) from error
         return False
-    text = sniff.beginning(head)
+    text = compression.plain_head(head)
     for format in PARTICLE_FORMATS:
         if format.matches(text):
             raise FormatError(
@@ -135,9 +135,9 @@ def _is_text_table(path: str, head: bytes, named: bool) -> bool:
                 remedy="convert the data to HDF5, or register a reader in the group 'matex_data.readers'",
             )
     if not named:
-        return sniff.is_table(text, whole=text is head and len(head) < HEAD_BYTES)
+        return dialect.is_table(text, whole=text is head and len(head) < HEAD_BYTES)
     certain = path.lower().endswith(TABLE_SUFFIXES)
-    return not sniff.is_other(text) and (certain or not sniff.is_binary(text))
+    return not dialect.is_markup_or_script(text) and (certain or not dialect.is_binary(text))
 
 
 def _unknown_format(path: str, head: bytes) -> FormatError:

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from mpi4py import MPI
-
-from matex_data.pipeline import sharded
-from matex_data.training.comm.channel import channel
+from matex_data.mpi.library import MPI
+from matex_data.pipeline import data_parallel
+from matex_data.training.comm.channel import open_channel
 from matex_data.training.reduction.buckets import BUCKET_BYTES
 from matex_data.training.reduction.ops import Reducer, Strategy
-from matex_data.training.reduction.tape import averaged_once
-from matex_data.training.sharding.batch_weights import batch_weights, watch_loops
+from matex_data.training.reduction.tape import average_untagged
+from matex_data.training.sharding.batch_weights import batch_weights, patch_iteration
 
 _averaged: ContextVar[bool] = ContextVar("averaged", default=False)
 _step: ContextVar[tuple[Any] | None] = ContextVar("step", default=None)
@@ -41,20 +40,20 @@ def distribute(
     dense_share : sparse gradients keep all slices of all ranks, which is what one process would see;
         those with at least this share of the rows of their variable are summed row by row instead.
     """
-    sharded.note()
-    watch_loops()
-    let_average(optimizer, Reducer(channel(comm), strategy, bucket_bytes, dense_share))
+    data_parallel.enable()
+    patch_iteration()
+    attach_reducer(optimizer, Reducer(open_channel(comm), strategy, bucket_bytes, dense_share))
     return optimizer
 
 
-def let_average(optimizer: Any, reducer: Reducer) -> None:
+def attach_reducer(optimizer: Any, reducer: Reducer) -> None:
     """Have an optimizer average the gradients that it is given. *Collective* from then on."""
-    release(optimizer)
-    release(getattr(optimizer, "inner_optimizer", None))  # else a rank whose check fails would not take part
+    detach_reducer(optimizer)
+    detach_reducer(getattr(optimizer, "inner_optimizer", None))  # else a rank whose check fails would not take part
     object.__setattr__(optimizer, "apply", _Averaging(optimizer.apply, reducer))
 
 
-def release(optimizer: Any) -> None:
+def detach_reducer(optimizer: Any) -> None:
     """Undo ``distribute``."""
     if is_distributed(optimizer):
         object.__delattr__(optimizer, "apply")
@@ -66,7 +65,7 @@ def is_distributed(optimizer: Any) -> bool:
 
 
 @contextlib.contextmanager
-def step(weight: Any = None) -> Iterator[None]:
+def training_step(weight: Any = None) -> Iterator[None]:
     """Within this context, a training step, gradients of this rank count with ``weight``; None: as all others.
 
     The weights of all ranks sum to one.
@@ -78,7 +77,7 @@ def step(weight: Any = None) -> Iterator[None]:
         _step.reset(token)
 
 
-def in_step() -> bool:
+def in_training_step() -> bool:
     """Whether this is a training step of a shared model."""
     return _step.get() is not None
 
@@ -90,7 +89,7 @@ def batch_weight(size: int) -> Any:
 
 
 @contextlib.contextmanager
-def averaging() -> Iterator[None]:
+def averaged_gradients() -> Iterator[None]:
     """Within this context gradients have been averaged: optimizers that others wrap do not do it again."""
     token = _averaged.set(True)
     try:
@@ -99,7 +98,7 @@ def averaging() -> Iterator[None]:
         _averaged.reset(token)
 
 
-def averaged() -> bool:
+def gradients_averaged() -> bool:
     """Whether gradients have been averaged by an outer optimizer."""
     return _averaged.get()
 
@@ -112,12 +111,14 @@ class _Averaging:
         self._reducer = reducer
 
     def __call__(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
-        if averaged():
+        if gradients_averaged():
             return self._apply(grads, trainable_variables)
-        with averaging():
-            return self._apply(averaged_once(list(grads), self._average), trainable_variables)
+        with averaged_gradients():
+            return self._apply(average_untagged(list(grads), self._average), trainable_variables)
 
     def _average(self, gradients: list[Any]) -> list[Any]:
-        opened = self._reducer.channel
-        weight = batch_weight(opened.size) if in_step() else batch_weights(opened.ranks).of_step()
+        channel = self._reducer.channel
+        weight = (
+            batch_weight(channel.size) if in_training_step() else batch_weights(channel.communicator).next_step_weight()
+        )
         return self._reducer(gradients, weight)

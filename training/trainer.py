@@ -11,15 +11,15 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from mpi4py import MPI
 
 from matex_data.errors import PartitionError
+from matex_data.mpi.library import MPI
 from matex_data.training import keras_api
-from matex_data.training.callbacks import together
-from matex_data.training.comm.channel import Channel, channel
-from matex_data.training.comm.errors import readable_errors
-from matex_data.training.restart.resume import Run
-from matex_data.training.sharding.batch_weights import keras_iterates
+from matex_data.training.callbacks import rank_callbacks
+from matex_data.training.comm.channel import Channel, open_channel
+from matex_data.training.comm.errors import unwrapped_errors
+from matex_data.training.restart.resume import TrainingRun
+from matex_data.training.sharding.batch_weights import keras_iteration
 from matex_data.training.sharding.rows import batch_size
 from matex_data.training.steps.distributed_model import DistributedModel
 
@@ -58,26 +58,33 @@ def fit(
     ------
     PartitionError : on all ranks, if they have different numbers of steps.
     """
-    opened = channel(comm)
-    keras_api.check(opened.rank)
-    run = Run(opened, None if checkpoint is None else Path(checkpoint))
-    data = run.data(dataset, keras_fit_options)
-    check_steps(opened, data, keras_fit_options.get("steps_per_epoch"))
-    with DistributedModel(model, opened, sync_batch_norm) as sharing, quietly(), readable_errors(), keras_iterates():
-        users = keras.tree.flatten(callbacks) if callbacks is not None else []
-        options = {"initial_epoch": run.start.epoch, **keras_fit_options, "shuffle": False}
-        options["epochs"] = run.epochs(users, epochs)
-        options["callbacks"] = run.first() + together(sharing, users, data.element_spec, run.last(users, save_every))
-        if opened.rank > 0:
+    channel = open_channel(comm)
+    keras_api.check(channel.rank)
+    training_run = TrainingRun(channel, None if checkpoint is None else Path(checkpoint))
+    data = training_run.resumed_dataset(dataset, keras_fit_options)
+    check_steps(channel, data, keras_fit_options.get("steps_per_epoch"))
+    with (
+        DistributedModel(model, channel, sync_batch_norm) as distributed,
+        without_keras_warnings(),
+        unwrapped_errors(),
+        keras_iteration(),
+    ):
+        user_callbacks = keras.tree.flatten(callbacks) if callbacks is not None else []
+        options = {"initial_epoch": training_run.start.epoch, **keras_fit_options, "shuffle": False}
+        options["epochs"] = training_run.epochs(user_callbacks, epochs)
+        options["callbacks"] = training_run.leading_callbacks() + rank_callbacks(
+            distributed, user_callbacks, data.element_spec, training_run.trailing_callbacks(user_callbacks, save_every)
+        )
+        if channel.rank > 0:
             options["verbose"] = 0
-        if opened.size > 1 and validation_data is not None:
-            validation_data = sharing.test.same_batches(validation_data)
-        if opened.size == 1 or not sharing.test.together:
-            validation_data = without_empty(validation_data)
+        if channel.size > 1 and validation_data is not None:
+            validation_data = distributed.test.pad_batches(validation_data)
+        if channel.size == 1 or not distributed.test.lockstep:
+            validation_data = drop_empty_batches(validation_data)
         return model.fit(data, validation_data=validation_data, **options)
 
 
-def check_steps(opened: Channel, dataset: tf.data.Dataset, steps_per_epoch: int | None) -> None:
+def check_steps(channel: Channel, dataset: tf.data.Dataset, steps_per_epoch: int | None) -> None:
     """Make sure that no rank has more steps than another. *Collective*.
 
     Raises
@@ -85,25 +92,25 @@ def check_steps(opened: Channel, dataset: tf.data.Dataset, steps_per_epoch: int 
     PartitionError : on all ranks, if one has.
     """
     steps = steps_per_epoch or int(dataset.cardinality())
-    everyone = opened.host.allgather_object(steps)
-    if len(set(everyone)) > 1 or (steps == tf.data.UNKNOWN_CARDINALITY and opened.size > 1):
+    counts = channel.host.allgather_object(steps)
+    if len(set(counts)) > 1 or (steps == tf.data.UNKNOWN_CARDINALITY and channel.size > 1):
         raise PartitionError(
             "the ranks do not have the same number of training steps, or TensorFlow does not know it",
             expected="one number of steps on all ranks",
-            found=f"{everyone} on ranks 0 to {opened.size - 1} ({tf.data.UNKNOWN_CARDINALITY} means unknown)",
+            found=f"{counts} on ranks 0 to {channel.size - 1} ({tf.data.UNKNOWN_CARDINALITY} means unknown)",
             remedy="give steps_per_epoch, or share the samples out evenly, as Dataset.tf_dataset does",
         )
 
 
 @contextlib.contextmanager
-def quietly() -> Iterator[None]:
+def without_keras_warnings() -> Iterator[None]:
     """Keras warns of data sets that end earlier than they said, which those of a rank may do."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Your input ran out of data")
         yield
 
 
-def without_empty(dataset: Any) -> Any:
+def drop_empty_batches(dataset: Any) -> Any:
     """The dataset without batches that hold no sample: their mean loss would be 0/0."""
     if not isinstance(dataset, tf.data.Dataset):
         return dataset

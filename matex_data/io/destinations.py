@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from mpi4py import MPI
 
 from matex_data._types import Bytes, Integers
 from matex_data.codecs.scratch import thread_scratch
 from matex_data.io.coalesce import Ranges
+from matex_data.mpi.library import MPI
 
 CACHED_BYTES = 1 << 20  # of a run that stays in the processor's cache
 LEAST_PIECE = 4096  # bytes of each piece on average; to copy smaller ones past the cache takes longer

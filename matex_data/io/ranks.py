@@ -48,7 +48,7 @@ class MpiRanks:
             columns = [np.array([value], np.int64) for value in (offset, len(memory), memory.ctypes.data)]
             self._files.read(0, Ranges(*columns))
         else:
-            self._files.join(0, 1)
+            self._files.read_nothing(0, 1)
 
     def close(self) -> None:
         """*Collective*."""

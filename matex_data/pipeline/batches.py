@@ -57,7 +57,7 @@ class Batches:
         self._epoch, self._step = divmod(step, self.schedule.steps) if self.schedule.steps else (0, 0)
 
     @property
-    def ranks(self) -> Communicator:
+    def comm(self) -> Communicator:
         """The ranks that share these batches."""
         return self._passes.source.comm
 

@@ -32,7 +32,7 @@ IN_VAIN = 1 / 12  # of all that was read, at most, should the pass for which a w
 
 def read_bytes(comm: Communicator) -> int:
     """What each rank brings together, in bytes: it follows from the memory that it may use. *Collective*."""
-    least = -comm.largest(-free_memory())[0]
+    least = -comm.maximum(-free_memory())[0]
     return int(min(READ_BYTES, max(LEAST_READ_BYTES, least // READ_SHARE)))
 
 

@@ -10,7 +10,6 @@ from os import register_at_fork
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 from numpy.typing import NDArray
 
 from matex_data._types import Integers
@@ -19,10 +18,11 @@ from matex_data.index import table
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Index, ReadRequest, RowSelection, call_after_last
 from matex_data.index.runs import Runs
-from matex_data.io.coalesce import Call, PendingRead, calls
+from matex_data.io.coalesce import PendingRead, ReadTask, plan_tasks
 from matex_data.io.files import Files
 from matex_data.machine import out_of_memory, threads
-from matex_data.mpi.processes import separate
+from matex_data.mpi.library import MPI
+from matex_data.mpi.processes import is_child_process
 from matex_data.pipeline.buffers import BufferPool
 
 Arrays = dict[str, NDArray[Any]]
@@ -76,7 +76,7 @@ def _called(task: Callable[..., Any], *arguments: Any) -> Any:
 
 def _explained(error: Exception, what: str) -> Exception:
     """Return ``OutOfMemory`` if ``error`` says that ``what`` found no memory, else the error itself."""
-    return out_of_memory(error, None if separate() else MPI.COMM_WORLD.rank, what) or error
+    return out_of_memory(error, None if is_child_process() else MPI.COMM_WORLD.rank, what) or error
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Plan:
     pool : scratch memory for bytes that have to be decoded.
     """
 
-    calls: dict[int, list[Call]] = field(default_factory=dict)
+    calls: dict[int, list[ReadTask]] = field(default_factory=dict)
     at_once: list[Callable[[], None]] = field(default_factory=list)
     memory: list[NDArray[Any]] = field(default_factory=list)
     chunks: ChunkCache | None = None
@@ -105,7 +105,7 @@ class Plan:
             counts[number] = sum(call.count for call in needed)
         return counts
 
-    def scratch(self, call: Call) -> NDArray[np.uint8]:
+    def scratch(self, call: ReadTask) -> NDArray[np.uint8]:
         """Memory for what the call reads to be decoded; none where it reads straight to the windows."""
         return self.pool.bytes(call.scratch) if call.scratch else _NOTHING
 
@@ -146,7 +146,7 @@ def plan(index: Index, runs: Runs, destination: Integers, arrays: Arrays, chunks
             wanted.setdefault(number, []).append(reading)
         elif done is not None:
             result.at_once.append(partial(done, _NOTHING))
-    result.calls = {number: calls(of_file, CALLS * threads()) for number, of_file in wanted.items()}
+    result.calls = {number: plan_tasks(of_file, CALLS * threads()) for number, of_file in wanted.items()}
     return result
 
 
@@ -196,9 +196,9 @@ def execute(plan: Plan, files: Files, agreed: Integers) -> list[Future[None]]:
             left -= call.count
             unread = _read(files, number, call, scratch)
             if unread is None:
-                started.append(submit(call.finish, scratch))
+                started.append(submit(call.complete, scratch))
             failure = failure or unread
-        files.join(number, left)
+        files.read_nothing(number, left)
     if failure is not None:
         plan.abandon(failure)
         for future in started:
@@ -221,18 +221,18 @@ def reads_aside(files: Files) -> bool:
     return not files.collective and threads() > 1
 
 
-def _read(files: Files, number: int, call: Call, scratch: NDArray[np.uint8]) -> Exception | None:
+def _read(files: Files, number: int, call: ReadTask, scratch: NDArray[np.uint8]) -> Exception | None:
     """Return what went wrong first, if anything. *Collective* in collective mode: every read is entered."""
     failure: Exception | None = None
     for ranges in call.reads:
         try:
-            files.read(number, ranges.moved(scratch.ctypes.data) if call.scratch else ranges)
+            files.read(number, ranges.shifted(scratch.ctypes.data) if call.scratch else ranges)
         except Exception as error:
             failure = failure or _explained(error, f"{call.nbytes} bytes that are read")
     return failure
 
 
-def _read_and_finish(files: Files, number: int, call: Call, plan: Plan) -> None:
+def _read_and_finish(files: Files, number: int, call: ReadTask, plan: Plan) -> None:
     """The memory of the plan has to live as long as this writes to it. Scratch memory is that which was free last."""
     try:
         scratch = plan.scratch(call)
@@ -242,7 +242,7 @@ def _read_and_finish(files: Files, number: int, call: Call, plan: Plan) -> None:
     except BaseException as error:
         plan.abandon(error)
         raise
-    call.finish(scratch)
+    call.complete(scratch)
 
 
 def _by_file(index: Index, runs: Runs, destination: Integers) -> Iterator[tuple[int, RowSelection]]:

@@ -19,9 +19,9 @@ from matex_data.index.stamps import check_stamp
 from matex_data.io.counters import Profile
 from matex_data.io.files import Files, mode_for
 from matex_data.io.sessions import ReadSessions
-from matex_data.mpi.agreement import Status
 from matex_data.mpi.communicator import Communicator
-from matex_data.mpi.processes import separate
+from matex_data.mpi.processes import is_child_process
+from matex_data.mpi.status import Status
 from matex_data.pipeline.buffers import BufferPool
 from matex_data.pipeline.execute import Arrays, Plan, execute, plan
 from matex_data.pipeline.window import ReadContext
@@ -94,11 +94,11 @@ class Source:
         """What one reader reads with. *Collective*."""
         cache_bytes = max(CACHE_BYTES, self.window_bytes // self.comm.size)
         paths = [file.path for file in self.index.files]
-        if separate() and self._process != os.getpid():
+        if is_child_process() and self._process != os.getpid():
             self._process = os.getpid()
             self._channels = ReadSessions(Communicator(rank=self.comm.rank, size=self.comm.size))
             self.mode = "independent"
-        channel = self._channels.open(paths, self.mode)
+        channel = self._channels.open(paths, self.mode, self.profile)
         return ReadContext(channel, self.index, self.pool, self.scratch, cache_bytes, self.profile, self.changed)
 
     def exchange_supply(self) -> ReadContext:
@@ -171,7 +171,7 @@ class Source:
     def _read(self, index: Index, pieces: Iterable[tuple[Runs, Integers, Callable[[], Arrays]]]) -> Iterator[Arrays]:
         """Each piece as soon as it is read; as many on every rank, and nothing in the last. *Collective*."""
         supply = self.supply()
-        agreement, files = supply.channel.agreement, supply.channel.files
+        status_exchange, files = supply.channel.status_exchange, supply.channel.files
         chunks = ChunkCache(supply.cache_bytes)
         failure: Exception | None = self.changed()
         for part, destination, allocate in pieces:
@@ -183,10 +183,10 @@ class Source:
                     work = plan(index, part, destination, arrays, chunks, self.scratch)
             except Exception as error:  # whatever it is, the other ranks have to know
                 failure = failure or error
-            status = Status.FAILED if failure else Status.GO_ON
-            status, needs = agreement.reach(status, work.counts(len(self.index.files)))
+            status = Status.FAILED if failure else Status.CONTINUE
+            status, needs = status_exchange.exchange(status, work.counts(len(self.index.files)))
             if status == Status.FAILED:
-                raise agreement.error(failure)
+                raise status_exchange.first_error(failure)
             failure = _failure(work, files, needs)
             if failure is None:
                 yield arrays
@@ -194,7 +194,7 @@ class Source:
     def _pieces(self, runs: Runs, row_bytes: int) -> Iterator[tuple[Runs, Integers]]:
         """Samples that are read together and their places, as often on every rank; none at all at the end."""
         step = max(1, LOAD_BYTES // row_bytes)
-        (longest,) = self.comm.largest(runs.total)
+        (longest,) = self.comm.maximum(runs.total)
         for done in range(0, -(-longest // step) * step + 1, step):
             low, high = min(done, runs.total), min(done + step, runs.total)
             yield runs.slice(np.array([low]), np.array([high - low])), np.arange(low, high)

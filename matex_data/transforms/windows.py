@@ -92,7 +92,7 @@ def _spread(base: Array, destination: Integers, positions: Sequence[Integers], o
 _INPUT, _TARGET = "input", "target"
 
 
-def windowed(
+def sliding_windows(
     index: Index, inputs: Names, targets: Names, window: int, stride: int, horizon: int | None
 ) -> tuple[Index, Names]:
     """An index whose samples are windows, and the names of its targets.

@@ -14,9 +14,9 @@ import pytest
 from matex_data import DataError
 from matex_data.index.model import FileIndex, Index, concatenate
 from matex_data.index.stamps import Stamp, check_stamp
-from matex_data.index.table import stack_fields
 from matex_data.readers import collective_reader, reader
-from matex_data.transforms.windows import windowed
+from matex_data.transforms.stack import stack_fields
+from matex_data.transforms.windows import sliding_windows
 from tests.support import simulated
 
 
@@ -104,7 +104,7 @@ def test_stamps_stay_with_their_files(tmp_path: Path) -> None:
     for other in (
         index.select(["data"]),
         index.raw,
-        windowed(index, ["data"], None, 2, 1, None)[0],
+        sliding_windows(index, ["data"], None, 2, 1, None)[0],
         stack_fields(index, ["data"], "inputs", []),
         index.with_stamps({file.path: file.stamp for file in index.files}),
     ):

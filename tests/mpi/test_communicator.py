@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from matex_data import PartitionError, open_dataset
 from matex_data.io.sessions import read_sessions
-from matex_data.mpi.communicator import Communicator, pending
+from matex_data.mpi.communicator import Communicator, has_pending
 from tests.support.ranks import Pool
 
 ROWS = 960
@@ -32,11 +32,11 @@ def _rounds(comm: MPI.Intracomm) -> list[list[int]]:
     for number in range(40):
         if number % comm.size == comm.rank:
             time.sleep(0.001)
-        round_ = opened.begin([number * comm.size + comm.rank] + [number] * 50)
+        round_ = opened.start_maximum([number * comm.size + comm.rank] + [number] * 50)
         noise = [np.full(51, -7) for _ in range(20)]  # takes memory that was let go of too early
         found.append(round_.wait().tolist())
         del noise
-    assert not pending()
+    assert not has_pending()
     return found
 
 

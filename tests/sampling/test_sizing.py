@@ -14,11 +14,11 @@ import pytest
 from mpi4py import MPI
 
 import matex_data as md
-from benchmarks import shuffling
-from benchmarks.shuffling import FILES, Sorted
+from benchmarks.cases import shuffling
+from benchmarks.cases.shuffling import FILES, Sorted
 from matex_data import PartitionError
 from matex_data.index.runs import Runs
-from matex_data.io import files
+from matex_data.io.counters import process_profile
 from matex_data.pipeline.epochs import EXCHANGE_BYTES
 from matex_data.sampling.sizing import ShuffleQuality, estimate_quality, make_schedule
 from tests.support.ranks import Pools
@@ -142,10 +142,10 @@ def _read(comm: MPI.Intracomm, path: Path, window_bytes: int) -> tuple[int, int]
     """Bytes of the file that this rank reads in an epoch, and bytes of a chunk."""
     data = md.open_dataset(path, comm=comm, window_bytes=window_bytes)
     (part,) = data._source.index.files[0].layouts.values()
-    before = sum(files.counters().bytes.values())
+    before = process_profile().bytes
     for _ in data.batches(BATCH, shuffle=True, seed=1, remainder="keep"):
         pass
-    return sum(files.counters().bytes.values()) - before, part.stored_bytes() * CHUNK // ROWS
+    return process_profile().bytes - before, part.stored_bytes() * CHUNK // ROWS
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,6 @@ def _write_output_to(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    from tests import rank_worker  # answers must be of the class that the parent can import
+    from tests.support import rank_worker  # answers must be of the class that the parent can import
 
     rank_worker.main(Path(sys.argv[1]))

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
-from mpi4py import MPI
 
 from matex_data import machine
 from matex_data._types import Array
 from matex_data.mpi.deadlines import Liveness
+from matex_data.mpi.library import MPI
 from matex_data.mpi.watchdog import waiting_for
 
 Op = Literal["mean", "sum", "max", "min"]
@@ -22,7 +22,7 @@ CALL_BYTES = 1 << 30
 """One MPI call moves at most so many bytes: counts of some libraries end at 2 GiB."""
 SPINS = 50
 """Tests of a request (some 100 us) before its thread sleeps between them."""
-NAP = 5e-5
+SLEEP = 5e-5
 """Seconds between two tests of a request."""
 _OPS: dict[str, MPI.Op] = {"mean": MPI.SUM, "sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
 
@@ -41,23 +41,23 @@ class Collectives:
     def __init__(self, comm: MPI.Intracomm, liveness: Liveness | None, oversubscribed: bool | None = None) -> None:
         self.comm = comm.Dup() if comm.size > 1 else comm
         self.liveness = liveness
-        self.agreed: set[bytes] = set()  # what all ranks have said on it that they are about to do
+        self.checked: set[bytes] = set()  # what all ranks have said on it that they are about to do
         self.oversubscribed = machine.local_size() >= machine.cores() if oversubscribed is None else oversubscribed
 
     def reduce(self, flat: Array, op: Op = "sum") -> None:
         """Combine a flat array over all ranks in place. *Collective*."""
-        for piece in _pieces(flat):
+        for segment in _segments(flat):
             if self.oversubscribed:
-                self._wait(self.comm.Iallreduce(MPI.IN_PLACE, piece, _OPS[op]))
+                self._wait(self.comm.Iallreduce(MPI.IN_PLACE, segment, _OPS[op]))
                 continue
             with waiting_for(self.liveness):
-                self.comm.Allreduce(MPI.IN_PLACE, piece, _OPS[op])
+                self.comm.Allreduce(MPI.IN_PLACE, segment, _OPS[op])
 
     def broadcast(self, flat: Array, root: int = 0) -> None:
         """Give all ranks the flat array of rank ``root``, in place. *Collective*."""
         self.barrier()  # the root could go on, and leave, while others wait for others yet
-        for piece in _pieces(flat.view(np.uint8)):
-            self._wait(self.comm.Ibcast(piece, root))
+        for segment in _segments(flat.view(np.uint8)):
+            self._wait(self.comm.Ibcast(segment, root))
 
     def gather(self, rows: Array) -> Array:
         """The rows of all ranks, those of rank 0 first; ranks may have different numbers of them. *Collective*."""
@@ -67,9 +67,9 @@ class Collectives:
         row_bytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
         ends = np.cumsum(counts)
         if out.nbytes < CALL_BYTES:
-            sizes, places = counts * row_bytes, (ends - counts) * row_bytes
+            sizes, offsets = counts * row_bytes, (ends - counts) * row_bytes
             mine = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
-            everyone = [out.reshape(-1).view(np.uint8), sizes, places, MPI.BYTE]
+            everyone = [out.reshape(-1).view(np.uint8), sizes, offsets, MPI.BYTE]
             self._wait(self.comm.Iallgatherv(mine, everyone))
             return out
         out[ends[self.comm.rank] - counts[self.comm.rank] : ends[self.comm.rank]] = rows
@@ -99,10 +99,10 @@ class Collectives:
                     return
                 os.sched_yield()
             while not request.Test():
-                time.sleep(NAP)
+                time.sleep(SLEEP)
 
 
-def _pieces(flat: Array) -> Iterator[Array]:
+def _segments(flat: Array) -> Iterator[Array]:
     step = max(1, CALL_BYTES // flat.dtype.itemsize)
     for start in range(0, flat.size, step):
         yield flat[start : start + step]

@@ -10,7 +10,7 @@ from matex_data import errors
 
 
 @contextlib.contextmanager
-def readable_errors() -> Iterator[None]:
+def unwrapped_errors() -> Iterator[None]:
     """Raise the ``DataError`` itself where TensorFlow wraps one in its own error."""
     try:
         yield

@@ -9,31 +9,32 @@ from typing import Any
 
 from matex_data.training.comm.collectives import Collectives
 
-Job = Callable[[Collectives], Any]
+Operation = Callable[[Collectives], Any]
 
 
-class CommunicationThreads:
+class CommunicationPool:
     """Several couriers that share the jobs 0, 1, 2, ... among them. Making one is *collective*."""
 
-    def __init__(self, line: Collectives, number: int) -> None:
-        self._couriers = [
-            CommunicationThread(Collectives(line.comm, line.liveness, line.oversubscribed)) for _ in range(number)
+    def __init__(self, collectives: Collectives, number: int) -> None:
+        self._threads = [
+            CommunicationThread(Collectives(collectives.comm, collectives.liveness, collectives.oversubscribed))
+            for _ in range(number)
         ]
-        self._results: dict[int, Future[Any]] = {}
+        self._futures: dict[int, Future[Any]] = {}
 
-    def hand_over(self, number: int, job: Job) -> None:
+    def submit(self, number: int, operation: Operation) -> None:
         """Do the job when its turn comes. Never blocks."""
-        turn, courier = divmod(number, len(self._couriers))
-        self._results[number] = self._couriers[courier].hand_over(turn, job)
+        index, thread = divmod(number, len(self._threads))
+        self._futures[number] = self._threads[thread].submit(index, operation)
 
     def result(self, number: int) -> Any:
         """What the job returned or raised; waits for it."""
-        return self._results.pop(number).result()
+        return self._futures.pop(number).result()
 
     def close(self) -> None:
         """End the threads and free the communicators. *Collective*."""
-        for courier in self._couriers:
-            courier.close()
+        for thread in self._threads:
+            thread.close()
 
 
 class CommunicationThread:
@@ -43,20 +44,20 @@ class CommunicationThread:
     thread of the caller ever blocks before all jobs are handed over.
     """
 
-    def __init__(self, line: Collectives) -> None:
-        self._line = line
-        self._jobs: dict[int, tuple[Job, Future[Any]]] = {}
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives
+        self._pending: dict[int, tuple[Operation, Future[Any]]] = {}
         self._next = 0
         self._open = True
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="matex-courier", daemon=True)
         self._thread.start()
 
-    def hand_over(self, number: int, job: Job) -> Future[Any]:
+    def submit(self, number: int, operation: Operation) -> Future[Any]:
         """Do the job when its turn comes. Never blocks."""
         future: Future[Any] = Future()
         with self._changed:
-            self._jobs[number] = (job, future)
+            self._pending[number] = (operation, future)
             self._changed.notify()
         return future
 
@@ -66,17 +67,17 @@ class CommunicationThread:
             self._open = False
             self._changed.notify()
         self._thread.join(timeout=10)
-        self._line.close()
+        self._collectives.close()
 
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._next in self._jobs or not self._open)
+                self._changed.wait_for(lambda: self._next in self._pending or not self._open)
                 if not self._open:
                     return
-                job, future = self._jobs.pop(self._next)
+                operation, future = self._pending.pop(self._next)
                 self._next += 1
             try:
-                future.set_result(job(self._line))
+                future.set_result(operation(self._collectives))
             except Exception as error:  # whatever it is, it belongs to the one who waits for the result
                 future.set_exception(error)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from contextvars import ContextVar
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
-_LOCAL_RANK = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+    from matex_data.mpi.library import MPI
 
 alone: ContextVar[bool] = ContextVar("alone", default=False)
 """This rank does something that the others do not: nothing that it calls may wait for them."""
@@ -42,29 +39,22 @@ def world() -> World:
     *Collective* at its first call where the launcher leaves the local rank open (several ranks, and
     none of the usual environment variables).
     """
-    comm = communicator(None)
+    comm = comm_or_world(None)
     return World(comm.rank, comm.size, _local_rank())
 
 
-def communicator(comm: MPI.Intracomm | None) -> MPI.Intracomm:
+def comm_or_world(comm: MPI.Intracomm | None) -> MPI.Intracomm:
     """The communicator meant by the user's ``comm``: all ranks of the job for None."""
     if comm is not None:
         return comm
-    from mpi4py import MPI
+    from matex_data.mpi.library import MPI
 
     return MPI.COMM_WORLD
 
 
 @cache
 def _local_rank() -> int:
-    from mpi4py import MPI
+    from matex_data.mpi.library import MPI
+    from matex_data.mpi.node import local_rank
 
-    if MPI.COMM_WORLD.size == 1:
-        return 0
-    for name in _LOCAL_RANK:
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
-    rank = node.rank
-    node.Free()
-    return rank
+    return local_rank(MPI.COMM_WORLD).rank

@@ -37,7 +37,9 @@ def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(dtype)
 
 
-def plan(sizes: Sequence[int], dtypes: Sequence[np.dtype[Any]], bucket_bytes: int = BUCKET_BYTES) -> list[Bucket]:
+def plan_buckets(
+    sizes: Sequence[int], dtypes: Sequence[np.dtype[Any]], bucket_bytes: int = BUCKET_BYTES
+) -> list[Bucket]:
     """Buckets for tensors of those sizes (elements), the last tensors first.
 
     Back-propagation finishes the gradients of the last layers first, so their sum can begin while the
@@ -65,13 +67,13 @@ def pack(arrays: Sequence[Array], dtype: np.dtype[Any], weight: float | None = N
     step = max(1, ALIGNMENT // dtype.itemsize)
     starts = np.cumsum([0] + [-(-array.size // step) * step for array in arrays])
     flat = _aligned(int(starts[-1]), dtype)
-    parts = []
+    views = []
     for array, start, end in zip(arrays, starts[:-1], starts[1:], strict=True):
-        part = flat[start : start + array.size]
+        view = flat[start : start + array.size]
         flat[start + array.size : end] = 0
-        _scale(array.reshape(-1), weight, part)
-        parts.append(part.reshape(array.shape))
-    return flat, parts
+        _scale(array.reshape(-1), weight, view)
+        views.append(view.reshape(array.shape))
+    return flat, views
 
 
 def _scale(array: Array, weight: float | None, out: Array) -> None:

@@ -33,20 +33,20 @@ class Payload:
 
 
 class DensePayload(Payload):
-    def __init__(self, opened: Channel, bucket: Bucket, op: Op) -> None:
-        self.channel, self.bucket, self.op = opened, bucket, op
+    def __init__(self, channel: Channel, bucket: Bucket, op: Op) -> None:
+        self.channel, self.bucket, self.op = channel, bucket, op
 
     def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[Collectives], list[Array]]:
         if weight == WHOLE:
-            return _unchanged(arrays)
-        flat, parts = pack(arrays, self.bucket.dtype, weight)
+            return _local_copies(arrays)
+        flat, views = pack(arrays, self.bucket.dtype, weight)
         dtypes = [array.dtype for array in arrays]
-        what = f"{self.op} of {[(array.shape, array.dtype.str) for array in arrays]}"
+        operation = f"{self.op} of {[(array.shape, array.dtype.str) for array in arrays]}"
 
-        def communicate(line: Collectives) -> list[Array]:
-            self.channel.agree(what, line)
-            line.reduce(flat, self.op)
-            return [part.astype(dtype, copy=False) for part, dtype in zip(parts, dtypes, strict=True)]
+        def communicate(collectives: Collectives) -> list[Array]:
+            self.channel.check_same(operation, collectives)
+            collectives.reduce(flat, self.op)
+            return [view.astype(dtype, copy=False) for view, dtype in zip(views, dtypes, strict=True)]
 
         return communicate
 
@@ -59,22 +59,22 @@ class DensePayload(Payload):
 
 
 class SparsePayload(Payload):
-    def __init__(self, opened: Channel, dense_share: float | None) -> None:
-        self.channel, self.dense_share = opened, dense_share
+    def __init__(self, channel: Channel, dense_share: float | None) -> None:
+        self.channel, self.dense_share = channel, dense_share
 
     def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[Collectives], list[Array]]:
         values, indices, rows = arrays
         if weight == WHOLE:
-            return _unchanged([values, indices])
-        _, (mine,) = pack([values if weight else values[:0]], values.dtype, weight)
-        where = np.array(indices if weight else indices[:0])
+            return _local_copies([values, indices])
+        _, (local_values,) = pack([values if weight else values[:0]], values.dtype, weight)
+        local_indices = np.array(indices if weight else indices[:0])
 
-        def communicate(line: Collectives) -> list[Array]:
-            self.channel.agree(f"gather slices of {values.shape[1:]}, {values.dtype.str}", line)
-            everywhere = line.gather(where)
-            if self.dense_share is not None and len(everywhere) >= self.dense_share * int(rows) > 0:
-                return _sum_rows(line, mine, where, int(rows))
-            return [line.gather(mine), everywhere]
+        def communicate(collectives: Collectives) -> list[Array]:
+            self.channel.check_same(f"gather slices of {values.shape[1:]}, {values.dtype.str}", collectives)
+            all_indices = collectives.gather(local_indices)
+            if self.dense_share is not None and len(all_indices) >= self.dense_share * int(rows) > 0:
+                return _sum_rows(collectives, local_values, local_indices, int(rows))
+            return [collectives.gather(local_values), all_indices]
 
         return communicate
 
@@ -86,14 +86,14 @@ class SparsePayload(Payload):
         outputs[1].set_shape([None])
 
 
-def _unchanged(arrays: Sequence[Array]) -> Callable[[Collectives], list[Array]]:
+def _local_copies(arrays: Sequence[Array]) -> Callable[[Collectives], list[Array]]:
     copies = [np.array(array) for array in arrays]
-    return lambda line: copies
+    return lambda collectives: copies
 
 
-def _sum_rows(line: Collectives, values: Array, indices: Array, rows: int) -> list[Array]:
+def _sum_rows(collectives: Collectives, values: Array, indices: Array, rows: int) -> list[Array]:
     """All rows of the dense sum, and their indices."""
     total = np.zeros((rows, *values.shape[1:]), values.dtype)
     np.add.at(total, indices, values)
-    line.reduce(total.reshape(-1))
+    collectives.reduce(total.reshape(-1))
     return [total, np.arange(rows, dtype=indices.dtype)]

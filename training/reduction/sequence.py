@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 
-class Ticket:
+class Cursor:
     """The number of the next operation, a scalar int64 tensor; whoever uses it leaves the number after."""
 
     def __init__(self, number: Any) -> None:
@@ -27,17 +27,17 @@ class SequenceCounter:
         self._counter: Any = None
 
     @contextlib.contextmanager
-    def ticket(self) -> Iterator[Ticket]:
+    def advance(self) -> Iterator[Cursor]:
         """The operations made in this context come after those of the context before."""
         if in_session_graph():  # a variable would need the user's session to initialise it
-            yield Ticket(tf.constant(0, tf.int64))
+            yield Cursor(tf.constant(0, tf.int64))
             return
         if self._counter is None:
             with tf.init_scope(), tf.device("CPU:0"):
                 self._counter = tf.Variable(0, trainable=False, dtype=tf.int64, name="matex_order")
-        ticket = Ticket(self._counter.read_value())
-        yield ticket
-        self._counter.assign(ticket.number)
+        cursor = Cursor(self._counter.read_value())
+        yield cursor
+        self._counter.assign(cursor.number)
 
 
 def in_session_graph() -> bool:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from matex_data.training.keras_api import is_recording
 
-_AVERAGED = "_matex_averaged"
+_TAG = "_matex_averaged"
 Average = Callable[[list[Any]], list[Any]]
 
 
@@ -30,10 +30,10 @@ class GradientPatches:
     wanted : whether the gradients of now are averaged.
     """
 
-    def __init__(self, average: Average, wanted: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, average: Average, enabled: Callable[[], bool] = lambda: True) -> None:
         self._average = average
-        self._wanted = wanted
-        self._hidden: list[tuple[Any, str, Any]] = []
+        self._enabled = enabled
+        self._originals: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> GradientPatches:
         self._wrap(tf.GradientTape, "gradient")
@@ -42,40 +42,40 @@ class GradientPatches:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for owner, name, original in reversed(self._hidden):
+        for owner, name, original in reversed(self._originals):
             setattr(owner, name, original)
-        self._hidden.clear()
+        self._originals.clear()
 
     def _wrap(self, owner: Any, name: str) -> None:
         """Patch a function whose last positional arguments are targets and sources."""
         original = getattr(owner, name)
-        self._hidden.append((owner, name, original))
+        self._originals.append((owner, name, original))
         names = ("ys", "xs") if name == "gradients" else ("target", "sources")
 
         @functools.wraps(original)
         def patched(*args: Any, **kwargs: Any) -> Any:
             gradients = original(*args, **kwargs)
-            if not self._wanted() or is_recording():
+            if not self._enabled() or is_recording():
                 return gradients
             sources = kwargs[names[1]] if names[1] in kwargs else args[1 if name == "gradients" else 2]
-            return self._averaged(sources, gradients)
+            return self._average_variables(sources, gradients)
 
         setattr(owner, name, patched)
 
-    def _averaged(self, sources: Any, gradients: Any) -> Any:
+    def _average_variables(self, sources: Any, gradients: Any) -> Any:
         leaves = tf.nest.flatten(gradients)
         pairs = zip(tf.nest.flatten(sources), leaves, strict=True)
         own = [i for i, (source, gradient) in enumerate(pairs) if hasattr(source, "assign") and gradient is not None]
-        for i, average in zip(own, averaged_once([leaves[i] for i in own], self._average), strict=True):
+        for i, average in zip(own, average_untagged([leaves[i] for i in own], self._average), strict=True):
             leaves[i] = average
         return tf.nest.pack_sequence_as(gradients, leaves)
 
 
-def averaged_once(gradients: Sequence[Any], average: Average) -> list[Any]:
+def average_untagged(gradients: Sequence[Any], average: Average) -> list[Any]:
     """Return all of them averaged; tensors that are averages already stay as they are."""
-    left = [i for i, gradient in enumerate(gradients) if gradient is not None and not hasattr(gradient, _AVERAGED)]
+    untagged = [i for i, gradient in enumerate(gradients) if gradient is not None and not hasattr(gradient, _TAG)]
     result = list(gradients)
-    for i, gradient in zip(left, average([gradients[i] for i in left]) if left else [], strict=True):
-        setattr(gradient, _AVERAGED, True)
+    for i, gradient in zip(untagged, average([gradients[i] for i in untagged]) if untagged else [], strict=True):
+        setattr(gradient, _TAG, True)
         result[i] = gradient
     return result

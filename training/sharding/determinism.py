@@ -17,43 +17,43 @@ from matex_data.training.comm.channel import Channel
 log = logging.getLogger("matex_data.training")
 
 
-def draw_alike(opened: Channel) -> None:
+def seed_all_ranks(channel: Channel) -> None:
     """Let all ranks draw the same random numbers, also those that the script does not seed. *Collective*.
 
     So ``np.random.default_rng()`` splits data alike on all ranks. What Python's ``secrets``, ``uuid`` and
     ``tempfile`` draw still differs.
     """
-    entropy = opened.host.allgather_object(secrets.randbits(128))[0]
+    entropy = channel.host.allgather_object(secrets.randbits(128))[0]
     keras.utils.set_random_seed(entropy % 2**32)
     generators: Any = np.random.bit_generator
     if hasattr(generators, "randbits"):  # what NumPy asks for entropy; its name is no promise
         generators.randbits = random.Random(entropy).getrandbits
 
 
-class SameBatches(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+class FirstBatchCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Tells the user where the ranks do not get the same first batch, of which each would take its rows."""
 
     async_safe = True
 
-    def __init__(self, opened: Channel) -> None:
+    def __init__(self, channel: Channel) -> None:
         super().__init__()
-        self._channel = opened
+        self._channel = channel
         self._digest = 0
-        self._unknown = False
+        self._pending = False
 
-    def noting(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    def recording(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """The data set, which leaves a digest of its first element here."""
-        self._unknown = True
+        self._pending = True
 
-        def note(position: Any, element: Any) -> Any:
+        def record(position: Any, element: Any) -> Any:
             leaves = tf.nest.flatten(element, expand_composites=True)
-            noted = tf.cond(position == 0, lambda: tf.numpy_function(self._note, leaves, tf.bool), lambda: True)
-            with tf.control_dependencies([noted]):
+            recorded = tf.cond(position == 0, lambda: tf.numpy_function(self._record, leaves, tf.bool), lambda: True)
+            with tf.control_dependencies([recorded]):
                 return tf.nest.map_structure(tf.identity, element)
 
-        return dataset.enumerate().map(note)
+        return dataset.enumerate().map(record)
 
-    def _note(self, *leaves: Any) -> Any:
+    def _record(self, *leaves: Any) -> Any:
         digest = 0
         for leaf in leaves:
             values = np.asarray(leaf)
@@ -68,9 +68,9 @@ class SameBatches(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has 
 
     def compare(self) -> None:
         """Compare the digests of the first batch, once. *Collective* then."""
-        if not self._unknown:
+        if not self._pending:
             return
-        self._unknown = False
+        self._pending = False
         if len(set(self._channel.host.allgather_object(self._digest))) > 1 and self._channel.rank == 0:
             log.warning(
                 "the ranks do not get the same data, of which each takes its rows of a batch: some samples are used "

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import tensorflow as tf
-from mpi4py import MPI
 
-from matex_data.pipeline import sharded
-from matex_data.training.comm.channel import channel
-from matex_data.training.sharding.batch_weights import watch_loops
-from matex_data.training.sharding.determinism import SameBatches
+from matex_data.mpi.library import MPI
+from matex_data.pipeline import data_parallel
+from matex_data.training.comm.channel import open_channel
+from matex_data.training.sharding.batch_weights import patch_iteration
+from matex_data.training.sharding.determinism import FirstBatchCheck
 from matex_data.training.sharding.rows import (
     batch_size,
-    in_order,
+    dataset_element,
+    deterministic,
     is_batched,
-    is_local,
-    my_rows,
-    per_sample,
+    is_sharded,
+    leaves_per_sample,
+    rank_rows,
     static_rows,
-    whole_element,
 )
 
 
@@ -56,37 +56,37 @@ def shard(
     >>> [x.numpy().tolist() for x in md.training.shard(batches)]  # on one rank: all rows
     [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     """
-    opened = channel(comm)
+    channel = open_channel(comm)
     _check(dataset, remainder)
-    if opened.size == 1:
+    if channel.size == 1:
         return dataset
-    rank, size = opened.rank, opened.size
-    cut = per_sample(dataset.element_spec)
-    rows = static_rows(dataset.element_spec, cut)
+    rank, size = channel.rank, channel.size
+    per_sample = leaves_per_sample(dataset.element_spec)
+    rows = static_rows(dataset.element_spec, per_sample)
     if remainder == "drop" and rows is not None and rows % size:
         raise ValueError(
             f"batches of {rows} rows cannot be shared equally by {size} ranks, and would all be dropped\n"
             f"  remedy: a batch size that {size} divides, or remainder='keep'"
         )
-    same = SameBatches(opened)
-    whole = in_order(same.noting(dataset))
+    check = FirstBatchCheck(channel)
+    whole = deterministic(check.recording(dataset))
     if remainder == "drop":
-        whole = whole.filter(lambda *parts: batch_size(whole_element(dataset, parts)) % size == 0)
+        whole = whole.filter(lambda *args: batch_size(dataset_element(dataset, args)) % size == 0)
 
-    def mine(*parts: Any) -> Any:
-        return my_rows(whole_element(dataset, parts), rank, size, cut)
+    def select(*args: Any) -> Any:
+        return rank_rows(dataset_element(dataset, args), rank, size, per_sample)
 
-    def counted(*parts: Any) -> Any:
-        element = whole_element(dataset, parts)
-        return batch_size(element), my_rows(element, rank, size, cut, stand_in=True)
+    def with_row_count(*args: Any) -> Any:
+        element = dataset_element(dataset, args)
+        return batch_size(element), rank_rows(element, rank, size, per_sample, stand_in=True)
 
-    result = whole.map(mine)
-    result.matex_share = opened.ranks
-    result.matex_even = remainder == "drop" or (rows is not None and rows % size == 0)
-    result.matex_counted = whole.map(counted)
-    result.matex_compare = same.compare
-    sharded.note()
-    watch_loops()
+    result = whole.map(select)
+    result.matex_sharded = channel.communicator
+    result.matex_equal_rows = remainder == "drop" or (rows is not None and rows % size == 0)
+    result.matex_row_counts = whole.map(with_row_count)
+    result.matex_check = check.compare
+    data_parallel.enable()
+    patch_iteration()
     return result
 
 
@@ -98,7 +98,7 @@ def _check(dataset: Any, remainder: str) -> None:
         )
     if remainder not in ("keep", "drop"):
         raise ValueError(f'remainder is "keep" or "drop", not {remainder!r}\n  remedy: leave it out')
-    if is_local(dataset):
+    if is_sharded(dataset):
         raise ValueError(
             "this data set is the part of this rank already\n  remedy: loop over it as it is, without shard"
         )
