@@ -25,7 +25,7 @@ from matex_data.training.launcher.draws import draws_for_rows
 from matex_data.training.optimizer import averaged_gradients
 from matex_data.training.reduction.tape import average_untagged
 from matex_data.training.sharding.rows import batch_size, rank_slice
-from matex_data.training.steps.build import optimizers
+from matex_data.training.steps.variables import optimizers
 
 if TYPE_CHECKING:
     from matex_data.training.steps.distributed_model import DistributedModel

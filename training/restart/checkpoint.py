@@ -17,7 +17,7 @@ import tensorflow as tf
 from matex_data._types import Array
 from matex_data.errors import FormatError, PartitionError
 from matex_data.training.comm.channel import Channel
-from matex_data.training.steps.build import replicated_variables
+from matex_data.training.steps.variables import replicated_variables
 
 FILE = "training.npz"
 VERSION = 2
