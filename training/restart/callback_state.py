@@ -93,7 +93,7 @@ def match(callbacks: Sequence[Any], saved: Sequence[Entry], warn: bool) -> list[
             pairs.append((callbacks[i], group[0]))
         elif warn and any(saved[k]["class"] == now[i]["class"] for k in free):
             log.warning(
-                "%s starts without its saved state: the checkpoint has no state, or several states, for the options %s\n"
+                "%s starts without its saved state: the checkpoint has none, or several, for the options %s\n"
                 "  remedy: give the callbacks the options that they had when the run began",
                 type(callbacks[i]).__name__,
                 ", ".join(f"{name}={value!r}" for name, value in now[i]["options"].items()),
