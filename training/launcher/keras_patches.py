@@ -131,7 +131,7 @@ class PatchedCall:
         return iter(tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=self.spec))
 
     def _recording_sizes(self, dataset: Any) -> Any:
-        return dataset.map(lambda *parts: self._record(dataset_element(dataset, parts)))
+        return dataset.map(lambda *args: self._record(dataset_element(dataset, args)))
 
     def _record(self, data: Any) -> Any:
         with tf.control_dependencies([tf.numpy_function(self.sizes.append, [batch_size(data)], [])]):
@@ -209,8 +209,8 @@ class KerasPatches:
 
         @functools.wraps(original)
         def patched(model: Any, *args: Any, **kwargs: Any) -> Any:
-            local = vars(model).get("_matex_distributed")
-            trained_by_fit = isinstance(vars(model).get("train_step"), DistributedStep) and local is None
+            by_launcher = vars(model).get("_matex_distributed") is not None
+            trained_by_fit = isinstance(vars(model).get("train_step"), DistributedStep) and not by_launcher
             if trained_by_fit or "_use_cached_eval_dataset" in kwargs:  # fit calls evaluate
                 return original(model, *args, **kwargs)
             if alone.get():
@@ -281,8 +281,8 @@ class KerasPatches:
 
     def _predict(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
         """Predict this rank's rows; return those of all ranks, in order. *Collective*."""
-        local = vars(model).get("_matex_distributed")
-        if is_sharded(options.get("x")) or (local is not None and local.step.whole):
+        distributed = vars(model).get("_matex_distributed")
+        if is_sharded(options.get("x")) or (distributed is not None and distributed.step.whole):
             return original(**options)
         call = PatchedCall(self._channel, record_sizes=True)
         outputs = _call_within(call, original, options)
@@ -299,21 +299,21 @@ class KerasPatches:
                 "  remedy: call predict_on_batch, which runs on the whole batch on every rank"
             )
         positions = np.concatenate([self._positions(sizes, rank) for rank in range(self._channel.size)])
-        return keras.tree.map_structure(lambda local: self._gather(local, positions), outputs)
+        return keras.tree.map_structure(lambda output: self._gather(output, positions), outputs)
 
-    def _gather(self, local: Any, positions: Any) -> Any:
+    def _gather(self, output: Any, positions: Any) -> Any:
         """Return the rows of all ranks in order: an array, or a ragged tensor if Keras returns one. *Collective*."""
-        shapes = self._channel.host.allgather_object(local.shape[1:] if isinstance(local, np.ndarray) else None)
+        shapes = self._channel.host.allgather_object(output.shape[1:] if isinstance(output, np.ndarray) else None)
         if shapes[0] is not None and len(set(shapes)) == 1:
-            rows = self._channel.host.gather(local)
+            rows = self._channel.host.gather(output)
             out = np.empty_like(rows)
             out[positions] = rows
             return out
-        if isinstance(local, tf.SparseTensor):
+        if isinstance(output, tf.SparseTensor):
             raise TypeError(
                 "predict on several ranks cannot return sparse tensors; convert them with keras.ops.convert_to_tensor"
             )
-        everyone = self._channel.host.allgather_object([np.asarray(row) for row in local])
+        everyone = self._channel.host.allgather_object([np.asarray(row) for row in output])
         gathered = list(itertools.chain.from_iterable(everyone))
         ordered = [gathered[i] for i in np.argsort(positions)]
         return tf.RaggedTensor.from_row_lengths(np.concatenate(ordered), [len(row) for row in ordered])

@@ -1,7 +1,8 @@
 """Custom training loops of scripts under the launcher.
 
 A loop over the script's own data runs with whole batches on every rank, as in one process, and averages nothing: the
-launcher cannot tell which data a loop trains on, nor the divisor of its loss. Gradients of sharded data are averaged.
+launcher cannot determine which data a loop trains on, nor the divisor of its loss. Gradients of sharded data are
+averaged.
 """
 
 from __future__ import annotations

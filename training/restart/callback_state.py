@@ -38,8 +38,8 @@ def identity(callback: Any) -> dict[str, Any]:
 def capture(callback: Any) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Return the state of a callback.
 
-    A callback class of the user takes part if it has the methods ``get_state()``, which returns a value for JSON, and
-    ``set_state(value)``.
+    A callback class of the user is captured, too, if it has the methods ``get_state()``, which returns a value for
+    JSON, and ``set_state(value)``.
 
     Returns
     -------

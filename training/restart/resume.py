@@ -42,7 +42,7 @@ class TrainingPosition:
 
 
 class TrainingRun:
-    """One training run and its checkpoint folder. *Collective*.
+    """Training run and its checkpoint folder. *Collective*.
 
     Parameters
     ----------

@@ -197,7 +197,7 @@ _ABSENT = object()
 
 
 def _equal_batches(channel: Channel, element_spec: Any, per_sample: list[bool | None] | None) -> bool:
-    """Return whether the element spec tells that all ranks have equal numbers of rows. *Collective*."""
+    """Return whether all ranks have equal numbers of rows in every batch, by their element specs. *Collective*."""
     rows = static_rows(element_spec, per_sample)
     everyone = channel.host.allgather_object(rows)
     if per_sample is not None:

@@ -61,7 +61,7 @@ class DistributedTestStep:
     def pad_batches(self, dataset: Any) -> Any:
         """Append empty batches, so that this rank has as many batches as any other. *Collective*.
 
-        If a rank does not know its number of batches, return the dataset as it is and leave lockstep.
+        If the number of batches of a rank is unknown, return the dataset as it is and leave lockstep.
         """
         known = isinstance(dataset, tf.data.Dataset)
         everyone = self._reducer.channel.host.allgather_object(int(dataset.cardinality()) if known else -1)

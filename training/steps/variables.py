@@ -1,4 +1,4 @@
-"""Variables of a model: create them, broadcast them, and tell replicated ones from those of a rank."""
+"""Variables of a model: creation, broadcast, and which of them are equal on all ranks."""
 
 from __future__ import annotations
 
