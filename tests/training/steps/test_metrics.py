@@ -1,4 +1,4 @@
-"""Histories, results of ``evaluate`` and of single batches are those of plain Python."""
+"""Histories, and results of ``evaluate`` and of single batches, equal those of plain Python."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GROUPS = {
     "steps": ("guide", "guide_few_rows", "beside", "weights_and_split", "on_single_batches"),
     "metrics": ("aggregations", "many_classes", "own_metrics", "own_metrics_equal_batches"),
 }
-"""Cases by the job that runs them: every case is traced, which takes seconds."""
+"""Cases by the job that runs them; tracing each takes seconds."""
 JOBS = [
     pytest.param(group, size, case, marks=[] if (group, size) == ("few", 2) else pytest.mark.slow)
     for group, cases in GROUPS.items()
@@ -22,5 +22,5 @@ JOBS = [
 
 
 @pytest.mark.parametrize(("group", "size", "case"), JOBS)
-def test_numbers_of_plain_python(group: str, size: int, case: str) -> None:
+def test_numbers_equal_plain_python(group: str, size: int, case: str) -> None:
     assert_reported(size, GROUPS[group], case)
