@@ -6,16 +6,14 @@ import gc
 import threading
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 
 from matex_data.pipeline.buffers import BufferPool as Buffers
+from tests.mpi.conftest import ROWS
 from tests.support.launch import Completed, run_script
 
 pytestmark = pytest.mark.openmpi
-
-ROWS = 960
 
 SCRIPT = """
 import os, sys, threading, time
@@ -56,14 +54,6 @@ print("end", rank)
 """
 SECONDS = 3.0
 """Until a wait ends, in these tests."""
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = str(tmp_path_factory.mktemp("waits") / "x.h5")
-    with h5py.File(path, "w") as file:
-        file["x"] = np.arange(ROWS * 8.0).reshape(ROWS, 8)
-    return path
 
 
 def _run(case: str, path: str, ranks: int = 2) -> Completed:

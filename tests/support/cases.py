@@ -1,4 +1,4 @@
-"""What Keras reports in ``scripts/reported.py``, in plain Python and under ``matex run``."""
+"""Numbers that Keras reports in ``scripts/reported.py``, in plain Python and under ``matex run``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAUNCHER = "from matex_data.training.launcher.run import main; main()"
 
 @functools.cache
 def reported(ranks: int, cases: tuple[str, ...]) -> dict[str, Any]:
-    """Return what the cases print, by name; run in one job. 0 ranks: plain Python."""
+    """Run cases in one job, and return their printed values by name. 0 ranks: plain Python."""
     if ranks:
         done: Any = run_script(ranks, LAUNCHER, str(SCRIPT), *cases, timeout=200)
     else:
@@ -32,7 +32,7 @@ def reported(ranks: int, cases: tuple[str, ...]) -> dict[str, Any]:
 
 
 def assert_reported(ranks: int, cases: tuple[str, ...], case: str) -> None:
-    """Make sure that every number of a case is that of plain Python."""
+    """Check that every number of a case is that of plain Python."""
     expected, found = (dict(_leaves(reported(size, cases)[case])) for size in (0, ranks))
     assert list(found) == list(expected)
     for name, value in expected.items():
@@ -43,7 +43,7 @@ def assert_reported(ranks: int, cases: tuple[str, ...], case: str) -> None:
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield numbers, arrays and texts with their places in nested dicts and lists."""
+    """Yield numbers, arrays and texts with their paths in nested dicts and lists."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _leaves(item, f"{name}/{key}")

@@ -204,7 +204,7 @@ def _run(comm: Any, name: str, fit: Callable[..., Any] | None) -> Any:
     optimizer = getattr(keras.optimizers, case.optimizer)(**case.options)
     model.compile(optimizer, loss, **case.compiled)
     rank, size = (comm.rank, comm.size) if fit else (0, 1)
-    data = problems.share(globals()[case.data](case.samples), BATCH, rank, size)
+    data = problems.shard(globals()[case.data](case.samples), BATCH, rank, size)
     if case.data == "two_targets":
         data = data.map(lambda x, kind, place: (x, (kind, place)))
     epochs = -(-50 * BATCH // case.samples)
@@ -230,7 +230,7 @@ def _alone(comm: Any, name: str) -> Any:
 def test_weights_are_those_of_one_process(ranks: Pools, pool: Pool, name: str) -> None:
     (expected, counters), *_ = ranks(1).run(_alone, name)
     results = pool.run(_together, name, timeout=120)
-    problems.assert_alike([weights for weights, _ in results], expected, CASES[name].rtol)
+    problems.assert_same_weights([weights for weights, _ in results], expected, CASES[name].rtol)
     assert all(result[1] == counters for result in results)
     if name == "float16":
         assert counters[1] is not None

@@ -20,7 +20,7 @@ from matex_data.readers.csv.blocks import RecordScanner, scan_together
 from matex_data.readers.csv.dialect import SPACES, Dialect
 from matex_data.readers.csv.records import line_ends, positions, scan
 from matex_data.readers.ranks import SingleRank
-from tests.support.simulated import together
+from tests.support.simulated import on_ranks
 
 PIECES = ["a", "bc", ",", ",", '"', '"', '""', "\n", "\r\n", "\r", "é", '"\n', ',"', '",', '"\r\n"']
 TEXTS = st.lists(st.sampled_from(PIECES), min_size=1, max_size=30).map("".join)
@@ -115,7 +115,7 @@ def test_a_text_scanned_by_ranks(tmp_path: Path, text: str, size: int, read: int
         patch.setattr(csv_blocks, "PROBE_BYTES", probe)
         patch.setattr(csv_blocks, "PIECE_BYTES", 5)
         patch.setattr(csv_blocks, "block_bytes", lambda size: step)
-        tallies = together(size, lambda ranks: scan_together(str(path), 0, 0, total, COMMA, ranks))
+        tallies = on_ranks(size, lambda ranks: scan_together(str(path), 0, 0, total, COMMA, ranks))
     for tally in tallies:
         _check(text, tally, step)
 
@@ -162,7 +162,7 @@ def test_a_read_that_fails_while_others_are_looked_at(tmp_path: Path, size: int,
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(csv_blocks, "READ_BYTES", 10)
-        assert set(together(size, scanned)) == {"the disk is broken"}
+        assert set(on_ranks(size, scanned)) == {"the disk is broken"}
     assert len(set(reads)) == 1
 
 

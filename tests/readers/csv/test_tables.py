@@ -20,7 +20,7 @@ from matex_data.readers.csv import rows as csv_rows
 from matex_data.readers.csv.reader import index_together
 from tests.support.ranks import Pools
 from tests.support.serial import every_row
-from tests.support.simulated import together
+from tests.support.simulated import on_ranks
 
 PIECES = ["a", "7", ",", '"', "\n", "\r\n", "\r", " ", "é", ";", "#"]
 FIELDS = st.lists(st.sampled_from(PIECES), max_size=5).map("".join)
@@ -42,7 +42,7 @@ def test_fields_come_back(tmp_path: Path, rows: list[list[str]], end: str, size:
         patch.setattr(csv_blocks, "PROBE_BYTES", 9)
         patch.setattr(csv_blocks, "block_bytes", lambda size: step)
         patch.setattr(csv_files, "detect", lambda text, given, fixed: given)
-        indexes = together(size, lambda ranks: index_together([str(path)], None, ranks, **options))
+        indexes = on_ranks(size, lambda ranks: index_together([str(path)], None, ranks, **options))
     for column in range(len(rows[0])):
         found = every_row(indexes[-1], str(column))
         assert [text.decode() for text in found] == [row[column] for row in rows]

@@ -53,7 +53,7 @@ def _shared(comm: Any, samples: int, renorm: bool, path: Path | None = None) -> 
 
     model = _model(renorm)
     if path is None:
-        data, options = problems.share(problems.table(samples), BATCH, comm.rank, comm.size), {}
+        data, options = problems.shard(problems.table(samples), BATCH, comm.rank, comm.size), {}
     else:
         data = md.open_dataset(path, inputs="x", targets="y", comm=comm)
         options = {"batch_size": BATCH, "remainder": "keep"}
@@ -80,7 +80,7 @@ def test_remainder_of_a_data_set_is_kept(ranks: Pools, pool: Pool, tmp_path: Pat
 
 
 def _compare(results: Any, expected: Any, logs: Any) -> None:
-    problems.assert_alike([weights for weights, _ in results], expected, 2e-5)
+    problems.assert_same_weights([weights for weights, _ in results], expected, 2e-5)
     for _, history in results:
         assert history.keys() == logs.keys()
         for key, values in logs.items():
