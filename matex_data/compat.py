@@ -12,7 +12,7 @@ from matex_data._types import Array
 from matex_data.dataset import Dataset
 from matex_data.errors import FieldNotFound, FormatError
 from matex_data.opening import open_dataset
-from matex_data.pipeline import sharded
+from matex_data.pipeline import data_parallel
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -26,10 +26,10 @@ LABELS = ("label", "labels", "fine_label", "target", "targets", "class", "y")
 """Fields that hold labels, where the file has one; otherwise it is the last field."""
 
 
-class LocalPart(np.ndarray[Any, Any]):
+class LocalShard(np.ndarray[Any, Any]):
     """An array that is this rank's part already: nobody shares it out again. Slices of it are such parts, too."""
 
-    matex_share = True
+    matex_sharded = True
 
 
 class DataSet:
@@ -71,7 +71,7 @@ class DataSet:
     ) -> None:
         if data_name.upper() not in FORMATS:
             raise FormatError("there are no data of this name", expected=sorted(FORMATS), found=data_name)
-        sharded.note()
+        data_parallel.enable()
         self._name = data_name.upper()
         self._folder = Path(data_directory or FOLDERS.get(self._name, "."))
         self._options: dict[str, Any] = {"sep": delim} if self._name == "CSV" and delim else {}
@@ -81,8 +81,8 @@ class DataSet:
         classes = self._classes([labels for _, labels in loaded.values()])
         for part in ("training", "validation", "testing"):
             data, labels = loaded.get(part, (None, None))
-            setattr(self, f"{part}_data", None if data is None else data.view(LocalPart))
-            setattr(self, f"{part}_labels", None if labels is None else _one_hot(labels, classes).view(LocalPart))
+            setattr(self, f"{part}_data", None if data is None else data.view(LocalShard))
+            setattr(self, f"{part}_labels", None if labels is None else _one_hot(labels, classes).view(LocalShard))
         ranks = self._ranks()
         sizes = {"training": train_batch_size, "validation": test_batch_size, "testing": test_batch_size}
         self._batches = {part: self._endless(part, max(1, sizes[part] // ranks.size)) for part in sources}
@@ -126,7 +126,7 @@ class DataSet:
         return open_dataset(path, format=FORMATS[self._name], comm=self._comm, **options)
 
     def _ranks(self) -> MPI.Intracomm:
-        from mpi4py import MPI
+        from matex_data.mpi.library import MPI
 
         return self._comm or MPI.COMM_WORLD
 

@@ -14,17 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matex_data.errors import PartitionError
-from matex_data.fields import Elements, Schema
+from matex_data.fields import ElementSpec, Schema
 from matex_data.index.runs import Runs
 from matex_data.io.counters import Profile
-from matex_data.mpi.communicator import portable
+from matex_data.mpi.communicator import pickle_error
 from matex_data.pipeline.batches import Batches
 from matex_data.pipeline.epochs import Epochs, GlobalEpochs, MemoryEpochs, RowEpochs, StreamedEpochs
 from matex_data.pipeline.source import Source
-from matex_data.sampling.recipe import OPTIONS, Recipe, State, sample_facts, seed_of, step_of
 from matex_data.sampling.schedule import Schedule, check_ranks
-from matex_data.sampling.sizing import ShuffleQuality, block_borders, block_bytes_for, quality, schedule
+from matex_data.sampling.sizing import (
+    ShuffleQuality,
+    block_borders,
+    choose_block_bytes,
+    estimate_quality,
+    make_schedule,
+)
 from matex_data.sampling.split import split
+from matex_data.sampling.state import OPTIONS, Fingerprint, State, identify_samples, read_seed, read_step
 from matex_data.transforms.statistics import Statistics, statistics
 
 if TYPE_CHECKING:
@@ -44,11 +50,11 @@ class Dataset:
     samples : the samples that belong to it, in ascending order; None: all.
     """
 
-    def __init__(self, source: Source, elements: Elements, samples: Runs | None = None) -> None:
+    def __init__(self, source: Source, elements: ElementSpec, samples: Runs | None = None) -> None:
         self._source = source
         self._elements = elements
         self._samples = samples or Runs(np.array([0]), np.array([len(source.index)]))
-        self._latest: Recipe | None = None
+        self._latest: Fingerprint | None = None
         self._seeds: dict[Any, dict[int, bool]] = {}  # of equal batches: each seed, and whether it was drawn
 
     @property
@@ -126,17 +132,17 @@ class Dataset:
             another order, the ranks do not ask for the same, or a global shuffle finds no memory.
         """
         drawn = bool(shuffle) and seed is None and start is None
-        recipe, step, failure = None, 0, None
+        fingerprint, step, failure = None, 0, None
         try:
-            recipe = self._recipe(batch_size, shuffle, seed, remainder, start)
-            step = 0 if start is None else step_of(start)
+            fingerprint = self._fingerprint(batch_size, shuffle, seed, remainder, start)
+            step = 0 if start is None else read_step(start)
         except PartitionError as error:
             failure = error
-        recipe = self._begun_alike(recipe, step, drawn, failure)
-        self._warn(recipe)
-        passes = self._kind(recipe.plan)(self._source, recipe.plan)
-        batches = Batches(passes, self._elements, recipe, step)
-        self._remember(recipe, drawn)
+        fingerprint = self._begun_alike(fingerprint, step, drawn, failure)
+        self._warn(fingerprint)
+        passes = self._kind(fingerprint.schedule)(self._source, fingerprint.schedule)
+        batches = Batches(passes, self._elements, fingerprint, step)
+        self._remember(fingerprint, drawn)
         return batches
 
     def tf_dataset(
@@ -238,13 +244,13 @@ class Dataset:
         ------
         PartitionError : a batch size below 1.
         """
-        return quality(self._in_passes(self._schedule(batch_size, 0, "drop")), self._source.row_bytes)
+        return estimate_quality(self._in_passes(self._schedule(batch_size, 0, "drop")), self._source.row_bytes)
 
     def _schedule(self, batch_size: int, seed: int | None, remainder: str, uniform: bool = False) -> Schedule:
         source = self._source
         total_bytes = len(source.index) * source.row_bytes
-        blocks = source.block_bytes or block_bytes_for(max(1, batch_size), source.window_bytes, total_bytes)
-        return schedule(
+        blocks = source.block_bytes or choose_block_bytes(max(1, batch_size), source.window_bytes, total_bytes)
+        return make_schedule(
             self._samples,
             block_borders(source.index, blocks),
             int(batch_size),
@@ -265,12 +271,12 @@ class Dataset:
             return RowEpochs if self._source.global_reads == "rows" else GlobalEpochs
         return MemoryEpochs if self._source.cache == "memory" else StreamedEpochs
 
-    def _warn(self, recipe: Recipe) -> None:
+    def _warn(self, fingerprint: Fingerprint) -> None:
         """Warn once, on rank 0, that sorted files are shuffled badly."""
-        source, plan = self._source, recipe.plan
+        source, plan = self._source, fingerprint.schedule
         if plan.seed is None or plan.uniform or source.comm.rank or source.warned:
             return
-        found = quality(self._in_passes(plan), source.row_bytes)
+        found = estimate_quality(self._in_passes(plan), source.row_bytes)
         if found.ratio > WORST_RATIO:
             source.warned = True
             warnings.warn(
@@ -281,43 +287,45 @@ class Dataset:
 
     @cached_property
     def _facts(self) -> dict[str, Any]:
-        return sample_facts(self._source.index, self._elements, self._samples)
+        return identify_samples(self._source.index, self._elements, self._samples)
 
-    def _recipe(
+    def _fingerprint(
         self, batch_size: int, shuffle: Shuffle, seed: int | None, remainder: str, start: State | None
-    ) -> Recipe:
+    ) -> Fingerprint:
         check_ranks(batch_size, self._source.comm.size)
         if isinstance(shuffle, str) and shuffle != "global":
             raise PartitionError("no such shuffle", expected='True, False or "global"', found=repr(shuffle))
         if start is not None:
-            step_of(start)
+            read_step(start)
         if shuffle and seed is None:
-            seed = int(np.random.SeedSequence().generate_state(1)[0]) if start is None else seed_of(start)
+            seed = int(np.random.SeedSequence().generate_state(1)[0]) if start is None else read_seed(start)
         plan = self._schedule(
             batch_size, int(seed) if shuffle and seed is not None else None, remainder, uniform=shuffle == "global"
         )
-        recipe = Recipe(self._facts, plan, self._source.cache)
+        fingerprint = Fingerprint(self._facts, plan, self._source.cache)
         if start is not None:
-            recipe.check(start)
-        return recipe
+            fingerprint.check(start)
+        return fingerprint
 
-    def _begun_alike(self, recipe: Recipe | None, step: int, drawn: bool, failure: PartitionError | None) -> Recipe:
+    def _begun_alike(
+        self, fingerprint: Fingerprint | None, step: int, drawn: bool, failure: PartitionError | None
+    ) -> Fingerprint:
         """Make sure that all ranks begin with the same batch, and take the seed that rank 0 has drawn. *Collective*.
 
         Raises
         ------
         PartitionError : the failure of the lowest rank that has one, or what differs.
         """
-        options = {} if recipe is None else {"step": step, **recipe.options}
+        options = {} if fingerprint is None else {"step": step, **fingerprint.options}
         seed = options.pop("seed", None)
-        said = (portable(failure), {**options, "seed": "drawn" if drawn else seed}, seed)
+        said = (pickle_error(failure), {**options, "seed": "drawn" if drawn else seed}, seed)
         comm = self._source.comm
         needs_others = drawn or not comm.alone  # a forked process cannot ask for a seed, and is told so
         everyone = comm.allgather(said) if needs_others else [said]
         first = next((error for error, *_ in everyone if error is not None), None)
         if first is not None:
             raise pickle.loads(first) from failure
-        assert recipe is not None
+        assert fingerprint is not None
         for rank, (_, other, _) in enumerate(everyone):
             differ = [name for name in ("step", *OPTIONS) if other[name] != everyone[0][1][name]]
             if differ:
@@ -327,15 +335,15 @@ class Dataset:
                     found=f"on rank {rank} " + ", ".join(f"{name}={other[name]!r}" for name in differ),
                     remedy="give the same options, and the same start=, on every rank",
                 )
-        return replace(recipe, plan=replace(recipe.plan, seed=everyone[0][2]))
+        return replace(fingerprint, schedule=replace(fingerprint.schedule, seed=everyone[0][2]))
 
-    def _remember(self, recipe: Recipe, drawn: bool) -> None:
-        self._latest = recipe
-        if recipe.plan.seed is not None:
-            seeds = self._seeds.setdefault(_without_seed(recipe), {})
-            seeds[recipe.plan.seed] = drawn or seeds.get(recipe.plan.seed, False)
+    def _remember(self, fingerprint: Fingerprint, drawn: bool) -> None:
+        self._latest = fingerprint
+        if fingerprint.schedule.seed is not None:
+            seeds = self._seeds.setdefault(_without_seed(fingerprint), {})
+            seeds[fingerprint.schedule.seed] = drawn or seeds.get(fingerprint.schedule.seed, False)
 
 
-def _without_seed(recipe: Recipe) -> tuple[int, str, bool]:
+def _without_seed(fingerprint: Fingerprint) -> tuple[int, str, bool]:
     """What batches of one data set have in common for which ``start=`` would see no difference but the seed."""
-    return recipe.plan.batch_size, recipe.plan.remainder, recipe.plan.uniform
+    return fingerprint.schedule.batch_size, fingerprint.schedule.remainder, fingerprint.schedule.uniform

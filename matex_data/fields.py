@@ -67,7 +67,7 @@ def as_list(names: Names) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Elements:
+class ElementSpec:
     """How fields become an element: a dict of all; inputs alone; or (inputs, targets).
 
     Parameters

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from matex_data.errors import OutOfMemory, PartitionError
 
@@ -18,26 +19,47 @@ SAFE = 0.8  # of the memory that is free; the rest is for windows, the model and
 _LAUNCHERS = ("PMI", "OMPI_", "PRTE", "HYDRA", "HYDI", "MPI", "I_MPI_", "MV2_", "SLURM_", "FLUX_", "PALS_", "ALPS_")
 
 
-def lone_environment() -> dict[str, str]:
+def environment_without_mpi() -> dict[str, str]:
     """The environment for a child process that is no rank: without what MPI launchers set."""
     return {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHERS)}
 
 
-_ranks_here: list[int] = []
+_LOCAL_RANKS = (
+    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
+)
+_local_size: list[int] = []
 
 
-def set_ranks_here(count: int) -> None:
-    """Note how many ranks share this machine, as MPI counts them (``Split_type``)."""
-    _ranks_here[:] = [max(1, count)]
+class LocalRank(NamedTuple):
+    """Position of a rank on its machine, and the number of ranks there."""
+
+    rank: int
+    size: int
 
 
-def ranks_here() -> int:
-    """Return the ranks on this machine, as MPI has counted them; before that, as its launcher says."""
-    if _ranks_here:
-        return _ranks_here[0]
-    names = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_LOCAL_SIZE")
-    said = (os.environ.get(name, "") for name in names)
-    return max([1, *(int(count) for count in said if count.isdecimal())])
+def launched_local_rank() -> LocalRank | None:
+    """Return the local rank that the launcher put into the environment; None without one."""
+    for names in _LOCAL_RANKS:
+        rank, size = (os.environ.get(name, "") for name in names)
+        if rank.isdecimal() and size.isdecimal():
+            return LocalRank(int(rank), max(1, int(size)))
+    return None
+
+
+def set_local_size(count: int) -> None:
+    """Set the number of ranks on this machine; ``matex_data.mpi.node`` counts them."""
+    _local_size[:] = [max(1, count)]
+
+
+def local_size() -> int:
+    """Return the number of ranks on this machine; before MPI has started, as the launcher gives it."""
+    if _local_size:
+        return _local_size[0]
+    launched = launched_local_rank()
+    return launched.size if launched else 1
 
 
 def cores() -> int:
@@ -53,7 +75,7 @@ def threads() -> int:
     asked = os.environ.get("MATEX_THREADS") or os.environ.get("SLURM_CPUS_PER_TASK")
     if asked:
         return max(1, int(asked))
-    return max(1, cores() // ranks_here())
+    return max(1, cores() // local_size())
 
 
 def free_memory() -> int:
@@ -63,10 +85,10 @@ def free_memory() -> int:
     batch system has put this process into, and what is left of this process's own limit (``ulimit -v``).
     """
     shared = min([_available(), *_left_in_groups()], default=sys.maxsize)
-    return max(0, min(shared // ranks_here(), _left_to_process()))
+    return max(0, min(shared // local_size(), _left_to_process()))
 
 
-def unfit(
+def memory_shortage(
     nbytes: int, what: str, *, remedy: str, file: str | None = None, field: str | None = None
 ) -> PartitionError | None:
     """Return the error that says why ``nbytes`` cannot be held whole on this rank; None where they can.
@@ -81,7 +103,7 @@ def unfit(
     free = int(SAFE * free_memory())
     if nbytes <= free:
         return None
-    several = f", one of {ranks_here()} on this machine" if ranks_here() > 1 else ""
+    several = f", one of {local_size()} on this machine" if local_size() > 1 else ""
     return PartitionError(
         f"{what} does not fit into the memory",
         file=file,
@@ -93,8 +115,8 @@ def unfit(
 
 
 def check_fits(nbytes: int, what: str, *, remedy: str, file: str | None = None, field: str | None = None) -> None:
-    """Raise ``PartitionError`` if ``nbytes`` cannot be held whole on this rank. Parameters as of ``unfit``."""
-    error = unfit(nbytes, what, remedy=remedy, file=file, field=field)
+    """Raise ``PartitionError`` if ``nbytes`` cannot be held whole on this rank; see `memory_shortage`."""
+    error = memory_shortage(nbytes, what, remedy=remedy, file=file, field=field)
     if error is not None:
         raise error
 

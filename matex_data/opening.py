@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from matex_data.dataset import Dataset
 from matex_data.errors import DataError, FormatError, PartitionError, near_matches
-from matex_data.fields import Elements, Names, as_list
+from matex_data.fields import ElementSpec, Names, as_list
 from matex_data.index.model import Index, concatenate
-from matex_data.index.table import stacked
 from matex_data.io.ranks import MpiRanks
 from matex_data.io.sessions import read_sessions
-from matex_data.mpi.communicator import Communicator, portable
+from matex_data.mpi.communicator import Communicator, pickle_error
 from matex_data.pipeline.source import Source
-from matex_data.readers import HEAD, detect, reader, recognised, together
+from matex_data.readers import HEAD_BYTES, collective_reader, detect, has_known_name, reader
 from matex_data.transforms.missing import Missing, check, complete_samples, read_names, treated
-from matex_data.transforms.windows import windowed
+from matex_data.transforms.stack import stack_fields
+from matex_data.transforms.windows import sliding_windows
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -93,7 +93,7 @@ def open_dataset(
     PartitionError : another rank does not come within ``MATEX_TIMEOUT`` seconds.
     """
     check(missing)
-    elements = Elements(inputs, targets)
+    elements = ElementSpec(inputs, targets)
     opened = read_sessions(comm)
     files = _found(
         opened.comm,
@@ -104,11 +104,11 @@ def open_dataset(
     made = [STACKED] if stack else []
     index = _indexed(opened.comm, files, format, read_names(elements.names, missing, *made), options)
     if stack:
-        index = stacked(index, as_list(inputs), STACKED, read_names(as_list(targets), missing, *made) or [])
-        elements = Elements(STACKED, targets)
+        index = stack_fields(index, as_list(inputs), STACKED, read_names(as_list(targets), missing, *made) or [])
+        elements = ElementSpec(STACKED, targets)
     if window is not None:
-        index, ahead = windowed(index, elements.inputs, targets, window, stride, horizon)
-        elements = Elements(elements.inputs, ahead)
+        index, ahead = sliding_windows(index, elements.inputs, targets, window, stride, horizon)
+        elements = ElementSpec(elements.inputs, ahead)
     treated_index = treated(index, missing, elements.names)
     source = Source(opened, treated_index, io, window_bytes, cache, block_bytes, global_reads)
     return Dataset(source, elements, complete_samples(source) if missing == "drop" else None)
@@ -168,7 +168,7 @@ def _expand_one(path: str) -> list[str]:
         return [path]
     if place.is_dir():
         files = [str(file) for file in place.iterdir() if file.is_file() and not file.name.startswith(".")]
-        files = [file for file in files if recognised(file)] or files
+        files = [file for file in files if has_known_name(file)] or files
     else:
         files = [file for file in glob.glob(path, recursive=True) if Path(file).is_file()]  # noqa: PTH207 (absolute too)
     if files:
@@ -192,7 +192,7 @@ def _indexed(
 ) -> Index:
     """The index of all files: they are dealt out, and the results gathered. *Collective*."""
     told = _format_of(comm, files[0], format)
-    function = together(told)
+    function = collective_reader(told)
     if function is not None:
         ranks = MpiRanks(comm)
         try:
@@ -207,7 +207,7 @@ def _indexed(
         except Exception as error:  # whatever it is, every rank has to raise it
             if comm.size == 1:
                 raise
-            own.append((number, portable(error)))
+            own.append((number, pickle_error(error)))
             break
     gathered = comm.allgather(own)
     indexes: list[Index] = []
@@ -235,7 +235,7 @@ def _format_of(comm: Communicator, path: str, format: str | None) -> str:
 def _head(path: str) -> bytes:
     try:
         with Path(path).open("rb") as file:
-            return file.read(HEAD)
+            return file.read(HEAD_BYTES)
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error
 

@@ -19,14 +19,14 @@ from typing import Any
 from matex_data.errors import FormatError, near_matches
 from matex_data.index.model import Index
 from matex_data.index.stamps import Stamp
+from matex_data.readers.collective import IndexingRanks
 from matex_data.readers.options import check_options
-from matex_data.readers.ranks import IndexingRanks
 
 if __name__ != "matex_data.readers":
     raise ImportError("import this package as matex_data.readers: two copies of a class would be two classes")
 
 Reader = Callable[..., Index]
-HEAD = 64 << 10  # bytes of a file that are looked at to tell its format
+HEAD_BYTES = 64 << 10  # bytes of a file that are looked at to tell its format
 
 
 @dataclass(frozen=True)
@@ -39,21 +39,21 @@ class Format:
     suffixes : of file names, as ``".h5"`` or ``".csv.gz"``.
     magic : first bytes of its files: where, and what.
     names : patterns of file names without a suffix that tells, as of ``pathlib.PurePath.match``.
-    beside : patterns of files that belong to others, and are not opened when a whole directory is.
+    sidecars : patterns of files that belong to others, and are not opened when a whole directory is.
     """
 
     module: str
     suffixes: tuple[str, ...]
     magic: tuple[tuple[int, bytes], ...] = ()
     names: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
+    sidecars: tuple[str, ...] = ()
 
-    def named(self, path: str) -> bool:
+    def matches_name(self, path: str) -> bool:
         """Whether the file has a name that this format's files have."""
         lower = Path(path.lower())
         return lower.name.endswith(self.suffixes) or any(lower.match(name) for name in self.names)
 
-    def begins(self, head: bytes) -> bool:
+    def matches_magic(self, head: bytes) -> bool:
         """Whether a file that starts with ``head`` carries this format's mark."""
         return any(head[at : at + len(mark)] == mark for at, mark in self.magic)
 
@@ -76,7 +76,7 @@ FORMATS: dict[str, Format] = {
     "npy": Format("matex_data.readers.arrays", (".npy",), ((0, b"\x93NUMPY"),)),
     "npz": Format("matex_data.readers.arrays", (".npz",)),
     "raw": Format("matex_data.readers.arrays", (".raw",)),
-    "idx": Format("matex_data.readers.idx", (".idx", ".idx.gz"), names=_IDX_NAMES, beside=("*labels[-.]idx1-*",)),
+    "idx": Format("matex_data.readers.idx", (".idx", ".idx.gz"), names=_IDX_NAMES, sidecars=("*labels[-.]idx1-*",)),
     "cifar": Format("matex_data.readers.cifar", (), names=_CIFAR_NAMES + _CIFAR_BINARY),
 }
 
@@ -110,11 +110,11 @@ PARTICLES: dict[str, Unread] = {
 }
 
 
-def recognised(path: str) -> bool:
+def has_known_name(path: str) -> bool:
     """Whether the name of a file tells its format, and the file does not belong to another one."""
     lower = Path(path.lower())
-    belongs = any(lower.match(name) for format in FORMATS.values() for name in format.beside)
-    return not belongs and any(format.named(path) for format in FORMATS.values())
+    belongs = any(lower.match(name) for format in FORMATS.values() for name in format.sidecars)
+    return not belongs and any(format.matches_name(path) for format in FORMATS.values())
 
 
 def detect(path: str, head: bytes) -> str:
@@ -126,8 +126,8 @@ def detect(path: str, head: bytes) -> str:
     ------
     FormatError : none of them tells, or the format is one that cannot be read.
     """
-    named = [name for name, format in FORMATS.items() if format.named(path)]
-    marked = [name for name, format in FORMATS.items() if format.begins(head)]
+    named = [name for name, format in FORMATS.items() if format.matches_name(path)]
+    marked = [name for name, format in FORMATS.items() if format.matches_magic(head)]
     if (
         "hdf5" in marked
         and "netcdf" not in named
@@ -137,9 +137,9 @@ def detect(path: str, head: bytes) -> str:
     for name in [*(n for n in named if n in marked), *marked, *(n for n in named if n != "csv")]:
         return name
     # Imports Arrow, which files of other formats do without.
-    from matex_data.readers.csv import sniff
+    from matex_data.readers.csv import compression, dialect
 
-    text = sniff.beginning(head)
+    text = compression.plain_head(head)
     for unread in PARTICLES.values():
         if unread.begins(text):
             raise FormatError(
@@ -151,9 +151,9 @@ def detect(path: str, head: bytes) -> str:
             )
     if "csv" in named:
         sure = path.lower().endswith(_TABLE_SUFFIXES)
-        if not sniff.is_other(text) and (sure or not sniff.is_binary(text)):
+        if not dialect.is_markup_or_script(text) and (sure or not dialect.is_binary(text)):
             return "csv"
-    elif sniff.is_table(text, whole=text is head and len(head) < HEAD):
+    elif dialect.is_table(text, whole=text is head and len(head) < HEAD_BYTES):
         return "csv"
     raise FormatError(
         "cannot tell the format of the file",
@@ -169,13 +169,14 @@ def known_formats() -> list[str]:
     return sorted({*FORMATS, *(entry.name for entry in entry_points(group="matex_data.readers"))})
 
 
-def together(name: str) -> Reader | None:
+def collective_reader(name: str) -> Reader | None:
     """The function by which all ranks index the files of a format together; None: each file is a matter of one rank.
 
-    It is ``index_together(paths, names, ranks, **options) -> Index``, see ``matex_data.readers.ranks``. *Collective*.
+    It has the signature ``index_collectively(paths, names, ranks, **options) -> Index``.
+    *Collective*.
     """
-    function = getattr(import_module(FORMATS[name].module), "index_together", None) if name in FORMATS else None
-    return None if function is None else _together(name, function)
+    function = getattr(import_module(FORMATS[name].module), "index_collectively", None) if name in FORMATS else None
+    return None if function is None else _collective(name, function)
 
 
 def reader(name: str) -> Reader:
@@ -201,24 +202,24 @@ def _alone(format: str, function: Reader) -> Reader:
     def index(path: str, names: Sequence[str] | None = None, /, **options: Any) -> Index:
         check_options(format, function, options, leading=2)
         stamp = _stamp(path)  # a change while the file is indexed has to show
-        return function(path, names, **options).stamped({path: stamp})
+        return function(path, names, **options).with_stamps({path: stamp})
 
     return index
 
 
-def _together(format: str, function: Reader) -> Reader:
+def _collective(format: str, function: Reader) -> Reader:
     """The same for a reader that all ranks call; file ``number`` is a matter of rank ``number % size``."""
 
     @wraps(function)
-    def index_together(
+    def index_collectively(
         paths: Sequence[str], names: Sequence[str] | None, ranks: IndexingRanks, /, **options: Any
     ) -> Index:
         check_options(format, function, options, leading=3)
         own = {path: _stamp(path) for path in paths[ranks.rank :: ranks.size]}
         index: Index = function(paths, names, ranks, **options)
-        return index.stamped({path: stamp for part in ranks.allgather(own) for path, stamp in part.items()})
+        return index.with_stamps({path: stamp for part in ranks.allgather(own) for path, stamp in part.items()})
 
-    return index_together
+    return index_collectively
 
 
 def _stamp(path: str) -> Stamp | None:

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from matex_data.errors import FieldNotFound, FormatError
 from matex_data.fields import Field
-from matex_data.index.interleaved import interleaved
+from matex_data.index.interleaved import group_interleaved
+from matex_data.index.library import LibraryRows, MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
-from matex_data.index.strided import LibraryRows, Strided
+from matex_data.index.strided import Strided
 from matex_data.machine import check_fits
-from matex_data.readers.hdf5.rows import MemoryRows
 from matex_data.readers.subsets import chosen
 
 IMAGE = (3, 32, 32)  # as stored: the colours one after the other
@@ -56,7 +56,7 @@ def index(path: str, names: Sequence[str] | None = None, *, subset: str | None =
         if name not in fields:
             raise FieldNotFound("the file has no such field", file=path, field=name, expected=f"one of {list(fields)}")
     wanted = list(fields) if names is None else list(names)
-    rows, parts = parts["image"].rows, interleaved({name: parts[name] for name in wanted})
+    rows, parts = parts["image"].rows, group_interleaved({name: parts[name] for name in wanted})
     files = [FileIndex(path, rows, parts)] if chosen(path, subset) else []
     return Index({name: fields[name] for name in wanted}, files)
 

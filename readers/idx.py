@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from matex_data.errors import FieldNotFound, FormatError
 from matex_data.fields import Field
+from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
 from matex_data.readers.arrays import check_shape
-from matex_data.readers.hdf5.rows import MemoryRows
 from matex_data.readers.netcdf.cf import Decoding
 from matex_data.readers.subsets import chosen
 from matex_data.readers.whole_file import UnpackedRows, most_unpacked

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matex_data.errors import DecodeError
-from matex_data.index.strided import LibraryRows
+from matex_data.index.library import LibraryRows
 from matex_data.machine import check_fits
 
 BLOCK_BYTES = 256 * 1024  # neighbours that are shuffled as one

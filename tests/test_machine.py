@@ -17,7 +17,7 @@ GIB = 2**30
 
 @pytest.fixture(autouse=True)
 def _one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_ranks_here", [1])
+    monkeypatch.setattr(machine, "_local_size", [1])
 
 
 class Tree:
@@ -49,7 +49,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
 
 def test_the_machine_alone(tree: Tree) -> None:
     assert machine.free_memory() == 40 * GIB
-    machine.set_ranks_here(4)
+    machine.set_local_size(4)
     assert machine.free_memory() == 10 * GIB
 
 
@@ -61,7 +61,7 @@ def test_the_least_of_all_groups_around(tree: Tree) -> None:
     assert machine.free_memory() == 5 * GIB
     tree.group("slurm/job_7/step_0", 4 * GIB, GIB)
     assert machine.free_memory() == 3 * GIB
-    machine.set_ranks_here(2)
+    machine.set_local_size(2)
     assert machine.free_memory() == 3 * GIB // 2
 
 
@@ -93,7 +93,7 @@ def test_groups_of_version_1(tree: Tree) -> None:
 def test_the_limit_of_the_process(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     tree.put("proc/self/statm", f"{GIB // resource.getpagesize()} 2 3 4 0 6 0\n")
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (3 * GIB, 3 * GIB))
-    machine.set_ranks_here(4)
+    machine.set_local_size(4)
     assert machine.free_memory() == 2 * GIB  # each rank has its own
 
 
@@ -104,7 +104,7 @@ def test_a_machine_that_says_nothing(tree: Tree) -> None:
 
 def test_what_does_not_fit_is_said_in_bytes(tree: Tree) -> None:
     machine.check_fits(32 * GIB, "the array", remedy="none")
-    machine.set_ranks_here(4)
+    machine.set_local_size(4)
     with pytest.raises(PartitionError, match="the array does not fit into the memory") as caught:
         machine.check_fits(32 * GIB, "the array", file="a.npz", field="x", remedy="use more machines")
     error = caught.value
@@ -126,16 +126,19 @@ def test_the_limit_of_this_process_counts() -> None:
     assert 0 < int(done.stdout) < 1 << 32
 
 
-@pytest.mark.parametrize("name", ["MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_LOCAL_SIZE"])
-def test_ranks_as_the_launcher_says_until_mpi_has_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for other in ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_LOCAL_SIZE"):
-        monkeypatch.delenv(other, raising=False)
-    monkeypatch.setattr(machine, "_ranks_here", [])
-    assert machine.ranks_here() == 1
-    monkeypatch.setenv(name, "6")
-    assert machine.ranks_here() == 6
-    machine.set_ranks_here(3)
-    assert machine.ranks_here() == 3
+@pytest.mark.parametrize("names", machine._LOCAL_RANKS)
+def test_local_size_is_the_launcher_s_until_mpi_has_counted(
+    names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (name for pair in machine._LOCAL_RANKS for name in pair):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(machine, "_local_size", [])
+    assert machine.local_size() == 1 and machine.launched_local_rank() is None
+    monkeypatch.setenv(names[0], "4")
+    monkeypatch.setenv(names[1], "6")
+    assert machine.local_size() == 6 and machine.launched_local_rank() == (4, 6)
+    machine.set_local_size(3)
+    assert machine.local_size() == 3
 
 
 def test_cores_where_there_is_no_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,5 +154,5 @@ def test_cores_where_there_is_no_affinity(monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("MATEX_THREADS", "SLURM_CPUS_PER_TASK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 12)
-    machine.set_ranks_here(5)
+    machine.set_local_size(5)
     assert machine.threads() == 2

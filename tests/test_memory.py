@@ -12,7 +12,7 @@ from mpi4py import MPI
 from netCDF4 import Dataset
 
 from matex_data import PartitionError, machine, open_dataset
-from matex_data.io import files
+from matex_data.io.counters import process_profile
 from tests.support.ranks import Pool
 
 ROWS, BATCH = 1001, 24
@@ -38,7 +38,7 @@ def _epochs(comm: MPI.Intracomm, path: str, remainder: str, step: int, shuffle: 
             assert np.array_equal(batch["x"][real][:, 0], batch["id"][real] * 10.0)
             epoch.append(batch["id"][real].copy())
         epochs.append(epoch)
-        read.append(sum(files.counters().bytes.values()))
+        read.append(process_profile().bytes)
     return epochs, read
 
 

@@ -15,11 +15,11 @@ import keras
 import numpy as np
 
 from matex_data.errors import PartitionError
-from matex_data.io.counters import overall
+from matex_data.io.counters import process_profile
 from matex_data.mpi import deadlines
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import running_alone
-from matex_data.training.steps.build import state
+from matex_data.training.steps.build import replicated_variables
 from matex_data.training.steps.distributed_model import DistributedModel
 from matex_data.training.steps.variables import broadcast_in
 
@@ -38,7 +38,9 @@ _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_tr
 _HOOKS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]
 
 
-def together(sharing: DistributedModel, users: list[Any], element_spec: Any, last: Sequence[Any] = ()) -> list[Any]:
+def rank_callbacks(
+    distributed: DistributedModel, user_callbacks: list[Any], element_spec: Any, trailing: Sequence[Any] = ()
+) -> list[Any]:
     """The user's callbacks that run on this rank, between those that keep the ranks together. *Collective*.
 
     Parameters
@@ -46,36 +48,38 @@ def together(sharing: DistributedModel, users: list[Any], element_spec: Any, las
     element_spec : of the data; or a function that gives it once training begins, and whether batches are whole ones.
     last : callbacks that come after all others.
     """
-    opened = sharing.channel
-    chosen = _of_this_rank(opened, users) if opened.size > 1 else list(users)
-    if opened.size > 1:
-        each_batch = any(opened.host.allgather_object(_watches_batches(chosen)))
-        restored = any(getattr(callback, "restores", False) for callback in last)
-        changed = any(isinstance(callback, WRITERS) and type(callback) not in WRITERS for callback in users)
-        chosen.append((BatchAgreement if each_batch else EpochAgreement)(opened, restored, changed))
-    if opened.size > 1 or last:
-        chosen.insert(0, Start(sharing, element_spec))
-    chosen += last
-    if opened.rank == 0 and not any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in users):
-        chosen.append(Progress(lambda: int(sharing.step.seen.numpy()) * opened.size))
-    if opened.size > 1:
-        kind = BatchBusy if _watches_batches(users, writers=True) else Busy
+    channel = distributed.channel
+    selected = _of_this_rank(channel, user_callbacks) if channel.size > 1 else list(user_callbacks)
+    if channel.size > 1:
+        each_batch = any(channel.host.allgather_object(_watches_batches(selected)))
+        restored = any(getattr(callback, "restores", False) for callback in trailing)
+        changed = any(isinstance(callback, WRITERS) and type(callback) not in WRITERS for callback in user_callbacks)
+        selected.append((BatchSynchronization if each_batch else EpochSynchronization)(channel, restored, changed))
+    if channel.size > 1 or trailing:
+        selected.insert(0, InitialBroadcast(distributed, element_spec))
+    selected += trailing
+    if channel.rank == 0 and not any(
+        isinstance(callback, keras.callbacks.ProgbarLogger) for callback in user_callbacks
+    ):
+        selected.append(ThroughputBar(lambda: int(distributed.step.samples_seen.numpy()) * channel.size))
+    if channel.size > 1:
+        kind = BatchActivityReport if _watches_batches(user_callbacks, writers=True) else ActivityReport
         stack = contextlib.ExitStack()
-        chosen = [kind(stack, begins=True), *chosen, kind(stack, begins=False)]
-    return chosen
+        selected = [kind(stack, begins=True), *selected, kind(stack, begins=False)]
+    return selected
 
 
-def _of_this_rank(opened: Channel, users: list[Any]) -> list[Any]:
+def _of_this_rank(channel: Channel, user_callbacks: list[Any]) -> list[Any]:
     """Return the callbacks that run on this rank. *Collective*.
 
     Those that write files run on rank 0 alone; on other ranks, too, if they write to temporary folders of their own,
     from which their programs may read.
     """
-    writers = [callback for callback in users if isinstance(callback, WRITERS)]
+    writers = [callback for callback in user_callbacks if isinstance(callback, WRITERS)]
     if not writers:
-        return list(users)
-    everyone = opened.host.allgather_object([_temporary(callback) for callback in writers])
-    here = {id(callback) for callback in writers if opened.rank == 0}
+        return list(user_callbacks)
+    everyone = channel.host.allgather_object([_temporary(callback) for callback in writers])
+    here = {id(callback) for callback in writers if channel.rank == 0}
     for callback, paths in zip(writers, zip(*everyone, strict=True), strict=True):
         if paths[0] is None or len(set(paths)) == 1:
             continue
@@ -90,7 +94,7 @@ def _of_this_rank(opened: Channel, users: list[Any]) -> list[Any]:
     for callback in writers:
         if id(callback) in here:
             _run_alone(callback)
-    return [callback for callback in users if not isinstance(callback, WRITERS) or id(callback) in here]
+    return [callback for callback in user_callbacks if not isinstance(callback, WRITERS) or id(callback) in here]
 
 
 def _temporary(callback: Any) -> str | None:
@@ -125,7 +129,7 @@ def _watches_batches(callbacks: Sequence[Any], writers: bool = False) -> bool:
     )
 
 
-class Busy(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+class ActivityReport(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Tell ranks that wait for this one that it runs callbacks: one comes before all of them, another after.
 
     Parameters
@@ -140,37 +144,37 @@ class Busy(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no type
         super().__init__()
         self._stack, self._begins = stack, begins
 
-    def _mark(self, *_: Any, **__: Any) -> None:
+    def _report(self, *_: Any, **__: Any) -> None:
         self._stack.close()  # also after a callback that has raised an exception
         if self._begins:
             self._stack.enter_context(deadlines.busy("its callbacks"))
 
-    on_train_begin = on_train_end = on_epoch_begin = on_epoch_end = on_test_begin = on_test_end = _mark
+    on_train_begin = on_train_end = on_epoch_begin = on_epoch_end = on_test_begin = on_test_end = _report
 
 
-class BatchBusy(Busy):
+class BatchActivityReport(ActivityReport):
     """Like ``Busy``, after every batch, too, where a callback may run then."""
 
-    on_train_batch_begin = on_train_batch_end = Busy._mark
+    on_train_batch_begin = on_train_batch_end = ActivityReport._report
 
 
-class Start(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+class InitialBroadcast(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Make the model's variables and take those of rank 0, before any other callback looks at them. Comes first."""
 
-    def __init__(self, sharing: DistributedModel, element_spec: Any) -> None:
+    def __init__(self, distributed: DistributedModel, element_spec: Any) -> None:
         super().__init__()
-        self._sharing = sharing
+        self._distributed = distributed
         self._element_spec = element_spec
 
     def on_train_begin(self, logs: Any = None) -> None:
         """*Collective*."""
         if callable(self._element_spec):
-            self._sharing.begin(*self._element_spec())
+            self._distributed.prepare(*self._element_spec())
         else:
-            self._sharing.begin(self._element_spec)
+            self._distributed.prepare(self._element_spec)
 
 
-class EpochAgreement(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+class EpochSynchronization(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Start alike, and agree with rank 0 on the learning rate and with any rank on stopping. Comes last.
 
     Parameters
@@ -179,9 +183,9 @@ class EpochAgreement(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
     changed : callbacks of rank 0 alone may change variables.
     """
 
-    def __init__(self, opened: Channel, restored: bool = False, changed: bool = False) -> None:
+    def __init__(self, channel: Channel, restored: bool = False, changed: bool = False) -> None:
         super().__init__()
-        self._channel = opened
+        self._channel = channel
         self._restored = restored
         self._changed = changed
 
@@ -189,46 +193,46 @@ class EpochAgreement(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
         """Take over what rank 0 has, which may be a restored backup. *Collective*."""
         self.model._initial_epoch = self._channel.host.allgather_object(self.model._initial_epoch)[0]
         if not self._restored:
-            broadcast_in(self._channel, state(self.model))
+            broadcast_in(self._channel, replicated_variables(self.model))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """One learning rate. *Collective*."""
-        self._agree()
+        self._synchronize()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """All stop or none. *Collective*."""
-        self._agree()
-        self._take_over()
+        self._synchronize()
+        self._broadcast()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Take over what a callback of rank 0 has set. *Collective* if there may be one."""
-        self._take_over()
+        self._broadcast()
 
-    def _take_over(self) -> None:
+    def _broadcast(self) -> None:
         if self._changed:
-            broadcast_in(self._channel, state(self.model))
+            broadcast_in(self._channel, replicated_variables(self.model))
 
-    def _agree(self) -> None:
+    def _synchronize(self) -> None:
         """One message for both, since it may be sent after every batch."""
         optimizer = self.model.optimizer
         rate: Any = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
         settable = isinstance(rate, keras.Variable)
-        mine = (bool(self.model.stop_training), float(rate.numpy()) if settable else 0.0)
-        everyone = self._channel.host.allgather_object(mine)
+        local = (bool(self.model.stop_training), float(rate.numpy()) if settable else 0.0)
+        everyone = self._channel.host.allgather_object(local)
         self.model.stop_training = any(stop for stop, _ in everyone)
-        if mine[1] != everyone[0][1]:
+        if local[1] != everyone[0][1]:
             rate.assign(everyone[0][1])
 
 
-class BatchAgreement(EpochAgreement):
+class BatchSynchronization(EpochSynchronization):
     """The same after every batch, where a callback of the user may act then."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """All stop or none. *Collective*."""
-        self._agree()
+        self._synchronize()
 
 
-class Progress(keras.callbacks.ProgbarLogger):  # type: ignore[misc]  # Keras has no types
+class ThroughputBar(keras.callbacks.ProgbarLogger):  # type: ignore[misc]  # Keras has no types
     """Keras's progress bar with the samples per second of all ranks together, and how long rank 0 waited for data.
 
     Parameters
@@ -238,20 +242,20 @@ class Progress(keras.callbacks.ProgbarLogger):  # type: ignore[misc]  # Keras ha
 
     async_safe = True
 
-    def __init__(self, seen: Callable[[], int]) -> None:
+    def __init__(self, samples_seen: Callable[[], int]) -> None:
         super().__init__()
-        self._seen = seen
+        self._samples_seen = samples_seen
         self._first = 0
         self._start = 0.0
         self._paused = 0.0
         self._waited = 0.0
-        self._share = 0.0
+        self._waiting_fraction = 0.0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Start the clock."""
         super().on_epoch_begin(epoch, logs)
-        self._first, self._start, self._paused = self._seen(), time.monotonic(), 0.0
-        self._waited = overall().waiting
+        self._first, self._start, self._paused = self._samples_seen(), time.monotonic(), 0.0
+        self._waited = process_profile().waiting
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Stop the clock: validation is no training."""
@@ -263,9 +267,9 @@ class Progress(keras.callbacks.ProgbarLogger):  # type: ignore[misc]  # Keras ha
         now = self._paused or time.monotonic()
         seconds = max(now - self._start, 1e-9)
         if not self._paused:
-            self._share = (overall().waiting - self._waited) / seconds
-        rate = (self._seen() - self._first) / seconds
-        return {"samples/s": np.round(rate), "waiting for data %": np.round(100 * self._share)}
+            self._waiting_fraction = (process_profile().waiting - self._waited) / seconds
+        rate = (self._samples_seen() - self._first) / seconds
+        return {"samples/s": np.round(rate), "waiting for data %": np.round(100 * self._waiting_fraction)}
 
     def _update_progbar(self, batch: int, logs: Any = None) -> None:
         super()._update_progbar(batch, {**(logs or {}), **self._speed()} if self.verbose else logs)

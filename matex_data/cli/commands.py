@@ -126,9 +126,8 @@ def _shuffled(data: Any, batch_size: int) -> str:
 
 def _check_hdf5(paths: list[str], format: str | None, fields: list[str] | None, limit: float) -> None:
     """End the program if the HDF5 library cannot open some of the files, and name all of them. *Collective*."""
-    from mpi4py import MPI
-
     from matex_data.cli.probing import is_hdf5, probe
+    from matex_data.mpi.library import MPI
     from matex_data.opening import expand
 
     comm = MPI.COMM_WORLD
@@ -145,7 +144,7 @@ def _check_hdf5(paths: list[str], format: str | None, fields: list[str] | None, 
 @contextmanager
 def _told() -> Iterator[Console]:
     """A console on rank 0 alone; wrong data ends the program with what is wrong, without a stack trace."""
-    from mpi4py import MPI
+    from matex_data.mpi.library import MPI
 
     first = MPI.COMM_WORLD.rank == 0
     console = Console(file=sys.stdout, quiet=not first)

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import IO
 
 from matex_data.errors import DataError, FormatError
-from matex_data.index.strided import LibraryRows
-from matex_data.machine import free_memory, lone_environment
-from matex_data.readers import FORMATS, HEAD, detect, reader
+from matex_data.index.library import LibraryRows
+from matex_data.machine import environment_without_mpi, free_memory
+from matex_data.readers import FORMATS, HEAD_BYTES, detect, reader
 
 SECONDS = 60.0  # that a step of the library may take: opening a file, or reading one block of rows
 START_SECONDS = 300.0  # that the child may take to start
@@ -38,7 +38,7 @@ def is_hdf5(path: str) -> bool:
     """Whether the HDF5 library is needed for a file."""
     try:
         with Path(path).open("rb") as file:
-            return FORMATS["hdf5"].begins(file.read(HEAD))
+            return FORMATS["hdf5"].matches_magic(file.read(HEAD_BYTES))
     except OSError:
         return False
 
@@ -74,7 +74,7 @@ def _run(
     """Let one child look at files until it ends: how many it is done with, at least one, and their errors."""
     done, errors = 0, []
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=lone_environment()
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment_without_mpi()
     ) as child:
         assert child.stdin is not None and child.stdout is not None
         try:
@@ -168,7 +168,7 @@ def _look_at(path: str, format: str | None, names: Sequence[str] | None, step: S
     DataError : that does not go.
     """
     with Path(path).open("rb") as file:
-        head = file.read(HEAD)
+        head = file.read(HEAD_BYTES)
     index = reader(format or detect(path, head))(path, names)
     for found in index.files:
         for part in found.layouts.values():

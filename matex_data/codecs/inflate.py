@@ -16,7 +16,7 @@ import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
 from matex_data.codecs.pipeline import DEFLATE, SHUFFLE, Pipeline
-from matex_data.codecs.scratch import momentary
+from matex_data.codecs.scratch import thread_scratch
 
 LARGEST = 1 << 20  # bytes of a decoded chunk; larger ones leave the processor's cache on the way, and take long anyway
 
@@ -59,7 +59,7 @@ def inflate_rows(
     decompressor = library.alloc() if library and int(nbytes.sum()) <= stored.nbytes else None
     if library is None or not decompressor:
         return 0
-    planes = momentary(decoded).reshape(width, -1)
+    planes = thread_scratch(decoded).reshape(width, -1)
     rows = out.reshape(len(out), -1).view(f"<u{width}")
     addresses = library.inflate, decompressor, stored.ctypes.data, planes.ctypes.data
     try:

@@ -34,7 +34,7 @@ class BrokenChunk(ValueError):
     """The bytes are not what the filter can have written."""
 
 
-def supported(step: Filter) -> bool:
+def can_decode(step: Filter) -> bool:
     """Whether chunks that went through this filter can be decoded here."""
     if step.number == BITSHUFFLE:
         return bool(imagecodecs.BITSHUFFLE.available) and bitshuffle.supported(step.options)

@@ -24,7 +24,7 @@ class _Scratch(local):
 _SCRATCH = _Scratch()
 
 
-def momentary(nbytes: int) -> Bytes:
+def thread_scratch(nbytes: int) -> Bytes:
     """Memory for what is used up before this thread asks for it again: a decoded chunk, a run of samples."""
     if _SCRATCH.momentary.nbytes < nbytes:
         _SCRATCH.momentary = np.empty(nbytes, np.uint8)

@@ -8,9 +8,9 @@ from functools import cached_property
 import numpy as np
 
 from matex_data._types import Integers
-from matex_data.index.model import Rows, ranges
-from matex_data.index.runs import Runs, crossed
-from matex_data.index.scatter import Some, consecutive
+from matex_data.index.model import RowSelection, ranges
+from matex_data.index.runs import Runs, intersect
+from matex_data.index.scatter import RowIndices, are_consecutive
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Blocks:
         """int64[n], how many rows of each block are wanted."""
         return np.diff(self.first)
 
-    def rows(self, i: int, begin: int = 0) -> Some:
+    def rows(self, i: int, begin: int = 0) -> RowIndices:
         """The rows that are wanted of the i-th block, counted from ``begin``; a slice if they are neighbours."""
         low, high = self.entered[i], self.entered[i + 1]
         if high - low > 1:
@@ -50,10 +50,10 @@ class Blocks:
         start = int(self.runs.start[low]) - begin
         return slice(start, start + int(self.runs.count[low]))
 
-    def places(self, i: int) -> Some:
+    def destinations(self, i: int) -> RowIndices:
         """Where these rows go; a slice if that is one behind the other."""
         destination = self.destination[self.first[i] : self.first[i + 1]]
-        return slice(int(destination[0]), int(destination[-1]) + 1) if consecutive(destination) else destination
+        return slice(int(destination[0]), int(destination[-1]) + 1) if are_consecutive(destination) else destination
 
     def select(self, some: Integers) -> Blocks:
         """Of the blocks with these ascending positions alone."""
@@ -64,21 +64,21 @@ class Blocks:
         return Blocks(self.number[some], runs, np.append(0, np.cumsum(several)), destination)
 
 
-def even_blocks(rows: Rows, depth: int) -> Blocks:
+def even_blocks(rows: RowSelection, depth: int) -> Blocks:
     """By blocks of ``depth`` rows."""
     first, last = rows.start // depth, (rows.stop - 1) // depth
-    of, number = crossed(first, last - first + 1)
+    of, number = intersect(first, last - first + 1)
     return _blocks(rows, of, number, number * depth, number * depth + depth)
 
 
-def uneven_blocks(rows: Rows, borders: Integers) -> Blocks:
+def uneven_blocks(rows: RowSelection, borders: Integers) -> Blocks:
     """By blocks that begin at the ascending ``borders``, of which the last one is where the last block ends."""
     first, last = (np.searchsorted(borders, row, side="right") - 1 for row in (rows.start, rows.stop - 1))
-    of, number = crossed(first, last - first + 1)
+    of, number = intersect(first, last - first + 1)
     return _blocks(rows, of, number, borders[number], borders[number + 1])
 
 
-def _blocks(rows: Rows, of: Integers, number: Integers, begin: Integers, end: Integers) -> Blocks:
+def _blocks(rows: RowSelection, of: Integers, number: Integers, begin: Integers, end: Integers) -> Blocks:
     """Of rows whose run ``of[i]`` reaches into block ``number[i]``, which has the rows ``begin[i]`` to ``end[i]``."""
     start, stop = np.maximum(rows.start[of], begin), np.minimum(rows.stop[of], end)
     entered = np.flatnonzero(np.diff(number, prepend=-1))

@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Any
 from weakref import WeakSet
 
-Chunk = Future[Any]
+ChunkFuture = Future[Any]
 """An array, or whatever a table makes of one block."""
 
 
@@ -26,19 +26,19 @@ class ChunkCache:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self._chunks: OrderedDict[Hashable, tuple[Chunk, int]] = OrderedDict()
+        self._chunks: OrderedDict[Hashable, tuple[ChunkFuture, int]] = OrderedDict()
         self._held = 0
         self._lock = Lock()
-        self._promised: WeakSet[Chunk] = WeakSet()
+        self._promised: WeakSet[ChunkFuture] = WeakSet()
 
-    def abandon(self, error: BaseException) -> None:
+    def fail_pending(self, error: BaseException) -> None:
         """Chunks that could not be read: whoever waits for one of them hears of it."""
         with self._lock:
             for chunk in self._promised:
                 if not chunk.done():
                     chunk.set_exception(error)
 
-    def get(self, key: Hashable) -> Chunk | None:
+    def get(self, key: Hashable) -> ChunkFuture | None:
         """The chunk, decoded or being decoded; None if nobody has asked for it lately."""
         with self._lock:
             entry = self._chunks.get(key)
@@ -47,9 +47,9 @@ class ChunkCache:
             self._chunks.move_to_end(key)
             return entry[0]
 
-    def promise(self, key: Hashable, nbytes: int) -> Chunk:
+    def reserve(self, key: Hashable, nbytes: int) -> ChunkFuture:
         """A future that the caller fulfils with the decoded chunk."""
-        chunk: Chunk = Future()
+        chunk: ChunkFuture = Future()
         with self._lock:
             self._promised.add(chunk)
             self._chunks[key] = (chunk, nbytes)

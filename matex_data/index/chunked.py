@@ -14,20 +14,20 @@ import numpy as np
 from matex_data._types import Array, Bytes, Integers
 from matex_data.codecs.inflate import inflate_rows, width_for
 from matex_data.codecs.pipeline import BrokenChunk, Pipeline
-from matex_data.codecs.scratch import momentary
+from matex_data.codecs.scratch import thread_scratch
 from matex_data.codecs.shuffle import unshuffle_rows
 from matex_data.errors import DecodeError
 from matex_data.index.blocks import Blocks, even_blocks
-from matex_data.index.cache import Chunk, ChunkCache
-from matex_data.index.model import Layout, ReadRequest, Rows
-from matex_data.index.scatter import Convert, Some, scatter
-from matex_data.index.strided import NOTHING, as_bytes
+from matex_data.index.cache import ChunkCache, ChunkFuture
+from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection
+from matex_data.index.scatter import Convert, RowIndices, scatter
+from matex_data.index.strided import as_bytes
 from matex_data.machine import threads
 
 TOGETHER_BYTES = (1 << 20, 8 << 20)  # of decoded chunks, least and most that one thread makes in one go
 
-_Rows = tuple[Some, Some]  # of a chunk, and where they go
-_NO_ROWS: _Rows = (NOTHING, NOTHING)
+_Rows = tuple[RowIndices, RowIndices]  # of a chunk, and where they go
+_NO_ROWS: _Rows = (EMPTY, EMPTY)
 Cell = tuple[tuple[slice, ...], tuple[slice, ...]]  # of the field's array, with all its rows, and of a row of the chunk
 
 
@@ -77,7 +77,7 @@ class Chunked(Layout):
     def end(self) -> int:
         return int((self.offset + self.nbytes).max()) if len(self.offset) else 0
 
-    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         depth, cells = self.chunk_shape[0], len(self._cells)
         bands = even_blocks(rows, depth)
         number = (bands.number[:, None] * cells + np.arange(cells)).reshape(-1)
@@ -86,14 +86,14 @@ class Chunked(Layout):
         whole = np.repeat(bands.count == np.minimum(depth, self.rows - bands.number * depth), cells)
         fresh = whole & (entry >= 0)
         for i in np.flatnonzero(entry < 0).tolist():
-            yield ReadRequest(NOTHING, NOTHING, on_complete=partial(self._fill, wanted, i))
+            yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._fill, wanted, i))
         for i in np.flatnonzero(~whole & (entry >= 0)).tolist():
             key = (id(self), int(number[i]))
             kept = cache.get(key)
             if kept is not None:
-                yield ReadRequest(NOTHING, NOTHING, on_complete=partial(self._copy, wanted, i, kept))
+                yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._copy, wanted, i, kept))
                 continue
-            wanted.promises[i] = cache.promise(key, self.pipeline.nbytes)
+            wanted.promises[i] = cache.reserve(key, self.pipeline.nbytes)
             fresh[i] = True
         width = width_for(self.pipeline) if self._as_stored(out) else None
         quick = fresh & whole & (width is not None)
@@ -165,7 +165,7 @@ class Chunked(Layout):
         if promise is None and self._decoded_in_place(rows, wanted.out, stored, mask):
             return
         scratch = promise is None and self.pipeline.filters
-        data = self.pipeline.decode(stored, mask, momentary(self.pipeline.nbytes) if scratch else None)
+        data = self.pipeline.decode(stored, mask, thread_scratch(self.pipeline.nbytes) if scratch else None)
         depth, *others = self.chunk_shape
         chunk = data.view(self.dtype).reshape(*others[: self.axis], depth, *others[self.axis :])
         if self.axis:
@@ -185,7 +185,7 @@ class Chunked(Layout):
         if isinstance(destination, slice) and local == slice(0, self.chunk_shape[0]):
             self.pipeline.decode(stored, mask, as_bytes(out[destination]))
         elif planes is not None and not isinstance(destination, slice):
-            scratch = momentary(planes.nbytes) if planes.filters else None
+            scratch = thread_scratch(planes.nbytes) if planes.filters else None
             unshuffle_rows(planes.decode(stored, mask >> 1, scratch), out, destination)
         else:
             return False
@@ -200,7 +200,7 @@ class Chunked(Layout):
         """The rows that are wanted of a chunk, counted within it, and their places; the same for all of a band."""
         band = i // len(self._cells)
         begin = int(wanted.bands.number[band]) * self.chunk_shape[0]
-        return wanted.bands.rows(band, begin), wanted.bands.places(band)
+        return wanted.bands.rows(band, begin), wanted.bands.destinations(band)
 
     def _take(self, wanted: _Wanted, i: int, rows: _Rows, chunk: Array) -> None:
         local, destination = rows
@@ -213,7 +213,7 @@ class Chunked(Layout):
     def _fill(self, wanted: _Wanted, i: int, _: Bytes) -> None:
         """Rows of a chunk that was never written."""
         outer, inner = self._cells[i % len(self._cells)]
-        destination = wanted.bands.places(i // len(self._cells))
+        destination = wanted.bands.destinations(i // len(self._cells))
         count = destination.stop - destination.start if isinstance(destination, slice) else len(destination)
         rows = np.broadcast_to(self.fill, (count, *(edge.stop for edge in inner)))
         scatter(wanted.out[outer], destination, rows, self.convert)
@@ -234,4 +234,4 @@ class _Wanted:
     bands: Blocks
     entry: Integers
     out: Array
-    promises: dict[int, Chunk]
+    promises: dict[int, ChunkFuture]

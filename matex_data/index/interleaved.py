@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,10 +10,10 @@ import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import Layout, ReadRequest, Rows
+from matex_data.index.model import Layout, ReadRequest, RowSelection
 from matex_data.index.scatter import scatter
 from matex_data.index.strided import SCATTER_BYTES, Strided
-from matex_data.index.table import Column, Table
+from matex_data.index.table import Column, Outputs, Table
 
 WASTE = 0.04  # of what is read, that may lie between wanted fields
 Wanted = tuple[Strided, Array]
@@ -51,13 +51,13 @@ class InterleavedRecords(Table):
     def end(self) -> int:
         return max(field.end() for field in self.fields.values())
 
-    def requests(self, rows: Rows, outs: Sequence[tuple[str, Array]], cache: ChunkCache) -> Iterator[ReadRequest]:
+    def requests(self, rows: RowSelection, outs: Outputs, cache: ChunkCache) -> Iterator[ReadRequest]:
         wanted = [(self.fields[name], out) for name, out in outs if self.fields[name].row_bytes]
         if len(rows.destination):
             for group in _neighbours(wanted):
                 yield from self._read(rows, group)
 
-    def _read(self, rows: Rows, group: list[Wanted]) -> Iterator[ReadRequest]:
+    def _read(self, rows: RowSelection, group: list[Wanted]) -> Iterator[ReadRequest]:
         """A group's part of every record, or whole runs of records if nearly all of them is wanted."""
         begin = group[0][0].offset
         span = max(field.offset + field.row_bytes for field, _ in group) - begin
@@ -100,7 +100,7 @@ def _neighbours(wanted: list[Wanted]) -> list[list[Wanted]]:
     return groups
 
 
-def interleaved(parts: Mapping[str, Layout]) -> dict[str, Layout]:
+def group_interleaved(parts: Mapping[str, Layout]) -> dict[str, Layout]:
     """The parts of one file; those that take turns in its records as columns of one table."""
     turns = {name: part for name, part in parts.items() if isinstance(part, Strided) and part.stride > part.row_bytes}
     strides = {part.stride for part in turns.values()}

@@ -5,20 +5,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from threading import Lock
 
 import numpy as np
-from numpy.typing import NDArray
 
-from matex_data._types import Array, Integers
+from matex_data._types import Array, Bytes, Integers
 from matex_data.errors import FormatError
 from matex_data.fields import Field, Schema
 from matex_data.index.cache import ChunkCache
 from matex_data.index.stamps import Stamp
 
+EMPTY: Integers = np.empty(0, np.int64)
+"""No byte ranges: ``ReadRequest(EMPTY, EMPTY, on_complete=...)`` reads nothing and only runs its callback."""
+
 
 @dataclass(frozen=True)
-class Rows:
+class RowSelection:
     """Rows of one file that are wanted, and their places in the arrays that receive them.
 
     Parameters
@@ -37,7 +40,7 @@ class Rows:
         counts = self.stop - self.start
         return ranges(self.start, counts)
 
-    def tiles(self, most: int) -> Iterator[Rows]:
+    def tiles(self, most: int) -> Iterator[RowSelection]:
         """The same rows, at most so many at a time."""
         ends = np.cumsum(self.stop - self.start)
         for low in range(0, len(self.destination), most):
@@ -46,7 +49,7 @@ class Rows:
             start, stop = self.start[first : last + 1].copy(), self.stop[first : last + 1].copy()
             start[0] = stop[0] - (ends[first] - low)
             stop[-1] -= ends[last] - high
-            yield Rows(start, stop, self.destination[low:high])
+            yield RowSelection(start, stop, self.destination[low:high])
 
 
 def ranges(start: Integers, count: Integers) -> Integers:
@@ -55,6 +58,9 @@ def ranges(start: Integers, count: Integers) -> Integers:
     total = int(ends[-1]) if len(ends) else 0
     numbers: Integers = np.arange(total, dtype=np.int64) + np.repeat(start - (ends - count), count)
     return numbers
+
+
+OnComplete = Callable[[Bytes], None]
 
 
 @dataclass(frozen=True)
@@ -74,9 +80,33 @@ class ReadRequest:
 
     offset: Integers
     nbytes: Integers
-    target: NDArray[np.uint8] | None = None
+    target: Bytes | None = None
     at: Integers | None = None
-    on_complete: Callable[[NDArray[np.uint8]], None] | None = None
+    on_complete: OnComplete | None = None
+
+
+def call_after_last(requests: Sequence[ReadRequest], action: Callable[[], None]) -> list[ReadRequest]:
+    """Return the requests with ``action`` attached: the last one to complete, in whatever order, calls it."""
+    countdown = _Countdown(len(requests), action)
+    return [replace(request, on_complete=partial(countdown.complete, request.on_complete)) for request in requests]
+
+
+class _Countdown:
+    """Count of requests that have not completed; safe to use from several threads."""
+
+    def __init__(self, count: int, action: Callable[[], None]) -> None:
+        self._left = count
+        self._action = action
+        self._lock = Lock()
+
+    def complete(self, on_complete: OnComplete | None, data: Bytes) -> None:
+        if on_complete is not None:
+            on_complete(data)
+        with self._lock:
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self._action()
 
 
 class Layout(ABC):
@@ -93,7 +123,7 @@ class Layout(ABC):
     block_rows: int
 
     @abstractmethod
-    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         """What to read so that ``out[rows.destination[i]]`` becomes row ``rows.numbers[i]``.
 
         ``cache`` keeps decoded chunks of which only some rows were wanted.
@@ -178,7 +208,7 @@ class Index:
         files = [replace(f, layouts={n: f.layouts[n] for n in names}) for f in self.files]
         return Index(fields, files, self.static, self.facts, self.post_process)
 
-    def stamped(self, stamps: Mapping[str, Stamp | None]) -> Index:
+    def with_stamps(self, stamps: Mapping[str, Stamp | None]) -> Index:
         """The same with the states of the files, by path."""
         files = [replace(file, stamp=stamps.get(file.path)) for file in self.files]
         return Index(self.fields, files, self.static, self.facts, self.post_process)

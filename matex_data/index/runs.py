@@ -33,11 +33,11 @@ class Runs:
         """How many numbers there are."""
         return int(self.first[-1])
 
-    def between(self, start: Integers, count: Integers) -> Runs:
+    def slice(self, start: Integers, count: Integers) -> Runs:
         """The numbers at positions ``start[i], ... start[i]+count[i]-1``, for every i in turn."""
         first = np.searchsorted(self.first, start, side="right") - 1
         last = np.searchsorted(self.first, start + count - 1, side="right") - 1
-        asked, run = crossed(first, np.where(count > 0, last - first + 1, 0))
+        asked, run = intersect(first, np.where(count > 0, last - first + 1, 0))
         low = np.maximum(start[asked], self.first[run])
         high = np.minimum((start + count)[asked], self.first[run + 1])
         return Runs(self.start[run] + low - self.first[run], high - low)
@@ -63,7 +63,7 @@ def merge(runs: Runs) -> Runs:
     return Runs(runs.start[first], np.add.reduceat(runs.count, first))
 
 
-def crossed(first: Integers, several: Integers) -> tuple[Integers, Integers]:
+def intersect(first: Integers, several: Integers) -> tuple[Integers, Integers]:
     """Each stretch once for every block that it reaches into: which stretch, and which block.
 
     Parameters
@@ -81,7 +81,7 @@ def cut(runs: Runs, borders: Integers) -> Runs:
         begin = np.concatenate([runs.start, inner])
         return Runs(begin, np.diff(begin, append=stop))
     first, last = (np.searchsorted(borders, number, side="right") for number in (runs.start, stop - 1))
-    of, block = crossed(first, last - first + 1)
+    of, block = intersect(first, last - first + 1)
     limits = np.iinfo(np.int64)
     edges = np.concatenate([[limits.min], borders, [limits.max]])
     start = np.maximum(runs.start[of], edges[block])

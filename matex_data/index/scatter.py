@@ -9,21 +9,21 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 
-CONVERTED_TOGETHER = 1 << 15  # numbers; what is converted in one go stays in the processor's cache
+CONVERT_ITEMS = 1 << 15  # numbers; what is converted in one go stays in the processor's cache
 LARGE_ROW = 4096  # bytes
 
-Some = Integers | slice
+RowIndices = Integers | slice
 """Numbers of rows; a slice has a begin and an end."""
 
 Convert = Callable[[Array, Array], None]
 """Writes what stored rows stand for into the second array, rows of the field's dtype. Can be pickled."""
 
 
-def scatter(out: Array, destination: Some, rows: Array, convert: Convert | None = None) -> None:
+def scatter(out: Array, destination: RowIndices, rows: Array, convert: Convert | None = None) -> None:
     """``out[destination] = rows``; one copy if the places are neighbours."""
     if isinstance(destination, slice):
         _put(rows, out[destination], convert)
-    elif consecutive(destination):
+    elif are_consecutive(destination):
         start = int(destination[0]) if len(destination) else 0
         _put(rows, out[start : start + len(destination)], convert)
     elif convert is None:
@@ -52,7 +52,7 @@ def _put(rows: Array, out: Array, convert: Convert | None) -> None:
 
 def _scatter_converted(out: Array, destination: Integers, rows: Array, convert: Convert) -> None:
     """Large rows straight to their places, small ones some at a time by way of a small array."""
-    step = CONVERTED_TOGETHER // max(1, prod(out.shape[1:]))
+    step = CONVERT_ITEMS // max(1, prod(out.shape[1:]))
     if step <= 1:
         for i, to in enumerate(destination.tolist()):
             convert(rows[i : i + 1], out[to : to + 1])
@@ -64,7 +64,7 @@ def _scatter_converted(out: Array, destination: Integers, rows: Array, convert: 
         _to_places(out, some, converted)
 
 
-def side_by_side(columns: Sequence[Array]) -> Array | None:
+def matrix_view(columns: Sequence[Array]) -> Array | None:
     """The matrix whose columns these are, one of which is next to the other, as a view; None if there is none."""
     first, step = columns[0], columns[0].dtype.itemsize
     if len(columns) < 2 or first.ndim != 1 or first.dtype.hasobject:
@@ -77,7 +77,7 @@ def side_by_side(columns: Sequence[Array]) -> Array | None:
     return np.lib.stride_tricks.as_strided(first, (len(first), len(columns)), (first.strides[0], step))
 
 
-def consecutive(numbers: Integers) -> bool:
+def are_consecutive(numbers: Integers) -> bool:
     """Whether each number is the one before and one."""
     if len(numbers) == 0 or numbers[-1] - numbers[0] != len(numbers) - 1:
         return len(numbers) == 0

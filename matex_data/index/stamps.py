@@ -5,12 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from matex_data.errors import DataError, DecodeError
-
-if TYPE_CHECKING:
-    from matex_data.index.model import FileIndex
 
 
 @dataclass(frozen=True)
@@ -48,34 +44,34 @@ class Stamp:
         return f"{self.size} bytes, changed {time}.{rest:09d} UTC, inode {self.inode}"
 
 
-def changed(file: FileIndex) -> DataError | None:
-    """Compare a file with its stamp: the error to raise if it is another one by now, or None.
+def check_stamp(path: str, stamp: Stamp | None) -> DataError | None:
+    """Return the error to raise if the file at ``path`` has changed since its stamp was taken; None if it has not.
 
-    Belongs on the rank that indexed the file, see ``Stamp``: rank ``number % size`` for file ``number`` of a data set.
-    A file without a stamp counts as unchanged. Files that a file refers to (external and virtual data of HDF5) are not
-    looked at.
+    Call it on the rank that took the stamp (see `Stamp`): rank ``number % size`` for file ``number`` of a data set.
+    A file without a stamp counts as unchanged. Files that the file refers to (external and virtual datasets of HDF5)
+    are not checked.
     """
-    if file.stamp is None:
+    if stamp is None:
         return None
     try:
-        found: Stamp | str = Stamp.of(file.path)
+        found: Stamp | str = Stamp.of(path)
     except OSError as error:
         found = str(error)
-    if found == file.stamp:
+    if found == stamp:
         return None
-    if isinstance(found, Stamp) and found.size < file.stamp.size:
+    if isinstance(found, Stamp) and found.size < stamp.size:
         return DecodeError(
             "the file is shorter than when it was opened",
-            file=file.path,
+            file=path,
             byte=found.size,
-            expected=file.stamp,
+            expected=stamp,
             found=found,
-            remedy="let nobody write to the data while it is read, and open it again",
+            remedy="open it again; do not write to the data while it is read",
         )
     return DataError(
         "the file has changed since it was opened",
-        file=file.path,
-        expected=file.stamp,
+        file=path,
+        expected=stamp,
         found=found,
-        remedy="open it again; let nobody write to the data while it is read",
+        remedy="open it again; do not write to the data while it is read",
     )

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import Layout, ReadRequest, Rows
-from matex_data.index.scatter import Convert, consecutive, scatter
+from matex_data.index.model import Layout, ReadRequest, RowSelection
+from matex_data.index.scatter import Convert, are_consecutive, scatter
 
 DIRECT_BYTES = 16 * 1024  # rows of this size are read to their places one by one; smaller ones are scattered after
 SCATTER_BYTES = 1 << 20  # read and scattered in one go
-NOTHING: Integers = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -55,25 +52,25 @@ class Strided(Layout):
     def end(self) -> int:
         return self.offset + (self.rows - 1) * self.stride + self.row_bytes if self.rows else 0
 
-    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         ready = self.convert is None and self.dtype == out.dtype and out.flags.c_contiguous
         if self.row_bytes == 0 or not len(rows.destination):
             return
-        if ready and (self.row_bytes >= DIRECT_BYTES or consecutive(rows.destination)):
+        if ready and (self.row_bytes >= DIRECT_BYTES or are_consecutive(rows.destination)):
             yield self._direct(rows, out)
             return
         for tile in rows.tiles(max(1, SCATTER_BYTES // self.row_bytes)):
             offset, nbytes = self._ranges(tile)
             yield ReadRequest(offset, nbytes, on_complete=partial(self._finish, tile.destination, out))
 
-    def _ranges(self, rows: Rows) -> tuple[Integers, Integers]:
+    def _ranges(self, rows: RowSelection) -> tuple[Integers, Integers]:
         """Offsets and lengths of the bytes of the rows, neighbours as one."""
         if self.stride == self.row_bytes:
             return self.offset + rows.start * self.stride, (rows.stop - rows.start) * self.row_bytes
         offset = self.offset + rows.numbers * self.stride
         return offset, np.full(len(offset), self.row_bytes)
 
-    def _direct(self, rows: Rows, out: Array) -> ReadRequest:
+    def _direct(self, rows: RowSelection, out: Array) -> ReadRequest:
         """Each run of neighbouring rows that stay neighbours goes to its destination in one piece."""
         numbers, destination = rows.numbers, rows.destination
         unbroken = (np.diff(numbers) == 1) & (np.diff(destination) == 1) & (self.stride == self.row_bytes)
@@ -87,32 +84,6 @@ class Strided(Layout):
 
     def _finish(self, destination: Integers, out: Array, data: Bytes) -> None:
         scatter(out, destination, data.view(self.dtype).reshape(-1, *self.shape), self.convert)
-
-
-class LibraryRows(Layout):
-    """Rows that only the format's library can read; each rank reads its own."""
-
-    rows: int
-    block_rows: int
-
-    @abstractmethod
-    def read(self, start: int, stop: int) -> Array:
-        """Rows start to stop as the field's dtype. Never called on two threads at once."""
-
-    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
-        done = 0
-        for start, stop in zip(rows.start.tolist(), rows.stop.tolist(), strict=True):
-            destination = rows.destination[done : done + stop - start]
-            done += stop - start
-            yield ReadRequest(NOTHING, NOTHING, on_complete=partial(self._finish, start, stop, destination, out))
-
-    def _finish(self, start: int, stop: int, destination: Integers, out: Array, _: Bytes) -> None:
-        with _LIBRARIES:
-            rows = self.read(start, stop)
-        scatter(out, destination, rows)
-
-
-_LIBRARIES = Lock()  # neither HDF5 nor netCDF may be entered by two threads
 
 
 def runs_of(unbroken: np.ndarray[Any, Any]) -> tuple[Integers, Integers]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import dataclass
 
 from matex_data._types import Array, Integers
-from matex_data.errors import FormatError
-from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import Index, Layout, ReadRequest, Rows
+from matex_data.index.model import Layout, ReadRequest, RowSelection
+
+Outputs = Sequence[tuple[str, Array]]
+"""Name of a column, and the array that receives it; one pair for each column that is read."""
 
 
 class Table(ABC):
@@ -32,7 +31,7 @@ class Table(ABC):
     width: int
 
     @abstractmethod
-    def requests(self, rows: Rows, outs: Sequence[tuple[str, Array]], cache: ChunkCache) -> Iterator[ReadRequest]:
+    def requests(self, rows: RowSelection, outs: Outputs, cache: ChunkCache) -> Iterator[ReadRequest]:
         """Yield reads that fill ``out[rows.destination[i]]`` with row ``rows.numbers[i]``, for each column."""
 
     @abstractmethod
@@ -73,7 +72,7 @@ class Column(Layout):
     def end(self) -> int:
         return self.table.end()
 
-    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         return self.table.requests(rows, [(self.name, out)], cache)
 
 
@@ -100,14 +99,14 @@ class Matrix(Layout):
     def end(self) -> int:
         return max(part.end() for part in self.parts)
 
-    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         named = {str(i): part for i, part in enumerate(self.parts)}
         arrays = {str(i): out[:, i] for i in range(len(self.parts))}
-        return (request for _, request in requests(named, rows, arrays, cache))
+        return (request for _, request in plan_reads(named, rows, arrays, cache))
 
 
-def requests(
-    parts: Mapping[str, Layout], rows: Rows, arrays: Mapping[str, Array], cache: ChunkCache
+def plan_reads(
+    parts: Mapping[str, Layout], rows: RowSelection, arrays: Mapping[str, Array], cache: ChunkCache
 ) -> Iterator[tuple[str | None, ReadRequest]]:
     """What to read for several fields of one file, and the field that each request is for; None: for several."""
     tables: dict[int, tuple[Table, list[tuple[str, Array]]]] = {}
@@ -127,42 +126,3 @@ def _leaves(part: Layout, out: Array) -> Iterator[tuple[Layout, Array]]:
             yield from _leaves(inner, out[:, i])
     else:
         yield part, out
-
-
-def stacked(index: Index, names: Sequence[str], name: str, kept: Sequence[str]) -> Index:
-    """The index with fields ``names`` side by side as one field ``name``, and of the others those that are ``kept``.
-
-    Raises
-    ------
-    FormatError : the fields differ in shape, or are not all numbers, or there is already a field of that name.
-    """
-    if not names:
-        raise FormatError("there is nothing to stack", expected="a list of fields", remedy="name them with inputs=")
-    strange = next((n for n in names if n not in index.fields), None)
-    if strange is not None:
-        raise FormatError(
-            "the field cannot be part of a matrix",
-            field=strange,
-            expected="fields of the files",
-            remedy=f"leave it out; the mask of the matrix is the field {name + '_mask'!r}, which targets= may name",
-        )
-    fields = [index.fields[n] for n in names]
-    odd = next((f for f in fields if f.shape != fields[0].shape or f.ragged or f.dtype.kind not in "biuf"), None)
-    if odd is not None:
-        raise FormatError(
-            "the field does not fit into a matrix with the others",
-            field=odd.name,
-            expected=f"numbers of shape {fields[0].shape}, as in {fields[0].name!r}",
-            found=f"{odd.dtype} of shape {odd.shape}",
-            remedy="stack numeric fields of one shape, or leave out stack=True",
-        )
-    if name in kept:
-        raise FormatError(f"a field that is kept beside the matrix is named {name!r} already", field=name)
-    dtype = np.result_type(*(f.dtype for f in fields))
-    matrix = Field(name, (len(fields), *fields[0].shape), dtype, attributes={"columns": list(names)})
-    schema = {name: matrix, **{n: index.fields[n] for n in kept}}
-    files = []
-    for file in index.files:
-        parts: dict[str, Layout] = {name: Matrix(tuple(file.layouts[n] for n in names))}
-        files.append(replace(file, layouts={**parts, **{n: file.layouts[n] for n in kept}}))
-    return Index(schema, files, index.static)

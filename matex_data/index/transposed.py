@@ -12,7 +12,7 @@ import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import Layout, ReadRequest, Rows
+from matex_data.index.model import Layout, ReadRequest, RowSelection
 from matex_data.index.scatter import Convert, scatter
 
 PIECE_BYTES = 64 * 1024  # as much of neighbouring rows is read in one piece, if a block does not become too large
@@ -65,7 +65,7 @@ class Transposed(Layout):
             return 0
         return self.offset + int(self._pieces()[-1]) + self.rows * self._piece
 
-    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         if not self._row_bytes or not len(rows.destination):
             return
         pieces = self._pieces()

@@ -10,7 +10,7 @@ import numpy as np
 
 from matex_data._types import Bytes, Integers
 
-Done = Callable[[Bytes], None]
+OnComplete = Callable[[Bytes], None]
 
 CALL_BYTES = 32 << 20  # of one call, about: several threads may share the reads of a window
 DECODED_BYTES = (1 << 20, 8 << 20)  # least and most if they are to be decoded: that begins as soon as a call has ended
@@ -39,7 +39,7 @@ class Ranges:
         """Bytes in all."""
         return int(self.nbytes.sum())
 
-    def moved(self, begin: int) -> Ranges:
+    def shifted(self, begin: int) -> Ranges:
         """The same, where addresses count from that one."""
         return Ranges(self.offset, self.nbytes, self.address + begin)
 
@@ -60,13 +60,13 @@ class PendingRead:
     ----------
     offset, nbytes : int64[k], byte ranges of one file.
     address : int64[k], where they go to in memory; None: one behind the other in scratch memory.
-    done : what to call once they are there, with them if they are in scratch memory, else with no bytes.
+    on_complete : what to call once they are there, with them if they are in scratch memory, else with no bytes.
     """
 
     offset: Integers
     nbytes: Integers
     address: Integers | None = None
-    done: Done | None = None
+    on_complete: OnComplete | None = None
 
     @cached_property
     def total(self) -> int:
@@ -75,7 +75,7 @@ class PendingRead:
 
 
 @dataclass(frozen=True)
-class Call:
+class ReadTask:
     """Reads of one file, and what can be done as soon as they have ended.
 
     Parameters
@@ -86,7 +86,7 @@ class Call:
     """
 
     reads: list[Ranges]
-    then: list[tuple[Done, slice]] = field(default_factory=list)
+    callbacks: list[tuple[OnComplete, slice]] = field(default_factory=list)
     scratch: int = 0
 
     @property
@@ -99,10 +99,10 @@ class Call:
         """Bytes in all."""
         return sum(ranges.total for ranges in self.reads)
 
-    def finish(self, scratch: Bytes) -> None:
-        """Call all of ``then``; raise the first error at the end: other windows wait for what the others decode."""
+    def complete(self, scratch: Bytes) -> None:
+        """Call all callbacks; raise the first error at the end: other windows wait for what the others decode."""
         first_error: Exception | None = None
-        for done, some in self.then:
+        for done, some in self.callbacks:
             try:
                 done(scratch[some])
             except Exception as error:
@@ -111,7 +111,7 @@ class Call:
             raise first_error
 
 
-def calls(wanted: Sequence[PendingRead], parts: int = 1) -> list[Call]:
+def plan_tasks(wanted: Sequence[PendingRead], parts: int = 1) -> list[ReadTask]:
     """Reads of some megabytes each, in the order of the file; with scratch memory or without, never both in one.
 
     Parameters
@@ -120,7 +120,7 @@ def calls(wanted: Sequence[PendingRead], parts: int = 1) -> list[Call]:
     parts : calls that what is to be decoded should be shared out to, if it is much; larger ones cost less Python.
     """
     least, most = DECODED_BYTES
-    share = sum(one.total for one in wanted if one.done is not None) // parts
+    share = sum(one.total for one in wanted if one.on_complete is not None) // parts
     decoded_bytes = min(most, max(least, share))
     order = sorted((i for i in range(len(wanted)) if len(wanted[i].offset)), key=lambda i: wanted[i].offset[0])
     direct = [wanted[i] for i in order if wanted[i].address is not None]
@@ -139,13 +139,13 @@ def _groups(wanted: Sequence[PendingRead], decoded_bytes: int) -> list[list[Pend
     for one in wanted:
         groups[-1].append(one)
         size += one.total
-        if size >= (CALL_BYTES if one.done is None else decoded_bytes):
+        if size >= (CALL_BYTES if one.on_complete is None else decoded_bytes):
             groups.append([])
             size = 0
     return [group for group in groups if group]
 
 
-def _of_groups(groups: list[list[PendingRead]], gaps: int) -> Iterator[Call]:
+def _of_groups(groups: list[list[PendingRead]], gaps: int) -> Iterator[ReadTask]:
     """A call for each group, and more for one that is large; ``gaps`` as in ``_without_gaps``."""
     if not groups:
         return
@@ -164,18 +164,18 @@ def _of_groups(groups: list[list[PendingRead]], gaps: int) -> Iterator[Call]:
         ranges = Ranges(merged.offset[low:high], merged.nbytes[low:high], merged.address[low:high])
         then = _then(group)
         if then:
-            yield Call(_limited(ranges, MOST_BYTES), then, 0 if addresses else size + GAP_BYTES)
+            yield ReadTask(_limited(ranges, MOST_BYTES), then, 0 if addresses else size + GAP_BYTES)
         else:
-            yield from (Call([piece]) for piece in _limited(ranges, CALL_BYTES))
+            yield from (ReadTask([piece]) for piece in _limited(ranges, CALL_BYTES))
 
 
-def _then(group: Sequence[PendingRead]) -> list[tuple[Done, slice]]:
+def _then(group: Sequence[PendingRead]) -> list[tuple[OnComplete, slice]]:
     """What to call, with which bytes of the scratch memory."""
     then, end = [], 0
     for one in group:
         begin, end = end, end + (one.total if one.address is None else 0)
-        if one.done is not None:
-            then.append((one.done, slice(begin, end)))
+        if one.on_complete is not None:
+            then.append((one.on_complete, slice(begin, end)))
     return then
 
 

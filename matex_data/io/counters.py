@@ -1,4 +1,4 @@
-"""Where the time goes."""
+"""Counters of the time and the amount of data of each stage."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from threading import Lock
 
 @dataclass
 class Profile:
-    """Where the time of this rank's passes went, in seconds, and what they brought.
+    """Time and amount of data of each stage on this rank.
 
     Parameters
     ----------
-    planning : finding out which bytes the next samples need.
-    reading : in calls that read, by the background reader.
-    decoding : until what was read had become rows, beyond the time of reading.
-    waiting : the consumer waited for data.
-    samples, bytes : brought, and read from the files.
-    exchanged : bytes of samples that came from the memory of other ranks.
+    planning : seconds to find the byte ranges of the next samples.
+    reading : seconds in read calls, in the prefetch thread.
+    decoding : seconds from the end of the reads to complete rows.
+    waiting : seconds that the consumer waited for data.
+    samples : samples delivered.
+    bytes : bytes read from files.
+    exchanged : bytes of samples received from other ranks.
     """
 
     planning: float = 0.0
@@ -32,32 +33,35 @@ class Profile:
     bytes: int = 0
     exchanged: int = 0
 
+    def add(self, **amounts: float) -> None:
+        """Add to these counters, and to those of the process. Any thread may call it."""
+        with _LOCK:
+            for profile in (self, _PROCESS):
+                for name, amount in amounts.items():
+                    setattr(profile, name, getattr(profile, name) + amount)
 
-_ALL = Profile()
-_ADDING = Lock()
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Context manager: add the seconds in it to a stage."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(**{stage: time.perf_counter() - begin})
+
+
+_PROCESS = Profile()
+_LOCK = Lock()
 
 
 def _renew_lock() -> None:
-    global _ADDING
-    _ADDING = Lock()
+    global _LOCK
+    _LOCK = Lock()
 
 
-os.register_at_fork(after_in_child=_renew_lock)  # another thread may have held it
+os.register_at_fork(after_in_child=_renew_lock)  # a thread of the parent may have held it
 
 
-def overall() -> Profile:
-    """The profile of all data sets of this process; it goes on from there."""
-    return _ALL
-
-
-@contextmanager
-def timed(profile: Profile, part: str) -> Iterator[None]:
-    """Add the time that this takes to a part of the profile, and of that of all data sets."""
-    begin = time.perf_counter()
-    try:
-        yield
-    finally:
-        seconds = time.perf_counter() - begin
-        with _ADDING:
-            for each in (profile, _ALL):
-                setattr(each, part, getattr(each, part) + seconds)
+def process_profile() -> Profile:
+    """Return the counters of all data sets of this process, which keep counting. Do not add to them."""
+    return _PROCESS

@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from mpi4py import MPI
 
 from matex_data._types import Bytes, Integers
-from matex_data.codecs.scratch import momentary
+from matex_data.codecs.scratch import thread_scratch
 from matex_data.io.coalesce import Ranges
+from matex_data.mpi.library import MPI
 
 CACHED_BYTES = 1 << 20  # of a run that stays in the processor's cache
 LEAST_PIECE = 4096  # bytes of each piece on average; to copy smaller ones past the cache takes longer
@@ -49,7 +49,7 @@ def destinations(ranges: Ranges, read: int) -> Iterator[list[Destination]]:
     first, address, nbytes = ranges.first, ranges.address, ranges.nbytes
     lows, highs = first.tolist(), [*first[1:].tolist(), len(address)]
     begins, totals = address[first].tolist(), np.add.reduceat(nbytes, first).tolist() if lows else []
-    cached = momentary(CACHED_BYTES)
+    cached = thread_scratch(CACHED_BYTES)
     runs, kinds, copy = [], [], _copy(cached) if read >= WORTH_COMPILING else None
     for low, high, begin, total in zip(lows, highs, begins, totals, strict=True):
         if high - low == 1:

@@ -8,42 +8,24 @@ the same ranges, and these are already few and large. So both are off unless the
 from __future__ import annotations
 
 import os
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from mpi4py import MPI
-
 from matex_data.errors import DataError, DecodeError, PartitionError
 from matex_data.io import preadv
 from matex_data.io.coalesce import Ranges
+from matex_data.io.counters import Profile
 from matex_data.io.destinations import destinations
 from matex_data.mpi.communicator import Communicator
+from matex_data.mpi.library import MPI
 from matex_data.mpi.watchdog import waiting_for
 
 MODES = ("auto", "collective", "independent")
 MOST_SHARED_FILES = 64  # opened by all ranks together; of more files each rank opens those it reads
 MOST_OPEN_FILES = 128
-
-
-@dataclass
-class Counters:
-    """What this process has read from data files: by path, bytes, calls, and times opened."""
-
-    bytes: Counter[str] = field(default_factory=Counter)
-    calls: Counter[str] = field(default_factory=Counter)
-    opens: Counter[str] = field(default_factory=Counter)
-
-
-_COUNTERS = Counters()
-
-
-def counters() -> Counters:
-    """What this process has read so far; counts go on from there."""
-    return _COUNTERS
 
 
 def hints() -> dict[str, str]:
@@ -85,14 +67,16 @@ class Files:
     comm : whose ranks read together. *Collective* in collective mode.
     paths : of the files, the same on every rank.
     mode : "collective" or "independent".
+    profile : counts the bytes that are read.
 
     Raises
     ------
     DataError : the system cannot open a file.
     """
 
-    def __init__(self, comm: Communicator, paths: Sequence[str], mode: str) -> None:
+    def __init__(self, comm: Communicator, paths: Sequence[str], mode: str, profile: Profile | None = None) -> None:
         self._comm = comm
+        self._profile = profile or Profile()
         self.paths = tuple(paths)
         self.collective = mode == "collective"
         self._open: OrderedDict[int, Any] = OrderedDict()
@@ -108,7 +92,6 @@ class Files:
                 except MPI.Exception as failure:
                     error = _unreadable(path, failure)
                 comm.agree(error)
-                _COUNTERS.opens[path] += 1
             info.Free()
 
     def read(self, number: int, ranges: Ranges) -> None:
@@ -121,9 +104,7 @@ class Files:
         """
         path = self.paths[number]
         found = (self._read_together if self.collective else self._read_alone)(number, ranges)
-        with self._lock:
-            _COUNTERS.bytes[path] += found
-            _COUNTERS.calls[path] += len(ranges.first)
+        self._profile.add(bytes=found)
         if found != ranges.total:
             raise _short(path, ranges)
 
@@ -137,15 +118,14 @@ class Files:
         try:
             offsets = ranges.offset[ranges.first].tolist()
             statuses = [MPI.Status() for _ in offsets]
-            before = sum(_COUNTERS.bytes[path] for path in self.paths)
-            with destinations(ranges, before) as runs:
+            with destinations(ranges, self._profile.bytes) as runs:
                 for offset, run, status in zip(offsets, runs, statuses, strict=True):
                     left -= 1
                     handle.Read_at_all(offset, run.destination, status)
                     if run.copied is not None:
                         run.copied()
         except Exception as error:  # of MPI, or there was no memory for what describes the places
-            self.join(number, left)  # the other ranks count on these calls
+            self.read_nothing(number, left)  # the other ranks count on these calls
             if isinstance(error, MPI.Exception):
                 raise _unreadable(self.paths[number], error) from error
             raise
@@ -161,7 +141,7 @@ class Files:
         except OSError as error:
             raise _unreadable(self.paths[number], error) from error
 
-    def join(self, number: int, calls: int) -> None:
+    def read_nothing(self, number: int, calls: int) -> None:
         """Take part in reads of other ranks, with nothing to read. *Collective* in collective mode."""
         for _ in range(calls if self.collective else 0):
             self._open[number].Read_at_all(0, [bytearray(), 0, MPI.BYTE])
@@ -175,7 +155,6 @@ class Files:
                     self._open[number] = _Opened(self.paths[number])
                 except OSError as error:
                     raise _unreadable(self.paths[number], error) from error
-                _COUNTERS.opens[self.paths[number]] += 1
             self._open.move_to_end(number)
             opened: _Opened = self._open[number]
         return opened

@@ -13,7 +13,7 @@ from matex_data.mpi.communicator import Communicator
 
 
 class MpiRanks:
-    """The ranks of a communicator, as readers know them: see ``matex_data.readers.ranks``.
+    """The ranks of a communicator, as readers know them: see ``matex_data.readers.collective``.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class MpiRanks:
             columns = [np.array([value], np.int64) for value in (offset, len(memory), memory.ctypes.data)]
             self._files.read(0, Ranges(*columns))
         else:
-            self._files.join(0, 1)
+            self._files.read_nothing(0, 1)
 
     def close(self) -> None:
         """*Collective*."""

@@ -11,15 +11,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
-from matex_data import machine
+from matex_data.io.counters import Profile
 from matex_data.io.files import Files
 from matex_data.mpi import abort
-from matex_data.mpi.agreement import Agreement
+from matex_data.mpi.attributes import attached
 from matex_data.mpi.communicator import Communicator
-from matex_data.mpi.deadlines import Liveness, nap, wait_until
-from matex_data.mpi.processes import separate
+from matex_data.mpi.deadlines import Liveness, poll, wait_until
+from matex_data.mpi.library import MPI
+from matex_data.mpi.node import local_rank
+from matex_data.mpi.processes import is_child_process
+from matex_data.mpi.status import StatusExchange
 from matex_data.mpi.watchdog import waiting_for
 
 
@@ -38,7 +40,7 @@ class ReadSession:
 
     def __init__(self, comm: Communicator, threaded: bool) -> None:
         self.comm = comm
-        self.agreement = Agreement(comm if threaded else Communicator(rank=comm.rank, size=comm.size))
+        self.status_exchange = StatusExchange(comm if threaded else Communicator(rank=comm.rank, size=comm.size))
         self.files = Files(comm, [], "independent")
         self.closers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._user: weakref.ref[Any] | None = None
@@ -48,7 +50,7 @@ class ReadSession:
         """Whether its user is gone, on this rank."""
         return self._user is None or self._user() is None
 
-    def serve(self, user: object) -> None:
+    def assign(self, user: object) -> None:
         """Belong to ``user`` as long as that lives."""
         self._user = weakref.ref(user)
 
@@ -76,8 +78,8 @@ class ReadSessions:
         self.threaded = threaded
         self._channels: list[ReadSession] = []
 
-    def open(self, paths: Sequence[str], mode: str) -> ReadSession:
-        """Return a channel with these files open, to ``serve`` whoever asks for it. *Collective*.
+    def open(self, paths: Sequence[str], mode: str, profile: Profile | None = None) -> ReadSession:
+        """Return a channel with these files open, to ``assign`` whoever asks for it. *Collective*.
 
         Raises
         ------
@@ -85,13 +87,13 @@ class ReadSessions:
         PartitionError : not all ranks come.
         """
         busy = [not channel.unused for channel in self._channels]
-        idle = [self._channels[number] for number in np.flatnonzero(np.array(self.comm.largest(*busy, 0)[:-1]) == 0)]
+        idle = [self._channels[number] for number in np.flatnonzero(np.array(self.comm.maximum(*busy, 0)[:-1]) == 0)]
         for channel in idle:
             channel.files.close()
         if not idle:
             idle = [ReadSession(self.comm.duplicate(), self.threaded)]
             self._channels += idle
-        idle[0].files = Files(idle[0].comm, paths, mode)
+        idle[0].files = Files(idle[0].comm, paths, mode, profile)
         return idle[0]
 
     def close(self) -> None:
@@ -116,40 +118,19 @@ def read_sessions(comm: MPI.Intracomm | None) -> ReadSessions:
     ------
     PartitionError : not all ranks come.
     """
-    if separate():
+    if is_child_process():
         return ReadSessions(Communicator())
     comm = MPI.COMM_WORLD if comm is None else comm
     if comm.size == 1:
         return ReadSessions(Communicator())
-    kept: Any = comm.Get_attr(_key())
-    if isinstance(kept, ReadSessions):
-        return kept
-    made = _connected(comm)
-    comm.Set_attr(_key(), made)
-    return made
+    return attached(comm, _connect)
 
 
-def _connected(comm: MPI.Intracomm) -> ReadSessions:
+def _connect(comm: MPI.Intracomm) -> ReadSessions:
     threaded = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
     arrival = comm.Ibarrier()
-    wait_until(lambda seconds: nap(lambda: bool(arrival.Test()), seconds), None)
+    wait_until(lambda seconds: poll(lambda: bool(arrival.Test()), seconds), None)
     with waiting_for(None):
         abort.connect(comm)
-        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        machine.set_ranks_here(max(node.size, machine.ranks_here()))  # these may not be all ranks of the job
-        node.Free()
+        local_rank(comm)
         return ReadSessions(Communicator(comm.Dup(), Liveness(comm.Dup()) if threaded else None), threaded)
-
-
-def _forget(comm: MPI.Comm, _: int, found: ReadSessions) -> None:
-    if comm != MPI.COMM_WORLD:  # that one ends with MPI itself
-        found.close()
-
-
-def _key() -> int:
-    if not _KEYS:
-        _KEYS.append(MPI.Comm.Create_keyval(delete_fn=_forget))
-    return _KEYS[0]
-
-
-_KEYS: list[int] = []

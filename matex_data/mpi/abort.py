@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from matex_data.mpi.processes import note_rank, separate
+from matex_data.mpi.processes import is_child_process, note_rank
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -52,7 +52,7 @@ def connect(comm: MPI.Intracomm) -> None:
         _guard.append(comm.Dup())
 
 
-def leave_with(code: int, message: str = "") -> None:
+def exit_with(code: int, message: str = "") -> None:
     """End this process with that exit code; if it is not 0 and others go on, end them, too. *Collective* if 0.
 
     Parameters
@@ -69,7 +69,7 @@ def leave_with(code: int, message: str = "") -> None:
 
 
 def run_exit_handlers_first() -> None:
-    """Let ``leave_with`` end the job after all that the program registers with ``atexit`` from now on."""
+    """Let ``exit_with`` end the job after all that the program registers with ``atexit`` from now on."""
     _ends_late.append(True)
     atexit.register(_end_late)
 
@@ -134,20 +134,20 @@ def _end_with(code: int, reason: str = "", message: str = "") -> NoReturn:
         unmute_stderr()
         sys.stderr.write(f"{message}\n")
     if not together:
-        end_job(f"this rank ends the job, since it goes alone: {reason}" if reason else "", code or 1)
+        abort_job(f"this rank ends the job, since it goes alone: {reason}" if reason else "", code or 1)
     _leave(_guard[0], code)
 
 
 def _several_ranks() -> bool:
-    if separate() or "mpi4py.MPI" not in sys.modules:
+    if is_child_process() or "mpi4py.MPI" not in sys.modules:
         return False
-    from mpi4py import MPI
+    from matex_data.mpi.library import MPI
 
     return MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1
 
 
 def _end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
-    from mpi4py import MPI
+    from matex_data.mpi.library import MPI
 
     text = "".join(traceback.format_exception(kind, error, trace))
     comm = _guard[0] if _guard else MPI.COMM_WORLD
@@ -161,7 +161,7 @@ def _end(kind: type[BaseException], error: BaseException, trace: TracebackType |
         _leave(comm, 1)
     if not _guard:
         time.sleep(TOGETHER)  # for the others' errors
-    end_job()
+    abort_job()
 
 
 def _flush() -> None:
@@ -171,15 +171,15 @@ def _flush() -> None:
 
 def _all_come(comm: MPI.Intracomm) -> bool:
     """Return whether all ranks come here within a short time."""
-    from matex_data.mpi.deadlines import nap
+    from matex_data.mpi.deadlines import poll
 
     request = comm.Ibarrier()
-    return nap(lambda: bool(request.Test()), TOGETHER)
+    return poll(lambda: bool(request.Test()), TOGETHER)
 
 
-def end_job(reason: str = "", code: int = 1) -> NoReturn:
+def abort_job(reason: str = "", code: int = 1) -> NoReturn:
     """End this process and all other ranks, with the reason on stderr."""
-    from mpi4py import MPI
+    from matex_data.mpi.library import MPI
 
     unmute_stderr()
     if reason:
@@ -192,9 +192,8 @@ def end_job(reason: str = "", code: int = 1) -> NoReturn:
 
 def _leave(comm: MPI.Intracomm, code: int) -> NoReturn:
     """End this process, together with all others."""
-    from mpi4py import MPI
-
     from matex_data.mpi import deadlines
+    from matex_data.mpi.library import MPI
 
     _flush()
     threading.Thread(target=_end_by_force, args=(code,), daemon=True).start()

@@ -10,17 +10,17 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
 from matex_data._types import Integers
 from matex_data.errors import DataError, PartitionError
 from matex_data.machine import out_of_memory
-from matex_data.mpi.deadlines import Liveness, nap, wait_until
-from matex_data.mpi.processes import separate
+from matex_data.mpi.deadlines import Liveness, poll, wait_until
+from matex_data.mpi.library import MPI
+from matex_data.mpi.processes import is_child_process
 from matex_data.mpi.watchdog import waiting_for
 
 
-class Round:
+class PendingMaximum:
     """Element-wise maximum over all ranks, on its way while this rank does other things. Any thread may ask for it.
 
     Parameters
@@ -41,7 +41,7 @@ class Round:
 
     def done(self, seconds: float = 0.0) -> bool:
         """Return whether all ranks have begun this round, within so many seconds."""
-        return nap(self._test, seconds)
+        return poll(self._test, seconds)
 
     def wait(self) -> Integers:
         """Return the maximum, int64[n].
@@ -67,11 +67,11 @@ class Round:
             return self._request is None
 
 
-_PENDING: set[Round] = set()
+_PENDING: set[PendingMaximum] = set()
 """Rounds that MPI still works on: their memory must not be used for anything else, even if nobody asks for them."""
 
 
-def pending() -> bool:
+def has_pending() -> bool:
     """Return whether a round of this process has not been begun by all ranks."""
     return not all(round_.done() for round_ in list(_PENDING))
 
@@ -98,7 +98,7 @@ class Communicator:
     @property
     def alone(self) -> bool:
         """Whether this process speaks to no other rank: there is none, or it was forked."""
-        return self._mpi is None or separate()
+        return self._mpi is None or is_child_process()
 
     @property
     def mpi(self) -> MPI.Intracomm:
@@ -108,7 +108,7 @@ class Communicator:
         ------
         PartitionError : this process has none.
         """
-        if self._mpi is None or separate():
+        if self._mpi is None or is_child_process():
             raise PartitionError(
                 f"this process was forked by rank {self.rank}, and cannot speak to the other ranks",
                 remedy="do what all ranks do together before the fork; afterwards, batches() of a data set that is not "
@@ -120,11 +120,11 @@ class Communicator:
         """Return once ``happened(seconds)``; see ``liveness.wait_until``."""
         wait_until(happened, self.liveness)
 
-    def begin(self, values: Any) -> Round:
+    def start_maximum(self, values: Any) -> PendingMaximum:
         """Begin to find the element-wise maximum of int64[n] over all ranks. *Collective*."""
-        return Round(self, np.array(values, np.int64))
+        return PendingMaximum(self, np.array(values, np.int64))
 
-    def largest(self, *values: int) -> list[int]:
+    def maximum(self, *values: int) -> list[int]:
         """Return the largest of each value over all ranks. *Collective*.
 
         Raises
@@ -132,13 +132,13 @@ class Communicator:
         PartitionError : not all ranks come; another thread of this rank is in such a call.
         """
         with self._together():
-            return [int(value) for value in self.begin(values).wait()]
+            return [int(value) for value in self.start_maximum(values).wait()]
 
-    def complete(self, request: MPI.Request) -> None:
+    def poll(self, request: MPI.Request) -> None:
         """Return once the request has completed, however long it takes: for threads that nobody waits for."""
-        nap(request.Test)
+        poll(request.Test)
 
-    def transfer(self, request: MPI.Request) -> None:
+    def wait(self, request: MPI.Request) -> None:
         """Return once the request has completed, of much data, which all ranks have begun or are about to begin.
 
         MPI moves some 16 KB each time that it is asked whether it is done: pauses between would make it slow.
@@ -147,24 +147,24 @@ class Communicator:
             request.Wait()
 
     def barrier(self) -> None:
-        """Return when all ranks are here. *Collective*. Raises what ``largest`` raises."""
-        self.largest(0)
+        """Return when all ranks are here. *Collective*. Raises what ``maximum`` raises."""
+        self.maximum(0)
 
     def allgather(self, value: Any) -> list[Any]:
-        """Return the Python objects of all ranks, by rank. *Collective*. Raises what ``largest`` raises."""
+        """Return the Python objects of all ranks, by rank. *Collective*. Raises what ``maximum`` raises."""
         if self.size == 1:
             return [value]
         with self._together():
-            self.begin([0]).wait()
+            self.start_maximum([0]).wait()
             with waiting_for(self.liveness):
                 return list(self.mpi.allgather(value))
 
     def broadcast(self, value: Any) -> Any:
-        """Return the Python object of rank 0. *Collective*. Raises what ``largest`` raises."""
+        """Return the Python object of rank 0. *Collective*. Raises what ``maximum`` raises."""
         if self.size == 1:
             return value
         with self._together():
-            self.begin([0]).wait()
+            self.start_maximum([0]).wait()
             with waiting_for(self.liveness):
                 return self.mpi.bcast(value)
 
@@ -173,7 +173,7 @@ class Communicator:
         if self.alone:
             found = self._explained(error)
         else:
-            (failed,) = self.largest(error is not None)
+            (failed,) = self.maximum(error is not None)
             found = self.first_error(error) if failed else None
         if found is not None:
             raise found
@@ -183,7 +183,7 @@ class Communicator:
         mine = self._explained(mine)
         if self.alone:
             return mine
-        packed = next((error for error in self.allgather(portable(mine)) if error is not None), None)
+        packed = next((error for error in self.allgather(pickle_error(mine)) if error is not None), None)
         found: BaseException | None = None if packed is None else pickle.loads(packed)
         return found
 
@@ -233,7 +233,7 @@ class Communicator:
             self._busy.release()
 
 
-def portable(error: BaseException | None) -> bytes | None:
+def pickle_error(error: BaseException | None) -> bytes | None:
     """Return the error as bytes that another rank can unpickle; one that cannot travel becomes a ``DataError``."""
     if error is None:
         return None

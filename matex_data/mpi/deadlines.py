@@ -23,11 +23,10 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
-from mpi4py import MPI
-
 from matex_data.errors import PartitionError
-from matex_data.mpi.abort import end_job
-from matex_data.mpi.processes import separate
+from matex_data.mpi.abort import abort_job
+from matex_data.mpi.library import MPI
+from matex_data.mpi.processes import is_child_process
 
 log = logging.getLogger("matex_data")
 
@@ -115,10 +114,10 @@ def _state() -> tuple[State, str]:
     for thread, what in list(_busy.items()):
         if thread not in _waiting:
             return State.BUSY, what
-    return (State.WAITING if _waiting else State.RUNNING), where()
+    return (State.WAITING if _waiting else State.RUNNING), user_location()
 
 
-def where() -> str:
+def user_location() -> str:
     """Return the line of the user's program that the main thread is at."""
     main = threading.main_thread().ident
     frame: FrameType | None = sys._current_frames().get(main) if main is not None else None
@@ -152,7 +151,7 @@ class Liveness:
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
-        self.answer: Callable[[bytes], bytes] = lambda question: b""
+        self.on_query: Callable[[bytes], bytes] = lambda question: b""
         self._replies: dict[int, bytes] = {}
         self.rank, self.size = comm.rank, comm.size
         self._answers: dict[int, tuple[State, str]] = {}
@@ -164,7 +163,7 @@ class Liveness:
         self._thread.start()
         _ALL.add(self)
 
-    def ask(self) -> dict[int, tuple[State, str]]:
+    def states(self) -> dict[int, tuple[State, str]]:
         """Return the states of the other ranks by rank; those that do not answer are ``SILENT``."""
         others = [rank for rank in range(self.size) if rank != self.rank]
         with self._asking:
@@ -176,7 +175,7 @@ class Liveness:
         """Whether the thread has ended, which is at the end of the program."""
         return self._ended.is_set()
 
-    def consult(self, ranks: Sequence[int], question: bytes) -> dict[int, bytes]:
+    def query(self, ranks: Sequence[int], question: bytes) -> dict[int, bytes]:
         """Return what ``answer`` of other ranks replies to a question, by rank; without those that are silent."""
         with self._asking:
             return self._ask(ranks, _QUESTION, question, self._replies)
@@ -195,7 +194,7 @@ class Liveness:
     def close(self) -> None:
         """End the thread and free the communicator. *Collective*."""
         barrier = self._comm.Ibarrier()  # nobody asks any more
-        nap(lambda: bool(barrier.Test()))
+        poll(lambda: bool(barrier.Test()))
         self.stop()
         self._comm.Free()
 
@@ -222,7 +221,7 @@ class Liveness:
                     mine, at = _state()
                     self._send(source, _ANSWER, _HEAD.pack(question, mine) + at.encode()[-400:])
                 elif tag == _QUESTION:
-                    self._send(source, _REPLY, _HEAD.pack(question, 0) + self.answer(text))
+                    self._send(source, _REPLY, _HEAD.pack(question, 0) + self.on_query(text))
                 elif question == self._question and tag == _ANSWER:
                     self._answers[source] = State(state), text.decode(errors="replace")
                 elif question == self._question:
@@ -243,7 +242,7 @@ class Wait:
 
     Attributes
     ----------
-    next_look : time (``time.monotonic``) at which ``look`` is due.
+    next_check : time (``time.monotonic``) at which ``check`` is due.
     """
 
     def __init__(self, liveness: Liveness | None) -> None:
@@ -252,11 +251,11 @@ class Wait:
         self._deadline = self._begin + self._seconds
         self._interval = FIRST_LOOK if liveness is not None else self._seconds
         self._told = False
-        self.next_look = min(self._deadline, self._begin + self._interval)
+        self.next_check = min(self._deadline, self._begin + self._interval)
 
-    def look(self) -> PartitionError | None:
+    def check(self) -> PartitionError | None:
         """Return why it is of no use to go on waiting, or None."""
-        states = self._liveness.ask() if self._liveness is not None else {}
+        states = self._liveness.states() if self._liveness is not None else {}
         gone = [rank for rank, (state, _) in states.items() if state == State.LEFT]
         if gone:
             return _left_error(gone)
@@ -270,7 +269,7 @@ class Wait:
             self._told = True
             self._deadline = now + self._seconds
         self._interval *= 2
-        self.next_look = min(self._deadline, now + self._interval)
+        self.next_check = min(self._deadline, now + self._interval)
         return None
 
 
@@ -283,13 +282,13 @@ def wait_until(happened: Callable[[float], bool], liveness: Liveness | None) -> 
     """
     wait = Wait(liveness)
     with waiting():
-        while not happened(max(0.0, wait.next_look - time.monotonic())):
-            error = wait.look()
+        while not happened(max(0.0, wait.next_check - time.monotonic())):
+            error = wait.check()
             if error is not None:
                 raise error
 
 
-def nap(happened: Callable[[], bool], seconds: float = float("inf")) -> bool:
+def poll(happened: Callable[[], bool], seconds: float = float("inf")) -> bool:
     """Return whether ``happened()`` within so many seconds, looking now and then: less often the longer it takes."""
     begin, pause = time.monotonic(), SHORTEST_NAP
     while not happened():
@@ -305,7 +304,7 @@ def _left_error(ranks: list[int]) -> PartitionError:
     return PartitionError(
         f"rank {', '.join(map(str, ranks[:5]))} has come to the end of its program, and this one waits for it",
         expected=_expected(),
-        found=f"this rank is at {where()}",
+        found=f"this rank is at {user_location()}",
         remedy="take the same number of batches on every rank, and let none leave the program before the others",
     )
 
@@ -318,7 +317,7 @@ def _absent_error(states: dict[int, tuple[State, str]], seconds: float) -> Parti
     return PartitionError(
         f"another rank does not take part: this one has waited {seconds:.0f} s",
         expected=f"{_expected()}, and none is slower than the others by so much",
-        found="; ".join([f"this rank is at {where()}", *found[:4]]) + more,
+        found="; ".join([f"this rank is at {user_location()}", *found[:4]]) + more,
         remedy="pass over the data on every rank alike; where one rank may take that long, "
         "set MATEX_TIMEOUT to more seconds",
     )
@@ -334,7 +333,7 @@ def leave() -> None:
     MPI would wait for them, too, but would tell nobody. Ends the job where a rank has vanished.
     """
     global _left
-    if _left or separate() or MPI.Is_finalized():
+    if _left or is_child_process() or MPI.Is_finalized():
         return
     _left = True
     everyone = list(_ALL)
@@ -344,12 +343,12 @@ def leave() -> None:
     def all_left() -> bool:
         return all(barrier.Test() for barrier in barriers)
 
-    while not nap(all_left, FIRST_LOOK):
-        states = {state for liveness in everyone for state, _ in liveness.ask().values()}
+    while not poll(all_left, FIRST_LOOK):
+        states = {state for liveness in everyone for state, _ in liveness.states().values()}
         if State.SILENT not in states or all_left():  # whoever knows that all have left answers no more
             heard = time.monotonic()
         elif time.monotonic() - heard > timeout():
-            end_job(f"a rank has not answered for {timeout():g} s: the job ends")
+            abort_job(f"a rank has not answered for {timeout():g} s: the job ends")
     for liveness in everyone:
         liveness.stop()
 

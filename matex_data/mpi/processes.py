@@ -17,7 +17,7 @@ RANK_PROCESS = "MATEX_RANK_PROCESS"
 _forked = False
 
 
-def separate() -> bool:
+def is_child_process() -> bool:
     """Return whether this process was started or forked by a rank, so that it must not call MPI."""
     return _forked or _STARTED
 

@@ -7,11 +7,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mpi4py import MPI
-
 from matex_data.mpi import deadlines
-from matex_data.mpi.abort import end_job
+from matex_data.mpi.abort import abort_job
 from matex_data.mpi.deadlines import Liveness, Wait
+from matex_data.mpi.library import MPI
 
 INTERVAL = 1.0
 """Seconds between two looks at the waits of this process."""
@@ -37,11 +36,11 @@ class Watchdog:
         while True:
             time.sleep(INTERVAL)
             for thread, wait in list(self.waits.items()):
-                if time.monotonic() >= wait.next_look:
-                    error = wait.look()
+                if time.monotonic() >= wait.next_check:
+                    error = wait.check()
                     if error is not None and self.waits.get(thread) is wait:
                         world = MPI.COMM_WORLD
-                        end_job(f"rank {world.rank} of {world.size} ends the job: {error}")
+                        abort_job(f"rank {world.rank} of {world.size} ends the job: {error}")
 
 
 _WATCHDOG = Watchdog()

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matex_data._types import Integers
-from matex_data.fields import Elements
+from matex_data.fields import ElementSpec
 from matex_data.mpi.communicator import Communicator
 from matex_data.pipeline.epochs import Epochs
 from matex_data.pipeline.execute import Arrays
 from matex_data.pipeline.window import LoadedWindow
-from matex_data.sampling.recipe import Recipe
+from matex_data.sampling.state import Fingerprint
 
 
 @dataclass(frozen=True)
@@ -44,20 +44,20 @@ class Batches:
     ----------
     passes : where the samples come from, and in which order.
     elements : what a batch looks like.
-    recipe : what their order follows from.
+    fingerprint : what their order follows from.
     step : global batches to skip, counted from the first of epoch 0.
     """
 
-    def __init__(self, passes: Epochs, elements: Elements, recipe: Recipe, step: int = 0) -> None:
+    def __init__(self, passes: Epochs, elements: ElementSpec, fingerprint: Fingerprint, step: int = 0) -> None:
         self.schedule = passes.schedule
         self.elements = elements
-        self.recipe = recipe
+        self.fingerprint = fingerprint
         self.rows = self.schedule.batch_size // passes.size
         self._passes = passes
         self._epoch, self._step = divmod(step, self.schedule.steps) if self.schedule.steps else (0, 0)
 
     @property
-    def ranks(self) -> Communicator:
+    def comm(self) -> Communicator:
         """The ranks that share these batches."""
         return self._passes.source.comm
 
@@ -67,7 +67,7 @@ class Batches:
 
     def state(self, step: int) -> dict[str, Any]:
         """Return where a run stands after ``step`` of these batches, counted from the first of epoch 0."""
-        return self.recipe.state(step)
+        return self.fingerprint.state(step)
 
     @property
     def epoch(self) -> int:

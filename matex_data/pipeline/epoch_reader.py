@@ -9,7 +9,7 @@ from functools import cached_property
 from matex_data.index.cache import ChunkCache
 from matex_data.pipeline.execute import reads_aside, submit
 from matex_data.pipeline.window import FileWindow, PendingWindow, ReadContext, plan_window
-from matex_data.sampling.schedule import Epoch, Schedule
+from matex_data.sampling.schedule import EpochOrder, Schedule
 
 
 class EpochReader:
@@ -56,7 +56,7 @@ class EpochReader:
         return EpochReader(self.supply, self.schedule, self.number + 1, 0, self.begins.step)
 
     @cached_property
-    def _epoch(self) -> Epoch:
+    def _epoch(self) -> EpochOrder:
         return self.schedule.epoch(self.number)
 
     def _planned(self, begin: int) -> FileWindow:

@@ -11,8 +11,8 @@ import numpy as np
 
 from matex_data._types import Integers
 from matex_data.errors import PartitionError
-from matex_data.index.strided import LibraryRows
-from matex_data.machine import free_memory, unfit
+from matex_data.index.library import LibraryRows
+from matex_data.machine import free_memory, memory_shortage
 from matex_data.mpi.communicator import Communicator
 from matex_data.pipeline.epoch_reader import EpochReader
 from matex_data.pipeline.exchange import Exchanges, Holding
@@ -20,7 +20,7 @@ from matex_data.pipeline.execute import Arrays
 from matex_data.pipeline.prefetcher import Passage, Prefetcher
 from matex_data.pipeline.source import Source
 from matex_data.pipeline.window import LoadedWindow
-from matex_data.sampling.schedule import Schedule, Window, share
+from matex_data.sampling.schedule import Schedule, Window, rank_range
 
 READ_BYTES = 64 << 20  # brought together by a rank, about, at most: Python is paid for each time
 LEAST_READ_BYTES = 4 << 20
@@ -32,7 +32,7 @@ IN_VAIN = 1 / 12  # of all that was read, at most, should the pass for which a w
 
 def read_bytes(comm: Communicator) -> int:
     """What each rank brings together, in bytes: it follows from the memory that it may use. *Collective*."""
-    least = -comm.largest(-free_memory())[0]
+    least = -comm.maximum(-free_memory())[0]
     return int(min(READ_BYTES, max(LEAST_READ_BYTES, least // READ_SHARE)))
 
 
@@ -120,13 +120,15 @@ class MemoryEpochs(Epochs):
     """
 
     def __init__(self, source: Source, schedule: Schedule) -> None:
-        whole = replace(schedule, window_steps=max(1, schedule.steps), blocks_stay=True)
+        whole = replace(schedule, window_steps=max(1, schedule.steps), fixed_block_order=True)
         super().__init__(source, whole)
         self.together = max(1, read_bytes(source.comm) * self.size // max(1, schedule.batch_size * source.row_bytes))
-        share = self._window(0).runs
+        samples = self._window(0).runs
         remedy = 'leave out cache="memory", or use more machines'
-        source.comm.agree(unfit(share.total * source.row_bytes, f"the share of rank {self.rank}", remedy=remedy))
-        self._held: Arrays = source.gather(share)
+        source.comm.agree(
+            memory_shortage(samples.total * source.row_bytes, f"the share of rank {self.rank}", remedy=remedy)
+        )
+        self._held: Arrays = source.gather(samples)
 
     def windows(self, epoch: int, start: int) -> Iterator[LoadedWindow]:
         window = self._window(epoch)
@@ -175,15 +177,15 @@ class GlobalEpochs(Epochs):
         super().__init__(source, schedule)
         most = EXCHANGE_BYTES // max(1, schedule.batch_size // self.size * source.row_bytes)
         self.together = max(1, min(self.together, most))
-        comm, total = source.comm, schedule.pieces.total
+        comm, total = source.comm, schedule.segments.total
         comm.agree(_no_exchange(source))
-        start, stop = share(total, self.rank, self.size)
+        start, stop = rank_range(total, self.rank, self.size)
         single = _no_single_rows(source) is None
         remedy = 'global_reads="rows" (reads single rows in every epoch), ' if single else ""
         what = f'the share of rank {self.rank} of {self.size}, which shuffle="global" keeps,'
         remedy = f"use {remedy}more machines, fewer fields, or shuffle=True"
-        comm.agree(unfit((stop - start) * source.row_bytes, what, remedy=remedy))
-        self._holding = Holding(comm, total, source.load(schedule.pieces))
+        comm.agree(memory_shortage((stop - start) * source.row_bytes, what, remedy=remedy))
+        self._holding = Holding(comm, total, source.load(schedule.segments))
         self._supply, self._process = source.exchange_supply(), os.getpid()
         self._stream: Prefetcher | None = None
 

@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
 from matex_data._types import Array, Integers
 from matex_data.fields import Field
 from matex_data.index.scatter import scatter
-from matex_data.io.counters import Profile, timed
+from matex_data.io.counters import Profile
 from matex_data.io.files import Files
 from matex_data.mpi.communicator import Communicator
+from matex_data.mpi.library import MPI
 from matex_data.pipeline.execute import Arrays, submit
 from matex_data.pipeline.window import LoadedWindow, PendingWindow, ReadContext
-from matex_data.sampling.schedule import Draw, Schedule, share
+from matex_data.sampling.schedule import Schedule, StepPositions, rank_range
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -37,7 +37,7 @@ class Holding:
     Parameters
     ----------
     comm : of the ranks.
-    total : samples over all ranks, of which each holds ``share(total, rank, size)``.
+    total : samples over all ranks, of which each holds ``rank_range(total, rank, size)``.
     arrays : field name -> the rank's share.
     """
 
@@ -47,12 +47,12 @@ class Holding:
 
     def owners(self, positions: Integers) -> Integers:
         """Return the rank that holds each of these samples."""
-        first = np.array([share(self.total, rank, self.comm.size)[0] for rank in range(self.comm.size)], np.int64)
+        first = np.array([rank_range(self.total, rank, self.comm.size)[0] for rank in range(self.comm.size)], np.int64)
         return np.searchsorted(first, positions, side="right") - 1
 
     def local(self, positions: Integers) -> Integers:
         """Return where samples that this rank holds are in ``arrays``."""
-        local: Integers = positions - share(self.total, self.comm.rank, self.comm.size)[0]
+        local: Integers = positions - rank_range(self.total, self.comm.rank, self.comm.size)[0]
         return local
 
 
@@ -95,10 +95,10 @@ class Exchanges:
         return Exchanges(self.supply, self._schedule, self._holding, self.number + 1, 0, self.begins.step)
 
     def _planned(self, begin: int) -> PendingWindow:
-        with timed(self.supply.profile, "planning"):
+        with self.supply.profile.timed("planning"):
             comm, fields = self._holding.comm, self.supply.index.fields
             end = min(begin + self.begins.step, self._schedule.steps)
-            draw = self._epoch.draw(begin, end, comm.rank, comm.size)
+            draw = self._epoch.step_positions(begin, end, comm.rank, comm.size)
             arrays = self.supply.pool.arrays(list(fields.values()), draw.rows)
             for name, array in arrays.items():
                 fields[name].blank(array[len(draw.positions) :])
@@ -109,7 +109,7 @@ class Exchanges:
 class Exchange(PendingWindow):
     """One window whose samples come from the memory of the ranks."""
 
-    def __init__(self, supply: ReadContext, holding: Holding, draw: Draw, loaded: LoadedWindow) -> None:
+    def __init__(self, supply: ReadContext, holding: Holding, draw: StepPositions, loaded: LoadedWindow) -> None:
         self.loaded = loaded
         self._supply = supply
         self._holding = holding
@@ -127,7 +127,7 @@ class Exchange(PendingWindow):
         ------
         MemoryError : there is no memory, on this rank. The other ranks have been told.
         """
-        with timed(profile, "reading"):
+        with profile.timed("reading"):
             if self._holding.comm.size == 1:
                 self._work = [submit(self._take)]
             else:
@@ -139,10 +139,10 @@ class Exchange(PendingWindow):
 
     def finish(self, profile: Profile) -> None:
         """Wait until all rows are where they belong; raise what failed."""
-        with timed(profile, "decoding"):
+        with profile.timed("decoding"):
             for future in self._work:
                 future.result()
-        profile.samples += len(self._draw.positions)
+        profile.add(samples=len(self._draw.positions))
 
     def _take(self) -> None:
         """Copy the samples from this rank's own memory."""
@@ -158,7 +158,7 @@ class Exchange(PendingWindow):
         wanted = _Counts.of(np.bincount(owner, minlength=comm.size))
         asked = wanted.exchanged(comm)
         numbers = np.empty(asked.total, np.int64)
-        comm.transfer(comm.mpi.Ialltoallv([positions[order], *wanted, MPI.INT64_T], [numbers, *asked, MPI.INT64_T]))
+        comm.wait(comm.mpi.Ialltoallv([positions[order], *wanted, MPI.INT64_T], [numbers, *asked, MPI.INT64_T]))
         failure: Exception | None = None
         parcels: list[_Parcel] = []
         try:
@@ -179,14 +179,14 @@ class Exchange(PendingWindow):
                 parcel.allocate(self._supply)
         except Exception as error:  # as above
             failure = failure or error
-        (failed,) = comm.begin([failure is not None]).result()
+        (failed,) = comm.start_maximum([failure is not None]).result()
         if failure is not None:
             raise failure
         if failed:
             return []
         for parcel in parcels:
             parcel.exchange(comm)
-        self._supply.profile.exchanged += sum(parcel.from_others(comm.rank) for parcel in parcels)
+        self._supply.profile.add(exchanged=sum(parcel.from_others(comm.rank) for parcel in parcels))
         return [submit(parcel.unpack, self.loaded.arrays[parcel.field.name], order) for parcel in parcels]
 
 
@@ -216,7 +216,7 @@ class _Counts:
     def exchanged(self, comm: Communicator) -> _Counts:
         """Return what each rank has for this one. *Collective*."""
         received = np.empty_like(self.each)
-        comm.complete(comm.mpi.Ialltoall(self.each, received))
+        comm.poll(comm.mpi.Ialltoall(self.each, received))
         return _Counts.of(received)
 
 
@@ -253,7 +253,7 @@ class _Parcel:
             return
         item = MPI.BYTE.Create_contiguous(self.item_bytes).Commit()
         try:
-            comm.transfer(comm.mpi.Ialltoallv([self.data, *self.sent, item], [self.memory, *self.received, item]))
+            comm.wait(comm.mpi.Ialltoallv([self.data, *self.sent, item], [self.memory, *self.received, item]))
         finally:
             item.Free()
         self.data = np.empty(0, np.uint8)  # lets go of the memory

@@ -10,20 +10,19 @@ from os import register_at_fork
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 from numpy.typing import NDArray
 
 from matex_data._types import Integers
 from matex_data.errors import DataError, PartitionError
 from matex_data.index import table
 from matex_data.index.cache import ChunkCache
-from matex_data.index.countdown import after_last
-from matex_data.index.model import Index, ReadRequest, Rows
+from matex_data.index.model import Index, ReadRequest, RowSelection, call_after_last
 from matex_data.index.runs import Runs
-from matex_data.io.coalesce import Call, PendingRead, calls
+from matex_data.io.coalesce import PendingRead, ReadTask, plan_tasks
 from matex_data.io.files import Files
 from matex_data.machine import out_of_memory, threads
-from matex_data.mpi.processes import separate
+from matex_data.mpi.library import MPI
+from matex_data.mpi.processes import is_child_process
 from matex_data.pipeline.buffers import BufferPool
 
 Arrays = dict[str, NDArray[Any]]
@@ -77,7 +76,7 @@ def _called(task: Callable[..., Any], *arguments: Any) -> Any:
 
 def _explained(error: Exception, what: str) -> Exception:
     """Return ``OutOfMemory`` if ``error`` says that ``what`` found no memory, else the error itself."""
-    return out_of_memory(error, None if separate() else MPI.COMM_WORLD.rank, what) or error
+    return out_of_memory(error, None if is_child_process() else MPI.COMM_WORLD.rank, what) or error
 
 
 @dataclass
@@ -93,7 +92,7 @@ class Plan:
     pool : scratch memory for bytes that have to be decoded.
     """
 
-    calls: dict[int, list[Call]] = field(default_factory=dict)
+    calls: dict[int, list[ReadTask]] = field(default_factory=dict)
     at_once: list[Callable[[], None]] = field(default_factory=list)
     memory: list[NDArray[Any]] = field(default_factory=list)
     chunks: ChunkCache | None = None
@@ -106,14 +105,14 @@ class Plan:
             counts[number] = sum(call.count for call in needed)
         return counts
 
-    def scratch(self, call: Call) -> NDArray[np.uint8]:
+    def scratch(self, call: ReadTask) -> NDArray[np.uint8]:
         """Memory for what the call reads to be decoded; none where it reads straight to the windows."""
         return self.pool.bytes(call.scratch) if call.scratch else _NOTHING
 
     def abandon(self, error: BaseException) -> None:
         """Fail the chunks that other windows wait for."""
         if self.chunks is not None:
-            self.chunks.abandon(error)
+            self.chunks.fail_pending(error)
 
 
 def plan(index: Index, runs: Runs, destination: Integers, arrays: Arrays, chunks: ChunkCache, pool: BufferPool) -> Plan:
@@ -131,10 +130,12 @@ def plan(index: Index, runs: Runs, destination: Integers, arrays: Arrays, chunks
     requests = [
         (number, name, request)
         for number, rows in _by_file(index, runs, destination)
-        for name, request in table.requests(index.files[number].layouts, rows, arrays, chunks)
+        for name, request in table.plan_reads(index.files[number].layouts, rows, arrays, chunks)
     ]
     if index.post_process is not None:
-        after = after_last([request for _, _, request in requests], partial(index.post_process, arrays, destination))
+        after = call_after_last(
+            [request for _, _, request in requests], partial(index.post_process, arrays, destination)
+        )
         requests = [(number, name, last) for (number, name, _), last in zip(requests, after, strict=True)]
     wanted: dict[int, list[PendingRead]] = {}
     result = Plan(memory=list(arrays.values()), chunks=chunks, pool=pool)
@@ -145,7 +146,7 @@ def plan(index: Index, runs: Runs, destination: Integers, arrays: Arrays, chunks
             wanted.setdefault(number, []).append(reading)
         elif done is not None:
             result.at_once.append(partial(done, _NOTHING))
-    result.calls = {number: calls(of_file, CALLS * threads()) for number, of_file in wanted.items()}
+    result.calls = {number: plan_tasks(of_file, CALLS * threads()) for number, of_file in wanted.items()}
     return result
 
 
@@ -195,9 +196,9 @@ def execute(plan: Plan, files: Files, agreed: Integers) -> list[Future[None]]:
             left -= call.count
             unread = _read(files, number, call, scratch)
             if unread is None:
-                started.append(submit(call.finish, scratch))
+                started.append(submit(call.complete, scratch))
             failure = failure or unread
-        files.join(number, left)
+        files.read_nothing(number, left)
     if failure is not None:
         plan.abandon(failure)
         for future in started:
@@ -220,18 +221,18 @@ def reads_aside(files: Files) -> bool:
     return not files.collective and threads() > 1
 
 
-def _read(files: Files, number: int, call: Call, scratch: NDArray[np.uint8]) -> Exception | None:
+def _read(files: Files, number: int, call: ReadTask, scratch: NDArray[np.uint8]) -> Exception | None:
     """Return what went wrong first, if anything. *Collective* in collective mode: every read is entered."""
     failure: Exception | None = None
     for ranges in call.reads:
         try:
-            files.read(number, ranges.moved(scratch.ctypes.data) if call.scratch else ranges)
+            files.read(number, ranges.shifted(scratch.ctypes.data) if call.scratch else ranges)
         except Exception as error:
             failure = failure or _explained(error, f"{call.nbytes} bytes that are read")
     return failure
 
 
-def _read_and_finish(files: Files, number: int, call: Call, plan: Plan) -> None:
+def _read_and_finish(files: Files, number: int, call: ReadTask, plan: Plan) -> None:
     """The memory of the plan has to live as long as this writes to it. Scratch memory is that which was free last."""
     try:
         scratch = plan.scratch(call)
@@ -241,10 +242,10 @@ def _read_and_finish(files: Files, number: int, call: Call, plan: Plan) -> None:
     except BaseException as error:
         plan.abandon(error)
         raise
-    call.finish(scratch)
+    call.complete(scratch)
 
 
-def _by_file(index: Index, runs: Runs, destination: Integers) -> Iterator[tuple[int, Rows]]:
+def _by_file(index: Index, runs: Runs, destination: Integers) -> Iterator[tuple[int, RowSelection]]:
     """The samples of each file that has some, numbered within the file."""
     if not len(runs.start):
         return
@@ -257,7 +258,7 @@ def _by_file(index: Index, runs: Runs, destination: Integers) -> Iterator[tuple[
         total = int((inside[1] - inside[0]).sum())
         if total:
             first = int(runs.first[some.start] + inside[0][0] - runs.start[some.start])
-            yield number, Rows(inside[0] - begin, inside[1] - begin, destination[first : first + total])
+            yield number, RowSelection(inside[0] - begin, inside[1] - begin, destination[first : first + total])
 
 
 def _finish(finish: Callable[[NDArray[np.uint8]], None], path: str, field: str | None, data: NDArray[np.uint8]) -> None:

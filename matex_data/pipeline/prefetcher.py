@@ -17,16 +17,15 @@ from threading import Condition, Thread
 from typing import Protocol
 
 import numpy as np
-from mpi4py import MPI
 
 from matex_data._types import Integers
 from matex_data.errors import PartitionError
-from matex_data.io.counters import timed
 from matex_data.mpi import communicator, deadlines
-from matex_data.mpi.abort import end_job
-from matex_data.mpi.agreement import Status, outcome
-from matex_data.mpi.communicator import Round
-from matex_data.mpi.processes import separate
+from matex_data.mpi.abort import abort_job
+from matex_data.mpi.communicator import PendingMaximum
+from matex_data.mpi.library import MPI
+from matex_data.mpi.processes import is_child_process
+from matex_data.mpi.status import Status, split_result
 from matex_data.pipeline.execute import reads_aside
 from matex_data.pipeline.window import LoadedWindow, PendingWindow, ReadContext
 
@@ -72,7 +71,7 @@ class Prefetcher:
         self._course = course
         self._again = again
         self.following: Passage | None = None
-        self._ready: deque[tuple[LoadedWindow, Round]] = deque()
+        self._ready: deque[tuple[LoadedWindow, PendingMaximum]] = deque()
         self._change = Condition()
         self._stopped = self._ended = False
         self._left = False  # another rank has left before the end
@@ -126,12 +125,12 @@ class Prefetcher:
         """The next window, once all ranks have theirs."""
         if self._process != os.getpid():
             raise _forked()
-        with timed(self._supply.profile, "waiting"):
+        with self._supply.profile.timed("waiting"):
             self._wait(lambda: bool(self._ready) or self._ended)
             with self._change:
                 window, round_ = self._ready.popleft() if self._ready else (None, None)
                 self._change.notify_all()
-            went_well = round_ is not None and outcome(round_.wait())[0] == Status.GO_ON
+            went_well = round_ is not None and split_result(round_.wait())[0] == Status.CONTINUE
         if window is None or not went_well:
             self._await_end()
             raise _left() if self._left else _superseded()
@@ -217,26 +216,26 @@ class Prefetcher:
             return failure or error
         return failure
 
-    def _said(self, failure: Exception | None, following: PendingWindow | None) -> Round:
+    def _said(self, failure: Exception | None, following: PendingWindow | None) -> PendingMaximum:
         """Tell the other ranks how it went, and the calls that each file needs for a window. *Collective*."""
         count = len(self._supply.index.files)
         own = np.zeros(count, np.int64) if following is None else following.counts(count)
-        status = Status.FAILED if failure else Status.STOPPED if self._stopped else Status.GO_ON
-        return self._supply.channel.agreement.begin(status, own)
+        status = Status.FAILED if failure else Status.STOP if self._stopped else Status.CONTINUE
+        return self._supply.channel.status_exchange.start(status, own)
 
-    def _needs(self, round_: Round, failure: Exception | None) -> Integers | None:
+    def _needs(self, round_: PendingMaximum, failure: Exception | None) -> Integers | None:
         """What all ranks said together; None if one has failed or left. *Collective*."""
-        status, needs = outcome(round_.result())
+        status, needs = split_result(round_.result())
         if status == Status.FAILED:
-            self._error = self._supply.channel.agreement.error(failure)
-        self._left = status == Status.STOPPED and not self._stopped
-        return needs if status == Status.GO_ON else None
+            self._error = self._supply.channel.status_exchange.first_error(failure)
+        self._left = status == Status.STOP and not self._stopped
+        return needs if status == Status.CONTINUE else None
 
     def _wait_for_room(self) -> None:
         with self._change:
             self._change.wait_for(lambda: len(self._ready) < AHEAD or self._stopped)
 
-    def _publish(self, window: LoadedWindow, round_: Round) -> None:
+    def _publish(self, window: LoadedWindow, round_: PendingMaximum) -> None:
         """Hand it out; it may be consumed once the other ranks have said that theirs went well, too."""
         with self._change:
             if not self._stopped:
@@ -279,12 +278,12 @@ _ALIVE: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
 @atexit.register
 def _end_all() -> None:
     """End the passes that the program has left, before MPI ends: mpi4py has registered its own handler before."""
-    if separate() or MPI.Is_finalized():
+    if is_child_process() or MPI.Is_finalized():
         return
     for stream in list(_ALIVE):
         stream.close()
     deadlines.leave()
-    if not deadlines.nap(lambda: not communicator.pending(), END_TIME) and MPI.COMM_WORLD.size > 1:
-        end_job("the job ends with an error: a rank has begun a pass over data that others have not")
+    if not deadlines.poll(lambda: not communicator.has_pending(), END_TIME) and MPI.COMM_WORLD.size > 1:
+        abort_job("the job ends with an error: a rank has begun a pass over data that others have not")
     for stream in list(_ALIVE):
         stream.join()

@@ -15,17 +15,17 @@ from matex_data.errors import DataError, PartitionError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs
-from matex_data.index.stamps import changed
+from matex_data.index.stamps import check_stamp
 from matex_data.io.counters import Profile
 from matex_data.io.files import Files, mode_for
 from matex_data.io.sessions import ReadSessions
-from matex_data.mpi.agreement import Status
 from matex_data.mpi.communicator import Communicator
-from matex_data.mpi.processes import separate
+from matex_data.mpi.processes import is_child_process
+from matex_data.mpi.status import Status
 from matex_data.pipeline.buffers import BufferPool
 from matex_data.pipeline.execute import Arrays, Plan, execute, plan
 from matex_data.pipeline.window import ReadContext
-from matex_data.sampling.schedule import share
+from matex_data.sampling.schedule import rank_range
 
 LOAD_BYTES = 64 << 20  # read and decoded together by ``load``
 GLOBAL_READS = ("memory", "rows")
@@ -94,11 +94,11 @@ class Source:
         """What one reader reads with. *Collective*."""
         cache_bytes = max(CACHE_BYTES, self.window_bytes // self.comm.size)
         paths = [file.path for file in self.index.files]
-        if separate() and self._process != os.getpid():
+        if is_child_process() and self._process != os.getpid():
             self._process = os.getpid()
             self._channels = ReadSessions(Communicator(rank=self.comm.rank, size=self.comm.size))
             self.mode = "independent"
-        channel = self._channels.open(paths, self.mode)
+        channel = self._channels.open(paths, self.mode, self.profile)
         return ReadContext(channel, self.index, self.pool, self.scratch, cache_bytes, self.profile, self.changed)
 
     def exchange_supply(self) -> ReadContext:
@@ -115,7 +115,7 @@ class Source:
 
     def changed(self) -> DataError | None:
         """Return the error of a file that is another one by now, among those that this rank has indexed; or None."""
-        errors = (changed(file) for file in self.index.files[self.comm.rank :: self.comm.size])
+        errors = (check_stamp(file.path, file.stamp) for file in self.index.files[self.comm.rank :: self.comm.size])
         return next((error for error in errors if error is not None), None)
 
     def load(self, runs: Runs) -> Arrays:
@@ -125,8 +125,8 @@ class Source:
         ------
         DataError : of any rank, on every rank.
         """
-        start, stop = share(runs.total, self.comm.rank, self.comm.size)
-        return self.gather(runs.between(np.array([start]), np.array([stop - start])))
+        start, stop = rank_range(runs.total, self.comm.rank, self.comm.size)
+        return self.gather(runs.slice(np.array([start]), np.array([stop - start])))
 
     def gather(self, runs: Runs) -> Arrays:
         """The samples that this rank asks for, in order, in memory of their own. *Collective*.
@@ -162,8 +162,8 @@ class Source:
         DataError : of any rank, on every rank.
         """
         fields = [self.index.fields[name] for name in names]
-        start, stop = share(runs.total, self.comm.rank, self.comm.size)
-        block = runs.between(np.array([start]), np.array([stop - start]))
+        start, stop = rank_range(runs.total, self.comm.rank, self.comm.size)
+        block = runs.slice(np.array([start]), np.array([stop - start]))
         parts = self._pieces(block, max(1, sum(field.row_bytes for field in fields)))
         pieces = ((part, np.arange(part.total), partial(self.pool.arrays, fields, part.total)) for part, _ in parts)
         return self._read(self.index.raw, pieces)
@@ -171,7 +171,7 @@ class Source:
     def _read(self, index: Index, pieces: Iterable[tuple[Runs, Integers, Callable[[], Arrays]]]) -> Iterator[Arrays]:
         """Each piece as soon as it is read; as many on every rank, and nothing in the last. *Collective*."""
         supply = self.supply()
-        agreement, files = supply.channel.agreement, supply.channel.files
+        status_exchange, files = supply.channel.status_exchange, supply.channel.files
         chunks = ChunkCache(supply.cache_bytes)
         failure: Exception | None = self.changed()
         for part, destination, allocate in pieces:
@@ -183,10 +183,10 @@ class Source:
                     work = plan(index, part, destination, arrays, chunks, self.scratch)
             except Exception as error:  # whatever it is, the other ranks have to know
                 failure = failure or error
-            status = Status.FAILED if failure else Status.GO_ON
-            status, needs = agreement.reach(status, work.counts(len(self.index.files)))
+            status = Status.FAILED if failure else Status.CONTINUE
+            status, needs = status_exchange.exchange(status, work.counts(len(self.index.files)))
             if status == Status.FAILED:
-                raise agreement.error(failure)
+                raise status_exchange.first_error(failure)
             failure = _failure(work, files, needs)
             if failure is None:
                 yield arrays
@@ -194,10 +194,10 @@ class Source:
     def _pieces(self, runs: Runs, row_bytes: int) -> Iterator[tuple[Runs, Integers]]:
         """Samples that are read together and their places, as often on every rank; none at all at the end."""
         step = max(1, LOAD_BYTES // row_bytes)
-        (longest,) = self.comm.largest(runs.total)
+        (longest,) = self.comm.maximum(runs.total)
         for done in range(0, -(-longest // step) * step + 1, step):
             low, high = min(done, runs.total), min(done + step, runs.total)
-            yield runs.between(np.array([low]), np.array([high - low])), np.arange(low, high)
+            yield runs.slice(np.array([low]), np.array([high - low])), np.arange(low, high)
 
 
 def _failure(work: Plan, files: Files, needs: Integers) -> Exception | None:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
 from matex_data.fields import Field, Schema
-from matex_data.pipeline import sharded
+from matex_data.pipeline import data_parallel
 from matex_data.pipeline.batches import Batches, Share
 
 ON_ONE_DEVICE = {"experimental_ints_on_device": True}
@@ -60,8 +60,8 @@ def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:
     if not batches.resumed:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(schedule.steps))
     dataset.matex_batches = batches  # where training finds what to save of it
-    dataset.matex_share = batches.ranks  # this rank's part already: the launcher must not share it out again
-    sharded.note()
+    dataset.matex_sharded = batches.comm  # this rank's part already: the launcher must not share it out again
+    data_parallel.enable()
     return dataset
 
 

@@ -11,7 +11,7 @@ from matex_data._types import Integers
 from matex_data.errors import DataError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Index
-from matex_data.io.counters import Profile, timed
+from matex_data.io.counters import Profile
 from matex_data.io.files import Files
 from matex_data.io.sessions import ReadSession
 from matex_data.pipeline.buffers import BufferPool
@@ -43,7 +43,7 @@ class ReadContext:
     changed: Callable[[], DataError | None]
 
     def __post_init__(self) -> None:
-        self.channel.serve(self)
+        self.channel.assign(self)
 
 
 @dataclass
@@ -90,7 +90,6 @@ class FileWindow(PendingWindow):
     loaded: LoadedWindow
     plan: Plan
     work: list[Future[None]] | None = None
-    nbytes: int = 0
 
     def counts(self, files: int) -> Integers:
         return self.plan.counts(files)
@@ -102,25 +101,23 @@ class FileWindow(PendingWindow):
         """Read, and start to decode, if that has not been done ahead. *Collective* in collective mode."""
         if self.work is not None:
             return
-        with timed(profile, "reading"):
+        with profile.timed("reading"):
             self.work = execute(self.plan, files, agreed)
-        self.nbytes = sum(call.nbytes for calls in self.plan.calls.values() for call in calls)
         self.plan = Plan()  # lets go of the scratch memory
 
     def finish(self, profile: Profile) -> None:
         """Wait until all is read and decoded; raise what failed."""
         work = self.work or []
-        with timed(profile, "decoding"):
+        with profile.timed("decoding"):
             wait(work)  # wakes this thread once, not for each of them
             for future in work:
                 future.result()
-        profile.samples += self.window.runs.total
-        profile.bytes += self.nbytes
+        profile.add(samples=self.window.runs.total)
 
 
 def plan_window(supply: ReadContext, window: Window, chunks: ChunkCache) -> FileWindow:
     """What is to be read for a window, and memory for it."""
-    with timed(supply.profile, "planning"):
+    with supply.profile.timed("planning"):
         arrays = supply.pool.arrays(list(supply.index.fields.values()), window.rows)
         for name, array in arrays.items():
             supply.index.fields[name].blank(array[window.runs.total :])

@@ -26,7 +26,7 @@ from matex_data.sampling.permutation import Permutation, generator, orders, salt
 REMAINDERS = ("drop", "pad", "keep")
 
 
-def share(total: int, rank: int, size: int) -> tuple[int, int]:
+def rank_range(total: int, rank: int, size: int) -> tuple[int, int]:
     """First and last-plus-one of a rank's part of ``total`` things; the first ranks get one more."""
     each, more = divmod(total, size)
     start = rank * each + min(rank, more)
@@ -52,7 +52,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Draw:
+class StepPositions:
     """Samples that one rank gets in some steps.
 
     Parameters
@@ -84,45 +84,45 @@ class Schedule:
     uniform : batches are drawn from all samples alike; there are no lanes and windows then.
     """
 
-    pieces: Runs
+    segments: Runs
     batch_size: int
     lanes: int
     window_steps: int
     seed: int | None
     blocks: Integers
     remainder: str = "drop"
-    blocks_stay: bool = False
+    fixed_block_order: bool = False
     uniform: bool = False
 
     @property
     def full_steps(self) -> int:
         """Batches that are full."""
-        return self.pieces.total // self.batch_size
+        return self.segments.total // self.batch_size
 
     @property
     def left_over(self) -> int:
         """Samples of the last batch, if it is not full and not dropped."""
-        return 0 if self.remainder == "drop" else self.pieces.total % self.batch_size
+        return 0 if self.remainder == "drop" else self.segments.total % self.batch_size
 
     @property
     def steps(self) -> int:
         """Batches of an epoch, the same on every rank."""
         return self.full_steps + (self.left_over > 0)
 
-    def epoch(self, number: int) -> Epoch:
+    def epoch(self, number: int) -> EpochOrder:
         """The order of one epoch, counted from 0."""
         if self.seed is None or self.uniform:
-            return Epoch(self, self.pieces, number)
+            return EpochOrder(self, self.segments, number)
         # Pieces of one block stay together, or several ranks would have to read it.
-        key = 0 if self.blocks_stay else number
+        key = 0 if self.fixed_block_order else number
         order = generator(self.seed, key).permutation(int(self.blocks.max(initial=-1)) + 1)
         if len(order) < len(self.blocks):
             order = np.argsort(order[self.blocks], kind="stable")
-        return Epoch(self, Runs(self.pieces.start[order], self.pieces.count[order]), number)
+        return EpochOrder(self, Runs(self.segments.start[order], self.segments.count[order]), number)
 
 
 @dataclass(frozen=True)
-class Epoch:
+class EpochOrder:
     """One pass over the samples: ``sequence`` is the permuted order that the lanes are cut from."""
 
     schedule: Schedule
@@ -133,9 +133,9 @@ class Epoch:
         """What a rank needs for steps ``begin`` to ``end``; ``begin`` is a multiple of ``window_steps``."""
         plan = self.schedule
         if plan.uniform:
-            drawn = self.draw(begin, end, rank, size)
-            runs, destination = _in_file_order(self.sequence.numbers(drawn.positions))
-            return Window(runs, destination, drawn.sizes, drawn.rows)
+            own = self.step_positions(begin, end, rank, size)
+            runs, destination = _in_file_order(self.sequence.numbers(own.positions))
+            return Window(runs, destination, own.sizes, own.rows)
         full = min(end, plan.full_steps)
         each = plan.batch_size // size
         sizes = np.full(max(0, full - begin), each, np.int64)
@@ -145,7 +145,7 @@ class Epoch:
         else:
             runs, destination = self._shuffled(begin, full, rank * each, each)
         if plan.left_over and end > plan.full_steps:
-            start, stop = share(plan.left_over, rank, size)
+            start, stop = rank_range(plan.left_over, rank, size)
             last = self._between([plan.full_steps * plan.batch_size + start], [stop - start])
             runs, destination = _sorted(
                 join(runs, last), np.concatenate([destination, np.arange(rows, rows + stop - start)])
@@ -154,7 +154,7 @@ class Epoch:
             rows += int(sizes[-1])
         return Window(runs, destination, sizes, rows)
 
-    def draw(self, begin: int, end: int, rank: int, size: int) -> Draw:
+    def step_positions(self, begin: int, end: int, rank: int, size: int) -> StepPositions:
         """Return what a rank gets in steps ``begin`` to ``end`` of a uniform permutation of all samples."""
         plan = self.schedule
         each = plan.batch_size // size
@@ -162,17 +162,17 @@ class Epoch:
         ranks = (first[:, None] + np.arange(each)).reshape(-1)
         sizes = np.full(len(first), each, np.int64)
         if plan.left_over and end > plan.full_steps:
-            start, stop = share(plan.left_over, rank, size)
+            start, stop = rank_range(plan.left_over, rank, size)
             ranks = np.append(ranks, np.arange(start, stop) + plan.full_steps * plan.batch_size)
             sizes = np.append(sizes, each if plan.remainder == "pad" else stop - start)
-        return Draw(self._permutation(ranks), sizes, int(sizes.sum()))
+        return StepPositions(self._permutation(ranks), sizes, int(sizes.sum()))
 
     @cached_property
     def _permutation(self) -> Permutation:
-        return Permutation(self.schedule.pieces.total, self.schedule.seed or 0, self.number)
+        return Permutation(self.schedule.segments.total, self.schedule.seed or 0, self.number)
 
     def _between(self, start: Any, count: Any) -> Runs:
-        return self.sequence.between(np.asarray(start, np.int64), np.asarray(count, np.int64))
+        return self.sequence.slice(np.asarray(start, np.int64), np.asarray(count, np.int64))
 
     def _in_order(self, begin: int, end: int, low: int, each: int) -> tuple[Runs, Integers]:
         start = np.arange(begin, max(begin, end), dtype=np.int64) * self.schedule.batch_size + low

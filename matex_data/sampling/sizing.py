@@ -24,7 +24,7 @@ BATCH_BLOCKS = 2  # shuffled together for each sample of a batch, if they fit in
 WINDOW_BLOCKS = 512  # shuffled together at least, if they fit into half of the bytes that are allowed
 
 
-def lanes_for(batch_size: int, limit: int) -> int:
+def choose_lanes(batch_size: int, limit: int) -> int:
     """A divisor of the batch size, at most ``limit``: near it, and with many divisors, as ranks have to share it."""
     divisors = [d for d in range(1, min(batch_size, limit, MOST_LANES) + 1) if batch_size % d == 0]
     largest = divisors[-1]
@@ -35,7 +35,7 @@ def _divisor_count(number: int) -> int:
     return sum(number % d == 0 for d in range(1, number + 1))
 
 
-def schedule(
+def make_schedule(
     samples: Runs,
     borders: Integers,
     batch_size: int,
@@ -71,22 +71,22 @@ def schedule(
         return Schedule(
             samples, batch_size, 1, 1, seed, np.zeros(len(samples.start), np.int64), remainder, uniform=True
         )
-    pieces = cut(samples, borders)
+    segments = cut(samples, borders)
     if len(samples.start) == 1:  # each piece is a block: no more arrays than needed, of maybe millions
-        blocks = np.arange(len(pieces.start))
+        blocks = np.arange(len(segments.start))
     else:
-        block = np.searchsorted(borders, pieces.start, side="right")
+        block = np.searchsorted(borders, segments.start, side="right")
         blocks = np.cumsum(np.diff(block, prepend=block[:1]) > 0)
     count = int(blocks.max(initial=0)) + 1
     row_bytes = max(1, row_bytes)
-    block_bytes = max(1, pieces.total * row_bytes // count)
+    block_bytes = max(1, segments.total * row_bytes // count)
     needed, better = BATCH_BLOCKS * batch_size * block_bytes, WINDOW_BLOCKS * block_bytes
     window_bytes = min(window_bytes, max(WINDOW_BYTES, needed, min(better, window_bytes // 2)))
     lanes = 1
     if seed is not None:
-        lanes = lanes_for(batch_size, max(1, min(count, window_bytes // (2 * block_bytes))))
+        lanes = choose_lanes(batch_size, max(1, min(count, window_bytes // (2 * block_bytes))))
     most = max(1, window_bytes // (batch_size * row_bytes))
-    plan = Schedule(pieces, batch_size, lanes, most, seed, blocks.astype(np.int64, copy=False), remainder)
+    plan = Schedule(segments, batch_size, lanes, most, seed, blocks.astype(np.int64, copy=False), remainder)
     return replace(plan, window_steps=_even(plan.steps, most))
 
 
@@ -100,13 +100,13 @@ def _even(steps: int, most: int) -> int:
     return -(-steps // -(-steps // most)) if steps else most
 
 
-def block_bytes_for(batch_size: int, window_bytes: int, total_bytes: int) -> int:
+def choose_block_bytes(batch_size: int, window_bytes: int, total_bytes: int) -> int:
     """Return the bytes of a block of rows that could be read one by one: half of a window has blocks enough."""
     least, most = BLOCK_BYTES
     return min(total_bytes // LEAST_BLOCKS, most, max(least, window_bytes // (2 * window_blocks(batch_size))))
 
 
-def block_rows_for(depths: NDArray[Any], row_bytes: NDArray[Any], total_rows: int, block_bytes: int) -> int:
+def choose_block_rows(depths: NDArray[Any], row_bytes: NDArray[Any], total_rows: int, block_bytes: int) -> int:
     """Return the rows of a block: what a file's chunks suggest, neither too small to read nor too large to shuffle.
 
     Parameters
@@ -137,11 +137,11 @@ def block_borders(index: Index, block_bytes: int) -> Integers:
         parts = [file.layouts[name] for name in index.fields]
         uneven = parts[int(np.argmax(row_bytes))].borders() if parts else None
         if uneven is not None and file.rows:
-            step = block_rows_for(np.ones_like(row_bytes), row_bytes, len(index), block_bytes)
+            step = choose_block_rows(np.ones_like(row_bytes), row_bytes, len(index), block_bytes)
             borders.append(first + uneven[np.flatnonzero(np.diff(uneven // step, prepend=-1))])
             continue
         depths = np.array([part.block_rows for part in parts] or [1])
-        step = block_rows_for(depths, row_bytes, len(index), block_bytes) if file.rows else 1
+        step = choose_block_rows(depths, row_bytes, len(index), block_bytes) if file.rows else 1
         borders.append(np.arange(first, first + file.rows, step, dtype=np.int64))
     if len(borders) == 1:
         return borders[0]
@@ -189,7 +189,7 @@ class ShuffleQuality:
         )
 
 
-def quality(plan: Schedule, row_bytes: int) -> ShuffleQuality:
+def estimate_quality(plan: Schedule, row_bytes: int) -> ShuffleQuality:
     """Return the figures of a schedule that shuffles.
 
     The ratio is that of drawing without replacement: blocks of one class each from all blocks to a window, and samples
@@ -200,7 +200,7 @@ def quality(plan: Schedule, row_bytes: int) -> ShuffleQuality:
     plan : of all epochs, with a seed.
     row_bytes : bytes of a sample in memory.
     """
-    n, lanes, total = plan.batch_size, plan.lanes, max(1, plan.pieces.total)
+    n, lanes, total = plan.batch_size, plan.lanes, max(1, plan.segments.total)
     if plan.uniform:
         return ShuffleQuality(n, total, row_bytes, total, 1, total, 1.0)
     blocks = int(plan.blocks.max(initial=0)) + 1

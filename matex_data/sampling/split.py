@@ -30,7 +30,7 @@ def split(runs: Runs, fractions: tuple[float, ...], seed: int | None) -> tuple[R
     sequence = runs if seed is None else _drawn(runs, seed)
     parts = []
     for low, high in pairwise(ends):
-        part = sequence.between(np.array([low]), np.array([high - low]))
+        part = sequence.slice(np.array([low]), np.array([high - low]))
         order = np.argsort(part.start)
         parts.append(merge(Runs(part.start[order], part.count[order])))
     return tuple(parts)
@@ -41,4 +41,4 @@ def _drawn(runs: Runs, seed: int) -> Runs:
     starts = np.arange(0, runs.total, unit, dtype=np.int64)
     counts = np.minimum(unit, runs.total - starts)
     order = generator(seed).permutation(len(starts))
-    return runs.between(starts[order], counts[order])
+    return runs.slice(starts[order], counts[order])

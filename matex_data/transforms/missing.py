@@ -19,10 +19,10 @@ from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import Index, Layout, ReadRequest, Rows
+from matex_data.index.model import Index, Layout, ReadRequest, RowSelection
 from matex_data.index.runs import Runs, compress, merge
 from matex_data.pipeline.source import Source
-from matex_data.sampling.schedule import share
+from matex_data.sampling.schedule import rank_range
 
 WAYS = ("nan", "mask", "drop")
 MASK = "{}_mask"  # name of the field that is True where a field's number is missing
@@ -100,7 +100,7 @@ class _Mask(Layout):
     def borders(self) -> Integers | None:
         return self.part.borders()
 
-    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         return iter(())
 
 
@@ -136,7 +136,7 @@ def complete_samples(source: Source) -> Runs:
     names = [field.name for field in source.index.fields.values() if field.dtype.kind == "f" and not field.ragged]
     if not names:
         return Runs(np.array([0]), np.array([total]))
-    done, _ = share(total, comm.rank, comm.size)
+    done, _ = rank_range(total, comm.rank, comm.size)
     kept: list[Integers] = [np.empty(0, np.int64)]
     for arrays in source.pieces(Runs(np.array([0]), np.array([total])), names):
         rows = len(arrays[names[0]])

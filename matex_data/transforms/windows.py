@@ -12,11 +12,10 @@ from matex_data._types import Array, Integers
 from matex_data.errors import FormatError, PartitionError
 from matex_data.fields import Field, Names, as_list
 from matex_data.index.cache import ChunkCache
-from matex_data.index.countdown import after_last
-from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, Rows
+from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, RowSelection, call_after_last
 from matex_data.index.runs import compress
 from matex_data.index.scatter import scatter
-from matex_data.index.table import Column, Table
+from matex_data.index.table import Column, Outputs, Table
 
 AHEAD = "{}_ahead"  # name of a field that holds what follows a window
 SHARED_BLOCKS = 8  # a block of windows is at least so many times as long as one: neighbours share most of their rows
@@ -68,16 +67,16 @@ class Windows(Table):
     def end(self) -> int:
         return self.part.end()
 
-    def requests(self, rows: Rows, outs: Sequence[tuple[str, Array]], cache: ChunkCache) -> Iterator[ReadRequest]:
+    def requests(self, rows: RowSelection, outs: Outputs, cache: ChunkCache) -> Iterator[ReadRequest]:
         samples = rows.numbers
         wanted = [self.shape.rows(samples, name == _TARGET) for name, _ in outs]
         numbers = np.unique(np.concatenate([rows.ravel() for rows in wanted]))
         base = self.field.empty(len(numbers))
         runs = compress(numbers)
-        unique = Rows(runs.start, runs.start + runs.count, np.arange(len(numbers)))
+        unique = RowSelection(runs.start, runs.start + runs.count, np.arange(len(numbers)))
         parts = list(self.part.requests(unique, base, cache)) or [ReadRequest(NOTHING, NOTHING)]
         positions = [np.searchsorted(numbers, rows) for rows in wanted]
-        yield from after_last(parts, partial(_spread, base, rows.destination, positions, [out for _, out in outs]))
+        yield from call_after_last(parts, partial(_spread, base, rows.destination, positions, [out for _, out in outs]))
 
 
 def _spread(base: Array, destination: Integers, positions: Sequence[Integers], outs: Sequence[Array]) -> None:
@@ -93,7 +92,7 @@ def _spread(base: Array, destination: Integers, positions: Sequence[Integers], o
 _INPUT, _TARGET = "input", "target"
 
 
-def windowed(
+def sliding_windows(
     index: Index, inputs: Names, targets: Names, window: int, stride: int, horizon: int | None
 ) -> tuple[Index, Names]:
     """An index whose samples are windows, and the names of its targets.

@@ -11,9 +11,9 @@ import h5py
 import numpy as np
 
 from matex_data._types import Array, Integers
-from matex_data.codecs.pipeline import Filter, Pipeline, supported
+from matex_data.codecs.pipeline import Filter, Pipeline, can_decode
 from matex_data.index.chunked import Chunked
-from matex_data.index.strided import NOTHING
+from matex_data.index.model import EMPTY
 from matex_data.readers.hdf5.names import FAILURES
 from matex_data.readers.hdf5.rows import missing_filters
 
@@ -73,7 +73,7 @@ def unwritten(dataset: h5py.Dataset, dtype: np.dtype[Any], item: tuple[int, ...]
     if fill is None:
         return None
     chunk_shape = (depth, *(max(1, n) for n in shape[1:]))
-    return Chunked(shape, chunk_shape, dtype, pipeline, NOTHING, NOTHING, NOTHING, NOTHING, fill)
+    return Chunked(shape, chunk_shape, dtype, pipeline, EMPTY, EMPTY, EMPTY, EMPTY, fill)
 
 
 def fill_value(dataset: h5py.Dataset, dtype: np.dtype[Any], item: tuple[int, ...]) -> Any:
@@ -143,7 +143,7 @@ def _filters(dataset: h5py.Dataset) -> tuple[Filter, ...]:
 
 def _decodable(pipeline: Pipeline, mask: Array) -> bool:
     """Whether every filter that some chunk went through is one of ours."""
-    return all(supported(step) or not (~mask >> i & 1).any() for i, step in enumerate(pipeline.filters))
+    return all(can_decode(step) or not (~mask >> i & 1).any() for i, step in enumerate(pipeline.filters))
 
 
 def _unfiltered(dataset: h5py.Dataset, pipeline: Pipeline, corner: Integers, nbytes: Integers, mask: Integers) -> bool:
@@ -153,7 +153,7 @@ def _unfiltered(dataset: h5py.Dataset, pipeline: Pipeline, corner: Integers, nby
     and are what h5py reads; one that is not was filtered, and then all were.
     """
     over = (corner + np.array(dataset.chunks) > np.array(dataset.shape)).any(axis=1)
-    doubtful = np.flatnonzero(over & (nbytes == pipeline.nbytes) & (mask == 0)) if pipeline.filters else NOTHING
+    doubtful = np.flatnonzero(over & (nbytes == pipeline.nbytes) & (mask == 0)) if pipeline.filters else EMPTY
     if not len(doubtful):
         return False
     return bool(missing_filters(dataset)) or all(_as_stored(dataset, corner[i]) for i in doubtful[:MOST_PROBES])

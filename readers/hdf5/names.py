@@ -11,7 +11,7 @@ from contextlib import suppress
 import h5py
 
 from matex_data.errors import FieldNotFound, FormatError, near_matches
-from matex_data.machine import lone_environment
+from matex_data.machine import environment_without_mpi
 
 MOST_OBJECTS = 20_000  # a file of more objects is not listed to the end
 HINT_SECONDS = 20.0  # that the listing for a hint may take
@@ -66,7 +66,7 @@ def _hints(path: str) -> list[str]:
     command = [sys.executable, "-m", __name__, path]
     try:
         listed = subprocess.run(
-            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=HINT_SECONDS, env=lone_environment()
+            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=HINT_SECONDS, env=environment_without_mpi()
         )
         return list(json.loads(listed.stdout))
     except (OSError, ValueError, subprocess.SubprocessError):

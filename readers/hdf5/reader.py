@@ -20,11 +20,12 @@ import numpy as np
 
 from matex_data.errors import DataError, FormatError
 from matex_data.fields import Field
+from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
 from matex_data.readers.hdf5.chunks import chunked, unwritten
 from matex_data.readers.hdf5.names import FAILURES, dataset_names, find
-from matex_data.readers.hdf5.rows import Hdf5Rows, MemoryRows, missing_filters, open_file
+from matex_data.readers.hdf5.rows import Hdf5Rows, missing_filters, open_file
 
 BLOCK_BYTES = 256 * 1024  # about as much is read through the library in one go
 PROBE_BYTES = 64 * 1024 * 1024  # a larger chunk is not decoded just to see whether that works

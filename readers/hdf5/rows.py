@@ -1,12 +1,10 @@
-"""Rows that HDF5 itself has to read, and rows that are so few that the index carries them."""
+"""Rows that the HDF5 library reads."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from typing import Any
 from weakref import ref
@@ -16,34 +14,10 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.errors import DecodeError
-from matex_data.index.cache import ChunkCache
-from matex_data.index.model import Layout, ReadRequest, Rows
-from matex_data.index.scatter import scatter
-from matex_data.index.strided import NOTHING, LibraryRows
+from matex_data.index.library import LibraryRows
 from matex_data.readers.hdf5.names import FAILURES
 
 OPEN_FILES = 16  # that one process keeps open for reading through the library
-
-
-@dataclass(frozen=True)
-class MemoryRows(Layout):
-    """Rows that lie in the index itself: a compact dataset, at most 64 KiB."""
-
-    values: Array
-    block_rows: int = 1
-
-    @property
-    def rows(self) -> int:  # type: ignore[override]
-        return len(self.values)
-
-    def stored_bytes(self) -> int:
-        return self.values.nbytes
-
-    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
-        yield ReadRequest(NOTHING, NOTHING, on_complete=partial(self._finish, rows, out))
-
-    def _finish(self, rows: Rows, out: Array, _: Any) -> None:
-        scatter(out, rows.destination, self.values[rows.numbers])
 
 
 @dataclass(frozen=True, eq=False)

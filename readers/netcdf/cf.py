@@ -15,7 +15,7 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.errors import FormatError
-from matex_data.index.scatter import CONVERTED_TOGETHER
+from matex_data.index.scatter import CONVERT_ITEMS
 from matex_data.readers.netcdf.times import TimeOrigin, epoch_of
 
 USED_UP = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
@@ -83,16 +83,16 @@ def _either(a: Array | None, b: Array) -> Array:
 
 def _pieces(rows: Array, out: Array) -> Iterator[tuple[Array, Array]]:
     """Parts of both arrays that fit into the processor's cache."""
-    if rows.size <= CONVERTED_TOGETHER:
+    if rows.size <= CONVERT_ITEMS:
         yield rows, out
     elif rows.flags.c_contiguous and out.flags.c_contiguous:
         stored, decoded = rows.reshape(-1), out.reshape(-1)
-        for i in range(0, len(stored), CONVERTED_TOGETHER):
-            yield stored[i : i + CONVERTED_TOGETHER], decoded[i : i + CONVERTED_TOGETHER]
+        for i in range(0, len(stored), CONVERT_ITEMS):
+            yield stored[i : i + CONVERT_ITEMS], decoded[i : i + CONVERT_ITEMS]
     elif len(rows) == 1:
         yield from _pieces(rows[0], out[0])
     else:
-        step = max(1, CONVERTED_TOGETHER * len(rows) // rows.size)
+        step = max(1, CONVERT_ITEMS * len(rows) // rows.size)
         for i in range(0, len(rows), step):
             yield from _pieces(rows[i : i + step], out[i : i + step])
 

@@ -15,10 +15,10 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.errors import FormatError
 from matex_data.fields import Field
+from matex_data.index.library import MemoryRows
 from matex_data.index.model import Layout
 from matex_data.index.strided import Strided
 from matex_data.index.transposed import Transposed
-from matex_data.readers.hdf5.rows import MemoryRows
 from matex_data.readers.netcdf.cf import Decoding, Meaning
 from matex_data.readers.netcdf.header import CdfHeader, CdfVariable, read_header
 from matex_data.readers.netcdf.variables import Content, Variable

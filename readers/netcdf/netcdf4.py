@@ -17,12 +17,13 @@ from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.index.chunked import Chunked
+from matex_data.index.library import LibraryRows, MemoryRows
 from matex_data.index.model import Layout
-from matex_data.index.strided import LibraryRows, Strided
+from matex_data.index.strided import Strided
 from matex_data.index.transposed import Transposed
 from matex_data.readers.hdf5.names import FAILURES, dataset_names
 from matex_data.readers.hdf5.reader import attributes, dataset_rows
-from matex_data.readers.hdf5.rows import Hdf5Rows, MemoryRows, open_file
+from matex_data.readers.hdf5.rows import Hdf5Rows, open_file
 from matex_data.readers.netcdf.cf import Meaning
 from matex_data.readers.netcdf.variables import Content, Variable
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field
-from matex_data.index.interleaved import interleaved
+from matex_data.index.interleaved import group_interleaved
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.machine import check_fits
 from matex_data.readers.hdf5.names import FAILURES
@@ -137,7 +137,9 @@ def _index(content: Content, asked: _Wanted) -> Index:
         if asked.static and dimension not in variable.dimensions and _fits(variable, content.path)
     }
     facts = _facts(content, [v for v in wanted if v.name in fields], fields, dimension, asked.decode)
-    return Index(fields, [FileIndex(content.path, content.dimensions[dimension], interleaved(parts))], static, facts)
+    return Index(
+        fields, [FileIndex(content.path, content.dimensions[dimension], group_interleaved(parts))], static, facts
+    )
 
 
 def _facts(

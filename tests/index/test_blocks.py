@@ -11,31 +11,31 @@ from hypothesis import strategies as st
 
 from matex_data._types import Integers
 from matex_data.index.blocks import Blocks, even_blocks, uneven_blocks
-from matex_data.index.model import Rows
+from matex_data.index.model import RowSelection
 from matex_data.index.runs import compress, cut
 
 ROWS = 60
 sets = st.sets(st.integers(0, ROWS - 1)).map(sorted)
 
 
-def _rows(numbers: list[int], seed: int) -> Rows:
+def _rows(numbers: list[int], seed: int) -> RowSelection:
     runs = compress(np.array(numbers, np.int64))
     destination = np.random.default_rng(seed).permutation(len(numbers)) if seed else np.arange(len(numbers))
-    return Rows(runs.start, runs.start + runs.count, destination)
+    return RowSelection(runs.start, runs.start + runs.count, destination)
 
 
 def _listed(some: Any) -> list[int]:
     return list(range(some.start, some.stop)) if isinstance(some, slice) else some.tolist()
 
 
-def _check(blocks: Blocks, rows: Rows, numbers: list[int], borders: list[int]) -> None:
+def _check(blocks: Blocks, rows: RowSelection, numbers: list[int], borders: list[int]) -> None:
     """The rows and the places of each block are those that the borders say."""
     where = dict(zip(numbers, rows.destination.tolist(), strict=True))
     expected = [[n for n in numbers if a <= n < b] for a, b in pairwise(borders)]
     assert blocks.number.tolist() == [i for i, inside in enumerate(expected) if inside]
     for i, number in enumerate(blocks.number.tolist()):
         assert _listed(blocks.rows(i, borders[number])) == [n - borders[number] for n in expected[number]]
-        assert _listed(blocks.places(i)) == [where[n] for n in expected[number]]
+        assert _listed(blocks.destinations(i)) == [where[n] for n in expected[number]]
         assert blocks.count[i] == len(expected[number])
 
 
@@ -56,7 +56,7 @@ def test_uneven_blocks_and_some_of_them(numbers: list[int], inner: list[int], se
         assert chosen.number.tolist() == blocks.number[some].tolist()
         for new, old in enumerate(some.tolist()):
             assert _listed(chosen.rows(new)) == _listed(blocks.rows(old))
-            assert _listed(chosen.places(new)) == _listed(blocks.places(old))
+            assert _listed(chosen.destinations(new)) == _listed(blocks.destinations(old))
 
 
 @given(numbers=sets, borders=sets)

@@ -13,10 +13,10 @@ import pytest
 
 from matex_data import DataError
 from matex_data.index.model import FileIndex, Index, concatenate
-from matex_data.index.stamps import Stamp, changed
-from matex_data.index.table import stacked
-from matex_data.readers import reader, together
-from matex_data.transforms.windows import windowed
+from matex_data.index.stamps import Stamp, check_stamp
+from matex_data.readers import collective_reader, reader
+from matex_data.transforms.stack import stack_fields
+from matex_data.transforms.windows import sliding_windows
 from tests.support import simulated
 
 
@@ -32,8 +32,8 @@ def test_a_file_that_stays_as_it_is_is_unchanged(tmp_path: Path) -> None:
     assert file.stamp == Stamp(found.st_size, found.st_mtime_ns, found.st_ino)
     Path(file.path).read_bytes()
     Path(file.path).chmod(0o600)
-    assert changed(pickle.loads(pickle.dumps(file))) is None
-    assert changed(FileIndex("no such file", 1, {})) is None  # not indexed from a file
+    assert check_stamp(file.path, pickle.loads(pickle.dumps(file)).stamp) is None
+    assert check_stamp("no such file", None) is None  # not indexed from a file
 
 
 def _replaced(path: Path) -> None:
@@ -62,7 +62,7 @@ def test_every_change_is_told(tmp_path: Path, change: Any) -> None:
     path = tmp_path / "x.npy"
     file = _opened(path)
     change(path)
-    error = changed(file)
+    error = check_stamp(file.path, file.stamp)
     assert isinstance(error, DataError)
     assert error.file == str(path)
     assert str(file.stamp) in str(error)
@@ -83,7 +83,7 @@ def test_a_change_while_the_file_is_indexed_is_told(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr("matex_data.readers.arrays.index", index)
     (file,) = reader("npy")(str(path)).files
-    assert changed(file) is not None
+    assert check_stamp(file.path, file.stamp) is not None
 
 
 @pytest.mark.parametrize("size", (1, 2, 3))
@@ -91,7 +91,7 @@ def test_files_that_ranks_index_together_have_stamps(tmp_path: Path, size: int) 
     paths = [str(tmp_path / f"{i}.csv") for i in range(4)]
     for path in paths:
         Path(path).write_text("a,b\n1,2\n")
-    function = together("csv")
+    function = collective_reader("csv")
     assert function is not None
     for index in simulated.on_ranks(size, lambda ranks: function(paths, None, ranks)):
         assert [file.stamp for file in index.files] == [Stamp.of(path) for path in paths]
@@ -104,9 +104,9 @@ def test_stamps_stay_with_their_files(tmp_path: Path) -> None:
     for other in (
         index.select(["data"]),
         index.raw,
-        windowed(index, ["data"], None, 2, 1, None)[0],
-        stacked(index, ["data"], "inputs", []),
-        index.stamped({file.path: file.stamp for file in index.files}),
+        sliding_windows(index, ["data"], None, 2, 1, None)[0],
+        stack_fields(index, ["data"], "inputs", []),
+        index.with_stamps({file.path: file.stamp for file in index.files}),
     ):
         assert [file.stamp for file in other.files] == stamps
     assert replace(first, rows=0).stamp == first.stamp

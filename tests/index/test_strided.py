@@ -19,7 +19,7 @@ from matex_data.errors import DecodeError
 from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
 from matex_data.index.chunked import Chunked
-from matex_data.index.model import FileIndex, Index, Rows
+from matex_data.index.model import FileIndex, Index, RowSelection
 from matex_data.index.scatter import scatter
 from matex_data.index.strided import Strided
 from tests.support.serial import every_row, read_rows
@@ -125,7 +125,7 @@ def test_a_chunk_that_is_wanted_twice_is_decoded_once(tmp_path: Path) -> None:
     array = counting((12, 3), "<f4")
     part = write_chunks(tmp_path / "a.bin", array, (6, 3), lambda number: False)
     cache, out = ChunkCache(1 << 20), np.empty((3, 3), "f4")
-    rows = [Rows(np.array([first]), np.array([first + 3]), np.arange(3)) for first in (0, 3)]
+    rows = [RowSelection(np.array([first]), np.array([first + 3]), np.arange(3)) for first in (0, 3)]
     first, second = (list(part.requests(want, out, cache)) for want in rows)
     assert [len(request.offset) for request in (*first, *second)] == [1, 0]
     assert isinstance(cache.get((id(part), 0)), Future)
@@ -135,7 +135,7 @@ def test_a_broken_chunk_tells_all_who_wait_for_it(tmp_path: Path) -> None:
     array = counting((12, 3), "<f4")
     part = write_chunks(tmp_path / "a.bin", array, (6, 3), lambda number: False)
     cache, out = ChunkCache(1 << 20), np.empty((3, 3), "f4")
-    wants = [Rows(np.array([first]), np.array([first + 3]), np.arange(3)) for first in (6, 9)]
+    wants = [RowSelection(np.array([first]), np.array([first + 3]), np.arange(3)) for first in (6, 9)]
     (first,), (second,) = (list(part.requests(want, out, cache)) for want in wants)
     for request, stored in ((first, np.zeros(int(first.nbytes[0]), np.uint8)), (second, np.empty(0, np.uint8))):
         assert request.on_complete is not None
@@ -185,8 +185,8 @@ def test_no_rows_read_nothing(tmp_path: Path) -> None:
 
 def test_who_waits_for_a_chunk_hears_that_it_could_not_be_read() -> None:
     cache = ChunkCache(1)
-    first, second = (cache.promise(key, 10) for key in ("kept", "newer"))  # the first one has no room any more
-    cache.abandon(OSError("gone"))
+    first, second = (cache.reserve(key, 10) for key in ("kept", "newer"))  # the first one has no room any more
+    cache.fail_pending(OSError("gone"))
     for chunk in (first, second):
         with pytest.raises(OSError, match="gone"):
             chunk.result(timeout=1)

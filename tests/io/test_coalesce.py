@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from matex_data.index.model import ranges as ranges_of
 from matex_data.io import coalesce
-from matex_data.io.coalesce import Done, PendingRead, Ranges, calls
+from matex_data.io.coalesce import OnComplete, PendingRead, Ranges, plan_tasks
 
 
-def _wanted(rows: list[tuple[int, int, int]], done: Done | None = None) -> PendingRead:
+def _wanted(rows: list[tuple[int, int, int]], done: OnComplete | None = None) -> PendingRead:
     """Of offset, length and address."""
     return PendingRead(*(np.array([row[i] for row in rows], np.int64) for i in range(3)), done)
 
@@ -48,7 +48,7 @@ def test_every_byte_is_read_once_to_its_place(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(coalesce, "DECODED_BYTES", (together, together))
         patch.setattr(coalesce, "MOST_BYTES", most)
-        result = calls(wanted)
+        result = plan_tasks(wanted)
     memory: dict[int, int] = {}
     for call in result:
         read: dict[int, int] = {}
@@ -61,7 +61,7 @@ def test_every_byte_is_read_once_to_its_place(
         assert not memory.keys() & read.keys() - _gaps()
         memory |= {} if scratch else read
         before = len(done)
-        call.finish(np.arange(call.scratch))  # each byte of the scratch memory is its address
+        call.complete(np.arange(call.scratch))  # each byte of the scratch memory is its address
         for number, data in done[before:]:
             direct = ranges_of(places[number], wanted[number].nbytes).tolist()
             assert [read[i] for i in (data.tolist() if scratch else direct)] == _positions(wanted[number])
@@ -74,54 +74,54 @@ def _gaps() -> set[int]:
 
 
 def test_neighbours_in_file_and_memory_become_one() -> None:
-    ranges = _only(calls([_wanted([(10, 5, 100), (15, 5, 105), (20, 5, 200)])]))
+    ranges = _only(plan_tasks([_wanted([(10, 5, 100), (15, 5, 105), (20, 5, 200)])]))
     assert ranges.offset.tolist() == [10, 20] and ranges.nbytes.tolist() == [10, 5]
 
 
 def test_large_reads_that_need_no_decoding_are_shared_out() -> None:
     wanted = _wanted([(0, coalesce.CALL_BYTES * 5 // 2, 1 << 30)])
-    result = calls([wanted])
+    result = plan_tasks([wanted])
     assert [call.nbytes for call in result] == [coalesce.CALL_BYTES, coalesce.CALL_BYTES, coalesce.CALL_BYTES // 2]
 
 
 def test_a_small_gap_is_read_to_nowhere() -> None:
     far = 2 * coalesce.GAP_BYTES
-    ranges = _only(calls([_wanted([(0, 1000, 5000), (1010, 1000, 6000), (far, 1000, 7000)])]))
+    ranges = _only(plan_tasks([_wanted([(0, 1000, 5000), (1010, 1000, 6000), (far, 1000, 7000)])]))
     assert ranges.nbytes.tolist() == [1000, 10, 1000, 1000]
     assert [ranges.address.tolist()[i] for i in (0, 2, 3)] == [5000, 6000, 7000]
     assert len(ranges.first) == 2
-    ranges = _only(calls([_wanted([(0, 100, 5000), (110, 100, 6000)])]))
+    ranges = _only(plan_tasks([_wanted([(0, 100, 5000), (110, 100, 6000)])]))
     assert ranges.nbytes.tolist() == [100, 100]  # the gap would be a large part of it
 
 
 def test_gaps_of_a_small_field_are_read_as_long_as_they_are_few_beside_a_large_one() -> None:
     images = _wanted([(1 << 30, 10_000_000, 1 << 30)])
     labels = replace(_wanted([(i * 10_100, 100, 0) for i in range(20)], print), address=None)
-    (_, together) = calls([images, labels])
+    (_, together) = plan_tasks([images, labels])
     gaps = together.reads[0].nbytes[together.reads[0].nbytes > 100]
     assert gaps.tolist() == [10_000] * 10  # a hundredth of the images
     assert together.count == 20 - len(gaps)
     assert together.scratch >= 2000 + gaps.max()
-    (alone,) = calls([labels])
+    (alone,) = plan_tasks([labels])
     assert alone.count == 20
 
 
 def test_the_smallest_gaps_are_read_first() -> None:
     ends = [0, 30, 10, 20, 15]  # gaps behind ranges of 1000
     begins = np.cumsum([0, *(1000 + gap for gap in ends[1:])]).tolist()
-    ranges = _only(calls([_wanted([(begin, 1000, 10_000 * i) for i, begin in enumerate(begins)])]))
+    ranges = _only(plan_tasks([_wanted([(begin, 1000, 10_000 * i) for i, begin in enumerate(begins)])]))
     assert ranges.nbytes.tolist() == [1000, 1000, 10, 1000, 20, 1000, 15, 1000]
 
 
-def _only(result: list[coalesce.Call]) -> Ranges:
+def _only(result: list[coalesce.ReadTask]) -> Ranges:
     (call,) = result
     (ranges,) = call.reads
     return ranges
 
 
 def test_nothing_wanted_is_no_call() -> None:
-    assert calls([]) == []
-    assert calls([_wanted([])]) == []
+    assert plan_tasks([]) == []
+    assert plan_tasks([_wanted([])]) == []
 
 
 @pytest.mark.parametrize(("megabytes", "parts", "count"), [(4, 2, 2), (3, 8, 3), (48, 2, 6), (1, 1, 1)])
@@ -130,6 +130,6 @@ def test_what_is_decoded_is_shared_out_to_calls_of_one_to_eight_megabytes(
 ) -> None:
     quarter = 1 << 18
     wanted = [replace(_wanted([(i * quarter, quarter, 0)], print), address=None) for i in range(4 * megabytes)]
-    result = calls(wanted, parts)
+    result = plan_tasks(wanted, parts)
     assert len(result) == count
     assert sum(call.nbytes for call in result) == megabytes << 20

@@ -1,4 +1,4 @@
-"""Where the time goes, added up by several threads."""
+"""Counters of several threads."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from matex_data.io import counters
-from matex_data.io.counters import Profile, timed
+from matex_data.io.counters import Profile
 
 THREADS, TIMES = 4, 10
 
 
 class Slow(Profile):
-    """Whoever reads the seconds takes a while to write them back."""
+    """Profile with a pause between reading a counter and writing it back."""
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
@@ -27,9 +27,9 @@ class Slow(Profile):
         return value
 
 
-def test_no_thread_overwrites_what_another_has_added(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_lose_no_update(monkeypatch: pytest.MonkeyPatch) -> None:
     class Clock(local):
-        """A second for each pair of looks at it."""
+        """Clock that advances by one second between the two calls of each pair."""
 
         def __init__(self) -> None:
             self.seconds = cycle([0.0, 1.0])
@@ -39,7 +39,7 @@ def test_no_thread_overwrites_what_another_has_added(monkeypatch: pytest.MonkeyP
 
     def add(_: int) -> None:
         for _ in range(TIMES):
-            with timed(slow, "planning"):
+            with slow.timed("planning"):
                 pass
 
     with ThreadPoolExecutor(THREADS) as pool:

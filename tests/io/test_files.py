@@ -15,7 +15,7 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import DataError, DecodeError, PartitionError, open_dataset
-from matex_data.io import files as io_files
+from matex_data.io.counters import process_profile
 from matex_data.io.sessions import read_sessions
 from matex_data.pipeline.buffers import BufferPool
 from tests.support.launch import run_script
@@ -45,11 +45,11 @@ def _both_counts(comm: MPI.Intracomm, files: str, io: str) -> tuple[int, int]:
     batches = open_dataset(files, comm=comm, io=io).batches(60, shuffle=True, seed=1, remainder="keep")
     for _ in batches:
         pass
-    ours, kernels = sum(io_files.counters().bytes.values()), _kernel()
+    ours, kernels = process_profile().bytes, _kernel()
     for _ in range(3):
         for _ in batches:
             pass
-    return sum(io_files.counters().bytes.values()) - ours, _kernel() - kernels
+    return process_profile().bytes - ours, _kernel() - kernels
 
 
 def _kernel() -> int:

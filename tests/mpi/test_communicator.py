@@ -11,8 +11,12 @@ from mpi4py import MPI
 
 from matex_data import PartitionError, open_dataset
 from matex_data.io.sessions import read_sessions
+<<<<<<< HEAD
 from matex_data.mpi.communicator import Communicator, pending
 from tests.mpi.conftest import ROWS
+=======
+from matex_data.mpi.communicator import Communicator, has_pending
+>>>>>>> house
 from tests.support.ranks import Pool
 
 
@@ -22,11 +26,11 @@ def _rounds(comm: MPI.Intracomm) -> list[list[int]]:
     for number in range(40):
         if number % comm.size == comm.rank:
             time.sleep(0.001)
-        round_ = opened.begin([number * comm.size + comm.rank] + [number] * 50)
+        round_ = opened.start_maximum([number * comm.size + comm.rank] + [number] * 50)
         noise = [np.full(51, -7) for _ in range(20)]  # takes memory that was let go of too early
         found.append(round_.wait().tolist())
         del noise
-    assert not pending()
+    assert not has_pending()
     return found
 
 

@@ -15,7 +15,7 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import DecodeError, open_dataset
-from matex_data.io import files
+from matex_data.io.counters import process_profile
 from tests.support.ranks import Pool
 
 ROWS, BATCH = 4801, 48
@@ -69,16 +69,16 @@ def test_every_pass_has_its_own_order_whatever_was_begun_ahead(path: str, pool: 
 def _read_in_vain(comm: MPI.Intracomm, path: str) -> list[float]:
     """Bytes that were read after each of three passes, as parts of what the first one needed."""
     with _two_threads():
-        batches, read = _batches(comm, path), files.counters().bytes
-        begin, needed, found = sum(read.values()), 0, []
+        batches, profile = _batches(comm, path), process_profile()
+        begin, needed, found = profile.bytes, 0, []
         for number in range(1, 4):
             for _ in batches:
                 pass
-            needed = needed or sum(read.values()) - begin
+            needed = needed or profile.bytes - begin
             deadline = time.monotonic() + (PATIENCE if number > 1 else 0.2)
-            while sum(read.values()) - begin <= number * needed and time.monotonic() < deadline:
+            while profile.bytes - begin <= number * needed and time.monotonic() < deadline:
                 time.sleep(0.01)
-            found.append((sum(read.values()) - begin) / needed)
+            found.append((profile.bytes - begin) / needed)
         return found
 
 

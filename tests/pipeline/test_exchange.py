@@ -16,7 +16,7 @@ from mpi4py import MPI
 import matex_data as md
 from matex_data import PartitionError, machine
 from matex_data.errors import OutOfMemory
-from matex_data.io import files
+from matex_data.io.counters import process_profile
 from matex_data.pipeline import exchange
 from matex_data.sampling import permutation
 from matex_data.sampling.permutation import Permutation
@@ -57,7 +57,7 @@ def _epochs(comm: MPI.Intracomm, path: Path, remainder: str = "keep", step: int 
     """The numbers of three epochs' batches on this rank, and bytes: read, and exchanged in the last epoch."""
     data = md.open_dataset(path, comm=comm, **options)
     start = {**data.batches(BATCH, shuffle="global", seed=3, remainder=remainder).state(step)} if step else None
-    before = sum(files.counters().bytes.values())
+    before = process_profile().bytes
     batches = data.batches(BATCH, shuffle="global", seed=3, remainder=remainder, start=start)
     epochs: list[Any] = []
     for _ in range(3):
@@ -73,7 +73,7 @@ def _epochs(comm: MPI.Intracomm, path: Path, remainder: str = "keep", step: int 
                 assert not np.any(batch["x"][~real])
             epoch.append(ids)
         epochs.append(epoch)
-    read = sum(files.counters().bytes.values()) - before
+    read = process_profile().bytes - before
     return [epochs, read, data.profile.exchanged - exchanged]
 
 

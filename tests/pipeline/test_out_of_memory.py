@@ -169,4 +169,4 @@ def test_the_end_of_the_program_is_still_said_as_such(monkeypatch: pytest.Monkey
     ended.shutdown()
     monkeypatch.setattr(execute, "decoders", lambda: ended)
     with pytest.raises(PartitionError, match="the program of a rank has ended"):
-        execute.begun(print).result()
+        execute.submit(print).result()

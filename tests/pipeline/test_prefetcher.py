@@ -13,8 +13,8 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import DecodeError, open_dataset
-from matex_data.mpi.agreement import Agreement, Status, outcome
 from matex_data.mpi.communicator import Communicator
+from matex_data.mpi.status import Status, StatusExchange, split_result
 from tests.support.ranks import Pool
 
 pytestmark = pytest.mark.openmpi
@@ -25,22 +25,22 @@ PATIENCE = 20.0  # seconds
 
 def _late_rank(comm: MPI.Intracomm) -> list[Any]:
     """Whether a round ended before rank 0 had begun it, and what it was in the end, twice."""
-    agreement, counts = Agreement(Communicator(comm.Dup())), np.array([comm.rank, 7 - comm.rank])
+    status_exchange, counts = StatusExchange(Communicator(comm.Dup())), np.array([comm.rank, 7 - comm.rank])
     if comm.rank == 0 and comm.size > 1:
         comm.barrier()
-    round_ = agreement.begin(Status.STOPPED if comm.rank == comm.size - 1 else Status.GO_ON, counts)
+    round_ = status_exchange.start(Status.STOP if comm.rank == comm.size - 1 else Status.CONTINUE, counts)
     early = round_.done(0.05) if comm.rank or comm.size == 1 else False
     if comm.rank and comm.size > 1:
         comm.barrier()
     assert round_.done(PATIENCE)
-    return [early, *(outcome(round_.wait()) for _ in range(2))]
+    return [early, *(split_result(round_.wait()) for _ in range(2))]
 
 
 def test_a_round_goes_on_meanwhile_and_ends_when_all_have_begun_it(pool: Pool) -> None:
     for early, *results in pool.run(_late_rank):
         assert early == (pool.size == 1)
         for status, counts in results:
-            assert status == Status.STOPPED and counts.tolist() == [pool.size - 1, 7]
+            assert status == Status.STOP and counts.tolist() == [pool.size - 1, 7]
 
 
 def _threads_by_rank(comm: MPI.Intracomm, path: str, io: str) -> list[int]:

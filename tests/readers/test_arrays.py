@@ -22,7 +22,7 @@ from mpi4py import MPI
 from matex_data import machine, open_dataset
 from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError, PartitionError
 from matex_data.readers import arrays as reader
-from matex_data.readers import cifar, detect, idx, recognised
+from matex_data.readers import cifar, detect, has_known_name, idx
 from tests.support.format_suite import Case, FormatSuite
 from tests.support.serial import every_row, random_rows, same
 
@@ -268,7 +268,7 @@ def test_mnist_images_come_with_their_labels(tmp_path: Path, packed: bool) -> No
     made = _write_mnist(tmp_path, packed)
     for path in sorted(tmp_path.iterdir()):
         assert detect(str(path), path.read_bytes()[:4096]) == "idx"
-        assert recognised(str(path)) == ("images" in path.name)
+        assert has_known_name(str(path)) == ("images" in path.name)
     for name, (images, labels) in made.items():
         path = next(tmp_path.glob(f"{name}-images*"))
         index = idx.index(str(path))

@@ -16,7 +16,7 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import FormatError, open_dataset
-from matex_data.readers import HEAD, detect, known_formats
+from matex_data.readers import HEAD_BYTES, detect, known_formats
 
 CORPUS = os.environ.get("MATEX_CORPUS")
 
@@ -70,7 +70,7 @@ OTHERS = {
 def told(folder: Path, content: bytes, name: str) -> str:
     path = folder / name
     path.write_bytes(content)
-    return detect(str(path), content[:HEAD])
+    return detect(str(path), content[:HEAD_BYTES])
 
 
 @pytest.mark.parametrize("kind", TABLES)
@@ -154,7 +154,7 @@ def test_every_file_of_the_corpus_has_its_format() -> None:
         if not path.is_file() or path.suffix in (".json", ".md"):
             continue
         with path.open("rb") as file:
-            head = file.read(HEAD)
+            head = file.read(HEAD_BYTES)
         try:
             kind = detect(str(path), head)
         except FormatError as error:

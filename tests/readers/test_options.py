@@ -11,8 +11,8 @@ from mpi4py import MPI
 
 from matex_data import DataError, FormatError, open_dataset, readers
 from matex_data.index.model import Index
-from matex_data.readers import FORMATS, reader, together
-from matex_data.readers.ranks import SingleRank
+from matex_data.readers import FORMATS, collective_reader, reader
+from matex_data.readers.collective import SingleRank
 from tests.support.ranks import Pools
 
 NEAR = {"csv": ("delimeter", "delimiter"), "netcdf": ("sample_dims", "sample_dim"), "npy": ("feild", "field")}
@@ -35,7 +35,10 @@ def test_an_unknown_option_is_answered_with_the_nearest_ones(tmp_path: Path, for
     assert f"the reader of {format!r} files has no option {wrong!r}" in lines[0]
     if right:
         assert lines[1].startswith(f"  expected: one of {right!r}")
-    for function, arguments in ((reader(format), (str(path),)), (together(format), ([str(path)], None, SingleRank()))):
+    for function, arguments in (
+        (reader(format), (str(path),)),
+        (collective_reader(format), ([str(path)], None, SingleRank())),
+    ):
         if function is not None:
             with pytest.raises(FormatError, match=f"has no option {wrong!r}"):
                 function(*arguments, **{wrong: 1})

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from matex_data.errors import PartitionError
 from matex_data.index.model import ranges
 from matex_data.index.runs import Runs, compress, cut, merge
-from matex_data.sampling.schedule import Schedule, check_ranks, share
-from matex_data.sampling.sizing import block_bytes_for, block_rows_for, lanes_for, schedule
+from matex_data.sampling.schedule import Schedule, check_ranks, rank_range
+from matex_data.sampling.sizing import choose_block_bytes, choose_block_rows, choose_lanes, make_schedule
 from matex_data.sampling.split import split
 
 BATCHES = (12, 24, 60)
@@ -45,11 +45,11 @@ def _schedules(draw: st.DrawFn) -> Schedule:
     borders = np.arange(0, 1000, draw(st.integers(1, 40)))
     batch = draw(st.sampled_from(BATCHES))
     seed = draw(st.none() | st.integers(0, 2**32 - 1))
-    lanes = lanes_for(batch, draw(st.integers(1, 80))) if seed is not None else 1
+    lanes = choose_lanes(batch, draw(st.integers(1, 80))) if seed is not None else 1
     remainder = draw(st.sampled_from(["drop", "pad", "keep"]))
-    pieces = cut(runs, borders)
-    _, blocks = np.unique(np.searchsorted(borders, pieces.start, side="right"), return_inverse=True)
-    return Schedule(pieces, batch, lanes, draw(st.integers(1, 6)), seed, blocks, remainder)
+    segments = cut(runs, borders)
+    _, blocks = np.unique(np.searchsorted(borders, segments.start, side="right"), return_inverse=True)
+    return Schedule(segments, batch, lanes, draw(st.integers(1, 6)), seed, blocks, remainder)
 
 
 def _steps(plan: Schedule, epoch: int, rank: int, size: int, group: int = 1) -> list[list[int]]:
@@ -69,7 +69,7 @@ def _steps(plan: Schedule, epoch: int, rank: int, size: int, group: int = 1) -> 
 
 @given(_schedules(), st.integers(0, 5))
 def test_every_sample_once_and_the_same_batches_on_any_number_of_ranks(plan: Schedule, epoch: int) -> None:
-    everything = _numbers(plan.pieces)
+    everything = _numbers(plan.segments)
     alone = [set(step) - {-1} for step in _steps(plan, epoch, 0, 1)]
     seen = [n for step in alone for n in step]
     assert len(seen) == len(set(seen))
@@ -91,14 +91,14 @@ def test_without_a_seed_the_order_is_that_of_the_files(plan: Schedule) -> None:
     for size in RANKS:
         by_rank = [_steps(ordered, 0, rank, size) for rank in range(size)]
         steps = [[n for part in shares for n in part] for shares in zip(*by_rank, strict=True)]
-        assert [n for step in steps for n in step] == _numbers(plan.pieces)
+        assert [n for step in steps for n in step] == _numbers(plan.segments)
 
 
 @given(_runs(), st.lists(st.integers(0, 400), max_size=20))
 def test_cut_keeps_the_numbers_and_no_run_crosses_a_border(runs: Runs, borders: list[int]) -> None:
-    pieces = cut(runs, np.array(sorted(set(borders)), np.int64))
-    assert _numbers(pieces) == _numbers(runs)
-    for start, count in zip(pieces.start.tolist(), pieces.count.tolist(), strict=True):
+    segments = cut(runs, np.array(sorted(set(borders)), np.int64))
+    assert _numbers(segments) == _numbers(runs)
+    for start, count in zip(segments.start.tolist(), segments.count.tolist(), strict=True):
         assert count > 0 and not any(start < border < start + count for border in borders)
 
 
@@ -107,7 +107,7 @@ def test_between_is_slicing(runs: Runs, data: st.DataObject) -> None:
     numbers = _numbers(runs)
     low = data.draw(st.integers(0, len(numbers)))
     high = data.draw(st.integers(low, len(numbers)))
-    assert _numbers(runs.between(np.array([low]), np.array([high - low]))) == numbers[low:high]
+    assert _numbers(runs.slice(np.array([low]), np.array([high - low]))) == numbers[low:high]
 
 
 @given(_runs())
@@ -126,7 +126,7 @@ def test_ranges_are_pythons(pairs: list[tuple[int, int]]) -> None:
 
 @given(st.integers(0, 10_000), st.integers(1, 50))
 def test_shares_follow_one_another(total: int, size: int) -> None:
-    shares = [share(total, rank, size) for rank in range(size)]
+    shares = [rank_range(total, rank, size) for rank in range(size)]
     assert [n for a, b in shares for n in (a, b)] == [0, *(n for a, _ in shares[1:] for n in (a, a)), total]
     assert max(b - a for a, b in shares) - min(b - a for a, b in shares) <= 1
 
@@ -157,13 +157,13 @@ def test_split_wants_parts_that_sum_to_one(fractions: tuple[float, ...]) -> None
 def test_pieces_of_a_block_are_read_together() -> None:
     """A random half of the samples: no block is read by two ranks but where their shares meet."""
     half = split(Runs(np.array([0]), np.array([4000])), (0.5, 0.5), 3)[0]
-    plan = schedule(half, np.arange(0, 4000, 16), 60, 50_000, 64 << 20, seed=1, remainder="drop")
+    plan = make_schedule(half, np.arange(0, 4000, 16), 60, 50_000, 64 << 20, seed=1, remainder="drop")
     by_rank = [{n // 16 for step in _steps(plan, 0, rank, 4) for n in step} for rank in range(4)]
     assert sum(map(len, by_rank)) <= len({n // 16 for n in _numbers(half)}) + 3
 
 
 def test_another_order_in_every_epoch() -> None:
-    plan = schedule(
+    plan = make_schedule(
         Runs(np.array([0]), np.array([600])), np.arange(0, 600, 10), 60, 100, 1 << 20, seed=1, remainder="drop"
     )
     orders = [tuple(n for step in _steps(plan, epoch, 0, 1) for n in step) for epoch in range(5)]
@@ -172,7 +172,7 @@ def test_another_order_in_every_epoch() -> None:
 
 def test_shuffled_neighbours_part() -> None:
     """A batch is drawn from all over the data, not from one destination of it."""
-    plan = schedule(
+    plan = make_schedule(
         Runs(np.array([0]), np.array([60_000])),
         np.arange(0, 60_000, 16),
         60,
@@ -187,7 +187,7 @@ def test_shuffled_neighbours_part() -> None:
 
 @given(st.integers(1, 5000), st.integers(1, 300))
 def test_lanes_divide_the_batch(batch: int, limit: int) -> None:
-    lanes = lanes_for(batch, limit)
+    lanes = choose_lanes(batch, limit)
     assert batch % lanes == 0 and lanes <= limit
 
 
@@ -208,17 +208,17 @@ def test_options_are_checked(option: str, value: object) -> None:
         option: value,
     }
     with pytest.raises(PartitionError):
-        schedule(Runs(np.array([0]), np.array([10])), np.array([0]), **options)  # type: ignore[arg-type]
+        make_schedule(Runs(np.array([0]), np.array([10])), np.array([0]), **options)  # type: ignore[arg-type]
 
 
 def test_blocks_follow_the_chunks_of_the_largest_field() -> None:
     image, label = 48_000, 8
-    assert block_rows_for(np.array([16, 1024]), np.array([image, label]), 10_000, 1 << 18) == 16
-    assert block_rows_for(np.array([16, 64]), np.array([1000, 8]), 1_000_000, 1 << 18) % 64 == 0
-    assert block_rows_for(np.array([1]), np.array([112]), 5_000_000, 1 << 16) == (1 << 16) // 112
-    assert block_rows_for(np.array([1]), np.array([100]), 1797, block_bytes_for(64, 128 << 20, 179_700)) == 1
+    assert choose_block_rows(np.array([16, 1024]), np.array([image, label]), 10_000, 1 << 18) == 16
+    assert choose_block_rows(np.array([16, 64]), np.array([1000, 8]), 1_000_000, 1 << 18) % 64 == 0
+    assert choose_block_rows(np.array([1]), np.array([112]), 5_000_000, 1 << 16) == (1 << 16) // 112
+    assert choose_block_rows(np.array([1]), np.array([100]), 1797, choose_block_bytes(64, 128 << 20, 179_700)) == 1
 
 
 @pytest.mark.parametrize(("batch", "block_bytes"), [(1, 128), (256, 128), (512, 64), (1 << 20, 64)])
 def test_blocks_are_smaller_the_larger_the_batch(batch: int, block_bytes: int) -> None:
-    assert block_bytes_for(batch, 128 << 20, 1 << 40) == block_bytes << 10
+    assert choose_block_bytes(batch, 128 << 20, 1 << 40) == block_bytes << 10

@@ -14,13 +14,13 @@ import pytest
 from mpi4py import MPI
 
 import matex_data as md
-from benchmarks import shuffling
-from benchmarks.shuffling import FILES, Sorted
+from benchmarks.cases import shuffling
+from benchmarks.cases.shuffling import FILES, Sorted
 from matex_data import PartitionError
 from matex_data.index.runs import Runs
-from matex_data.io import files
+from matex_data.io.counters import process_profile
 from matex_data.pipeline.epochs import EXCHANGE_BYTES
-from matex_data.sampling.sizing import ShuffleQuality, quality, schedule
+from matex_data.sampling.sizing import ShuffleQuality, estimate_quality, make_schedule
 from tests.support.ranks import Pools
 
 SCALE = 8  # times fewer samples, in tests that are not slow
@@ -56,7 +56,7 @@ def test_the_ratio_is_the_one_that_is_found(chunk: int, batch: int, window_bytes
     samples, row_bytes = 64_000, 2048
     file = Sorted("", samples, (row_bytes // 4,), "f4", chunk, batch, 0.0)
     every, borders = Runs(np.array([0]), np.array([samples])), np.arange(0, samples, chunk)
-    plan = schedule(every, borders, batch, row_bytes, window_bytes, seed=1, remainder="drop")
+    plan = make_schedule(every, borders, batch, row_bytes, window_bytes, seed=1, remainder="drop")
     classes = np.random.default_rng(1).permutation(len(borders)) % shuffling.CLASSES
     found = []
     for number in range(8):
@@ -64,7 +64,7 @@ def test_the_ratio_is_the_one_that_is_found(chunk: int, batch: int, window_bytes
         of = classes[batches // chunk]
         found.append(np.stack([(of == each).mean(axis=1) for each in range(shuffling.CLASSES)]))
     spread = np.concatenate(found, axis=1).std() / np.sqrt(0.1 * 0.9 / file.batch_size)
-    assert quality(plan, row_bytes).ratio == pytest.approx(spread, rel=0.15, abs=0.05)
+    assert estimate_quality(plan, row_bytes).ratio == pytest.approx(spread, rel=0.15, abs=0.05)
 
 
 def _open(path: Path, **options: Any) -> md.Dataset:
@@ -142,10 +142,10 @@ def _read(comm: MPI.Intracomm, path: Path, window_bytes: int) -> tuple[int, int]
     """Bytes of the file that this rank reads in an epoch, and bytes of a chunk."""
     data = md.open_dataset(path, comm=comm, window_bytes=window_bytes)
     (part,) = data._source.index.files[0].layouts.values()
-    before = sum(files.counters().bytes.values())
+    before = process_profile().bytes
     for _ in data.batches(BATCH, shuffle=True, seed=1, remainder="keep"):
         pass
-    return sum(files.counters().bytes.values()) - before, part.stored_bytes() * CHUNK // ROWS
+    return process_profile().bytes - before, part.stored_bytes() * CHUNK // ROWS
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,8 @@ def test_each_chunk_is_read_once_however_many_lanes(path: Path, ranks: Pools, si
 
 def test_the_figures_know_a_uniform_schedule() -> None:
     every = Runs(np.array([0]), np.array([1000]))
-    plan = schedule(every, np.array([0]), 10, 8, 1 << 20, seed=1, remainder="drop", uniform=True)
-    assert isinstance(quality(plan, 8), ShuffleQuality) and quality(plan, 8).ratio == 1
+    plan = make_schedule(every, np.array([0]), 10, 8, 1 << 20, seed=1, remainder="drop", uniform=True)
+    assert isinstance(estimate_quality(plan, 8), ShuffleQuality) and estimate_quality(plan, 8).ratio == 1
 
 
 def _memory(comm: MPI.Intracomm, path: Path, window_bytes: int, shuffle: Any) -> tuple[int, int]:

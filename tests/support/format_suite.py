@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from matex_data import DataError, Dataset, FieldNotFound, open_dataset
 from matex_data.index.model import Layout
-from matex_data.io import files
+from matex_data.io.counters import process_profile
 from tests.support.ranks import Pools
 
 SIZES = (1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4)))
@@ -231,10 +231,10 @@ def _bytes_read(comm: MPI.Intracomm, case: Case) -> tuple[int, int, int]:
     index = data._source.index
     stored = sum(part.stored_bytes() for file in index.files for part in file.layouts.values())
     blocks = sum(max(_block_bytes(file.layouts[name]) for file in index.files) for name in index.fields)
-    before = sum(files.counters().bytes.values())
+    before = process_profile().bytes
     for _ in data.batches(BATCH, shuffle=True, seed=2, remainder="keep"):
         pass
-    return sum(files.counters().bytes.values()) - before, stored // comm.size, 2 * blocks
+    return process_profile().bytes - before, stored // comm.size, 2 * blocks
 
 
 def _block_bytes(part: Layout) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import FileIndex, Index, ReadRequest, Rows
+from matex_data.index.model import FileIndex, Index, ReadRequest, RowSelection
 
 
 def read_rows(index: Index, name: str, numbers: Integers, destination: Integers, cache_bytes: int = 1 << 20) -> Array:
@@ -19,7 +19,7 @@ def read_rows(index: Index, name: str, numbers: Integers, destination: Integers,
     breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
     first = np.concatenate([[0], breaks]).astype(np.int64)[: len(numbers)]
     last = np.concatenate([breaks, [len(numbers)]]).astype(np.int64)[: len(numbers)] - 1
-    rows = Rows(numbers[first], numbers[last] + 1, destination)
+    rows = RowSelection(numbers[first], numbers[last] + 1, destination)
     out = index.fields[name].empty(len(numbers))
     if not out.dtype.hasobject and out.size:
         out.reshape(-1).view(np.uint8)[...] = 0xA5  # shows rows that were never written

@@ -11,7 +11,7 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import FormatError, PartitionError, open_dataset
-from matex_data.io import files
+from matex_data.io.counters import process_profile
 from tests.support.ranks import Pool
 
 LENGTHS = (120, 7, 61)
@@ -74,10 +74,10 @@ def test_windows_alone(folder: Path) -> None:
 
 def test_shared_rows_are_read_once(folder: Path) -> None:
     data = open_dataset(str(folder), inputs="t", window=20, horizon=1, comm=MPI.COMM_SELF)
-    before = sum(files.counters().bytes.values())
+    before = process_profile().bytes
     for _ in data.batches(12, shuffle=True, seed=1, remainder="keep"):
         pass
-    read = sum(files.counters().bytes.values()) - before
+    read = process_profile().bytes - before
     assert read <= 1.05 * sum(LENGTHS) * 3 * 8 + 10 * 3 * 8
 
 

@@ -17,7 +17,7 @@ _stateless_normal = tf.random.stateless_normal
 
 
 @contextlib.contextmanager
-def draws_of_rows(rows: slice, total: int) -> Iterator[None]:
+def draws_for_rows(rows: slice, total: int) -> Iterator[None]:
     """Context in which a part of a batch draws what these rows of the whole batch draw, with fixed seeds.
 
     Random functions of Keras and TensorFlow are replaced that take a shape, and dropout; NumPy's state is put back.
@@ -28,13 +28,13 @@ def draws_of_rows(rows: slice, total: int) -> Iterator[None]:
     """
     source = _Source(rows, total)
     state = np.random.get_state()
-    hidden = [(owner, name, getattr(owner, name)) for owner, name, _ in _patches(source)]
+    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in _patches(source)]
     try:
         for owner, name, draw in _patches(source):
             setattr(owner, name, draw)
         yield
     finally:
-        for owner, name, original in hidden:
+        for owner, name, original in originals:
             setattr(owner, name, original)
         np.random.set_state(state)
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi import abort
-from matex_data.mpi.abort import leave_with, replace_exit, run_exit_handlers_first
-from matex_data.training.comm.world import communicator
+from matex_data.mpi.abort import exit_with, replace_exit, run_exit_handlers_first
+from matex_data.training.comm.world import comm_or_world
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -52,49 +52,49 @@ def run(
     verify : compare the gradient of the ranks' parts with that of the whole batch in the first step of ``fit``.
     all_output : let every rank print; otherwise rank 0 alone does, and others write errors to stderr.
     """
-    comm = communicator(None)
+    comm = comm_or_world(None)
     if comm.size > 1:
         read_sessions(comm)  # from now on an error of one rank ends the job
         replace_exit()
         if comm.rank > 0 and not all_output:
-            _be_quiet()
+            _mute()
         _patch(strategy, sync_batch_norm, verify)
         run_exit_handlers_first()
-    _offer_data_set()
+    _add_matex_data_set()
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
     try:
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) or end.code is None else 1
-        leave_with(code or 0, "" if end.code is None or isinstance(end.code, int) else f"{end.code}")
+        exit_with(code or 0, "" if end.code is None or isinstance(end.code, int) else f"{end.code}")
     except BaseException:  # whatever ends a script ends the job
         abort.unmute_stderr()
         sys.excepthook(*sys.exc_info())
-        leave_with(1)
+        exit_with(1)
 
 
 def _patch(strategy: Any, sync_batch_norm: bool, verify: bool) -> None:
     """Patch Keras and TensorFlow, and let all ranks draw the same random numbers. *Collective*."""
     from matex_data.training import keras_api
-    from matex_data.training.comm.channel import channel
+    from matex_data.training.comm.channel import open_channel
     from matex_data.training.launcher.keras_patches import KerasPatches
-    from matex_data.training.launcher.loops import Loops
+    from matex_data.training.launcher.loops import LoopPatches
     from matex_data.training.launcher.saving import patch_saving
     from matex_data.training.launcher.tf1 import SessionPatches
-    from matex_data.training.launcher.tf_distribute import patch_scopes
+    from matex_data.training.launcher.tf_distribute import patch_strategies
     from matex_data.training.reduction.ops import Reducer
-    from matex_data.training.sharding.determinism import draw_alike
+    from matex_data.training.sharding.determinism import seed_all_ranks
 
     _check_backend()
-    opened = channel(None)
-    keras_api.check(opened.rank)
-    draw_alike(opened)
-    reducer = Reducer(opened, strategy)
-    KerasPatches(opened, reducer, sync_batch_norm, verify)
-    SessionPatches(opened, Loops(opened, reducer))
-    patch_saving(opened)
-    patch_scopes(opened)
+    channel = open_channel(None)
+    keras_api.check(channel.rank)
+    seed_all_ranks(channel)
+    reducer = Reducer(channel, strategy)
+    KerasPatches(channel, reducer, sync_batch_norm, verify)
+    SessionPatches(channel, LoopPatches(channel, reducer))
+    patch_saving(channel)
+    patch_strategies(channel)
 
 
 def _check_backend() -> None:
@@ -107,7 +107,7 @@ def _check_backend() -> None:
         )
 
 
-def _offer_data_set() -> None:
+def _add_matex_data_set() -> None:
     """Scripts for MaTEx find its ``DataSet`` in TensorFlow."""
     import tensorflow as tf
 
@@ -116,7 +116,7 @@ def _offer_data_set() -> None:
     tf.DataSet = lambda *args, **kwargs: matex_data.DataSet(*args, **kwargs)
 
 
-def _be_quiet() -> None:
+def _mute() -> None:
     """Let ranks other than 0 print nothing but errors, and what this package warns of."""
     sys.stdout.flush()
     silence = os.open(os.devnull, os.O_WRONLY)

@@ -21,23 +21,23 @@ import keras
 import tensorflow as tf
 
 from matex_data.mpi import deadlines
-from matex_data.mpi.processes import separate
+from matex_data.mpi.processes import is_child_process
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import alone, running_alone
 from matex_data.training.keras_api import CHECKPOINT_MANAGER, METRICS_OF_EPOCH, tf_keras_models, tf_keras_saving
-from matex_data.training.launcher.files import Register, Saved, failed, patch_caches, patch_folders
+from matex_data.training.launcher.files import SaveOutcome, SaveRegistry, failed_save, patch_caches, patch_folders
 from matex_data.training.steps.evaluation import DistributedTestStep
 
 Get = Callable[[Any], Any]
 Set = Callable[[Any, Any], None]
 
 
-def patch_saving(opened: Channel) -> None:
+def patch_saving(channel: Channel) -> None:
     """Have rank 0 alone save models and write summaries. *Collective*."""
-    register = Register(opened)
+    register = SaveRegistry(channel)
     patch_folders(register)
     patch_caches(register)
-    saves = _Saves(opened, register)
+    saves = SavePatches(channel, register)
     for owner, names in (
         (keras.Model, ("save", "save_weights", "export")),
         (keras.saving, ("save_model", "save_weights")),
@@ -51,9 +51,9 @@ def patch_saving(opened: Channel) -> None:
     saves.patch(tf.saved_model, "save", "export_dir")
     saves.patch(tf.train.Checkpoint, "write", "file_prefix")
     saves.patch(tf.train.Checkpoint, "save", "file_prefix", _counter, _set_counter)
-    saves.patch(tf.train.CheckpointManager, "save", "directory", _checkpoints, _set_checkpoints)
+    saves.patch(tf.train.CheckpointManager, "save", "directory", _manager_state, _set_manager_state)
     _patch_managers(register)
-    if opened.rank > 0:
+    if channel.rank > 0:
         for owner, name in (
             (keras.Model, "load_weights"),
             (keras.saving, "load_model"),
@@ -62,15 +62,15 @@ def patch_saving(opened: Channel) -> None:
             (tf_keras_saving, "load_model"),
             (tf_keras_models, "load_model"),
         ):
-            setattr(owner, name, _checked(getattr(owner, name), register))
+            setattr(owner, name, _check_after_load(getattr(owner, name), register))
         tf.summary.create_file_writer = lambda *_, **__: tf.summary.create_noop_writer()
 
 
-class _Saves:
+class SavePatches:
     """Patches of functions that save."""
 
-    def __init__(self, opened: Channel, register: Register) -> None:
-        self._channel = opened
+    def __init__(self, channel: Channel, register: SaveRegistry) -> None:
+        self._channel = channel
         self._register = register
 
     def patch(self, owner: Any, name: str, path_name: str, get: Get | None = None, set: Set | None = None) -> None:
@@ -90,14 +90,14 @@ class _Saves:
             first = next(iter(bound.values()))
             path = bound[path_name] if path_name in bound else getattr(first, path_name, None)
             in_graph = path_name != "filepath" and not tf.executing_eagerly()
-            if alone.get() or separate() or in_graph or not isinstance(path, str | os.PathLike):
-                return self._locally(original, args, kwargs)
-            where = str(Path(path).absolute())
+            if alone.get() or is_child_process() or in_graph or not isinstance(path, str | os.PathLike):
+                return self._save_locally(original, args, kwargs)
+            target = str(Path(path).absolute())
             if self._channel.rank == 0:
-                return self._as_root(original, args, kwargs, where, lambda: get and get(first))
-            saved = self._saved_by_root(f"{name}()", where)
-            if saved.path != where:
-                return self._locally(original, args, kwargs)
+                return self._save_on_root(original, args, kwargs, target, lambda: get and get(first))
+            saved = self._outcome_of_root(f"{name}()", target)
+            if saved.path != target:
+                return self._save_locally(original, args, kwargs)
             if saved.error is not None:
                 raise pickle.loads(saved.error)
             if set is not None:
@@ -107,41 +107,41 @@ class _Saves:
         setattr(owner, name, save)
 
     @staticmethod
-    def _locally(original: Any, args: Any, kwargs: Any) -> Any:
+    def _save_locally(original: Any, args: Any, kwargs: Any) -> Any:
         with running_alone(), deadlines.busy(f"{original.__name__}()"):  # functions that save call one another
             return original(*args, **kwargs)
 
-    def _as_root(self, original: Any, args: Any, kwargs: Any, where: str, get: Callable[[], Any]) -> Any:
+    def _save_on_root(self, original: Any, args: Any, kwargs: Any, target: str, get: Callable[[], Any]) -> Any:
         if self._register.liveness is None:
-            return self._together(lambda: self._locally(original, args, kwargs), where, get)
-        point = self._register.point()
-        self._register.wait_for_readers(point)
+            return self._save_collectively(lambda: self._save_locally(original, args, kwargs), target, get)
+        call_site = self._register.call_site()
+        self._register.wait_for_readers(call_site)
         try:
-            result = self._locally(original, args, kwargs)
+            result = self._save_locally(original, args, kwargs)
         except Exception as error:
-            self._register.note_save(point, failed(where, error))
+            self._register.record_save(call_site, failed_save(target, error))
             raise
-        self._register.note_save(point, Saved(where, None, result, get()))
+        self._register.record_save(call_site, SaveOutcome(target, None, result, get()))
         return result
 
-    def _saved_by_root(self, call: str, where: str) -> Saved:
+    def _outcome_of_root(self, call: str, target: str) -> SaveOutcome:
         if self._register.liveness is None:
-            saved: Saved = self._channel.host.allgather_object(None)[0]
+            saved: SaveOutcome = self._channel.host.allgather_object(None)[0]
             return saved
-        return self._register.save_of_root(call, where)
+        return self._register.wait_for_root(call, target)
 
-    def _together(self, save: Callable[[], Any], where: str, get: Callable[[], Any]) -> Any:
+    def _save_collectively(self, save: Callable[[], Any], target: str, get: Callable[[], Any]) -> Any:
         """Save, and tell all ranks: MPI allows no thread that would answer them. *Collective*."""
         try:
             result = save()
         except Exception as error:
-            self._channel.host.allgather_object(failed(where, error))
+            self._channel.host.allgather_object(failed_save(target, error))
             raise
-        self._channel.host.allgather_object(Saved(where, None, result, get()))
+        self._channel.host.allgather_object(SaveOutcome(target, None, result, get()))
         return result
 
 
-def _patch_managers(register: Register) -> None:
+def _patch_managers(register: SaveRegistry) -> None:
     """Let new checkpoint managers find what rank 0 has found, which may have saved since."""
     kind = tf.train.CheckpointManager
     original = kind.__init__
@@ -149,20 +149,20 @@ def _patch_managers(register: Register) -> None:
     @functools.wraps(original)
     def begin(manager: Any, *args: Any, **kwargs: Any) -> None:
         original(manager, *args, **kwargs)
-        if alone.get() or separate():
+        if alone.get() or is_child_process():
             return
-        point, where = register.point("manager"), str(Path(manager.directory).absolute())
+        call_site, target = register.call_site("manager"), str(Path(manager.directory).absolute())
         if register.rank == 0:
-            register.note_save(point, Saved(where, state=_list(manager)))
+            register.record_save(call_site, SaveOutcome(target, state=_manager_attributes(manager)))
             return
-        saved = register.known_save(point)
-        if saved is not None and saved.path == where:
+        saved = register.root_save(call_site)
+        if saved is not None and saved.path == target:
             vars(manager).update(saved.state)
 
     kind.__init__ = begin
 
 
-def _checked(original: Any, register: Register) -> Any:
+def _check_after_load(original: Any, register: SaveRegistry) -> Any:
     """Return a function that loads, and then makes sure that rank 0 has not saved over the file."""
     signature = inspect.signature(original)
 
@@ -170,7 +170,7 @@ def _checked(original: Any, register: Register) -> Any:
     def load(*args: Any, **kwargs: Any) -> Any:
         loaded = original(*args, **kwargs)
         path = signature.bind(*args, **kwargs).arguments.get("filepath")
-        if isinstance(path, str | os.PathLike) and not separate():
+        if isinstance(path, str | os.PathLike) and not is_child_process():
             register.check_read(str(Path(path).absolute()))
         return loaded
 
@@ -185,29 +185,29 @@ def _set_counter(checkpoint: Any, count: int) -> None:
     checkpoint.save_counter.assign(count)
 
 
-def _checkpoints(manager: Any) -> Any:
-    return _counter(manager.checkpoint), _list(manager)
+def _manager_state(manager: Any) -> Any:
+    return _counter(manager.checkpoint), _manager_attributes(manager)
 
 
-def _list(manager: Any) -> dict[str, Any]:
+def _manager_attributes(manager: Any) -> dict[str, Any]:
     return {name: copy(value) for name, value in vars(manager).items() if name in CHECKPOINT_MANAGER}
 
 
-def _set_checkpoints(manager: Any, state: Any) -> None:
+def _set_manager_state(manager: Any, state: Any) -> None:
     count, attributes = state
     _set_counter(manager.checkpoint, count)
     vars(manager).update(attributes)
 
 
 @contextlib.contextmanager
-def whole_model(model: Any) -> Iterator[None]:
+def local_model(model: Any) -> Iterator[None]:
     """Context manager: this rank alone evaluates a model that may be training on all ranks.
 
     Its metrics are then those of this rank, which sees all data.
     """
     replaced, test = vars(model).pop(METRICS_OF_EPOCH, None), vars(model).get("test_step")
     try:
-        with test.alone() if isinstance(test, DistributedTestStep) else contextlib.nullcontext():
+        with test.on_this_rank() if isinstance(test, DistributedTestStep) else contextlib.nullcontext():
             yield
     finally:
         if replaced is not None:

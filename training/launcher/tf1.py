@@ -7,14 +7,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from matex_data.pipeline import sharded
+from matex_data.pipeline import data_parallel
 from matex_data.training.comm.channel import Channel
 from matex_data.training.keras_api import BaseSession
-from matex_data.training.launcher.loops import Loops
-from matex_data.training.reduction.ops import from_root
+from matex_data.training.launcher.loops import LoopPatches
+from matex_data.training.reduction.ops import broadcast_from_root
 from matex_data.training.reduction.payloads import WHOLE
 from matex_data.training.reduction.sequence import in_session_graph
-from matex_data.training.reduction.tape import averaged_once
+from matex_data.training.reduction.tape import average_untagged
 
 STEPS = "matex_steps"
 """Collection of a graph: tensors that only a training step computes."""
@@ -25,9 +25,9 @@ WEIGHT = "matex_weight"
 class SessionPatches:
     """Patches optimizers, initializers and sessions. *Collective*."""
 
-    def __init__(self, opened: Channel, loops: Loops) -> None:
-        self._channel = opened
-        self._loops = loops
+    def __init__(self, channel: Channel, loop_patches: LoopPatches) -> None:
+        self._channel = channel
+        self._loop_patches = loop_patches
         v1 = tf.compat.v1
         self._wrap(v1.train.Optimizer, "compute_gradients", self._compute_gradients)
         self._wrap(v1.train.Optimizer, "apply_gradients", self._apply_gradients)
@@ -48,19 +48,19 @@ class SessionPatches:
     def _compute_gradients(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         pairs = original(optimizer, *args, **kwargs)
         optimizer._matex_averaged = True
-        return self._averaged(pairs)
+        return self._average_pairs(pairs)
 
     def _apply_gradients(self, original: Any, optimizer: Any, pairs: Any, *args: Any, **kwargs: Any) -> Any:
         pairs = list(pairs)
         if not getattr(optimizer, "_matex_averaged", False):  # they come from tf.gradients
-            pairs = self._averaged(pairs)
+            pairs = self._average_pairs(pairs)
         return original(optimizer, pairs, *args, **kwargs)
 
-    def _averaged(self, pairs: Any) -> list[Any]:
-        if not self._loops.shares():
+    def _average_pairs(self, pairs: Any) -> list[Any]:
+        if not self._loop_patches.is_active():
             return list(pairs)
-        average = self._average if in_session_graph() else self._loops.average
-        gradients = averaged_once([gradient for gradient, _ in pairs], average)
+        average = self._average if in_session_graph() else self._loop_patches.average
+        gradients = average_untagged([gradient for gradient, _ in pairs], average)
         return list(zip(gradients, [variable for _, variable in pairs], strict=True))
 
     def _average(self, gradients: list[Any]) -> list[Any]:
@@ -69,7 +69,7 @@ class SessionPatches:
         if not graph.get_collection(WEIGHT):
             whole = tf.constant(WHOLE, tf.float64)
             graph.add_to_collection(WEIGHT, tf.compat.v1.placeholder_with_default(whole, ()))
-        averages = self._loops.reducer(gradients, graph.get_collection(WEIGHT)[0])
+        averages = self._loop_patches.reducer(gradients, graph.get_collection(WEIGHT)[0])
         for tensor in averages:
             if tensor is not None:
                 graph.add_to_collection(STEPS, tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor)
@@ -84,7 +84,7 @@ class SessionPatches:
 
         with tf.control_dependencies([done]):
             values = [tf.identity(v.read_value()) for v in variables]
-        received = from_root(self._channel, values)
+        received = broadcast_from_root(self._channel, values)
         return tf.group(*[tf.compat.v1.assign(v, new) for v, new in zip(variables, received, strict=True)])
 
     def _run(self, original: Any, session: Any, fetches: Any, feed_dict: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -96,24 +96,24 @@ class SessionPatches:
     def _trains(graph: Any, fetches: Any) -> bool:
         """Whether what is fetched needs an average of gradients."""
         steps = {tensor.op for tensor in graph.get_collection(STEPS)}
-        waiting = [getattr(f, "op", f) for f in tf.nest.flatten(fetches)] if steps else []
-        waiting = [graph.as_graph_element(f) if isinstance(f, str) else f for f in waiting]
+        pending = [getattr(f, "op", f) for f in tf.nest.flatten(fetches)] if steps else []
+        pending = [graph.as_graph_element(f) if isinstance(f, str) else f for f in pending]
         seen: set[Any] = set()
-        while waiting:
-            operation = waiting.pop()
+        while pending:
+            operation = pending.pop()
             operation = getattr(operation, "op", operation)
             if operation in steps:
                 return True
             if operation in seen or not isinstance(operation, tf.Operation):
                 continue
             seen.add(operation)
-            waiting += [*operation.inputs, *operation.control_inputs]
+            pending += [*operation.inputs, *operation.control_inputs]
         return False
 
     def _weighted(self, graph: Any, feeds: dict[Any, Any]) -> dict[Any, Any]:
         """Return the feeds with the weight of this rank's batch. *Collective* if there is data with parts."""
-        if not sharded.exist:
-            self._loops.tell()
+        if not data_parallel.enabled():
+            self._loop_patches.warn_of_whole_batches()
             return feeds
         rows = max((len(value) for key, value in feeds.items() if _is_batch(key)), default=1)
         everyone = self._channel.host.allgather_object(rows)

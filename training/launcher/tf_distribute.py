@@ -14,15 +14,15 @@ log = logging.getLogger("matex_data.training")
 SYNCHRONOUS = ("MirroredStrategy", "MultiWorkerMirroredStrategy")
 
 
-def patch_scopes(opened: Channel) -> None:
+def patch_strategies(channel: Channel) -> None:
     """Replace the strategies that train in parallel themselves. The user is told of the first that is asked for."""
-    told: list[str] = []
+    warned: list[str] = []
 
     class OneReplica:  # a class, since Keras asks what is an instance of it
         def __new__(cls, *_: Any, **__: Any) -> Any:
-            if opened.rank == 0 and not told:
+            if channel.rank == 0 and not warned:
                 log.warning("%s: each rank is one replica; gradients are averaged over the ranks", cls.__name__)
-            told.append(cls.__name__)
+            warned.append(cls.__name__)
             return tf.distribute.get_strategy()
 
     for name in SYNCHRONOUS:

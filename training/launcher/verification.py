@@ -19,12 +19,12 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data._types import Array
-from matex_data.machine import unfit
+from matex_data.machine import memory_shortage
 from matex_data.mpi import deadlines
-from matex_data.training.launcher.draws import draws_of_rows
-from matex_data.training.optimizer import averaging
-from matex_data.training.reduction.tape import averaged_once
-from matex_data.training.sharding.rows import batch_size, part
+from matex_data.training.launcher.draws import draws_for_rows
+from matex_data.training.optimizer import averaged_gradients
+from matex_data.training.reduction.tape import average_untagged
+from matex_data.training.sharding.rows import batch_size, rank_slice
 from matex_data.training.steps.build import optimizers
 
 if TYPE_CHECKING:
@@ -57,53 +57,53 @@ class Verdict:
     agree: bool
 
 
-def verify(sharing: DistributedModel, batch: Any) -> None:
+def verify(distributed: DistributedModel, batch: Any) -> None:
     """Compare on this batch, tell the user, and train on whole batches from now on if need be. *Collective*.
 
     Parameters
     ----------
     batch : the whole one, of which every rank takes its rows.
     """
-    opened = sharing.channel
+    channel = distributed.channel
     total = batch_size(batch)
-    if total is None or int(total) < opened.size:
-        _say(opened.rank, "self-check: left out, as the first batch has no row for some rank")
+    if total is None or int(total) < channel.size:
+        _print(channel.rank, "self-check: left out, as the first batch has no row for some rank")
         return
     # Half of the ranks may have memory where others have none: all leave the check out, or none.
-    missing = unfit(_bytes(sharing.model, batch, int(total)), "the whole batch", remedy="")
-    reasons = [reason for reason in opened.host.allgather_object(None if missing is None else str(missing)) if reason]
+    missing = memory_shortage(_bytes(distributed.model, batch, int(total)), "the whole batch", remedy="")
+    reasons = [reason for reason in channel.host.allgather_object(None if missing is None else str(missing)) if reason]
     if reasons:
-        _say(opened.rank, f"self-check: left out, as the whole batch would not fit: {reasons[0]}")
+        _print(channel.rank, f"self-check: left out, as the whole batch would not fit: {reasons[0]}")
         return
     with deadlines.busy("its self-check"):
         try:
-            whole = _gradients(sharing, batch, slice(0, int(total)), int(total))
+            whole = _gradients(distributed, batch, slice(0, int(total)), int(total))
         except Exception as error:  # a step may be one that only graphs can run
             whole, reasons = [], [f"{type(error).__name__}: {error}"]
         if not reasons and not any(g is not None and np.isfinite(g).all() for g in whole):
             reasons = ["no gradient of the first batch is finite"]
-        reasons = [reason for found in opened.host.allgather_object(reasons) for reason in found]
+        reasons = [reason for found in channel.host.allgather_object(reasons) for reason in found]
         if reasons:
-            _say(opened.rank, f"self-check: left out: {reasons[0]}")
+            _print(channel.rank, f"self-check: left out: {reasons[0]}")
             return
-        verdict, sums = _verdict(sharing, batch, whole, int(total)), False
-        if not verdict.agree and sharing.let_losses_sum(True):
-            second = _verdict(sharing, batch, whole, int(total))
+        verdict, sums = _verdict(distributed, batch, whole, int(total)), False
+        if not verdict.agree and distributed.set_sum_losses(True):
+            second = _verdict(distributed, batch, whole, int(total))
             sums = second.agree
             verdict = second if sums else verdict
-            sharing.let_losses_sum(sums)
-    _tell(sharing, verdict, sums)
-    sharing.train_on_whole(not verdict.agree)
+            distributed.set_sum_losses(sums)
+    _report(distributed, verdict, sums)
+    distributed.train_on_whole(not verdict.agree)
 
 
-def _tell(sharing: DistributedModel, verdict: Verdict, sums: bool) -> None:
-    rank, size = sharing.channel.rank, sharing.channel.size
+def _report(distributed: DistributedModel, verdict: Verdict, sums: bool) -> None:
+    rank, size = distributed.channel.rank, distributed.channel.size
     if verdict.agree:
         notes = ["the loss is a sum over the batch"] if sums else []
-        if sharing.norms_by_parts():
+        if distributed.normalizes_locally():
             notes.append("but for BatchNormalization, which takes each rank's part by itself: --sync-batch-norm")
         note = f" ({'; '.join(notes)})" if notes else ""
-        _say(rank, f"self-check: the gradients of {size} parts and of the whole batch agree{note}")
+        _print(rank, f"self-check: the gradients of {size} parts and of the whole batch agree{note}")
     elif rank == 0:
         log.warning(
             "self-check: the gradients of %d parts and of the whole batch differ by %.2g of their size: %s\n"
@@ -112,7 +112,7 @@ def _tell(sharing: DistributedModel, verdict: Verdict, sums: bool) -> None:
             size,
             verdict.difference,
             _cause(verdict, size),
-            sharing.model.name,
+            distributed.model.name,
             "a loss that is a mean over the samples, layers that treat each sample by itself, and the same code on "
             "all ranks",
         )
@@ -129,25 +129,25 @@ def _cause(verdict: Verdict, size: int) -> str:
     )
 
 
-def _say(rank: int, text: str) -> None:
+def _print(rank: int, text: str) -> None:
     if rank == 0:
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 
 
-def _verdict(sharing: DistributedModel, batch: Any, whole: list[Array | None], total: int) -> Verdict:
-    opened = sharing.channel
-    with sharing.norms_together():
-        parts = _gradients(sharing, batch, part(total, opened.rank, opened.size), total)
-    mine = _compare(whole, parts, half="16" in str(sharing.model.compute_dtype))
-    everyone: list[Verdict] = opened.host.allgather_object(mine)
+def _verdict(distributed: DistributedModel, batch: Any, whole: list[Array | None], total: int) -> Verdict:
+    channel = distributed.channel
+    with distributed.global_normalization():
+        sharded = _gradients(distributed, batch, rank_slice(total, channel.rank, channel.size), total)
+    local = _compare(whole, sharded, half="16" in str(distributed.model.compute_dtype))
+    everyone: list[Verdict] = channel.host.allgather_object(local)
     return max(everyone, key=lambda verdict: (not verdict.agree, verdict.difference))
 
 
-def _gradients(sharing: DistributedModel, batch: Any, rows: slice, total: int) -> list[Array | None]:
+def _gradients(distributed: DistributedModel, batch: Any, rows: slice, total: int) -> list[Array | None]:
     """Return what a step on these rows gives to the optimizers, and what it changes by itself; undo all."""
-    model, step, everything = sharing.model, sharing.step, rows == slice(0, total)
-    variables = [*model.variables, *model.metrics_variables, step.seen]
+    model, step, everything = distributed.model, distributed.step, rows == slice(0, total)
+    variables = [*model.variables, *model.metrics_variables, step.samples_seen]
     variables += [variable for optimizer in optimizers(model) for variable in optimizer.variables]
     before = [np.array(variable.numpy()) for variable in variables]
     weights = [variable.numpy() for variable in model.trainable_variables]
@@ -157,8 +157,8 @@ def _gradients(sharing: DistributedModel, batch: Any, rows: slice, total: int) -
         if hasattr(optimizer, "dynamic_scale"):  # scaled losses of a first step are mostly too large for float16
             optimizer.dynamic_scale.assign(1.0)
     try:
-        with draws_of_rows(rows, total), _captured(sharing, average=not everything) as found:
-            (step.on_whole if everything else step)(batch)
+        with draws_for_rows(rows, total), _captured(distributed, average=not everything) as found:
+            (step.train_on_whole_batch if everything else step)(batch)
         after = [variable.numpy() for variable in model.trainable_variables]
         changes = [new - old if (new != old).any() else None for new, old in zip(after, weights, strict=True)]
         return _dense([*found, *changes])
@@ -169,10 +169,10 @@ def _gradients(sharing: DistributedModel, batch: Any, rows: slice, total: int) -
             variable.assign(value)
 
 
-def _compare(whole: list[Array | None], parts: list[Array | None], half: bool) -> Verdict:
-    if [None if a is None else a.shape for a in whole] != [None if b is None else b.shape for b in parts]:
+def _compare(whole: list[Array | None], sharded: list[Array | None], half: bool) -> Verdict:
+    if [None if a is None else a.shape for a in whole] != [None if b is None else b.shape for b in sharded]:
         return Verdict(np.inf, None, False)
-    pairs = [(a, b) for a, b in zip(whole, parts, strict=True) if a is not None and b is not None]
+    pairs = [(a, b) for a, b in zip(whole, sharded, strict=True) if a is not None and b is not None]
     if not all(np.isfinite(a).all() == np.isfinite(b).all() for a, b in pairs):
         return Verdict(np.inf, None, False)
     pairs = [(a, b) for a, b in pairs if np.isfinite(a).all()]  # some at least, else there is nothing to check
@@ -191,22 +191,22 @@ def _dense(gradients: list[Any]) -> list[Array | None]:
 
 
 @contextlib.contextmanager
-def _captured(sharing: DistributedModel, average: bool) -> Iterator[list[Any]]:
+def _captured(distributed: DistributedModel, average: bool) -> Iterator[list[Any]]:
     """Context in which optimizers keep the gradients that they are given, averaged or as they are, and do no more."""
     found: list[Any] = []
-    hidden = []
+    originals = []
 
     def keep(grads: Any, trainable_variables: Any = None) -> None:
-        with averaging():
-            found.extend(averaged_once(list(grads), sharing.average) if average else grads)
+        with averaged_gradients():
+            found.extend(average_untagged(list(grads), distributed.average) if average else grads)
 
-    for optimizer in optimizers(sharing.model):
-        hidden.append((optimizer, vars(optimizer).get("apply")))
+    for optimizer in optimizers(distributed.model):
+        originals.append((optimizer, vars(optimizer).get("apply")))
         object.__setattr__(optimizer, "apply", keep)
     try:
         yield found
     finally:
-        for optimizer, apply in hidden:
+        for optimizer, apply in originals:
             if apply is None:
                 object.__delattr__(optimizer, "apply")
             else:

@@ -18,7 +18,7 @@ KNOWN = (*CALLBACK_STATE, (ScaledLearningRate, ("_base",)))
 IDENTITY = ("monitor", "mode")
 """Options without which the state means something else: a best loss is no best accuracy."""
 
-Saved = Mapping[str, Any]
+Entry = Mapping[str, Any]
 
 
 def identity(callback: Any) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def capture(callback: Any) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     return {"state": facts, **({"own": callback.get_state()} if _has_hooks(callback) else {})}, arrays
 
 
-def restore(callback: Any, saved: Saved, arrays: Mapping[str, list[Any]]) -> None:
+def restore(callback: Any, saved: Entry, arrays: Mapping[str, list[Any]]) -> None:
     """Set what ``capture`` has returned."""
     known = _attributes(callback)
     vars(callback).update({name: value for name, value in {**saved["state"], **arrays}.items() if name in known})
@@ -60,7 +60,7 @@ def restore(callback: Any, saved: Saved, arrays: Mapping[str, list[Any]]) -> Non
         callback.set_state(saved["own"])
 
 
-def match(callbacks: Sequence[Any], saved: Sequence[Saved], warn: bool) -> list[tuple[Any, int]]:
+def match(callbacks: Sequence[Any], saved: Sequence[Entry], warn: bool) -> list[tuple[Any, int]]:
     """Return pairs of a callback and its place in ``saved``.
 
     Callbacks of one class that watch the same quantity are told apart by their options, equal ones by their order;
@@ -73,16 +73,16 @@ def match(callbacks: Sequence[Any], saved: Sequence[Saved], warn: bool) -> list[
     pairs: list[tuple[Any, int]] = []
     now = [identity(callback) for callback in callbacks]
     free = list(range(len(saved)))
-    waiting = [i for i, callback in enumerate(callbacks) if _attributes(callback) or _has_hooks(callback)]
-    for i in list(waiting):
+    unmatched = [i for i, callback in enumerate(callbacks) if _attributes(callback) or _has_hooks(callback)]
+    for i in list(unmatched):
         equal = [k for k in free if saved[k]["class"] == now[i]["class"] and saved[k]["options"] == now[i]["options"]]
         if equal:
             pairs.append((callbacks[i], equal[0]))
             free.remove(equal[0])
-            waiting.remove(i)
-    groups = {i: [k for k in free if _watched(saved[k]) == _watched(now[i])] for i in waiting}
+            unmatched.remove(i)
+    groups = {i: [k for k in free if _watched(saved[k]) == _watched(now[i])] for i in unmatched}
     for i, group in groups.items():
-        rivals = [other for other in waiting if _watched(now[other]) == _watched(now[i])]
+        rivals = [other for other in unmatched if _watched(now[other]) == _watched(now[i])]
         if len(group) == len(rivals) == 1:
             pairs.append((callbacks[i], group[0]))
         elif warn and any(saved[k]["class"] == now[i]["class"] for k in free):
@@ -95,7 +95,7 @@ def match(callbacks: Sequence[Any], saved: Sequence[Saved], warn: bool) -> list[
     return pairs
 
 
-def _watched(entry: Saved) -> tuple[Any, ...]:
+def _watched(entry: Entry) -> tuple[Any, ...]:
     return (entry["class"], *(entry["options"].get(name) for name in IDENTITY))
 
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 from matex_data._types import Array
 from matex_data.errors import FormatError, PartitionError
 from matex_data.training.comm.channel import Channel
-from matex_data.training.steps.build import state
+from matex_data.training.steps.build import replicated_variables
 
 FILE = "training.npz"
 VERSION = 2
@@ -37,13 +37,13 @@ class Checkpoint:
     arrays : of rank 0, by name.
     """
 
-    def __init__(self, opened: Channel, path: Path, facts: dict[str, Any], arrays: dict[str, Array]) -> None:
+    def __init__(self, channel: Channel, path: Path, facts: dict[str, Any], arrays: dict[str, Array]) -> None:
         self.path = path
         self.facts = facts
-        self._channel = opened
+        self._channel = channel
         self._arrays = arrays
 
-    def take(self, name: str) -> Array:
+    def pop(self, name: str) -> Array:
         """Return an array, which rank 0 sends to all others and then forgets. *Collective*."""
         dtype, shape = self.facts["arrays"][name]
         array = self._arrays.pop(name) if self._channel.rank == 0 else np.empty(shape, _dtype(dtype))
@@ -52,7 +52,7 @@ class Checkpoint:
         return array
 
 
-def open_together(opened: Channel, folder: Path) -> Checkpoint | None:
+def open_checkpoint(channel: Channel, folder: Path) -> Checkpoint | None:
     """Find the checkpoint of that folder, None where there is none, and remove drafts of saves that were killed.
 
     *Collective*.
@@ -63,7 +63,7 @@ def open_together(opened: Channel, folder: Path) -> Checkpoint | None:
     """
     found: Any = None
     arrays: dict[str, Array] = {}
-    if opened.rank == 0:
+    if channel.rank == 0:
         with contextlib.suppress(OSError):  # they do no harm
             _remove_drafts(folder)
         try:
@@ -72,10 +72,10 @@ def open_together(opened: Channel, folder: Path) -> Checkpoint | None:
                 arrays, found = loaded
         except FormatError as error:
             found = error
-    found = opened.host.allgather_object(found)[0] if opened.size > 1 else found
+    found = channel.host.allgather_object(found)[0] if channel.size > 1 else found
     if isinstance(found, FormatError):
         raise found
-    return None if found is None else Checkpoint(opened, folder / FILE, found, arrays)
+    return None if found is None else Checkpoint(channel, folder / FILE, found, arrays)
 
 
 def write(folder: Path, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
@@ -132,17 +132,17 @@ def read(folder: Path) -> tuple[dict[str, Array], dict[str, Any]] | None:
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
 
 
-def capture(model: Any, opened: Channel) -> tuple[dict[str, Array], dict[str, Any]]:
+def capture(model: Any, channel: Channel) -> tuple[dict[str, Array], dict[str, Any]]:
     """Return all variables of a model, on rank 0, and their names. *Collective*.
 
     Those alike on all ranks are there once; of those of each rank, the values of all ranks.
     """
-    own = own_variables(model)
-    mine = [np.array(variable.value.numpy()) for variable in own]
-    everyone = opened.host.allgather_object(mine) if opened.size > 1 else [mine]
-    if opened.rank > 0:
+    own = rank_variables(model)
+    local = [np.array(variable.value.numpy()) for variable in own]
+    everyone = channel.host.allgather_object(local) if channel.size > 1 else [local]
+    if channel.rank > 0:
         return {}, {}
-    common = state(model)
+    common = replicated_variables(model)
     arrays = {f"common{i}": np.array(variable.value.numpy()) for i, variable in enumerate(common)}
     arrays |= {f"own{i}": np.stack(values) for i, values in enumerate(zip(*everyone, strict=True))}
     return arrays, {"common": _names(model), "own": [v.path for v in own]}
@@ -157,8 +157,8 @@ def restore(model: Any, found: Checkpoint) -> list[Array]:
     ------
     PartitionError : the checkpoint is one of another model or optimizer.
     """
-    variables = state(model)
-    order = _order(found.facts["common"], _names(model), found)
+    variables = replicated_variables(model)
+    order = _positions(found.facts["common"], _names(model), found)
     table = [found.facts["arrays"][f"common{i}"] for i in order]
     differ = [
         (f"{v.path} of {v.dtype}{list(v.shape)}", f"{dtype}{list(shape)}")
@@ -166,25 +166,25 @@ def restore(model: Any, found: Checkpoint) -> list[Array]:
         if tuple(shape) != tuple(v.shape) or dtype != keras.backend.standardize_dtype(v.dtype)
     ]
     if differ:
-        raise _other(found, *differ[0])
+        raise _other_model(found, *differ[0])
     for variable, i in zip(variables, order, strict=True):
-        variable.assign(found.take(f"common{i}"))
-    return [found.take(f"own{i}") for i in range(len(found.facts["own"]))]
+        variable.assign(found.pop(f"common{i}"))
+    return [found.pop(f"own{i}") for i in range(len(found.facts["own"]))]
 
 
-def restore_own(model: Any, opened: Channel, stored: Sequence[Array]) -> None:
+def restore_rank_variables(model: Any, channel: Channel, stored: Sequence[Array]) -> None:
     """Set metrics, seeds and statistics. For another number of ranks: sums go to rank 0, seeds are drawn anew."""
     metrics = len(model.metrics_variables)
-    for i, (variable, values) in enumerate(zip(own_variables(model), stored, strict=False)):
+    for i, (variable, values) in enumerate(zip(rank_variables(model), stored, strict=False)):
         if values.shape[1:] != tuple(variable.shape):
             continue
-        if len(values) == opened.size:
-            variable.assign(values[opened.rank])
+        if len(values) == channel.size:
+            variable.assign(values[channel.rank])
         elif i < metrics:
-            variable.assign(values.sum(0, dtype=values.dtype) * (opened.rank == 0))
+            variable.assign(values.sum(0, dtype=values.dtype) * (channel.rank == 0))
 
 
-def own_variables(model: Any) -> list[Any]:
+def rank_variables(model: Any) -> list[Any]:
     """Return variables that may differ between ranks: first the metrics', then seeds and moving statistics.
 
     Weights of layers that are frozen are alike.
@@ -193,21 +193,21 @@ def own_variables(model: Any) -> list[Any]:
     return [*model.metrics_variables, *(v for v in model.non_trainable_variables if id(v) not in frozen)]
 
 
-def _order(stored: list[str], wanted: list[str], found: Checkpoint) -> list[int]:
+def _positions(stored: list[str], names: list[str], found: Checkpoint) -> list[int]:
     """Return the place of each variable among those of the checkpoint.
 
     By name; where Keras has numbered layers in another way, since others were made before them, by position.
     """
-    if len(stored) == len(wanted) == len(set(wanted)) and set(stored) == set(wanted):
-        places = {name: i for i, name in enumerate(stored)}
-        return [places[name] for name in wanted]
-    if [_unnumbered(name) for name in stored] == [_unnumbered(name) for name in wanted]:
-        return list(range(len(wanted)))
-    missing = [name for name in wanted if name not in set(stored)]
-    unknown = [name for name in stored if name not in set(wanted)]
-    raise _other(
+    if len(stored) == len(names) == len(set(names)) and set(stored) == set(names):
+        positions = {name: i for i, name in enumerate(stored)}
+        return [positions[name] for name in names]
+    if [_unnumbered(name) for name in stored] == [_unnumbered(name) for name in names]:
+        return list(range(len(names)))
+    missing = [name for name in names if name not in set(stored)]
+    unknown = [name for name in stored if name not in set(names)]
+    raise _other_model(
         found,
-        f"{len(wanted)} variables, {(missing or wanted)[:3]} among them",
+        f"{len(names)} variables, {(missing or names)[:3]} among them",
         f"{len(stored)} variables, {(unknown or stored)[:3]} among them",
     )
 
@@ -218,7 +218,7 @@ def _names(model: Any) -> list[str]:
     Without the numbers that Keras gives models and optimizers in the order of their making.
     """
     pattern = rf"(?<![A-Za-z0-9]){re.escape(model.name)}(?=[/_])"
-    names = [re.sub(pattern, "model", variable.path) for variable in state(model)]
+    names = [re.sub(pattern, "model", variable.path) for variable in replicated_variables(model)]
     weights = len(model.weights)
     optimizers = (name.partition("/") for name in names[weights:])
     return names[:weights] + [f"{_unnumbered(optimizer)}/{name}" for optimizer, _, name in optimizers]
@@ -228,7 +228,7 @@ def _unnumbered(name: str) -> str:
     return re.sub(r"_\d+(?=[/_]|$)", "", name)
 
 
-def _other(found: Checkpoint, expected: str, stored: str) -> PartitionError:
+def _other_model(found: Checkpoint, expected: str, stored: str) -> PartitionError:
     return PartitionError(
         "this checkpoint is one of another model or optimizer",
         file=str(found.path),
@@ -288,11 +288,11 @@ def _plain(array: Array) -> Array:
 
 
 def _typed(array: Array, dtype: str, shape: Sequence[int]) -> Array:
-    wanted = _dtype(dtype)
+    names = _dtype(dtype)
     typed: Array = array
-    if array.dtype != wanted and array.dtype == np.uint8:
-        typed = array.view(wanted).reshape(shape)
-    if typed.dtype != wanted or typed.shape != tuple(shape):
+    if array.dtype != names and array.dtype == np.uint8:
+        typed = array.view(names).reshape(shape)
+    if typed.dtype != names or typed.shape != tuple(shape):
         raise ValueError(f"an array of {array.dtype}{list(array.shape)} where {dtype}{list(shape)} was saved")
     return np.ascontiguousarray(typed).reshape(shape)
 

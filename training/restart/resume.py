@@ -15,10 +15,10 @@ import tensorflow as tf
 
 from matex_data.errors import DataError, PartitionError
 from matex_data.pipeline.batches import Batches
-from matex_data.sampling.recipe import step_of
+from matex_data.sampling.state import read_step
 from matex_data.training.comm.channel import Channel
 from matex_data.training.restart import callback_state
-from matex_data.training.restart import checkpoint as files
+from matex_data.training.restart import checkpoint as checkpoint
 
 log = logging.getLogger("matex_data.training")
 
@@ -27,7 +27,7 @@ DATA_OPTIONS = ("batch_size", "shuffle", "seed", "remainder")
 
 
 @dataclass
-class Position:
+class TrainingPosition:
     """Where a run stands: ``step`` global batches after the beginning of ``epoch``.
 
     Parameters
@@ -40,7 +40,7 @@ class Position:
     steps: int = 0
 
 
-class Run:
+class TrainingRun:
     """One training run and its folder of checkpoints.
 
     Parameters
@@ -48,14 +48,14 @@ class Run:
     folder : None: nothing is saved, nothing resumed. Making one is *collective*.
     """
 
-    def __init__(self, opened: Channel, folder: Path | None) -> None:
-        self.channel = opened
+    def __init__(self, channel: Channel, folder: Path | None) -> None:
+        self.channel = channel
         self.folder = folder
-        self.found = files.open_together(opened, folder) if folder else None
-        self.start = Position(**self.found.facts["position"]) if self.found else Position()
+        self.found = checkpoint.open_checkpoint(channel, folder) if folder else None
+        self.start = TrainingPosition(**self.found.facts["position"]) if self.found else TrainingPosition()
         self._batches: list[tuple[Batches, int]] = []  # of which the data is made, and the epoch that each begins with
 
-    def data(self, dataset: Any, options: dict[str, Any]) -> tf.data.Dataset:
+    def resumed_dataset(self, dataset: Any, options: dict[str, Any]) -> tf.data.Dataset:
         """The data from the start of this run on. *Collective*.
 
         Parameters
@@ -92,7 +92,7 @@ class Run:
         saved = self.found.facts["data"]
         if len(saved) != 1:
             raise _other_data(len(saved), 1)
-        return {**saved[0], "step": step_of(saved[0]) + self.start.step}
+        return {**saved[0], "step": read_step(saved[0]) + self.start.step}
 
     def _pipeline(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """A pipeline from the start on: data sets of this package in it begin with the epoch that was reached."""
@@ -102,8 +102,8 @@ class Run:
         if len(batches) != len(saved):
             raise _other_data(len(saved), len(batches))
         for source, state in zip(batches, saved, strict=True):
-            source.recipe.check(state)
-            source.begin_at(step_of(state) // max(1, source.schedule.steps))
+            source.fingerprint.check(state)
+            source.begin_at(read_step(state) // max(1, source.schedule.steps))
         if not self.start.step:
             return dataset
         steps = int(dataset.cardinality())
@@ -116,73 +116,73 @@ class Run:
             )
         return _skipping(dataset, self.start.step)
 
-    def epochs(self, users: list[Any], wanted: int) -> int:
+    def last_epoch(self, user_callbacks: list[Any], epochs: int) -> int:
         """The epoch to end with: none is left of a run that ``EarlyStopping`` has ended. *Collective*.
 
         With more patience than it had waited for the run goes on.
         """
         if self.found is None or not self.found.facts["stopped"]:
-            return wanted
+            return epochs
         saved = self.found.facts["callbacks"]
         ended = any(
             saved[i]["state"]["stopped_epoch"] > 0 and saved[i]["state"]["wait"] >= callback.patience
-            for callback, i in callback_state.match(users, saved, warn=False)
+            for callback, i in callback_state.match(user_callbacks, saved, warn=False)
             if isinstance(callback, keras.callbacks.EarlyStopping)
         )
         if not (self.channel.host.allgather_object(ended)[0] if self.channel.size > 1 else ended):
-            return wanted
+            return epochs
         if self.channel.rank == 0:
             log.warning("EarlyStopping has ended this run after %d epochs: none is left", self.start.epoch)
-        return min(wanted, self.start.epoch)
+        return min(epochs, self.start.epoch)
 
-    def first(self) -> list[Any]:
+    def leading_callbacks(self) -> list[Any]:
         """Callbacks that come before all others."""
-        return [ShorterEpoch(self.start)] if self.start.step else []
+        return [PartialEpoch(self.start)] if self.start.step else []
 
-    def last(self, users: list[Any], every: int | None) -> list[Any]:
+    def trailing_callbacks(self, user_callbacks: list[Any], every: int | None) -> list[Any]:
         """Callbacks that restore and save, and come after all others."""
         if self.folder is None:
             return []
-        return [StepSaver(self, users, every) if every else Saver(self, users)]
+        return [StepCheckpointSaver(self, user_callbacks, every) if every else CheckpointSaver(self, user_callbacks)]
 
-    def states(self, epoch: int) -> list[dict[str, Any]]:
+    def dataset_states(self, epoch: int) -> list[dict[str, Any]]:
         """Where the data sets of this package stand when that epoch begins."""
         done = epoch - self.start.epoch
         return [batches.state((first + done) * batches.schedule.steps) for batches, first in self._batches]
 
 
-class ShorterEpoch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+class PartialEpoch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Ends the epoch in which a run goes on at its last batch. Comes first.
 
     Keras would ask for one batch more, and count it among the optimizer's iterations although there is none.
     """
 
-    def __init__(self, start: Position) -> None:
+    def __init__(self, start: TrainingPosition) -> None:
         super().__init__()
-        self._left = start.steps - start.step
+        self._steps_left = start.steps - start.step
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Leave the loop over batches."""
-        self._left -= self.model.steps_per_execution
-        if self._left <= 0 and not self.model.stop_training:
+        self._steps_left -= self.model.steps_per_execution
+        if self._steps_left <= 0 and not self.model.stop_training:
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """But stay in the loop over epochs."""
-        if self._left <= 0:
+        if self._steps_left <= 0:
             self.model.stop_training = False
-            self._left = sys.maxsize
+            self._steps_left = sys.maxsize
 
 
-class Saver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Restores a run when it begins, and saves it after every epoch."""
 
-    def __init__(self, run: Run, users: list[Any]) -> None:
+    def __init__(self, run: TrainingRun, user_callbacks: list[Any]) -> None:
         super().__init__()
-        self._run, self._users = run, users
-        self._identities = [callback_state.identity(callback) for callback in users]
+        self._run, self._user_callbacks = run, user_callbacks
+        self._identities = [callback_state.identity(callback) for callback in user_callbacks]
         self._epoch = run.start.epoch
-        self._own: list[Any] = []
+        self._rank_values: list[Any] = []
 
     @property
     def restores(self) -> bool:
@@ -194,23 +194,23 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no typ
         found = self._run.found
         if found is None:
             return
-        self._own = files.restore(self.model, found)
-        files.restore_own(self.model, self._run.channel, self._own)
+        self._rank_values = checkpoint.restore(self.model, found)
+        checkpoint.restore_rank_variables(self.model, self._run.channel, self._rank_values)
         self._restore_callbacks(found)
         self._run.found = None  # what nobody has taken is not kept
 
-    def _restore_callbacks(self, found: files.Checkpoint) -> None:
+    def _restore_callbacks(self, found: checkpoint.Checkpoint) -> None:
         """Ranks may have different callbacks: those of rank 0 decide what is sent. *Collective*."""
         channel, entries = self._run.channel, found.facts["callbacks"]
-        pairs = callback_state.match(self._users, entries, warn=channel.rank == 0)
-        wanted = sorted(i for _, i in pairs)
-        wanted = channel.host.allgather_object(wanted)[0] if channel.size > 1 else wanted
+        pairs = callback_state.match(self._user_callbacks, entries, warn=channel.rank == 0)
+        epochs = sorted(i for _, i in pairs)
+        epochs = channel.host.allgather_object(epochs)[0] if channel.size > 1 else epochs
         kept = {
             i: {
-                name: [found.take(f"callback{i}.{name}.{j}") for j in range(count)]
+                name: [found.pop(f"callback{i}.{name}.{j}") for j in range(count)]
                 for name, count in entries[i]["arrays"].items()
             }
-            for i in wanted
+            for i in epochs
         }
         for callback, i in pairs:
             if i in kept:
@@ -220,8 +220,8 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no typ
         """In mid-epoch metrics, too, go on where they were."""
         self._epoch = epoch
         if self._resumed():
-            files.restore_own(self.model, self._run.channel, self._own)
-        self._own = []
+            checkpoint.restore_rank_variables(self.model, self._run.channel, self._rank_values)
+        self._rank_values = []
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """*Collective*."""
@@ -238,16 +238,16 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no typ
         DataError : on all ranks, if it cannot be written.
         """
         run = self._run
-        arrays, names = files.capture(self.model, run.channel)
+        arrays, names = checkpoint.capture(self.model, run.channel)
         error: DataError | None = None
         if run.channel.rank == 0 and run.folder is not None:
             try:
                 self._write(run.folder, arrays, names, epoch, step)
-            except OSError as failure:
+            except OSError as cause:
                 error = DataError(
                     "the checkpoint cannot be written",
-                    file=str(run.folder / files.FILE),
-                    found=failure,
+                    file=str(run.folder / checkpoint.FILE),
+                    found=cause,
                     remedy="make room there, or give another folder; the last checkpoint is whole",
                 )
         if run.channel.size > 1:
@@ -257,25 +257,25 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no typ
 
     def _write(self, folder: Path, arrays: dict[str, Any], names: Mapping[str, Any], epoch: int, step: int) -> None:
         run, entries = self._run, []
-        for i, (callback, identity) in enumerate(zip(self._users, self._identities, strict=True)):
+        for i, (callback, identity) in enumerate(zip(self._user_callbacks, self._identities, strict=True)):
             entry, kept = callback_state.capture(callback)
             entries.append({**identity, **entry, "arrays": {name: len(values) for name, values in kept.items()}})
             for name, values in kept.items():
                 arrays |= {f"callback{i}.{name}.{j}": value for j, value in enumerate(values)}
         facts = {
             "position": {**vars(run.start), "epoch": epoch, "step": step},
-            "data": run.states(epoch),
+            "data": run.dataset_states(epoch),
             "callbacks": entries,
             "stopped": step == 0 and bool(self.model.stop_training),
         }
-        files.write(folder, arrays, {**facts, **names})
+        checkpoint.write(folder, arrays, {**facts, **names})
 
 
-class StepSaver(Saver):
+class StepCheckpointSaver(CheckpointSaver):
     """The same, and saves every so many steps."""
 
-    def __init__(self, run: Run, users: list[Any], every: int) -> None:
-        super().__init__(run, users)
+    def __init__(self, run: TrainingRun, user_callbacks: list[Any], every: int) -> None:
+        super().__init__(run, user_callbacks)
         self._every = every
         self._last = 0
 

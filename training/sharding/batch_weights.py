@@ -1,7 +1,8 @@
-"""Weights of the batches that a loop takes from data which the ranks share, for the step that follows.
+"""Weight of this rank in each step of a loop over sharded batches.
 
-A rank's gradient counts by its rows in the global batch. A loop does not say which batch a step is for, so this
-remembers the batches that were taken since the last step, and refuses to guess where their weights differ.
+The gradient of a rank counts by its rows in the global batch. A loop does not tell which batch a step belongs to. So
+the iterators record the batches that were taken since the last step; if these have different weights, the step fails
+with an error instead of a guess.
 """
 
 from __future__ import annotations
@@ -22,127 +23,135 @@ from matex_data.errors import PartitionError
 from matex_data.mpi.communicator import Communicator
 from matex_data.training.keras_api import DatasetIterator
 from matex_data.training.reduction.sequence import SequenceCounter
-from matex_data.training.sharding.rows import batch_size, is_local, local_ranks, local_source, part_sizes
+from matex_data.training.sharding.rows import batch_size, is_sharded, rank_row_counts, sharded_source, sharding_ranks
 
 log = logging.getLogger("matex_data.training")
 
 Counts = tuple[int, ...] | None
-"""Rows of each rank in a batch; None: all ranks have as many."""
+"""Rows of each rank in a batch; None: equal numbers."""
 
-in_keras: ContextVar[bool] = ContextVar("in_keras", default=False)
-"""Whether Keras iterates over data sets, whose steps weigh their batches themselves."""
+keras_iterating: ContextVar[bool] = ContextVar("keras_iterating", default=False)
+"""True while Keras iterates over datasets; its steps weigh their batches themselves."""
 
 _weights: WeakKeyDictionary[Communicator, BatchWeights] = WeakKeyDictionary()
 
 
 def batch_weights(ranks: Communicator) -> BatchWeights:
-    """Return what is known of the batches of these ranks."""
+    """Return the batches recorded for these ranks."""
     return _weights.setdefault(ranks, BatchWeights(ranks))
 
 
 @contextlib.contextmanager
-def keras_iterates() -> Iterator[None]:
-    """Context in which Keras iterates over data sets."""
-    token = in_keras.set(True)
+def keras_iteration() -> Iterator[None]:
+    """Context manager: leave the weights of batches to Keras's own loops."""
+    token = keras_iterating.set(True)
     try:
         yield
     finally:
-        in_keras.reset(token)
+        keras_iterating.reset(token)
 
 
 class BatchWeights:
-    """Rows of the batches that were taken since the last step, of the iterators that are still in use."""
+    """Row counts of the batches taken since the last step, by iterator."""
 
     def __init__(self, ranks: Communicator) -> None:
         self._rank, self._size = ranks.rank, ranks.size
-        self._order = SequenceCounter()
+        self._sequence = SequenceCounter()
         self._taken: dict[int, set[Counts]] = {}
         self._used: dict[int, set[Counts]] = {}
 
-    def take(self, iterator: int, counts: Counts) -> None:
-        """Note a batch."""
-        even = counts is None or len(set(counts)) == 1
-        self._taken.setdefault(iterator, set()).add(None if even else counts)
+    def record(self, iterator: int, counts: Counts) -> None:
+        """Record a batch that an iterator has returned.
 
-    def end(self, iterator: int) -> None:
-        """Forget an iterator that has come to its end, or that nobody has any more."""
+        Parameters
+        ----------
+        iterator : ``id`` of the iterator.
+        counts : rows of each rank; None: equal numbers.
+        """
+        equal_rows = counts is None or len(set(counts)) == 1
+        self._taken.setdefault(iterator, set()).add(None if equal_rows else counts)
+
+    def forget(self, iterator: int) -> None:
+        """Forget an exhausted or deleted iterator."""
         self._taken.pop(iterator, None)
         self._used.pop(iterator, None)
 
-    def of_step(self) -> Any:
-        """Return the weight of this rank in the step that is about to be made: a scalar float64 tensor.
+    def next_step_weight(self) -> Any:
+        """Return the weight of this rank in the next step, a scalar float64 tensor.
 
         Raises
         ------
-        PartitionError : batches since the last step are shared in different ways; in a graph when it runs.
+        PartitionError : the batches since the last step have different row counts; in a graph, when it runs.
         """
         if tf.executing_eagerly() or self._size == 1:
-            return tf.constant(self._step(), tf.float64)
-        with self._order.ticket() as ticket:
-            ticket.number, weight = tf.numpy_function(
-                lambda number: (number, self._step()), [ticket.number], [tf.int64, tf.float64]
+            return tf.constant(self._weight(), tf.float64)
+        with self._sequence.advance() as cursor:
+            cursor.number, weight = tf.numpy_function(
+                lambda number: (number, self._weight()), [cursor.number], [tf.int64, tf.float64]
             )
         weight.set_shape(())
         return weight
 
-    def _step(self) -> np.float64:
+    def _weight(self) -> np.float64:
         if self._taken:
             self._used, self._taken = self._taken, {}
         known = set().union(*self._used.values())
         if len(known) > 1:
             raise PartitionError(
-                "the ranks share the batches since the last training step unequally, each in another way",
-                expected="one batch for each step, or batches of which all ranks have as many rows",
-                found=f"batches with {_shown(known)} rows on ranks 0 to {self._size - 1}",
-                remedy='leave such batches out: shard(dataset, remainder="drop"), or tf_dataset(remainder="drop")',
+                "batches with different row counts per rank were taken since the last training step",
+                expected="one batch for each step, or batches with equal row counts on all ranks",
+                found=f"batches with {_describe(known)} rows on ranks 0 to {self._size - 1}",
+                remedy='drop unequal batches: shard(dataset, remainder="drop"), or tf_dataset(remainder="drop")',
             )
         counts = next(iter(known), None)
         return np.float64(1 / self._size if counts is None else counts[self._rank] / sum(counts))
 
 
-def _shown(known: set[Counts]) -> str:
+def _describe(known: set[Counts]) -> str:
     return " and ".join(sorted("equal" if counts is None else "+".join(map(str, counts)) for counts in known))
 
 
-class SharedIterator(DatasetIterator):  # type: ignore[misc]  # TensorFlow has no types
-    """Iterator in Python over data of which each rank has a part, that notes the rows of each batch."""
+class ShardedIterator(DatasetIterator):  # type: ignore[misc]  # TensorFlow has no types
+    """Python iterator over sharded batches that records the row counts of each batch."""
 
-    def watch(self, ranks: Communicator, counted: bool, even: bool, compare: Callable[[], None]) -> None:
-        """Begin.
+    def configure(
+        self, ranks: Communicator, with_row_counts: bool, equal_rows: bool, compare: Callable[[], None]
+    ) -> None:
+        """Set the options of an iterator that TensorFlow has created.
 
         Parameters
         ----------
-        compare : called after each batch in Python.
-        counted : elements are pairs: the rows of each rank, and the batch.
-        even : all ranks have as many rows in every batch.
+        with_row_counts : elements are pairs of the rows of the global batch and this rank's batch.
+        equal_rows : all ranks have equal numbers of rows in every batch.
+        compare : called after each batch in eager code; see ``FirstBatchCheck.compare``.
         """
-        self._matex = (ranks, counted, even, compare)
+        self._matex = (ranks, with_row_counts, equal_rows, compare)
 
     def __del__(self) -> None:
-        """A loop was left."""
-        with contextlib.suppress(Exception):  # Python itself may be ending
-            self._end()
+        """Forget the batches of a loop that was left early."""
+        with contextlib.suppress(Exception):  # modules may be gone while the interpreter exits
+            self._forget()
 
     def __next__(self) -> Any:
-        ranks, counted, even, compare = self._matex
-        if not even and not tf.executing_eagerly():
-            raise _outside_of_graphs()
+        ranks, with_row_counts, equal_rows, compare = self._matex
+        if not equal_rows and not tf.executing_eagerly():
+            raise _graph_error()
         try:
             element = super().__next__()
         except StopIteration:
-            self._end()
+            self._forget()
             raise
         counts: Counts = None
-        if counted:
+        if with_row_counts:
             rows, element = element
-            counts = part_sizes(int(rows), ranks.size)
+            counts = rank_row_counts(int(rows), ranks.size)
             if not counts[-1] and ranks.rank == 0:
-                _tell_of_stand_ins(int(rows), ranks.size)
-        elif not even and (mine := batch_size(element)) is not None:
-            counts = tuple(ranks.allgather(int(mine)))
+                _warn_of_stand_ins(int(rows), ranks.size)
+        elif not equal_rows and (own_rows := batch_size(element)) is not None:
+            counts = tuple(ranks.allgather(int(own_rows)))
         if tf.executing_eagerly():
             compare()
-            batch_weights(ranks).take(id(self), counts)
+            batch_weights(ranks).record(id(self), counts)
         return element
 
     def get_next(self) -> Any:
@@ -154,82 +163,83 @@ class SharedIterator(DatasetIterator):  # type: ignore[misc]  # TensorFlow has n
 
     @property
     def _type_spec(self) -> Any:
-        """TensorFlow asks for it where the iterator is an argument of a ``tf.function``."""
+        """Return the type for arguments of a ``tf.function``, or raise an error for unequal batches."""
         if not self._matex[2]:
-            raise _outside_of_graphs()
+            raise _graph_error()
         return super()._type_spec
 
-    def _end(self) -> None:
-        batch_weights(self._matex[0]).end(id(self))
+    def _forget(self) -> None:
+        batch_weights(self._matex[0]).forget(id(self))
 
 
 @functools.cache
-def _tell_of_stand_ins(rows: int, size: int) -> None:
+def _warn_of_stand_ins(rows: int, size: int) -> None:
     log.warning(
-        "a batch of %d rows is shared by %d ranks: those without a row get the first one, which counts nothing in a "
-        "training step, but would count in sums of your own\n"
-        '  remedy: shard(dataset, remainder="drop"), or evaluate by model.evaluate',
+        "a batch of %d rows is split over %d ranks: ranks without a row repeat the first one; a training step ignores "
+        "it, but sums in your own code count it\n"
+        '  remedy: shard(dataset, remainder="drop"), or evaluate with model.evaluate',
         rows,
         size,
     )
 
 
-def _outside_of_graphs() -> PartitionError:
+def _graph_error() -> PartitionError:
     return PartitionError(
-        "batches that the ranks share unequally are taken within a tf.function, where nobody sees their sizes",
-        expected="a loop in Python over the batches, or batches of which all ranks have as many rows",
-        remedy="loop outside of the tf.function, or leave such batches out: "
+        "a tf.function iterates over batches with unequal row counts per rank, which it cannot record",
+        expected="a Python loop over the batches, or batches with equal row counts on all ranks",
+        remedy="loop outside of the tf.function, or drop unequal batches: "
         'shard(dataset, remainder="drop"), or tf_dataset(remainder="drop")',
     )
 
 
-def watch_loops() -> None:
-    """Have loops over data that the ranks share note their batches."""
+def patch_iteration() -> None:
+    """Patch ``tf.data.Dataset`` once: loops over sharded datasets record the row counts of their batches."""
     original = tf.data.Dataset.__iter__
     if hasattr(original, "matex_original"):
         return
 
     def iterate(dataset: Any) -> Any:
-        by_keras = in_keras.get() or str(sys._getframe(1).f_globals.get("__name__")).startswith("keras.")
-        if by_keras or not is_local(dataset):
+        by_keras = keras_iterating.get() or str(sys._getframe(1).f_globals.get("__name__")).startswith("keras.")
+        if by_keras or not is_sharded(dataset):
             return original(dataset)
-        ranks = local_ranks(dataset)
-        counted = getattr(dataset, "matex_counted", None)
-        even = _is_even(dataset)
-        if not even and not tf.executing_eagerly():
-            raise _outside_of_graphs()
-        iterator = original(dataset if counted is None or even else counted)
+        ranks = sharding_ranks(dataset)
+        with_row_counts = getattr(dataset, "matex_row_counts", None)
+        equal_rows = _has_equal_rows(dataset)
+        if not equal_rows and not tf.executing_eagerly():
+            raise _graph_error()
+        iterator = original(dataset if with_row_counts is None or equal_rows else with_row_counts)
         if type(iterator) is DatasetIterator:
-            iterator.__class__ = SharedIterator
+            iterator.__class__ = ShardedIterator
             compare = getattr(dataset, "matex_compare", lambda: None)
-            iterator.watch(ranks, counted is not None and not even, even, compare)
+            iterator.configure(ranks, with_row_counts is not None and not equal_rows, equal_rows, compare)
         return iterator
 
     iterate.matex_original = original  # type: ignore[attr-defined]
     tf.data.Dataset.__iter__ = iterate
-    _refuse_loops_in_graphs()
+    _patch_reduce()
 
 
-def _refuse_loops_in_graphs() -> None:
-    """Have AutoGraph's loops, which reduce a data set, refuse batches of unequal parts."""
+def _patch_reduce() -> None:
+    """Patch ``Dataset.reduce``, to which AutoGraph turns loops: refuse unequal batches in graphs."""
     original = tf.data.Dataset.reduce
 
     @functools.wraps(original)
     def reduce(dataset: Any, *args: Any, **kwargs: Any) -> Any:
-        source = None if tf.executing_eagerly() or in_keras.get() else local_source(dataset)
-        if source is not None and not _is_even(source):
-            raise _outside_of_graphs()
+        source = None if tf.executing_eagerly() or keras_iterating.get() else sharded_source(dataset)
+        if source is not None and not _has_equal_rows(source):
+            raise _graph_error()
         return original(dataset, *args, **kwargs)
 
     tf.data.Dataset.reduce = reduce
 
 
-def _is_even(dataset: tf.data.Dataset) -> bool:
-    """Tell whether all ranks are known to have as many rows in every batch."""
-    return bool(local_ranks(dataset).size == 1 or getattr(dataset, "matex_even", False) or _is_static(dataset))
+def _has_equal_rows(dataset: tf.data.Dataset) -> bool:
+    """Return whether all ranks are known to have equal numbers of rows in every batch."""
+    one_rank = sharding_ranks(dataset).size == 1
+    return bool(one_rank or getattr(dataset, "matex_equal_rows", False) or _has_static_size(dataset))
 
 
-def _is_static(dataset: tf.data.Dataset) -> bool:
-    """Tell whether the element spec knows the size of the batches, which all ranks then have."""
+def _has_static_size(dataset: tf.data.Dataset) -> bool:
+    """Return whether the element spec has the batch size, which then is the same on all ranks."""
     sizes = [spec.shape[0] for spec in tf.nest.flatten(dataset.element_spec) if getattr(spec, "shape", None)]
     return bool(sizes) and None not in sizes

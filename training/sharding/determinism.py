@@ -1,4 +1,4 @@
-"""What a script takes for granted in one process: its random numbers, and that a batch is the same for all ranks."""
+"""Equal random numbers on all ranks, and a check that all ranks see the same batches."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from matex_data.training.comm.channel import Channel
 log = logging.getLogger("matex_data.training")
 
 
-def draw_alike(opened: Channel) -> None:
-    """Let all ranks draw the same random numbers, also those that the script does not seed. *Collective*.
+def seed_all_ranks(channel: Channel) -> None:
+    """Seed the random generators of all ranks with one number, also for scripts that set no seed. *Collective*.
 
-    So ``np.random.default_rng()`` splits data alike on all ranks. What Python's ``secrets``, ``uuid`` and
-    ``tempfile`` draw still differs.
+    ``np.random.default_rng()`` then splits data in the same way on all ranks. Python's ``secrets``, ``uuid`` and
+    ``tempfile`` still give different results.
     """
-    entropy = opened.host.allgather_object(secrets.randbits(128))[0]
+    entropy = channel.host.allgather_object(secrets.randbits(128))[0]
     keras.utils.set_random_seed(entropy % 2**32)
     generators: Any = np.random.bit_generator
-    if hasattr(generators, "randbits"):  # what NumPy asks for entropy; its name is no promise
+    if hasattr(generators, "randbits"):  # NumPy's source of entropy, an undocumented name
         generators.randbits = random.Random(entropy).getrandbits
 
 
-class SameBatches(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Tells the user where the ranks do not get the same first batch, of which each would take its rows."""
+class FirstBatchCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Callback that warns if the ranks do not get the same first batch, of which each one keeps its rows."""
 
     async_safe = True
 
-    def __init__(self, opened: Channel) -> None:
+    def __init__(self, channel: Channel) -> None:
         super().__init__()
-        self._channel = opened
+        self._channel = channel
         self._digest = 0
-        self._unknown = False
+        self._pending = False
 
-    def noting(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """The data set, which leaves a digest of its first element here."""
-        self._unknown = True
+    def recording(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Return the dataset with a step that records a digest of its first element in this callback."""
+        self._pending = True
 
-        def note(position: Any, element: Any) -> Any:
+        def record(position: Any, element: Any) -> Any:
             leaves = tf.nest.flatten(element, expand_composites=True)
-            noted = tf.cond(position == 0, lambda: tf.numpy_function(self._note, leaves, tf.bool), lambda: True)
-            with tf.control_dependencies([noted]):
+            recorded = tf.cond(position == 0, lambda: tf.numpy_function(self._record, leaves, tf.bool), lambda: True)
+            with tf.control_dependencies([recorded]):
                 return tf.nest.map_structure(tf.identity, element)
 
-        return dataset.enumerate().map(note)
+        return dataset.enumerate().map(record)
 
-    def _note(self, *leaves: Any) -> Any:
+    def _record(self, *leaves: Any) -> Any:
         digest = 0
         for leaf in leaves:
             values = np.asarray(leaf)
@@ -67,14 +67,14 @@ class SameBatches(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has 
         self.compare()
 
     def compare(self) -> None:
-        """Compare the digests of the first batch, once. *Collective* then."""
-        if not self._unknown:
+        """Compare the digests of the first batch; warn if they differ. *Collective* at the first call."""
+        if not self._pending:
             return
-        self._unknown = False
+        self._pending = False
         if len(set(self._channel.host.allgather_object(self._digest))) > 1 and self._channel.rank == 0:
             log.warning(
-                "the ranks do not get the same data, of which each takes its rows of a batch: some samples are used "
-                "twice, others never\n"
+                "the ranks do not get the same batches, of which each rank keeps its rows: samples are used twice or "
+                "never\n"
                 "  remedy: seed every source of random numbers with a number, as in random.Random(0), and sort lists "
                 "of files"
             )

@@ -19,7 +19,7 @@ def global_moments(layer: Any, reducer: Reducer) -> Any:
     return _GlobalMoments(layer, reducer)
 
 
-def global_statistics(model: Any) -> list[Any]:
+def global_moment_variables(model: Any) -> list[Any]:
     """Return the variables of layers that normalize by the global batch: every batch changes them on every rank."""
     layers = [layer for layer in model._flatten_layers() if isinstance(vars(layer).get("_moments"), _GlobalMoments)]
     return [variable for layer in layers for variable in layer.non_trainable_variables]
@@ -34,19 +34,19 @@ class _GlobalMoments:
 
     def __call__(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
         reducer, axes = self._reducer, self._layer._reduction_axes
-        counted = tf.ones_like(inputs) if mask is None else _spread(mask, inputs)
-        alive = tf.cast(batch_weight(reducer.channel.size) > 0, inputs.dtype)  # else a stand-in for no sample
-        count = tf.reduce_sum(counted, axes)
-        mean = tf.math.divide_no_nan(tf.reduce_sum(inputs * counted, axes), count)
+        elements = tf.ones_like(inputs) if mask is None else _broadcast_mask(mask, inputs)
+        has_samples = tf.cast(batch_weight(reducer.channel.size) > 0, inputs.dtype)  # else a stand-in for no sample
+        count = tf.reduce_sum(elements, axes)
+        mean = tf.math.divide_no_nan(tf.reduce_sum(inputs * elements, axes), count)
         shape = [size if axis not in axes else 1 for axis, size in enumerate(inputs.shape)]
-        squares = tf.reduce_sum(tf.square(inputs - tf.reshape(mean, shape)) * counted, axes)
+        squares = tf.reduce_sum(tf.square(inputs - tf.reshape(mean, shape)) * elements, axes)
         counts, means, spreads = tf.unstack(
-            _gathered(tf.stack([count * alive, mean, squares * alive]), reducer), axis=1
+            _gather(tf.stack([count * has_samples, mean, squares * has_samples]), reducer), axis=1
         )
         return _merge(tf.stop_gradient(counts), means, spreads)
 
 
-def _spread(mask: Any, inputs: Any) -> Any:
+def _broadcast_mask(mask: Any, inputs: Any) -> Any:
     return tf.broadcast_to(tf.cast(mask, inputs.dtype)[..., None], tf.shape(inputs))
 
 
@@ -58,7 +58,7 @@ def _merge(counts: Any, means: Any, spreads: Any) -> tuple[Any, Any]:
     return mean, tf.math.divide_no_nan(tf.reduce_sum(spreads, 0) + between, total)
 
 
-def _gathered(mine: Any, reducer: Reducer) -> Any:
+def _gather(moments: Any, reducer: Reducer) -> Any:
     """The tensors of all ranks, stacked; differentiable. *Collective*, and so is its gradient."""
     rank, size = reducer.channel.rank, reducer.channel.size
     weight = batch_weight(size)
@@ -75,19 +75,19 @@ def _gathered(mine: Any, reducer: Reducer) -> Any:
 
         return everyone, gradient
 
-    return gather(mine)
+    return gather(moments)
 
 
-def average_statistics(model: Any, opened: Channel) -> None:
+def average_moving_statistics(model: Any, channel: Channel) -> None:
     """Give weights that are not trained, such as moving means, their average where ranks differ. *Collective*."""
-    if opened.size == 1:
+    if channel.size == 1:
         return
     variables = [v for v in model.non_trainable_weights if keras.backend.is_float_dtype(v.dtype)]
     sums = np.array([zlib.crc32(np.ascontiguousarray(v.value.numpy()).tobytes()) for v in variables], np.int64)
     extremes = np.concatenate([sums, -sums])
-    opened.host.reduce(extremes, "max")
+    channel.host.reduce(extremes, "max")
     differ = extremes[: len(sums)] != -extremes[len(sums) :]
     for variable in [v for v, differs in zip(variables, differ, strict=True) if differs]:
         value = np.array(variable.value.numpy(), np.float64)
-        opened.host.reduce(value.reshape(-1))
-        variable.assign((value / opened.size).astype(variable.value.numpy().dtype))
+        channel.host.reduce(value.reshape(-1))
+        variable.assign((value / channel.size).astype(variable.value.numpy().dtype))

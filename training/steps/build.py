@@ -33,7 +33,7 @@ def optimizers(model: Any) -> list[Any]:
     return [optimizer for optimizer in [model.optimizer, *own] if optimizer is not None]
 
 
-def state(model: Any) -> list[Any]:
+def replicated_variables(model: Any) -> list[Any]:
     """Return the variables that are the same on all ranks: weights and the optimizer's, not seeds nor metrics."""
     return [*model.weights, *(variable for optimizer in optimizers(model) for variable in optimizer.variables)]
 

@@ -11,15 +11,15 @@ import keras
 import tensorflow as tf
 
 from matex_data.training.comm.channel import Channel
-from matex_data.training.optimizer import batch_weight, is_distributed, let_average, release
+from matex_data.training.optimizer import attach_reducer, batch_weight, detach_reducer, is_distributed
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.tape import GradientPatches
-from matex_data.training.sharding.rows import per_sample, static_rows
-from matex_data.training.steps.batch_norm import average_statistics, global_moments
-from matex_data.training.steps.build import build, separate_seeds, state
+from matex_data.training.sharding.rows import leaves_per_sample, static_rows
+from matex_data.training.steps.batch_norm import average_moving_statistics, global_moments
+from matex_data.training.steps.build import build, replicated_variables, separate_seeds
 from matex_data.training.steps.evaluation import DistributedTestStep
 from matex_data.training.steps.losses import DistributedLoss
-from matex_data.training.steps.metrics import combined_result, share_metrics
+from matex_data.training.steps.metrics import combined_logs, replace_custom_metrics
 from matex_data.training.steps.step import DistributedStep
 from matex_data.training.steps.variables import broadcast_in
 
@@ -38,19 +38,19 @@ class DistributedModel:
     """
 
     def __init__(
-        self, model: Any, opened: Channel, sync_batch_norm: bool = False, reducer: Reducer | None = None
+        self, model: Any, channel: Channel, sync_batch_norm: bool = False, reducer: Reducer | None = None
     ) -> None:
         self.model = model
-        self.channel = opened
-        self._reducer = reducer or Reducer(opened)
-        self.step = DistributedStep(model, GradientPatches(self.average), opened)
+        self.channel = channel
+        self._reducer = reducer or Reducer(channel)
+        self.step = DistributedStep(model, GradientPatches(self.average), channel)
         self._sync_batch_norm = sync_batch_norm
         self._compiled = model._loss_tracker
-        self.begun = False
-        self.verified = opened.size == 1
+        self.prepared = False
+        self.verified = channel.size == 1
         self._losses: list[DistributedLoss] = []
-        self._losses_shared = False
-        self._hidden: list[tuple[Any, str, Any]] = []
+        self._losses_replaced = False
+        self._originals: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> DistributedModel:
         self._replace(self.model, "train_step", self.step)
@@ -60,29 +60,29 @@ class DistributedModel:
             self._replace(self.model, "test_step", self.test)
             self._replace(self.model, "test_function", None)
             self._replace(self.model, "test_on_batch", self.test.on_batch)
-        self._replace(self.model, "_get_metrics_result_or_logs", self._result)
+        self._replace(self.model, "_get_metrics_result_or_logs", self._epoch_logs)
         self._released = self.channel.size > 1 and not is_distributed(self.model.optimizer)
         if self._released and self.model.optimizer is not None:
-            let_average(self.model.optimizer, self._reducer)
+            attach_reducer(self.model.optimizer, self._reducer)
         if self.channel.size > 1 and self.model.jit_compile:
             self._without_xla()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for owner, name, value in reversed(self._hidden):
+        for owner, name, value in reversed(self._originals):
             if value is _ABSENT:
                 object.__delattr__(owner, name)
             else:
                 object.__setattr__(owner, name, value)
-        self._hidden.clear()
+        self._originals.clear()
         if self._released:
-            release(self.model.optimizer)
+            detach_reducer(self.model.optimizer)
 
     def is_current(self) -> bool:
         """Whether the model is still compiled as it was when the context began."""
         return self._compiled is self.model._loss_tracker
 
-    def begin(self, element_spec: Any, whole_batches: bool = False) -> None:
+    def prepare(self, element_spec: Any, whole_batches: bool = False) -> None:
         """Make the variables for such data, and start with those of rank 0. *Collective*.
 
         Parameters
@@ -92,17 +92,17 @@ class DistributedModel:
         build(self.model, element_spec)
         if self.channel.size == 1:
             return
-        broadcast_in(self.channel, state(self.model))
+        broadcast_in(self.channel, replicated_variables(self.model))
         separate_seeds(self.model, 0 if self.step.whole else self.channel.rank)
-        cut = per_sample(element_spec) if whole_batches else None
-        reducer = None if _equal_batches(self.channel, element_spec, cut) else self._reducer
-        if self.begun and (reducer, cut) != (self.step.reducer, self.step.cut):
+        per_sample = leaves_per_sample(element_spec) if whole_batches else None
+        reducer = None if _equal_batches(self.channel, element_spec, per_sample) else self._reducer
+        if self.prepared and (reducer, per_sample) != (self.step.reducer, self.step.per_sample):
             self.model.make_train_function(force=True)  # the graph of the old one weighs in the other way
-        self.step.reducer, self.step.cut = reducer, cut
-        if not self.begun:
-            self.begun = True
-            self._share_losses()
-            self._share_statistics()
+        self.step.reducer, self.step.per_sample = reducer, per_sample
+        if not self.prepared:
+            self.prepared = True
+            self._replace_losses()
+            self._replace_normalizations()
 
     def train_on_whole(self, whole: bool) -> None:
         """Have every rank train on the whole batches, as one process does, or on its rows."""
@@ -110,20 +110,20 @@ class DistributedModel:
         self.step.whole = self.test.whole = whole
         separate_seeds(self.model, 0 if whole else self.channel.rank)
 
-    def let_losses_sum(self, sums: bool) -> bool:
+    def set_sum_losses(self, sums: bool) -> bool:
         """Take the numbers that loss functions give for a batch as sums, or as means; tell whether there are any."""
         for loss in self._losses:
             loss.sums = sums and loss.scalar
         return any(loss.scalar for loss in self._losses)
 
-    def norms_by_parts(self) -> bool:
+    def normalizes_locally(self) -> bool:
         """Tell whether a ``BatchNormalization`` that trains takes the statistics of each rank's part."""
-        return any(layer.trainable for layer in self._norms(synchronized=False))
+        return any(layer.trainable for layer in self._normalizations(synchronized=False))
 
     @contextlib.contextmanager
-    def norms_together(self) -> Iterator[None]:
+    def global_normalization(self) -> Iterator[None]:
         """Context in which all ``BatchNormalization`` layers take the statistics of the global batch."""
-        layers = self._norms(synchronized=False)
+        layers = self._normalizations(synchronized=False)
         for layer in layers:
             object.__setattr__(layer, "_moments", global_moments(layer, self._reducer))
         try:
@@ -135,32 +135,32 @@ class DistributedModel:
     def _prepare_test(self, data: Any) -> None:
         """Share losses and metrics of a model that is evaluated before it is trained."""
         spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), data)
-        if not self._losses_shared:
+        if not self._losses_replaced:
             with tf.init_scope(), contextlib.suppress(Exception):  # a model may be callable in its own test_step alone
                 self.model._symbolic_build(data_batch=spec)
-            self._share_losses()
+            self._replace_losses()
 
     def average(self, gradients: list[Any]) -> list[Any]:
         return self._reducer(gradients, batch_weight(self.channel.size))
 
-    def _share_losses(self) -> None:
-        if self._losses_shared:
+    def _replace_losses(self) -> None:
+        if self._losses_replaced:
             return
-        self._losses_shared = True
-        share_metrics(self.model, self.channel, self._replace)
+        self._losses_replaced = True
+        replace_custom_metrics(self.model, self.channel, self._replace)
         compiled = self.model._compile_loss
         if compiled is not None and compiled._flat_losses:
-            shared = [
+            replaced = [
                 entry._replace(loss=DistributedLoss(entry.loss, self._reducer)) for entry in compiled._flat_losses
             ]
-            self._losses = [entry.loss for entry in shared]
-            self._replace(compiled, "_flat_losses", shared)
+            self._losses = [entry.loss for entry in replaced]
+            self._replace(compiled, "_flat_losses", replaced)
 
-    def _share_statistics(self) -> None:
-        for layer in self._norms(synchronized=True):
+    def _replace_normalizations(self) -> None:
+        for layer in self._normalizations(synchronized=True):
             self._replace(layer, "_moments", global_moments(layer, self._reducer))
 
-    def _norms(self, synchronized: bool) -> list[Any]:
+    def _normalizations(self, synchronized: bool) -> list[Any]:
         layers = [x for x in self.model._flatten_layers() if isinstance(x, keras.layers.BatchNormalization)]
         return [layer for layer in layers if (self._sync_batch_norm or layer.synchronized) == synchronized]
 
@@ -169,25 +169,25 @@ class DistributedModel:
             log.warning("XLA cannot compile communication: %s trains without jit_compile", self.model.name)
         self._replace(self.model, "_jit_compile", False)
 
-    def _result(self, logs: Any) -> Any:
+    def _epoch_logs(self, logs: Any) -> Any:
         """Keras asks for this at the end of a pass over training or validation data."""
         if self.channel.size == 1 or self.step.whole:
             return type(self.model)._get_metrics_result_or_logs(self.model, logs)
-        average_statistics(self.model, self.channel)
-        return combined_result(self.model, self.channel, logs)
+        average_moving_statistics(self.model, self.channel)
+        return combined_logs(self.model, self.channel, logs)
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
-        self._hidden.append((owner, name, vars(owner).get(name, _ABSENT)))
+        self._originals.append((owner, name, vars(owner).get(name, _ABSENT)))
         object.__setattr__(owner, name, value)
 
 
 _ABSENT = object()
 
 
-def _equal_batches(opened: Channel, element_spec: Any, cut: list[bool | None] | None) -> bool:
+def _equal_batches(channel: Channel, element_spec: Any, per_sample: list[bool | None] | None) -> bool:
     """Tell whether the parts of all ranks have one size, which the element spec knows. *Collective*."""
-    rows = static_rows(element_spec, cut)
-    everyone = opened.host.allgather_object(rows)
-    if cut is not None:
-        return rows is not None and rows % opened.size == 0
+    rows = static_rows(element_spec, per_sample)
+    everyone = channel.host.allgather_object(rows)
+    if per_sample is not None:
+        return rows is not None and rows % channel.size == 0
     return everyone[0] is not None and len(set(everyone)) == 1

@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from matex_data.training.optimizer import step
+from matex_data.training.optimizer import training_step
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.sharding.rows import batch_size
-from matex_data.training.steps.step import guarded
+from matex_data.training.steps.step import run_guarded
 
 
 class DistributedTestStep:
@@ -37,40 +37,42 @@ class DistributedTestStep:
         self._prepare = prepare
         self._test_step: Callable[[Any], Any] = model.test_step
         self._function: Any = None
-        self.together = True
+        self.lockstep = True
         self.whole = False
 
     def __call__(self, data: Any) -> Any:
         """Evaluate this rank's rows. *Collective* where the ranks have the same number of batches."""
         count = batch_size(data)
-        if count is None or self.whole or not self.together:
+        if count is None or self.whole or not self.lockstep:
             return self._test_step(data)
         self._prepare(data)
         (total,) = self._reducer([tf.cast(count, tf.float64)])
-        with step(tf.math.divide_no_nan(tf.cast(count, tf.float64), total)):
-            return guarded(self._model, self._test_step, data, count)
+        with training_step(tf.math.divide_no_nan(tf.cast(count, tf.float64), total)):
+            return run_guarded(self._model, self._test_step, data, count)
 
-    def use(self, together: bool) -> None:
+    def set_lockstep(self, lockstep: bool) -> None:
         """Say how the next evaluation runs."""
-        if together is not self.together:
-            self.together = together
+        if lockstep is not self.lockstep:
+            self.lockstep = lockstep
             self._model.test_function = None
 
-    def same_batches(self, dataset: Any) -> Any:
+    def pad_batches(self, dataset: Any) -> Any:
         """Return a data set of this rank's with as many batches as the other ranks have. *Collective*."""
         known = isinstance(dataset, tf.data.Dataset)
         everyone = self._reducer.channel.host.allgather_object(int(dataset.cardinality()) if known else -1)
-        self.use(min(everyone) >= 0)
-        if not self.together:
+        self.set_lockstep(min(everyone) >= 0)
+        if not self.lockstep:
             return dataset
-        nothing = tf.nest.map_structure(lambda leaf: tf.zeros([0, *leaf.shape[1:]], leaf.dtype), dataset.element_spec)
+        empty_batch = tf.nest.map_structure(
+            lambda leaf: tf.zeros([0, *leaf.shape[1:]], leaf.dtype), dataset.element_spec
+        )
         missing = max(everyone) - everyone[self._reducer.channel.rank]
-        return dataset.concatenate(tf.data.Dataset.from_tensors(nothing).repeat(missing)) if missing else dataset
+        return dataset.concatenate(tf.data.Dataset.from_tensors(empty_batch).repeat(missing)) if missing else dataset
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def on_this_rank(self) -> Iterator[None]:
         """Context in which this rank evaluates whole batches for itself."""
-        model, shared = self._model, self._model.test_function
+        model, distributed_function = self._model, self._model.test_function
         object.__setattr__(model, "test_step", self._test_step)
         object.__setattr__(model, "test_function", self._function)
         try:
@@ -78,9 +80,9 @@ class DistributedTestStep:
         finally:
             self._function = model.test_function
             object.__setattr__(model, "test_step", self)
-            object.__setattr__(model, "test_function", shared)
+            object.__setattr__(model, "test_function", distributed_function)
 
     def on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Run Keras's ``test_on_batch`` on the whole batch, on this rank alone."""
-        with self.alone():
+        with self.on_this_rank():
             return type(self._model).test_on_batch(self._model, *args, **kwargs)

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from matex_data.training.keras_api import apply_mask, get_keras_mask
-from matex_data.training.optimizer import batch_weight, in_step
+from matex_data.training.optimizer import batch_weight, in_training_step
 from matex_data.training.reduction.ops import Reducer
 
 
@@ -34,32 +34,32 @@ class DistributedLoss:
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """The loss. *Collective* within a training step, where it depends on a mask or on sample weights."""
         reduction = getattr(self.loss, "reduction", None)
-        if not in_step() or reduction in (None, "none"):
+        if not in_training_step() or reduction in (None, "none"):
             return self.loss(y_true, y_pred, sample_weight)
         value, mask = self._with_mask(y_true, y_pred, sample_weight)
         weight = batch_weight(self._reducer.channel.size)
         if reduction == "sum" or self.sums:
             return tf.math.divide_no_nan(value, tf.cast(weight, value.dtype))
-        mine = _divisor(reduction, mask, sample_weight)
-        if mine is None:
+        divisor = _divisor(reduction, mask, sample_weight)
+        if divisor is None:
             return value
-        (total,) = self._reducer([mine])
-        part = tf.math.divide_no_nan(tf.cast(mine, tf.float64), tf.cast(total, tf.float64))
-        return value * tf.cast(tf.math.divide_no_nan(part, tf.cast(weight, tf.float64)), value.dtype)
+        (total,) = self._reducer([divisor])
+        fraction = tf.math.divide_no_nan(tf.cast(divisor, tf.float64), tf.cast(total, tf.float64))
+        return value * tf.cast(tf.math.divide_no_nan(fraction, tf.cast(weight, tf.float64)), value.dtype)
 
     def _with_mask(self, y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[Any, Any]:
         """The loss, and which of its elements count: by the mask of the prediction, and by ``ignore_class``."""
         masks = [get_keras_mask(y_pred)]
         call = self.loss.call
 
-        def noting(y_true: Any, y_pred: Any) -> Any:
+        def recording(y_true: Any, y_pred: Any) -> Any:
             losses = call(y_true, y_pred)
             self.scalar = losses.shape.rank == 0
             masks.append(get_keras_mask(losses))
             return losses
 
         own = vars(self.loss).get("call")
-        self.loss.call = noting
+        self.loss.call = recording
         try:
             value = self.loss(y_true, y_pred, sample_weight)
         finally:

@@ -12,11 +12,11 @@ import tensorflow as tf
 
 from matex_data.training.comm.channel import Channel
 from matex_data.training.keras_api import CompileMetrics, MetricsList, get_keras_mask, set_keras_mask
-from matex_data.training.optimizer import batch_weight, in_step
-from matex_data.training.reduction.ops import from_all
+from matex_data.training.optimizer import batch_weight, in_training_step
+from matex_data.training.reduction.ops import gather_rows
 
 
-def combined_result(model: Any, opened: Channel, logs: Any) -> Any:
+def combined_logs(model: Any, channel: Channel, logs: Any) -> Any:
     """Return the logs of an epoch, or of a batch, over all ranks. *Collective*.
 
     A value that is the result of one of the model's metrics on this rank, under whatever key, becomes the result
@@ -29,17 +29,17 @@ def combined_result(model: Any, opened: Channel, logs: Any) -> Any:
     """
     rows = _take_rows(model)
     before = _results(model)
-    whole = {id(v) for v in _alike_variables(model)}
-    combine_states(opened, [v for v in model.metrics_variables if id(v) not in whole])
+    gathered_leaves = {id(v) for v in _equal_variables(model)}
+    combine_states(channel, [v for v in model.metrics_variables if id(v) not in gathered_leaves])
     result = model.get_metrics_result()
     if not isinstance(logs, dict):
         return result
-    mine = None
+    own = None
     if logs and rows != 0:
         values = {key: _number(value) for key, value in _flat(logs).items()}
         sources = {key: _equals(key, value, before) for key, value in values.items()}
-        mine = (set(logs) == set(result), values, sources, rows, _keys(logs))
-    everyone = [found for found in opened.host.allgather_object(mine) if found is not None]
+        own = (set(logs) == set(result), values, sources, rows, _keys(logs))
+    everyone = [found for found in channel.host.allgather_object(own) if found is not None]
     if not everyone:
         return logs
     if all(is_result for is_result, *_ in everyone):
@@ -113,7 +113,7 @@ def _mean(values: list[tuple[Any, int | None]]) -> Any:
     return np.average([array.astype(np.float64) for array in arrays], axis=0, weights=weights)
 
 
-def note_rows(model: Any, count: Any) -> None:
+def record_rows(model: Any, count: Any) -> None:
     """Keep the number of rows that this rank has of a batch, until logs are combined."""
     if "_matex_rows" not in vars(model):
         with tf.init_scope():
@@ -132,7 +132,7 @@ def _take_rows(model: Any) -> int | None:
 
 
 @contextlib.contextmanager
-def weighted_scalars(model: Any, weight: Any) -> Iterator[None]:
+def weighted_means(model: Any, weight: Any) -> Iterator[None]:
     """Context manager: count a scalar that updates a ``Mean`` by the weight of this rank's part of the batch.
 
     Such are a batch's loss and the losses of its outputs. The weights of all ranks sum to one, so that the ranks'
@@ -156,7 +156,7 @@ def _weighted_update(original: Any, weight: Any) -> Any:
     return update_state
 
 
-def share_metrics(model: Any, opened: Channel, replace: Callable[[Any, str, Any], None]) -> None:
+def replace_custom_metrics(model: Any, channel: Channel, replace: Callable[[Any, str, Any], None]) -> None:
     """Let metrics that are not of Keras see the whole batch on every rank, in steps of the shared model.
 
     Their states may be anything, such as a maximum, or a mean over batches, which cannot be made of the states of
@@ -167,23 +167,23 @@ def share_metrics(model: Any, opened: Channel, replace: Callable[[Any, str, Any]
     replace : sets an attribute of an object until the model is no longer shared.
     """
     for metric in _single(model.metrics):
-        own = not type(metric).update_state.__module__.startswith("keras.")
+        custom = not type(metric).update_state.__module__.startswith("keras.")
         function = getattr(metric, "_fn", None)
         by_batch = isinstance(metric, keras.metrics.MeanMetricWrapper) and not _of_keras(function)
-        if own or by_batch:
-            replace(metric, "update_state", _WholeBatch(metric, opened, None if own else function))
+        if custom or by_batch:
+            replace(metric, "update_state", _GatheredUpdate(metric, channel, None if custom else function))
 
 
-def whole_variables(model: Any) -> list[Any]:
+def gathered_variables(model: Any) -> list[Any]:
     """Return the variables of metrics that the last step that was traced gives whole batches."""
     seen = [m for m in _single(model.metrics) if getattr(vars(m).get("update_state"), "in_graph", False)]
     return [variable for metric in seen for variable in metric.variables]
 
 
-def _alike_variables(model: Any) -> list[Any]:
+def _equal_variables(model: Any) -> list[Any]:
     """Return the variables of metrics that have seen whole batches: they are the same on every rank."""
     wraps = [(m, vars(m).get("update_state")) for m in _single(model.metrics)]
-    seen = [m for m, wrap in wraps if isinstance(wrap, _WholeBatch) and bool(wrap.gathered.numpy())]
+    seen = [m for m, wrap in wraps if isinstance(wrap, _GatheredUpdate) and bool(wrap.gathered.numpy())]
     return [variable for metric in seen for variable in metric.variables]
 
 
@@ -198,7 +198,7 @@ def _of_keras(function: Any) -> bool:
     return bool(module.startswith("keras."))
 
 
-class _WholeBatch:
+class _GatheredUpdate:
     """An ``update_state`` that gets the rows of all ranks. *Collective* in steps of a shared model.
 
     Parameters
@@ -211,34 +211,34 @@ class _WholeBatch:
     gathered : variable: they were in the last step that ran, so that the state is the same on every rank.
     """
 
-    def __init__(self, metric: Any, opened: Channel, function: Any) -> None:
+    def __init__(self, metric: Any, channel: Channel, function: Any) -> None:
         self._metric = metric
         self._original = metric.update_state
-        self._channel = opened
+        self._channel = channel
         self._function = function
         self.in_graph = False
         with tf.init_scope():
             self.gathered = tf.Variable(False, trainable=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.in_graph = in_step() and self._takes_batch(args, kwargs)
+        self.in_graph = in_training_step() and self._needs_whole_batch(args, kwargs)
         self.gathered.assign(self.in_graph)
         if not self.in_graph:
             return self._original(*args, **kwargs)
         leaves = tf.nest.flatten([args, kwargs])
         masks = [get_keras_mask(leaf) for leaf in leaves]
-        alive = tf.cast(batch_weight(1) > 0, tf.int32)  # else a stand-in for no sample
-        mine = [leaf[: alive * tf.shape(leaf)[0]] for leaf in (*leaves, *masks) if leaf is not None]
-        rows = iter(from_all(self._channel, mine))
-        whole = [None if leaf is None else next(rows) for leaf in leaves]
+        has_samples = tf.cast(batch_weight(1) > 0, tf.int32)  # else a stand-in for no sample
+        own = [leaf[: has_samples * tf.shape(leaf)[0]] for leaf in (*leaves, *masks) if leaf is not None]
+        rows = iter(gather_rows(self._channel, own))
+        gathered_leaves = [None if leaf is None else next(rows) for leaf in leaves]
         whole_masks = [None if mask is None else next(rows) for mask in masks]
-        for leaf, mask in zip(whole, whole_masks, strict=True):
+        for leaf, mask in zip(gathered_leaves, whole_masks, strict=True):
             if leaf is not None and mask is not None:
                 set_keras_mask(leaf, mask)
-        args, kwargs = tf.nest.pack_sequence_as([args, kwargs], whole)
+        args, kwargs = tf.nest.pack_sequence_as([args, kwargs], gathered_leaves)
         return self._original(*args, **kwargs)
 
-    def _takes_batch(self, args: Any, kwargs: Any) -> bool:
+    def _needs_whole_batch(self, args: Any, kwargs: Any) -> bool:
         """Return whether the arguments have rows, and a function of them gives one number."""
         leaves = [leaf for leaf in tf.nest.flatten([args, kwargs]) if leaf is not None]
         if not leaves or any(not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0) for leaf in leaves):
@@ -249,32 +249,32 @@ class _WholeBatch:
         return len(keras.ops.shape(values)) == 0
 
 
-def combine_states(opened: Channel, variables: list[Any]) -> None:
+def combine_states(channel: Channel, variables: list[Any]) -> None:
     """Give each metric variable its value over all ranks, by its own rule: mostly the sum. *Collective*."""
-    if opened.size == 1:
+    if channel.size == 1:
         return
     shapes = [(tuple(v.shape), str(v.dtype), _rule(v)) for v in variables]
-    opened.agree(f"combine metrics {shapes}")
+    channel.check_same(f"combine metrics {shapes}")
     for exact in (np.dtype(np.int64), np.dtype(np.float64)):
-        chosen = [v for v in variables if _rule(v) != "root" and _exact_dtype(v) == exact]
-        _combine(opened, chosen, exact)
+        selected = [v for v in variables if _rule(v) != "root" and _exact_dtype(v) == exact]
+        _combine(channel, selected, exact)
     for variable in variables:
         if _rule(variable) == "root":
             value = np.array(variable.value.numpy(), order="C")
-            opened.host.broadcast(value.reshape(-1))
+            channel.host.broadcast(value.reshape(-1))
             variable.assign(value)
 
 
-def _combine(opened: Channel, variables: list[Any], dtype: np.dtype[Any]) -> None:
+def _combine(channel: Channel, variables: list[Any], dtype: np.dtype[Any]) -> None:
     if not variables:
         return
     values = [v.value.numpy() for v in variables]
     flat = np.concatenate([value.reshape(-1).astype(dtype) for value in values])
-    opened.host.reduce(flat)
+    channel.host.reduce(flat)
     ends = np.cumsum([value.size for value in values])
     for variable, old, end in zip(variables, values, ends, strict=True):
         value = flat[end - old.size : end].reshape(old.shape)
-        variable.assign((value / opened.size if _rule(variable) == "mean" else value).astype(old.dtype))
+        variable.assign((value / channel.size if _rule(variable) == "mean" else value).astype(old.dtype))
 
 
 def _exact_dtype(variable: Any) -> np.dtype[Any]:

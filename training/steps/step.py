@@ -10,11 +10,11 @@ import keras
 import tensorflow as tf
 
 from matex_data.training.comm.channel import Channel
-from matex_data.training.optimizer import averaging, batch_weight, step
+from matex_data.training.optimizer import averaged_gradients, batch_weight, training_step
 from matex_data.training.reduction.ops import Reducer
-from matex_data.training.sharding.rows import batch_size, my_rows
-from matex_data.training.steps.batch_norm import global_statistics
-from matex_data.training.steps.metrics import note_rows, weighted_scalars, whole_variables
+from matex_data.training.sharding.rows import batch_size, rank_rows
+from matex_data.training.steps.batch_norm import global_moment_variables
+from matex_data.training.steps.metrics import gathered_variables, record_rows, weighted_means
 
 
 class DistributedStep:
@@ -33,48 +33,48 @@ class DistributedStep:
     seen : variable that counts the samples of this rank.
     """
 
-    def __init__(self, model: Any, patches: AbstractContextManager[Any], opened: Channel) -> None:
+    def __init__(self, model: Any, patches: AbstractContextManager[Any], channel: Channel) -> None:
         self._model = model
         self._patches = patches
-        self._channel = opened
+        self._channel = channel
         self._train_step: Callable[[Any], Any] = model.train_step
         self.reducer: Reducer | None = None
-        self.cut: list[bool | None] | None = None
+        self.per_sample: list[bool | None] | None = None
         self.whole = False
-        self.seen = tf.Variable(0, trainable=False, dtype=tf.int64, name="matex_samples")
+        self.samples_seen = tf.Variable(0, trainable=False, dtype=tf.int64, name="matex_samples")
 
     def __call__(self, data: Any) -> Any:
         """Train on this rank's rows. *Collective*."""
         if self.whole:
-            return self.on_whole(data)
-        total = None if self.cut is None else batch_size(data)
-        if self.cut is not None:
-            data = my_rows(data, self._channel.rank, self._channel.size, self.cut)
+            return self.train_on_whole_batch(data)
+        total = None if self.per_sample is None else batch_size(data)
+        if self.per_sample is not None:
+            data = rank_rows(data, self._channel.rank, self._channel.size, self.per_sample)
         count = batch_size(data)
         if count is not None:
-            self.seen.assign_add(count)
+            self.samples_seen.assign_add(count)
         if count is None or self.reducer is None:
-            with step(), self._patches:
+            with training_step(), self._patches:
                 return self._train_step(data)
         if total is None:
             (total,) = self.reducer([tf.cast(count, tf.float64)])
         weight = tf.math.divide_no_nan(tf.cast(count, tf.float64), tf.cast(total, tf.float64))
-        with step(weight), self._patches:
+        with training_step(weight), self._patches:
             return self._guarded(data, count)
 
-    def on_whole(self, data: Any) -> Any:
+    def train_on_whole_batch(self, data: Any) -> Any:
         """Train on the whole batch, as one process does."""
         count = batch_size(data)
         if count is not None:  # the progress bar counts the samples of all ranks
-            self.seen.assign_add(count // self._channel.size)
-        with averaging():  # all ranks have the same gradients
+            self.samples_seen.assign_add(count // self._channel.size)
+        with averaged_gradients():  # all ranks have the same gradients
             return self._train_step(data)
 
     def _guarded(self, data: Any, count: Any) -> Any:
-        return guarded(self._model, self._train_step, data, count)
+        return run_guarded(self._model, self._train_step, data, count)
 
 
-def guarded(model: Any, run: Callable[[Any], Any], data: Any, count: Any) -> Any:
+def run_guarded(model: Any, run: Callable[[Any], Any], data: Any, count: Any) -> Any:
     """Run a step within ``optimizer.step``; where this rank has no sample, on a stand-in that leaves nothing behind.
 
     Parameters
@@ -82,14 +82,14 @@ def guarded(model: Any, run: Callable[[Any], Any], data: Any, count: Any) -> Any
     run : the model's own step.
     count : samples in ``data``, a scalar int64 tensor.
     """
-    note_rows(model, count)
+    record_rows(model, count)
     metrics = [v for v in model.metrics_variables if v.dtype != "string"]
-    alike = {id(v) for v in (*model.metrics_variables, *global_statistics(model))}
-    state = metrics + [v for v in model.non_trainable_variables if id(v) not in alike and _is_state(v)]
+    global_ids = {id(v) for v in (*model.metrics_variables, *global_moment_variables(model))}
+    state = metrics + [v for v in model.non_trainable_variables if id(v) not in global_ids and _is_state(v)]
     before = [tf.identity(v.value) for v in state]
-    with weighted_scalars(model, batch_weight(1)):
+    with weighted_means(model, batch_weight(1)):
         logs = run(tf.nest.map_structure(lambda leaf: _never_empty(leaf, count), data))
-    whole = {id(v) for v in whole_variables(model)}
+    whole = {id(v) for v in gathered_variables(model)}
     for variable, value in zip(state, before, strict=True):
         if id(variable) not in whole:
             variable.assign(tf.cond(count > 0, lambda v=variable: tf.identity(v.value), lambda x=value: x))

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
-from matex_data.training.comm.channel import Channel, channel
+from matex_data.mpi.library import MPI
+from matex_data.training.comm.channel import Channel, open_channel
 
 
 def broadcast(variables: Iterable[Any], root: int = 0, *, comm: MPI.Intracomm | None = None) -> None:
@@ -22,19 +22,19 @@ def broadcast(variables: Iterable[Any], root: int = 0, *, comm: MPI.Intracomm | 
     ------
     RuntimeError : on all ranks, if the ranks have different variables.
     """
-    broadcast_in(channel(comm), list(variables), root)
+    broadcast_in(open_channel(comm), list(variables), root)
 
 
-def broadcast_in(opened: Channel, variables: list[Any], root: int = 0) -> None:
+def broadcast_in(channel: Channel, variables: list[Any], root: int = 0) -> None:
     """The same, in a channel. *Collective*."""
-    if opened.size == 1:
+    if channel.size == 1:
         return
     shapes = [(tuple(variable.shape), str(variable.dtype)) for variable in variables]
-    opened.agree(f"broadcast {shapes} from rank {root}")
+    channel.check_same(f"broadcast {shapes} from rank {root}")
     for variable in variables:
         value = np.array(_value(variable), order="C")
-        opened.host.broadcast(value.reshape(-1), root)
-        if opened.rank != root:
+        channel.host.broadcast(value.reshape(-1), root)
+        if channel.rank != root:
             variable.assign(value)
 
 

@@ -10,7 +10,7 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import DataError, open_dataset
-from matex_data.sampling.schedule import share
+from matex_data.sampling.schedule import rank_range
 from tests.readers.hdf5.test_corpus import FILES, expectation, names
 from tests.support.ranks import Pools
 from tests.support.serial import same
@@ -37,7 +37,7 @@ def _compare(comm: MPI.Intracomm, paths: list[Path]) -> tuple[int, list[str]]:
                     others += [] if _refused(comm, path, name) else [f"{path} {name}: opened"]
                     continue
                 data = open_dataset(path, inputs=name, comm=comm)
-                start, stop = share(rows, comm.rank, comm.size)
+                start, stop = rank_range(rows, comm.rank, comm.size)
                 good = len(data) == rows if expected is None else same(data.load()[name], expected[start:stop], file)
                 equal += good
                 others += [] if good else [f"{path} {name}"]

@@ -16,7 +16,7 @@ import xarray
 from mpi4py import MPI
 
 from matex_data import DataError, FieldNotFound, FormatError, open_dataset
-from matex_data.io import files
+from matex_data.io.counters import process_profile
 from matex_data.readers import detect
 from matex_data.readers.netcdf.classic import ClassicVariable
 from matex_data.readers.netcdf.netcdf4 import Hdf5Variable
@@ -132,10 +132,10 @@ def test_a_sparse_terabyte_opens_at_once(tmp_path: Path) -> None:
 
 def _bytes_of_one(comm: MPI.Intracomm, path: str, names: Any) -> int:
     data = open_dataset(path, inputs=names, comm=comm)
-    before = sum(files.counters().bytes.values())
+    before = process_profile().bytes
     for _ in data.batches(12, shuffle=True, seed=1, remainder="keep"):
         pass
-    return sum(files.counters().bytes.values()) - before
+    return process_profile().bytes - before
 
 
 @pytest.mark.parametrize("names, row", [("t2m", 30), ("wind", 20), (["t2m", "wind"], 50), ("number", 4)])

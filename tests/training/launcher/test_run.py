@@ -137,7 +137,7 @@ def test_random_numbers_without_a_seed(unlike: bool, tmp_path: Path) -> None:
     done = run_script(2, LAUNCHER, "--all-output", str(tmp_path / "script.py"), timeout=90)
     assert done.returncode == 0, done.stderr
     assert len(set(re.findall("^SUM (.*)", done.stdout, re.MULTILINE))) == 1 + unlike
-    assert done.stderr.count("the ranks do not get the same data") == unlike
+    assert done.stderr.count("the ranks do not get the same batches") == unlike
 
 
 PARTS = """

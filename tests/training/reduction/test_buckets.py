@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from matex_data.training.reduction.buckets import ALIGNMENT, pack, plan, sum_dtype
+from matex_data.training.reduction.buckets import ALIGNMENT, pack, plan_buckets, sum_dtype
 
 DTYPES = [np.dtype(name) for name in ("float16", "float32", "float64", "int32")]
 tensors = st.lists(st.tuples(st.integers(0, 500), st.sampled_from(DTYPES)), max_size=30)
@@ -16,7 +16,7 @@ tensors = st.lists(st.tuples(st.integers(0, 500), st.sampled_from(DTYPES)), max_
 
 @given(tensors, st.integers(1, 4000))
 def test_every_tensor_lies_in_one_bucket_of_its_kind(sizes: list[tuple[int, Any]], limit: int) -> None:
-    buckets = plan([size for size, _ in sizes], [dtype for _, dtype in sizes], limit)
+    buckets = plan_buckets([size for size, _ in sizes], [dtype for _, dtype in sizes], limit)
     positions = [position for bucket in buckets for position in bucket.positions]
     assert sorted(positions) == list(range(len(sizes)))
     for bucket in buckets:
@@ -30,14 +30,14 @@ def test_every_tensor_lies_in_one_bucket_of_its_kind(sizes: list[tuple[int, Any]
 def test_packed_copies_are_scaled_aligned_and_apart(sizes: list[tuple[int, Any]], weight: float | None) -> None:
     rng = np.random.default_rng(0)
     arrays = [rng.integers(-9, 9, size).astype(np.float32) for size, _ in sizes]
-    flat, parts = pack(arrays, np.dtype(np.float32), weight)
-    for array, part in zip(arrays, parts, strict=True):
-        assert part.size == 0 or part.ctypes.data % ALIGNMENT == 0
-        assert np.shares_memory(flat, part) == (part.size > 0)
-        np.testing.assert_allclose(part, array * (1 if weight is None else weight), rtol=1e-6)
+    flat, views = pack(arrays, np.dtype(np.float32), weight)
+    for array, view in zip(arrays, views, strict=True):
+        assert view.size == 0 or view.ctypes.data % ALIGNMENT == 0
+        assert np.shares_memory(flat, view) == (view.size > 0)
+        np.testing.assert_allclose(view, array * (1 if weight is None else weight), rtol=1e-6)
     assert np.isfinite(flat).all()  # gaps between the parts are summed, too
 
 
 def test_weight_zero_gives_zeros_for_anything() -> None:
-    _, (part,) = pack([np.array([np.nan, np.inf, 1], np.float32)], np.dtype(np.float32), 0.0)
-    np.testing.assert_array_equal(part, 0)
+    _, (view,) = pack([np.array([np.nan, np.inf, 1], np.float32)], np.dtype(np.float32), 0.0)
+    np.testing.assert_array_equal(view, 0)

@@ -57,7 +57,7 @@ def _by_dtype(comm: Any, dtype: str, op: str) -> Any:
 @pytest.mark.parametrize("op", ["mean", "sum", "max", "min"])
 def test_operations_by_dtype(pool: Pool, dtype: str, op: str) -> None:
     if op == "mean" and "int" in dtype:
-        with pytest.raises(RanksFailed, match="no mean over the ranks of"):
+        with pytest.raises(RanksFailed, match="cannot compute the mean of"):
             pool.run(_by_dtype, dtype, op)
         return
     for everyone, result in pool.run(_by_dtype, dtype, op):
@@ -72,10 +72,10 @@ def _many(comm: Any, strategy: Any, steps: int) -> Any:
     """Independent sums in two functions, a loop and a branch, none of which needs the result of another."""
     import tensorflow as tf
 
-    from matex_data.training.comm.channel import channel
+    from matex_data.training.comm.channel import open_channel
     from matex_data.training.reduction.ops import Reducer
 
-    reducer = Reducer(channel(comm), strategy, bucket_bytes=256)
+    reducer = Reducer(open_channel(comm), strategy, bucket_bytes=256)
     tensors = [tf.constant(_values(comm.rank, (20 + i,))) for i in range(12)]
 
     @tf.function
@@ -120,24 +120,24 @@ def test_no_order_of_execution_deadlocks(pool: Pool, strategy: str) -> None:
 
 def _skewed(comm: Any) -> Any:
     """Two sums of one shape at once, the second of which rank 0 begins late."""
-    from matex_data.training.comm.channel import channel
+    from matex_data.training.comm.channel import open_channel
 
-    opened = channel(comm)
-    crew = opened.crew(2)
+    channel = open_channel(comm)
+    pool = channel.pool(2)
 
-    def job(value: float) -> Any:
-        def communicate(line: Any) -> Any:
-            opened.agree("sum of one number", line)
+    def operation(value: float) -> Any:
+        def communicate(collectives: Any) -> Any:
+            channel.check_same("sum of one number", collectives)
             flat = np.array([value])
-            line.reduce(flat)
+            collectives.reduce(flat)
             return float(flat[0])
 
         return communicate
 
-    crew.hand_over(0, job(1.0))
+    pool.submit(0, operation(1.0))
     time.sleep(0.5 * (comm.rank == 0))
-    crew.hand_over(1, job(10.0))
-    return [crew.result(0), crew.result(1)]
+    pool.submit(1, operation(10.0))
+    return [pool.result(0), pool.result(1)]
 
 
 @pytest.mark.openmpi
@@ -149,13 +149,13 @@ def test_threads_of_late_ranks_agree_each_on_its_own(pool: Pool) -> None:
 def _slices(comm: Any, dense_share: float | None) -> Any:
     import tensorflow as tf
 
-    from matex_data.training.comm.channel import channel
+    from matex_data.training.comm.channel import open_channel
     from matex_data.training.reduction.ops import Reducer
 
     count = comm.rank  # rank 0 has none
     indices = np.arange(count, dtype=np.int64) * 2 % 5
     slices = tf.IndexedSlices(tf.constant(_values(comm.rank, (count, 4))), tf.constant(indices), tf.constant([5, 4]))
-    reducer = Reducer(channel(comm), dense_share=dense_share)
+    reducer = Reducer(open_channel(comm), dense_share=dense_share)
     result = tf.function(lambda: reducer([slices], 1 / comm.size)[0])()
     return len(result.indices), tf.convert_to_tensor(result).numpy()
 
@@ -174,11 +174,11 @@ def test_slices_of_all_ranks(pool: Pool, dense_share: float | None, dense: bool)
 def _not_a_number(comm: Any, weights: list[float]) -> Any:
     import tensorflow as tf
 
-    from matex_data.training.comm.channel import channel
+    from matex_data.training.comm.channel import open_channel
     from matex_data.training.reduction.ops import Reducer
 
     value = tf.constant([np.nan if comm.rank == 1 else 1.0, 2.0])
-    return Reducer(channel(comm))([value], tf.constant(weights[comm.rank], tf.float64))[0].numpy()
+    return Reducer(open_channel(comm))([value], tf.constant(weights[comm.rank], tf.float64))[0].numpy()
 
 
 @pytest.mark.rank_counts(2)
@@ -200,7 +200,7 @@ def _different(comm: Any) -> Any:
 @pytest.mark.rank_counts(3)
 def test_different_tensors_are_an_error_on_all_ranks(pool: Pool) -> None:
     outcomes = pool.outcomes(_different)
-    assert all("the ranks do not do the same" in str(outcome) for outcome in outcomes)
+    assert all("the ranks do not do the same operation" in str(outcome) for outcome in outcomes)
 
 
 def _operations(comm: Any) -> list[str]:

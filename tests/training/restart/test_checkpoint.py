@@ -255,7 +255,7 @@ DAMAGES: dict[str, Damage] = {
 
 def _opened(comm: Any, folder: Path, path: Path, names: list[str]) -> list[Any]:
     """For each damage what all ranks make of it: their error, or the facts."""
-    from matex_data.training.comm.channel import channel
+    from matex_data.training.comm.channel import open_channel
     from matex_data.training.restart import checkpoint
 
     found: list[Any] = []
@@ -273,10 +273,10 @@ def _opened(comm: Any, folder: Path, path: Path, names: list[str]) -> list[Any]:
             (folder / FILE).write_bytes(data)
         comm.Barrier()
         try:
-            opened = checkpoint.open_together(channel(comm), folder)
-            assert opened is not None
-            arrays = {key: opened.take(key).tobytes() for key in opened.facts["arrays"]}
-            found.append((arrays, opened.facts))
+            channel = checkpoint.open_checkpoint(open_channel(comm), folder)
+            assert channel is not None
+            arrays = {key: channel.take(key).tobytes() for key in channel.facts["arrays"]}
+            found.append((arrays, channel.facts))
         except Exception as error:
             found.append(error)
         comm.Barrier()
@@ -309,7 +309,7 @@ def _content(comm: Any, folder: Path) -> Any:
 def _started(comm: Any, folder: Path) -> list[str]:
     import subprocess
 
-    from matex_data.training.comm.channel import channel
+    from matex_data.training.comm.channel import open_channel
     from matex_data.training.restart import checkpoint
 
     if comm.rank == 0:
@@ -318,7 +318,7 @@ def _started(comm: Any, folder: Path) -> list[str]:
         for name in (f".{FILE}.{dead.pid}", f".{FILE}.1", "notes.txt", f".{FILE}.{2**22 + 1}"):
             (folder / name).write_bytes(b"half")
     comm.Barrier()
-    assert checkpoint.open_together(channel(comm), folder) is None
+    assert checkpoint.open_checkpoint(open_channel(comm), folder) is None
     comm.Barrier()
     return sorted(path.name for path in folder.iterdir())
 
@@ -329,23 +329,23 @@ def test_drafts_of_killed_saves_are_removed(tmp_path: Path, ranks: Pools) -> Non
 
 def _sent(comm: Any, folder: Path) -> tuple[int, int, int]:
     """Bytes of arrays that this rank has got or given, those of objects, and those of the checkpoint."""
-    from matex_data.training.comm.channel import channel
+    from matex_data.training.comm.channel import open_channel
     from matex_data.training.restart import checkpoint
 
-    opened = channel(comm)
+    channel = open_channel(comm)
     model = _model(1, 0.1)
     model.optimizer.build(model.trainable_variables)
     shared, objects = [], []
-    share, send = opened.host.broadcast, opened.host.allgather_object
-    opened.host.broadcast = lambda flat, root=0: (shared.append(flat.nbytes), share(flat, root))[1]  # type: ignore[method-assign]
-    opened.host.allgather_object = lambda mine: (objects.append(len(pickle.dumps(mine))), send(mine))[1]  # type: ignore[method-assign]
+    share, send = channel.host.broadcast, channel.host.allgather_object
+    channel.host.broadcast = lambda flat, root=0: (shared.append(flat.nbytes), share(flat, root))[1]  # type: ignore[method-assign]
+    channel.host.allgather_object = lambda mine: (objects.append(len(pickle.dumps(mine))), send(mine))[1]  # type: ignore[method-assign]
     try:
-        found = checkpoint.open_together(opened, folder)
+        found = checkpoint.open_checkpoint(channel, folder)
         assert found is not None
         checkpoint.restore(model, found)
         left = len(found._arrays)
     finally:
-        del opened.host.broadcast, opened.host.allgather_object
+        del channel.host.broadcast, channel.host.allgather_object
     assert left == sum("best_weights" in name for name in found.facts["arrays"]) * (comm.rank == 0)
     tables = [table for name, table in found.facts["arrays"].items() if "best_weights" not in name]
     return sum(shared), sum(objects), sum(int(np.prod(s)) * np.dtype(d).itemsize for d, s in tables)
@@ -361,7 +361,7 @@ def test_arrays_are_sent_once(table: Path, tmp_path: Path, ranks: Pools) -> None
 def _by_name(comm: Any, folder: Path) -> None:
     import keras
 
-    from matex_data.training.comm.channel import channel
+    from matex_data.training.comm.channel import open_channel
     from matex_data.training.restart import checkpoint
 
     def model(*names: str, frozen: bool = False, kind: str = "float32") -> Any:
@@ -372,13 +372,13 @@ def _by_name(comm: Any, folder: Path) -> None:
         made.optimizer.build(made.trainable_variables)
         return made
 
-    opened = channel(comm)
+    channel = open_channel(comm)
     facts = {"position": {"epoch": 0, "step": 0, "steps": 1}, "data": [], "callbacks": [], "stopped": False}
 
     def moved(before: Any, after: Any) -> list[Any]:
-        arrays, names = checkpoint.capture(before, opened)
+        arrays, names = checkpoint.capture(before, channel)
         checkpoint.write(folder, arrays, facts | names)
-        found = checkpoint.open_together(opened, folder)
+        found = checkpoint.open_checkpoint(channel, folder)
         assert found is not None
         checkpoint.restore(after, found)
         return problems.weights(after)
@@ -402,7 +402,7 @@ def _by_name(comm: Any, folder: Path) -> None:
     for other in (model("a", "c"), model("a"), model("a", "b", kind="bfloat16")):
         with pytest.raises(PartitionError, match="another model"):
             moved(first, other)
-    assert checkpoint.own_variables(model("a", "b", frozen=True)) == model("a", "b").metrics_variables
+    assert checkpoint.rank_variables(model("a", "b", frozen=True)) == model("a", "b").metrics_variables
 
 
 def test_variables_are_found_by_name(tmp_path: Path, ranks: Pools) -> None:

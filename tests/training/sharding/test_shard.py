@@ -164,15 +164,15 @@ _REFUSED: dict[str, Callable[..., None]] = {
     "argument": _as_an_argument,
 }
 TEXTS = {
-    "an array": "TypeError: shard takes a tf.data.Dataset of batches, not ndarray",
-    "samples": "ValueError: elements are not known to be batches",
-    "a part": "ValueError: this data set is the part of this rank already",
-    "remainder": 'ValueError: remainder is "keep" or "drop"',
-    "none left": "ValueError: batches of 5 rows cannot be shared equally by 2 ranks",
-    "zip": "PartitionError: the ranks share the batches since the last training step unequally",
-    "accumulated": "PartitionError: the ranks share the batches since the last training step unequally",
-    "graph": "PartitionError: batches that the ranks share unequally are taken within a tf.function",
-    "argument": "PartitionError: batches that the ranks share unequally are taken within a tf.function",
+    "an array": "TypeError: shard expects a tf.data.Dataset of batches, not ndarray",
+    "samples": "ValueError: the elements of this dataset are not known to be batches",
+    "a part": "ValueError: this dataset is sharded already",
+    "remainder": 'ValueError: remainder must be "keep" or "drop"',
+    "none left": "ValueError: batches of 5 rows cannot be split equally over 2 ranks",
+    "zip": "PartitionError: batches with different row counts per rank were taken since the last training step",
+    "accumulated": "PartitionError: batches with different row counts per rank were taken since the last training step",
+    "graph": "PartitionError: a tf.function iterates over batches with unequal row counts per rank",
+    "argument": "PartitionError: a tf.function iterates over batches with unequal row counts per rank",
 }
 
 

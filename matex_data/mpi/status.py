@@ -8,18 +8,18 @@ import numpy as np
 
 from matex_data._types import Integers
 from matex_data.errors import DataError
-from matex_data.mpi.communicator import Communicator, Round
+from matex_data.mpi.communicator import Communicator, PendingMaximum
 
 
 class Status(IntEnum):
     """What a rank wants; the highest of all ranks is what they do."""
 
-    GO_ON = 0
-    STOPPED = 1
+    CONTINUE = 0
+    STOP = 1
     FAILED = 2
 
 
-class Agreement:
+class StatusExchange:
     """Rounds in which every rank says what it wants and learns what all do.
 
     Parameters
@@ -30,24 +30,24 @@ class Agreement:
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
 
-    def begin(self, status: Status, counts: Integers) -> Round:
-        """Tell both to the other ranks. *Collective*. ``outcome`` reads the result."""
-        return self._comm.begin(np.concatenate([[int(status)], counts]))
+    def start(self, status: Status, counts: Integers) -> PendingMaximum:
+        """Tell both to the other ranks. *Collective*. ``split_result`` reads the result."""
+        return self._comm.start_maximum(np.concatenate([[int(status)], counts]))
 
-    def reach(self, status: Status, counts: Integers) -> tuple[Status, Integers]:
+    def exchange(self, status: Status, counts: Integers) -> tuple[Status, Integers]:
         """Return the highest status, and the element-wise maximum of ``counts``. *Collective*.
 
         Raises
         ------
         PartitionError : not all ranks come.
         """
-        return outcome(self.begin(status, counts).wait())
+        return split_result(self.start(status, counts).wait())
 
-    def error(self, mine: BaseException | None) -> BaseException:
+    def first_error(self, mine: BaseException | None) -> BaseException:
         """Return the error of the lowest rank that has one. *Collective*, after ``FAILED``."""
         return self._comm.first_error(mine) or DataError("a rank reported a failure, but no error")
 
 
-def outcome(largest: Integers) -> tuple[Status, Integers]:
+def split_result(largest: Integers) -> tuple[Status, Integers]:
     """Split what a round has found into the highest status and the largest counts."""
     return Status(int(largest[0])), largest[1:]

@@ -1,7 +1,7 @@
-"""One reader in processes of its own: ``python -m benchmarks.worker SPEC``, started by ``measure``.
+"""Process of one reader: ``python -m benchmarks.harness.worker SPEC``, started by ``measure``.
 
-For every line that comes in it makes passes for a second, and answers with a line of JSON. Under ``mpiexec`` rank 0
-listens and answers, and the others sleep meanwhile.
+For each line of input it runs passes for a second and answers with a line of JSON. Under ``mpiexec`` rank 0 reads
+and answers; the other ranks sleep meanwhile.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 
 import psutil
 
-from benchmarks.data import Task
+from benchmarks.harness.data import Task
 
-LEAST_SECONDS = 1.0  # of passes, one after the other: a single one may be too short to be measured
-NAP = 0.005  # seconds between two looks whether there is an order
+LEAST_SECONDS = 1.0  # of consecutive passes: a single one may be too short to measure
+NAP = 0.005  # seconds between two checks for a request
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Answer requests until the input ends."""
     spec = json.loads(sys.argv[1])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print does not get between the answers
+    os.dup2(2, 1)  # keep the output of libraries out of the answers
     ranks = _Ranks() if spec["ranks"] > 1 else _Alone()
     if spec["pinned"]:
         os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[ranks.rank]})
@@ -35,27 +35,27 @@ def main() -> None:
     except ImportError as error:
         answers.write(json.dumps({"missing": str(error)}) + "\n")
         return
-    while ranks.ordered():
+    while ranks.requested():
         answer = ranks.joined(_measured(run, ranks))
         if ranks.rank == 0:
             answers.write(json.dumps(answer) + "\n")
 
 
 def _reader(spec: dict[str, Any], ranks: _Alone) -> Callable[[], Any]:
-    """A pass, or a probe that returns figures of its own."""
-    room, name = spec["function"].split(".")
+    """Return the pass, or the probe, that a specification names."""
+    module, name = spec["function"].split(".")
     options = dict(spec["options"])
-    if room == "ceiling":
+    if module == "ceiling":
         options |= {"rank": ranks.rank, "size": ranks.size}
-    function = getattr(import_module(f"benchmarks.{room}"), name)
+    function = getattr(import_module(f"benchmarks.readers.{module}"), name)
     reader: Callable[[], Any] = function(Task(**spec["task"]), **options)
     return reader
 
 
 def _measured(run: Callable[[], Any], ranks: _Alone) -> dict[str, float]:
-    """Passes for a second: samples, wall and CPU seconds; or what a probe says.
+    """Run passes for a second and return samples, wall and CPU seconds; or return the figures of a probe.
 
-    One pass before them is not counted: they begin as passes do that follow one another.
+    One pass before them is not counted.
     """
     result = run()
     if isinstance(result, dict):
@@ -70,35 +70,35 @@ def _measured(run: Callable[[], Any], ranks: _Alone) -> dict[str, float]:
 
 
 def _cpu_seconds() -> float:
-    """Of this process and of those that it has started."""
+    """Return the CPU seconds of this process and of its children."""
     this = psutil.Process()
     used = [process.cpu_times() for process in (this, *this.children(recursive=True))]
     return float(sum(times.user + times.system for times in used))
 
 
 class _Alone:
-    """One process."""
+    """Single process."""
 
     rank, size = 0, 1
 
-    def ordered(self) -> bool:
-        """Whether another pass is asked for."""
+    def requested(self) -> bool:
+        """Return whether another pass is requested."""
         return bool(sys.stdin.readline())
 
     def meet(self) -> None:
         """Wait for all ranks. *Collective*."""
 
     def agreed(self, more: bool) -> bool:
-        """What rank 0 says. *Collective*."""
+        """Return the value of rank 0. *Collective*."""
         return more
 
     def joined(self, own: dict[str, float]) -> dict[str, float]:
-        """The figures of all ranks as one. *Collective*."""
+        """Merge the figures of all ranks. *Collective*."""
         return own
 
 
 class _Ranks(_Alone):
-    """The ranks of ``mpiexec``."""
+    """Ranks of ``mpiexec``."""
 
     def __init__(self) -> None:
         from mpi4py import MPI
@@ -106,8 +106,8 @@ class _Ranks(_Alone):
         self._comm = MPI.COMM_WORLD.Dup()
         self.rank, self.size = self._comm.rank, self._comm.size
 
-    def ordered(self) -> bool:
-        order = bytearray([self.rank == 0 and super().ordered()])
+    def requested(self) -> bool:
+        order = bytearray([self.rank == 0 and super().requested()])
         request = self._comm.Ibcast(order)
         while not request.Test():
             time.sleep(NAP)

@@ -1,4 +1,4 @@
-"""What is measured once in a new process: memory, threads, and the first batch of a huge file."""
+"""Probes, each run once in a new process: memory, threads, and the first batch of a huge file."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from collections.abc import Callable
 import psutil
 import tensorflow as tf
 
-from benchmarks import ours
-from benchmarks.data import Task
+from benchmarks.harness.data import Task
+from benchmarks.readers import ours
 
 Figures = dict[str, float]
 MB = 1e6
 SETTLED = 20  # epochs after which memory has its size
 LOOKS = 3  # at the threads
 NAP = 0.01
-PATIENCE = 10.0  # seconds until a thread should have ended
+GRACE = 10.0  # seconds until a thread should have ended
 
 
 def first_batch(task: Task) -> Callable[[], Figures]:
-    """How long a huge file takes to open and to give its first shuffled batch, and the peak of the memory.
+    """Measure the seconds to open a huge file and to its first shuffled batch, and the peak of the memory.
 
-    Memory is counted from where TensorFlow has run a data set of its own.
+    Memory counts from the moment after TensorFlow has run a dataset of its own.
     """
 
     def run() -> Figures:
@@ -45,7 +45,7 @@ def first_batch(task: Task) -> Callable[[], Figures]:
 
 
 def many_epochs(task: Task, epochs: int) -> Callable[[], Figures]:
-    """Whether memory, file descriptors and threads stay what they are, and a pass that is left ends its thread."""
+    """Measure the growth of memory, file descriptors and threads, and whether an abandoned pass ends its thread."""
 
     def run() -> Figures:
         this = psutil.Process()
@@ -73,7 +73,7 @@ def many_epochs(task: Task, epochs: int) -> Callable[[], Figures]:
 
 
 def _threads(process: psutil.Process) -> int:
-    """The fewest of some looks: a thread that has ended its work may still be on its way out."""
+    """Return the smallest of a few counts of threads: one that has ended its work may still exist for a moment."""
     looks = []
     for _ in range(LOOKS):
         looks.append(process.num_threads())
@@ -82,9 +82,9 @@ def _threads(process: psutil.Process) -> int:
 
 
 def _readers_left() -> int:
-    """Threads that still read after a while."""
+    """Return the number of threads that still read after ``GRACE`` seconds."""
     gc.collect()
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + GRACE
     while left := sum(thread.name == "matex-read" for thread in threading.enumerate()):
         if time.monotonic() > deadline:
             break
@@ -99,12 +99,12 @@ def _warm_tensorflow() -> None:
 
 
 def _resident() -> int:
-    """Bytes in memory."""
+    """Return the resident bytes of this process."""
     return int(psutil.Process().memory_info().rss)
 
 
 class _Peak:
-    """The most memory that the process had since, looked at every now and then."""
+    """Peak of the resident memory since the start, sampled by a thread."""
 
     def __init__(self) -> None:
         self._most = _resident()
@@ -117,7 +117,7 @@ class _Peak:
             self._most = max(self._most, _resident())
 
     def end(self) -> int:
-        """Bytes."""
+        """Stop sampling and return the peak, in bytes."""
         self._ended.set()
         self._thread.join()
         return max(self._most, _resident())

@@ -1,4 +1,4 @@
-"""What the machine can do at best: moving bytes, or decoding them, and nothing else."""
+"""Ceilings of the machine: moving bytes, or decoding chunks, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from benchmarks.data import Task
+from benchmarks.harness.data import Task
 from matex_data.codecs.inflate import inflate_rows
 
 BUFFER_BYTES = 8 << 20
@@ -22,9 +22,9 @@ Pass = Callable[[], int]
 
 
 def moving(task: Task, rank: int = 0, size: int = 1, buffers: int = 1) -> Pass:
-    """The file's bytes into buffers that are used again, by ``preadv``; each rank its part of the file.
+    """Return a pass that reads the file by ``preadv`` into reused buffers; each rank reads its range of the file.
 
-    One buffer stays in the processor's cache. Batches that are waiting for the training do not.
+    A single buffer stays in the processor's cache; batches that wait for the training do not.
     """
     descriptor = os.open(task.path, os.O_RDONLY)
     length = os.fstat(descriptor).st_size
@@ -42,7 +42,7 @@ def moving(task: Task, rank: int = 0, size: int = 1, buffers: int = 1) -> Pass:
 
 
 def decoding(task: Task, rank: int = 0, size: int = 1, together: int = DECODED_BYTES) -> Pass:
-    """Inflate and unshuffle the chunks of the inputs, which are in memory, with the threads a rank may use.
+    """Return a pass that inflates and unshuffles the chunks of the inputs, which are in memory, in the rank's threads.
 
     By the fastest means known here: libdeflate, and matex_data's own compiled loop. A thread decodes so many bytes
     ``together`` without Python; 0: one chunk. What comes out is overwritten by the next chunk.

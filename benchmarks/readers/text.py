@@ -1,4 +1,4 @@
-"""A text table, and its readers."""
+"""Readers of a text table."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 import matex_data as md
-from benchmarks.ceiling import Pass
-from benchmarks.counting import counting
-from benchmarks.data import SMALL, Task
-from benchmarks.ours import SEED
+from benchmarks.harness.counting import counting
+from benchmarks.harness.data import SMALL, Task
+from benchmarks.readers.ceiling import Pass
+from benchmarks.readers.ours import SEED
 
 COLUMNS = [f"x{i}" for i in range(29)]
 
 
 def table(folder: Path, quick: bool = False) -> Task:
-    """29 columns of floats with six digits and one of integers: 266 MB of text."""
+    """Write 29 columns of floats with six digits and one of integers: 266 MB of text."""
     count = 960_000 // (SMALL if quick else 1)
     path = folder / f"table-{count}.csv"
     if not path.exists():
@@ -34,28 +34,28 @@ def table(folder: Path, quick: bool = False) -> Task:
 
 
 def matrix(task: Task, **options: Any) -> Pass:
-    """Shuffled batches from ``tf_dataset``, the floats as one matrix."""
+    """Read shuffled batches from ``tf_dataset``, the floats as one matrix."""
     data = md.open_dataset(task.path, inputs=COLUMNS, targets=task.targets, stack=True, **options)
     return counting(data.tf_dataset(task.batch_size, shuffle=True, seed=SEED))
 
 
 def columns(task: Task) -> Pass:
-    """Shuffled batches from ``tf_dataset``, each column by itself."""
+    """Read shuffled batches from ``tf_dataset``, each column by itself."""
     return counting(md.open_dataset(task.path).tf_dataset(task.batch_size, shuffle=True, seed=SEED))
 
 
 def scan(task: Task) -> Pass:
-    """The search for the borders of records alone."""
-    from matex_data.readers.csv.blocks import scan_together
+    """Search for the borders of the records alone."""
+    from matex_data.readers.collective import SingleRank
     from matex_data.readers.csv.dialect import Dialect
-    from matex_data.readers.ranks import SingleRank
+    from matex_data.readers.csv.records import scan_file
 
     size = Path(task.path).stat().st_size
-    return lambda: scan_together(task.path, 0, 0, size, Dialect(), SingleRank()).rows - 1
+    return lambda: scan_file(task.path, 0, 0, size, Dialect(), SingleRank()).count - 1
 
 
 def arrow(task: Task) -> Pass:
-    """``pyarrow.csv.read_csv`` with one thread, in the order of the file, without batches or tensors."""
+    """Read with ``pyarrow.csv.read_csv`` and one thread, in the order of the file, without batches or tensors."""
     from pyarrow import csv
 
     options = csv.ReadOptions(use_threads=False)
@@ -63,14 +63,14 @@ def arrow(task: Task) -> Pass:
 
 
 def pandas(task: Task) -> Pass:
-    """``pandas.read_csv`` with its own parser, in the order of the file, without batches or tensors."""
+    """Read with ``pandas.read_csv`` and its own parser, in the order of the file, without batches or tensors."""
     from pandas import read_csv
 
     return lambda: len(read_csv(task.path))
 
 
 def csv_dataset(task: Task, buffer: int = 0) -> Pass:
-    """``tf.data.experimental.CsvDataset`` in batches, the first samples of the file; shuffled in a buffer of rows."""
+    """Read the first samples with ``tf.data.experimental.CsvDataset`` in batches, shuffled in a buffer of rows."""
     import tensorflow as tf
 
     types = [tf.float64] * len(COLUMNS) + [tf.int64]

@@ -1,4 +1,4 @@
-"""The files that are read: made once in a folder, and used again when they are there."""
+"""Files to read: written once to a folder, and reused where they exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SMALL = 4  # --quick: files are so many times smaller
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be read, by whatever reader.
+    """Data to read.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Task:
 
 
 def contiguous(folder: Path, quick: bool = False) -> Task:
-    """float32 images of 48 KB, one behind the other: 786 MB."""
+    """Write contiguous float32 images of 48 KB: 786 MB."""
     count = 16_000 // (SMALL if quick else 1)
 
     def write(file: h5py.File) -> None:
@@ -52,7 +52,7 @@ def contiguous(folder: Path, quick: bool = False) -> Task:
 
 
 def chunks(folder: Path, quick: bool = False) -> Task:
-    """int16 images of 24 KB in shuffled and deflated chunks of 16: 1.6 GB decoded."""
+    """Write int16 images of 24 KB in shuffled and deflated chunks of 16: 1.6 GB decoded."""
     count = 64_000 // (SMALL if quick else 1)
 
     def write(file: h5py.File) -> None:
@@ -69,7 +69,7 @@ def chunks(folder: Path, quick: bool = False) -> Task:
 
 
 def rows(folder: Path, quick: bool = False) -> Task:
-    """Rows of 28 float32, one behind the other: 560 MB."""
+    """Write contiguous rows of 28 float32: 560 MB."""
     count = 5_000_000 // (SMALL if quick else 1)
 
     def write(file: h5py.File) -> None:
@@ -81,7 +81,7 @@ def rows(folder: Path, quick: bool = False) -> Task:
 
 
 def sparse(folder: Path) -> Task:
-    """Contiguous float32 images of 48 KB, 1 TiB of them, of which the disk holds next to nothing."""
+    """Write a sparse file of contiguous float32 images of 48 KB: 1 TiB, almost nothing of it on disk."""
     count = SPARSE_BYTES // (3 * 64 * 64 * 4)
 
     def write(file: h5py.File) -> None:
@@ -98,7 +98,7 @@ def sparse(folder: Path) -> Task:
 
 
 def small(folder: Path) -> Task:
-    """2,000 rows of 10 float64 in deflated chunks of 100."""
+    """Write 2,000 rows of 10 float64 in deflated chunks of 100."""
 
     def write(file: h5py.File) -> None:
         file.create_dataset("x", data=np.random.default_rng(0).random((2000, 10)), chunks=(100, 10), compression="gzip")
@@ -108,7 +108,7 @@ def small(folder: Path) -> Task:
 
 
 def _made(path: Path, write: Callable[[h5py.File], None]) -> str:
-    """The file's path; it is written under another name first, so that it is whole where it is there."""
+    """Return the path of a file, after writing it under another name and renaming it."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.reading import Goal, Measured, Setup
-from benchmarks.shuffling import CLASSES, FILES, SMALL, SequenceCounter, Sorted, before, by_default
+from benchmarks.cases.reading import Goal, Measured, Setup
+from benchmarks.cases.shuffling import CLASSES, FILES, SMALL, SequenceCounter, Sorted, before, by_default
 
 SEEDS = 5
 SIDE = 12  # pixels
@@ -24,7 +24,7 @@ Images = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
 
 def training(setup: Setup) -> Measured:
-    """Train in every order with several seeds."""
+    """Train in each order with several seeds."""
     file = FILES[3]
     samples = file.samples // (SMALL if setup.quick else 1)
     images = _images(np.arange(samples) * CLASSES // samples, seed=0)
@@ -80,7 +80,7 @@ def _images(classes: np.ndarray[Any, Any], seed: int) -> Images:
 
 
 def _trained(images: Images, held_out: Images, batches: Any, seed: int) -> tuple[float, float]:
-    """Loss and accuracy on held-out images after one epoch of these batches."""
+    """Return the loss and the accuracy on held-out images after one epoch of these batches."""
     import keras
 
     keras.utils.set_random_seed(seed)

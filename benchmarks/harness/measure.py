@@ -1,4 +1,4 @@
-"""Readers take turns, each in processes of its own, so that whatever else the machine does meets all of them."""
+"""Interleaved measurements: each reader has its own processes, and other load meets all readers alike."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from statistics import median
 from threading import Timer
 from typing import IO, Any
 
-from benchmarks.data import Task
+from benchmarks.harness.data import Task
 
 ROOT = Path(__file__).resolve().parent.parent
 TIME_LIMIT = 300.0  # seconds for one answer
 END_LIMIT = 20.0  # seconds to end in
-LAST_WORDS = 3000  # characters of what a reader printed before it failed
+LAST_WORDS = 3000  # characters of a failed reader's output
 SETTINGS = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "GRPC_VERBOSITY": "NONE"}
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Something to be measured.
+    """Reader to measure.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class Reader:
 
 @dataclass
 class Result:
-    """The figures of every repetition; lists of equal length."""
+    """Figures of each repetition of a reader: lists of equal length."""
 
     reader: Reader
     task: Task
@@ -60,36 +60,36 @@ class Result:
 
     @property
     def rates(self) -> list[float]:
-        """Samples a second."""
+        """Return samples per second of each repetition."""
         return [answer["samples"] / answer["seconds"] for answer in self.answers]
 
     @property
     def rate(self) -> float:
-        """The median of samples a second; 0 where it could not be measured."""
+        """Return the median of samples per second; 0 if it could not be measured."""
         return median(self.rates) if self.answers else 0.0
 
     @property
     def bytes_rate(self) -> float:
-        """Decoded bytes of the inputs a second."""
+        """Return decoded bytes of the inputs per second."""
         return self.rate * self.task.sample_bytes
 
     @property
     def epoch_cpu(self) -> float:
-        """CPU seconds of an epoch; an estimate where a pass is only a part of one."""
+        """Return the CPU seconds of an epoch, estimated where a pass is shorter than an epoch."""
         return median([answer["cpu"] / answer["samples"] for answer in self.answers]) * self.task.samples
 
     def over(self, other: Result) -> float:
-        """How many times the other's rate: the median of the ratios within each repetition."""
+        """Return the ratio to another result's rate: the median of the ratios within each repetition."""
         pairs = [ours / theirs for ours, theirs in zip(self.rates, other.rates, strict=False)]
         return median(pairs) if pairs else float("nan")
 
     def figure(self, name: str) -> float:
-        """The median of what a probe says under that name."""
+        """Return the median of a probe's figure."""
         return median([answer[name] for answer in self.answers])
 
 
 def interleaved(task: Task, readers: Sequence[Reader], repetitions: int) -> list[Result]:
-    """Every reader's passes, one of each reader after the other.
+    """Run one pass of each reader after the other, in several rounds.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def interleaved(task: Task, readers: Sequence[Reader], repetitions: int) -> list
 
 
 def afresh(task: Task, reader: Reader, repetitions: int) -> Result:
-    """A probe that has to be in a new process each time."""
+    """Run a probe in a new process for each repetition."""
     result = Result(reader, task)
     for _ in range(repetitions):
         with _started(result) as process:
@@ -121,21 +121,21 @@ def afresh(task: Task, reader: Reader, repetitions: int) -> Result:
 
 @dataclass(frozen=True)
 class _Running:
-    """A reader's process, and the file that takes what its libraries print."""
+    """Process of a reader, and the file that receives the output of its libraries."""
 
     name: str
     process: subprocess.Popen[str]
     talk: IO[str]
 
     def answer(self) -> dict[str, Any]:
-        """Ask for passes and wait for what comes of it."""
+        """Request passes and return the answer."""
         ask, answers = self.process.stdin, self.process.stdout
         if ask is None or answers is None:
             raise RuntimeError(f"{self.name}: there are no pipes")
         timer = Timer(TIME_LIMIT, self.process.terminate)
         timer.start()
         try:
-            with suppress(BrokenPipeError):  # it may have said what it lacks, and ended
+            with suppress(BrokenPipeError):  # it may have reported what it lacks, and ended
                 ask.write("pass\n")
                 ask.flush()
             line = answers.readline()
@@ -154,7 +154,7 @@ def _started(result: Result) -> Iterator[_Running]:
     reader = result.reader
     spec = {"function": reader.function, "options": dict(reader.options), "ranks": reader.ranks}
     spec |= {"pinned": reader.pinned}
-    command = [sys.executable, "-m", "benchmarks.worker", json.dumps(spec | {"task": asdict(result.task)})]
+    command = [sys.executable, "-m", "benchmarks.harness.worker", json.dumps(spec | {"task": asdict(result.task)})]
     if reader.ranks > 1:
         command = [_mpiexec(), "-n", str(reader.ranks), *command]
     threads = reader.threads or max(1, len(os.sched_getaffinity(0)) // reader.ranks)
@@ -169,7 +169,7 @@ def _started(result: Result) -> Iterator[_Running]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """A reader ends when there are no more orders, or else is ended."""
+    """Close the input of a process and wait for its end; terminate it after ``END_LIMIT`` seconds."""
     if process.stdin is not None:
         with suppress(BrokenPipeError):
             process.stdin.close()
@@ -181,5 +181,5 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _mpiexec() -> str:
-    """That of this environment, else that of the system."""
+    """Return the ``mpiexec`` of this environment, else that of the system."""
     return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or "mpiexec"

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from benchmarks import data
-from benchmarks.data import Task
-from benchmarks.measure import Reader, Result, afresh, interleaved
+from benchmarks.harness import data
+from benchmarks.harness.data import Task
+from benchmarks.harness.measure import Reader, Result, afresh, interleaved
 
 TENSORS = Reader("matex_data, tf.data", "ours", "ours.tensors")
 ARRAYS = Reader("matex_data, NumPy", "ours", "ours.arrays")
@@ -54,13 +54,13 @@ class Goal:
 
     @property
     def holds(self) -> bool:
-        """Whether the figure keeps to the limit."""
+        """Return whether the figure keeps to the limit."""
         return self.found <= self.limit if self.most else self.found >= self.limit
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What came out of a case: ``results`` may be empty where only figures are of interest, or a table of others."""
+    """Outcome of a case: results of its readers, goals, and a table of other figures where it has one."""
 
     title: str
     results: list[Result] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Setup:
-    """Where the files are, how often each reader runs, and whether the files are small ones."""
+    """Settings of a run: folder of the files, repetitions of each reader, and whether the files are small."""
 
     folder: Path
     repetitions: int
@@ -79,7 +79,7 @@ class Setup:
 
 
 def contiguous(setup: Setup) -> Measured:
-    """48 KB samples that are not compressed."""
+    """Measure uncompressed samples of 48 KB."""
     task = data.contiguous(setup.folder, setup.quick)
     results = interleaved(task, (TENSORS, ARRAYS, MOVING, *PEERS), setup.repetitions)
     by = _by_reader(results)
@@ -93,7 +93,7 @@ def contiguous(setup: Setup) -> Measured:
 
 
 def chunks(setup: Setup) -> Measured:
-    """Compressed chunks of 16 samples."""
+    """Measure compressed chunks of 16 samples."""
     task = data.chunks(setup.folder, setup.quick)
     results = interleaved(task, (TENSORS, ARRAYS, DECODING, ONE_BY_ONE, IN_ORDER, *PEERS), setup.repetitions)
     by = _by_reader(results)
@@ -108,7 +108,7 @@ def chunks(setup: Setup) -> Measured:
 
 
 def rows(setup: Setup) -> Measured:
-    """Many small samples."""
+    """Measure many small samples."""
     task = data.rows(setup.folder, setup.quick)
     results = interleaved(task, (TENSORS, ARRAYS, MOVING, *PEERS), setup.repetitions)
     by = _by_reader(results)
@@ -122,7 +122,7 @@ def rows(setup: Setup) -> Measured:
 
 
 def globally(setup: Setup) -> Measured:
-    """A uniform permutation of compressed chunks, after the epoch that reads them."""
+    """Measure ``shuffle="global"`` on compressed chunks, after the epoch that reads them."""
     task = data.chunks(setup.folder, setup.quick)
     ours = [
         Reader(f'shuffle="global", {n} rank{"s" * (n > 1)}', "ours", "ours.everywhere", ranks=n, threads=1)
@@ -136,7 +136,7 @@ def globally(setup: Setup) -> Measured:
 
 
 def ranks(setup: Setup, make: Callable[[Path, bool], Task], ceiling: Reader) -> Measured:
-    """One rank and two, each with a core and a decoding thread of its own."""
+    """Measure one rank and two, each with one core and one decoding thread."""
     task = make(setup.folder, setup.quick)
     kinds = (TENSORS, ARRAYS, ceiling, *([KEEPING] if ceiling is MOVING else []))
     readers = [
@@ -155,7 +155,7 @@ def ranks(setup: Setup, make: Callable[[Path, bool], Task], ceiling: Reader) -> 
 
 
 def collective(setup: Setup) -> Measured:
-    """``io="collective"`` and ``io="independent"``."""
+    """Compare ``io="collective"`` with ``io="independent"``."""
     task = data.contiguous(setup.folder, setup.quick)
     readers = [
         Reader(f"{io}, {n} rank{'s' * (n > 1)}", "ours", TENSORS.function, {"io": io}, ranks=n)
@@ -171,7 +171,7 @@ def collective(setup: Setup) -> Measured:
 
 
 def huge(setup: Setup) -> Measured:
-    """A sparse file of 1 TiB."""
+    """Measure a sparse file of 1 TiB."""
     task = data.sparse(setup.folder)
     found = afresh(task, Reader("sparse", "ours", "probes.first_batch"), setup.repetitions)
     goals = [
@@ -183,7 +183,7 @@ def huge(setup: Setup) -> Measured:
 
 
 def epochs(setup: Setup) -> Measured:
-    """Many epochs over a small file."""
+    """Measure memory, descriptors and threads over many epochs of a small file."""
     count = 60 if setup.quick else 200
     options = {"epochs": count}
     found = afresh(data.small(setup.folder), Reader("epochs", "ours", "probes.many_epochs", options), 1)
@@ -218,5 +218,5 @@ def _by_reader(results: list[Result]) -> dict[str, Result]:
 
 
 def _best(results: list[Result]) -> Result:
-    """The fastest peer."""
+    """Return the fastest peer."""
     return max((result for result in results if result.reader.kind == "peer"), key=lambda result: result.rate)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks import climate
-from benchmarks.data import Task
-from benchmarks.measure import Reader, interleaved
-from benchmarks.reading import MOVING, Goal, Measured, Setup
+from benchmarks.cases.reading import MOVING, Goal, Measured, Setup
+from benchmarks.harness.data import Task
+from benchmarks.harness.measure import Reader, interleaved
+from benchmarks.readers import climate
 
 READERS = (
     Reader("matex_data, tf.data", "ours", "climate.tensors"),
@@ -20,7 +20,7 @@ READERS = (
 
 
 def decoded(setup: Setup, make: Callable[[Path, bool], Task], title: str) -> Measured:
-    """Packed int16 and float32 as float32."""
+    """Measure packed int16 and float32 fields, delivered as float32."""
     results = interleaved(make(setup.folder, setup.quick), READERS, setup.repetitions)
     ours, python, xarray, _ = results
     goals = [Goal("tf.data, shuffled / netCDF4-python in order", ours.over(python), 2)]

@@ -1,4 +1,4 @@
-"""What was measured as tables on the terminal, as JSON, and as a picture."""
+"""Reports: tables on the terminal, JSON, and a picture."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import matplotlib as mpl
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measure import Result
-from benchmarks.reading import Measured
+from benchmarks.cases.reading import Measured
+from benchmarks.harness.measure import Result
 
 mpl.use("Agg")  # no screen is needed
 from matplotlib import pyplot as plt
@@ -23,7 +23,7 @@ COLOURS = {"ours": "#1b7837", "peer": "#9e9ac8", "reference": "#9e9ac8", "ceilin
 
 
 def show(console: Console, measured: Measured) -> None:
-    """A table of the readers, and one of what must hold."""
+    """Print a table of the readers and one of the goals."""
     console.print(f"\n[bold]{measured.title}[/bold]")
     if measured.results:
         console.print(_readers(measured.results))
@@ -63,13 +63,13 @@ def _readers(results: Sequence[Result]) -> Table:
 
 
 def _ceiling_of(result: Result, results: Sequence[Result]) -> Result | None:
-    """The ceiling on as many ranks."""
+    """Return the ceiling on as many ranks."""
     of_its_kind = (r for r in results if r.reader.kind == "ceiling" and r.reader.ranks == result.reader.ranks)
     return next(of_its_kind, None)
 
 
 def save(folder: Path, cases: Sequence[Measured]) -> None:
-    """``results.json`` and ``benchmarks.png``."""
+    """Write ``results.json`` and ``benchmarks.png``."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps([_figures(case) for case in cases], indent=1))
     drawn = [case for case in cases if case.results]
@@ -94,7 +94,7 @@ def _draw(path: Path, cases: Sequence[Measured]) -> None:
 
 
 def _bars(axis: Axes, case: Measured) -> None:
-    """One bar a reader, as long as its median, on a logarithmic axis; a line where the ceiling is."""
+    """Draw a bar for each reader's median on a logarithmic axis, and a line at the ceiling."""
     results = [result for result in case.results if result.answers][::-1]
     axis.set_title(case.title, fontsize=9, loc="left")
     colours = [COLOURS[result.reader.kind] for result in results]

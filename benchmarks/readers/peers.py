@@ -1,6 +1,6 @@
-"""Other readers of the same files, each as its documentation recommends.
+"""Other readers of the same files, each used as its documentation recommends.
 
-Targets are small: peers hold them in memory. Every pass takes ``task.limit`` samples, drawn at random anew.
+Targets are small, and peers keep them in memory. Each pass takes ``task.limit`` samples, drawn at random anew.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Any
 import h5py
 import numpy as np
 
-from benchmarks.ceiling import Pass
-from benchmarks.counting import counting
-from benchmarks.data import Task
+from benchmarks.harness.counting import counting
+from benchmarks.harness.data import Task
+from benchmarks.readers.ceiling import Pass
 
 Array = np.ndarray[Any, Any]
 
 
 def _drawn(task: Task, rng: np.random.Generator) -> Array:
-    """Whole batches of different samples in random order."""
+    """Draw whole batches of distinct samples in random order."""
     count = min(task.limit, task.samples) // task.batch_size * task.batch_size
     return rng.choice(task.samples, count, replace=False)
 
 
 def from_generator_samples(task: Task) -> Pass:
-    """h5py, one sample at a time, through ``tf.data.Dataset.from_generator``, batched by TensorFlow."""
+    """Read sample by sample with h5py through ``tf.data.Dataset.from_generator``; TensorFlow makes the batches."""
     import tensorflow as tf
 
     file = h5py.File(task.path)
@@ -44,7 +44,7 @@ def from_generator_samples(task: Task) -> Pass:
 
 
 def from_generator_batches(task: Task) -> Pass:
-    """h5py, a batch by one sorted selection, through ``tf.data.Dataset.from_generator``."""
+    """Read each batch by one sorted selection with h5py, through ``tf.data.Dataset.from_generator``."""
     import tensorflow as tf
 
     file = h5py.File(task.path)
@@ -62,7 +62,7 @@ def from_generator_batches(task: Task) -> Pass:
 
 
 class _Samples:
-    """A map-style dataset; the file is opened by the process, or thread, that first reads."""
+    """Map-style dataset; the first process or thread that reads opens the file."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -70,7 +70,7 @@ class _Samples:
 
     @property
     def fields(self) -> tuple[h5py.Dataset, Array]:
-        """Inputs, targets."""
+        """Return inputs and targets."""
         if self._opened is None:
             file = h5py.File(self.task.path)
             self._opened = file[self.task.inputs], file[self.task.targets][...]
@@ -85,7 +85,7 @@ class _Samples:
 
 
 class _Batches(_Samples):
-    """The same with the batched access that PyTorch's fetcher looks for."""
+    """Like ``_Samples``, with the batched access that PyTorch's fetcher looks for."""
 
     def __getitems__(self, numbers: list[int]) -> tuple[Array, Array]:
         x, y = self.fields
@@ -94,14 +94,14 @@ class _Batches(_Samples):
 
 
 def _as_tensors(batch: tuple[Array, Array]) -> tuple[Any, Any]:
-    """Without a copy."""
+    """Convert arrays to tensors without a copy."""
     import torch
 
     return torch.from_numpy(batch[0]), torch.from_numpy(batch[1])
 
 
 def torch_loader(task: Task, batched: bool, workers: int) -> Pass:
-    """``torch.utils.data.DataLoader``; workers persist, as its tuning guide recommends."""
+    """Read with ``torch.utils.data.DataLoader`` and persistent workers, as its tuning guide recommends."""
     import torch
     from torch.utils.data import DataLoader, SubsetRandomSampler
 
@@ -122,7 +122,7 @@ def torch_loader(task: Task, batched: bool, workers: int) -> Pass:
 
 
 def grain_dataset(task: Task, threads: int) -> Pass:
-    """Grain's ``MapDataset``, shuffled, read by threads and batched."""
+    """Read with Grain's ``MapDataset``: shuffled, in threads, batched."""
     grain: Any = import_module("grain.python")  # it has no types
     source: Any = _Samples(task)
     count = min(task.limit, task.samples) // task.batch_size * task.batch_size
@@ -132,7 +132,7 @@ def grain_dataset(task: Task, threads: int) -> Pass:
 
 
 def blocks_in_order(task: Task) -> Pass:
-    """h5py, whole batches in the order of the file, each chunk once: nothing is shuffled."""
+    """Read whole batches with h5py in the order of the file, each chunk once: nothing is shuffled."""
     x = h5py.File(task.path)[task.inputs]
 
     def run() -> int:

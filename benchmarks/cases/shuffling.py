@@ -1,4 +1,4 @@
-"""How well shuffled batches represent files that are sorted: computed from sample numbers, no data is read.
+"""Quality of shuffled batches of sorted files, computed from sample numbers: no data is read.
 
 Ten classes lie one after the other. The share of a class in a batch of n varies from batch to batch; its standard
 deviation over that of drawing from all samples alike, sqrt(p (1 - p) / n), is 1 for a shuffle of the whole file.
@@ -15,15 +15,15 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.reading import Goal, Measured, Setup
+from benchmarks.cases.reading import Goal, Measured, Setup
 from matex_data._types import Array, Integers
 from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, Rows
+from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, RowSelection
 from matex_data.index.runs import Runs, cut
 from matex_data.opening import WINDOW_BYTES
 from matex_data.sampling.schedule import Schedule
-from matex_data.sampling.sizing import block_borders, block_bytes_for, lanes_for, schedule
+from matex_data.sampling.sizing import block_borders, choose_block_bytes, choose_lanes, make_schedule
 
 CLASSES = 10
 EPOCHS = 3
@@ -60,7 +60,7 @@ class Sorted:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a sample."""
+        """Return the bytes of a sample."""
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
@@ -75,18 +75,18 @@ FILES = (
 
 @dataclass(frozen=True)
 class _Stored(Layout):
-    """Rows of a file that is not there."""
+    """Layout of a file that does not exist."""
 
     rows: int
     block_rows: int
 
-    def requests(self, rows: Rows, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         raise NotImplementedError("there is nothing to read")
 
 
 @dataclass(frozen=True)
 class Shares:
-    """How the classes are represented in the batches of some epochs.
+    """Representation of the classes in the batches of a few epochs.
 
     Parameters
     ----------
@@ -107,14 +107,14 @@ class Shares:
 
 
 def by_default(file: Sorted, rank: int = 0, size: int = 1, seed: int = 1) -> SequenceCounter:
-    """Return the batches of this package with its defaults, as one rank of some gets its share of them."""
+    """Return this package's batches with its defaults, as one rank of several gets its shard of them."""
     index = Index(
         {"x": Field("x", file.shape, np.dtype(file.dtype))},
         [FileIndex("sorted.h5", file.samples, {"x": _Stored(file.samples, file.chunk)})],
     )
-    block_bytes = block_bytes_for(file.batch_size, WINDOW_BYTES, file.samples * file.row_bytes)
+    block_bytes = choose_block_bytes(file.batch_size, WINDOW_BYTES, file.samples * file.row_bytes)
     every = Runs(np.array([0]), np.array([file.samples]))
-    plan = schedule(
+    plan = make_schedule(
         every,
         block_borders(index, block_bytes),
         file.batch_size,
@@ -127,12 +127,12 @@ def by_default(file: Sorted, rank: int = 0, size: int = 1, seed: int = 1) -> Seq
 
 
 def before(file: Sorted, seed: int = 1) -> SequenceCounter:
-    """Return the batches as they were before quality decided: 32 blocks of up to 1 MB in a window."""
+    """Return the batches of windows of 32 blocks of up to 1 MB."""
     total = file.samples * file.row_bytes
     depth = file.chunk * max(1, min(total // 1024, 1 << 20) // (file.chunk * file.row_bytes))
     borders = np.arange(0, file.samples, depth)
     window = min(WINDOW_BYTES, max(8 << 20, 32 * depth * file.row_bytes))
-    lanes = lanes_for(file.batch_size, min(256, len(borders), window // (2 * depth * file.row_bytes)))
+    lanes = choose_lanes(file.batch_size, min(256, len(borders), window // (2 * depth * file.row_bytes)))
     steps = max(1, window // (file.batch_size * file.row_bytes))
     pieces = cut(Runs(np.array([0]), np.array([file.samples])), borders)
     plan = Schedule(pieces, file.batch_size, lanes, steps, seed, np.arange(len(borders)))
@@ -142,7 +142,7 @@ def before(file: Sorted, seed: int = 1) -> SequenceCounter:
 def everywhere(file: Sorted) -> SequenceCounter:
     """Return the batches of ``shuffle="global"``."""
     every = Runs(np.array([0]), np.array([file.samples]))
-    plan = schedule(
+    plan = make_schedule(
         every, np.array([0]), file.batch_size, file.row_bytes, WINDOW_BYTES, seed=1, remainder="drop", uniform=True
     )
     return partial(_of_schedule, plan, rank=0, size=1)
@@ -173,7 +173,7 @@ def torch_sampler(file: Sorted) -> SequenceCounter:
 
 
 def grain_shuffle(file: Sorted) -> SequenceCounter:
-    """Return the first batches of Grain's ``MapDataset.shuffle``, which makes them sample by sample."""
+    """Return the first batches of Grain's ``MapDataset.shuffle``."""
     import grain
 
     def epoch(number: int) -> Integers:
@@ -190,7 +190,7 @@ def _batched(order: Integers, batch_size: int) -> Integers:
 
 
 def shares(file: Sorted, order: SequenceCounter, epochs: int = EPOCHS) -> Shares:
-    """Return how the classes are represented in some epochs."""
+    """Compute the representation of the classes in a few epochs."""
     n, every = file.batch_size, [order(number) for number in range(epochs)]
     counts = np.concatenate([_classes(batches, file.samples) for batches in every])
     chance = float(np.sqrt(1 / CLASSES * (1 - 1 / CLASSES)))
@@ -209,13 +209,13 @@ def shares(file: Sorted, order: SequenceCounter, epochs: int = EPOCHS) -> Shares
 
 
 def _classes(batches: Integers, samples: int) -> Integers:
-    """int64[batches, CLASSES], how many samples of each class there are."""
+    """Return the number of samples of each class, int64[batches, CLASSES]."""
     of = batches * CLASSES // samples + np.arange(len(batches))[:, None] * CLASSES
     return np.bincount(of.reshape(-1), minlength=len(batches) * CLASSES).reshape(-1, CLASSES)
 
 
 def _met(batches: Integers, samples: int) -> int:
-    """How many pairs of neighbours in the file are in one batch."""
+    """Count the pairs of neighbours in the file that share a batch."""
     step = np.full(samples, -1, np.int64)
     step[batches.reshape(-1)] = np.repeat(np.arange(len(batches)), batches.shape[1])
     return int(((step[1:] == step[:-1]) & (step[1:] >= 0)).sum())
@@ -275,7 +275,7 @@ CASES: dict[str, list[Callable[[Setup], Measured]]] = {"shuffle": [shuffle]}
 
 
 def draw(path: Path) -> None:
-    """Draw which samples come when, and the share of a class in each batch, for the first of ``FILES``."""
+    """Draw the order of the samples, and the share of a class in each batch, for the first of ``FILES``."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -14,7 +14,7 @@ import numpy as np
 
 from matex_data._types import Integers
 from matex_data.errors import PartitionError
-from matex_data.fields import Elements, Names
+from matex_data.fields import ElementSpec, Names
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs, merge
 from matex_data.sampling.schedule import Schedule
@@ -30,7 +30,7 @@ ORDER = ("lanes", "window_steps", "cache", "blocks")
 ``open_dataset`` (``window_bytes``, ``block_bytes``, ``cache``)."""
 
 
-def sample_facts(index: Index, elements: Elements, samples: Runs) -> dict[str, Any]:
+def identify_samples(index: Index, elements: ElementSpec, samples: Runs) -> dict[str, Any]:
     """Return what identifies the samples: neither the folder of the files nor the number of ranks is part of it."""
     files = [[PurePath(file.path).name, int(file.rows)] for file in index.files]
     digest = hashlib.blake2b(json.dumps(files).encode(), digest_size=16)
@@ -47,37 +47,37 @@ def sample_facts(index: Index, elements: Elements, samples: Runs) -> dict[str, A
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Fingerprint:
     """How a data set is passed over.
 
     Parameters
     ----------
-    samples : of ``sample_facts``.
-    plan : who gets which sample when.
+    samples : of ``identify_samples``.
+    schedule : who gets which sample when.
     cache : of the data set.
     """
 
     samples: Mapping[str, Any]
-    plan: Schedule
+    schedule: Schedule
     cache: str | None
 
     @property
     def options(self) -> dict[str, Any]:
         """What the caller has chosen, with the seed that was drawn where none was given."""
-        plan = self.plan
+        plan = self.schedule
         shuffle: bool | str = "global" if plan.uniform else plan.seed is not None
         return dict(zip(OPTIONS, (plan.batch_size, shuffle, plan.seed, plan.remainder), strict=True))
 
     @cached_property
     def order(self) -> dict[str, Any]:
         """How it is shuffled; the same for all that is not, and for all that is drawn from all samples alike."""
-        plan = self.plan
+        plan = self.schedule
         if plan.seed is None or plan.uniform:
             return dict.fromkeys(ORDER)
         most = max(1, plan.full_steps)
         steps = most if self.cache == "memory" else min(plan.window_steps, most)
         blocks = hashlib.blake2b(digest_size=16)
-        _add(blocks, plan.pieces.start, plan.pieces.count, plan.blocks)
+        _add(blocks, plan.segments.start, plan.segments.count, plan.blocks)
         return dict(zip(ORDER, (plan.lanes, steps, self.cache, blocks.hexdigest()), strict=True))
 
     def state(self, step: int) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Recipe:
                 raise _other(differ, start, facts)
 
 
-def step_of(start: State) -> int:
+def read_step(start: State) -> int:
     """Return the number of batches that are done.
 
     Raises
@@ -112,7 +112,7 @@ def step_of(start: State) -> int:
     return step
 
 
-def seed_of(start: State) -> int:
+def read_seed(start: State) -> int:
     """Return the seed of a run that goes on.
 
     Raises

@@ -1,4 +1,4 @@
-"""Fields of a climate model in netCDF files, and their readers."""
+"""Readers of fields of a climate model in netCDF files."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import netCDF4
 import numpy as np
 
 import matex_data as md
-from benchmarks.ceiling import Pass
-from benchmarks.counting import counting
-from benchmarks.data import SMALL, Task
-from benchmarks.ours import SEED
+from benchmarks.harness.counting import counting
+from benchmarks.harness.data import SMALL, Task
+from benchmarks.readers.ceiling import Pass
+from benchmarks.readers.ours import SEED
 
 GRID = (180, 360)
 FIELDS = ["t2m", "wind"]  # int16 with scale and offset, and float32
 
 
 def classic(folder: Path, quick: bool = False) -> Task:
-    """A classic file with an unlimited time axis, whose records lie interleaved: 583 MB."""
+    """Write a classic file with an unlimited time axis, whose records are interleaved: 583 MB."""
     return _table(folder, "classic", quick, format="NETCDF3_64BIT_OFFSET")
 
 
 def deflated(folder: Path, quick: bool = False) -> Task:
-    """A netCDF-4 file, shuffled and deflated in chunks of 4 times: 778 MB decoded."""
+    """Write a netCDF-4 file, shuffled and deflated in chunks of 4 times: 778 MB decoded."""
     return _table(folder, "deflated", quick, format="NETCDF4")
 
 
@@ -55,13 +55,13 @@ def _write(file: Any, count: int, deflate: bool) -> None:
 
 
 def tensors(task: Task) -> Pass:
-    """Shuffled batches of both fields from ``tf_dataset``, decoded."""
+    """Read shuffled batches of both fields, decoded, from ``tf_dataset``."""
     data = md.open_dataset(task.path, inputs=FIELDS)
     return counting(data.tf_dataset(task.batch_size, shuffle=True, seed=SEED, remainder="keep"))
 
 
 def netcdf4_python(task: Task) -> Pass:
-    """Both variables as decoded masked arrays, a batch at a time, in the order of the file."""
+    """Read both variables as decoded masked arrays, batch by batch in the order of the file."""
 
     def run() -> int:
         with netCDF4.Dataset(task.path) as file:
@@ -74,7 +74,7 @@ def netcdf4_python(task: Task) -> Pass:
 
 
 def xarray(task: Task) -> Pass:
-    """``xarray.open_dataset(...).load()``: both variables as a whole, decoded."""
+    """Load both variables at once, decoded, by ``xarray.open_dataset(...).load()``."""
     from xarray import open_dataset
 
     def run() -> int:

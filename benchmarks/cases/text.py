@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks import text
-from benchmarks.measure import Reader, interleaved
-from benchmarks.reading import GAIN, MOVING, ROUNDS, Goal, Measured, Setup
+from benchmarks.cases.reading import GAIN, MOVING, ROUNDS, Goal, Measured, Setup
+from benchmarks.harness.measure import Reader, interleaved
+from benchmarks.readers import text
 
 READERS = (
     Reader("matex_data, one matrix", "ours", "text.matrix"),
@@ -25,7 +25,7 @@ RANKS = [
 
 
 def alone(setup: Setup) -> Measured:
-    """A table of floats as text, on one rank."""
+    """Measure a table of floats as text on one rank."""
     task = text.table(setup.folder, setup.quick)
     size = Path(task.path).stat().st_size
     results = interleaved(task, READERS, setup.repetitions)
@@ -42,7 +42,7 @@ def alone(setup: Setup) -> Measured:
 
 
 def on_ranks(setup: Setup) -> Measured:
-    """The same on one rank and on two."""
+    """Measure a table of floats as text on one rank and on two."""
     one, two = results = interleaved(text.table(setup.folder, setup.quick), RANKS, ROUNDS * setup.repetitions)
     goals = [Goal("2 ranks / 1 rank", two.over(one), GAIN)]
     return Measured("CSV on 2 ranks, one core a rank", results, goals)
