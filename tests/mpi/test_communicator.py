@@ -11,12 +11,8 @@ from mpi4py import MPI
 
 from matex_data import PartitionError, open_dataset
 from matex_data.io.sessions import read_sessions
-<<<<<<< HEAD
-from matex_data.mpi.communicator import Communicator, pending
-from tests.mpi.conftest import ROWS
-=======
 from matex_data.mpi.communicator import Communicator, has_pending
->>>>>>> house
+from tests.mpi.conftest import ROWS
 from tests.support.ranks import Pool
 
 

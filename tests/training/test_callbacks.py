@@ -91,7 +91,7 @@ def _one_rank_stops(comm: Any) -> Any:
     return int(model.optimizer.iterations), float(model.optimizer.learning_rate), problems.weights(model)
 
 
-@pytest.mark.rank_counts(2, 3)
+@pytest.mark.rank_counts(3, slow=(2,))
 def test_one_rank_stops_all(pool: Pool) -> None:
     results = pool.run(_one_rank_stops)
     assert {result[0] for result in results} == {3}

@@ -40,6 +40,7 @@ def _reference(comm: Any, name: str, samples: int, batch: int, epochs: int) -> A
     return problems.weights(model), history.history
 
 
+@pytest.mark.rank_counts(3, slow=(1, 2, 4))
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("samples", [240, 250, 241])
 def test_weights_and_logs_equal_one_process(ranks: Pools, pool: Pool, name: str, samples: int) -> None:

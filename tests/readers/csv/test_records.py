@@ -17,14 +17,8 @@ from matex_data.errors import DataError
 from matex_data.readers.collective import SingleRank
 from matex_data.readers.csv import records
 from matex_data.readers.csv.dialect import SPACES, Dialect
-<<<<<<< HEAD
-from matex_data.readers.csv.records import line_ends, positions, scan
-from matex_data.readers.ranks import SingleRank
-from tests.support.simulated import on_ranks
-=======
 from matex_data.readers.csv.records import Records, Scanner, join, line_ends, record_starts, scan_file
-from tests.support.simulated import together
->>>>>>> house
+from tests.support.simulated import on_ranks
 
 TOKENS = ["a", "bc", ",", ",", '"', '"', '""', "\n", "\r\n", "\r", "é", '"\n', ',"', '",', '"\r\n"']
 TEXTS = st.lists(st.sampled_from(TOKENS), min_size=1, max_size=30).map("".join)
@@ -55,7 +49,6 @@ def scan(text: str | np.ndarray, inside: bool = False, dialect: Dialect = COMMA)
     return record_starts(data, line_ends(data), inside, dialect)
 
 
-@settings(max_examples=500, deadline=None)
 @given(TEXTS)
 @example('a,b"c\n"d\n')
 @example('"a""b"c"\n"\r"\n')
@@ -63,7 +56,6 @@ def test_records_are_those_of_python(text: str) -> None:
     assert records_from(text, scan(text)[0]) == python_records(text)
 
 
-@settings(max_examples=300, deadline=None)
 @given(TEXTS)
 def test_a_text_split_behind_any_line(text: str) -> None:
     data = as_bytes(text)
@@ -76,7 +68,6 @@ def test_a_text_split_behind_any_line(text: str) -> None:
         assert tail_inside == inside
 
 
-@settings(max_examples=300, deadline=None)
 @given(TEXTS, st.integers(1, 12), st.integers(1, 16))
 def test_a_text_scanned_in_reads_of_any_size(text: str, size: int, step: int) -> None:
     data = as_bytes(text)
@@ -100,7 +91,7 @@ def _check(text: str, found: Records, step: int) -> None:
     assert found.line.tolist() == [int((line_ends(as_bytes(text)) <= starts[i]).sum()) for i in expected]
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TEXTS, st.integers(1, 7), st.integers(1, 9), st.integers(2, 40))
 @example('"\n,"\n"\n,"\n"\n,"\n"\n,"', 4, 3, 40)  # looks like fields of newlines, or like commas between quotes
 def test_a_text_scanned_by_ranks(tmp_path: Path, text: str, size: int, read: int, probe: int) -> None:
@@ -108,22 +99,12 @@ def test_a_text_scanned_by_ranks(tmp_path: Path, text: str, size: int, read: int
     path.write_bytes(text.encode())
     total, step = len(text.encode()), 8
     with pytest.MonkeyPatch.context() as patch:
-<<<<<<< HEAD
-        patch.setattr(csv_blocks, "READ_BYTES", read)
-        patch.setattr(csv_blocks, "PROBE_BYTES", probe)
-        patch.setattr(csv_blocks, "PIECE_BYTES", 5)
-        patch.setattr(csv_blocks, "block_bytes", lambda size: step)
-        tallies = on_ranks(size, lambda ranks: scan_together(str(path), 0, 0, total, COMMA, ranks))
-    for tally in tallies:
-        _check(text, tally, step)
-=======
         patch.setattr(records, "READ_BYTES", read)
         patch.setattr(records, "PROBE_BYTES", probe)
         patch.setattr(records, "block_bytes", lambda size: step)
-        by_rank = together(size, lambda ranks: scan_file(str(path), 0, 0, total, COMMA, ranks))
+        by_rank = on_ranks(size, lambda ranks: scan_file(str(path), 0, 0, total, COMMA, ranks))
     for found in by_rank:
         _check(text, found, step)
->>>>>>> house
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -148,13 +129,8 @@ def test_a_read_that_fails_on_one_rank(tmp_path: Path, size: int, failing: int) 
         return str(raised.value)
 
     with pytest.MonkeyPatch.context() as patch:
-<<<<<<< HEAD
-        patch.setattr(csv_blocks, "READ_BYTES", 10)
-        assert set(on_ranks(size, scanned)) == {"the disk is broken"}
-=======
         patch.setattr(records, "READ_BYTES", 10)
-        assert set(together(size, scanned)) == {"the disk is broken"}
->>>>>>> house
+        assert set(on_ranks(size, scanned)) == {"the disk is broken"}
     assert len(set(reads)) == 1
 
 
@@ -169,7 +145,6 @@ def test_a_file_that_has_become_shorter(tmp_path: Path) -> None:
 FIELDS = st.lists(st.sampled_from(["a", ",", '"', "\\", "\n", "\r\n", "é"]), max_size=6).map("".join)
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(st.lists(FIELDS, min_size=2, max_size=3), min_size=1, max_size=8))
 def test_escaped_quotes(rows: list[list[str]]) -> None:
     file = io.StringIO(newline="")

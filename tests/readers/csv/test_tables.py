@@ -27,7 +27,7 @@ WIDTHS = st.integers(2, 4)
 TABLES = WIDTHS.flatmap(lambda n: st.lists(st.lists(FIELDS, min_size=n, max_size=n), min_size=1, max_size=25))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TABLES, st.sampled_from(["\n", "\r\n", "\r"]), st.integers(1, 4), st.sampled_from([1, 16, 200]))
 @example([["", ""]], "\n", 1, 1)
 @example([['"', "\n"], ["\r", '""']], "\r", 3, 1)
@@ -36,21 +36,12 @@ def test_fields_come_back(tmp_path: Path, rows: list[list[str]], end: str, size:
     path.write_bytes("".join(_line(row) + end for row in rows).encode())
     options = {"header": None, "sep": ",", "dtype": "str", "keep_default_na": False, "decimal": "."}
     with pytest.MonkeyPatch.context() as patch:
-<<<<<<< HEAD
-        patch.setattr(csv_files, "SMALL_BYTES", 0)
-        patch.setattr(csv_blocks, "READ_BYTES", 7)
-        patch.setattr(csv_blocks, "PROBE_BYTES", 9)
-        patch.setattr(csv_blocks, "block_bytes", lambda size: step)
-        patch.setattr(csv_files, "detect", lambda text, given, fixed: given)
-        indexes = on_ranks(size, lambda ranks: index_together([str(path)], None, ranks, **options))
-=======
         patch.setattr(csv_reader, "SMALL_BYTES", 0)
         patch.setattr(records, "READ_BYTES", 7)
         patch.setattr(records, "PROBE_BYTES", 9)
         patch.setattr(records, "block_bytes", lambda size: step)
         patch.setattr(csv_reader, "detect", lambda text, given, fixed: given)
-        indexes = together(size, lambda ranks: index_collectively([str(path)], None, ranks, **options))
->>>>>>> house
+        indexes = on_ranks(size, lambda ranks: index_collectively([str(path)], None, ranks, **options))
     for column in range(len(rows[0])):
         found = every_row(indexes[-1], str(column))
         assert [text.decode() for text in found] == [row[column] for row in rows]

@@ -16,13 +16,8 @@ from matex_data.index.library import MemoryRows
 from matex_data.index.model import Index, Layout
 from matex_data.index.strided import Strided
 from matex_data.readers.hdf5.reader import index
-<<<<<<< HEAD
-from matex_data.readers.hdf5.rows import Hdf5Rows, MemoryRows
-from tests.support.serial import every_row, random_rows, read_rows, same
-=======
 from matex_data.readers.hdf5.rows import Hdf5Rows
-from tests.support.serial import every_row, read_rows, same, some_rows
->>>>>>> house
+from tests.support.serial import every_row, random_rows, read_rows, same
 
 RANDOM = np.random.default_rng(7)
 NUMBERS = [f"{order}{kind}" for order in "<>" for kind in ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")]

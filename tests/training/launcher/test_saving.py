@@ -142,12 +142,12 @@ if training.world().rank == int(sys.argv[2]):
 """
 
 
-@pytest.mark.parametrize(("call", "rank"), [("predict", 0), ("lone.keras", 1)])
+@pytest.mark.parametrize(("call", "rank"), [pytest.param("predict", 0, marks=pytest.mark.slow), ("lone.keras", 1)])
 def test_a_call_of_one_rank_alone_is_named(call: str, rank: int, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(LONE)
     path = call if call == "predict" else str(tmp_path / call)
-    done = run_script(2, LAUNCHER, str(script), path, str(rank), timeout=150, env={"MATEX_TIMEOUT": "20"})
+    done = run_script(2, LAUNCHER, str(script), path, str(rank), timeout=150, env={"MATEX_TIMEOUT": "12"})
     assert done.returncode != 0
     name = "predict()" if call == "predict" else f"save() of {path!r}"
     assert f"every rank calls {name}, " in done.stderr

@@ -61,7 +61,7 @@ def _shared(comm: Any, samples: int, renorm: bool, path: Path | None = None) -> 
     return problems.weights(model), history.history
 
 
-@pytest.mark.rank_counts(1, 2, 3)
+@pytest.mark.rank_counts(3, slow=(1, 2))
 @pytest.mark.parametrize(("samples", "renorm"), [(37, False), pytest.param(38, True, marks=pytest.mark.slow)])
 def test_fewer_rows_than_ranks(ranks: Pools, pool: Pool, samples: int, renorm: bool) -> None:
     (expected, logs), *_ = ranks(1).run(_plain, samples, renorm)
@@ -69,7 +69,7 @@ def test_fewer_rows_than_ranks(ranks: Pools, pool: Pool, samples: int, renorm: b
     _compare(results, expected, logs)
 
 
-@pytest.mark.rank_counts(2, 3)
+@pytest.mark.rank_counts(2, slow=(3,))
 def test_remainder_of_a_data_set_is_kept(ranks: Pools, pool: Pool, tmp_path: Path) -> None:
     x, y = problems.table(37)
     with h5py.File(tmp_path / "table.h5", "w") as file:
