@@ -23,8 +23,6 @@ from matex_data.sampling.permutation import Permutation
 from tests.support.launch import run_script
 from tests.support.ranks import Pools
 
-pytestmark = pytest.mark.openmpi
-
 ROWS, BATCH, WIDTH = 1003, 24, 100
 TEXTS = [b"n" * (number % 7) for number in range(ROWS)]
 SIZES = [1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))]
@@ -86,7 +84,7 @@ def _whole(by_rank: list[list[Any]]) -> list[list[list[int]]]:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("remainder", ["drop", "pad", "keep"])
+@pytest.mark.parametrize("remainder", ["drop", "pad", pytest.param("keep", marks=pytest.mark.openmpi)])
 def test_every_sample_once_and_the_same_batches_on_any_number_of_ranks(
     path: Path, ranks: Pools, size: int, remainder: str
 ) -> None:

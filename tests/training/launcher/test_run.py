@@ -48,12 +48,12 @@ def _results(folder: Path) -> list[str]:
 
 
 def _weights(folder: Path) -> dict[str, Any]:
-    """All arrays of the file that the script wrote."""
+    """Return all arrays of the file that the script wrote."""
     found: dict[str, Any] = {}
-    for path in folder.glob("*.weights.h5"):
+    for path in folder.glob("x.weights.h5"):
         with h5py.File(path) as file:
             file.visititems(lambda key, item: found.update({key: item[()]}) if isinstance(item, h5py.Dataset) else None)
-    for path in folder.glob("*.npz"):
+    for path in folder.glob("x.weights.h5.npz"):
         with np.load(path) as arrays:
             found.update(arrays)
     return found

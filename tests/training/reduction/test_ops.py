@@ -141,7 +141,7 @@ def _skewed(comm: Any) -> Any:
 
 
 @pytest.mark.openmpi
-@pytest.mark.rank_counts(2, 3)
+@pytest.mark.rank_counts(2, slow=(3,))
 def test_threads_of_late_ranks_agree_each_on_its_own(pool: Pool) -> None:
     assert pool.run(_skewed, timeout=20) == [[pool.size, 10.0 * pool.size]] * pool.size
 
