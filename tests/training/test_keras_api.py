@@ -96,7 +96,7 @@ model.compile("sgd", "mse")
 training.fit(model, tf.data.Dataset.from_tensors((tf.zeros((2, 1)), tf.zeros((2, 1)))))
 print("reached")
 """
-    _assert_refused(run_script(2, code, timeout=120), "DatasetV2._gone")
+    _assert_refused(run_script(1, code, timeout=120), "DatasetV2._gone")
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,7 @@ def test_a_save_waits_for_ranks_that_read_the_one_before(tmp_path: Path) -> None
     )
 
 
+@pytest.mark.slow
 def test_a_file_that_rank_0_has_replaced_is_not_taken_for_the_own(tmp_path: Path) -> None:
     """Rank 0 cannot know that another rank will come to its saves that has not come to one yet."""
     (tmp_path / "script.py").write_text(LATE)
