@@ -33,7 +33,7 @@ def split(runs: Runs, fractions: tuple[float, ...], seed: int | None) -> tuple[R
 
     Examples
     --------
-    >>> [part.total for part in split(Runs(np.array([0]), np.array([10])), (0.8, 0.2), seed=1)]
+    >>> [subset.total for subset in split(Runs(np.array([0]), np.array([10])), (0.8, 0.2), seed=1)]
     [8, 2]
     """
     if not fractions or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
