@@ -1,4 +1,4 @@
-"""Examples in the docstrings of the public data classes and functions run, and print what they show."""
+"""Run the examples in the docstrings, and compare their output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ import pytest
 
 import matex_data
 
-MODULES = ("dataset", "opening", "compat")
+MODULES = (
+    *("dataset", "opening", "compat", "errors", "fields", "index.model", "index.runs", "index.strided"),
+    *("sampling.permutation", "sampling.schedule", "sampling.sizing", "sampling.split"),
+)
 EXAMPLES = [
     test
     for name in MODULES
@@ -44,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name.removeprefix("matex_data."))
 def test_example(example: doctest.DocTest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    example.globs = {"md": matex_data, "np": np}
+    example.globs.update(md=matex_data, np=np)
     output: list[str] = []
     doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=output.append)
     assert output == []

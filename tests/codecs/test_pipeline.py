@@ -1,4 +1,4 @@
-"""Decoding of chunks, against what HDF5 and its plugins write and read."""
+"""Decoding of chunks that HDF5 and its plugins wrote."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SHAPES = [(7,), (1540,), (7, 20, 11), (10, 70, 50)]
 
 
 def chunk_of(path: Path, data: np.ndarray[Any, Any], filters: Any) -> tuple[Pipeline, np.ndarray[Any, Any], int]:
-    """The pipeline, the bytes and the mask of a dataset of one chunk, as HDF5 wrote it."""
+    """Write a dataset of one chunk with HDF5, and return its pipeline, bytes and filter mask."""
     with h5py.File(path, "w") as file:
         made = file.create_dataset("x", data=data, chunks=data.shape, **filters)
         plist = made.id.get_create_plist()
@@ -54,7 +54,7 @@ def chunk_of(path: Path, data: np.ndarray[Any, Any], filters: Any) -> tuple[Pipe
 
 
 def sample(shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
-    """Numbers that compress, but not to nothing; zeros if the shape is small."""
+    """Return numbers that compress moderately."""
     walk = np.cumsum(RANDOM.integers(-3, 4, shape), axis=0)
     if dtype.startswith("V"):
         return np.frombuffer(np.repeat(walk.astype("u1"), int(dtype[1:]), axis=-1).tobytes(), dtype).reshape(shape)
@@ -63,7 +63,7 @@ def sample(shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("name", FILTERS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_what_hdf5_wrote(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
+def test_decode_chunks_of_hdf5(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
     for dtype in (">i2", "f8") if name.startswith(("blosc", "szip")) else ("i1", ">i2", "i4", "c16", "V12"):
         for data in (sample(shape, dtype), np.zeros(shape, dtype)):
             try:
@@ -124,7 +124,7 @@ def test_shuffle_is_a_transposition(content: bytes, width: int) -> None:
 
 
 @given(st.binary(min_size=1, max_size=300), st.integers(0, 7), st.integers(1, 8))
-def test_masked_filters_are_left_out(content: bytes, mask: int, width: int) -> None:
+def test_masked_filters_are_skipped(content: bytes, mask: int, width: int) -> None:
     data = np.frombuffer(content, np.uint8)
     stored = data
     if not mask & 1:
@@ -139,7 +139,7 @@ def test_masked_filters_are_left_out(content: bytes, mask: int, width: int) -> N
 
 
 def fletcher32(data: bytes) -> int:
-    """The sum as the HDF5 specification has it: 16-bit words, big-endian, an odd byte at the end as an upper one."""
+    """Return the checksum of the HDF5 specification: 16-bit big-endian words, an odd last byte as an upper byte."""
     words = np.frombuffer(data + b"\0" * (len(data) % 2), ">u2").tolist()
     first = second = 0
     for word in words:
@@ -150,7 +150,7 @@ def fletcher32(data: bytes) -> int:
 
 @pytest.mark.parametrize("name", [name for name in FILTERS if name not in ("nothing", "shuffle", "bitshuffle")])
 @given(data=st.data())
-def test_broken_chunks_raise_one_kind_of_error(tmp_path_factory: Any, name: str, data: Any) -> None:
+def test_corrupt_chunks_raise_broken_chunk(tmp_path_factory: Any, name: str, data: Any) -> None:
     whole = (np.arange(1540, dtype="i4") ** 2 // 7 % 500).reshape(7, 20, 11)
     pipeline, stored, mask = chunk_of(tmp_path_factory.getbasetemp() / "broken.h5", whole, FILTERS[name])
     broken = bytearray(stored[: data.draw(st.integers(0, len(stored)))])
@@ -165,7 +165,7 @@ def test_broken_chunks_raise_one_kind_of_error(tmp_path_factory: Any, name: str,
         assert "fletcher32" not in name or decoded.tobytes() == whole.tobytes()
 
 
-def test_a_wrong_checksum_is_noticed(tmp_path: Path) -> None:
+def test_wrong_checksum(tmp_path: Path) -> None:
     data = sample((40, 50), "i4")
     pipeline, stored, mask = chunk_of(tmp_path / "a.h5", data, FILTERS["all three"])
     for at in (0, 10, len(stored) - 2):
@@ -175,8 +175,7 @@ def test_a_wrong_checksum_is_noticed(tmp_path: Path) -> None:
             pipeline.decode(broken, mask)
 
 
-def test_chunks_do_not_share_memory(tmp_path: Path) -> None:
-    """What is decoded on the way is overwritten by the next chunk; what comes out is not."""
+def test_decoded_chunks_do_not_share_memory(tmp_path: Path) -> None:
     pipelines = [
         Pipeline((Filter(SHUFFLE, (4,)), Filter(DEFLATE, (4,))), 4, 8000),
         Pipeline((Filter(FLETCHER32), Filter(DEFLATE, (4,))), 4, 8000),
@@ -195,7 +194,7 @@ def test_chunks_do_not_share_memory(tmp_path: Path) -> None:
         assert [set(chunk.view("<u4").tolist()) for chunk in chunks] == [{0}, {1}, {2}, {3}]
 
 
-def test_threads_do_not_disturb_each_other(tmp_path: Path) -> None:
+def test_decode_on_several_threads(tmp_path: Path) -> None:
     for name in ("all three", "bitshuffle lz4", "blosc zstd shuffle"):
         cases = []
         for i in range(8):
@@ -206,13 +205,13 @@ def test_threads_do_not_disturb_each_other(tmp_path: Path) -> None:
         assert all(got.tobytes() == case[0].tobytes() for got, case in zip(decoded, cases * 25, strict=True))
 
 
-def test_filters_that_are_not_ours() -> None:
+def test_unknown_filters() -> None:
     assert not can_decode(Filter(305))
     assert not can_decode(Filter(6, (1, 2)))
     assert not can_decode(Filter(32008, (0, 4, 4, 0, 9)))
 
 
-def test_szip_of_another_length_is_broken(tmp_path: Path) -> None:
+def test_szip_of_another_length(tmp_path: Path) -> None:
     pipeline, stored, mask = chunk_of(tmp_path / "x.h5", np.arange(1540, dtype=">i2"), FILTERS["szip nn"])
     damaged = np.array(stored)
     damaged[:4] = 0

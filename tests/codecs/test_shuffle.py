@@ -1,4 +1,4 @@
-"""Elements whose bytes lie apart, against a transposition by NumPy."""
+"""The shuffle filter, against a transposition by NumPy."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ DTYPES = ["<i2", "<u2", "<f2", "<i4", "<f4", "<i8", "<f8", "<c8", ">f4"]
 
 
 def planes_of(array: np.ndarray) -> np.ndarray:
-    """What the shuffle filter makes of it."""
+    """Apply the shuffle filter."""
     return np.ascontiguousarray(array.reshape(-1).view(np.uint8).reshape(-1, array.itemsize).T).reshape(-1)
 
 
 @given(st.data())
-def test_rows_go_to_their_places(data: st.DataObject) -> None:
+def test_unshuffle_rows(data: st.DataObject) -> None:
     shape = data.draw(hnp.array_shapes(min_dims=1, max_dims=3, max_side=9))
     dtype = data.draw(st.sampled_from(DTYPES))
     nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
@@ -42,7 +42,7 @@ def test_rows_go_to_their_places(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("width", [*WIDTHS, 3, 12, 16])
 @pytest.mark.parametrize("more", [0, 1])
-def test_bytes_behind_the_last_element_stay(width: int, more: int) -> None:
+def test_bytes_after_the_last_element_are_copied(width: int, more: int) -> None:
     elements = np.random.default_rng(width).integers(0, 256, (1000, width), np.uint8)
     rest = np.arange(more * (width - 1), dtype=np.uint8)
     found = np.empty(elements.size + rest.size, np.uint8)
@@ -51,7 +51,7 @@ def test_bytes_behind_the_last_element_stay(width: int, more: int) -> None:
 
 
 def test_large_rows_of_every_width() -> None:
-    """Long enough for what the compiler makes of the loop beside its ends."""
+    """Check rows that are long enough for the vectorized loop."""
     for width in WIDTHS:
         rows = np.random.default_rng(0).integers(0, 1 << 15, (5, 12_347)).astype(f"i{width}")
         destination, found = np.array([6, 0, 3, 1, 5]), np.zeros((7, 12_347), f"i{width}")
@@ -72,13 +72,13 @@ def test_large_rows_of_every_width() -> None:
         ([], 4, None),
     ],
 )
-def test_which_pipelines_begin_with_a_shuffle(filters: list[Filter], itemsize: int, expected: list[int] | None) -> None:
+def test_pipelines_without_shuffle(filters: list[Filter], itemsize: int, expected: list[int] | None) -> None:
     before = Pipeline(tuple(filters), itemsize, 96).without_shuffle
     assert (None if before is None else [step.number for step in before.filters]) == expected
 
 
-def test_no_folder_to_keep_what_is_compiled() -> None:
-    """A cluster's nodes may have neither a home nor a package folder that can be written to."""
+def test_no_folder_for_compiled_code() -> None:
+    # The nodes of a cluster may have neither a home nor a package folder that is writable.
     script = (
         "import numpy as np\n"
         "from matex_data.codecs.shuffle import unshuffle\n"
@@ -86,7 +86,7 @@ def test_no_folder_to_keep_what_is_compiled() -> None:
         "unshuffle(np.array([1, 2, 3, 4, 5, 6, 7, 8], np.uint8), 2, out)\n"
         "print(out.tolist())\n"
     )
-    nowhere = {**os.environ, "NUMBA_CACHE_LOCATOR_CLASSES": "IPythonCacheLocator"}  # knows no destination for a module
+    nowhere = {**os.environ, "NUMBA_CACHE_LOCATOR_CLASSES": "IPythonCacheLocator"}  # finds no cache folder for a module
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, env=nowhere)
     assert done.stdout.strip() == "[1, 5, 2, 6, 3, 7, 4, 8]", done.stderr

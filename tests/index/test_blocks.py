@@ -1,4 +1,4 @@
-"""Rows that are wanted, block by block, against plain Python."""
+"""Selected rows grouped by blocks, against plain Python."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def _rows(numbers: list[int], seed: int) -> RowSelection:
     return RowSelection(runs.start, runs.start + runs.count, destination)
 
 
-def _listed(some: Any) -> list[int]:
-    return list(range(some.start, some.stop)) if isinstance(some, slice) else some.tolist()
+def _listed(indices: Any) -> list[int]:
+    return list(range(indices.start, indices.stop)) if isinstance(indices, slice) else indices.tolist()
 
 
 def _check(blocks: Blocks, rows: RowSelection, numbers: list[int], borders: list[int]) -> None:
-    """The rows and the places of each block are those that the borders say."""
+    """Check the rows and the destinations of each block."""
     where = dict(zip(numbers, rows.destination.tolist(), strict=True))
     expected = [[n for n in numbers if a <= n < b] for a, b in pairwise(borders)]
     assert blocks.number.tolist() == [i for i, inside in enumerate(expected) if inside]
@@ -46,17 +46,17 @@ def test_even_blocks(numbers: list[int], depth: int, seed: int) -> None:
 
 
 @given(numbers=sets, inner=sets, seed=st.integers(0, 3), data=st.data())
-def test_uneven_blocks_and_some_of_them(numbers: list[int], inner: list[int], seed: int, data: st.DataObject) -> None:
+def test_uneven_blocks_and_select(numbers: list[int], inner: list[int], seed: int, data: st.DataObject) -> None:
     rows, borders = _rows(numbers, seed), sorted({0, *inner, ROWS})
     blocks = uneven_blocks(rows, np.array(borders))
     _check(blocks, rows, numbers, borders)
-    some = np.array(sorted(data.draw(st.sets(st.integers(0, max(0, len(blocks.number) - 1))))), np.int64)
+    positions = np.array(sorted(data.draw(st.sets(st.integers(0, max(0, len(blocks.number) - 1))))), np.int64)
     if len(blocks.number):
-        chosen = blocks.select(some)
-        assert chosen.number.tolist() == blocks.number[some].tolist()
-        for new, old in enumerate(some.tolist()):
-            assert _listed(chosen.rows(new)) == _listed(blocks.rows(old))
-            assert _listed(chosen.destinations(new)) == _listed(blocks.destinations(old))
+        selected = blocks.select(positions)
+        assert selected.number.tolist() == blocks.number[positions].tolist()
+        for new, old in enumerate(positions.tolist()):
+            assert _listed(selected.rows(new)) == _listed(blocks.rows(old))
+            assert _listed(selected.destinations(new)) == _listed(blocks.destinations(old))
 
 
 @given(numbers=sets, borders=sets)

@@ -1,4 +1,4 @@
-"""A file that has been replaced or written to since it was opened is told by its stamp."""
+"""Stamps reveal files that were replaced or modified after they were opened."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _opened(path: Path) -> FileIndex:
     return file
 
 
-def test_a_file_that_stays_as_it_is_is_unchanged(tmp_path: Path) -> None:
+def test_unchanged_file(tmp_path: Path) -> None:
     file = _opened(tmp_path / "x.npy")
     found = Path(file.path).stat()
     assert file.stamp == Stamp(found.st_size, found.st_mtime_ns, found.st_ino)
@@ -58,7 +58,7 @@ def _appended(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [_replaced, _rewritten, _appended, Path.unlink])
-def test_every_change_is_told(tmp_path: Path, change: Any) -> None:
+def test_changed_file(tmp_path: Path, change: Any) -> None:
     path = tmp_path / "x.npy"
     file = _opened(path)
     change(path)
@@ -71,7 +71,7 @@ def test_every_change_is_told(tmp_path: Path, change: Any) -> None:
     assert "open it again" in str(error)
 
 
-def test_a_change_while_the_file_is_indexed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_change_during_indexing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.npy"
     np.save(path, np.arange(24.0).reshape(8, 3))
     inner = reader("npy").__wrapped__  # type: ignore[attr-defined]
@@ -87,7 +87,7 @@ def test_a_change_while_the_file_is_indexed_is_told(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("size", (1, 2, 3))
-def test_files_that_ranks_index_together_have_stamps(tmp_path: Path, size: int) -> None:
+def test_stamps_of_collective_readers(tmp_path: Path, size: int) -> None:
     paths = [str(tmp_path / f"{i}.csv") for i in range(4)]
     for path in paths:
         Path(path).write_text("a,b\n1,2\n")
@@ -97,7 +97,7 @@ def test_files_that_ranks_index_together_have_stamps(tmp_path: Path, size: int) 
         assert [file.stamp for file in index.files] == [Stamp.of(path) for path in paths]
 
 
-def test_stamps_stay_with_their_files(tmp_path: Path) -> None:
+def test_derived_indexes_keep_the_stamps(tmp_path: Path) -> None:
     first, second = _opened(tmp_path / "a.npy"), _opened(tmp_path / "b.npy")
     stamps = [first.stamp, second.stamp]
     index = concatenate([reader("npy")(file.path) for file in (first, second)])

@@ -1,4 +1,4 @@
-"""Who gets which sample when, against plain Python lists."""
+"""Assignment of samples to steps and ranks, against plain Python lists."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _schedules(draw: st.DrawFn) -> Schedule:
 
 
 def _steps(plan: Schedule, epoch: int, rank: int, size: int, group: int = 1) -> list[list[int]]:
-    """The samples of each step of a rank, -1 for padding."""
+    """Return the samples of each step of a rank, -1 for padding."""
     steps = []
     read = group * plan.window_steps
     for begin in range(0, plan.steps, read):
@@ -68,7 +68,7 @@ def _steps(plan: Schedule, epoch: int, rank: int, size: int, group: int = 1) -> 
 
 
 @given(_schedules(), st.integers(0, 5))
-def test_every_sample_once_and_the_same_batches_on_any_number_of_ranks(plan: Schedule, epoch: int) -> None:
+def test_every_sample_once_and_equal_batches_on_any_number_of_ranks(plan: Schedule, epoch: int) -> None:
     everything = _numbers(plan.segments)
     alone = [set(step) - {-1} for step in _steps(plan, epoch, 0, 1)]
     seen = [n for step in alone for n in step]
@@ -78,24 +78,24 @@ def test_every_sample_once_and_the_same_batches_on_any_number_of_ranks(plan: Sch
     for size in RANKS[1:]:
         by_rank = [_steps(plan, epoch, rank, size, group=size) for rank in range(size)]
         assert {len(steps) for steps in by_rank} == {plan.steps}
-        for step, shares in zip(alone, zip(*by_rank, strict=True), strict=True):
-            together = [n for part in shares for n in part if n >= 0]
-            assert len(together) == len(set(together)) and set(together) == step
-        for shares in list(zip(*by_rank, strict=True))[: plan.full_steps]:
-            assert {len(part) for part in shares} == {plan.batch_size // size}
+        for step, by_step in zip(alone, zip(*by_rank, strict=True), strict=True):
+            joined = [n for rows in by_step for n in rows if n >= 0]
+            assert len(joined) == len(set(joined)) and set(joined) == step
+        for by_step in list(zip(*by_rank, strict=True))[: plan.full_steps]:
+            assert {len(rows) for rows in by_step} == {plan.batch_size // size}
 
 
 @given(_schedules())
-def test_without_a_seed_the_order_is_that_of_the_files(plan: Schedule) -> None:
+def test_file_order_without_a_seed(plan: Schedule) -> None:
     ordered = replace(plan, lanes=1, seed=None, remainder="keep")
     for size in RANKS:
         by_rank = [_steps(ordered, 0, rank, size) for rank in range(size)]
-        steps = [[n for part in shares for n in part] for shares in zip(*by_rank, strict=True)]
+        steps = [[n for rows in by_step for n in rows] for by_step in zip(*by_rank, strict=True)]
         assert [n for step in steps for n in step] == _numbers(plan.segments)
 
 
 @given(_runs(), st.lists(st.integers(0, 400), max_size=20))
-def test_cut_keeps_the_numbers_and_no_run_crosses_a_border(runs: Runs, borders: list[int]) -> None:
+def test_cut_splits_runs_at_borders(runs: Runs, borders: list[int]) -> None:
     segments = cut(runs, np.array(sorted(set(borders)), np.int64))
     assert _numbers(segments) == _numbers(runs)
     for start, count in zip(segments.start.tolist(), segments.count.tolist(), strict=True):
@@ -103,7 +103,7 @@ def test_cut_keeps_the_numbers_and_no_run_crosses_a_border(runs: Runs, borders: 
 
 
 @given(_runs(), st.data())
-def test_between_is_slicing(runs: Runs, data: st.DataObject) -> None:
+def test_slice(runs: Runs, data: st.DataObject) -> None:
     numbers = _numbers(runs)
     low = data.draw(st.integers(0, len(numbers)))
     high = data.draw(st.integers(low, len(numbers)))
@@ -119,16 +119,16 @@ def test_merge_and_compress_keep_the_numbers(runs: Runs) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=10))
-def test_ranges_are_pythons(pairs: list[tuple[int, int]]) -> None:
+def test_ranges(pairs: list[tuple[int, int]]) -> None:
     start, count = (np.array([p[i] for p in pairs], np.int64) for i in (0, 1))
     assert ranges(start, count).tolist() == [n for a, c in pairs for n in range(a, a + c)]
 
 
 @given(st.integers(0, 10_000), st.integers(1, 50))
-def test_shares_follow_one_another(total: int, size: int) -> None:
-    shares = [rank_range(total, rank, size) for rank in range(size)]
-    assert [n for a, b in shares for n in (a, b)] == [0, *(n for a, _ in shares[1:] for n in (a, a)), total]
-    assert max(b - a for a, b in shares) - min(b - a for a, b in shares) <= 1
+def test_rank_ranges_are_contiguous_and_even(total: int, size: int) -> None:
+    blocks = [rank_range(total, rank, size) for rank in range(size)]
+    assert [n for a, b in blocks for n in (a, b)] == [0, *(n for a, _ in blocks[1:] for n in (a, a)), total]
+    assert max(b - a for a, b in blocks) - min(b - a for a, b in blocks) <= 1
 
 
 @given(_runs(), st.lists(st.integers(1, 9), min_size=1, max_size=4), st.none() | st.integers(0, 99))
@@ -141,7 +141,7 @@ def test_split_is_disjoint_and_covers(runs: Runs, weights: list[int], seed: int 
         assert _numbers(part) == sorted(_numbers(part))
 
 
-def test_split_draws_by_the_seed() -> None:
+def test_split_depends_on_the_seed() -> None:
     runs = Runs(np.array([0]), np.array([1000]))
     first, again, other = (_numbers(split(runs, (0.5, 0.5), seed)[0]) for seed in (1, 1, 2))
     assert first == again != other
@@ -149,20 +149,20 @@ def test_split_draws_by_the_seed() -> None:
 
 
 @pytest.mark.parametrize("fractions", [(), (0.5,), (0.7, 0.7), (1.5, -0.5)])
-def test_split_wants_parts_that_sum_to_one(fractions: tuple[float, ...]) -> None:
+def test_split_fractions_must_sum_to_one(fractions: tuple[float, ...]) -> None:
     with pytest.raises(PartitionError, match="sum to 1"):
         split(Runs(np.array([0]), np.array([10])), fractions, None)
 
 
-def test_pieces_of_a_block_are_read_together() -> None:
-    """A random half of the samples: no block is read by two ranks but where their shares meet."""
+def test_one_rank_reads_each_block() -> None:
+    """Check a random half of the samples: only blocks at the borders of ranks are read twice."""
     half = split(Runs(np.array([0]), np.array([4000])), (0.5, 0.5), 3)[0]
     plan = make_schedule(half, np.arange(0, 4000, 16), 60, 50_000, 64 << 20, seed=1, remainder="drop")
     by_rank = [{n // 16 for step in _steps(plan, 0, rank, 4) for n in step} for rank in range(4)]
     assert sum(map(len, by_rank)) <= len({n // 16 for n in _numbers(half)}) + 3
 
 
-def test_another_order_in_every_epoch() -> None:
+def test_every_epoch_has_its_own_order() -> None:
     plan = make_schedule(
         Runs(np.array([0]), np.array([600])), np.arange(0, 600, 10), 60, 100, 1 << 20, seed=1, remainder="drop"
     )
@@ -170,8 +170,7 @@ def test_another_order_in_every_epoch() -> None:
     assert len(set(orders)) == 5
 
 
-def test_shuffled_neighbours_part() -> None:
-    """A batch is drawn from all over the data, not from one destination of it."""
+def test_batches_cover_the_whole_data() -> None:
     plan = make_schedule(
         Runs(np.array([0]), np.array([60_000])),
         np.arange(0, 60_000, 16),
@@ -191,7 +190,7 @@ def test_lanes_divide_the_batch(batch: int, limit: int) -> None:
     assert batch % lanes == 0 and lanes <= limit
 
 
-def test_ranks_that_cannot_share_a_batch_are_told_which_sizes_they_can() -> None:
+def test_batch_size_must_be_divisible_by_ranks() -> None:
     check_ranks(48, 3)
     with pytest.raises(PartitionError, match="batch_size=48 or 51"):
         check_ranks(50, 3)

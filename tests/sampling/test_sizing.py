@@ -1,4 +1,4 @@
-"""Batches of files that are sorted represent the whole file, and the user is told how well."""
+"""Batches of sorted files represent the whole file, and the reported quality is the measured one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _scaled(file: Sorted) -> Sorted:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.samples}-{file.batch_size}")
 @pytest.mark.parametrize("scaled", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_classes_have_about_the_share_that_uniform_batches_give_them(file: Sorted, scaled: bool) -> None:
+def test_class_fractions_are_close_to_uniform_sampling(file: Sorted, scaled: bool) -> None:
     file = _scaled(file) if scaled else file
     found = shuffling.shares(file, shuffling.by_default(file))
     assert found.ratio <= file.limit
@@ -51,8 +51,8 @@ def test_a_global_shuffle_is_uniform(file: Sorted) -> None:
 
 @pytest.mark.parametrize("window_bytes", [8 << 20, 16 << 20, 64 << 20, 128 << 20])
 @pytest.mark.parametrize(("chunk", "batch"), [(16, 64), (16, 512), (200, 256), (1, 128), (1000, 256)])
-def test_the_ratio_is_the_one_that_is_found(chunk: int, batch: int, window_bytes: int) -> None:
-    """One class a block, as in the formula, over several epochs."""
+def test_estimated_ratio_equals_the_measured_one(chunk: int, batch: int, window_bytes: int) -> None:
+    """Measure blocks of one class each, as in the formula, over eight epochs."""
     samples, row_bytes = 64_000, 2048
     file = Sorted("", samples, (row_bytes // 4,), "f4", chunk, batch, 0.0)
     every, borders = Runs(np.array([0]), np.array([samples])), np.arange(0, samples, chunk)
@@ -73,7 +73,7 @@ def _open(path: Path, **options: Any) -> md.Dataset:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows of 4 KB in chunks of 100."""
+    """Write rows of 4 KB in chunks of 100."""
     path = tmp_path_factory.mktemp("quality") / "sorted.h5"
     with h5py.File(path, "w") as file:
         x = np.repeat(np.arange(ROWS, dtype="f4")[:, None], 1000, axis=1)
@@ -81,7 +81,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_figures_follow_from_the_file(path: Path) -> None:
+def test_quality_of_a_file(path: Path) -> None:
     whole = _open(path).shuffle_quality(BATCH)
     assert (whole.blocks, whole.blocks_per_window, whole.samples_per_window) == (30, 30, ROWS)
     assert whole.ratio <= 1 and str(whole).startswith("30 of 30 blocks a window")
@@ -93,7 +93,7 @@ def test_the_figures_follow_from_the_file(path: Path) -> None:
         _open(path).shuffle_quality(0)
 
 
-def test_blocks_may_be_larger_where_a_file_system_wants_that(tmp_path: Path) -> None:
+def test_block_bytes_option(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "rows.h5", "w") as file:
         file["x"] = np.zeros((20_000, 256), "f4")
     by_default, larger = (_open(tmp_path / "rows.h5", block_bytes=b) for b in (None, 1 << 20))
@@ -107,7 +107,7 @@ def test_blocks_may_be_larger_where_a_file_system_wants_that(tmp_path: Path) -> 
         _open(tmp_path / "rows.h5", block_bytes=0)
 
 
-def test_a_bad_shuffle_is_warned_of_once(path: Path) -> None:
+def test_poor_shuffle_warns_once(path: Path) -> None:
     data = _open(path, window_bytes=1 << 21)
     with pytest.warns(UserWarning, match='not be well mixed.*shuffle="global"'):
         data.batches(BATCH, shuffle=True, seed=1)
@@ -126,7 +126,7 @@ def test_files_of_one_sample_each(tmp_path: Path) -> None:
     assert (found.blocks, found.ratio) == (120, pytest.approx(1, abs=0.05))
 
 
-def test_lines_of_text(tmp_path: Path) -> None:
+def test_quality_of_a_text_file(tmp_path: Path) -> None:
     rows = np.arange(40_000)
     lines = "\n".join(f"{n},{n / 7:.6f},{n * 3}" for n in rows.tolist())
     (tmp_path / "sorted.csv").write_text(f"a,b,c\n{lines}\n")
@@ -139,7 +139,7 @@ def test_lines_of_text(tmp_path: Path) -> None:
 
 
 def _read(comm: MPI.Intracomm, path: Path, window_bytes: int) -> tuple[int, int]:
-    """Bytes of the file that this rank reads in an epoch, and bytes of a chunk."""
+    """Return the bytes of the file that this rank reads in an epoch, and the bytes of a chunk."""
     data = md.open_dataset(path, comm=comm, window_bytes=window_bytes)
     (part,) = data._source.index.files[0].layouts.values()
     before = process_profile().bytes
@@ -151,19 +151,19 @@ def _read(comm: MPI.Intracomm, path: Path, window_bytes: int) -> tuple[int, int]
 @pytest.mark.parametrize(
     ("size", "window_bytes"), [(1, 1 << 21), (1, 1 << 23), (2, 1 << 22), (2, 1 << 23), (2, 128 << 20), (3, 128 << 20)]
 )
-def test_each_chunk_is_read_once_however_many_lanes(path: Path, ranks: Pools, size: int, window_bytes: int) -> None:
+def test_each_chunk_is_read_once(path: Path, ranks: Pools, size: int, window_bytes: int) -> None:
     for read, chunk in ranks(size).run(_read, path, window_bytes):
         assert read <= 1.05 * ROWS / CHUNK * chunk / size + 2 * chunk
 
 
-def test_the_figures_know_a_uniform_schedule() -> None:
+def test_quality_of_a_uniform_schedule() -> None:
     every = Runs(np.array([0]), np.array([1000]))
     plan = make_schedule(every, np.array([0]), 10, 8, 1 << 20, seed=1, remainder="drop", uniform=True)
     assert isinstance(estimate_quality(plan, 8), ShuffleQuality) and estimate_quality(plan, 8).ratio == 1
 
 
 def _memory(comm: MPI.Intracomm, path: Path, window_bytes: int, shuffle: Any) -> tuple[int, int]:
-    """Bytes of memory that two epochs add, beyond those of a first look, and bytes of this rank's share."""
+    """Return the memory that two epochs add after a warm-up, and the size of this rank's samples, in bytes."""
     process = psutil.Process()
     data = md.open_dataset(path, comm=comm, window_bytes=window_bytes)
     next(iter(md.open_dataset(path, comm=comm, window_bytes=1).batches(64, shuffle=True, seed=1)))
@@ -176,7 +176,7 @@ def _memory(comm: MPI.Intracomm, path: Path, window_bytes: int, shuffle: Any) ->
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_memory_is_that_of_some_windows(tmp_path: Path, ranks: Pools, size: int) -> None:
+def test_memory_is_limited_by_windows(tmp_path: Path, ranks: Pools, size: int) -> None:
     path, window_bytes = tmp_path / "rows.h5", 16 << 20
     with h5py.File(path, "w") as file:
         file["x"] = np.ones((200_000, 256), "f4")

@@ -1,4 +1,4 @@
-"""A state holds all that the order follows from, and a run goes on with the same alone."""
+"""The state of an iteration determines the order of batches, and only an equal fingerprint resumes it."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def _numbers(element: Any) -> list[int]:
 
 
 def _first(comm: MPI.Intracomm, path: Path, steps: int) -> tuple[list[list[int]], str]:
-    """The numbers of the first batches, whose seed is drawn, and the state behind them."""
+    """Return the samples of the first batches, with a drawn seed, and the state after them."""
     data = _open(comm, path)
     batches = iter(data.batches(BATCH, shuffle=True, remainder="keep"))
     return [_numbers(next(batches)) for _ in range(steps)], json.dumps(data.state(steps))
 
 
 def _rest(comm: MPI.Intracomm, path: Path, state: str, **options: Any) -> tuple[list[list[int]], str]:
-    """Those that come then, and the state of that call."""
+    """Return the samples of the other batches, and the state at their begin."""
     data = _open(comm, path)
     given = {"shuffle": True, "remainder": "keep", "start": json.loads(state), **options}
     return [_numbers(batch) for batch in data.batches(BATCH, **given)], json.dumps(data.state(0))
@@ -60,7 +60,7 @@ def _whole(by_rank: list[tuple[list[list[int]], str]]) -> list[list[int]]:
     return [sorted(n for share in shares for n in share) for shares in zip(*(r for r, _ in by_rank), strict=True)]
 
 
-def test_a_drawn_seed_goes_on_on_any_number_of_ranks(table: Path, tmp_path: Path, ranks: Pools) -> None:
+def test_resume_a_drawn_seed_on_any_number_of_ranks(table: Path, tmp_path: Path, ranks: Pools) -> None:
     began = ranks(2).run(_first, table, 4)
     state = began[0][1]
     assert began[1][1] == state
@@ -72,7 +72,7 @@ def test_a_drawn_seed_goes_on_on_any_number_of_ranks(table: Path, tmp_path: Path
     assert all(json.loads(again) == expected for rest in rests.values() for _, again in rest)
 
 
-def test_without_another_word_the_order_is_another_one(table: Path) -> None:
+def test_every_call_draws_its_own_seed(table: Path) -> None:
     seeds = {_open(MPI.COMM_SELF, table).batches(BATCH, shuffle=True).state(0)["seed"] for _ in range(2)}
     assert len(seeds) == 2
 
@@ -90,7 +90,7 @@ def test_without_another_word_the_order_is_another_one(table: Path) -> None:
         ("cache", {}, {"cache": "memory"}, ("cache=None", "cache='memory'")),
     ],
 )
-def test_what_differs_is_refused_and_named(
+def test_error_names_the_difference(
     table: Path, name: str, changed: dict[str, Any], opened: dict[str, Any], facts: tuple[str, str]
 ) -> None:
     data = _open(MPI.COMM_SELF, table)
@@ -104,7 +104,7 @@ def test_what_differs_is_refused_and_named(
 
 
 @pytest.mark.parametrize("name", ["lanes", "window_steps", "blocks"])
-def test_a_release_that_shuffled_in_another_way_is_named(table: Path, name: str) -> None:
+def test_error_names_another_release(table: Path, name: str) -> None:
     state = _open(MPI.COMM_SELF, table).batches(**RUN).state(5)
     state[name] = "0" * 32 if name == "blocks" else 2 * state[name]
     with pytest.raises(PartitionError, match=f"another {name}") as raised:
@@ -112,7 +112,7 @@ def test_a_release_that_shuffled_in_another_way_is_named(table: Path, name: str)
     assert "release" in str(raised.value)
 
 
-def test_other_samples_are_refused(table: Path, tmp_path: Path) -> None:
+def test_error_for_other_samples(table: Path, tmp_path: Path) -> None:
     data = _open(MPI.COMM_SELF, table)
     halves = data.split(0.5, 0.5, seed=1)
     halves[0].batches(**RUN)
@@ -133,7 +133,7 @@ def test_other_samples_are_refused(table: Path, tmp_path: Path) -> None:
     assert len(data.split(0.5, 0.5, seed=1)[0].batches(**RUN, start=state)) == 3
 
 
-def test_the_order_of_the_files_depends_on_fewer_things(table: Path, tmp_path: Path) -> None:
+def test_file_order_resumes_with_another_layout(table: Path, tmp_path: Path) -> None:
     ordered = {"batch_size": BATCH, "seed": 3}
     data = _open(MPI.COMM_SELF, table)
     data.batches(**ordered)
@@ -142,7 +142,7 @@ def test_the_order_of_the_files_depends_on_fewer_things(table: Path, tmp_path: P
     assert [n for batch in rest for n in _numbers(batch)] == list(range(2 * BATCH, ROWS // BATCH * BATCH))
 
 
-def test_a_state_from_before_any_batches_needs_a_seed(table: Path) -> None:
+def test_state_before_any_batches_needs_a_seed(table: Path) -> None:
     state = _open(MPI.COMM_SELF, table).state(4)
     assert len(_open(MPI.COMM_SELF, table).batches(BATCH, start=state)) == ROWS // BATCH - 4
     with pytest.raises(PartitionError, match="holds no seed"):
@@ -152,7 +152,7 @@ def test_a_state_from_before_any_batches_needs_a_seed(table: Path) -> None:
     assert [_numbers(batch) for batch in rest] == [_numbers(batch) for batch in began]
 
 
-def test_a_state_that_is_not_whole_is_refused(table: Path) -> None:
+def test_incomplete_state(table: Path) -> None:
     data = _open(MPI.COMM_SELF, table)
     state = data.batches(**RUN).state(2)
     broken: list[Any] = [{**state, "step": step} for step in (-1, 1.5, "2", None, True)]
@@ -162,7 +162,7 @@ def test_a_state_that_is_not_whole_is_refused(table: Path) -> None:
             data.batches(**RUN, start=start)
 
 
-def test_the_state_is_that_of_the_latest_batches_unless_that_is_a_guess(table: Path) -> None:
+def test_state_of_the_latest_batches(table: Path) -> None:
     data = _open(MPI.COMM_SELF, table)
     for size in (12, 24):
         data.batches(size)
@@ -196,7 +196,7 @@ def _differing(comm: MPI.Intracomm, path: Path, what: str) -> str:
 
 
 @pytest.mark.parametrize("what", ["start", "seed", "refused", "drawn", "batch_size"])
-def test_ranks_that_do_not_ask_for_the_same_are_told(table: Path, ranks: Pools, what: str) -> None:
+def test_ranks_with_different_options(table: Path, ranks: Pools, what: str) -> None:
     texts = ranks(2).run(_differing, table, what)
     assert texts[0] == texts[1]
     assert {"start": "step=3", "refused": "seed=2"}.get(what, what) in texts[0]
