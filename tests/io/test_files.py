@@ -142,7 +142,7 @@ except PartitionError as error:
 """
 
 
-@pytest.mark.parametrize("io", ["collective", "independent"])
+@pytest.mark.parametrize("io", ["collective", pytest.param("independent", marks=pytest.mark.slow)])
 def test_a_rank_that_continues_when_another_program_ends_gets_an_error(large: str, io: str) -> None:
     done = run_script(2, _ENDS, large, io, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -304,7 +304,9 @@ ERRORS = {
     "truncated": ("cut.h5", "image", "label", 12, ["cut.h5", "truncated"]),
     "flipped-byte": ("flipped.h5", "checked", "", 12, ["flipped.h5", "'checked'", "row 40", "checksum"]),
 }
-ON_RANKS = [(size, case) for case in ERRORS for size in (1, 2, 4) if (size, case) != (1, "batch-size")]
+QUICK = [(2, "misspelt"), (2, "no-such-file"), (2, "batch-size"), (2, "flipped-byte"), (1, "flipped-byte")]
+MORE = [(size, case) for case in ERRORS for size in (1, 2, 4) if (size, case) != (1, "batch-size")]
+ON_RANKS = [*QUICK, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE if each not in QUICK)]
 
 
 @pytest.mark.parametrize(("size", "case"), ON_RANKS)
@@ -377,7 +379,7 @@ def _images(comm: MPI.Intracomm, files: str) -> tuple[str, list[list[int]]]:
 
 
 @pytest.mark.openmpi
-@pytest.mark.rank_counts(2, 3)
+@pytest.mark.rank_counts(2, slow=(3,))
 def test_collective_windows_of_compressed_images(pool: Pool, tmp_path: Path) -> None:
     for number in range(3):
         images = np.random.default_rng(number).integers(0, 100, (1048, 16, 16)).astype("i2")
@@ -396,7 +398,7 @@ def _different_fields(comm: MPI.Intracomm, path: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.rank_counts(2, 3)
+@pytest.mark.rank_counts(3)
 def test_different_fields_on_the_ranks_raise(pool: Pool, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["x"] = file["y"] = np.zeros(100)
