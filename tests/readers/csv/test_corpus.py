@@ -84,7 +84,7 @@ def _all_large(small: bool) -> Iterator[None]:
         if small:
             patch.setattr(csv_reader, "SMALL_BYTES", 1)
             patch.setattr(csv_reader, "HEAD_BYTES", 1 << 16)
-            patch.setattr(records, "READ_BYTES", 700)
+            patch.setattr(records, "READ_BYTES", 20_000)
             patch.setattr(records, "PROBE_BYTES", 300)
         yield
 
