@@ -15,13 +15,13 @@ from tests.readers.hdf5.test_corpus import FILES, expectation, names
 from tests.support.ranks import Pools
 from tests.support.serial import same
 
-TOGETHER = 12  # files of one task
+FILES_PER_TASK = 12
 
 pytestmark = pytest.mark.skipif(not FILES, reason="MATEX_CORPUS names no folder with HDF5 files")
 
 
 def _compare(comm: MPI.Intracomm, paths: list[Path]) -> tuple[int, list[str]]:
-    """Number of datasets that are h5py's, on this rank's block, and names of those that are not."""
+    """Return the number of datasets that equal those of h5py on this rank's rows, and the names of the others."""
     equal, others = 0, []
     for path in paths:
         os.chdir(path.parent)  # where raw data files are looked for
@@ -53,9 +53,9 @@ def _refused(comm: MPI.Intracomm, path: Path, name: str | None) -> bool:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("first", range(0, len(FILES), TOGETHER))
-def test_every_dataset_is_h5pys_on_ranks(ranks: Pools, size: int, first: int) -> None:
-    found = ranks(size).run(_compare, FILES[first : first + TOGETHER], timeout=300)
+@pytest.mark.parametrize("first", range(0, len(FILES), FILES_PER_TASK))
+def test_every_dataset_against_h5py(ranks: Pools, size: int, first: int) -> None:
+    found = ranks(size).run(_compare, FILES[first : first + FILES_PER_TASK], timeout=300)
     assert [others for _, others in found] == [[]] * size
     assert len({equal for equal, _ in found}) == 1
     assert found[0][0] > 0
