@@ -51,7 +51,7 @@ def test_all_options_are_listed(tmp_path: Path) -> None:
     with pytest.raises(FormatError) as caught:
         reader("csv")(str(tmp_path), usecol=[1])
     assert "'usecols', " in str(caught.value)
-    assert "'short_rows'" in str(caught.value)
+    assert "'skiprows'" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Who am I: rank, number of ranks, and the rank on this node."""
+"""Rank, number of ranks, and rank on this node."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from matex_data.mpi.library import MPI
 
 alone: ContextVar[bool] = ContextVar("alone", default=False)
-"""This rank does something that the others do not: nothing that it calls may wait for them."""
+"""True while this rank runs code that the others do not run, which must not call collectives."""
 
 
 @contextlib.contextmanager
 def running_alone() -> Iterator[None]:
-    """Context manager: what this rank saves, predicts and evaluates is its own, and whole."""
+    """Context manager: save, predict and evaluate on this rank alone, on whole batches."""
     token = alone.set(True)
     try:
         yield
@@ -26,7 +26,14 @@ def running_alone() -> Iterator[None]:
 
 
 class World(NamedTuple):
-    """This process among those that train together."""
+    """Position of this process among the ranks of the job.
+
+    Attributes
+    ----------
+    rank : 0 to ``size - 1``.
+    size : number of ranks.
+    local_rank : rank among those of this node, for the choice of a GPU.
+    """
 
     rank: int
     size: int
@@ -34,17 +41,22 @@ class World(NamedTuple):
 
 
 def world() -> World:
-    """Rank, number of ranks and rank on this node of the whole job.
+    """Return the rank, the number of ranks and the rank on this node.
 
-    *Collective* at its first call where the launcher leaves the local rank open (several ranks, and
-    none of the usual environment variables).
+    *Collective* at the first call, if the launcher sets none of the usual environment variables of the local rank.
+
+    Examples
+    --------
+    >>> import matex_data as md
+    >>> md.training.world()  # in one process
+    World(rank=0, size=1, local_rank=0)
     """
     comm = comm_or_world(None)
     return World(comm.rank, comm.size, _local_rank())
 
 
 def comm_or_world(comm: MPI.Intracomm | None) -> MPI.Intracomm:
-    """The communicator meant by the user's ``comm``: all ranks of the job for None."""
+    """Return ``comm``, or the communicator of all ranks for None."""
     if comm is not None:
         return comm
     from matex_data.mpi.library import MPI

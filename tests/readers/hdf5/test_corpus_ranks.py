@@ -16,12 +16,14 @@ from tests.support.ranks import Pools
 from tests.support.serial import same
 
 FILES_PER_TASK = 12
+DATASETS = 40
+"""Datasets of a file that are read on ranks, spread over the file; ``test_corpus.py`` reads all."""
 
 pytestmark = pytest.mark.skipif(not FILES, reason="MATEX_CORPUS names no folder with HDF5 files")
 
 
 def _compare(comm: MPI.Intracomm, paths: list[Path]) -> tuple[int, list[str]]:
-    """Return the number of datasets that equal those of h5py on this rank's rows, and the names of the others."""
+    """Return the number of datasets whose rows of this rank are those of h5py, and the names of the others."""
     equal, others = 0, []
     for path in paths:
         os.chdir(path.parent)  # where raw data files are looked for
@@ -31,7 +33,8 @@ def _compare(comm: MPI.Intracomm, paths: list[Path]) -> tuple[int, list[str]]:
             others += [] if _refused(comm, path, None) else [f"{path}: opened"]
             continue
         with file:
-            for name in names(file):
+            found = names(file)
+            for name in found[:: -(-len(found) // DATASETS) or 1]:
                 expected, rows = expectation(file, name)
                 if rows is None:
                     others += [] if _refused(comm, path, name) else [f"{path} {name}: opened"]
