@@ -1,4 +1,4 @@
-"""``predict`` gives every sample's row in order, whatever is read ahead and whatever the sizes of batches."""
+"""``predict`` returns the rows of all samples in order, for any prefetching and any batch sizes."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ SIZES = [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.m
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("case", CASES)
-def test_rows_of_plain_python(case: str, size: int) -> None:
+def test_rows_equal_plain_python(case: str, size: int) -> None:
     assert_reported(size, CASES, case)

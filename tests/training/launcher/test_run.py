@@ -1,4 +1,4 @@
-"""Scripts that know nothing of ranks end, under ``matex run``, with the weights of plain Python."""
+"""Scripts for one process end with the same weights under ``matex run`` as in plain Python."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _plain(name: str, folder: Path) -> tuple[list[str], dict[str, Any]]:
 
 
 def _weights(folder: Path) -> dict[str, Any]:
-    """All arrays of the file that the script wrote."""
+    """Return all arrays of the files that the script has written."""
     found: dict[str, Any] = {}
     for path in folder.glob("*.weights.h5"):
         with h5py.File(path) as file:
@@ -52,7 +52,7 @@ SIZES = [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytes
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", NAMES)
-def test_weights_of_plain_python(name: str, size: int, plain_folder: Path, tmp_path: Path) -> None:
+def test_weights_equal_plain_python(name: str, size: int, plain_folder: Path, tmp_path: Path) -> None:
     results, expected = _plain(name, plain_folder / name)
     done = run_script(size, LAUNCHER, str(SCRIPTS / f"{name}.py"), str(tmp_path / "x.weights.h5"), timeout=150)
     assert done.returncode == 0, done.stderr
@@ -75,7 +75,7 @@ def _write_idx(path: Path, array: Any) -> None:
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with ``MNIST_data``: 1,003 real digits, enlarged to 28 x 28, for training and 201 to test."""
+    """Return a folder with ``MNIST_data``: real digits, enlarged to 28 x 28, 1,003 for training and 201 to test."""
     from sklearn.datasets import load_digits
 
     folder = tmp_path_factory.mktemp("mnist")
@@ -106,7 +106,7 @@ def test_a_matex_script_of_2018(size: int, digits: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("size", SIZES[1:])
-def test_what_is_not_shared_out_is_said_once(size: int, tmp_path: Path) -> None:
+def test_whole_batches_are_reported_once(size: int, tmp_path: Path) -> None:
     script = SCRIPTS / "own_fit.py"
     done = run_script(size, LAUNCHER, "--all-output", str(script), str(tmp_path / "x.weights.h5"), timeout=150)
     assert done.returncode == 0, done.stderr
@@ -129,15 +129,15 @@ model.fit(x, x[:, :1], epochs=2, batch_size=20, verbose=0)
 """
 
 
-@pytest.mark.parametrize("unlike", [False, True])
-def test_random_numbers_without_a_seed(unlike: bool, tmp_path: Path) -> None:
-    """NumPy's generators draw alike on all ranks; what differs nevertheless is said."""
-    seed = "rng = np.random.default_rng(training.world().rank)" if unlike else "rng = np.random.default_rng()"
+@pytest.mark.parametrize("different", [False, True])
+def test_random_numbers_without_a_seed(different: bool, tmp_path: Path) -> None:
+    """NumPy's generators draw the same numbers on all ranks; a warning reports batches that still differ."""
+    seed = "rng = np.random.default_rng(training.world().rank)" if different else "rng = np.random.default_rng()"
     (tmp_path / "script.py").write_text(FIT.format(seed))
     done = run_script(2, LAUNCHER, "--all-output", str(tmp_path / "script.py"), timeout=90)
     assert done.returncode == 0, done.stderr
-    assert len(set(re.findall("^SUM (.*)", done.stdout, re.MULTILINE))) == 1 + unlike
-    assert done.stderr.count("the ranks do not get the same batches") == unlike
+    assert len(set(re.findall("^SUM (.*)", done.stdout, re.MULTILINE))) == 1 + different
+    assert done.stderr.count("the ranks do not get the same batches") == different
 
 
 PARTS = """
@@ -162,21 +162,21 @@ print("RESULT", *dense.kernel.numpy().ravel())
 """
 
 
-def test_batches_that_are_only_looked_at_weigh_nothing(tmp_path: Path) -> None:
+def test_batches_without_a_step_have_no_weight(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(PARTS)
     found = [run_script(size, LAUNCHER, str(tmp_path / "script.py"), timeout=90).stdout.split() for size in (1, 2)]
     assert len(found[0]) == 4
     np.testing.assert_allclose(*[[float(word) for word in words[1:]] for words in found], rtol=1e-5)
 
 
-def test_the_self_check_can_be_left_out(tmp_path: Path) -> None:
+def test_no_verify_skips_the_self_check(tmp_path: Path) -> None:
     script = SCRIPTS / "planted" / "contrastive.py"
     done = run_script(2, LAUNCHER, "--no-verify", str(script), str(tmp_path / "x.weights.h5"), timeout=90)
     assert done.returncode == 0, done.stderr
     assert "self-check" not in done.stderr
 
 
-def test_another_backend_of_keras_is_refused(tmp_path: Path) -> None:
+def test_another_keras_backend_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("print('trained')")
     code = f"import keras; keras.backend.backend = lambda: 'jax'; {LAUNCHER}"
     done = run_script(2, code, str(tmp_path / "script.py"), timeout=90)
@@ -221,7 +221,7 @@ ENDS = {
 
 @pytest.mark.openmpi
 @pytest.mark.parametrize("end", ENDS)
-def test_a_script_that_ends_badly_ends_the_job(end: str, tmp_path: Path) -> None:
+def test_a_failing_script_ends_the_job(end: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     waits = "training.allreduce([1.0])" if "rank" in end else "None"
     script.write_text(f"import sys\nfrom matex_data import training\n{end}\n{waits}\nprint('trained')\n")

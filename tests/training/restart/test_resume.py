@@ -1,4 +1,4 @@
-"""A run that is killed and started again ends with the weights of one that was not."""
+"""A run that is killed and restarted ends with the weights of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _train(ranks: int, table: Path, folder: Path, kind: str, kill: int = 0, *see
         return dict(file)
 
 
-def test_killed_and_restarted_is_bitwise_the_same(table: Path, tmp_path: Path) -> None:
+def test_a_restarted_run_is_bitwise_equal(table: Path, tmp_path: Path) -> None:
     seed = random.Random(0)  # the seed of the shuffled order is drawn by the first run, and kept in its checkpoint
     kills = [seed.randrange(4, 11), seed.randrange(4, 11)]
     for kill in kills:
@@ -87,7 +87,7 @@ def test_killed_and_restarted_is_bitwise_the_same(table: Path, tmp_path: Path) -
 
 
 @pytest.mark.openmpi
-def test_goes_on_with_another_number_of_ranks(table: Path, tmp_path: Path) -> None:
+def test_resumes_on_another_number_of_ranks(table: Path, tmp_path: Path) -> None:
     _train(3, table, tmp_path / "moved", "plain", kill=7)
     moved = _train(2, table, tmp_path / "moved", "plain")
     straight = _train(1, table, tmp_path / "straight", "plain", 0, _seed(tmp_path / "moved"))
@@ -96,7 +96,7 @@ def test_goes_on_with_another_number_of_ranks(table: Path, tmp_path: Path) -> No
 
 
 def _seed(folder: Path) -> str:
-    """The seed that a run has drawn, from its checkpoint."""
+    """Return the seed that a run has drawn, from its checkpoint."""
     from matex_data.training.restart import checkpoint
 
     found = checkpoint.read(folder)
