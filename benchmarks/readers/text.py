@@ -47,11 +47,11 @@ def columns(task: Task) -> Pass:
 def scan(task: Task) -> Pass:
     """Search for the borders of the records alone."""
     from matex_data.readers.collective import SingleRank
-    from matex_data.readers.csv.blocks import scan_together
     from matex_data.readers.csv.dialect import Dialect
+    from matex_data.readers.csv.records import scan_file
 
     size = Path(task.path).stat().st_size
-    return lambda: scan_together(task.path, 0, 0, size, Dialect(), SingleRank()).rows - 1
+    return lambda: scan_file(task.path, 0, 0, size, Dialect(), SingleRank()).count - 1
 
 
 def arrow(task: Task) -> Pass:

@@ -1,233 +1,302 @@
-"""Where records begin: the newlines that are not quoted. Pure functions of bytes, and a tally over a stretch of a file.
+"""Record boundaries: the newlines outside quotes, found in a text in memory or in a large file by all ranks.
 
-A quote opens only at the start of a field, and a doubled one stands for itself, as in RFC 4180, Python's csv, pandas
-and Arrow. So within quotes or not is all there is to know at the start of a line.
+A quote opens only at the start of a field, and a doubled quote stands for itself, as in RFC 4180, Python's csv, pandas
+and Arrow. So all that a scanner must know at the start of a line is whether it lies inside quotes. Ranks scan
+segments of a file at once, each for both cases; the end of each segment then tells which case holds for the next.
 """
 
 from __future__ import annotations
 
-import re
-import threading
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from matex_data._types import Bytes, Integers
-from matex_data.readers.csv.dialect import SPACES, Dialect
+from matex_data.readers.collective import IndexingRanks
+from matex_data.readers.csv.dialect import Dialect
 
-LF, CR, SPACE, TAB = 10, 13, 32, 9
-NONE: Integers = np.empty(0, np.int64)
-MOST_SCRATCH = 8 << 20  # bytes that a thread keeps
-_KEPT = threading.local()
+LF, CR = 10, 13
+READ_BYTES = 4 << 20  # read and scanned by one call
+PROBE_BYTES = 64 << 10  # in which a segment looks for its first line
+MAX_BLOCKS = 1 << 16
+ENCODINGS = ("utf-8", "cp1252", "iso8859-1")
+_UNDEFINED_IN_CP1252 = (0x81, 0x8D, 0x8F, 0x90, 0x9D)
+_EMPTY: Integers = np.empty(0, np.int64)
 
-
-@dataclass(frozen=True)
-class Found:
-    """What a stretch of whole lines holds.
-
-    Parameters
-    ----------
-    starts : int64[k], where a record begins. Blank lines and comments are none.
-    ends : int64[n], first byte behind each line, within quotes or not.
-    inside : whether it ends within quotes.
-    opened : where it ends within quotes, the one that opens them; -1 if that comes before.
-    """
-
-    starts: Integers
-    ends: Integers
-    inside: bool
-    opened: int
-
-
-def positions(data: Bytes, code: int) -> Integers:
-    """int64[n], where a byte stands.
-
-    Eight bytes at a time are looked at first: twice as fast for a byte as rare as the end of a line.
-    """
-    same = np.equal(data, code, out=_scratch(len(data)))
-    if not same.any():
-        return NONE
-    words = same[: len(data) // 8 * 8].view("<u8")
-    found = np.flatnonzero(words != 0)
-    if len(found) * 8 > len(words):
-        return np.flatnonzero(same)
-    left, result = words[found], [np.flatnonzero(same[len(words) * 8 :]) + len(words) * 8]
-    while len(left):
-        result.append(found * 8 + (np.bitwise_count((left & -left) - np.uint64(1)) >> 3))
-        left &= left - np.uint64(1)
-        several = np.flatnonzero(left)
-        found, left = found[several], left[several]
-    return np.sort(np.concatenate(result)) if len(result) > 2 else np.concatenate(result[::-1])
-
-
-def _scratch(size: int) -> NDArray[np.bool_]:
-    """Memory that this thread uses again: what the system gives anew costs twice what is done in it."""
-    memory: NDArray[np.bool_] | None = getattr(_KEPT, "memory", None)
-    if memory is None or len(memory) < size:
-        memory = np.empty(size, bool)
-        if size <= MOST_SCRATCH:
-            _KEPT.memory = memory
-    return memory[:size]
+BlockColumns = tuple[Integers, Integers, Integers]
+"""Offset, first record, and lines before it, of each block; int64[n]."""
 
 
 def line_ends(data: Bytes) -> Integers:
-    """int64[n], first byte behind every line: LF, CR LF, or CR alone."""
-    ends, returns = positions(data, LF), positions(data, CR)
+    """Return the first byte behind every line, int64[n]; a line ends with LF, CR LF, or CR alone."""
+    ends, returns = np.flatnonzero(data == LF), np.flatnonzero(data == CR)
     if len(returns):
-        follows = np.append(data, np.uint8(0))[returns + 1] if returns[-1] + 1 == len(data) else data[returns + 1]
-        alone = returns[follows != LF]
+        alone = returns[np.append(data, np.uint8(0))[returns + 1] != LF]
         if len(alone):
             ends = np.sort(np.concatenate([ends, alone]))
     return ends + 1
 
 
-def scan(data: Bytes, inside: bool, dialect: Dialect) -> Found:
-    """Records of a text that begins at the start of a line, in or out of quotes, and ends with a line or the file."""
-    ends, toggles = line_ends(data), _quotes(data, inside, dialect)
-    outside = ends
-    if len(toggles) or inside:
-        outside = ends[(np.searchsorted(toggles, ends) + inside) % 2 == 0]
-    first = NONE if inside else np.zeros(1, np.int64)
-    starts = np.concatenate([first, outside])
-    if len(starts) and starts[-1] == len(data):
-        starts = starts[:-1]
-    starts = _filled(data, starts, dialect)
-    ends_inside = bool((len(toggles) + inside) % 2)
-    return Found(starts, ends, ends_inside, _opened(toggles) if ends_inside else -1)
+def last_line_end(data: Bytes) -> int:
+    """Return the first byte behind the last line that certainly ends, or 0; a CR at the end may precede LF."""
+    text = data.tobytes()
+    return max(text.rfind(b"\n"), text.rfind(b"\r", 0, max(0, len(text) - 1))) + 1
 
 
-def _opened(toggles: Integers) -> int:
-    """The quote that opens what is not closed; -1 if that is none of these. A pair of neighbours is one quote."""
-    last = len(toggles) - 1
-    while last > 0 and toggles[last] == toggles[last - 1] + 1:
+def encodings_of(data: Bytes) -> frozenset[str]:
+    """Return those of ``ENCODINGS`` that whole lines may be in."""
+    text = data.tobytes()
+    if text.isascii():
+        return frozenset(ENCODINGS)
+    found = {"iso8859-1"}
+    if not any(code in text for code in _UNDEFINED_IN_CP1252):
+        found.add("cp1252")
+    try:
+        text.decode()
+        found.add("utf-8")
+    except UnicodeDecodeError:
+        pass
+    return frozenset(found)
+
+
+def record_starts(data: Bytes, ends: Integers, inside: bool, dialect: Dialect) -> tuple[Integers, bool, int]:
+    """Find the records of a text that begins with a line, and ends with a line or the file.
+
+    Parameters
+    ----------
+    ends : ``line_ends(data)``.
+    inside : the text begins inside quotes.
+
+    Returns
+    -------
+    starts : int64[n], first byte of each record. Blank lines and comments are no records.
+    inside : the text ends inside quotes.
+    open_quote : position of the quote that is open at the end; -1 if none is, or if it stands before the text.
+    """
+    quotes = _field_quotes(data, inside, dialect)
+    if len(quotes) or inside:
+        ends = ends[(np.searchsorted(quotes, ends) + inside) % 2 == 0]
+    starts = ends if inside else np.concatenate([np.zeros(1, np.int64), ends])
+    starts = _without_blank_lines(data, starts[starts < len(data)], dialect)
+    if (len(quotes) + inside) % 2 == 0:
+        return starts, False, -1
+    last = len(quotes) - 1
+    while last > 0 and quotes[last] == quotes[last - 1] + 1:  # two neighbours are one quote inside quotes
         last -= 2
-    return int(toggles[last]) if last >= 0 else -1
+    return starts, True, int(quotes[last]) if last >= 0 else -1
 
 
-def misplaced(data: Bytes, inside: bool, dialect: Dialect) -> int:
-    """How many quotes would stand where none belongs, if the bytes began in or out of quotes."""
-    if dialect.quotechar is None:
-        return int(inside)
-    quotes = positions(data, ord(dialect.quotechar))
-    opening, closing = quotes[int(inside) :: 2], quotes[1 - int(inside) :: 2]
-    allowed = _field_ends(dialect)
-    wrong = ~allowed[data[opening[opening > 0] - 1]]
-    return int(wrong.sum() + (~allowed[data[closing[closing + 1 < len(data)] + 1]]).sum())
-
-
-def _field_ends(dialect: Dialect) -> NDArray[np.bool_]:
-    """bool[256]: the bytes that may stand beside a quote on its outer side."""
-    return _table([*dialect.separators, LF, CR, ord(dialect.quotechar or "\n")])
-
-
-def _quotes(data: Bytes, inside: bool, dialect: Dialect) -> Integers:
-    """Positions of the quotes that open and close fields, in turn."""
-    quotes = NONE if dialect.quotechar is None else positions(data, ord(dialect.quotechar))
+def _field_quotes(data: Bytes, inside: bool, dialect: Dialect) -> Integers:
+    """Return the positions of the quotes that open and close fields by turns, int64[n]."""
+    quotes = _EMPTY if dialect.quotechar is None else np.flatnonzero(data == ord(dialect.quotechar))
     if not len(quotes):
-        return NONE
-    opening = quotes[int(inside) :: 2]
-    before = data[opening[opening > 0] - 1]
-    plain = dialect.escapechar is None and dialect.comment is None
-    if plain and bool(_field_ends(dialect)[before].all()):
         return quotes
-    return _in_turn(data.tobytes(), inside, dialect)[0]
+    if dialect.escapechar is None and dialect.comment is None:
+        opening = quotes[int(inside) :: 2]
+        neighbours = _byte_set([*dialect.separators, LF, CR, *(dialect.quotechar or "").encode()])
+        if bool(neighbours[data[opening[opening > 0] - 1]].all()):
+            return quotes
+    return np.array(dialect.quotes_and_comments(data.tobytes(), inside)[0], np.int64)
 
 
-def uncommented(text: bytes, dialect: Dialect) -> bytes:
-    """The same lines, which begin out of quotes, without the comments in them."""
-    if dialect.comment is None or dialect.comment.encode() not in text:
-        return text
-    if dialect.quotechar is None or dialect.quotechar.encode() not in text:
-        before = rb"((?:^|[\r\n])[ \t]*)" if dialect.comment_lines else rb"()[ \t]*"
-        return re.sub(before + re.escape(dialect.comment.encode()) + rb"[^\r\n]*", rb"\1", text)
-    pieces, at = [], 0
-    for begin, end in _in_turn(text, False, dialect)[1]:
-        pieces.append(text[at:begin].rstrip(b" \t"))
-        at = end
-    return b"".join([*pieces, text[at:]])
+def _without_blank_lines(data: Bytes, starts: Integers, dialect: Dialect) -> Integers:
+    """Drop the starts of lines that are blank or comments."""
+    blank = _byte_set(dialect.blanks)
+    empty = _byte_set([LF, CR, *(dialect.comment or "").encode()])
+    at = starts.copy()
+    moving = np.flatnonzero(blank[data[at]])
+    while len(moving):
+        at[moving] += 1
+        moving = moving[at[moving] < len(data)]
+        moving = moving[blank[data[at[moving]]]]
+    keep = at < len(data)
+    keep &= ~empty[data[np.where(keep, at, 0)]]
+    return starts[keep]
 
 
-def _in_turn(text: bytes, inside: bool, dialect: Dialect) -> tuple[Integers, list[tuple[int, int]]]:
-    """The same for texts with quotes within unquoted fields or comments, or escaped ones; and where comments are."""
-    quote, escape, comment = (ord(c) if c else -1 for c in (dialect.quotechar, dialect.escapechar, dialect.comment))
-    data = np.frombuffer(text, np.uint8)
-    events = np.flatnonzero((data == quote) | (data == comment)) if comment >= 0 else np.flatnonzero(data == quote)
-    before = {*dialect.separators, LF, CR}
-    result, comments, skip = [], [], 0  # nothing before ``skip`` counts
-    for at in events.tolist():
-        if at < skip:
-            continue
-        if text[at] == comment:
-            if not inside and (not dialect.comment_lines or _begins_line(text, at)):
-                skip = _line_end(text, at)
-                comments.append((at, skip))
-        elif escape >= 0 and _escaped(text, at, escape):
-            continue
-        elif not inside:
-            if at == 0 or text[at - 1] in before:
-                inside = True
-                result.append(at)
-        elif at + 1 < len(text) and text[at + 1] == quote:
-            skip = at + 2
-        else:
-            inside = False
-            result.append(at)
-    return np.array(result, np.int64), comments
-
-
-def _begins_line(text: bytes, at: int) -> bool:
-    begin = max(text.rfind(b"\n", 0, at), text.rfind(b"\r", 0, at)) + 1
-    return not text[begin:at].strip(b" \t")
-
-
-def _line_end(text: bytes, at: int) -> int:
-    found = [i for i in (text.find(b"\n", at), text.find(b"\r", at)) if i >= 0]
-    return min(found, default=len(text))
-
-
-def _escaped(text: bytes, at: int, escape: int) -> bool:
-    count = 0
-    while at - count > 0 and text[at - count - 1] == escape:
-        count += 1
-    return count % 2 == 1
-
-
-def _filled(data: Bytes, starts: Integers, dialect: Dialect) -> Integers:
-    """Those lines that hold a record: neither blank nor a comment."""
-    blank, empty = _line_starts(dialect)
-    first = data[starts]
-    keep = ~empty[first]
-    begins = np.flatnonzero(blank[first])
-    if len(begins):
-        at = _first_of(data, starts[begins], blank)
-        there = at < len(data)
-        keep[begins] = there & ~empty[data[np.where(there, at, 0)]]
-    return starts if bool(keep.all()) else starts[keep]
-
-
-@lru_cache
-def _line_starts(dialect: Dialect) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """bool[256]: the bytes that may come before a record on its line, and those that make the line hold none."""
-    blank = _table(b for b in (SPACE, TAB) if dialect.sep == SPACES or b not in dialect.separators)
-    return blank, _table([LF, CR, *([ord(dialect.comment)] if dialect.comment else [])])
-
-
-def _table(codes: Iterable[int]) -> NDArray[np.bool_]:
-    """bool[256]: which bytes are among these."""
+def _byte_set(codes: Iterable[int]) -> NDArray[np.bool_]:
     table = np.zeros(256, bool)
     table[list(codes)] = True
     return table
 
 
-def _first_of(data: Bytes, at: Integers, blank: NDArray[np.bool_]) -> Integers:
-    """For every position, that of the next byte that is no blank; the length of the data if there is none."""
-    at = at.copy()
-    moving = np.arange(len(at))
-    while len(moving):
-        at[moving] += 1
-        moving = moving[at[moving] < len(data)]
-        moving = moving[blank[data[at[moving]]]]
-    return at
+@dataclass(frozen=True)
+class Records:
+    """Records of a text in blocks.
+
+    Parameters
+    ----------
+    offset : int64[n + 1], byte where each block begins, and where the text ends.
+    first : int64[n + 1], first record of each block, and the number of records.
+    line : int64[n], lines before each block.
+    open_quote : byte of a quote that is not closed; -1 if there is none.
+    nul : first NUL byte; -1 if there is none.
+    encodings : that the text may be in.
+    """
+
+    offset: Integers
+    first: Integers
+    line: Integers
+    open_quote: int
+    nul: int
+    encodings: frozenset[str]
+
+    @property
+    def count(self) -> int:
+        """Return the number of records."""
+        return int(self.first[-1])
+
+
+@dataclass
+class _Case:
+    """Records of a segment, given whether it begins inside quotes.
+
+    Parameters
+    ----------
+    inside : the next line is inside quotes.
+    open_quote : position of the last quote that was open at the end of a line; -1 if there is none.
+    count : number of records.
+    """
+
+    inside: bool
+    open_quote: int = -1
+    count: int = 0
+    blocks: list[BlockColumns] = field(default_factory=list)
+
+
+@dataclass
+class Scanner:
+    """Scanner of consecutive bytes of a text.
+
+    Parameters
+    ----------
+    offset : byte of the text where the segment begins.
+    step : bytes; the first record in every ``step`` bytes of the text begins a block.
+    cases : one for each state in which the segment may begin.
+    """
+
+    offset: int
+    step: int
+    dialect: Dialect
+    cases: tuple[_Case, ...]
+    lines: int = 0
+    nul: int = -1
+    encodings: frozenset[str] = frozenset(ENCODINGS)
+    _rest: Bytes = field(default_factory=lambda: np.empty(0, np.uint8))
+
+    @classmethod
+    def from_start(cls, offset: int, step: int, dialect: Dialect) -> Scanner:
+        """Return a scanner of a text that begins outside quotes."""
+        return cls(offset, step, dialect, (_Case(False),))
+
+    @classmethod
+    def from_any_line(cls, offset: int, step: int, dialect: Dialect) -> Scanner:
+        """Return a scanner of a text that may begin inside quotes."""
+        return cls(offset, step, dialect, (_Case(False), _Case(True)))
+
+    def feed(self, data: Bytes, last: bool) -> None:
+        """Scan the next bytes; ``last``: they end with a line or the file."""
+        data = np.concatenate([self._rest, data])
+        stop = len(data) if last else last_line_end(data)
+        self._rest = data[stop:]
+        if stop:
+            self._scan(data[:stop])
+
+    def _scan(self, data: Bytes) -> None:
+        ends = line_ends(data)
+        for case in self.cases:
+            starts, case.inside, open_quote = record_starts(data, ends, case.inside, self.dialect)
+            block = _first_of_each((starts + self.offset) // self.step)
+            lines = np.searchsorted(ends, starts[block], side="right") + self.lines
+            case.blocks.append((starts[block] + self.offset, block + case.count, lines))
+            case.count += len(starts)
+            case.open_quote = open_quote + self.offset if open_quote >= 0 else case.open_quote
+        if self.nul < 0 and not data.min():
+            self.nul = self.offset + int(np.argmin(data))
+        self.encodings &= encodings_of(data)
+        self.lines += len(ends)
+        self.offset += len(data)
+
+
+def _first_of_each(values: Integers) -> Integers:
+    """Return the positions where ascending values begin to repeat, int64[n]."""
+    return np.flatnonzero(np.diff(values, prepend=-1))
+
+
+def join(segments: Sequence[Scanner], line: int) -> Records:
+    """Join neighbouring segments of a text, of which the first begins outside quotes behind ``line`` lines."""
+    case, count, open_quote = _Case(False), 0, -1
+    columns: list[BlockColumns] = [(_EMPTY, _EMPTY, _EMPTY)]
+    for segment in segments:
+        case = segment.cases[int(case.inside)]
+        columns += [(offset, first + count, before + line) for offset, first, before in case.blocks]
+        count, line = count + case.count, line + segment.lines
+        open_quote = max(open_quote, case.open_quote)
+    offset, first, before = (np.concatenate(column) for column in zip(*columns, strict=True))
+    block = _first_of_each(offset // segments[0].step)
+    return Records(
+        np.append(offset[block], segments[-1].offset),
+        np.append(first[block], count),
+        before[block],
+        open_quote if case.inside else -1,
+        next((segment.nul for segment in segments if segment.nul >= 0), -1),
+        frozenset.intersection(*(segment.encodings for segment in segments)),
+    )
+
+
+def block_bytes(size: int) -> int:
+    """Return the bytes of a block, for a text of ``size`` bytes: large blocks parse faster, many shuffle better."""
+    target = max(4 << 10, min(256 << 10, size // 64), size // MAX_BLOCKS)
+    return 1 << (target - 1).bit_length()
+
+
+def scan_text(text: Bytes, offset: int, line: int, step: int, dialect: Dialect) -> Records:
+    """Find the records of a text in memory from byte ``offset`` on, which ``line`` lines precede."""
+    scanner = Scanner.from_start(offset, step, dialect)
+    scanner.feed(text[offset:], last=True)
+    return join([scanner], line)
+
+
+def scan_file(path: str, offset: int, line: int, size: int, dialect: Dialect, ranks: IndexingRanks) -> Records:
+    """Find the records of a large file, of which each rank scans one segment. *Collective*.
+
+    Parameters
+    ----------
+    offset : byte where the first record begins.
+    line : lines before it.
+    size : of the file, in bytes.
+    """
+    borders = _segment_borders(path, offset, size, ranks)
+    begin, end = borders[ranks.rank : ranks.rank + 2]
+    create = Scanner.from_any_line if ranks.rank and dialect.quotechar else Scanner.from_start
+    scanner = create(begin, block_bytes(size), dialect)
+    memory = np.empty(READ_BYTES, np.uint8)
+    error: Exception | None = None
+    for _ in range(-(-int(np.diff(borders).max()) // READ_BYTES)):
+        data = memory[: min(READ_BYTES, end - begin)]
+        try:
+            ranks.read(path, begin, data)
+            begin += len(data)
+            if len(data) and error is None:
+                scanner.feed(data, last=begin == end)
+        except Exception as raised:  # the other ranks count on this one for the rest of the reads
+            error = error or raised
+    ranks.agree(error)
+    return join(ranks.allgather(scanner), line)
+
+
+def _segment_borders(path: str, offset: int, size: int, ranks: IndexingRanks) -> list[int]:
+    """Return the bytes where the segments of all ranks begin, each with a line, and the size. *Collective*."""
+    start = offset + (size - offset) * ranks.rank // ranks.size
+    memory = np.empty(min(PROBE_BYTES, size - start) if ranks.rank else 0, np.uint8)
+    error: Exception | None = None
+    try:
+        ranks.read(path, start, memory)
+    except Exception as raised:  # every rank has to raise it
+        error = raised
+    ranks.agree(error)
+    ends = line_ends(memory[: last_line_end(memory)])
+    found = ranks.allgather(start + int(ends[0]) if len(ends) else offset)
+    return [*np.maximum.accumulate(found).tolist(), size]

@@ -1,10 +1,10 @@
-"""Types of columns: what the values look like, what all parts of the data agree on, and how they are delivered."""
+"""Types of columns: inferred from their values or requested, agreed over all blocks and files, and delivered."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -27,83 +27,78 @@ _ARROW = {
     "nano": pa.timestamp("ns"),
     "zoned": pa.timestamp("us", "UTC"),
 }
-_JOINED = {
+_COMMON_KIND = {
     frozenset(("int64", "uint64")): "uint64",
     frozenset(("int64", "float64")): "float64",
     frozenset(("uint64", "float64")): "float64",
     frozenset(("micro", "nano")): "nano",
 }
-_SECONDS = {"micro": 10**6, "nano": 10**9, "zoned": 10**6}
+_UNITS = {"micro": 10**6, "nano": 10**9, "zoned": 10**6}  # of times, in one second
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What some values of a column look like.
+class Summary:
+    """Summary of the values of a column, as far as its type follows from it.
 
     Parameters
     ----------
-    kind : "null" if all are missing, else "int64", "uint64" (some are longer), "float64", "bool", "micro", "nano" or
-        "zoned" (times), "text".
-    missing : whether some are missing.
-    values : the different ones, where these are asked for.
-    negative : whether some are integers below 0.
+    kind : "null" if all are missing; "int64"; "uint64" if some need it; "float64"; "bool"; "micro", "nano" or "zoned"
+        for times; "text" for anything else.
+    missing : a value is missing.
+    negative : an integer is below 0.
+    values : all different values, where these are needed.
     """
 
     kind: str = "null"
     missing: bool = False
-    values: frozenset[bytes] = frozenset()
     negative: bool = False
+    values: frozenset[bytes] = frozenset()
 
-    def with_(self, other: Seen) -> Seen:
-        """What the values of both look like."""
-        return Seen(
-            _wider(self.kind, other.kind),
-            self.missing or other.missing,
-            self.values | other.values,
-            self.negative or other.negative,
-        )
+    @classmethod
+    def of(cls, column: pa.ChunkedArray, distinct: bool) -> Summary:
+        """Summarize a parsed column; ``distinct``: with all its values."""
+        kind, values = _kind(column.type), frozenset[bytes]()
+        negative = kind == "int64" and (pc.min(column).as_py() or 0) < 0
+        if distinct:
+            values = frozenset(pc.unique(column).drop_null().cast(pa.binary()).to_pylist())
+        return cls(kind, column.null_count > 0, negative, values)
 
-
-def _wider(a: str, b: str) -> str:
-    if a == b or b == "null":
-        return a
-    if a == "null":
-        return b
-    return _JOINED.get(frozenset((a, b)), "text")
-
-
-def seen(column: pa.ChunkedArray, distinct: bool) -> Seen:
-    """What the values of a parsed column look like; ``distinct``: and which they are."""
-    kind, missing = _kind(column), column.null_count > 0
-    negative = kind == "int64" and (pc.min(column).as_py() or 0) < 0
-    if not distinct:
-        return Seen(kind, missing, negative=negative)
-    values = pc.unique(column).drop_null()
-    values = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
-    return Seen(kind, missing, frozenset(values.cast(pa.binary()).to_pylist()), negative)
+    def merge(self, other: Summary) -> Summary:
+        """Return the summary of the values of both."""
+        kinds = {self.kind, other.kind} - {"null"}
+        kind = "null" if not kinds else kinds.pop() if len(kinds) == 1 else _COMMON_KIND.get(frozenset(kinds), "text")
+        missing, negative = self.missing or other.missing, self.negative or other.negative
+        return Summary(kind, missing, negative, self.values | other.values)
 
 
-def _kind(column: pa.ChunkedArray) -> str:
-    kind = column.type
+def merge_summaries(summaries: Iterable[Mapping[str, Summary]]) -> dict[str, Summary]:
+    """Merge summaries by name of the column."""
+    by_name: dict[str, list[Summary]] = {}
+    for columns in summaries:
+        for name, summary in columns.items():
+            by_name.setdefault(name, []).append(summary)
+    return {name: reduce(Summary.merge, found) for name, found in by_name.items()}
+
+
+def _kind(kind: Any) -> str:
     if pa.types.is_date(kind):
         return "micro"
     if pa.types.is_timestamp(kind):
         return "zoned" if kind.tz is not None else "nano" if kind.unit == "ns" else "micro"
-    for name in ("null", "int64", "uint64", "bool"):
-        if str(kind) == name:
-            return name
+    if str(kind) in ("null", "int64", "uint64", "bool"):
+        return str(kind)
     return "float64" if pa.types.is_floating(kind) else "text"
 
 
 @dataclass(frozen=True)
 class ColumnType:
-    """How a column is parsed and delivered.
+    """Type as which a column is parsed and delivered.
 
     Parameters
     ----------
-    kind : as of ``Seen``, or "category", or "number" for one of the user's own choice.
+    kind : as of ``Summary``, or "category", or "number" for a requested dtype.
     dtype : as delivered.
-    categories : the vocabulary, whose positions are delivered; -1 stands for missing.
+    categories : texts whose positions are delivered; -1 stands for a missing value.
     """
 
     kind: str
@@ -113,97 +108,93 @@ class ColumnType:
 
     @cached_property
     def arrow(self) -> Any:
-        """What Arrow is to parse the column as."""
+        """Return the type as which Arrow parses the column."""
         if self.kind == "number":
             return pa.float32() if self.dtype == np.float16 else pa.from_numpy_dtype(self.dtype)
         return _ARROW[self.kind]
 
     def values(self, column: pa.ChunkedArray) -> Array:
-        """The column as NumPy array of ``dtype``, or one that can be assigned to such.
+        """Return the column as NumPy array that can be assigned to one of ``dtype``.
 
         Raises
         ------
-        DecodeError : a value is missing, and the type cannot say so.
+        DecodeError : a value is missing, and the type has no value for that.
         """
         array: Any = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
         if self.kind == "category":
-            return self._codes(array)
+            position = {value: i for i, value in enumerate(self.categories)}
+            codes = np.array([*(position.get(value, -1) for value in array.dictionary.to_pylist()), -1], np.int32)
+            return np.asarray(codes[_to_numpy(array.indices.fill_null(len(codes) - 1))])
         if self.kind == "text":
-            return _numpy(array.fill_null(b"") if array.null_count else array)
+            return _to_numpy(array.fill_null(b"") if array.null_count else array)
         if array.null_count and self.dtype.kind != "f":
             raise DecodeError(
-                "a value is missing, which the type of the column cannot say",
+                "a value is missing, which the type of the column cannot express",
                 expected=f"a value of {self.dtype} in every record",
                 remedy="give dtype={name: 'float64'}, or open with infer='full'",
             )
         if self.kind == "bool":
-            return _numpy(array.cast(pa.uint8()))
-        return _seconds(array, _SECONDS[self.kind]) if self.kind in _SECONDS else _numpy(array)
-
-    def _codes(self, array: Any) -> Array:
-        numbers = {value: number for number, value in enumerate(self.categories)}
-        known = np.array([numbers.get(value, -1) for value in array.dictionary.to_pylist()] + [-1], np.int32)
-        codes: Array = known[_numpy(array.indices.fill_null(len(known) - 1))]
-        return codes
+            return _to_numpy(array.cast(pa.uint8()))
+        return _seconds(array, _UNITS[self.kind]) if self.kind in _UNITS else _to_numpy(array)
 
 
-def _numpy(array: Any) -> Array:
+def _to_numpy(array: Any) -> Array:
     converted: Array = array.to_numpy(zero_copy_only=False)
     return converted
 
 
 def _seconds(array: Any, unit: int) -> Array:
-    whole, part = np.divmod(_numpy(array.cast(pa.int64()).fill_null(0)), unit)
-    seconds: Array = whole + part / unit  # in one division, nanoseconds would be rounded twice
-    seconds[_numpy(array.is_null())] = np.nan
+    whole, fraction = np.divmod(_to_numpy(array.cast(pa.int64()).fill_null(0)), unit)
+    seconds: Array = whole + fraction / unit  # a single division would round nanoseconds twice
+    seconds[_to_numpy(array.is_null())] = np.nan
     return seconds
 
 
-def chosen(name: str, wish: Any, categories: Sequence[Any] = ()) -> ColumnType:
-    """The type that the user asks for by ``dtype=``.
+TEXT = ColumnType("text", np.dtype(object))
+
+
+def requested_type(name: str, dtype: Any, categories: Sequence[bytes] = ()) -> ColumnType:
+    """Return the type for one of the user's ``dtype=``; ``categories`` are all values of the column.
 
     Raises
     ------
     FormatError : there is no such type.
     """
-    if isinstance(wish, list | tuple):
-        return _category(tuple(str(value).encode() for value in wish))
-    if wish == "category":
+    if isinstance(dtype, list | tuple):
+        return _category(tuple(str(value).encode() for value in dtype))
+    if dtype == "category":
         return _category(tuple(categories))
-    if wish in (str, bytes, object, "str", "string", "bytes", "object"):
-        return ColumnType("text", np.dtype(object))
-    try:
-        dtype = np.dtype("datetime64[us]" if wish in ("date", "datetime") else wish)
-    except TypeError as error:
-        raise _no_type(name, wish) from error
-    if dtype.kind == "M":
-        return _time("micro")
-    if dtype.kind in "SU":
-        return ColumnType("text", np.dtype(object))
-    if dtype.kind == "b":
-        return ColumnType("bool", dtype)
-    if dtype.kind not in "iuf" or dtype.itemsize > 8:
-        raise _no_type(name, wish)
-    return ColumnType("number", dtype.newbyteorder("="))
-
-
-def _no_type(name: str, wish: Any) -> FormatError:
+    if dtype in (str, bytes, object, "str", "string", "bytes", "object"):
+        return TEXT
     expected = "a dtype of integers, floats or booleans, 'str', 'category', a list of categories, or 'datetime'"
-    return FormatError("there is no such type for a column", field=name, expected=expected, found=repr(wish))
+    error = FormatError("there is no such type for a column", field=name, expected=expected, found=repr(dtype))
+    try:
+        found = np.dtype("datetime64[us]" if dtype in ("date", "datetime") else dtype)
+    except TypeError:
+        raise error from None
+    if found.kind == "M":
+        return _time("micro")
+    if found.kind in "SU":
+        return TEXT
+    if found.kind == "b":
+        return ColumnType("bool", found)
+    if found.kind not in "iuf" or found.itemsize > 8:
+        raise error
+    return ColumnType("number", found.newbyteorder("="))
 
 
-def inferred(what: Seen, dates: bool) -> ColumnType:
-    """The type of a column whose values look like this."""
-    if what.kind in _SECONDS:
-        return _time(what.kind) if dates else ColumnType("text", np.dtype(object))
-    if what.kind == "text" or (what.kind == "uint64" and (what.missing or what.negative)):
-        return ColumnType("text", np.dtype(object))  # no type of numbers holds all of them
-    if what.kind == "uint64":
+def inferred_type(summary: Summary, parse_dates: bool) -> ColumnType:
+    """Return the type of a column with such values."""
+    if summary.kind in _UNITS:
+        return _time(summary.kind) if parse_dates else TEXT
+    if summary.kind == "text" or (summary.kind == "uint64" and (summary.missing or summary.negative)):
+        return TEXT  # no type of numbers holds all of them
+    if summary.kind == "uint64":
         return ColumnType("uint64", np.dtype(np.uint64))
-    if what.kind == "bool":
-        return ColumnType("bool", np.dtype(float if what.missing else bool))
-    whole = what.kind == "int64" and not what.missing
-    return ColumnType("int64", np.dtype(np.int64)) if whole else ColumnType("float64", np.dtype(np.float64))
+    if summary.kind == "bool":
+        return ColumnType("bool", np.dtype(float if summary.missing else bool))
+    integers = summary.kind == "int64" and not summary.missing
+    return ColumnType("int64", np.dtype(np.int64)) if integers else ColumnType("float64", np.dtype(np.float64))
 
 
 def _time(kind: str) -> ColumnType:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from matex_data.io.sessions import read_sessions
+from matex_data.mpi.attributes import attached
 from matex_data.mpi.library import MPI
 from matex_data.training.comm.collectives import Collectives
 from matex_data.training.comm.thread import CommunicationPool
@@ -99,18 +100,4 @@ def open_channel(comm: MPI.Intracomm | None = None) -> Channel:
     ----------
     comm : communicator; None: all ranks of the job.
     """
-    comm = comm_or_world(comm)
-    channel = comm.Get_attr(_KEY)
-    if channel is None:
-        channel = Channel(comm)
-        comm.Set_attr(_KEY, channel)
-    assert isinstance(channel, Channel)
-    return channel
-
-
-def _close(comm: MPI.Comm, _: int, channel: Channel) -> None:
-    if comm != MPI.COMM_WORLD:  # MPI_Finalize frees the communicators of the job
-        channel.close()
-
-
-_KEY = MPI.Comm.Create_keyval(delete_fn=_close)
+    return attached(comm_or_world(comm), Channel)

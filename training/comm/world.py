@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from contextvars import ContextVar
 from functools import cache
@@ -11,8 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from matex_data.mpi.library import MPI
-
-_LOCAL_RANK = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 
 alone: ContextVar[bool] = ContextVar("alone", default=False)
 """True while this rank runs code that the others do not run, which must not call collectives."""
@@ -70,13 +67,6 @@ def comm_or_world(comm: MPI.Intracomm | None) -> MPI.Intracomm:
 @cache
 def _local_rank() -> int:
     from matex_data.mpi.library import MPI
+    from matex_data.mpi.node import local_rank
 
-    if MPI.COMM_WORLD.size == 1:
-        return 0
-    for name in _LOCAL_RANK:
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
-    rank = node.rank
-    node.Free()
-    return rank
+    return local_rank(MPI.COMM_WORLD).rank

@@ -1,4 +1,4 @@
-"""Text files that are packed as a whole: unpacked to the end, or an error; and never more than there is memory."""
+"""Compressed and transcoded texts: read to their end or refused, and never more than fits into memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mpi4py import MPI
 from matex_data import machine, open_dataset
 from matex_data.errors import DecodeError, PartitionError
 from matex_data.readers.csv import compression
-from matex_data.readers.csv.compression import unpacked
+from matex_data.readers.csv.compression import plain_text
 
 
 def _zstd(data: bytes) -> bytes:
@@ -26,7 +26,7 @@ def _zstd(data: bytes) -> bytes:
     return bytes(sink.getvalue())
 
 
-PACKERS: dict[str, Callable[[bytes], bytes]] = {
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
     "bz2": bz2.compress,
     "xz": lzma.compress,
@@ -36,34 +36,36 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 TEXT = b"a,b\n" + b"".join(b"%d,%d\n" % (i, i * i) for i in range(5000))
 
 
-@pytest.mark.parametrize("piece", [100, 1 << 20])
-@pytest.mark.parametrize("packed", PACKERS)
-def test_all_of_it_comes(packed: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compression, "PIECE_BYTES", piece)
-    stored = np.frombuffer(PACKERS[packed](TEXT), np.uint8)
-    assert unpacked(stored, packed).tobytes() == TEXT
-    if packed in ("gzip", "bz2", "xz"):
-        assert unpacked(np.tile(stored, 2), packed).tobytes() == TEXT + TEXT
+@pytest.mark.parametrize("size", [100, 1 << 20])
+@pytest.mark.parametrize("stored_as", COMPRESSORS)
+def test_a_text_is_read_to_its_end(stored_as: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compression, "READ_BYTES", size)
+    stored = np.frombuffer(COMPRESSORS[stored_as](TEXT), np.uint8)
+    assert plain_text(stored, stored_as).tobytes() == TEXT
+    if stored_as in ("gzip", "bz2", "xz"):
+        assert plain_text(np.tile(stored, 2), stored_as).tobytes() == TEXT + TEXT
 
 
-@pytest.mark.parametrize("packed", [name for name in PACKERS if name != "utf-16"])
-def test_what_ends_early_or_is_damaged_is_refused(packed: str) -> None:
-    stored = np.frombuffer(PACKERS[packed](TEXT), np.uint8)
+@pytest.mark.parametrize("stored_as", [name for name in COMPRESSORS if name != "utf-16"])
+def test_a_truncated_or_damaged_file_is_refused(stored_as: str) -> None:
+    stored = np.frombuffer(COMPRESSORS[stored_as](TEXT), np.uint8)
     for damaged in (stored[:-3], stored[: len(stored) // 2]):
         with pytest.raises(DecodeError, match="does not unpack"):
-            unpacked(damaged, packed)
+            plain_text(damaged, stored_as)
     flipped = stored.copy()
     flipped[len(flipped) // 2] ^= 0x10
-    if packed != "zstd":  # Arrow writes it without a checksum
+    if stored_as != "zstd":  # Arrow writes it without a checksum
         with pytest.raises(DecodeError, match="does not unpack"):
-            unpacked(flipped, packed)
+            plain_text(flipped, stored_as)
 
 
 @pytest.mark.filterwarnings("ignore:.*no part can be read alone")
-@pytest.mark.parametrize("packed, suffix", [("gzip", ".gz"), ("xz", ".xz"), ("zstd", ".zst"), ("utf-16", "")])
-def test_a_text_that_does_not_fit(tmp_path: Path, packed: str, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stored_as, suffix", [("gzip", ".gz"), ("xz", ".xz"), ("zstd", ".zst"), ("utf-16", "")])
+def test_a_text_that_does_not_fit_into_memory(
+    tmp_path: Path, stored_as: str, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = str(tmp_path / f"a.csv{suffix}")
-    Path(path).write_bytes(PACKERS[packed](TEXT))
+    Path(path).write_bytes(COMPRESSORS[stored_as](TEXT))
     assert len(open_dataset(path, comm=MPI.COMM_SELF)) == 5000
     monkeypatch.setattr(machine, "free_memory", lambda: len(TEXT))
     with pytest.raises(PartitionError, match="does not fit into the memory") as caught:

@@ -15,8 +15,8 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import DataError, open_dataset
-from matex_data.readers.csv import blocks as csv_blocks
-from matex_data.readers.csv import files as csv_files
+from matex_data.readers.csv import reader as csv_reader
+from matex_data.readers.csv import records
 from matex_data.readers.csv.types import EPOCH
 from tests.support.ranks import Pools
 
@@ -82,11 +82,10 @@ def _all_large(small: bool) -> Iterator[None]:
     """Every file is scanned and sampled by all ranks together, in tiny pieces."""
     with pytest.MonkeyPatch.context() as patch:
         if small:
-            patch.setattr(csv_files, "SMALL_BYTES", 1)
-            patch.setattr(csv_files, "HEAD_BYTES", 1 << 16)
-            patch.setattr(csv_blocks, "READ_BYTES", 5000)
-            patch.setattr(csv_blocks, "PIECE_BYTES", 700)
-            patch.setattr(csv_blocks, "PROBE_BYTES", 300)
+            patch.setattr(csv_reader, "SMALL_BYTES", 1)
+            patch.setattr(csv_reader, "HEAD_BYTES", 1 << 16)
+            patch.setattr(records, "READ_BYTES", 700)
+            patch.setattr(records, "PROBE_BYTES", 300)
         yield
 
 

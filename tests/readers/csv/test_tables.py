@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 from matex_data import open_dataset
-from matex_data.readers.csv import blocks as csv_blocks
-from matex_data.readers.csv import files as csv_files
-from matex_data.readers.csv import rows as csv_rows
+from matex_data.readers.csv import reader as csv_reader
+from matex_data.readers.csv import records
+from matex_data.readers.csv.parse import Parser
 from matex_data.readers.csv.reader import index_collectively
 from tests.support.ranks import Pools
 from tests.support.serial import every_row
@@ -37,11 +36,11 @@ def test_fields_come_back(tmp_path: Path, rows: list[list[str]], end: str, size:
     path.write_bytes("".join(_line(row) + end for row in rows).encode())
     options = {"header": None, "sep": ",", "dtype": "str", "keep_default_na": False, "decimal": "."}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(csv_files, "SMALL_BYTES", 0)
-        patch.setattr(csv_blocks, "READ_BYTES", 7)
-        patch.setattr(csv_blocks, "PROBE_BYTES", 9)
-        patch.setattr(csv_blocks, "block_bytes", lambda size: step)
-        patch.setattr(csv_files, "detect", lambda text, given, fixed: given)
+        patch.setattr(csv_reader, "SMALL_BYTES", 0)
+        patch.setattr(records, "READ_BYTES", 7)
+        patch.setattr(records, "PROBE_BYTES", 9)
+        patch.setattr(records, "block_bytes", lambda size: step)
+        patch.setattr(csv_reader, "detect", lambda text, given, fixed: given)
         indexes = together(size, lambda ranks: index_collectively([str(path)], None, ranks, **options))
     for column in range(len(rows[0])):
         found = every_row(indexes[-1], str(column))
@@ -62,15 +61,14 @@ def _parsed_rows(comm: MPI.Intracomm, path: str) -> tuple[int, int, int]:
         pass
     parsed = 0
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("parse", "plain"):
-            original = getattr(csv_rows, name)
+        original = Parser.parse_with_arrow
 
-            def counted(*arguments: Any, original: Callable[..., Any] = original) -> Any:
-                nonlocal parsed
-                parsed += arguments[3]
-                return original(*arguments)
+        def counted(parser: Parser, data: Any, types: Any, count: int) -> Any:
+            nonlocal parsed
+            parsed += count
+            return original(parser, data, types, count)
 
-            patch.setattr(csv_rows, name, counted)
+        patch.setattr(Parser, "parse_with_arrow", counted)
         samples = sum(len(batch["a"]) for batch in batches)
     return parsed, samples, next(iter(data._source.index.files[0].layouts.values())).block_rows
 
