@@ -265,6 +265,6 @@ def test_a_loop_over_its_own_data_is_reported_once(script: str, ranks: int, jobs
     assert job.outcomes[script].error is None, job.outcomes[script].error
     messages = job.messages()
     assert len(re.findall(WHOLE, messages)) == 1, messages
-    if not script.startswith("loops/session"):  # what is fed to a session is no data set
+    if not script.startswith("loops/session"):  # sessions have no dataset
         assert len(re.findall(SHARD, messages)) == 1, messages
     assert not re.search(WHOLE, "".join(job.outcomes[script].stderr(rank) for rank in range(1, ranks)))
