@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 
-import h5py
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -13,17 +12,8 @@ from mpi4py import MPI
 from matex_data import PartitionError, open_dataset
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi.communicator import Communicator, has_pending
+from tests.mpi.conftest import ROWS
 from tests.support.ranks import Pool
-
-ROWS = 960
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = str(tmp_path_factory.mktemp("communicators") / "x.h5")
-    with h5py.File(path, "w") as file:
-        file["x"] = np.arange(ROWS * 8.0).reshape(ROWS, 8)
-    return path
 
 
 def _rounds(comm: MPI.Intracomm) -> list[list[int]]:

@@ -23,11 +23,9 @@ from matex_data.sampling.permutation import Permutation
 from tests.support.launch import run_script
 from tests.support.ranks import Pools
 
-pytestmark = pytest.mark.openmpi
-
 ROWS, BATCH, WIDTH = 1003, 24, 100
 TEXTS = [b"n" * (number % 7) for number in range(ROWS)]
-SIZES = [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)]
+SIZES = [1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))]
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +84,7 @@ def _whole(by_rank: list[list[Any]]) -> list[list[list[int]]]:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("remainder", ["drop", "pad", "keep"])
+@pytest.mark.parametrize("remainder", ["drop", "pad", pytest.param("keep", marks=pytest.mark.openmpi)])
 def test_batches_are_those_of_the_permutation_on_any_number_of_ranks(
     path: Path, ranks: Pools, size: int, remainder: str
 ) -> None:
@@ -111,7 +109,7 @@ def test_each_rank_reads_its_shard_once_and_receives_the_other_samples(path: Pat
         assert abs(exchanged - received * row * (1 - 1 / size)) <= 5 * row * np.sqrt(shard)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", SIZES[:3])
 def test_single_rows_give_the_same_batches(plain: Path, ranks: Pools, size: int) -> None:
     by_rank = ranks(size).run(_epochs, plain, global_reads="rows")
     assert _whole(by_rank) == _whole([_epochs(MPI.COMM_SELF, plain)])

@@ -17,8 +17,6 @@ from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.status import Status, StatusExchange, split_result
 from tests.support.ranks import Pool
 
-pytestmark = pytest.mark.openmpi
-
 BATCH = 48
 TIMEOUT = 20.0  # seconds
 
@@ -76,6 +74,7 @@ def _batches_before_the_error(comm: MPI.Intracomm, path: str, io: str) -> tuple[
     return taken, ""
 
 
+@pytest.mark.openmpi
 @pytest.mark.parametrize("io", ["independent", "collective"])
 def test_slow_and_fast_ranks_stop_at_the_same_batch(pool: Pool, tmp_path: Path, io: str) -> None:
     path, rows = str(tmp_path / "x.h5"), 20 * BATCH

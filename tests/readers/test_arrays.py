@@ -24,7 +24,7 @@ from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError
 from matex_data.readers import arrays as reader
 from matex_data.readers import cifar, detect, has_known_name, idx
 from tests.support.format_suite import Case, FormatSuite
-from tests.support.serial import every_row, same, some_rows
+from tests.support.serial import every_row, random_rows, same
 
 RANDOM = np.random.default_rng(0)
 
@@ -61,7 +61,7 @@ def test_npy_is_what_numpy_wrote(tmp_path: Path, dtype: str, version: tuple[int,
     index = reader.index(str(path))
     assert index.fields["data"].dtype == array.dtype.newbyteorder("=")
     assert same(every_row(index, "data"), array.astype(array.dtype.newbyteorder("=")))
-    found, drawn = some_rows(index, "data", RANDOM)
+    found, drawn = random_rows(index, "data", RANDOM)
     assert same(found, array[drawn])
 
 
@@ -371,7 +371,7 @@ def test_cifar_binary(tmp_path: Path, labels: int) -> None:
     index = cifar.index(str(path))
     expected = records[:, labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     assert same(every_row(index, "image"), expected)
-    found, drawn = some_rows(index, "image", RANDOM)
+    found, drawn = random_rows(index, "image", RANDOM)
     assert same(found, expected[drawn])
     for at, name in enumerate(cifar.LABELS[labels]):
         assert same(every_row(index, name), records[:, at])

@@ -56,7 +56,7 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("case", EXPECTED)
+@pytest.mark.parametrize("case", ["data", "step", pytest.param("steps", marks=pytest.mark.slow)])
 def test_the_job_ends_with_the_error(case: str) -> None:
     done = run_script(2, SCRIPT, case)
     assert done.returncode != 0

@@ -29,7 +29,7 @@ def _train(comm: Any, name: str, samples: int, batch: int, epochs: int, **option
     arrays = problems.table(samples)
     model = problems.perceptron(seed=comm.rank + 1)  # rank 0's weights must win
     problems.compiled(model, _optimizer(name))
-    data = problems.share(arrays, batch, comm.rank, comm.size)
+    data = problems.shard(arrays, batch, comm.rank, comm.size)
     history = training.fit(model, data, epochs=epochs, comm=comm, verbose=0, **options)
     return problems.weights(model), history.history
 
@@ -40,12 +40,13 @@ def _reference(comm: Any, name: str, samples: int, batch: int, epochs: int) -> A
     return problems.weights(model), history.history
 
 
+@pytest.mark.rank_counts(3, slow=(1, 2, 4))
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("samples", [240, 250, 241])
 def test_weights_and_logs_equal_one_process(ranks: Pools, pool: Pool, name: str, samples: int) -> None:
     (expected, logs), *_ = ranks(1).run(_reference, name, samples, 24, 5)
     results = pool.run(_train, name, samples, 24, 5, timeout=120)
-    problems.assert_alike([weights for weights, _ in results], expected)
+    problems.assert_same_weights([weights for weights, _ in results], expected)
     for _, history in results:
         assert history.keys() == logs.keys()
         for key, values in logs.items():

@@ -142,12 +142,12 @@ if training.world().rank == int(sys.argv[2]):
 """
 
 
-@pytest.mark.parametrize(("call", "rank"), [("predict", 0), ("lone.keras", 1)])
+@pytest.mark.parametrize(("call", "rank"), [pytest.param("predict", 0, marks=pytest.mark.slow), ("lone.keras", 1)])
 def test_error_names_a_call_on_one_rank_alone(call: str, rank: int, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(LONE)
     path = call if call == "predict" else str(tmp_path / call)
-    done = run_script(2, LAUNCHER, str(script), path, str(rank), timeout=150, env={"MATEX_TIMEOUT": "20"})
+    done = run_script(2, LAUNCHER, str(script), path, str(rank), timeout=150, env={"MATEX_TIMEOUT": "12"})
     assert done.returncode != 0
     name = "predict()" if call == "predict" else f"save() of {path!r}"
     assert f"every rank calls {name}, " in done.stderr
@@ -181,6 +181,7 @@ def test_a_save_waits_for_readers_of_the_previous_one(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_reading_a_replaced_file_is_an_error(tmp_path: Path) -> None:
     """Rank 0 does not wait for a rank that has not saved at this call site yet."""
     (tmp_path / "script.py").write_text(LATE)

@@ -52,7 +52,7 @@ def _by_dtype(comm: Any, dtype: str, op: str) -> Any:
     return everyone, tf.cast(result, tf.float64).numpy()
 
 
-@pytest.mark.rank_counts(1, 3)
+@pytest.mark.rank_counts(3, slow=(1,))
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int32", "int64", "uint8"])
 @pytest.mark.parametrize("op", ["mean", "sum", "max", "min"])
 def test_operations_by_dtype(pool: Pool, dtype: str, op: str) -> None:
@@ -104,7 +104,7 @@ def _sum(size: int, indices: range) -> float:
 
 
 @pytest.mark.openmpi
-@pytest.mark.rank_counts(2, 4)
+@pytest.mark.rank_counts(2, slow=(4,))
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_no_order_of_execution_deadlocks(pool: Pool, strategy: str) -> None:
     expected = [
@@ -141,7 +141,7 @@ def _skewed(comm: Any) -> Any:
 
 
 @pytest.mark.openmpi
-@pytest.mark.rank_counts(2, 3)
+@pytest.mark.rank_counts(2, slow=(3,))
 def test_threads_check_their_operations_independently(pool: Pool) -> None:
     assert pool.run(_skewed, timeout=20) == [[pool.size, 10.0 * pool.size]] * pool.size
 

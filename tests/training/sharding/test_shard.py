@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.ranks import Pool, Pools
 
-SIZES = [2, 3, pytest.param(4, marks=pytest.mark.slow)]
+SIZES = [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))]
 
 
 def _rows(comm: Any, rows: int, batch: int, remainder: Any) -> list[list[int]]:

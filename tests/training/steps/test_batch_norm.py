@@ -53,7 +53,7 @@ def _distributed(comm: Any, samples: int, renorm: bool, path: Path | None = None
 
     model = _model(renorm)
     if path is None:
-        data, options = problems.share(problems.table(samples), BATCH, comm.rank, comm.size), {}
+        data, options = problems.shard(problems.table(samples), BATCH, comm.rank, comm.size), {}
     else:
         data = md.open_dataset(path, inputs="x", targets="y", comm=comm)
         options = {"batch_size": BATCH, "remainder": "keep"}
@@ -61,7 +61,7 @@ def _distributed(comm: Any, samples: int, renorm: bool, path: Path | None = None
     return problems.weights(model), history.history
 
 
-@pytest.mark.rank_counts(1, 2, 3)
+@pytest.mark.rank_counts(3, slow=(1, 2))
 @pytest.mark.parametrize(("samples", "renorm"), [(37, False), pytest.param(38, True, marks=pytest.mark.slow)])
 def test_fewer_rows_than_ranks(ranks: Pools, pool: Pool, samples: int, renorm: bool) -> None:
     (expected, logs), *_ = ranks(1).run(_reference, samples, renorm)
@@ -69,7 +69,7 @@ def test_fewer_rows_than_ranks(ranks: Pools, pool: Pool, samples: int, renorm: b
     _compare(results, expected, logs)
 
 
-@pytest.mark.rank_counts(2, 3)
+@pytest.mark.rank_counts(2, slow=(3,))
 def test_remainder_of_a_dataset_is_kept(ranks: Pools, pool: Pool, tmp_path: Path) -> None:
     x, y = problems.table(37)
     with h5py.File(tmp_path / "table.h5", "w") as file:
@@ -80,7 +80,7 @@ def test_remainder_of_a_dataset_is_kept(ranks: Pools, pool: Pool, tmp_path: Path
 
 
 def _compare(results: Any, expected: Any, logs: Any) -> None:
-    problems.assert_alike([weights for weights, _ in results], expected, 2e-5)
+    problems.assert_same_weights([weights for weights, _ in results], expected, 2e-5)
     for _, history in results:
         assert history.keys() == logs.keys()
         for key, values in logs.items():
