@@ -1,4 +1,4 @@
-"""Training on files that other people wrote: several ranks end where one process ends."""
+"""Training on files of other projects: results on several ranks equal those of one process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(CORPUS is None, reason="MATEX_CORPUS does not na
 
 
 def _forecast(comm: MPI.Intracomm, path: str) -> tuple[list[float], list[Any]]:
-    """Learn what a month of carbon dioxide columns looks like six hours later."""
+    """Train a forecast of carbon dioxide columns six hours ahead, on a month of data."""
     import keras
 
     keras.utils.set_random_seed(1)
@@ -56,7 +56,7 @@ def test_forecast_the_next_step_of_a_field(ranks: Pools) -> None:
 
 
 def _survivors(comm: MPI.Intracomm, path: str) -> tuple[list[float], list[Any], int]:
-    """Who of a comic's characters is alive, from numbers with gaps and from categories."""
+    """Train a classifier of living and dead characters of a comic, on numbers with gaps and on categories."""
     import keras
 
     keras.utils.set_random_seed(1)

@@ -1,4 +1,4 @@
-"""Scripts that know nothing of ranks end, under ``matex run``, with the weights of plain Python."""
+"""Scripts for one process end with the same weights under ``matex run`` as in plain Python."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ SIZES = [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytes
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", NAMES)
-def test_weights_of_plain_python(name: str, size: int, outputs: Callable[[int], Path]) -> None:
+def test_weights_equal_plain_python(name: str, size: int, outputs: Callable[[int], Path]) -> None:
     results, expected = _results(outputs(0) / name), _weights(outputs(0) / name)
     found = _results(outputs(size) / name)
     assert len(found) == len(results)
@@ -85,7 +85,7 @@ def _write_idx(path: Path, array: Any) -> None:
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with ``MNIST_data``: 1,003 real digits, enlarged to 28 x 28, for training and 201 to test."""
+    """Return a folder with ``MNIST_data``: real digits, enlarged to 28 x 28, 1,003 for training and 201 to test."""
     from sklearn.datasets import load_digits
 
     folder = tmp_path_factory.mktemp("mnist")
@@ -115,7 +115,7 @@ def test_a_matex_script_of_2018(size: int, digits: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("size", SIZES[1:])
-def test_what_is_not_shared_out_is_said_once(size: int, outputs: Callable[[int], Path]) -> None:
+def test_whole_batches_are_reported_once(size: int, outputs: Callable[[int], Path]) -> None:
     stderr = "".join(path.read_text() for path in (outputs(size) / "own_fit").glob("stderr.*"))
     assert stderr.count("the generator given to fit runs on every rank") == 1
     assert stderr.count("a training loop of this script runs with the whole batch on every rank") == 1
@@ -139,15 +139,15 @@ for seed in (None, training.world().rank):
 
 
 def test_random_numbers_without_a_seed(tmp_path: Path) -> None:
-    """Generators of NumPy draw the same numbers on all ranks; data that differ nevertheless are reported."""
+    """NumPy's generators draw the same numbers on all ranks; a warning reports batches that still differ."""
     (tmp_path / "script.py").write_text(FIT)
     done = run_script(2, LAUNCHER, "--all-output", str(tmp_path / "script.py"), timeout=90)
     assert done.returncode == 0, done.stderr
     assert len(set(re.findall("^SUM True (.*)", done.stdout, re.MULTILINE))) == 1
     assert len(set(re.findall("^SUM False (.*)", done.stdout, re.MULTILINE))) == 2
     first, second = done.stderr.split("TRAINED\n", 1)
-    assert "the ranks do not get the same data" not in first
-    assert second.count("the ranks do not get the same data") == 1
+    assert "the ranks do not get the same batches" not in first
+    assert second.count("the ranks do not get the same batches") == 1
 
 
 PARTS = """
@@ -175,7 +175,7 @@ np.save(sys.argv[1], x)
 """
 
 
-def test_batches_that_are_only_looked_at_weigh_nothing(tmp_path: Path) -> None:
+def test_batches_without_a_step_have_no_weight(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(PARTS)
     done = run_script(2, LAUNCHER, str(tmp_path / "script.py"), str(tmp_path / "x.npy"), timeout=90)
     assert done.returncode == 0, done.stderr
@@ -188,14 +188,14 @@ def test_batches_that_are_only_looked_at_weigh_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_self_check_can_be_left_out(tmp_path: Path) -> None:
+def test_no_verify_skips_the_self_check(tmp_path: Path) -> None:
     script = SCRIPTS / "planted" / "contrastive.py"
     done = run_script(2, LAUNCHER, "--no-verify", str(script), str(tmp_path / "x.weights.h5"), timeout=90)
     assert done.returncode == 0, done.stderr
     assert "self-check" not in done.stderr
 
 
-def test_another_backend_of_keras_is_refused(tmp_path: Path) -> None:
+def test_another_keras_backend_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("print('trained')")
     code = f"import keras; keras.backend.backend = lambda: 'jax'; {LAUNCHER}"
     done = run_script(1, code, str(tmp_path / "script.py"), timeout=90)
@@ -248,7 +248,7 @@ COVERED = (
 
 
 @pytest.mark.parametrize("end", [pytest.param(end, marks=pytest.mark.slow) if end in COVERED else end for end in ENDS])
-def test_a_script_that_ends_badly_ends_the_job(end: str, tmp_path: Path) -> None:
+def test_a_failing_script_ends_the_job(end: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     waits = "training.allreduce([1.0])" if "rank" in end else "None"
     script.write_text(f"import sys\nfrom matex_data import training\n{end}\n{waits}\nprint('trained')\n")

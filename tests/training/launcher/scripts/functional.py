@@ -1,4 +1,4 @@
-"""A functional model with two inputs, callbacks, class weights, and a metric of its own in a callback."""
+"""A functional model with two inputs, callbacks, class weights, and a custom metric in a callback."""
 
 import sys
 from pathlib import Path
