@@ -155,7 +155,7 @@ def _of_schedule(plan: Schedule, number: int, rank: int, size: int) -> Integers:
     for begin in range(0, plan.full_steps, together):
         end = min(begin + together, plan.full_steps)
         window = epoch.window(begin, end, rank, size)
-        found[begin:end].reshape(-1)[window.place] = window.runs.numbers(np.arange(window.runs.total))
+        found[begin:end].reshape(-1)[window.destination] = window.runs.numbers(np.arange(window.runs.total))
     return found
 
 

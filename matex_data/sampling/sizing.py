@@ -159,7 +159,7 @@ class ShuffleQuality:
     Parameters
     ----------
     batch_size : samples of a global batch.
-    blocks : number of blocks of the data set; the samples of a block are adjacent in a file and read together.
+    blocks : number of blocks of the data set; the samples of a block are adjacent in a file and read in one go.
     block_bytes : mean size of a block in memory, in bytes.
     blocks_per_window : number of blocks that a window mixes.
     lanes : number of positions in the sequence of blocks that each batch is drawn from.

@@ -61,12 +61,12 @@ def test_uneven_blocks_and_select(numbers: list[int], inner: list[int], seed: in
 
 @given(numbers=sets, borders=sets)
 def test_cut(numbers: list[int], borders: list[int]) -> None:
-    pieces = cut(compress(np.array(numbers, np.int64)), np.array(borders, np.int64))
+    segments = cut(compress(np.array(numbers, np.int64)), np.array(borders, np.int64))
     expected: list[list[int]] = []
     for number in numbers:
         if expected and expected[-1][-1] == number - 1 and number not in borders:
             expected[-1].append(number)
         else:
             expected.append([number])
-    starts: Integers = pieces.start
-    assert [list(range(a, a + n)) for a, n in zip(starts.tolist(), pieces.count.tolist(), strict=True)] == expected
+    starts: Integers = segments.start
+    assert [list(range(a, a + n)) for a, n in zip(starts.tolist(), segments.count.tolist(), strict=True)] == expected

@@ -52,46 +52,48 @@ def _schedules(draw: st.DrawFn) -> Schedule:
     return Schedule(segments, batch, lanes, draw(st.integers(1, 6)), seed, blocks, remainder)
 
 
-def _steps(plan: Schedule, epoch: int, rank: int, size: int, group: int = 1) -> list[list[int]]:
+def _steps(schedule: Schedule, epoch: int, rank: int, size: int, group: int = 1) -> list[list[int]]:
     """Return the samples of each step of a rank, -1 for padding."""
     steps = []
-    read = group * plan.window_steps
-    for begin in range(0, plan.steps, read):
-        window = plan.epoch(epoch).window(begin, min(begin + read, plan.steps), rank, size)
+    read = group * schedule.window_steps
+    for begin in range(0, schedule.steps, read):
+        window = schedule.epoch(epoch).window(begin, min(begin + read, schedule.steps), rank, size)
         numbers = _numbers(window.runs)
         assert numbers == sorted(set(numbers))
         rows = np.full(window.rows, -1)
         rows[window.destination] = numbers
         assert len(set(window.destination.tolist())) == len(window.destination)
-        steps += [part.tolist() for part in np.split(rows, np.cumsum(window.sizes)[:-1])] if len(window.sizes) else []
+        steps += (
+            [subset.tolist() for subset in np.split(rows, np.cumsum(window.sizes)[:-1])] if len(window.sizes) else []
+        )
     return steps
 
 
 @given(_schedules(), st.integers(0, 5))
-def test_every_sample_once_and_equal_batches_on_any_number_of_ranks(plan: Schedule, epoch: int) -> None:
-    everything = _numbers(plan.segments)
-    alone = [set(step) - {-1} for step in _steps(plan, epoch, 0, 1)]
+def test_every_sample_once_and_equal_batches_on_any_number_of_ranks(schedule: Schedule, epoch: int) -> None:
+    everything = _numbers(schedule.segments)
+    alone = [set(step) - {-1} for step in _steps(schedule, epoch, 0, 1)]
     seen = [n for step in alone for n in step]
     assert len(seen) == len(set(seen))
-    dropped = len(everything) % plan.batch_size if plan.remainder == "drop" else 0
+    dropped = len(everything) % schedule.batch_size if schedule.remainder == "drop" else 0
     assert len(seen) == len(everything) - dropped and set(seen) <= set(everything)
     for size in RANKS[1:]:
-        by_rank = [_steps(plan, epoch, rank, size, group=size) for rank in range(size)]
-        assert {len(steps) for steps in by_rank} == {plan.steps}
+        by_rank = [_steps(schedule, epoch, rank, size, group=size) for rank in range(size)]
+        assert {len(steps) for steps in by_rank} == {schedule.steps}
         for step, by_step in zip(alone, zip(*by_rank, strict=True), strict=True):
             joined = [n for rows in by_step for n in rows if n >= 0]
             assert len(joined) == len(set(joined)) and set(joined) == step
-        for by_step in list(zip(*by_rank, strict=True))[: plan.full_steps]:
-            assert {len(rows) for rows in by_step} == {plan.batch_size // size}
+        for by_step in list(zip(*by_rank, strict=True))[: schedule.full_steps]:
+            assert {len(rows) for rows in by_step} == {schedule.batch_size // size}
 
 
 @given(_schedules())
-def test_file_order_without_a_seed(plan: Schedule) -> None:
-    ordered = replace(plan, lanes=1, seed=None, remainder="keep")
+def test_file_order_without_a_seed(schedule: Schedule) -> None:
+    ordered = replace(schedule, lanes=1, seed=None, remainder="keep")
     for size in RANKS:
         by_rank = [_steps(ordered, 0, rank, size) for rank in range(size)]
         steps = [[n for rows in by_step for n in rows] for by_step in zip(*by_rank, strict=True)]
-        assert [n for step in steps for n in step] == _numbers(plan.segments)
+        assert [n for step in steps for n in step] == _numbers(schedule.segments)
 
 
 @given(_runs(), st.lists(st.integers(0, 400), max_size=20))
@@ -134,11 +136,11 @@ def test_rank_ranges_are_contiguous_and_even(total: int, size: int) -> None:
 @given(_runs(), st.lists(st.integers(1, 9), min_size=1, max_size=4), st.none() | st.integers(0, 99))
 def test_split_is_disjoint_and_covers(runs: Runs, weights: list[int], seed: int | None) -> None:
     fractions = tuple(w / sum(weights) for w in weights)
-    parts = split(runs, fractions, seed)
-    assert sorted(n for part in parts for n in _numbers(part)) == _numbers(runs)
-    for part, fraction in zip(parts, fractions, strict=True):
-        assert abs(part.total - fraction * runs.total) <= 1
-        assert _numbers(part) == sorted(_numbers(part))
+    subsets = split(runs, fractions, seed)
+    assert sorted(n for subset in subsets for n in _numbers(subset)) == _numbers(runs)
+    for subset, fraction in zip(subsets, fractions, strict=True):
+        assert abs(subset.total - fraction * runs.total) <= 1
+        assert _numbers(subset) == sorted(_numbers(subset))
 
 
 def test_split_depends_on_the_seed() -> None:
@@ -157,21 +159,21 @@ def test_split_fractions_must_sum_to_one(fractions: tuple[float, ...]) -> None:
 def test_one_rank_reads_each_block() -> None:
     """Check a random half of the samples: only blocks at the borders of ranks are read twice."""
     half = split(Runs(np.array([0]), np.array([4000])), (0.5, 0.5), 3)[0]
-    plan = make_schedule(half, np.arange(0, 4000, 16), 60, 50_000, 64 << 20, seed=1, remainder="drop")
-    by_rank = [{n // 16 for step in _steps(plan, 0, rank, 4) for n in step} for rank in range(4)]
+    schedule = make_schedule(half, np.arange(0, 4000, 16), 60, 50_000, 64 << 20, seed=1, remainder="drop")
+    by_rank = [{n // 16 for step in _steps(schedule, 0, rank, 4) for n in step} for rank in range(4)]
     assert sum(map(len, by_rank)) <= len({n // 16 for n in _numbers(half)}) + 3
 
 
 def test_every_epoch_has_its_own_order() -> None:
-    plan = make_schedule(
+    schedule = make_schedule(
         Runs(np.array([0]), np.array([600])), np.arange(0, 600, 10), 60, 100, 1 << 20, seed=1, remainder="drop"
     )
-    orders = [tuple(n for step in _steps(plan, epoch, 0, 1) for n in step) for epoch in range(5)]
+    orders = [tuple(n for step in _steps(schedule, epoch, 0, 1) for n in step) for epoch in range(5)]
     assert len(set(orders)) == 5
 
 
 def test_batches_cover_the_whole_data() -> None:
-    plan = make_schedule(
+    schedule = make_schedule(
         Runs(np.array([0]), np.array([60_000])),
         np.arange(0, 60_000, 16),
         60,
@@ -180,7 +182,7 @@ def test_batches_cover_the_whole_data() -> None:
         seed=1,
         remainder="drop",
     )
-    spread = [np.std(step) for step in _steps(plan, 0, 0, 1)]
+    spread = [np.std(step) for step in _steps(schedule, 0, 0, 1)]
     assert np.mean(spread) > 0.9 * 60_000 / np.sqrt(12)
 
 

@@ -56,15 +56,15 @@ def test_estimated_ratio_equals_the_measured_one(chunk: int, batch: int, window_
     samples, row_bytes = 64_000, 2048
     file = Sorted("", samples, (row_bytes // 4,), "f4", chunk, batch, 0.0)
     every, borders = Runs(np.array([0]), np.array([samples])), np.arange(0, samples, chunk)
-    plan = make_schedule(every, borders, batch, row_bytes, window_bytes, seed=1, remainder="drop")
+    schedule = make_schedule(every, borders, batch, row_bytes, window_bytes, seed=1, remainder="drop")
     classes = np.random.default_rng(1).permutation(len(borders)) % shuffling.CLASSES
     found = []
     for number in range(8):
-        batches = shuffling._of_schedule(plan, number, 0, 1)
+        batches = shuffling._of_schedule(schedule, number, 0, 1)
         of = classes[batches // chunk]
         found.append(np.stack([(of == each).mean(axis=1) for each in range(shuffling.CLASSES)]))
     spread = np.concatenate(found, axis=1).std() / np.sqrt(0.1 * 0.9 / file.batch_size)
-    assert estimate_quality(plan, row_bytes).ratio == pytest.approx(spread, rel=0.15, abs=0.05)
+    assert estimate_quality(schedule, row_bytes).ratio == pytest.approx(spread, rel=0.15, abs=0.05)
 
 
 def _open(path: Path, **options: Any) -> md.Dataset:
@@ -134,18 +134,18 @@ def test_quality_of_a_text_file(tmp_path: Path) -> None:
     found = data.shuffle_quality(64)
     assert found.ratio <= 1.1 and found.blocks > 32
     batches = data.batches(64, shuffle=True, seed=1)
-    shares = [np.bincount(batch["a"].astype(int) // 4000, minlength=10) for batch in batches]
-    assert np.std(shares) / np.sqrt(64 * 0.1 * 0.9) <= 1.1
+    counts = [np.bincount(batch["a"].astype(int) // 4000, minlength=10) for batch in batches]
+    assert np.std(counts) / np.sqrt(64 * 0.1 * 0.9) <= 1.1
 
 
 def _read(comm: MPI.Intracomm, path: Path, window_bytes: int) -> tuple[int, int]:
     """Return the bytes of the file that this rank reads in an epoch, and the bytes of a chunk."""
     data = md.open_dataset(path, comm=comm, window_bytes=window_bytes)
-    (part,) = data._source.index.files[0].layouts.values()
+    (layout,) = data._source.index.files[0].layouts.values()
     before = process_profile().bytes
     for _ in data.batches(BATCH, shuffle=True, seed=1, remainder="keep"):
         pass
-    return process_profile().bytes - before, part.stored_bytes() * CHUNK // ROWS
+    return process_profile().bytes - before, layout.stored_bytes() * CHUNK // ROWS
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,8 @@ def test_each_chunk_is_read_once(path: Path, ranks: Pools, size: int, window_byt
 
 def test_quality_of_a_uniform_schedule() -> None:
     every = Runs(np.array([0]), np.array([1000]))
-    plan = make_schedule(every, np.array([0]), 10, 8, 1 << 20, seed=1, remainder="drop", uniform=True)
-    assert isinstance(estimate_quality(plan, 8), ShuffleQuality) and estimate_quality(plan, 8).ratio == 1
+    schedule = make_schedule(every, np.array([0]), 10, 8, 1 << 20, seed=1, remainder="drop", uniform=True)
+    assert isinstance(estimate_quality(schedule, 8), ShuffleQuality) and estimate_quality(schedule, 8).ratio == 1
 
 
 def _memory(comm: MPI.Intracomm, path: Path, window_bytes: int, shuffle: Any) -> tuple[int, int]:
@@ -180,7 +180,7 @@ def test_memory_is_limited_by_windows(tmp_path: Path, ranks: Pools, size: int) -
     path, window_bytes = tmp_path / "rows.h5", 16 << 20
     with h5py.File(path, "w") as file:
         file["x"] = np.ones((200_000, 256), "f4")
-    for added, share in ranks(size).run(_memory, path, window_bytes, True):
-        assert added < 7 * max(window_bytes / size, share / 6) + (32 << 20)  # a sixth of an epoch may come together
-    for added, share in ranks(size).run(_memory, path, window_bytes, "global"):
-        assert added < share + 13 * EXCHANGE_BYTES + (32 << 20)  # seven windows; six that are sent or received
+    for added, own in ranks(size).run(_memory, path, window_bytes, True):
+        assert added < 7 * max(window_bytes / size, own / 6) + (32 << 20)  # a sixth of an epoch may be one window
+    for added, own in ranks(size).run(_memory, path, window_bytes, "global"):
+        assert added < own + 13 * EXCHANGE_BYTES + (32 << 20)  # seven windows; six that are sent or received

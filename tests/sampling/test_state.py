@@ -57,7 +57,7 @@ def _rest(comm: MPI.Intracomm, path: Path, state: str, **options: Any) -> tuple[
 
 
 def _whole(by_rank: list[tuple[list[list[int]], str]]) -> list[list[int]]:
-    return [sorted(n for share in shares for n in share) for shares in zip(*(r for r, _ in by_rank), strict=True)]
+    return [sorted(n for rows in by_step for n in rows) for by_step in zip(*(r for r, _ in by_rank), strict=True)]
 
 
 def test_resume_a_drawn_seed_on_any_number_of_ranks(table: Path, tmp_path: Path, ranks: Pools) -> None:
