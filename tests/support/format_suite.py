@@ -206,7 +206,7 @@ def _real(batch: Arrays, name: str) -> NDArray[Any]:
 
 def _by_epoch(by_rank: list[list[list[NDArray[Any]]]]) -> list[list[NDArray[Any]]]:
     """Concatenate the batches of all ranks: return epochs of global batches."""
-    return [[np.concatenate(shares) for shares in zip(*epochs, strict=True)] for epochs in zip(*by_rank, strict=True)]
+    return [[np.concatenate(batches) for batches in zip(*epochs, strict=True)] for epochs in zip(*by_rank, strict=True)]
 
 
 def _load(comm: MPI.Intracomm, case: Case) -> Arrays:
@@ -225,7 +225,7 @@ def _identities(comm: MPI.Intracomm, case: Case, step: int = 0, **options: Any) 
 
 
 def _bytes_read(comm: MPI.Intracomm, case: Case) -> tuple[int, int, int]:
-    """Return bytes that this rank reads in an epoch, bytes of its rows, and bytes of a block at each end of its lanes."""
+    """Return the bytes that this rank reads in an epoch, those of its rows, and those of two blocks per field."""
     data = case.open(comm)
     index = data._source.index
     stored = sum(part.stored_bytes() for file in index.files for part in file.layouts.values())
