@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -230,14 +230,13 @@ ON_THREE_RANKS = ("batch_norm", "own_clipping", "uneven", "weighted")
 """Cases that depend on the numbers of rows of the ranks; on two ranks these differ in the last batch alone."""
 
 
-def _sizes() -> Iterator[Any]:
-    for name in CASES:
-        quick = (2, 3) if name in ON_THREE_RANKS else (2,)
-        for size in (1, 2, 3, 4):
-            yield pytest.param(name, size, marks=() if size in quick else pytest.mark.slow)
+def _params() -> list[Any]:
+    quick = [(name, size) for name in CASES for size in ((2, 3) if name in ON_THREE_RANKS else (2,))]
+    more = [(name, size) for name in CASES for size in (1, 2, 3, 4) if (name, size) not in quick]
+    return [*quick, *(pytest.param(*case, marks=pytest.mark.slow) for case in more)]
 
 
-@pytest.mark.parametrize(("name", "size"), _sizes())
+@pytest.mark.parametrize(("name", "size"), _params())
 def test_weights_are_those_of_one_process(ranks: Pools, name: str, size: int) -> None:
     (expected, counters), *_ = ranks(1).run(_alone, name)
     results = ranks(size).run(_together, name, timeout=120)
