@@ -24,6 +24,13 @@ def environment_without_mpi() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHERS)}
 
 
+_RANKS = (
+    ("PMI_RANK", "PMI_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+)
 _LOCAL_RANKS = (
     ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -33,19 +40,28 @@ _LOCAL_RANKS = (
 _local_size: list[int] = []
 
 
-class LocalRank(NamedTuple):
-    """Position of a rank on its machine, and the number of ranks there."""
+class RankAndSize(NamedTuple):
+    """Rank of this process, and the number of ranks."""
 
     rank: int
     size: int
 
 
-def launched_local_rank() -> LocalRank | None:
-    """Return the local rank that the launcher put into the environment; None without one."""
-    for names in _LOCAL_RANKS:
+def launched_rank() -> RankAndSize | None:
+    """Return the rank that the launcher put into the environment; None without one."""
+    return _from_environment(_RANKS)
+
+
+def launched_local_rank() -> RankAndSize | None:
+    """Like ``launched_rank``, but among the ranks of this machine."""
+    return _from_environment(_LOCAL_RANKS)
+
+
+def _from_environment(variables: tuple[tuple[str, str], ...]) -> RankAndSize | None:
+    for names in variables:
         rank, size = (os.environ.get(name, "") for name in names)
         if rank.isdecimal() and size.isdecimal():
-            return LocalRank(int(rank), max(1, int(size)))
+            return RankAndSize(int(rank), max(1, int(size)))
     return None
 
 

@@ -13,7 +13,6 @@ from matex_data.errors import FormatError
 from matex_data.readers.csv.dialect import NUMBER, SPACES, Dialect
 from matex_data.readers.options import check_names, check_types
 
-SHORT_ROWS = ("missing", "error")
 INFER = ("sample", "full")
 MISSING = (
     *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A"),
@@ -39,7 +38,6 @@ class Options:
     skiprows : lines to skip at the beginning.
     parse_dates : deliver times in ISO 8601, or in ``date_format``, as seconds; otherwise as texts.
     infer : "sample": infer types from blocks spread over a large file; "full": from every value.
-    short_rows : "missing": fields that a record lacks are missing; "error": refuse such records.
     """
 
     sep: str | None = None
@@ -58,7 +56,6 @@ class Options:
     parse_dates: bool = True
     date_format: str | None = None
     infer: str = "sample"
-    short_rows: str = "missing"
 
     @property
     def fixed(self) -> frozenset[str]:
@@ -107,9 +104,8 @@ def check_options(given: Mapping[str, Any]) -> Options:
     if given.pop("delim_whitespace", False):
         given["sep"] = SPACES
     options = Options(**given)
-    for name, allowed in (("infer", INFER), ("short_rows", SHORT_ROWS)):
-        if getattr(options, name) not in allowed:
-            raise _bad_value(name, allowed, getattr(options, name))
+    if options.infer not in INFER:
+        raise _bad_value("infer", INFER, options.infer)
     for name in ("sep", "quotechar", "escapechar", "comment", "decimal"):
         value = getattr(options, name)
         if value and value != SPACES and (len(value) != 1 or not value.isascii()):

@@ -43,7 +43,6 @@ class Parser:
     names : of all its columns.
     na_values : texts that stand for a missing value.
     date_format : of times, as in ``strptime``; None: ISO 8601.
-    short_rows : "missing": fields that a record lacks are missing; "error": refuse such records.
     header : number of the record with the names.
     """
 
@@ -52,7 +51,6 @@ class Parser:
     names: tuple[str, ...]
     na_values: tuple[str, ...] = MISSING
     date_format: str | None = None
-    short_rows: str = "missing"
     header: int | None = None
 
     def parse(self, data: Bytes, types: Mapping[str, Any], count: int, line: int) -> pa.Table:
@@ -202,26 +200,20 @@ class Parser:
             first_line, last_line = last_line + 1, line + reader.line_num
             if not fields:
                 continue
-            if len(fields) > width or (len(fields) < width and self.short_rows == "error"):
-                raise self._width_error(fields, first_line)
+            if len(fields) > width:
+                raise DecodeError(
+                    f"the record in line {first_line} has too many fields, column {width + 1}",
+                    file=self.path,
+                    expected=f"{width} fields: {', '.join(self.names[:8])}{', ...' if width > 8 else ''}",
+                    found=f"{len(fields)} fields: {self.dialect.sep.join(fields)[:200]!r}",
+                    remedy="correct the line, or give sep=, quotechar=, skiprows= or comment=",
+                )
             if len(fields) < width:
                 self._warn_of_short_records(first_line, len(fields))
                 fields = [*fields, *[""] * (width - len(fields))]
             records.append(fields)
             lines.append(first_line)
         return records, lines
-
-    def _width_error(self, fields: Sequence[str], line: int) -> DecodeError:
-        width = len(self.names)
-        column = min(len(fields), width) + 1
-        lacking = f"; there is no field for column {column} ({self.names[column - 1]!r})" if column <= width else ""
-        return DecodeError(
-            f"the record in line {line} has too {'few' if lacking else 'many'} fields, column {column}",
-            file=self.path,
-            expected=f"{width} fields: {', '.join(self.names[:8])}{', ...' if width > 8 else ''}",
-            found=f"{len(fields)} fields: {self.dialect.sep.join(fields)[:200]!r}{lacking}",
-            remedy="correct the line; or, if the text is cut wrongly, give sep=, quotechar=, skiprows= or comment=",
-        )
 
     def _conversion_error(self, message: str, lines: Sequence[int]) -> DecodeError:
         found = _BAD_VALUE.search(message)
@@ -243,7 +235,7 @@ class Parser:
             _warned.add(self.path)
             warnings.warn(
                 f"{self.path!r} has records with fewer fields than columns (line {line}: {width} of "
-                f"{len(self.names)}); the fields that they lack are missing (short_rows='error' refuses them)",
+                f"{len(self.names)}); the fields that they lack are missing",
                 stacklevel=2,
             )
 

@@ -197,7 +197,6 @@ def _parse_head(path: str, head: Bytes, size: int, stored: str, options: Options
         tuple(_decode_name(name, options.encoding) for name in names),
         options.missing_texts,
         options.date_format,
-        options.short_rows,
         header,
     )
     lines = options.skiprows + int(np.searchsorted(ends, at, side="right"))

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from matex_data import DataError, FormatError, open_dataset, readers
+from matex_data import DataError, FormatError, open_dataset
 from matex_data.index.model import Index
-from matex_data.readers import FORMATS, collective_reader, reader
+from matex_data.readers import FORMATS, collective_reader, formats, reader
 from matex_data.readers.collective import SingleRank
 from tests.support.ranks import Pools
 
@@ -51,7 +51,7 @@ def test_all_options_are_listed(tmp_path: Path) -> None:
     with pytest.raises(FormatError) as caught:
         reader("csv")(str(tmp_path), usecol=[1])
     assert "'usecols', " in str(caught.value)
-    assert "'short_rows'" in str(caught.value)
+    assert "'skiprows'" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ class _Entry:
 
 def _plug(patch: pytest.MonkeyPatch, function: Any) -> None:
     entry = _Entry(function)
-    patch.setattr(readers, "entry_points", lambda group, name="mine": [entry] if name == "mine" else [])
+    patch.setattr(formats, "entry_points", lambda group, name="mine": [entry] if name == "mine" else [])
 
 
 def test_readers_of_other_packages_are_treated_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What ranks decide and write together: stopping, learning rates, files, seeds, validation."""
+"""Callbacks on several ranks: stopping, learning rates, files, seeds, validation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.ranks import Pool, Pools
 
 
 def _validated(comm: Any, reference: bool = False) -> Any:
-    """1,003 validation samples in batches of 64 are 16 batches, of which one rank may have an empty one."""
+    """Train with validation on 1,003 samples in 16 batches of 64, the last of which is empty on some ranks."""
     import keras
 
     from matex_data import training
@@ -30,7 +30,7 @@ def _validated(comm: Any, reference: bool = False) -> Any:
     return history.history, problems.weights(model), stop.stopped_epoch
 
 
-def test_validation_is_exact_and_all_stop_together(ranks: Pools, pool: Pool) -> None:
+def test_validation_is_exact_and_all_ranks_stop(ranks: Pools, pool: Pool) -> None:
     (logs, weights, stopped), *_ = ranks(1).run(_validated, reference=True)
     results = pool.run(_validated, timeout=120)
     assert 0 < stopped < 29
@@ -43,7 +43,7 @@ def test_validation_is_exact_and_all_stop_together(ranks: Pools, pool: Pool) -> 
 
 
 def _odd_validation(comm: Any) -> Any:
-    """A model that has never trained, evaluated where some ranks have no sample at all."""
+    """Evaluate a model with learning rate 0 on fewer samples than there are ranks."""
     import keras
 
     from matex_data import training
@@ -64,7 +64,7 @@ def test_ranks_without_validation_samples(pool: Pool) -> None:
 
 
 class _Stopper:
-    """Makes a callback that stops one rank alone, after a batch, with another learning rate."""
+    """Factory of a callback that stops one rank after a batch, and sets another learning rate on each."""
 
     @staticmethod
     def make(rank: int, stops: bool) -> Any:
@@ -142,7 +142,7 @@ def _restored(comm: Any, folder: Path, epochs: int) -> Any:
 
 
 @pytest.mark.rank_counts(2)
-def test_a_backup_restores_all_ranks(pool: Pool, tmp_path: Path) -> None:
+def test_backup_restores_all_ranks(pool: Pool, tmp_path: Path) -> None:
     straight = pool.run(_restored, tmp_path / "straight", 4)
     pool.run(_restored, tmp_path / "broken", 3)
     again = pool.run(_restored, tmp_path / "broken", 4)
@@ -172,7 +172,7 @@ def test_same_weights_but_other_dropout(pool: Pool) -> None:
     results = pool.run(_dropout)
     problems.assert_same_weights([result[0] for result in results], results[0][0])
     assert len({str(result[2]) for result in results}) == pool.size
-    assert len({result[1][1] for result in results}) == 1  # all have drawn equally often
+    assert len({result[1][1] for result in results}) == 1  # all have drawn the same number of times
 
 
 def _scaled(comm: Any, warm_up: float) -> Any:
@@ -193,7 +193,7 @@ def _scaled(comm: Any, warm_up: float) -> Any:
 
 @pytest.mark.rank_counts(1, 2)
 @pytest.mark.parametrize(("warm_up", "steps"), [(0, 0), (2, 8)])
-def test_learning_rate_grows_step_by_step(pool: Pool, warm_up: float, steps: int) -> None:
+def test_learning_rate_warms_up(pool: Pool, warm_up: float, steps: int) -> None:
     expected = [0.1 * (1 + 2 * min(1, (i + 1) / steps if steps else 1)) for i in range(12)]
     for rates in pool.run(_scaled, warm_up):
         np.testing.assert_allclose(rates, expected, rtol=1e-5)

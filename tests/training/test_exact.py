@@ -1,4 +1,4 @@
-"""Weights after 50 steps are those of one process: every optimizer, every kind of model and step."""
+"""Weights after 50 steps equal those of one process, for every optimizer, kind of model and kind of step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BATCH = 24
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained: names of functions below, and how exactly its weights must be met."""
+    """Model, data and optimizer of a run, by the names of functions below, and the tolerance of its weights."""
 
     optimizer: str
     model: str = "perceptron"
@@ -59,12 +59,12 @@ def table(samples: int) -> Any:
 
 def overflowing(samples: int) -> Any:
     x, y = problems.table(samples)
-    x[100] = 1e5  # infinite in float16, and on one rank alone
+    x[100] = 1e5  # infinite in float16, on one rank
     return x, y
 
 
 def words(samples: int) -> Any:
-    """Sequences of 7 of 40 words, of which word 0 is padding."""
+    """Return sequences of 7 of 40 words; word 0 is padding."""
     rng = np.random.default_rng(3)
     lengths = rng.integers(1, 8, samples)
     x = np.where(np.arange(7) < lengths[:, None], rng.integers(1, 40, (samples, 7)), 0).astype(np.int32)
@@ -72,7 +72,7 @@ def words(samples: int) -> Any:
 
 
 def unknown(samples: int) -> Any:
-    """Classes of which most are -1 in the second half of each batch."""
+    """Return classes that are mostly -1 in the second half of each batch."""
     x, y = problems.table(samples)
     hidden = (np.arange(samples) % BATCH >= BATCH // 2) & (np.arange(samples) % 5 > 0)
     return x, np.where(hidden, -1, y)
@@ -172,7 +172,7 @@ def penalized() -> Any:
 
 
 def unused() -> Any:
-    """A model with weights that get no gradient."""
+    """Return a model with weights that get no gradient."""
     import keras
 
     class Branch(keras.layers.Layer):  # type: ignore[misc]
@@ -216,13 +216,13 @@ def _run(comm: Any, name: str, fit: Callable[..., Any] | None) -> Any:
     return problems.weights(model), [int(model.optimizer.iterations), None if scale is None else float(scale.numpy())]
 
 
-def _together(comm: Any, name: str) -> Any:
+def _distributed(comm: Any, name: str) -> Any:
     from matex_data import training
 
     return _run(comm, name, training.fit)
 
 
-def _alone(comm: Any, name: str) -> Any:
+def _reference(comm: Any, name: str) -> Any:
     return _run(comm, name, None)
 
 
@@ -237,9 +237,9 @@ def _params() -> list[Any]:
 
 
 @pytest.mark.parametrize(("name", "size"), _params())
-def test_weights_are_those_of_one_process(ranks: Pools, name: str, size: int) -> None:
-    (expected, counters), *_ = ranks(1).run(_alone, name)
-    results = ranks(size).run(_together, name, timeout=120)
+def test_weights_equal_one_process(ranks: Pools, name: str, size: int) -> None:
+    (expected, counters), *_ = ranks(1).run(_reference, name)
+    results = ranks(size).run(_distributed, name, timeout=120)
     problems.assert_same_weights([weights for weights, _ in results], expected, CASES[name].rtol)
     assert all(result[1] == counters for result in results)
     if name == "float16":

@@ -1,4 +1,4 @@
-"""``training.fit``: weights and logs of any number of ranks are those of one process."""
+"""``training.fit``: weights and logs on any number of ranks equal those of one process."""
 
 from __future__ import annotations
 
@@ -54,6 +54,6 @@ def test_weights_and_logs_equal_one_process(ranks: Pools, pool: Pool, name: str,
 
 
 @pytest.mark.rank_counts(2)
-def test_twenty_epochs_stay_bitwise_alike(pool: Pool) -> None:
+def test_weights_stay_bitwise_equal_over_twenty_epochs(pool: Pool) -> None:
     (first, _), (second, _) = pool.run(_train, "adam", 240, 24, 20, timeout=120)
     assert all(a.tobytes() == b.tobytes() for a, b in zip(first, second, strict=True))

@@ -21,7 +21,7 @@ Op = Literal["mean", "sum", "max", "min"]
 CALL_BYTES = 1 << 30
 """Largest number of bytes in one MPI call; counts of some MPI libraries end at 2 GiB."""
 SPINS = 50
-"""Tests of a request before its thread begins to sleep, some 100 us."""
+"""Tests of a request before its thread begins to sleep, about 100 us."""
 SLEEP = 5e-5
 """Seconds of sleep between two tests of a request."""
 _OPS: dict[str, MPI.Op] = {"mean": MPI.SUM, "sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
@@ -33,7 +33,7 @@ class Collectives:
     Parameters
     ----------
     comm : communicator to duplicate; one of a single rank is used as it is.
-    liveness : tells a waiting rank where the other ranks are; None: they cannot be asked.
+    liveness : reports the state of the other ranks to a waiting rank; None: they cannot be queried.
     oversubscribed : the ranks of this node occupy all of its cores. MPI libraries spin while they wait, which takes
         the core from the rank that they wait for; with True, waiting ranks sleep instead. None: compare the number
         of ranks on this node with its cores.

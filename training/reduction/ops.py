@@ -51,7 +51,11 @@ def allreduce(tensors: Any, op: Op = "mean", *, comm: MPI.Intracomm | None = Non
     """
     if op not in ("mean", "sum", "max", "min"):
         raise ValueError(f'op must be "mean", "sum", "max" or "min", not {op!r}')
-    channel = open_channel(comm)
+    # AutoGraph would convert this package's code, slowly, and warn about each call of MPI.
+    return tf.autograph.experimental.do_not_convert(_allreduce)(tensors, op, open_channel(comm))
+
+
+def _allreduce(tensors: Any, op: Op, channel: Channel) -> Any:
     leaves = tf.nest.flatten(tensors)
     kept = (tf.IndexedSlices, type(None))
     leaves = [leaf if isinstance(leaf, kept) else tf.convert_to_tensor(leaf) for leaf in leaves]

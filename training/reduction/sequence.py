@@ -1,4 +1,4 @@
-"""One order for the collective operations of all graphs and of eager code: the order of the program."""
+"""Sequence of the collective operations of all graphs and of eager code, in program order."""
 
 from __future__ import annotations
 

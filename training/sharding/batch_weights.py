@@ -1,7 +1,7 @@
 """Weight of this rank in each step of a loop over sharded batches.
 
-The gradient of a rank counts by its rows in the global batch. A loop does not tell which batch a step belongs to. So
-the iterators record the batches that were taken since the last step; if these have different weights, the step fails
+The gradient of a rank counts by its rows in the global batch. A loop does not show which batch a step uses. So the
+iterators record the batches that were taken since the last step; if these have different weights, the step fails
 with an error instead of a guess.
 """
 

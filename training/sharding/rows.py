@@ -38,7 +38,7 @@ def _first_row(rows: Any, rank: int, size: int) -> Any:
 
 
 def leaves_per_sample(spec: Any) -> list[bool | None]:
-    """Return for each leaf of an element spec whether it has one row per sample; None if only its data can tell.
+    """Return for each leaf of an element spec whether it has one row per sample; None if it depends on the data.
 
     Other leaves, such as constant tables, are whole on every rank. If the spec leaves the batch size open, a leaf of
     known length is such a table.
@@ -183,7 +183,7 @@ def sharded_source(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
 
 
 def is_batched(dataset: tf.data.Dataset) -> bool:
-    """Return whether elements are batches rather than samples, as far as the pipeline tells."""
+    """Return whether elements are batches rather than samples, as far as the pipeline shows."""
     shapes: list[Any] = [getattr(spec, "shape", None) for spec in tf.nest.flatten(dataset.element_spec)]
     if any(shape is None or shape.rank == 0 for shape in shapes):
         return False

@@ -1,4 +1,4 @@
-"""The in-graph sum against NumPy on the values of all ranks, by every strategy, in every place of a program."""
+"""Compare reductions in graphs with NumPy on the values of all ranks, by every strategy."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_operations_by_dtype(pool: Pool, dtype: str, op: str) -> None:
 
 
 def _many(comm: Any, strategy: Any, steps: int) -> Any:
-    """Independent sums in two functions, a loop and a branch, none of which needs the result of another."""
+    """Run independent sums in two functions, a loop and a branch."""
     import tensorflow as tf
 
     from matex_data.training.comm.channel import open_channel
@@ -119,7 +119,7 @@ def test_no_order_of_execution_deadlocks(pool: Pool, strategy: str) -> None:
 
 
 def _skewed(comm: Any) -> Any:
-    """Two sums of one shape at once, the second of which rank 0 begins late."""
+    """Run two sums of one shape concurrently; rank 0 submits the second late."""
     from matex_data.training.comm.channel import open_channel
 
     channel = open_channel(comm)
@@ -142,7 +142,7 @@ def _skewed(comm: Any) -> Any:
 
 @pytest.mark.openmpi
 @pytest.mark.rank_counts(2, slow=(3,))
-def test_threads_of_late_ranks_agree_each_on_its_own(pool: Pool) -> None:
+def test_threads_check_their_operations_independently(pool: Pool) -> None:
     assert pool.run(_skewed, timeout=20) == [[pool.size, 10.0 * pool.size]] * pool.size
 
 
@@ -182,7 +182,7 @@ def _not_a_number(comm: Any, weights: list[float]) -> Any:
 
 
 @pytest.mark.rank_counts(2)
-def test_a_rank_without_samples_adds_exact_zeros(pool: Pool) -> None:
+def test_weight_zero_contributes_exact_zeros(pool: Pool) -> None:
     for result in pool.run(_not_a_number, [1.0, 0.0]):
         np.testing.assert_array_equal(result, [1, 2])
     for result in pool.run(_not_a_number, [0.5, 0.5]):
@@ -219,7 +219,7 @@ def _operations(comm: Any) -> list[str]:
 
 
 @pytest.mark.rank_counts(1, 2)
-def test_one_rank_has_no_communication_in_its_graph(pool: Pool) -> None:
+def test_graph_of_one_rank_has_no_communication(pool: Pool) -> None:
     for operations in pool.run(_operations):
         assert ("PyFunc" in operations) == (pool.size > 1)
 

@@ -1,4 +1,4 @@
-"""Moving statistics of synchronized batch normalization are those of one process, on every rank."""
+"""Moving statistics of synchronized batch normalization equal those of one process, on every rank."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def Steps() -> Any:  # noqa: N802 - Keras is imported by the ranks alone
     import keras
 
     class _Steps(keras.layers.Layer):  # type: ignore[misc]
-        """Counts the batches that it has seen in training."""
+        """Layer that counts its training batches."""
 
         def build(self, shape: Any) -> None:
             self.seen = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="seen")
@@ -42,13 +42,13 @@ def Steps() -> Any:  # noqa: N802 - Keras is imported by the ranks alone
     return _Steps()
 
 
-def _plain(comm: Any, samples: int, renorm: bool) -> Any:
+def _reference(comm: Any, samples: int, renorm: bool) -> Any:
     model = _model(renorm)
     history = problems.one_process(model, problems.table(samples), BATCH, 3)
     return problems.weights(model), history.history
 
 
-def _shared(comm: Any, samples: int, renorm: bool, path: Path | None = None) -> Any:
+def _distributed(comm: Any, samples: int, renorm: bool, path: Path | None = None) -> Any:
     import matex_data as md
 
     model = _model(renorm)
@@ -64,18 +64,18 @@ def _shared(comm: Any, samples: int, renorm: bool, path: Path | None = None) -> 
 @pytest.mark.rank_counts(3, slow=(1, 2))
 @pytest.mark.parametrize(("samples", "renorm"), [(37, False), pytest.param(38, True, marks=pytest.mark.slow)])
 def test_fewer_rows_than_ranks(ranks: Pools, pool: Pool, samples: int, renorm: bool) -> None:
-    (expected, logs), *_ = ranks(1).run(_plain, samples, renorm)
-    results = pool.run(_shared, samples, renorm, timeout=120)
+    (expected, logs), *_ = ranks(1).run(_reference, samples, renorm)
+    results = pool.run(_distributed, samples, renorm, timeout=120)
     _compare(results, expected, logs)
 
 
 @pytest.mark.rank_counts(2, slow=(3,))
-def test_remainder_of_a_data_set_is_kept(ranks: Pools, pool: Pool, tmp_path: Path) -> None:
+def test_remainder_of_a_dataset_is_kept(ranks: Pools, pool: Pool, tmp_path: Path) -> None:
     x, y = problems.table(37)
     with h5py.File(tmp_path / "table.h5", "w") as file:
         file["x"], file["y"] = x, y
-    (expected, logs), *_ = ranks(1).run(_plain, 37, False)
-    results = pool.run(_shared, 37, False, tmp_path / "table.h5", timeout=120)
+    (expected, logs), *_ = ranks(1).run(_reference, 37, False)
+    results = pool.run(_distributed, 37, False, tmp_path / "table.h5", timeout=120)
     _compare(results, expected, logs)
 
 

@@ -1,4 +1,4 @@
-"""Histories, results of ``evaluate``, ``predict`` and of single batches are those of plain Python."""
+"""Histories, and results of ``evaluate``, ``predict`` and of single batches, equal those of plain Python."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from tests.support.cases import MORE, QUICK, assert_reported
 
 @pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 2))])
 @pytest.mark.parametrize("case", [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in MORE)])
-def test_numbers_of_plain_python(case: str, size: int) -> None:
+def test_numbers_equal_plain_python(case: str, size: int) -> None:
     assert_reported(size, case)
