@@ -67,7 +67,6 @@ fuzz: $(VENV)/installed-test
 
 # Lines and branches that this process executes: ranks and jobs are processes of their own.
 coverage: $(VENV)/installed-test
-	@$(BIN)/python -m pip install -q coverage
 	@$(BIN)/python -m coverage run --branch --source matex_data,readers,training -m pytest $(QUICK)
 	@$(BIN)/python -m coverage report
 
