@@ -281,7 +281,7 @@ def test_mistakes_end_the_job(broken: Path, size: int, mistake: str) -> None:
     path, inputs, targets, batch, says = MISTAKES[mistake]
     done = run_script(size, SCRIPT, str(broken / path), inputs, targets, str(batch), timeout=30)
     assert done.returncode != 0
-    assert done.seconds < 10
+    assert done.seconds < 25
     assert size == 1 or f"---- uncaught error on all {size} ranks:" in done.stderr  # the same one, and once
     for text in says:
         assert text in done.stderr

@@ -154,7 +154,7 @@ class FormatSuite:
 
     @pytest.mark.parametrize("size", SIZES)
     def test_damage_is_the_same_error_everywhere(self, ranks: Pools, size: int, tmp_path: Path) -> None:
-        outcomes = ranks(size).outcomes(_read_everything, self.damage(tmp_path), timeout=10)
+        outcomes = ranks(size).outcomes(_read_everything, self.damage(tmp_path), timeout=30)
         assert all(isinstance(error, DataError) for error in outcomes), outcomes
         assert len({str(error) for error in outcomes}) == 1
         assert "file" in str(outcomes[0])
@@ -162,7 +162,7 @@ class FormatSuite:
     @pytest.mark.parametrize("size", SIZES)
     def test_a_misspelt_field_is_the_same_error_everywhere(self, case: Case, ranks: Pools, size: int) -> None:
         name = case.identity + "x"
-        outcomes = ranks(size).outcomes(_read_everything, case, inputs=name, timeout=10)
+        outcomes = ranks(size).outcomes(_read_everything, case, inputs=name, timeout=30)
         assert all(isinstance(error, FieldNotFound) for error in outcomes), outcomes
         assert len({str(error) for error in outcomes}) == 1
         assert repr(name) in str(outcomes[0]) and repr(case.identity) in str(outcomes[0])
