@@ -226,14 +226,17 @@ def _reference(comm: Any, name: str) -> Any:
     return _run(comm, name, None)
 
 
-ON_THREE_RANKS = ("batch_norm", "own_clipping", "uneven", "weighted")
-"""Cases that depend on the numbers of rows of the ranks; on two ranks these differ in the last batch alone."""
+QUICK = {
+    **dict.fromkeys(("accumulation", "eagerly", "embedding", "float16", "global_clipnorm", "masked"), 2),
+    **dict.fromkeys(("moving_average", "several_steps", "sum", "unused", "weighted"), 2),
+    **dict.fromkeys(("batch_norm", "own_clipping", "uneven"), 3),
+}
+"""Numbers of ranks of the cases that run by default; on three ranks, batches are divided into unequal blocks."""
 
 
 def _params() -> list[Any]:
-    quick = [(name, size) for name in CASES for size in ((2, 3) if name in ON_THREE_RANKS else (2,))]
-    more = [(name, size) for name in CASES for size in (1, 2, 3, 4) if (name, size) not in quick]
-    return [*quick, *(pytest.param(*case, marks=pytest.mark.slow) for case in more)]
+    cases = [(name, size) for name in CASES for size in (1, 2, 3, 4)]
+    return [pytest.param(*case, marks=() if case in QUICK.items() else pytest.mark.slow) for case in cases]
 
 
 @pytest.mark.parametrize(("name", "size"), _params())
