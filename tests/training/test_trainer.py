@@ -17,6 +17,9 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+QUICK = [("momentum", 250), ("adam", 241)]
+
+
 def _optimizer(name: str) -> Any:
     import keras
 
@@ -45,9 +48,8 @@ def _reference(comm: Any, name: str, samples: int, batch: int, epochs: int) -> A
 @pytest.mark.parametrize(
     ("name", "samples"),
     [
-        ("momentum", 250),
-        ("adam", 241),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in product(OPTIMIZERS, (240, 241, 250))),
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+        for case in product(OPTIMIZERS, (240, 241, 250))
     ],
 )
 def test_weights_and_logs_equal_one_process(ranks: Pools, pool: Pool, name: str, samples: int) -> None:
