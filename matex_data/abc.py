@@ -49,13 +49,15 @@ Rules
 - ``convert`` of a layout maps stored numbers to those of the field: a function ``(stored, out)`` of a module, or an
   object that can be pickled. An index is broadcast to all ranks, so everything in it must be immutable and picklable.
 - `Field.dtype` is in native byte order. ``Strided.dtype`` may have either.
+- A `Codec` undoes a filter of chunks. It is registered under the entry point group ``matex_data.codecs``, by the number
+  of the filter in the registry of HDF5.
 - A large file that all ranks index at once has a second function, ``index_collectively``; see `Format` and
   `IndexingRanks`.
 """
 
 from __future__ import annotations
 
-from matex_data.codecs.pipeline import Filter, Pipeline
+from matex_data.codecs.pipeline import Codec, Filter, Pipeline
 from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field, Schema
 from matex_data.index.cache import ChunkCache
@@ -73,6 +75,7 @@ from matex_data.readers.formats import Format, Reader
 __all__ = [
     "ChunkCache",
     "Chunked",
+    "Codec",
     "Column",
     "Convert",
     "DataError",
