@@ -314,7 +314,7 @@ def test_errors_end_the_job(broken: Path, size: int, case: str) -> None:
     path, inputs, targets, batch, texts = ERRORS[case]
     done = run_script(size, SCRIPT, str(broken / path), inputs, targets, str(batch), timeout=30)
     assert done.returncode != 0
-    assert done.seconds < 10
+    assert done.seconds < 25
     assert size == 1 or f"---- uncaught error on all {size} ranks:" in done.stderr  # printed once
     for text in texts:
         assert text in done.stderr
