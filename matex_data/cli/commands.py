@@ -1,4 +1,4 @@
-"""The command line: ``matex inspect | validate | bench | run``, also ``python -m matex_data``."""
+"""Commands ``matex inspect | validate | bench | run``, also ``python -m matex_data``."""
 
 from __future__ import annotations
 
@@ -14,52 +14,55 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from matex_data.errors import DataError
+from matex_data.errors import DataError, NoMpiLibrary
+from matex_data.mpi import abort
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Scientific data into data-parallel training.")
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Load scientific data for data-parallel training.")
 
-Paths = Annotated[list[str], typer.Argument(help="Files, patterns or folders of one data set.")]
-Format = Annotated[str | None, typer.Option(help="Name of the format; told by the files if left out.")]
-Inputs = Annotated[list[str] | None, typer.Option("--field", help="A field to read; may be repeated. All if left out.")]
+Paths = Annotated[list[str], typer.Argument(help="Files, glob patterns or directories of one dataset.")]
+Format = Annotated[str | None, typer.Option(help="Name of the format; detected from the files by default.")]
+Inputs = Annotated[list[str] | None, typer.Option("--field", help="Field to read; may be repeated. Default: all.")]
 
-Limit = Annotated[
-    float, typer.Option(help="Seconds that the HDF5 library may take to open a file, or to read a block.")
-]
+Limit = Annotated[float, typer.Option(help="Seconds in which the HDF5 library has to open a file or to read a block.")]
 
 
 def main() -> None:
-    """Entry point of the command ``matex``."""
-    app()
+    """Run the command ``matex``."""
+    try:
+        app()
+    except NoMpiLibrary as error:
+        abort.print_missing_mpi(error)
+        sys.exit(1)
 
 
 @app.command()
 def inspect(paths: Paths, format: Format = None, field: Inputs = None, batch_size: int = 256) -> None:
-    """Show fields, samples and files, and how well batches are shuffled. Reads no data."""
-    with _told() as console:
-        data = _opened(paths, format, field)
+    """Show the fields, the number of samples and the quality of the shuffle, without reading data."""
+    with _console() as console:
+        data = _open(paths, format, field)
         console.print(f"{len(data):,} samples")
         table = Table("field", "shape", "dtype", "attributes")
         for name, value in data.schema.items():
             dtype = f"{value.dtype} (ragged)" if value.ragged else str(value.dtype)
-            attributes = ", ".join(f"{key}={_short(fact)}" for key, fact in value.attributes.items())
+            attributes = ", ".join(f"{key}={_short(text)}" for key, text in value.attributes.items())
             table.add_row(name, str(value.shape), dtype, attributes)
         for name, array in data.static.items():
             table.add_row(name, str(array.shape), str(array.dtype), "the same for all samples")
         console.print(table)
-        console.print(_shuffled(data, batch_size))
+        console.print(_shuffle_quality(data, batch_size))
 
 
 @app.command()
 def validate(
     paths: Paths, format: Format = None, field: Inputs = None, batch_size: int = 1024, limit: Limit = 60.0
 ) -> None:
-    """Read and decode every sample once; say where the data is broken, and how many values are missing.
+    """Read and decode every sample, report damaged data, and count missing values.
 
-    HDF5 and netCDF-4 files are looked at in a child process first: the library crashes on some damaged ones.
+    Open HDF5 and netCDF-4 files in a child process first, since the HDF5 library crashes on some damaged files.
     """
-    with _told() as console:
+    with _console() as console:
         _check_hdf5(paths, format, field, limit)
-        data = _opened(paths, format, field)
+        data = _open(paths, format, field)
         ranks = data.ranks
         batches = data.batches(-(-batch_size // ranks) * ranks, remainder="keep")
         with Progress(console=console, transient=True) as progress:
@@ -67,9 +70,9 @@ def validate(
                 pass
         numbers = [name for name, value in data.schema.items() if value.dtype.kind in "biuf" and not value.ragged]
         table = Table("field", "missing", "min", "mean", "max")
-        found = data.statistics(*numbers) if numbers else {}
+        statistics = data.statistics(*numbers) if numbers else {}
         for name in numbers:
-            row = found[name]
+            row = statistics[name]
             table.add_row(name, f"{row.missing:,}", f"{row.min:g}", f"{row.mean:g}", f"{row.max:g}")
         console.print(f"{len(data):,} samples are sound")
         console.print(table)
@@ -77,9 +80,9 @@ def validate(
 
 @app.command()
 def bench(paths: Paths, format: Format = None, field: Inputs = None, batch_size: int = 256, epochs: int = 3) -> None:
-    """Measure shuffled epochs against the speed at which the files can be read at all."""
-    with _told() as console:
-        data = _opened(paths, format, field)
+    """Measure shuffled epochs, and the speed of plain reads of the same files."""
+    with _console() as console:
+        data = _open(paths, format, field)
         ranks = data.ranks
         batches = data.batches(-(-batch_size // ranks) * ranks, shuffle=True, seed=0, remainder="keep")
         table = Table("epoch", "seconds", "samples/s", "decoded MB/s", "waiting for data")
@@ -96,9 +99,9 @@ def bench(paths: Paths, format: Format = None, field: Inputs = None, batch_size:
             )
         console.print(table)
         console.print(
-            f"{ranks} ranks; reading the stored bytes alone: {_ceiling(data.paths) / 1e6:,.0f} MB/s on a rank"
+            f"{ranks} ranks; plain reads of the stored bytes: {_plain_speed(data.paths) / 1e6:,.0f} MB/s on a rank"
         )
-        console.print(_shuffled(data, batches.schedule.batch_size))
+        console.print(_shuffle_quality(data, batches.schedule.batch_size))
 
 
 @app.command(
@@ -106,33 +109,33 @@ def bench(paths: Paths, format: Format = None, field: Inputs = None, batch_size:
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 def run(context: typer.Context) -> None:
-    """Run an unchanged Keras script on all ranks: mpiexec -n 4 matex run script.py --its --own --flags."""
+    """Run an unchanged Keras script on all ranks: mpiexec -n 4 matex run script.py --option-of-the-script."""
     from matex_data.training.launcher import run
 
     run.main(context.args)
 
 
-def _opened(paths: list[str], format: str | None, fields: list[str] | None) -> Any:
+def _open(paths: list[str], format: str | None, fields: list[str] | None) -> Any:
     from matex_data.opening import open_dataset
 
     return open_dataset(paths if len(paths) > 1 else paths[0], format=format, inputs=fields or None)
 
 
-def _shuffled(data: Any, batch_size: int) -> str:
-    """Return a line on the shuffle, with a remedy where it is a bad one."""
-    found = data.shuffle_quality(batch_size)
-    return f"shuffle: {found}" + (f". {found.remedy}" if found.ratio > 2 else "")
+def _shuffle_quality(data: Any, batch_size: int) -> str:
+    """Return a line about the quality of the shuffle, with a remedy if it is low."""
+    quality = data.shuffle_quality(batch_size)
+    return f"shuffle: {quality}" + (f". {quality.remedy}" if quality.ratio > 2 else "")
 
 
 def _check_hdf5(paths: list[str], format: str | None, fields: list[str] | None, limit: float) -> None:
-    """End the program if the HDF5 library cannot open some of the files, and name all of them. *Collective*."""
+    """Exit with the errors of all files that the HDF5 library cannot open. *Collective*."""
     from matex_data.cli.probing import is_hdf5, probe
     from matex_data.mpi.library import MPI
     from matex_data.opening import expand
 
     comm = MPI.COMM_WORLD
     files = [file for file in expand(paths) if is_hdf5(file)][comm.rank :: comm.size]
-    errors = [error for found in comm.allgather(probe(files, format, fields, limit)) for error in found]
+    errors = [error for errors in comm.allgather(probe(files, format, fields, limit)) for error in errors]
     if errors and comm.rank == 0:
         console = Console(stderr=True)
         for error in errors:
@@ -142,16 +145,16 @@ def _check_hdf5(paths: list[str], format: str | None, fields: list[str] | None, 
 
 
 @contextmanager
-def _told() -> Iterator[Console]:
-    """A console on rank 0 alone; wrong data ends the program with what is wrong, without a stack trace."""
+def _console() -> Iterator[Console]:
+    """Context manager: a console that prints on rank 0; exit with the text of a ``DataError``, without a traceback."""
     from matex_data.mpi.library import MPI
 
-    first = MPI.COMM_WORLD.rank == 0
-    console = Console(file=sys.stdout, quiet=not first)
+    root = MPI.COMM_WORLD.rank == 0
+    console = Console(file=sys.stdout, quiet=not root)
     try:
         yield console
     except DataError as error:
-        if first:
+        if root:
             Console(stderr=True).print(str(error), style="red", markup=False, highlight=False)
         raise typer.Exit(1) from None
 
@@ -161,8 +164,8 @@ def _short(value: object) -> str:
     return text if len(text) <= 40 else text[:39] + "…"
 
 
-def _ceiling(paths: tuple[str, ...], limit: int = 1 << 30) -> float:
-    """Bytes per second at which this process reads the files into one buffer; the first GiB of them."""
+def _plain_speed(paths: tuple[str, ...], limit: int = 1 << 30) -> float:
+    """Return the bytes per second of plain reads of the files, at most the first GiB."""
     buffer = bytearray(8 << 20)
     read, begin = 0, time.perf_counter()
     for path in paths:

@@ -1,7 +1,7 @@
-"""Look at files in a child process: the HDF5 library crashes or hangs on some damaged files.
+"""Probe files in a child process, since the HDF5 library crashes or hangs on some damaged files.
 
-The child (``python -m matex_data.cli.probing``) knows no MPI. It opens each file as ``open_dataset`` would, reads the
-rows that only the library can read, and writes a line after each step; the parent waits for these lines.
+The child (``python -m matex_data.cli.probing``) does not use MPI. It opens each file as ``open_dataset`` does, reads
+the rows that only the library can read, and writes a line after each step. The parent waits for these lines.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from matex_data.index.library import LibraryRows
 from matex_data.machine import environment_without_mpi, free_memory
 from matex_data.readers import FORMATS, HEAD_BYTES, detect, reader
 
-SECONDS = 60.0  # that a step of the library may take: opening a file, or reading one block of rows
-START_SECONDS = 300.0  # that the child may take to start
+SECONDS = 60.0  # limit of a step of the library: to open a file, or to read one block of rows
+START_SECONDS = 300.0  # limit of the start of the child
 CHILD = (sys.executable, "-m", "matex_data.cli.probing")
 
 Step = Callable[[], None]
 
 
 def is_hdf5(path: str) -> bool:
-    """Whether the HDF5 library is needed for a file."""
+    """Return whether a file is in HDF5."""
     try:
         with Path(path).open("rb") as file:
             return FORMATS["hdf5"].matches_magic(file.read(HEAD_BYTES))
@@ -54,32 +54,33 @@ def probe(
 
     Parameters
     ----------
-    paths : of files, each looked at on its own.
-    format, names : as for a reader.
-    seconds : that one step of the library may take.
-    command : that starts the child.
+    paths : paths of the files.
+    format : name of the format; None: detected.
+    names : fields to read; None: all.
+    seconds : limit of one step of the library.
+    command : command that starts the child.
     """
     errors: list[DataError] = []
-    left = list(paths)
-    while left:
-        done, found = _run(left, format, names, seconds, command)
-        errors += found
-        left = left[done:]
+    remaining = list(paths)
+    while remaining:
+        done, more = _run(remaining, format, names, seconds, command)
+        errors += more
+        remaining = remaining[done:]
     return errors
 
 
 def _run(
     paths: Sequence[str], format: str | None, names: Sequence[str] | None, seconds: float, command: Sequence[str]
 ) -> tuple[int, list[DataError]]:
-    """Let one child look at files until it ends: how many it is done with, at least one, and their errors."""
+    """Probe files in one child until it ends; return the number of files done, at least one, and their errors."""
     done, errors = 0, []
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment_without_mpi()
     ) as child:
         assert child.stdin is not None and child.stdout is not None
         try:
-            with suppress(BrokenPipeError), child.stdin as asked:
-                asked.write(json.dumps([list(paths), format, names, seconds, free_memory()]).encode())
+            with suppress(BrokenPipeError), child.stdin as pipe:
+                pipe.write(json.dumps([list(paths), format, names, seconds, free_memory()]).encode())
             for line in _lines(child.stdout, seconds):
                 kind, _, text = line.partition(" ")
                 if kind == "error":
@@ -97,11 +98,11 @@ def _run(
 
 
 def _lines(pipe: IO[bytes], seconds: float) -> Iterator[str]:
-    """The lines of a pipe until its end.
+    """Yield the lines of a pipe until its end.
 
     Raises
     ------
-    TimeoutError : nothing came for so long; for the first line it may take longer.
+    TimeoutError : no line arrived for ``seconds``; for ``START_SECONDS`` before the first one.
     """
     data, limit = b"", START_SECONDS
     while True:
@@ -117,29 +118,29 @@ def _lines(pipe: IO[bytes], seconds: float) -> Iterator[str]:
 
 def _no_answer(path: str, seconds: float) -> FormatError:
     found = f"no answer for {seconds:g} seconds"
-    return FormatError("the HDF5 library does not come back from the file", file=path, found=found, remedy=_REMEDY)
+    return FormatError("the HDF5 library hangs on the file", file=path, found=found, remedy=_REMEDY)
 
 
 def _ended(path: str, code: int, seconds: float) -> FormatError:
     if code == -signal.SIGXCPU:
         return _no_answer(path, seconds)
     if code >= 0:
-        return FormatError("the file cannot be looked at", file=path, found=f"a process that ended with code {code}")
+        return FormatError("the file cannot be probed", file=path, found=f"a process that ended with code {code}")
     name = signal.Signals(-code).name
-    problem = f"the HDF5 library itself crashes on the file (signal {-code}, {name})"
+    problem = f"the HDF5 library crashes on the file (signal {-code}, {name})"
     if code == -signal.SIGKILL:
-        problem = "the system has ended the process that looked at the file: it may have needed too much memory"
+        problem = "the system has killed the process that opened the file; it may have used too much memory"
     return FormatError(problem, file=path, remedy=_REMEDY)
 
 
-_REMEDY = "the file is damaged: restore it from its source, or leave it out"
+_REMEDY = "the file is damaged: restore it from its source, or exclude it"
 
 
 def main() -> None:
-    """Look at the files that standard input names; one line for each step on standard output."""
+    """Probe the files that standard input names; write one line per step to standard output."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is not an answer
-    warnings.simplefilter("ignore")  # they are shown when the files are opened
+    os.dup2(2, 1)  # libraries may print to stdout
+    warnings.simplefilter("ignore")  # the parent shows them when it opens the files
     paths, format, names, seconds, memory = json.load(sys.stdin)
     _limit_memory(memory)
 
@@ -150,36 +151,36 @@ def main() -> None:
     for path in paths:
         step()
         try:
-            _look_at(path, format, names, step)
+            _probe_file(path, format, names, step)
         except DataError as error:
             out.write(f"error {base64.b64encode(pickle.dumps(error)).decode()}\n")
         except Exception as error:
-            failure = FormatError("the file cannot be read", file=path, found=f"{type(error).__name__}: {error}")
-            out.write(f"error {base64.b64encode(pickle.dumps(failure)).decode()}\n")
+            unexpected = FormatError("the file cannot be read", file=path, found=f"{type(error).__name__}: {error}")
+            out.write(f"error {base64.b64encode(pickle.dumps(unexpected)).decode()}\n")
         else:
             out.write("sound\n")
 
 
-def _look_at(path: str, format: str | None, names: Sequence[str] | None, step: Step) -> None:
+def _probe_file(path: str, format: str | None, names: Sequence[str] | None, step: Step) -> None:
     """Open one file, and read the rows that only the library can read.
 
     Raises
     ------
-    DataError : that does not go.
+    DataError : the file cannot be read.
     """
     with Path(path).open("rb") as file:
         head = file.read(HEAD_BYTES)
     index = reader(format or detect(path, head))(path, names)
-    for found in index.files:
-        for part in found.layouts.values():
-            if isinstance(part, LibraryRows):
-                for start in range(0, part.rows, part.block_rows):
+    for file_index in index.files:
+        for layout in file_index.layouts.values():
+            if isinstance(layout, LibraryRows):
+                for start in range(0, layout.rows, layout.block_rows):
                     step()
-                    part.read(start, min(start + part.block_rows, part.rows))
+                    layout.read(start, min(start + layout.block_rows, layout.rows))
 
 
 def _limit_memory(free: int) -> None:
-    """Let this process have so many bytes, so that a damaged size ends in a MemoryError."""
+    """Limit the memory that this process may still allocate, so that a damaged size raises MemoryError."""
     if free < sys.maxsize:
         with suppress(OSError, ValueError):
             used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -187,7 +188,7 @@ def _limit_memory(free: int) -> None:
 
 
 def _limit_seconds(seconds: float) -> None:
-    """Let the next step take so much time of the processor: an end also where the parent has died."""
+    """Limit the processor time of the next step, in case that the parent has died."""
     with suppress(OSError, ValueError):
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
         resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + seconds) + 2, hard))

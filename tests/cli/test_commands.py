@@ -1,4 +1,4 @@
-"""The command line, as a user calls it."""
+"""The command line."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def test_inspect(path: str) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_validate_counts_what_is_missing(path: str, size: int) -> None:
+def test_validate_counts_missing_values(path: str, size: int) -> None:
     done = run_script(size, CALL, "validate", path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("500 samples are sound") == 1
     assert "499" in done.stdout and "1" in done.stdout
 
 
-def test_validate_says_where_it_is_broken(path: str, tmp_path: Path) -> None:
+def test_validate_names_the_damaged_row(path: str, tmp_path: Path) -> None:
     with h5py.File(path) as file:
         chunk = file["hits"].id.get_chunk_info(2)
     content = bytearray(Path(path).read_bytes())

@@ -1,4 +1,4 @@
-"""Files on which the HDF5 library crashes or hangs are named, and the others are looked at all the same."""
+"""Files on which the HDF5 library crashes or hangs, beside others that it can read."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from matex_data.errors import FormatError
 from tests.cli.test_commands import CALL
 from tests.support.launch import run_script
 
-# Stands for a library that survives some files only: by their names.
+# A child whose library crashes or hangs depending on the name of the file.
 CHILD = """
 import json, os, signal, sys, time
-from matex_data.cli.commands import probing
+from matex_data.cli import probing
 def look(path, format, names, step):
     name = os.path.basename(path)
     if name.startswith("crash"):
@@ -38,30 +38,30 @@ def look(path, format, names, step):
             step()
     print("not an answer", flush=True)
     assert "mpi4py.MPI" not in sys.modules
-probing._look_at = look
+probing._probe_file = look
 probing.main()
 """
-SAYS = {
-    "crash": "the HDF5 library itself crashes on the file (signal 11, SIGSEGV)",
-    "kill": "the system has ended the process",
-    "loop": "the HDF5 library does not come back from the file",
+TEXTS = {
+    "crash": "the HDF5 library crashes on the file (signal 11, SIGSEGV)",
+    "kill": "the system has killed the process",
+    "loop": "the HDF5 library hangs on the file",
     "leave": "ended with code 3",
     "raw": "ZeroDivisionError: raw",
 }
 
 
-def test_each_file_is_looked_at_whatever_the_others_do() -> None:
+def test_each_file_is_probed_whatever_happens_to_the_others() -> None:
     names = ["a", "crash1", "b", "kill1", "slow", "loop1", "crash2", "c", "leave", "raw", "d", "loop2"]
     begin = time.monotonic()
     errors = probe(names, seconds=1, command=[sys.executable, "-c", CHILD])
     assert time.monotonic() - begin < 60
-    assert [error.file for error in errors] == [name for name in names if name.strip("12") in SAYS]
+    assert [error.file for error in errors] == [name for name in names if name.strip("12") in TEXTS]
     for error in errors:
         assert isinstance(error, FormatError)
-        assert SAYS[str(error.file).strip("12")] in str(error)
+        assert TEXTS[str(error.file).strip("12")] in str(error)
 
 
-def test_the_child_does_what_a_reader_does(tmp_path: Path) -> None:
+def test_the_child_opens_files_as_a_reader_does(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"] = np.arange(5)
         file["names"] = ["a", "b", "c", "d", "e"]  # only the library can read these
@@ -74,7 +74,7 @@ def test_the_child_does_what_a_reader_does(tmp_path: Path) -> None:
 
 
 def _with_a_looping_heap(path: Path) -> str:
-    """Texts of varying length, in a heap whose first object has the size 0, so that HDF5 1.14 never gets to its end."""
+    """Write strings of variable length, in a heap whose first object has size 0: HDF5 1.14 loops forever."""
     with h5py.File(path, "w", libver="earliest") as file:
         file["names"] = ["a", "b", "c"]
         file["names"].attrs["units"] = "K"
@@ -86,8 +86,8 @@ def _with_a_looping_heap(path: Path) -> str:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_validate_survives_what_the_library_does_not(tmp_path: Path, size: int) -> None:
-    """What becomes of such a file depends on the version of HDF5: an error of its own, a crash, a loop."""
+def test_validate_survives_a_file_on_which_the_library_loops(tmp_path: Path, size: int) -> None:
+    """Depending on its version, HDF5 raises an error, crashes or loops."""
     path = _with_a_looping_heap(tmp_path / "bad.h5")
     with h5py.File(tmp_path / "good.h5", "w") as file:
         file["names"] = ["a", "b", "c"]

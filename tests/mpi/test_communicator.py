@@ -1,4 +1,4 @@
-"""Communicators: what they carry, whose they are, and what becomes of them."""
+"""Communicators: reductions, threads, reuse and exhaustion."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from tests.mpi.conftest import ROWS
 from tests.support.ranks import Pool
 
 
-def _rounds(comm: MPI.Intracomm) -> list[list[int]]:
-    """Results of rounds that nobody keeps the arrays of; ranks come late in turn."""
+def _maxima(comm: MPI.Intracomm) -> list[list[int]]:
+    """Return the results of reductions whose arrays have no other reference; one rank after the other is late."""
     opened, found = read_sessions(comm).comm, []
     for number in range(40):
         if number % comm.size == comm.rank:
             time.sleep(0.001)
-        round_ = opened.start_maximum([number * comm.size + comm.rank] + [number] * 50)
-        noise = [np.full(51, -7) for _ in range(20)]  # takes memory that was let go of too early
-        found.append(round_.wait().tolist())
+        reduction = opened.start_maximum([number * comm.size + comm.rank] + [number] * 50)
+        noise = [np.full(51, -7) for _ in range(20)]  # reuses memory that was freed too early
+        found.append(reduction.wait().tolist())
         del noise
     assert not has_pending()
     return found
 
 
 @pytest.mark.openmpi
-def test_what_ranks_say_lives_until_all_have_heard_it(pool: Pool) -> None:
+def test_values_stay_in_memory_until_all_ranks_have_read_them(pool: Pool) -> None:
     expected = [[number * pool.size + pool.size - 1] + [number] * 50 for number in range(40)]
-    assert pool.run(_rounds) == [expected] * pool.size
+    assert pool.run(_maxima) == [expected] * pool.size
 
 
-def _at_the_same_time(comm: MPI.Intracomm, path: str) -> list[str]:
+def _concurrent_calls(comm: MPI.Intracomm, path: str) -> list[str]:
     data, errors, barrier = open_dataset(path, comm=comm), [], threading.Barrier(2)
     inside = read_sessions(comm).comm
 
@@ -56,8 +56,8 @@ def _at_the_same_time(comm: MPI.Intracomm, path: str) -> list[str]:
 
 
 @pytest.mark.rank_counts(2)
-def test_calls_of_two_threads_at_once_are_an_error(pool: Pool, path: str) -> None:
-    for errors in pool.run(_at_the_same_time, path):
+def test_collective_calls_of_two_threads_raise(pool: Pool, path: str) -> None:
+    for errors in pool.run(_concurrent_calls, path):
         assert len(errors) == 1 and "two threads of one rank" in errors[0] and "Dup()" in errors[0]
 
 
@@ -68,13 +68,13 @@ def _sub_communicators(comm: MPI.Intracomm, path: str, number: int) -> float:
         data = open_dataset(path, comm=part, inputs="x")
         total = sum(float(batch.sum()) for batch in data.batches(48))
         iterator = iter(data.batches(48))
-        next(iterator)  # a pass in use does not keep the communicator
+        next(iterator)  # does not keep the communicator alive
         part.Free()
     return total
 
 
 @pytest.mark.rank_counts(4)
-def test_communicators_of_freed_communicators_are_free(pool: Pool, path: str) -> None:
+def test_freeing_a_communicator_frees_its_duplicates(pool: Pool, path: str) -> None:
     before = len(threading.enumerate())
     totals = pool.run(_sub_communicators, path, 40, timeout=120)
     assert sum(totals) == pytest.approx(2 * sum(range(ROWS * 8)))
@@ -95,6 +95,6 @@ def _exhausted(comm: MPI.Intracomm) -> str:
 
 
 @pytest.mark.rank_counts(2)
-def test_too_many_data_sets_at_once_are_said_so(pool: Pool) -> None:
+def test_exhausted_communicators_raise(pool: Pool) -> None:
     for error in pool.run(_exhausted, timeout=120):
         assert error.startswith("DataError: MPI has no communicator left") and "del" in error

@@ -1,4 +1,4 @@
-"""Waits for other ranks: each has an end, none ends a healthy job, and the error says where the missing rank is."""
+"""Deadlines of waits for other ranks, and the location of the absent rank in the error."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ if case == "held":
 print("end", rank)
 """
 SECONDS = 3.0
-"""Until a wait ends, in these tests."""
+"""``MATEX_TIMEOUT`` of these tests."""
 
 
 def _run(case: str, path: str, ranks: int = 2) -> Completed:
@@ -67,12 +67,12 @@ def _run(case: str, path: str, ranks: int = 2) -> Completed:
         *(pytest.param(case, marks=pytest.mark.slow) for case in ("batches", "missing", "load")),
     ],
 )
-def test_a_rank_that_does_not_come_is_named_with_its_place(case: str, path: str) -> None:
+def test_the_error_names_the_absent_rank_and_its_location(case: str, path: str) -> None:
     done = _run(case, path)
     assert done.returncode != 0
     assert done.seconds < 40
     assert "another rank does not take part" in done.stderr
-    if case != "open":  # there, the ranks have not met yet
+    if case != "open":  # the ranks cannot query one another yet
         assert "rank 1 is at" in done.stderr and "in oversleep" in done.stderr
     assert "MATEX_TIMEOUT" in done.stderr and "end" not in done.stdout
 
@@ -86,13 +86,13 @@ def test_an_error_of_one_rank_ends_the_job_soon(case: str, path: str) -> None:
     assert "---- uncaught error on rank 1 of 2" in done.stderr
 
 
-def test_a_rank_that_leaves_its_program_is_missed_soon(path: str) -> None:
+def test_a_rank_at_the_end_of_its_program_ends_the_wait(path: str) -> None:
     done = run_script(2, SCRIPT, "leave", path, timeout=60)
     assert done.returncode != 0
     assert "rank 1 has come to the end of its program" in done.stderr or "another rank has left" in done.stderr
 
 
-def test_ranks_that_leave_long_before_another_with_an_iterator_in_use(path: str) -> None:
+def test_ranks_may_end_long_before_one_with_an_open_iterator(path: str) -> None:
     done = _run("held", path, ranks=3)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split()) == ["0", "1", "2", "end", "end", "end"]
@@ -116,21 +116,21 @@ print("trained", len(history.epoch))
 """
 
 
-def test_a_callback_may_take_longer_than_a_wait(path: str) -> None:
+def test_a_callback_may_take_longer_than_the_timeout(path: str) -> None:
     done = run_script(2, CALLBACK, path, env={"MATEX_TIMEOUT": "5"}, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("trained 1") == 2
     assert "busy with its callbacks" in done.stderr
 
 
-def test_garbage_is_collected_in_the_middle_of_a_pool_s_calls() -> None:
+def test_garbage_collection_during_calls_of_a_buffer_pool() -> None:
     before, pool = gc.get_threshold(), Buffers()
     finished = threading.Event()
 
     def churn() -> None:
         for count in range(400):
             cycle: list[Any] = [pool.bytes(4096 + count)]
-            cycle.append(cycle)  # ends whenever garbage is collected
+            cycle.append(cycle)  # freed by the garbage collector
         finished.set()
 
     thread = threading.Thread(target=churn, daemon=True)
@@ -177,14 +177,14 @@ if __name__ == "__main__":
 """
 
 
-def test_processes_that_a_rank_starts_read_without_mpi(path: str) -> None:
+def test_child_processes_read_without_mpi(path: str) -> None:
     done = run_script(2, FORKS, path, timeout=100)
     assert done.returncode == 0, done.stderr
     values = np.arange(ROWS * 8.0).reshape(-1, 2, 24, 8)
     by_rank = {str(rank): float(values[:, rank].sum()) for rank in (0, 1)}
     lines = [line.split() for line in done.stdout.splitlines()]
     for rank, total in by_rank.items():
-        assert ["fork", rank, str(total), str(total)] in lines  # the share of the rank
-        assert ["spawn", rank, str(values.sum()), str(values.sum())] in lines  # the data set of this process alone
+        assert ["fork", rank, str(total), str(total)] in lines  # the samples of the rank
+        assert ["spawn", rank, str(values.sum()), str(values.sum())] in lines  # all samples
         assert ["own", rank, str(total)] in lines
         assert f"this process was forked by rank {rank}, and cannot exchange data with the other ranks" in done.stdout
