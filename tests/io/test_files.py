@@ -203,7 +203,7 @@ def _two_passes(comm: MPI.Intracomm, path: str) -> None:
     first, second = iter(batches), iter(batches)
     next(first)
     next(second)
-    with pytest.raises(PartitionError, match="another one over the same batches"):
+    with pytest.raises(PartitionError, match="next epoch of the same batches"):
         for _ in first:
             pass
 
