@@ -359,7 +359,7 @@ class Dataset:
         seeds = self._seeds.get(_without_seed(self._latest), {})
         if len(seeds) > 1 and any(seeds.values()):
             raise PartitionError(
-                "the state of which batches? This data set was shuffled several times, by seeds that were drawn",
+                "the state is ambiguous: batches of this data set were shuffled by different seeds that were drawn",
                 expected="one seed for all batches of equal options",
                 found=f"seeds {sorted(seeds)}",
                 remedy="give seed=, or use the state of the batches themselves: data.batches(...).state(step)",
