@@ -1,4 +1,4 @@
-"""Scientific data into synchronous data-parallel training, on every rank, at the speed of the storage."""
+"""Load scientific data for synchronous data-parallel training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matex_data.dataset import Dataset
     from matex_data.opening import open_dataset
 
-processes.keep_mpi_out()
+processes.disable_mpi_in_child()
 abort.install()
 
 __all__ = [
@@ -36,9 +36,9 @@ _LAZY = {"DataSet": "matex_data.compat", "Dataset": "matex_data.dataset", "open_
 
 
 def __getattr__(name: str) -> Any:
-    """MPI starts when a data set is first opened, TensorFlow when it is first needed."""
+    """Import a name when it is first used: MPI starts with the first dataset, TensorFlow when it is needed."""
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
-    if name in ("training", "readers"):
+    if name in ("abc", "readers", "training"):
         return import_module(f"matex_data.{name}")
     raise AttributeError(f"module 'matex_data' has no attribute {name!r}")

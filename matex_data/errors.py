@@ -97,6 +97,16 @@ class UnsupportedVersion(DataError, ImportError):
     """A package that is installed lacks what this one needs of it."""
 
 
+class NoMpiLibrary(ImportError):
+    """This process is one of several ranks, and there is no MPI library."""
+
+    def __init__(self, ranks: int, reason: str) -> None:
+        super().__init__(
+            f"{ranks} ranks need an MPI library, and mpi4py finds none ({reason}): run `pip install mpich`, "
+            "or load the MPI module of the cluster"
+        )
+
+
 def _rebuild(kind: type[DataError], problem: str, facts: dict[str, Any]) -> DataError:
     return kind(problem, **facts)
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from matex_data.errors import OutOfMemory, PartitionError
 
@@ -23,21 +24,58 @@ def environment_without_mpi() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHERS)}
 
 
+_RANKS = (
+    ("PMI_RANK", "PMI_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+)
+_LOCAL_RANKS = (
+    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
+)
 _local_size: list[int] = []
 
 
+class RankAndSize(NamedTuple):
+    """Rank of this process, and the number of ranks."""
+
+    rank: int
+    size: int
+
+
+def launched_rank() -> RankAndSize | None:
+    """Return the rank that the launcher put into the environment; None without one."""
+    return _from_environment(_RANKS)
+
+
+def launched_local_rank() -> RankAndSize | None:
+    """Like ``launched_rank``, but among the ranks of this machine."""
+    return _from_environment(_LOCAL_RANKS)
+
+
+def _from_environment(variables: tuple[tuple[str, str], ...]) -> RankAndSize | None:
+    for names in variables:
+        rank, size = (os.environ.get(name, "") for name in names)
+        if rank.isdecimal() and size.isdecimal():
+            return RankAndSize(int(rank), max(1, int(size)))
+    return None
+
+
 def set_local_size(count: int) -> None:
-    """Note how many ranks share this machine, as MPI counts them (``Split_type``)."""
+    """Set the number of ranks on this machine; ``matex_data.mpi.node`` counts them."""
     _local_size[:] = [max(1, count)]
 
 
 def local_size() -> int:
-    """Return the ranks on this machine, as MPI has counted them; before that, as its launcher says."""
+    """Return the number of ranks on this machine; before MPI has started, as the launcher gives it."""
     if _local_size:
         return _local_size[0]
-    names = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_LOCAL_SIZE")
-    said = (os.environ.get(name, "") for name in names)
-    return max([1, *(int(count) for count in said if count.isdecimal())])
+    launched = launched_local_rank()
+    return launched.size if launched else 1
 
 
 def cores() -> int:

@@ -1,4 +1,4 @@
-"""What a reader knows of the ranks, when they look at a large file together. No MPI here."""
+"""Ranks that index a large file collectively, as readers see them. No MPI here."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from matex_data.errors import DataError
 
 
 class IndexingRanks(Protocol):
-    """Ranks that index files together.
+    """Ranks that index files collectively.
 
     Attributes
     ----------
-    rank, size : of this one, and how many there are.
+    rank, size : number of this rank, and number of ranks.
     """
 
     rank: int
     size: int
 
     def allgather(self, value: Any) -> list[Any]:
-        """What every rank has said, by rank. *Collective*."""
+        """Return the values of all ranks, by rank. *Collective*."""
 
     def agree(self, error: Exception | None) -> None:
         """Raise the error of the lowest rank that has one, on every rank. *Collective*."""
 
     def read(self, path: str, offset: int, memory: Bytes) -> None:
-        """Fill ``memory`` with the bytes of a file, each rank with its own, or with none at all. *Collective*.
+        """Fill ``memory`` with the bytes of a file from ``offset`` on. *Collective*.
 
-        The first read of a file opens it, and belongs to the thread that runs the user's program; any other thread may
-        go on, one at a time.
+        Each rank reads its own bytes, or none. The first read of a file opens it and has to run on the main thread;
+        later reads may run on another thread, one at a time.
 
         Raises
         ------
@@ -39,7 +39,7 @@ class IndexingRanks(Protocol):
 
 
 class SingleRank:
-    """The only rank."""
+    """Single rank, which reads with the functions of Python."""
 
     rank = 0
     size = 1
@@ -62,5 +62,5 @@ class SingleRank:
                 byte=offset + found,
                 expected=f"at least {offset + len(memory)} bytes",
                 found=f"{offset + found} bytes",
-                remedy="let nobody write to the data while it is read",
+                remedy="do not write to the data while it is read",
             )

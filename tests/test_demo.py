@@ -38,7 +38,7 @@ def alone(files: list[Path], ranks: Pools) -> Result:
     return dict(result)
 
 
-@pytest.mark.rank_counts(2, 3, 4)
+@pytest.mark.rank_counts(3, slow=(2, 4))
 def test_weights_are_those_of_one_process(pool: Pool, files: list[Path], alone: Result) -> None:
     results = pool.run(_train, str(files[0].parent / "*.h5"), timeout=240)
     names = [name for name in alone if name.startswith(("weights/", "history/loss", "history/val_loss"))]

@@ -33,6 +33,7 @@ for layer in (
     ["mpi"],
     ["io"],
     ["readers"],
+    ["abc"],
     ["pipeline"],
     ["transforms"],
     ["dataset"],
@@ -56,6 +57,7 @@ for layer in (
     below = set(BELOW)
     BELOW |= {name: below | {name} for name in layer}
 BELOW["readers"] = {"_types", "errors", "fields", "machine", "codecs", "index", "sampling", "readers"}
+BELOW["abc"] = BELOW["readers"] | {"abc"}
 for name in [name for name in BELOW if name.startswith("training")]:
     BELOW[name] -= {"readers", "transforms", "dataset", "opening", "compat", "codecs", "index"}
 BELOW["training.launcher"] |= {"compat", "training"}

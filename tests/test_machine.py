@@ -126,14 +126,17 @@ def test_the_limit_of_this_process_counts() -> None:
     assert 0 < int(done.stdout) < 1 << 32
 
 
-@pytest.mark.parametrize("name", ["MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_LOCAL_SIZE"])
-def test_ranks_as_the_launcher_says_until_mpi_has_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for other in ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_LOCAL_SIZE"):
-        monkeypatch.delenv(other, raising=False)
+@pytest.mark.parametrize("names", machine._LOCAL_RANKS)
+def test_local_size_is_the_launcher_s_until_mpi_has_counted(
+    names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (name for pair in machine._LOCAL_RANKS for name in pair):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(machine, "_local_size", [])
-    assert machine.local_size() == 1
-    monkeypatch.setenv(name, "6")
-    assert machine.local_size() == 6
+    assert machine.local_size() == 1 and machine.launched_local_rank() is None
+    monkeypatch.setenv(names[0], "4")
+    monkeypatch.setenv(names[1], "6")
+    assert machine.local_size() == 6 and machine.launched_local_rank() == (4, 6)
     machine.set_local_size(3)
     assert machine.local_size() == 3
 

@@ -1,7 +1,6 @@
-"""Synchronous data-parallel training: the average over the ranks is part of the graph.
+"""Synchronous data-parallel training of Keras models; graphs contain the average over the ranks.
 
-TensorFlow is imported by the first function that needs it, not by this package. No module is called like
-a public function: the import of a module would hide the function.
+The first function that needs TensorFlow imports it, not this package.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ScaledLearningRate", "World", "allreduce", "broadcast", "distribute", "fit", "shard", "world"]
 
-_HOMES = {
+_MODULES = {
     "ScaledLearningRate": "learning_rate",
     "allreduce": "reduction.ops",
     "broadcast": "steps.variables",
@@ -35,6 +34,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

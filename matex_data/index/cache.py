@@ -1,4 +1,4 @@
-"""Decoded chunks that are still wanted: kept until newer ones need the room."""
+"""Least-recently-used cache of decoded chunks."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from typing import Any
 from weakref import WeakSet
 
 ChunkFuture = Future[Any]
-"""An array, or whatever a table makes of one block."""
+"""Future of a decoded chunk: an array, or the arrays that a table decodes from one block."""
 
 
 class ChunkCache:
-    """Chunks by key, each a future: a window may want a chunk that an earlier one is still decoding.
+    """Decoded chunks by key, as futures, since one window may need a chunk that is still being decoded for another.
 
-    The least recently used ones go first. At least ``nbytes`` are kept; a chunk that somebody still waits
-    for lives on with that waiter.
+    The least recently used chunks are evicted first. A chunk that is evicted stays alive as long as a window holds its
+    future.
 
     Parameters
     ----------
-    nbytes : size of the decoded chunks kept, in bytes.
+    nbytes : capacity: total size of the decoded chunks, in bytes. The newest chunk is kept whatever its size.
     """
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         self._chunks: OrderedDict[Hashable, tuple[ChunkFuture, int]] = OrderedDict()
-        self._held = 0
+        self._used = 0
         self._lock = Lock()
-        self._promised: WeakSet[ChunkFuture] = WeakSet()
+        self._reserved: WeakSet[ChunkFuture] = WeakSet()
 
     def fail_pending(self, error: BaseException) -> None:
-        """Chunks that could not be read: whoever waits for one of them hears of it."""
+        """Fail all chunks that are not decoded yet with ``error``."""
         with self._lock:
-            for chunk in self._promised:
+            for chunk in self._reserved:
                 if not chunk.done():
                     chunk.set_exception(error)
 
     def get(self, key: Hashable) -> ChunkFuture | None:
-        """The chunk, decoded or being decoded; None if nobody has asked for it lately."""
+        """Return the chunk, decoded or pending; None if it is not in the cache."""
         with self._lock:
             entry = self._chunks.get(key)
             if entry is None:
@@ -48,13 +48,13 @@ class ChunkCache:
             return entry[0]
 
     def reserve(self, key: Hashable, nbytes: int) -> ChunkFuture:
-        """A future that the caller fulfils with the decoded chunk."""
+        """Add a pending chunk of ``nbytes``, and return the future that the caller sets when it has decoded it."""
         chunk: ChunkFuture = Future()
         with self._lock:
-            self._promised.add(chunk)
+            self._reserved.add(chunk)
             self._chunks[key] = (chunk, nbytes)
-            self._held += nbytes
-            while self._held > self.nbytes and len(self._chunks) > 1:
+            self._used += nbytes
+            while self._used > self.nbytes and len(self._chunks) > 1:
                 _, (_, freed) = self._chunks.popitem(last=False)
-                self._held -= freed
+                self._used -= freed
         return chunk

@@ -20,8 +20,7 @@ from matex_data.errors import DecodeError
 from matex_data.index.blocks import Blocks, even_blocks
 from matex_data.index.cache import ChunkCache, ChunkFuture
 from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection
-from matex_data.index.scatter import Convert, RowIndices, scatter
-from matex_data.index.strided import as_bytes
+from matex_data.index.scatter import Convert, RowIndices, as_bytes, scatter
 from matex_data.machine import threads
 
 TOGETHER_BYTES = (1 << 20, 8 << 20)  # of decoded chunks, least and most that one thread makes in one go

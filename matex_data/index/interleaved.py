@@ -1,4 +1,4 @@
-"""Fields that take turns in every record: those that are wanted are read together where they lie side by side."""
+"""Read interleaved fields, which alternate in every record of a file, with shared byte ranges."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ import numpy as np
 from matex_data._types import Array, Bytes, Integers
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Layout, ReadRequest, RowSelection
+from matex_data.index.runs import runs_where
 from matex_data.index.scatter import scatter
 from matex_data.index.strided import SCATTER_BYTES, Strided
 from matex_data.index.table import Column, Outputs, Table
 
-WASTE = 0.04  # of what is read, that may lie between wanted fields
-Wanted = tuple[Strided, Array]
+WASTE = 0.04  # fraction of the bytes read that may belong to fields that are not selected
+_Output = tuple[Strided, Array]
 
 
 @dataclass(frozen=True, eq=False)
 class InterleavedRecords(Table):
-    """Rows of several fields at the same even distance in one file.
+    """Records of several fields: rows of equal number and stride.
 
     Parameters
     ----------
-    fields : where each lies; all of the same number of rows and stride.
+    fields : the layout of each field in the records.
     """
 
     fields: Mapping[str, Strided]
@@ -52,13 +53,13 @@ class InterleavedRecords(Table):
         return max(field.end() for field in self.fields.values())
 
     def requests(self, rows: RowSelection, outs: Outputs, cache: ChunkCache) -> Iterator[ReadRequest]:
-        wanted = [(self.fields[name], out) for name, out in outs if self.fields[name].row_bytes]
+        outputs = [(self.fields[name], out) for name, out in outs if self.fields[name].row_bytes]
         if len(rows.destination):
-            for group in _neighbours(wanted):
+            for group in _adjacent(outputs):
                 yield from self._read(rows, group)
 
-    def _read(self, rows: RowSelection, group: list[Wanted]) -> Iterator[ReadRequest]:
-        """A group's part of every record, or whole runs of records if nearly all of them is wanted."""
+    def _read(self, rows: RowSelection, group: list[_Output]) -> Iterator[ReadRequest]:
+        """Yield reads of the group's span in each record, or of whole runs of records if the span covers nearly all."""
         begin = group[0][0].offset
         span = max(field.offset + field.row_bytes for field, _ in group) - begin
         stride, numbers = group[0][0].stride, rows.numbers
@@ -66,17 +67,15 @@ class InterleavedRecords(Table):
         pitch = stride if whole else span
         step = max(1, SCATTER_BYTES // span)
         for i in range(0, len(numbers), step):
-            some = numbers[i : i + step]
-            unbroken = (np.diff(some) == 1) & whole
-            first = np.flatnonzero(np.concatenate([[True], ~unbroken]))
-            count = np.diff(np.append(first, len(some)))
+            selected = numbers[i : i + step]
+            first, count = runs_where((np.diff(selected) == 1) & whole)
             nbytes = count * pitch
-            nbytes[-1] -= pitch - span  # behind the last record the file may end
-            finish = partial(self._finish, group, pitch, rows.destination[i : i + step])
-            yield ReadRequest(begin + some[first] * stride, nbytes, on_complete=finish)
+            nbytes[-1] -= pitch - span  # the file may end after the last record's span
+            on_complete = partial(self._scatter, group, pitch, rows.destination[i : i + step])
+            yield ReadRequest(begin + selected[first] * stride, nbytes, on_complete=on_complete)
 
     @staticmethod
-    def _finish(group: list[Wanted], pitch: int, destination: Integers, data: Bytes) -> None:
+    def _scatter(group: list[_Output], pitch: int, destination: Integers, data: Bytes) -> None:
         begin = group[0][0].offset
         for field, out in group:
             row = np.ndarray(field.shape, field.dtype, data, field.offset - begin)
@@ -84,11 +83,11 @@ class InterleavedRecords(Table):
             scatter(out, destination, stored, field.convert)
 
 
-def _neighbours(wanted: list[Wanted]) -> list[list[Wanted]]:
-    """Fields that are read together: little lies between them."""
-    groups: list[list[Wanted]] = []
+def _adjacent(outputs: list[_Output]) -> list[list[_Output]]:
+    """Group the fields that are close enough in a record to be read in one range."""
+    groups: list[list[_Output]] = []
     used = 0
-    for field, out in sorted(wanted, key=lambda pair: pair[0].offset):
+    for field, out in sorted(outputs, key=lambda pair: pair[0].offset):
         if groups:
             span = field.offset + field.row_bytes - groups[-1][0][0].offset
             if span - used - field.row_bytes <= WASTE * span:
@@ -100,11 +99,14 @@ def _neighbours(wanted: list[Wanted]) -> list[list[Wanted]]:
     return groups
 
 
-def group_interleaved(parts: Mapping[str, Layout]) -> dict[str, Layout]:
-    """The parts of one file; those that take turns in its records as columns of one table."""
-    turns = {name: part for name, part in parts.items() if isinstance(part, Strided) and part.stride > part.row_bytes}
-    strides = {part.stride for part in turns.values()}
-    if len(turns) < 2 or len(strides) > 1:
-        return dict(parts)
-    table = InterleavedRecords(turns)
-    return {name: Column(table, name) if name in turns else part for name, part in parts.items()}
+def group_interleaved(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
+    """Return the layouts of one file with the interleaved fields among them as columns of one table."""
+    records = {
+        name: layout
+        for name, layout in layouts.items()
+        if isinstance(layout, Strided) and layout.stride > layout.row_bytes
+    }
+    if len(records) < 2 or len({layout.stride for layout in records.values()}) > 1:
+        return dict(layouts)
+    table = InterleavedRecords(records)
+    return {name: Column(table, name) if name in records else layout for name, layout in layouts.items()}

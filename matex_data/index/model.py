@@ -1,4 +1,11 @@
-"""What a reader says about its files: which bytes hold which rows. Frozen columns, validated once."""
+"""The index model: the contract between a reader and everything behind it.
+
+A reader turns a file into an `Index`: its fields, its number of samples, and for each field a `Layout` that maps rows
+to byte ranges. It reads metadata only. The engine passes a `RowSelection` and an output array to each layout, executes
+the `ReadRequest` objects that the layout yields, and calls their callbacks with the bytes.
+
+All of these objects are immutable. One rank builds the index of a file and broadcasts it by pickling.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +29,20 @@ EMPTY: Integers = np.empty(0, np.int64)
 
 @dataclass(frozen=True)
 class RowSelection:
-    """Rows of one file that are wanted, and their places in the arrays that receive them.
+    """Rows of one file to read, and the index in the output array for each of them.
 
     Parameters
     ----------
-    start, stop : int64[k], disjoint runs of rows in ascending order.
-    destination : int64[sum(stop - start)], the receiving index of each row.
+    start, stop : int64[k], disjoint ranges of rows in ascending order.
+    destination : int64[sum(stop - start)], the index in the output array for each row.
+
+    Examples
+    --------
+    Rows 2, 3 and 7 of a file, in reverse order:
+
+    >>> selection = RowSelection(np.array([2, 7]), np.array([4, 8]), np.array([2, 1, 0]))
+    >>> selection.numbers.tolist()
+    [2, 3, 7]
     """
 
     start: Integers
@@ -36,12 +51,12 @@ class RowSelection:
 
     @property
     def numbers(self) -> Integers:
-        """The row of every destination, int64 of the same length."""
+        """Row numbers, int64 of the length of ``destination``, ascending."""
         counts = self.stop - self.start
         return ranges(self.start, counts)
 
     def tiles(self, most: int) -> Iterator[RowSelection]:
-        """The same rows, at most so many at a time."""
+        """Yield the selection in consecutive selections of at most ``most`` rows."""
         ends = np.cumsum(self.stop - self.start)
         for low in range(0, len(self.destination), most):
             high = min(low + most, len(self.destination))
@@ -53,7 +68,11 @@ class RowSelection:
 
 
 def ranges(start: Integers, count: Integers) -> Integers:
-    """``start[0], start[0]+1, ... (count[0] of them), start[1], ...``"""
+    """Return the concatenation of ``arange(start[i], start[i] + count[i])`` over all i.
+
+    >>> ranges(np.array([5, 0]), np.array([2, 3])).tolist()
+    [5, 6, 0, 1, 2]
+    """
     ends = np.cumsum(count)
     total = int(ends[-1]) if len(ends) else 0
     numbers: Integers = np.arange(total, dtype=np.int64) + np.repeat(start - (ends - count), count)
@@ -61,21 +80,22 @@ def ranges(start: Integers, count: Integers) -> Integers:
 
 
 OnComplete = Callable[[Bytes], None]
+"""Callback of a read request. It may run on any thread, and raises `DecodeError` for bytes that do not decode."""
 
 
 @dataclass(frozen=True)
 class ReadRequest:
-    """Bytes of one file to read, and what becomes of them.
+    """Byte ranges of one file to read, with their destination and a callback.
 
     Parameters
     ----------
-    offset, nbytes : int64[k], byte ranges of the file. None at all is allowed: then nothing is read
-        and ``on_complete`` gets no bytes.
-    target : uint8 memory the ranges go to, range i to ``target[at[i]:at[i] + nbytes[i]]``. None: they are
-        put one behind the other in scratch memory, which is handed to ``on_complete``.
-    at : int64[k] or None, see ``target``.
-    on_complete : called once with the bytes in scratch memory (uint8, read-only by convention; none where there is a
-        target), on any thread; turns them into rows. Raises ``DecodeError``.
+    offset, nbytes : int64[k], byte ranges of the file. With k = 0 nothing is read, and ``on_complete`` gets an empty
+        array.
+    target : uint8[n], memory that receives range i at ``target[at[i]:at[i] + nbytes[i]]``. None: the ranges are read
+        to scratch memory, one after the other, for ``on_complete``.
+    at : int64[k], or None without a target.
+    on_complete : called exactly once after the read, with the scratch memory (uint8, to be treated as read-only), or
+        with an empty array if there is a target. Scratch memory is reused after the call.
     """
 
     offset: Integers
@@ -92,7 +112,7 @@ def call_after_last(requests: Sequence[ReadRequest], action: Callable[[], None])
 
 
 class _Countdown:
-    """Count of requests that have not completed; safe to use from several threads."""
+    """Thread-safe count of the requests that have not completed."""
 
     def __init__(self, count: int, action: Callable[[], None]) -> None:
         self._left = count
@@ -100,6 +120,7 @@ class _Countdown:
         self._lock = Lock()
 
     def complete(self, on_complete: OnComplete | None, data: Bytes) -> None:
+        """Run the callback of one request, then ``action`` if it was the last one."""
         if on_complete is not None:
             on_complete(data)
         with self._lock:
@@ -110,13 +131,16 @@ class _Countdown:
 
 
 class Layout(ABC):
-    """How the rows of one field lie in one file. Immutable, and small enough to broadcast.
+    """Mapping of the rows of one field to byte ranges of one file.
+
+    A subclass is immutable, can be pickled, and is small enough to broadcast. `Strided`, `Transposed`, `Chunked`,
+    `LibraryRows` and `MemoryRows` cover most formats; derive from `Layout` for any other one.
 
     Attributes
     ----------
     rows : number of rows.
-    block_rows : how many rows are cheapest to read together, counted from row 0; 1 if any row can be
-        read alone.
+    block_rows : rows of a block, the unit that is cheapest to read; blocks are counted from row 0. 1 if every row can
+        be read alone.
     """
 
     rows: int
@@ -124,29 +148,38 @@ class Layout(ABC):
 
     @abstractmethod
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
-        """What to read so that ``out[rows.destination[i]]`` becomes row ``rows.numbers[i]``.
+        """Yield the reads after which ``out[rows.destination[i]]`` holds row ``rows.numbers[i]``, for all i.
 
-        ``cache`` keeps decoded chunks of which only some rows were wanted.
+        Parameters
+        ----------
+        rows : rows to read.
+        out : [n, ...], array of the field's dtype; other rows of it must not be written.
+        cache : decoded chunks, for a layout that decodes more rows than it is asked for.
         """
 
     def borders(self) -> Integers | None:
-        """First row of every block, where blocks differ in length; None: every ``block_rows`` rows."""
+        """Return the first row of every block, if blocks differ in length; None: every ``block_rows`` rows."""
         return None
 
     def stored_bytes(self) -> int:
-        """Bytes that the rows take in the file; 0 if that is not known."""
+        """Return the size of the rows in the file, in bytes; 0 if it is unknown."""
         return 0
 
     def end(self) -> int:
-        """First byte after the last one that the part may read; 0 if it reads no byte ranges."""
+        """Return the first byte position after all bytes that may be read; 0 if there are no byte ranges."""
         return 0
 
 
 @dataclass(frozen=True)
 class FileIndex:
-    """One file of a data set: its rows, and the part that holds each field.
+    """One file of a data set.
 
-    ``stamp`` is its state when it was indexed; None: not known.
+    Parameters
+    ----------
+    path : of the file.
+    rows : number of rows, equal for all fields.
+    layouts : the layout of each field, by name.
+    stamp : state of the file when it was indexed; None: unknown.
     """
 
     path: str
@@ -159,20 +192,29 @@ PostProcess = Callable[[Mapping[str, Array], Integers], None]
 
 
 class Index:
-    """The rows of several files of one schema, one behind the other.
+    """The samples of a data set: fields, and the files that hold their rows, concatenated.
 
     Parameters
     ----------
-    fields : what each sample is made of.
-    files : where the samples are. Every file has a part for every field, all of the file's rows.
+    fields : the fields of a sample, by name.
+    files : one `FileIndex` per file, each with a layout for every field.
     static : whole arrays that belong to no sample (a coordinate axis, a mask), by name.
-    facts : what has to be the same in all files of one data set beside the fields (units, a calendar), as texts.
-    post_process : called with the arrays by name and the indices that were filled, once all rows of a window are in
-        memory; on any thread.
+    facts : properties that all files of a data set must share beside the fields (units, a calendar), as text.
+    post_process : called with the output arrays, by name, and the int64 indices that were filled, once all rows of a
+        window are in memory. It may run on any thread.
 
     Raises
     ------
-    FormatError : a file lacks a field, or its parts differ in length.
+    FormatError : a file lacks a field, or its fields differ in length.
+
+    Examples
+    --------
+    >>> from matex_data.index.strided import Strided
+    >>> temperature = Field("temperature", (3,), np.dtype("f4"))
+    >>> layout = Strided(rows=10, offset=128, stride=12, dtype=np.dtype("<f4"), shape=(3,))
+    >>> index = Index({"temperature": temperature}, [FileIndex("day1.bin", 10, {"temperature": layout})])
+    >>> len(index)
+    10
     """
 
     def __init__(
@@ -199,27 +241,27 @@ class Index:
 
     @cached_property
     def raw(self) -> Index:
-        """The same without ``after``: missing numbers are NaN."""
+        """The index without ``post_process``: missing values stay NaN."""
         return self if self.post_process is None else Index(self.fields, self.files, self.static, self.facts)
 
     def select(self, names: Sequence[str]) -> Index:
-        """The same rows with fewer fields."""
+        """Return the index with only the named fields."""
         fields = {name: self.fields[name] for name in names}
         files = [replace(f, layouts={n: f.layouts[n] for n in names}) for f in self.files]
         return Index(fields, files, self.static, self.facts, self.post_process)
 
     def with_stamps(self, stamps: Mapping[str, Stamp | None]) -> Index:
-        """The same with the states of the files, by path."""
+        """Return the index with the stamps of its files, given by path."""
         files = [replace(file, stamp=stamps.get(file.path)) for file in self.files]
         return Index(self.fields, files, self.static, self.facts, self.post_process)
 
 
 def concatenate(indexes: Sequence[Index]) -> Index:
-    """The rows of all, one behind the other.
+    """Return one index of the files of all, in order.
 
     Raises
     ------
-    FormatError : the fields differ in name, shape or dtype.
+    FormatError : the fields differ in name, shape or dtype, or the facts differ.
     """
     first = indexes[0]
     for other in indexes[1:]:
@@ -238,7 +280,7 @@ def _schema_error(first: Index, other: Index) -> FormatError:
         field=names[0],
         expected=f"{_describe(first.fields.get(names[0]))}, as in {first.files[0].path!r}",
         found=_describe(other.fields.get(names[0])),
-        remedy="open files of one schema together, or choose the fields they share with inputs= and targets=",
+        remedy="open files of one schema, or select the fields that they share with inputs= and targets=",
     )
 
 
@@ -248,9 +290,9 @@ def _fact_error(first: Index, other: Index) -> FormatError:
     return FormatError(
         f"the files do not agree on {names[0]}",
         file=next((file.path for file in other.files), None),
-        expected=f"{first.facts.get(names[0], 'nothing said')}, as in {begin!r}",
-        found=other.facts.get(names[0], "nothing said"),
-        remedy="open files that agree together, or convert them",
+        expected=f"{first.facts.get(names[0], 'unspecified')}, as in {begin!r}",
+        found=other.facts.get(names[0], "unspecified"),
+        remedy=f"open only files with the same {names[0]}, or convert them",
     )
 
 
@@ -270,21 +312,21 @@ def _check_file(file: FileIndex, fields: Schema) -> None:
                 file=file.path,
                 field=name,
                 expected=f"{file.rows} samples",
-                found=_lengths(file),
-                remedy="choose fields of equal length with inputs= and targets=",
+                found=_describe_lengths(file),
+                remedy="select fields of equal length with inputs= and targets=",
             )
 
 
-def _lengths(file: FileIndex) -> str:
-    """Which fields have how many samples, the most common number first."""
+def _describe_lengths(file: FileIndex) -> str:
+    """Return the lengths of the fields as text, the most common length first."""
     fields: dict[int, list[str]] = {}
-    for name, part in file.layouts.items():
-        fields.setdefault(part.rows, []).append(name)
+    for name, layout in file.layouts.items():
+        fields.setdefault(layout.rows, []).append(name)
     groups = sorted(fields.items(), key=lambda group: -len(group[1]))
-    shown = [f"{rows} samples in {_some(names)}" for rows, names in groups[:8]]
+    shown = [f"{rows} samples in {_first_names(names)}" for rows, names in groups[:8]]
     return "; ".join(shown + ([f"{len(groups) - 8} other lengths"] if len(groups) > 8 else []))
 
 
-def _some(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return ", ".join(repr(name) for name in names[:4]) + more

@@ -1,4 +1,4 @@
-"""Whether a file is still the one that was opened."""
+"""Detect files that change after they were indexed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from matex_data.errors import DataError, DecodeError
 class Stamp:
     """State of a file when it was indexed.
 
-    Two stamps are compared by the rank that made the first of them, and by no other: inodes differ between the nodes of
-    some file systems, and each node learns of a change when its own cache of attributes ends (on NFS, after seconds).
+    Compare stamps only on the rank that took the first of them: inodes differ between the nodes of some file systems,
+    and each node sees a change only after its own attribute cache has expired (on NFS, after seconds).
 
     Parameters
     ----------
     size : bytes.
-    mtime_ns : time of the last change, nanoseconds since 1970-01-01 UTC.
-    inode : number of the file, which another file of the same name does not have.
+    mtime_ns : time of the last modification, in nanoseconds since 1970-01-01 UTC.
+    inode : inode number; differs for another file of the same name.
     """
 
     size: int
@@ -29,11 +29,11 @@ class Stamp:
 
     @classmethod
     def of(cls, path: str) -> Stamp:
-        """The state of a file now.
+        """Return the current state of a file.
 
         Raises
         ------
-        OSError : there is no such file, or it cannot be looked at.
+        OSError : the file does not exist or is not accessible.
         """
         found = Path(path).stat()
         return cls(found.st_size, found.st_mtime_ns, found.st_ino)

@@ -1,4 +1,4 @@
-"""Several fields out of one decoding: columns of a table, and columns side by side as one matrix."""
+"""Fields that share one read: columns of a table, and fields stacked to a matrix."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Layout, ReadRequest, RowSelection
 
 Outputs = Sequence[tuple[str, Array]]
-"""Name of a column, and the array that receives it; one pair for each column that is read."""
+"""Pairs of a column's name and the array that receives its rows."""
 
 
 class Table(ABC):
-    """How the rows of several fields lie in one file together: one read and one decoding serve all that are wanted.
+    """Rows of several fields of one file that are read and decoded in one go.
 
-    Immutable, and small enough to broadcast. The engine asks each table once for all its columns.
+    A subclass is immutable, can be pickled, and is small enough to broadcast. Each field has the layout `Column`; the
+    engine calls the table once for all selected columns.
 
     Attributes
     ----------
     rows : number of rows.
-    block_rows : the longest block, in rows.
+    block_rows : rows of the longest block.
     width : number of columns.
     """
 
@@ -32,24 +33,30 @@ class Table(ABC):
 
     @abstractmethod
     def requests(self, rows: RowSelection, outs: Outputs, cache: ChunkCache) -> Iterator[ReadRequest]:
-        """Yield reads that fill ``out[rows.destination[i]]`` with row ``rows.numbers[i]``, for each column."""
+        """Yield the reads after which ``out[rows.destination[i]]`` holds row ``rows.numbers[i]``, for each column."""
 
     @abstractmethod
     def borders(self) -> Integers | None:
-        """First row of every block; None: every ``block_rows`` rows."""
+        """Return the first row of every block; None: every ``block_rows`` rows."""
 
     def stored_bytes(self) -> int:
-        """Bytes that the rows take in the file; 0 if that is not known."""
+        """Return the size of the rows in the file, in bytes; 0 if it is unknown."""
         return 0
 
     def end(self) -> int:
-        """First byte after the last one that the table may read; 0 if it reads no byte ranges."""
+        """Return the first byte position after all bytes that may be read; 0 if there are no byte ranges."""
         return 0
 
 
 @dataclass(frozen=True, eq=False)
 class Column(Layout):
-    """One column of a table."""
+    """One column of a table.
+
+    Parameters
+    ----------
+    table : the table.
+    name : of the column.
+    """
 
     table: Table
     name: str
@@ -66,7 +73,7 @@ class Column(Layout):
         return self.table.borders()
 
     def stored_bytes(self) -> int:
-        """An equal share of the table."""
+        """Return the table's size divided by its number of columns."""
         return self.table.stored_bytes() // max(1, self.table.width)
 
     def end(self) -> int:
@@ -78,51 +85,65 @@ class Column(Layout):
 
 @dataclass(frozen=True, eq=False)
 class Matrix(Layout):
-    """Fields of equal shape side by side: element i along the first axis of a row is that of part i."""
+    """Stack of fields of equal shape: element i along the first axis of a row is field i.
 
-    parts: tuple[Layout, ...]
+    Parameters
+    ----------
+    layouts : of the fields, at least one.
+    """
+
+    layouts: tuple[Layout, ...]
 
     @property
     def rows(self) -> int:  # type: ignore[override]
-        return self.parts[0].rows
+        return self.layouts[0].rows
 
     @property
     def block_rows(self) -> int:  # type: ignore[override]
-        return max(part.block_rows for part in self.parts)
+        return max(layout.block_rows for layout in self.layouts)
 
     def borders(self) -> Integers | None:
-        return self.parts[0].borders()
+        return self.layouts[0].borders()
 
     def stored_bytes(self) -> int:
-        return sum(part.stored_bytes() for part in self.parts)
+        return sum(layout.stored_bytes() for layout in self.layouts)
 
     def end(self) -> int:
-        return max(part.end() for part in self.parts)
+        return max(layout.end() for layout in self.layouts)
 
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
-        named = {str(i): part for i, part in enumerate(self.parts)}
-        arrays = {str(i): out[:, i] for i in range(len(self.parts))}
+        named = {str(i): layout for i, layout in enumerate(self.layouts)}
+        arrays = {str(i): out[:, i] for i in range(len(self.layouts))}
         return (request for _, request in plan_reads(named, rows, arrays, cache))
 
 
 def plan_reads(
-    parts: Mapping[str, Layout], rows: RowSelection, arrays: Mapping[str, Array], cache: ChunkCache
+    layouts: Mapping[str, Layout], rows: RowSelection, arrays: Mapping[str, Array], cache: ChunkCache
 ) -> Iterator[tuple[str | None, ReadRequest]]:
-    """What to read for several fields of one file, and the field that each request is for; None: for several."""
+    """Yield the reads of several fields of one file, each with the name of its field; None: of several fields.
+
+    Parameters
+    ----------
+    layouts : of the file's fields, by name.
+    rows : rows to read.
+    arrays : the output array of each field to read, by name.
+    cache : decoded chunks.
+    """
     tables: dict[int, tuple[Table, list[tuple[str, Array]]]] = {}
     for name, array in arrays.items():
-        for part, out in _leaves(parts[name], array):
-            if isinstance(part, Column):
-                tables.setdefault(id(part.table), (part.table, []))[1].append((part.name, out))
+        for layout, out in _unstack(layouts[name], array):
+            if isinstance(layout, Column):
+                tables.setdefault(id(layout.table), (layout.table, []))[1].append((layout.name, out))
             else:
-                yield from ((name, request) for request in part.requests(rows, out, cache))
+                yield from ((name, request) for request in layout.requests(rows, out, cache))
     for table, outs in tables.values():
         yield from ((None, request) for request in table.requests(rows, outs, cache))
 
 
-def _leaves(part: Layout, out: Array) -> Iterator[tuple[Layout, Array]]:
-    if isinstance(part, Matrix):
-        for i, inner in enumerate(part.parts):
-            yield from _leaves(inner, out[:, i])
+def _unstack(layout: Layout, out: Array) -> Iterator[tuple[Layout, Array]]:
+    """Yield the layouts inside a matrix, each with its view of ``out``."""
+    if isinstance(layout, Matrix):
+        for i, inner in enumerate(layout.layouts):
+            yield from _unstack(inner, out[:, i])
     else:
-        yield part, out
+        yield layout, out

@@ -1,4 +1,4 @@
-"""Rows that do not lie in one piece: the sample axis is not the first one in the file."""
+"""Layout of rows along an axis that is not the first one in the file."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ import numpy as np
 from matex_data._types import Array, Bytes, Integers
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Layout, ReadRequest, RowSelection
+from matex_data.index.runs import runs_where
 from matex_data.index.scatter import Convert, scatter
 
-PIECE_BYTES = 64 * 1024  # as much of neighbouring rows is read in one piece, if a block does not become too large
-BLOCK_BYTES = 4 * 1024 * 1024
+RANGE_BYTES = 64 * 1024  # of one byte range of a block: the block size aims at it,
+BLOCK_BYTES = 4 * 1024 * 1024  # unless a block would exceed this
 
 
 @dataclass(frozen=True)
 class Transposed(Layout):
     """Rows of an array in C order along an axis that is not its first.
+
+    A row consists of ``prod(before)`` segments of ``prod(after)`` elements each, which lie far apart in the file.
 
     Parameters
     ----------
@@ -30,8 +33,8 @@ class Transposed(Layout):
     before, after : lengths of the axes before and after the sample axis.
     step : bytes from one entry of the first axis to the next.
     dtype : as stored, of either byte order.
-    order : which of the axes ``before + after`` is each axis of a row.
-    convert : makes the field's rows of the stored ones; None: they are the same numbers.
+    order : for each axis of a row, its position among the axes ``before + after``.
+    convert : writes the field's values for the stored rows; None: they are equal.
     """
 
     rows: int
@@ -45,17 +48,16 @@ class Transposed(Layout):
 
     @property
     def block_rows(self) -> int:  # type: ignore[override]
-        fair = min(PIECE_BYTES // max(1, self._piece), BLOCK_BYTES // max(1, self._row_bytes))
-        return max(1, min(fair, self.rows))
+        preferred = min(RANGE_BYTES // max(1, self._segment_bytes), BLOCK_BYTES // max(1, self._row_bytes))
+        return max(1, min(preferred, self.rows))
 
     @property
-    def _piece(self) -> int:
-        """Bytes of a row that lie together."""
+    def _segment_bytes(self) -> int:
         return prod(self.after) * self.dtype.itemsize
 
     @property
     def _row_bytes(self) -> int:
-        return prod(self.before) * self._piece
+        return prod(self.before) * self._segment_bytes
 
     def stored_bytes(self) -> int:
         return self.rows * self._row_bytes
@@ -63,35 +65,33 @@ class Transposed(Layout):
     def end(self) -> int:
         if not self.stored_bytes():
             return 0
-        return self.offset + int(self._pieces()[-1]) + self.rows * self._piece
+        return self.offset + int(self._segments()[-1]) + self.rows * self._segment_bytes
 
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         if not self._row_bytes or not len(rows.destination):
             return
-        pieces = self._pieces()
-        together = max(1, BLOCK_BYTES // self._row_bytes)
-        numbers = rows.numbers
-        for i in range(0, len(numbers), together):
-            some = numbers[i : i + together]
-            first = np.flatnonzero(np.concatenate([[True], np.diff(some) != 1]))
-            count = np.diff(np.append(first, len(some)))
-            start = self.offset + some[first] * self._piece
+        segments = self._segments()
+        numbers, most = rows.numbers, max(1, BLOCK_BYTES // self._row_bytes)
+        for i in range(0, len(numbers), most):
+            selected = numbers[i : i + most]
+            first, count = runs_where(np.diff(selected) == 1)
+            start = self.offset + selected[first] * self._segment_bytes
             yield ReadRequest(
-                offset=(pieces[:, None] + start).reshape(-1),
-                nbytes=np.tile(count * self._piece, len(pieces)),
-                on_complete=partial(self._finish, rows.destination[i : i + together], out),
+                offset=(segments[:, None] + start).reshape(-1),
+                nbytes=np.tile(count * self._segment_bytes, len(segments)),
+                on_complete=partial(self._scatter, rows.destination[i : i + most], out),
             )
 
-    def _pieces(self) -> Integers:
-        """Where the pieces of row 0 begin, in bytes from ``offset``."""
+    def _segments(self) -> Integers:
+        """Return where the segments of row 0 begin, in bytes from ``offset``."""
         if not self.before:
             return np.zeros(1, np.int64)
-        inner = self.rows * self._piece
+        inner = self.rows * self._segment_bytes
         within = np.arange(prod(self.before[1:]), dtype=np.int64) * inner
         outer = np.arange(self.before[0], dtype=np.int64) * self.step
         return (outer[:, None] + within).reshape(-1)
 
-    def _finish(self, destination: Integers, out: Array, data: Bytes) -> None:
+    def _scatter(self, destination: Integers, out: Array, data: Bytes) -> None:
         stored = data.view(self.dtype).reshape(*self.before, len(destination), *self.after)
         rows = np.moveaxis(stored, len(self.before), 0)
         scatter(out, destination, rows.transpose(0, *(axis + 1 for axis in self.order)), self.convert)

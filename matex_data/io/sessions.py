@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from matex_data import machine
 from matex_data.io.counters import Profile
 from matex_data.io.files import Files
 from matex_data.mpi import abort
+from matex_data.mpi.attributes import attached
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.deadlines import Liveness, poll, wait_until
 from matex_data.mpi.library import MPI
+from matex_data.mpi.node import local_rank
 from matex_data.mpi.processes import is_child_process
 from matex_data.mpi.status import StatusExchange
 from matex_data.mpi.watchdog import waiting_for
@@ -122,35 +123,14 @@ def read_sessions(comm: MPI.Intracomm | None) -> ReadSessions:
     comm = MPI.COMM_WORLD if comm is None else comm
     if comm.size == 1:
         return ReadSessions(Communicator())
-    kept: Any = comm.Get_attr(_key())
-    if isinstance(kept, ReadSessions):
-        return kept
-    made = _connected(comm)
-    comm.Set_attr(_key(), made)
-    return made
+    return attached(comm, _connect)
 
 
-def _connected(comm: MPI.Intracomm) -> ReadSessions:
+def _connect(comm: MPI.Intracomm) -> ReadSessions:
     threaded = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
     arrival = comm.Ibarrier()
     wait_until(lambda seconds: poll(lambda: bool(arrival.Test()), seconds), None)
     with waiting_for(None):
         abort.connect(comm)
-        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        machine.set_local_size(max(node.size, machine.local_size()))  # these may not be all ranks of the job
-        node.Free()
+        local_rank(comm)
         return ReadSessions(Communicator(comm.Dup(), Liveness(comm.Dup()) if threaded else None), threaded)
-
-
-def _forget(comm: MPI.Comm, _: int, found: ReadSessions) -> None:
-    if comm != MPI.COMM_WORLD:  # that one ends with MPI itself
-        found.close()
-
-
-def _key() -> int:
-    if not _KEYS:
-        _KEYS.append(MPI.Comm.Create_keyval(delete_fn=_forget))
-    return _KEYS[0]
-
-
-_KEYS: list[int] = []

@@ -1,7 +1,7 @@
-"""Processes that a rank starts or forks: they are no ranks, and MPI is out of their reach.
+"""Processes that a rank starts or forks.
 
-An MPI library does not survive ``fork``, and a process that a rank starts inherits the environment of that rank, by
-which it would introduce itself to the job as the same rank again. So these processes read their data without MPI.
+They must not call MPI: an MPI library does not survive ``fork``, and a started process inherits the environment with
+which its rank introduced itself to the launcher. Such processes read data without MPI.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import os
 import mpi4py
 
 RANK_PROCESS = "MATEX_RANK_PROCESS"
-"""Environment variable: process id of the rank whose children inherit it."""
+"""Environment variable: process id of a rank, inherited by its children."""
 
 _forked = False
 
 
 def is_child_process() -> bool:
-    """Return whether this process was started or forked by a rank, so that it must not call MPI."""
+    """Return whether a rank started or forked this process."""
     return _forked or _STARTED
 
 
-def _started_by_a_rank() -> bool:
-    inheriting = getattr(multiprocessing.current_process(), "_inheriting", False)  # a child that is being set up
-    by_multiprocessing = inheriting or multiprocessing.parent_process() is not None
+def _started_by_rank() -> bool:
+    starting = getattr(multiprocessing.current_process(), "_inheriting", False)  # before parent_process() is set
+    by_multiprocessing = starting or multiprocessing.parent_process() is not None
     return RANK_PROCESS in os.environ and (by_multiprocessing or os.environ[RANK_PROCESS] == str(os.getppid()))
 
 
@@ -33,17 +33,17 @@ def _note_fork() -> None:
     _forked = True
 
 
-def note_rank() -> None:
-    """Let processes that this one starts know that it is a rank."""
+def mark_rank() -> None:
+    """Note in the environment that this process is a rank, for the processes that it starts."""
     os.environ[RANK_PROCESS] = str(os.getpid())
 
 
-def keep_mpi_out() -> None:
-    """Let MPI not start in a process that a rank has started; before ``mpi4py.MPI`` is imported."""
+def disable_mpi_in_child() -> None:
+    """Prevent ``mpi4py.MPI`` from initializing MPI in a process that a rank started. Call it before that import."""
     if _STARTED:
         mpi4py.rc.initialize = False
         mpi4py.rc.finalize = False
 
 
-_STARTED = _started_by_a_rank()
+_STARTED = _started_by_rank()
 os.register_at_fork(after_in_child=_note_fork)

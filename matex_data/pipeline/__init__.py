@@ -1,1 +1,1 @@
-"""Windows of samples: planned, read, decoded, shuffled and cut into batches."""
+"""Windows of samples, read ahead by each rank, to batches of arrays or tensors."""

@@ -1,4 +1,4 @@
-"""A rank's share of the global batches, epoch after epoch, as NumPy arrays."""
+"""Batches of one rank as NumPy arrays, epoch by epoch."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from matex_data._types import Integers
 from matex_data.fields import ElementSpec
 from matex_data.mpi.communicator import Communicator
 from matex_data.pipeline.epochs import Epochs
-from matex_data.pipeline.execute import Arrays
+from matex_data.pipeline.plan import Arrays
 from matex_data.pipeline.window import LoadedWindow
 from matex_data.sampling.state import Fingerprint
 
 
 @dataclass(frozen=True)
-class Share:
-    """A rank's share of some batches that follow one another.
+class BatchWindow:
+    """Consecutive batches of one rank.
 
     Parameters
     ----------
-    arrays : field name -> samples of all of them.
-    sizes : int64[batches], how many samples each has.
-    weight : float32, of each sample; None where nothing is padded.
+    arrays : field name -> samples of all batches, one batch after the other.
+    sizes : int64[batches], samples of each batch.
+    weight : float32[samples], the sample weights; None without padding.
     """
 
     arrays: Arrays
@@ -35,55 +35,59 @@ class Share:
 
 
 class Batches:
-    """This rank's share of every global batch. Passing over it once is one epoch; the next pass is the next one.
+    """Iterable over this rank's rows of every global batch. Each iteration is one epoch, and the next one follows it.
 
-    The arrays are views of memory that is used again only when no array looks at it any more. Passing over it is
-    *Collective*: every rank has to begin, and all take the same number of batches.
+    Iteration is *Collective*: all ranks begin an epoch, and take the same number of batches. The arrays are views of
+    memory that is reused once no array refers to it.
 
     Parameters
     ----------
-    passes : where the samples come from, and in which order.
-    elements : what a batch looks like.
-    fingerprint : what their order follows from.
-    step : global batches to skip, counted from the first of epoch 0.
+    epochs : source of the samples, in the order of the batches.
+    elements : structure of a batch.
+    fingerprint : facts that determine the order.
+    step : global batches to skip, counted from the first batch of epoch 0.
     """
 
-    def __init__(self, passes: Epochs, elements: ElementSpec, fingerprint: Fingerprint, step: int = 0) -> None:
-        self.schedule = passes.schedule
+    def __init__(self, epochs: Epochs, elements: ElementSpec, fingerprint: Fingerprint, step: int = 0) -> None:
+        self.schedule = epochs.schedule
         self.elements = elements
         self.fingerprint = fingerprint
-        self.rows = self.schedule.batch_size // passes.size
-        self._passes = passes
+        self.rows = self.schedule.batch_size // epochs.size
+        self._epochs = epochs
         self._epoch, self._step = divmod(step, self.schedule.steps) if self.schedule.steps else (0, 0)
 
     @property
     def comm(self) -> Communicator:
         """The ranks that share these batches."""
-        return self._passes.source.comm
+        return self._epochs.source.comm
 
     def __len__(self) -> int:
-        """Batches of the coming pass, the same on every rank."""
+        """Return the number of batches of the next epoch, equal on all ranks."""
         return self.schedule.steps - self._step
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return where a run stands after ``step`` of these batches, counted from the first of epoch 0."""
+        """Return the state after ``step`` of these batches, counted from the first batch of epoch 0.
+
+        See ``Dataset.state``.
+        """
         return self.fingerprint.state(step)
 
     @property
     def epoch(self) -> int:
-        """The number of the coming pass, from 0 on."""
+        """The number of the next epoch, from 0 on."""
         return self._epoch
 
     def begin_at(self, epoch: int) -> None:
-        """Let the coming pass be the one of that number, from its first batch on. The same on every rank."""
+        """Set the number of the next epoch, and begin it with its first batch. Equal on all ranks."""
         self._epoch, self._step = epoch, 0
 
     @property
     def resumed(self) -> bool:
-        """Whether the coming pass begins in mid-epoch."""
+        """True if the next epoch begins after its first batch."""
         return self._step > 0
 
     def __iter__(self) -> Iterator[Any]:
+        """Yield this rank's rows of each batch of the next epoch. *Collective*."""
         for window in self.windows():
             stops = np.cumsum(window.sizes).tolist()
             for start, stop in zip([0, *stops[:-1]], stops, strict=True):
@@ -91,20 +95,20 @@ class Batches:
                 weight = None if window.weight is None else window.weight[start:stop]
                 yield self.elements.assemble(values, weight)
 
-    def windows(self) -> Iterator[Share]:
-        """The batches of one pass, several at a time. Counts as a pass."""
+    def windows(self) -> Iterator[BatchWindow]:
+        """Yield the batches of the next epoch, those of one read at a time. *Collective*. Counts as an iteration."""
         epoch, step = self._epoch, self._step
         self._epoch, self._step = epoch + 1, 0
-        skip = step % self._passes.together
-        for window in self._passes.windows(epoch, step - skip):
+        skip = step % self._epochs.read_steps
+        for window in self._epochs.windows(epoch, step - skip):
             yield self._without(window, skip)
             skip = 0
 
-    def _without(self, window: LoadedWindow, skip: int) -> Share:
-        """The window less its first batches."""
+    def _without(self, window: LoadedWindow, skip: int) -> BatchWindow:
+        """Return the window without its first ``skip`` batches."""
         begin = int(window.sizes[:skip].sum())
         weight = None
         if self.schedule.remainder == "pad":
-            real = window.sizes.sum() - window.padded
-            weight = (np.arange(begin, window.sizes.sum()) < real).astype(np.float32)
-        return Share({name: array[begin:] for name, array in window.arrays.items()}, window.sizes[skip:], weight)
+            samples = window.sizes.sum() - window.padded
+            weight = (np.arange(begin, window.sizes.sum()) < samples).astype(np.float32)
+        return BatchWindow({name: array[begin:] for name, array in window.arrays.items()}, window.sizes[skip:], weight)

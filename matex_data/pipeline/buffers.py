@@ -1,4 +1,4 @@
-"""Aligned memory that is used again, as soon as nobody looks at it any more."""
+"""Aligned memory that is reused as soon as no array refers to it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 from matex_data.fields import Field
 
 HUGE_PAGE = 2 << 20  # bytes
-KEPT_LARGE = 8  # free blocks of a pool that wait for their next use: as many windows as can be on their way
-KEPT_SMALL = 32  # the same of blocks that are smaller than a huge page
+KEPT_LARGE = 8  # free blocks that a pool keeps: as many as there can be windows in flight
+KEPT_SMALL = 32  # free blocks smaller than a huge page that a pool keeps
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-ALIGNMENT = 64  # bytes; TensorFlow takes memory that is aligned like this without a copy
+ALIGNMENT = 64  # bytes; TensorFlow uses memory of this alignment without a copy
 
 
 class _Lease:
-    """Owner of one block of memory: the arrays made of it keep it alive, and its end gives the block back.
+    """Owner of one block of memory. Arrays on the block keep it alive; its deletion returns the block to the pool.
 
-    NumPy collapses chains of views down to the object that owns the memory, so this must not be an array.
+    It must not be an array, because NumPy collapses chains of views to the array that owns the memory.
     """
 
     def __init__(self, pool: BufferPool, memory: mmap.mmap) -> None:
@@ -44,29 +44,33 @@ class _Lease:
 
 
 class BufferPool:
-    """Blocks of memory, in bytes; thread-safe.
+    """Thread-safe pool of memory blocks.
 
-    A block that is free and large enough is used again: its pages are there already, and touching fresh ones
-    costs more than copying into old ones.
+    A free block that is large enough is reused: the first write to a fresh page costs more than a copy to an old one.
     """
 
     def __init__(self) -> None:
         self._free: deque[mmap.mmap] = deque()
-        self._returned: deque[mmap.mmap] = deque()  # by owners at their end
+        self._returned: deque[mmap.mmap] = deque()  # by deleted owners
         self._lock = Lock()
         _POOLS.add(self)
 
     def renew(self) -> None:
-        """Forget what is free, and who holds the lock: in a forked process, that may be a thread of its parent."""
+        """Drop all free blocks and replace the lock, which a thread of the parent process may hold after a fork."""
         self._free.clear()
         self._returned.clear()
         self._lock = Lock()
 
     def bytes(self, count: int) -> NDArray[np.uint8]:
-        """uint8[count], aligned; the memory is used again once no array looks at it."""
+        """Return uint8[count], aligned, with undefined contents.
+
+        Raises
+        ------
+        MemoryError : the system has no memory left.
+        """
         with self._lock:
             self._take_back()
-            # The one freed last is the likeliest to be in the processor's cache.
+            # The block freed last is the likeliest to be in the processor's cache.
             fitting = (m for m in reversed(self._free) if count <= len(m) <= 4 * max(count, HUGE_PAGE))
             memory = next(fitting, None)
             if memory is not None:
@@ -76,10 +80,10 @@ class BufferPool:
         return np.asarray(_Lease(self, memory))[:count]
 
     def give_back(self, memory: mmap.mmap) -> None:
-        """Take memory that nobody looks at any more.
+        """Take back a block that no array refers to.
 
-        The end of an owner may come in any thread, and in the middle of any other call of this pool, since Python may
-        collect garbage there. So this takes no lock that its own thread may hold.
+        Python may collect an owner in any thread, and during any other method of this pool. So this method never
+        waits for a lock that its own thread may hold.
         """
         self._returned.append(memory)
         if self._lock.acquire(blocking=False):
@@ -89,22 +93,23 @@ class BufferPool:
                 self._lock.release()
 
     def _take_back(self) -> None:
-        """Keep what was returned, or unmap it where enough is free. The lock is held."""
+        """Keep the returned blocks, and unmap the oldest ones where there are too many. The caller holds the lock."""
         while self._returned:
             memory = self._returned.popleft()
             self._free.append(memory)
-            alike = [m for m in self._free if (len(m) < HUGE_PAGE) == (len(memory) < HUGE_PAGE)]
-            if len(alike) > (KEPT_SMALL if len(memory) < HUGE_PAGE else KEPT_LARGE):
-                self._free.remove(alike[0])
+            small = len(memory) < HUGE_PAGE
+            same_kind = [m for m in self._free if (len(m) < HUGE_PAGE) == small]
+            if len(same_kind) > (KEPT_SMALL if small else KEPT_LARGE):
+                self._free.remove(same_kind[0])
 
     def arrays(self, fields: list[Field], rows: int) -> dict[str, NDArray[Any]]:
-        """An array of ``rows`` samples for each field, in one block; its contents are undefined."""
-        plain = [field for field in fields if not field.array_dtype.hasobject]
-        sizes = [rows * field.row_bytes for field in plain]
+        """Return an array of ``rows`` samples for each field, by name, all in one block, with undefined contents."""
+        numeric = [field for field in fields if not field.array_dtype.hasobject]
+        sizes = [rows * field.row_bytes for field in numeric]
         starts = np.cumsum([0] + [size + -size % ALIGNMENT for size in sizes])
         block = self.bytes(int(starts[-1]))
         arrays = {field.name: field.empty(rows) for field in fields if field.array_dtype.hasobject}
-        for field, start, size in zip(plain, starts, sizes, strict=False):
+        for field, start, size in zip(numeric, starts, sizes, strict=False):
             memory = block[start : start + size]
             arrays[field.name] = memory.view(field.array_dtype).reshape(rows, *field.shape)
         return arrays
@@ -122,7 +127,7 @@ register_at_fork(after_in_child=_renew_all)
 
 
 def _fresh(count: int) -> mmap.mmap:
-    """New memory of at least ``count`` bytes; in huge pages where it is large and the system has them."""
+    """Map new memory of at least ``count`` bytes, in huge pages if it is large and the kernel has them."""
     unit = HUGE_PAGE if count >= HUGE_PAGE else mmap.PAGESIZE
     nbytes = max(unit, count + -count % unit)
     try:

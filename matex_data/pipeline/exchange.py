@@ -1,9 +1,10 @@
-"""Samples that the ranks keep in memory and exchange, a window at a time, in the thread that reads ahead.
+"""Samples distributed over the memory of all ranks, and exchanged window by window.
 
-Each rank holds one share of all samples. For every window it tells each other rank which of their samples it wants,
-and they send these: two exchanges of numbers, and one of rows for every field. The ranks meet, and agree before rows
-are sent, by non-blocking calls that they poll; then all of them are there, and data take as long as MPI takes to move
-them. A rank that has left the pass, or has failed, takes part in the exchange that was agreed on all the same.
+Each rank keeps one shard of all samples. For every window it sends the positions of its samples to the ranks that keep
+them, and receives the rows: one exchange of counts, one of positions, and one of rows for every field. The ranks meet,
+and agree before rows are sent, by non-blocking calls that they poll. After that all of them take part, and the
+exchange takes as long as MPI needs to move the data. A rank that has left the epoch, or has failed, participates in
+the exchanges agreed before.
 """
 
 from __future__ import annotations
@@ -12,33 +13,33 @@ import pickle
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from matex_data._types import Array, Integers
+from matex_data._types import Array, Bytes, Integers
 from matex_data.fields import Field
 from matex_data.index.scatter import scatter
 from matex_data.io.counters import Profile
 from matex_data.io.files import Files
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.library import MPI
-from matex_data.pipeline.execute import Arrays, submit
-from matex_data.pipeline.window import LoadedWindow, PendingWindow, ReadContext
+from matex_data.pipeline.plan import Arrays
+from matex_data.pipeline.pool import submit
+from matex_data.pipeline.window import EpochReader, LoadedWindow, PendingWindow, ReadContext
 from matex_data.sampling.schedule import Schedule, StepPositions, rank_range
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+_NO_BYTES = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True)
-class Holding:
-    """Samples that this rank keeps for all ranks.
+class DistributedSamples:
+    """Samples in the memory of all ranks.
 
     Parameters
     ----------
-    comm : of the ranks.
-    total : samples over all ranks, of which each holds ``rank_range(total, rank, size)``.
-    arrays : field name -> the rank's share.
+    comm : the ranks.
+    total : number of samples; each rank keeps those of ``rank_range(total, rank, size)``.
+    arrays : field name -> this rank's shard.
     """
 
     comm: Communicator
@@ -46,205 +47,207 @@ class Holding:
     arrays: Arrays
 
     def owners(self, positions: Integers) -> Integers:
-        """Return the rank that holds each of these samples."""
+        """Return the rank that keeps each sample, int64[samples]."""
         first = np.array([rank_range(self.total, rank, self.comm.size)[0] for rank in range(self.comm.size)], np.int64)
         return np.searchsorted(first, positions, side="right") - 1
 
     def local(self, positions: Integers) -> Integers:
-        """Return where samples that this rank holds are in ``arrays``."""
+        """Return the rows of this rank's ``arrays`` that hold these samples, int64[samples]."""
         local: Integers = positions - rank_range(self.total, self.comm.rank, self.comm.size)[0]
         return local
 
 
-class Exchanges:
-    """Windows of one rank's pass over a uniform permutation, from a step on. See ``Course``.
+class ExchangeEpochReader(EpochReader):
+    """Windows of an epoch whose samples come from the memory of the ranks.
 
     Parameters
     ----------
-    supply : of memory, and of a communicator for this pass alone.
-    schedule : of all epochs, uniform.
-    holding : of this rank.
-    number : of the epoch.
-    start : step to start with.
-    together : steps that come together.
+    context : memory, and a communicator for these epochs alone.
+    schedule : uniform order of the samples in all epochs.
+    samples : samples of all ranks.
+    epoch : number of the epoch, from 0 on.
+    start : first step.
+    window_steps : steps of one window.
     """
 
     def __init__(
-        self, supply: ReadContext, schedule: Schedule, holding: Holding, number: int, start: int, together: int
+        self,
+        context: ReadContext,
+        schedule: Schedule,
+        samples: DistributedSamples,
+        epoch: int,
+        start: int,
+        window_steps: int,
     ) -> None:
-        self.supply = supply
-        self.number = number
-        self.begins = range(start, schedule.steps, together)
-        self._schedule = schedule
-        self._holding = holding
-        self._epoch = schedule.epoch(number)
+        super().__init__(context, schedule, epoch, start, window_steps)
+        self._samples = samples
 
-    def __len__(self) -> int:
-        return len(self.begins)
-
-    def plans(self) -> Iterator[Future[PendingWindow]]:
-        """Yield each window, with memory for it, as soon as it is asked for."""
-        for begin in self.begins:
-            yield submit(self._planned, begin)
-
-    def begin_ahead(self) -> None:
-        """Begin nothing: samples are in memory."""
-
-    def next_epoch(self) -> Exchanges:
-        """Return the pass over the whole next epoch."""
-        return Exchanges(self.supply, self._schedule, self._holding, self.number + 1, 0, self.begins.step)
-
-    def _planned(self, begin: int) -> PendingWindow:
-        with self.supply.profile.timed("planning"):
-            comm, fields = self._holding.comm, self.supply.index.fields
-            end = min(begin + self.begins.step, self._schedule.steps)
-            draw = self._epoch.step_positions(begin, end, comm.rank, comm.size)
-            arrays = self.supply.pool.arrays(list(fields.values()), draw.rows)
-            for name, array in arrays.items():
-                fields[name].blank(array[len(draw.positions) :])
-            padded = draw.rows - len(draw.positions)
-            return Exchange(self.supply, self._holding, draw, LoadedWindow(arrays, draw.sizes, padded))
+    def plan(self, begin: int, end: int) -> PendingWindow:
+        """StepPositions the samples of steps ``begin`` to ``end``, and allocate their arrays."""
+        with self.context.profile.timed("planning"):
+            comm = self._samples.comm
+            drawn = self.epoch.step_positions(begin, end, comm.rank, comm.size)
+            arrays = self.context.allocate(drawn.rows, len(drawn.positions))
+            padded = drawn.rows - len(drawn.positions)
+            return ExchangedWindow(self.context, self._samples, drawn, LoadedWindow(arrays, drawn.sizes, padded))
 
 
-class Exchange(PendingWindow):
-    """One window whose samples come from the memory of the ranks."""
-
-    def __init__(self, supply: ReadContext, holding: Holding, draw: StepPositions, loaded: LoadedWindow) -> None:
-        self.loaded = loaded
-        self._supply = supply
-        self._holding = holding
-        self._draw = draw
-        self._work: list[Future[None]] = []
-
-    def counts(self, files: int) -> Integers:
-        """Return int64[files] zeros: nothing is read."""
-        return np.zeros(files, np.int64)
-
-    def start(self, files: Files, agreed: Integers, profile: Profile) -> None:
-        """Exchange the samples. *Collective*.
-
-        Raises
-        ------
-        MemoryError : there is no memory, on this rank. The other ranks have been told.
-        """
-        with profile.timed("reading"):
-            if self._holding.comm.size == 1:
-                self._work = [submit(self._take)]
-            else:
-                self._work = self._exchanged()
-
-    def stand_in(self, files: Files, agreed: Integers) -> None:
-        """Take part in the exchange, for the other ranks. *Collective*."""
-        self.start(files, agreed, Profile())
-
-    def finish(self, profile: Profile) -> None:
-        """Wait until all rows are where they belong; raise what failed."""
-        with profile.timed("decoding"):
-            for future in self._work:
-                future.result()
-        profile.add(samples=len(self._draw.positions))
-
-    def _take(self) -> None:
-        """Copy the samples from this rank's own memory."""
-        positions = self._draw.positions
-        for name, array in self.loaded.arrays.items():
-            np.take(self._holding.arrays[name], positions, axis=0, out=array[: len(positions)], mode="clip")
-
-    def _exchanged(self) -> list[Future[None]]:
-        comm, holding = self._supply.channel.comm, self._holding
-        positions = self._draw.positions
-        owner = holding.owners(positions)
-        order = np.argsort(owner, kind="stable")
-        wanted = _Counts.of(np.bincount(owner, minlength=comm.size))
-        asked = wanted.exchanged(comm)
-        numbers = np.empty(asked.total, np.int64)
-        comm.wait(comm.mpi.Ialltoallv([positions[order], *wanted, MPI.INT64_T], [numbers, *asked, MPI.INT64_T]))
-        failure: Exception | None = None
-        parcels: list[_Parcel] = []
-        try:
-            local = holding.local(numbers)
-            for name, field in self._supply.index.fields.items():
-                parcels.append(_packed(field, holding.arrays[name], local, asked, wanted, self._supply))
-        except Exception as error:  # whatever it is, the other ranks have to know
-            failure = error
-        for field in self._supply.index.fields.values():
-            if field.array_dtype.hasobject:
-                parcel = next((parcel for parcel in parcels if parcel.field is field), None)
-                sizes = _Counts.of(np.zeros(comm.size, np.int64)) if parcel is None else parcel.sent
-                received = sizes.exchanged(comm)
-                if parcel is not None:
-                    parcel.received = received
-        try:
-            for parcel in parcels:
-                parcel.allocate(self._supply)
-        except Exception as error:  # as above
-            failure = failure or error
-        (failed,) = comm.start_maximum([failure is not None]).result()
-        if failure is not None:
-            raise failure
-        if failed:
-            return []
-        for parcel in parcels:
-            parcel.exchange(comm)
-        self._supply.profile.add(exchanged=sum(parcel.from_others(comm.rank) for parcel in parcels))
-        return [submit(parcel.unpack, self.loaded.arrays[parcel.field.name], order) for parcel in parcels]
-
-
-@dataclass(frozen=True)
-class _Counts:
-    """How many items go to, or come from, each rank.
+class ExchangedWindow(PendingWindow):
+    """Window whose samples come from the memory of the ranks.
 
     Parameters
     ----------
-    each, first : int64[ranks], how many, and where they begin.
+    context : memory and communicator.
+    samples : samples of all ranks.
+    drawn : samples of the window.
+    loaded : its arrays.
+    """
+
+    def __init__(
+        self, context: ReadContext, samples: DistributedSamples, drawn: StepPositions, loaded: LoadedWindow
+    ) -> None:
+        self.loaded = loaded
+        self._context = context
+        self._samples = samples
+        self._drawn = drawn
+        self._tasks: list[Future[None]] = []
+
+    def counts(self, files: int) -> Integers:
+        """Return int64[files] zeros: no file is read."""
+        return np.zeros(files, np.int64)
+
+    def start(self, files: Files, agreed: Integers, profile: Profile) -> None:
+        """Exchange the samples, and start to scatter them to the window. *Collective*.
+
+        Raises
+        ------
+        MemoryError : memory has run out on this rank. The other ranks know.
+        """
+        with profile.timed("reading"):
+            if self._samples.comm.size == 1:
+                self._tasks = [submit(self._take)]
+            else:
+                self._tasks = self._exchange()
+
+    def participate(self, files: Files, agreed: Integers) -> None:
+        """Exchange the samples for the other ranks. *Collective*."""
+        self.start(files, agreed, Profile())
+
+    def wait(self, profile: Profile) -> None:
+        """Wait until all rows are in the window. Raise the first error."""
+        with profile.timed("decoding"):
+            for task in self._tasks:
+                task.result()
+        profile.add(samples=len(self._drawn.positions))
+
+    def _take(self) -> None:
+        """Copy the samples from this rank's own shard."""
+        positions = self._drawn.positions
+        for name, array in self.loaded.arrays.items():
+            np.take(self._samples.arrays[name], positions, axis=0, out=array[: len(positions)], mode="clip")
+
+    def _exchange(self) -> list[Future[None]]:
+        """Exchange positions, then rows; return the tasks that scatter the received rows. *Collective*."""
+        comm, positions = self._context.session.comm, self._drawn.positions
+        fields = self._context.index.fields.values()
+        owner = self._samples.owners(positions)
+        order = np.argsort(owner, kind="stable")
+        wanted = _RankCounts.of(np.bincount(owner, minlength=comm.size))
+        requested = wanted.exchanged(comm)
+        received = np.empty(requested.total, np.int64)
+        comm.wait(comm.mpi.Ialltoallv([positions[order], *wanted, MPI.INT64_T], [received, *requested, MPI.INT64_T]))
+        first_error: Exception | None = None
+        transfers: dict[str, _Transfer] = {}
+        try:
+            local = self._samples.local(received)
+            for field in fields:
+                shard = self._samples.arrays[field.name]
+                transfers[field.name] = _pack(field, shard, local, requested, wanted, self._context)
+        except Exception as error:  # of any kind: the other ranks have to stop, too
+            first_error = error
+        for field in fields:
+            if field.array_dtype.hasobject:
+                transfer = transfers.get(field.name)
+                sizes = _RankCounts.of(np.zeros(comm.size, np.int64)) if transfer is None else transfer.sent
+                from_ranks = sizes.exchanged(comm)
+                if transfer is not None:
+                    transfer.received = from_ranks
+        try:
+            for transfer in transfers.values():
+                transfer.allocate(self._context)
+        except Exception as error:  # as above
+            first_error = first_error or error
+        (failed,) = comm.start_maximum([first_error is not None]).result()
+        if first_error is not None:
+            raise first_error
+        if failed:
+            return []
+        for transfer in transfers.values():
+            transfer.exchange(comm)
+        self._context.profile.add(exchanged=sum(transfer.from_others(comm.rank) for transfer in transfers.values()))
+        return [submit(transfer.unpack, self.loaded.arrays[name], order) for name, transfer in transfers.items()]
+
+
+@dataclass(frozen=True)
+class _RankCounts:
+    """Counts and offsets of the items to, or from, each rank.
+
+    Parameters
+    ----------
+    each : int64[ranks], number of items.
+    first : int64[ranks], position of the first item.
     """
 
     each: Integers
     first: Integers
 
     @classmethod
-    def of(cls, each: Integers) -> _Counts:
+    def of(cls, each: Integers) -> _RankCounts:
+        """Return counts of items in the order of the ranks."""
         return cls(each.astype(np.int64), np.cumsum(each) - each)
 
     @property
     def total(self) -> int:
+        """Return the number of items of all ranks."""
         return int(self.each.sum())
 
     def __iter__(self) -> Iterator[Integers]:
+        """Yield counts and offsets, in the order of a buffer specification of mpi4py."""
         return iter((self.each, self.first))
 
-    def exchanged(self, comm: Communicator) -> _Counts:
-        """Return what each rank has for this one. *Collective*."""
+    def exchanged(self, comm: Communicator) -> _RankCounts:
+        """Return the counts of each rank for this one. *Collective*."""
         received = np.empty_like(self.each)
         comm.poll(comm.mpi.Ialltoall(self.each, received))
-        return _Counts.of(received)
+        return _RankCounts.of(received)
 
 
 @dataclass
-class _Parcel:
-    """Rows of one field on their way, as items of ``item_bytes``.
+class _Transfer:
+    """Rows of one field on their way between the ranks, as items of ``item_bytes`` bytes.
 
     Parameters
     ----------
-    field : of the data set.
-    sent, received : items for, and from, each rank.
-    item_bytes : of a row; 1 where rows are pickled.
-    data : uint8, what is sent.
-    memory : uint8, what is received.
+    field : the field.
+    sent, received : items to, and from, each rank.
+    item_bytes : bytes of a row; 1 where rows are pickled.
+    data : uint8, the items to send.
+    memory : uint8, memory for the items to receive.
     """
 
     field: Field
-    sent: _Counts
-    received: _Counts
+    sent: _RankCounts
+    received: _RankCounts
     item_bytes: int
     data: Bytes
     memory: Bytes
 
-    def allocate(self, supply: ReadContext) -> None:
-        self.memory = supply.scratch.bytes(self.received.total * self.item_bytes)
+    def allocate(self, context: ReadContext) -> None:
+        """Allocate the memory to receive."""
+        self.memory = context.scratch.bytes(self.received.total * self.item_bytes)
 
     def from_others(self, rank: int) -> int:
-        """Return the bytes that come from other ranks."""
+        """Return the number of bytes that other ranks send to ``rank``."""
         return int(self.received.total - self.received.each[rank]) * self.item_bytes
 
     def exchange(self, comm: Communicator) -> None:
@@ -256,10 +259,10 @@ class _Parcel:
             comm.wait(comm.mpi.Ialltoallv([self.data, *self.sent, item], [self.memory, *self.received, item]))
         finally:
             item.Free()
-        self.data = np.empty(0, np.uint8)  # lets go of the memory
+        self.data = _NO_BYTES  # releases the memory
 
     def unpack(self, out: Array, order: Integers) -> None:
-        """Put the rows to ``out[order]``."""
+        """Scatter the received rows to ``out[order]``."""
         if self.field.array_dtype.hasobject:
             ends = np.cumsum(self.received.each).tolist()
             rows = [
@@ -272,31 +275,33 @@ class _Parcel:
                 out[at] = row
         elif self.item_bytes:
             scatter(out, order, self.memory.view(out.dtype).reshape(-1, *out.shape[1:]))
-        self.memory = np.empty(0, np.uint8)  # as above
+        self.memory = _NO_BYTES  # releases the memory
 
 
-def _packed(
-    field: Field, held: Array, local: Integers, asked: _Counts, wanted: _Counts, supply: ReadContext
-) -> _Parcel:
-    """Return the rows that other ranks have asked for, in the order of the ranks.
+def _pack(
+    field: Field, shard: Array, local: Integers, requested: _RankCounts, wanted: _RankCounts, context: ReadContext
+) -> _Transfer:
+    """Gather the rows that the ranks have requested, in the order of the ranks.
 
     Parameters
     ----------
-    held : this rank's share of the field.
-    local : int64[rows], which of them.
-    asked, wanted : rows that each rank wants of this one, and this one of each.
+    field : the field.
+    shard : this rank's samples of the field.
+    local : int64[rows], the requested rows of ``shard``.
+    requested : number of rows that each rank requests from this one.
+    wanted : number of rows that this rank requests from each other one.
+    context : memory.
     """
-    empty = np.empty(0, np.uint8)
     if field.array_dtype.hasobject:
-        ends = np.cumsum(asked.each).tolist()
-        texts = [
-            pickle.dumps(list(held[local[end - n : end]])) if n else b""
-            for end, n in zip(ends, asked.each.tolist(), strict=True)
+        ends = np.cumsum(requested.each).tolist()
+        pickles = [
+            pickle.dumps(list(shard[local[end - n : end]])) if n else b""
+            for end, n in zip(ends, requested.each.tolist(), strict=True)
         ]
-        sizes = _Counts.of(np.array([len(text) for text in texts], np.int64))
-        return _Parcel(field, sizes, sizes, 1, np.frombuffer(b"".join(texts), np.uint8), empty)
-    data = supply.scratch.bytes(len(local) * field.row_bytes)
+        sizes = _RankCounts.of(np.array([len(data) for data in pickles], np.int64))
+        return _Transfer(field, sizes, sizes, 1, np.frombuffer(b"".join(pickles), np.uint8), _NO_BYTES)
+    data = context.scratch.bytes(len(local) * field.row_bytes)
     if field.row_bytes:
         rows = data.view(field.array_dtype).reshape(len(local), *field.shape)
-        np.take(held, local, axis=0, out=rows, mode="clip")
-    return _Parcel(field, asked, wanted, field.row_bytes, data, empty)
+        np.take(shard, local, axis=0, out=rows, mode="clip")
+    return _Transfer(field, requested, wanted, field.row_bytes, data, _NO_BYTES)

@@ -1,8 +1,9 @@
-"""The background reader: one pass over the data, window after window, ahead of whoever consumes it.
+"""Background thread of one rank that reads the windows of an epoch ahead of the consumer.
 
-Every window is agreed on twice: before it is read, and before it is consumed. So a chunk that does not decode on
-one rank stops all of them at the same batch, and no rank waits for another that has left. While the ranks agree they
-read: what they say before they read a window is how it went so far, and what the window after that one will need.
+The ranks agree twice on every window: before it is read, and before it is consumed. So a chunk that cannot be decoded
+on one rank stops all ranks at the same batch, and no rank waits for another one that has left the epoch. The round
+that ends one window also carries the number of collective reads of the window after the next one, and the ranks read
+while it is under way.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from threading import Condition, Thread
-from typing import Protocol
 
 import numpy as np
 
@@ -26,79 +26,51 @@ from matex_data.mpi.communicator import PendingMaximum
 from matex_data.mpi.library import MPI
 from matex_data.mpi.processes import is_child_process
 from matex_data.mpi.status import Status, split_result
-from matex_data.pipeline.execute import reads_aside
-from matex_data.pipeline.window import LoadedWindow, PendingWindow, ReadContext
+from matex_data.pipeline.execute import reads_in_pool
+from matex_data.pipeline.window import EpochReader, LoadedWindow, PendingWindow
 
-AHEAD = 1  # windows that wait for the consumer
-END_TIME = 5.0  # seconds that a pass has to end once all ranks have come to the end of their programs
-
-
-class Passage(Protocol):
-    """Windows of one pass: ``Course`` reads them, ``Exchanges`` gets them from the memory of the ranks."""
-
-    supply: ReadContext
-    number: int
-    begins: range
-
-    def __len__(self) -> int:
-        """Return how many windows there are."""
-
-    def plans(self) -> Iterator[Future[PendingWindow]]:
-        """Yield the windows; the next one is planned once it is asked for."""
-
-    def begin_ahead(self) -> None:
-        """Begin the first window."""
-
-    def next_epoch(self) -> Passage:
-        """Return the windows of the whole next epoch."""
+QUEUED = 1  # loaded windows that wait for the consumer, at most
+EXIT_TIMEOUT = 5.0  # seconds to end an epoch after all ranks have reached the end of their programs
 
 
 class Prefetcher:
-    """One rank's share of an epoch, from a window on.
+    """Iterator over the loaded windows of one rank, read by a background thread.
 
     Parameters
     ----------
-    course : the windows.
-    again : whether another pass is likely to follow: its first window is begun as this pass ends.
-
-    Attributes
-    ----------
-    following : the course of the pass that has been begun ahead, if any, once this one has ended.
+    reader : windows of the epoch.
     """
 
-    def __init__(self, course: Passage, again: bool = False) -> None:
-        self._supply = course.supply
-        self._course = course
-        self._again = again
-        self.following: Passage | None = None
+    def __init__(self, reader: EpochReader) -> None:
+        self._reader = reader
+        self._context = reader.context
+        self._session = reader.context.session
         self._ready: deque[tuple[LoadedWindow, PendingMaximum]] = deque()
         self._change = Condition()
         self._stopped = self._ended = False
-        self._left = False  # another rank has left before the end
+        self._abandoned = False  # another rank has left before the end
         self._error: BaseException | None = None
         self._process = os.getpid()
         self._thread = Thread(target=self._run, name="matex-read", daemon=True)
         _ALIVE.add(self)
-        self._supply.channel.closers.add(self)
+        self._session.closers.add(self)
         try:
             self._thread.start()
-        except RuntimeError as failure:  # no memory for a thread: the other ranks wait for what this one says first
+        except RuntimeError as error:  # no memory for a thread; the other ranks wait for this rank's first round
             self._ended = True
             _ALIVE.discard(self)
-            self._supply.channel.closers.discard(self)
-            self._needs(self._said(failure, None), failure)
-            raise self._error or failure from failure
+            self._session.closers.discard(self)
+            self._agree(self._begin_round(error, None), error)
+            raise self._error or error from error
 
     def __iter__(self) -> Iterator[LoadedWindow]:
-        """Windows in order. Raises what any rank has failed with."""
-        taken = 0
-        while taken < len(self._course):
+        """Yield the windows in order. Raise the first error of any rank."""
+        for _ in range(len(self._reader)):
             yield self._next()
-            taken += 1
-        self._await_end()
+        self._wait_for_end()
 
     def close(self) -> None:
-        """Read no more. Returns at once; the thread ends when all ranks know."""
+        """Stop reading. Return at once; the thread ends after all ranks have been told."""
         if self._process != os.getpid():
             return
         with self._change:
@@ -107,14 +79,14 @@ class Prefetcher:
             self._change.notify_all()
 
     def join(self) -> None:
-        """Wait for the thread's end, which comes when all ranks have left this pass.
+        """Wait until the thread ends, which it does when all ranks have left the epoch.
 
         Raises
         ------
-        PartitionError : a rank does not leave it.
+        PartitionError : a rank does not leave it in time.
         """
         if self._process == os.getpid():
-            self._supply.channel.comm.wait_until(self._ended_within)
+            self._session.comm.wait_until(self._ended_within)
             self._thread.join()
 
     def _ended_within(self, seconds: float) -> bool:
@@ -122,37 +94,37 @@ class Prefetcher:
         return not self._thread.is_alive()
 
     def _next(self) -> LoadedWindow:
-        """The next window, once all ranks have theirs."""
+        """Return the next window, after all ranks have loaded theirs."""
         if self._process != os.getpid():
             raise _forked()
-        with self._supply.profile.timed("waiting"):
+        with self._context.profile.timed("waiting"):
             self._wait(lambda: bool(self._ready) or self._ended)
             with self._change:
                 window, round_ = self._ready.popleft() if self._ready else (None, None)
                 self._change.notify_all()
-            went_well = round_ is not None and split_result(round_.wait())[0] == Status.CONTINUE
-        if window is None or not went_well:
-            self._await_end()
-            raise _left() if self._left else _superseded()
+            loaded = round_ is not None and split_result(round_.wait())[0] == Status.CONTINUE
+        if window is None or not loaded:
+            self._wait_for_end()
+            raise _abandoned() if self._abandoned else _superseded()
         return window
 
-    def _await_end(self) -> None:
+    def _wait_for_end(self) -> None:
         self._wait(lambda: self._ended)
         if self._error is not None:
             raise self._error
 
-    def _wait(self, happened: Callable[[], bool]) -> None:
+    def _wait(self, condition: Callable[[], bool]) -> None:
         def within(seconds: float) -> bool:
             with self._change:
-                return self._change.wait_for(happened, seconds)
+                return self._change.wait_for(condition, seconds)
 
         if not within(0.0):
-            self._supply.channel.comm.wait_until(within)
+            self._session.comm.wait_until(within)
 
     def _run(self) -> None:
         try:
             self._read_all()
-        except BaseException as error:  # nobody else would ever hear of it: this is a thread
+        except BaseException as error:  # the consumer raises it
             self._error = self._error or error
         finally:
             with self._change:
@@ -161,114 +133,105 @@ class Prefetcher:
             _ALIVE.discard(self)
 
     def _read_all(self) -> None:
-        """While one window is being decoded the next is read; what is handed out has been decoded."""
-        supply, filling, plans = self._supply, deque[PendingWindow](), self._course.plans()
-        upcoming, failure = _planned(next(plans, None))
-        failure = failure or supply.changed()
-        coming = next(plans, None)  # one after the other: a window may wait for chunks of those before it
-        needs = self._needs(self._said(failure, upcoming), failure)
-        wait_for = 1 if self._reads_itself() else 2
-        while needs is not None and (upcoming or filling):
+        """Read each window while the window before it is decoded, and publish the one before that."""
+        planned, loading = self._reader.windows(), deque[PendingWindow]()
+        upcoming, error = _result(next(planned, None))
+        error = error or self._context.changed_file()
+        next_plan = next(planned, None)  # one after the other: a window may wait for chunks of earlier ones
+        agreed = self._agree(self._begin_round(error, upcoming), error)
+        depth = 1 if self._reads_itself() else 2
+        while agreed is not None and (upcoming or loading):
             ready: PendingWindow | None = None
-            following, failure = (None, failure) if failure else _planned(coming)
-            coming = next(plans, None)
+            following, error = (None, error) if error else _result(next_plan)
+            next_plan = next(planned, None)
             try:
-                if failure is None and len(filling) >= (wait_for if upcoming else 1):
-                    filling[0].finish(supply.profile)
-                    ready, wait_for = filling.popleft(), 2
-            except Exception as error:  # as below
-                failure = error
-            round_ = self._said(failure, following)
+                if error is None and len(loading) >= (depth if upcoming else 1):
+                    loading[0].wait(self._context.profile)
+                    ready, depth = loading.popleft(), 2
+            except Exception as failure:  # of any kind: the other ranks have to raise it
+                error = failure
+            round_ = self._begin_round(error, following)
             if ready is not None:
                 self._publish(ready.loaded, round_)
             if upcoming is not None:
-                failure = self._start(upcoming, needs, failure)
-                filling.append(upcoming)
-            elif filling and self._again:
-                self._begin_next_pass()
-            upcoming, needs = following, self._needs(round_, failure)
+                error = self._start(upcoming, agreed, error)
+                loading.append(upcoming)
+            upcoming, agreed = following, self._agree(round_, error)
 
     def _reads_itself(self) -> bool:
-        """Whether this thread has to read; then the first window is handed out before it reads the second one.
+        """Return whether this thread reads; it then publishes the first window before it reads the second one.
 
-        Several ranks have to do so alike, even if they have different numbers of threads.
+        All ranks have to get the same result, even with different numbers of threads.
         """
-        files = self._supply.channel.files
-        return files.collective or (self._supply.channel.comm.size == 1 and not reads_aside(files))
+        files = self._session.files
+        return files.collective or (self._session.comm.size == 1 and not reads_in_pool(files))
 
-    def _begin_next_pass(self) -> None:
-        """Start the first window of the next epoch, so that the threads go on decoding over the end of an epoch."""
+    def _start(self, window: PendingWindow, agreed: Integers, error: Exception | None) -> Exception | None:
+        """Start to load a window, or only participate after an error; return the first error. *Collective*."""
         self._wait_for_room()
-        if not self._stopped:
-            self.following = self._course.next_epoch()
-            self.following.begin_ahead()
-
-    def _start(self, upcoming: PendingWindow, needs: Integers, failure: Exception | None) -> Exception | None:
-        """Read; what has gone wrong, if anything. *Collective* in collective mode."""
-        self._wait_for_room()
-        files = self._supply.channel.files
+        files = self._session.files
         try:
-            if failure is not None or self._stopped:
-                upcoming.stand_in(files, needs)  # the other ranks count on these calls
+            if error is not None or self._stopped:
+                window.participate(files, agreed)
             else:
-                upcoming.start(files, needs, self._supply.profile)
-        except Exception as error:  # as below
-            return failure or error
-        return failure
+                window.start(files, agreed, self._context.profile)
+        except Exception as failure:  # of any kind: the other ranks have to raise it
+            return error or failure
+        return error
 
-    def _said(self, failure: Exception | None, following: PendingWindow | None) -> PendingMaximum:
-        """Tell the other ranks how it went, and the calls that each file needs for a window. *Collective*."""
-        count = len(self._supply.index.files)
-        own = np.zeros(count, np.int64) if following is None else following.counts(count)
-        status = Status.FAILED if failure else Status.STOP if self._stopped else Status.CONTINUE
-        return self._supply.channel.status_exchange.start(status, own)
+    def _begin_round(self, error: Exception | None, following: PendingWindow | None) -> PendingMaximum:
+        """Send this rank's status, and the calls that ``following`` needs, to the other ranks. *Collective*."""
+        count = len(self._context.index.files)
+        counts = np.zeros(count, np.int64) if following is None else following.counts(count)
+        status = Status.FAILED if error else Status.STOP if self._stopped else Status.CONTINUE
+        return self._session.status_exchange.start(status, counts)
 
-    def _needs(self, round_: PendingMaximum, failure: Exception | None) -> Integers | None:
-        """What all ranks said together; None if one has failed or left. *Collective*."""
-        status, needs = split_result(round_.result())
+    def _agree(self, round_: PendingMaximum, error: Exception | None) -> Integers | None:
+        """Return the agreed calls for each file, int64[files]; None if a rank has failed or left. *Collective*."""
+        status, agreed = split_result(round_.result())
         if status == Status.FAILED:
-            self._error = self._supply.channel.status_exchange.first_error(failure)
-        self._left = status == Status.STOP and not self._stopped
-        return needs if status == Status.CONTINUE else None
+            self._error = self._session.status_exchange.first_error(error)
+        self._abandoned = status == Status.STOP and not self._stopped
+        return agreed if status == Status.CONTINUE else None
 
     def _wait_for_room(self) -> None:
         with self._change:
-            self._change.wait_for(lambda: len(self._ready) < AHEAD or self._stopped)
+            self._change.wait_for(lambda: len(self._ready) < QUEUED or self._stopped)
 
     def _publish(self, window: LoadedWindow, round_: PendingMaximum) -> None:
-        """Hand it out; it may be consumed once the other ranks have said that theirs went well, too."""
+        """Queue a window. The consumer takes it once ``round_`` shows that all ranks have loaded theirs."""
         with self._change:
             if not self._stopped:
                 self._ready.append((window, round_))
             self._change.notify_all()
 
 
-def _planned(planning: Future[PendingWindow] | None) -> tuple[PendingWindow | None, Exception | None]:
-    """The window, if there is one, and what went wrong, if anything."""
+def _result(future: Future[PendingWindow] | None) -> tuple[PendingWindow | None, Exception | None]:
+    """Return the planned window, if there is one, and the error of planning it."""
     try:
-        return (planning.result() if planning else None), None
-    except Exception as error:  # whatever it is, the other ranks have to know
+        return (future.result() if future else None), None
+    except Exception as error:  # of any kind: the other ranks have to raise it
         return None, error
 
 
 def _forked() -> PartitionError:
     return PartitionError(
-        "this process was forked in the middle of a pass over the data, which has stayed with its parent",
-        remedy="begin a pass of its own in the process that iterates: for batch in data.batches(...)",
+        "this process was forked in the middle of an epoch, which only its parent process can continue",
+        remedy="begin a new epoch in the process that iterates: for batch in data.batches(...)",
     )
 
 
-def _left() -> PartitionError:
+def _abandoned() -> PartitionError:
     return PartitionError(
-        "another rank has left the pass over the data before its end",
+        "another rank has left this epoch before its end",
         remedy="take the same number of batches on every rank",
     )
 
 
 def _superseded() -> PartitionError:
     return PartitionError(
-        "this pass has ended, because another one over the same batches was begun or it was closed",
-        remedy="finish one pass before the next, or ask the data set for batches a second time",
+        "this epoch was closed, or ended when the next epoch of the same batches began",
+        remedy="finish one epoch before the next one, or call data.batches(...) again for a second iterator",
     )
 
 
@@ -277,13 +240,13 @@ _ALIVE: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """End the passes that the program has left, before MPI ends: mpi4py has registered its own handler before."""
+    """End all epochs that the program has left, before MPI ends. mpi4py registered its own handler earlier."""
     if is_child_process() or MPI.Is_finalized():
         return
-    for stream in list(_ALIVE):
-        stream.close()
+    for prefetcher in list(_ALIVE):
+        prefetcher.close()
     deadlines.leave()
-    if not deadlines.poll(lambda: not communicator.has_pending(), END_TIME) and MPI.COMM_WORLD.size > 1:
-        abort_job("the job ends with an error: a rank has begun a pass over data that others have not")
-    for stream in list(_ALIVE):
-        stream.join()
+    if not deadlines.poll(lambda: not communicator.has_pending(), EXIT_TIMEOUT) and MPI.COMM_WORLD.size > 1:
+        abort_job("the job ends with an error: a rank has begun an epoch that others have not")
+    for prefetcher in list(_ALIVE):
+        prefetcher.join()

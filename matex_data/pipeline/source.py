@@ -1,4 +1,4 @@
-"""What all views of one opened data set share: its index, its memory, and how it is read."""
+"""Opened files: the index, the memory and the reads that all views of one data set share."""
 
 from __future__ import annotations
 
@@ -23,36 +23,37 @@ from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.processes import is_child_process
 from matex_data.mpi.status import Status
 from matex_data.pipeline.buffers import BufferPool
-from matex_data.pipeline.execute import Arrays, Plan, execute, plan
+from matex_data.pipeline.execute import execute
+from matex_data.pipeline.plan import Arrays, ReadPlan, plan_reads
 from matex_data.pipeline.window import ReadContext
 from matex_data.sampling.schedule import rank_range
 
-LOAD_BYTES = 64 << 20  # read and decoded together by ``load``
+LOAD_BYTES = 64 << 20  # of one read of ``load``
 GLOBAL_READS = ("memory", "rows")
-CACHE_BYTES = 64 << 20  # of decoded chunks that are kept, at least
+CACHE_BYTES = 64 << 20  # least capacity of the cache of decoded chunks
 
 
 class Source:
-    """An opened data set.
+    """Opened files of one data set.
 
     Parameters
     ----------
-    opened : of the ranks that share the data. *Collective*.
-    index : of all files, the same on every rank.
+    sessions : communicators and open files of the ranks. *Collective*.
+    index : index of all files, equal on all ranks.
     io : "auto", "collective" or "independent".
-    window_bytes : what is shuffled together, over all ranks, at most.
-    cache : "memory": a rank's share is read once and kept; None: read again in every epoch.
-    block_bytes : neighbours that are read and shuffled as one, about; None: follows from the batch size.
-    global_reads : "memory" or "rows", how samples come that are drawn from all of them alike.
+    window_bytes : limit on the samples that are shuffled together, in bytes over all ranks.
+    cache : "memory": each rank reads its shard once and keeps it; None: read in every epoch.
+    block_bytes : size of the blocks that are read and shuffled as one, in bytes; None: from the batch size.
+    global_reads : "memory" or "rows", the access to samples with ``shuffle="global"``.
 
     Raises
     ------
-    PartitionError : no such ``io``, ``cache``, ``block_bytes`` or ``global_reads``.
+    PartitionError : unknown ``io``, ``cache`` or ``global_reads``, or ``block_bytes`` below 1.
     """
 
     def __init__(
         self,
-        opened: ReadSessions,
+        sessions: ReadSessions,
         index: Index,
         io: str,
         window_bytes: int,
@@ -61,149 +62,170 @@ class Source:
         global_reads: str = "memory",
     ) -> None:
         if cache not in (None, "memory"):
-            raise PartitionError("no such cache", expected='cache="memory" or None', found=repr(cache))
+            raise PartitionError("unknown cache", expected='cache="memory" or None', found=repr(cache))
         if global_reads not in GLOBAL_READS:
             raise PartitionError(
-                "no such way to read for a global shuffle",
+                "unknown access to samples for a global shuffle",
                 expected=f"global_reads= one of {GLOBAL_READS}",
                 found=repr(global_reads),
             )
         if block_bytes is not None and block_bytes < 1:
-            raise PartitionError("a block has at least one byte", expected="block_bytes=", found=block_bytes)
+            raise PartitionError("a block is too small", expected="block_bytes of 1 or more", found=block_bytes)
         self.cache = cache
         self.block_bytes, self.global_reads = block_bytes, global_reads
         self.index = index
         self.window_bytes = window_bytes
         self.row_bytes = max(1, sum(field.row_bytes for field in index.fields.values()))
-        self.comm = comm = opened.comm
+        self.comm = comm = sessions.comm
         self.mode = mode_for(io, len(index.files), comm)
         self.profile = Profile()
-        self.warned = False  # that shuffled batches are not well mixed
-        self.pool, self.scratch = BufferPool(), BufferPool()
-        self.threaded = opened.threaded
-        self._channels = opened
+        self.warned = False  # of a poor shuffle
+        self.buffers, self.scratch = BufferPool(), BufferPool()
+        self.threaded = sessions.threaded
+        self._sessions = sessions
         self._process = os.getpid()
-        if not opened.threaded and comm.rank == 0:
+        if not sessions.threaded and comm.rank == 0:
             warnings.warn(
-                "this MPI does not allow calls from threads: each rank reads on its own, and an error of one rank "
-                "does not reach the others",
+                "this MPI does not allow calls from threads: each rank reads independently, and an error of one rank "
+                "does not stop the others",
                 stacklevel=4,
             )
 
-    def supply(self) -> ReadContext:
-        """What one reader reads with. *Collective*."""
+    def read_context(self) -> ReadContext:
+        """Open the files for one reader. *Collective*."""
         cache_bytes = max(CACHE_BYTES, self.window_bytes // self.comm.size)
         paths = [file.path for file in self.index.files]
         if is_child_process() and self._process != os.getpid():
             self._process = os.getpid()
-            self._channels = ReadSessions(Communicator(rank=self.comm.rank, size=self.comm.size))
+            self._sessions = ReadSessions(Communicator(rank=self.comm.rank, size=self.comm.size))
             self.mode = "independent"
-        channel = self._channels.open(paths, self.mode, self.profile)
-        return ReadContext(channel, self.index, self.pool, self.scratch, cache_bytes, self.profile, self.changed)
+        session = self._sessions.open(paths, self.mode, self.profile)
+        return ReadContext(
+            session, self.index, self.buffers, self.scratch, cache_bytes, self.profile, self.changed_file
+        )
 
-    def exchange_supply(self) -> ReadContext:
-        """Return what one reader exchanges samples with, that are in memory. *Collective*.
+    def exchange_context(self) -> ReadContext:
+        """Open a communicator for one reader that exchanges samples in memory. *Collective*.
 
         Raises
         ------
-        PartitionError : this process cannot speak to the other ranks.
+        PartitionError : this process cannot communicate with the other ranks.
         """
         if self.comm.size > 1:
-            _ = self.comm.mpi  # raises in a process that has none
-        channel = self._channels.open([], "independent")
-        return ReadContext(channel, self.index, self.pool, self.scratch, 0, self.profile, lambda: None)
+            _ = self.comm.mpi  # raises in a forked process
+        session = self._sessions.open([], "independent")
+        return ReadContext(session, self.index, self.buffers, self.scratch, 0, self.profile, lambda: None)
 
-    def changed(self) -> DataError | None:
-        """Return the error of a file that is another one by now, among those that this rank has indexed; or None."""
+    def changed_file(self) -> DataError | None:
+        """Return the error of a file that changed after this rank indexed it, or None."""
         errors = (check_stamp(file.path, file.stamp) for file in self.index.files[self.comm.rank :: self.comm.size])
         return next((error for error in errors if error is not None), None)
 
     def load(self, runs: Runs) -> Arrays:
-        """This rank's block of the samples, in order, in memory of their own. *Collective*.
+        """Read this rank's block of the samples to new arrays, in order. *Collective*.
 
         Raises
         ------
-        DataError : of any rank, on every rank.
+        DataError : the first error of any rank, on every rank.
         """
-        start, stop = rank_range(runs.total, self.comm.rank, self.comm.size)
-        return self.gather(runs.slice(np.array([start]), np.array([stop - start])))
+        return self.read(self._block(runs))
 
-    def gather(self, runs: Runs) -> Arrays:
-        """The samples that this rank asks for, in order, in memory of their own. *Collective*.
+    def read(self, runs: Runs) -> Arrays:
+        """Read samples to new arrays, in order. *Collective*.
 
         Parameters
         ----------
-        runs : of this rank, in ascending order.
+        runs : samples of this rank, ascending.
 
         Raises
         ------
-        DataError : of any rank, on every rank.
+        DataError : the first error of any rank, on every rank.
         """
         arrays: Arrays = {}
-        error: MemoryError | None = None
+        memory_error: MemoryError | None = None
         try:
             arrays = {name: field.empty(runs.total) for name, field in self.index.fields.items()}
-        except MemoryError as failure:
-            error = failure
-        self.comm.agree(error)
-        pieces = ((part, destination, lambda: arrays) for part, destination in self._pieces(runs, self.row_bytes))
-        for _ in self._read(self.index, pieces):
+        except MemoryError as error:
+            memory_error = error
+        self.comm.agree(memory_error)
+        ranges = ((part, rows, lambda: arrays) for part, rows in self._ranges(runs, self.row_bytes))
+        for _ in self._read_all(self.index, ranges):
             pass
         return arrays
 
-    def pieces(self, runs: Runs, names: Sequence[str]) -> Iterator[Arrays]:
-        """Some fields of this rank's block of the samples, a few megabytes at a time. *Collective*.
+    def blocks(self, runs: Runs, names: Sequence[str]) -> Iterator[Arrays]:
+        """Yield fields of this rank's block of the samples, some megabytes at a time. *Collective*.
 
-        Missing numbers are NaN, whatever becomes of them elsewhere.
-        Every rank gets as many pieces; some may be empty. The memory of one is used again for a later one.
+        Missing numbers are NaN, whatever ``missing=`` of ``open_dataset``. Every rank gets the same number of blocks;
+        some may be empty. The memory of a block is reused once no array refers to it.
+
+        Parameters
+        ----------
+        runs : samples of all ranks, ascending.
+        names : fields to read.
 
         Raises
         ------
-        DataError : of any rank, on every rank.
+        DataError : the first error of any rank, on every rank.
         """
         fields = [self.index.fields[name] for name in names]
-        start, stop = rank_range(runs.total, self.comm.rank, self.comm.size)
-        block = runs.slice(np.array([start]), np.array([stop - start]))
-        parts = self._pieces(block, max(1, sum(field.row_bytes for field in fields)))
-        pieces = ((part, np.arange(part.total), partial(self.pool.arrays, fields, part.total)) for part, _ in parts)
-        return self._read(self.index.raw, pieces)
+        row_bytes = max(1, sum(field.row_bytes for field in fields))
+        ranges = (
+            (part, np.arange(part.total), partial(self.buffers.arrays, fields, part.total))
+            for part, _ in self._ranges(self._block(runs), row_bytes)
+        )
+        return self._read_all(self.index.raw, ranges)
 
-    def _read(self, index: Index, pieces: Iterable[tuple[Runs, Integers, Callable[[], Arrays]]]) -> Iterator[Arrays]:
-        """Each piece as soon as it is read; as many on every rank, and nothing in the last. *Collective*."""
-        supply = self.supply()
-        status_exchange, files = supply.channel.status_exchange, supply.channel.files
-        chunks = ChunkCache(supply.cache_bytes)
-        failure: Exception | None = self.changed()
-        for part, destination, allocate in pieces:
-            work = Plan()
+    def _block(self, runs: Runs) -> Runs:
+        """Return this rank's block of the samples."""
+        start, stop = rank_range(runs.total, self.comm.rank, self.comm.size)
+        return runs.slice(np.array([start]), np.array([stop - start]))
+
+    def _read_all(
+        self, index: Index, ranges: Iterable[tuple[Runs, Integers, Callable[[], Arrays]]]
+    ) -> Iterator[Arrays]:
+        """Read ranges of samples, and yield the arrays of each. *Collective*.
+
+        Parameters
+        ----------
+        index : index of the data set.
+        ranges : samples, their rows in the arrays, and a function that allocates the arrays. The number of ranges is
+            equal on all ranks; the last one is empty, so that the ranks agree on the error of the one before.
+        """
+        context = self.read_context()
+        status_exchange, files = context.session.status_exchange, context.session.files
+        chunks = ChunkCache(context.cache_bytes)
+        first_error: Exception | None = self.changed_file()
+        for runs, destination, allocate in ranges:
+            plan = ReadPlan()
             arrays: Arrays = {}
             try:
                 arrays = allocate()
-                if failure is None and part.total:
-                    work = plan(index, part, destination, arrays, chunks, self.scratch)
-            except Exception as error:  # whatever it is, the other ranks have to know
-                failure = failure or error
-            status = Status.FAILED if failure else Status.CONTINUE
-            status, needs = status_exchange.exchange(status, work.counts(len(self.index.files)))
+                if first_error is None and runs.total:
+                    plan = plan_reads(index, runs, destination, arrays, chunks, self.scratch)
+            except Exception as error:  # of any kind: the other ranks have to raise it
+                first_error = first_error or error
+            status = Status.FAILED if first_error else Status.CONTINUE
+            status, agreed = status_exchange.exchange(status, plan.counts(len(self.index.files)))
             if status == Status.FAILED:
-                raise status_exchange.first_error(failure)
-            failure = _failure(work, files, needs)
-            if failure is None:
+                raise status_exchange.first_error(first_error)
+            first_error = _execute(plan, files, agreed)
+            if first_error is None:
                 yield arrays
 
-    def _pieces(self, runs: Runs, row_bytes: int) -> Iterator[tuple[Runs, Integers]]:
-        """Samples that are read together and their places, as often on every rank; none at all at the end."""
+    def _ranges(self, runs: Runs, row_bytes: int) -> Iterator[tuple[Runs, Integers]]:
+        """Yield ranges of samples, and their rows: equally many on every rank, the last one empty. *Collective*."""
         step = max(1, LOAD_BYTES // row_bytes)
         (longest,) = self.comm.maximum(runs.total)
-        for done in range(0, -(-longest // step) * step + 1, step):
-            low, high = min(done, runs.total), min(done + step, runs.total)
+        for begin in range(0, -(-longest // step) * step + 1, step):
+            low, high = min(begin, runs.total), min(begin + step, runs.total)
             yield runs.slice(np.array([low]), np.array([high - low])), np.arange(low, high)
 
 
-def _failure(work: Plan, files: Files, needs: Integers) -> Exception | None:
-    """Read and decode; what went wrong, if anything."""
+def _execute(plan: ReadPlan, files: Files, agreed: Integers) -> Exception | None:
+    """Read and decode; return the first error."""
     try:
-        futures = execute(work, files, needs)
+        futures = execute(plan, files, agreed)
     except DataError as error:
         return error
     wait(futures)

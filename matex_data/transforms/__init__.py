@@ -1,1 +1,1 @@
-"""New samples out of those that a reader delivers, and statistics of them."""
+"""Transforms of samples: missing numbers, sliding windows, stacked fields; and statistics of them."""

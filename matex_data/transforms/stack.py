@@ -1,4 +1,4 @@
-"""Stack several fields of equal shape to one field."""
+"""Fields of equal shape, stacked to one field."""
 
 from __future__ import annotations
 
@@ -14,23 +14,31 @@ from matex_data.index.table import Matrix
 
 
 def stack_fields(index: Index, names: Sequence[str], name: str, kept: Sequence[str]) -> Index:
-    """Return an index with the fields ``names`` stacked to one field ``name``, beside the fields ``kept``.
+    """Return an index with the fields ``names`` stacked to the field ``name``, beside the fields ``kept``.
 
-    Element i along the first axis of a stacked row is the row of ``names[i]``.
+    Element i along the first axis of a stacked sample is the sample of ``names[i]``.
+
+    Parameters
+    ----------
+    index : index of the data set.
+    names : numeric fields of one shape.
+    name : name of the new field, of shape (len(names), *field shape).
+    kept : other fields of the result.
 
     Raises
     ------
-    FormatError : the fields differ in shape, or are not all numbers, or there is already a field of that name.
+    FormatError : there is nothing to stack; the fields differ in shape, or are not numeric; ``kept`` has a field
+        called ``name``.
     """
     if not names:
         raise FormatError("there is nothing to stack", expected="a list of fields", remedy="name them with inputs=")
-    strange = next((n for n in names if n not in index.fields), None)
-    if strange is not None:
+    unknown = next((n for n in names if n not in index.fields), None)
+    if unknown is not None:
         raise FormatError(
-            "the field cannot be part of a matrix",
-            field=strange,
+            "the field cannot be stacked",
+            field=unknown,
             expected="fields of the files",
-            remedy=f"leave it out; the mask of the matrix is the field {name + '_mask'!r}, which targets= may name",
+            remedy=f"leave it out; the mask of the stack is the field {name + '_mask'!r}, which targets= may name",
         )
     fields = [index.fields[n] for n in names]
     odd = next((f for f in fields if f.shape != fields[0].shape or f.ragged or f.dtype.kind not in "biuf"), None)
@@ -43,12 +51,12 @@ def stack_fields(index: Index, names: Sequence[str], name: str, kept: Sequence[s
             remedy="stack numeric fields of one shape, or leave out stack=True",
         )
     if name in kept:
-        raise FormatError(f"a field that is kept beside the matrix is named {name!r} already", field=name)
+        raise FormatError(f"another field already has the name of the stack, {name!r}", field=name)
     dtype = np.result_type(*(f.dtype for f in fields))
-    matrix = Field(name, (len(fields), *fields[0].shape), dtype, attributes={"columns": list(names)})
-    schema = {name: matrix, **{n: index.fields[n] for n in kept}}
+    stack = Field(name, (len(fields), *fields[0].shape), dtype, attributes={"columns": list(names)})
+    schema = {name: stack, **{n: index.fields[n] for n in kept}}
     files = []
     for file in index.files:
-        parts: dict[str, Layout] = {name: Matrix(tuple(file.layouts[n] for n in names))}
-        files.append(replace(file, layouts={**parts, **{n: file.layouts[n] for n in kept}}))
+        layouts: dict[str, Layout] = {name: Matrix(tuple(file.layouts[n] for n in names))}
+        files.append(replace(file, layouts={**layouts, **{n: file.layouts[n] for n in kept}}))
     return Index(schema, files, index.static)

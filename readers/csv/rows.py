@@ -209,7 +209,7 @@ class _Window:
 
     def _scatter(self, blocks: Blocks, columns: Sequence[Array], position: Integers) -> None:
         """Scatter rows of blocks that begin at ``position`` in the columns, of which each target has one."""
-        shift = np.repeat(position - self.table.first[blocks.number], np.diff(blocks.entered))
+        shift = np.repeat(position - self.table.first[blocks.number], np.diff(blocks.first_run))
         rows = ranges(blocks.runs.start + shift, blocks.runs.count)
         for target, column in zip(self.targets, columns, strict=True):
             values = column if len(column) == len(rows) else column.take(rows, axis=0)

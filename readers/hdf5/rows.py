@@ -1,4 +1,4 @@
-"""Rows that the HDF5 library reads."""
+"""Rows that the HDF5 library reads, and the files that it keeps open for them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.errors import DecodeError
 from matex_data.index.library import LibraryRows
-from matex_data.readers.hdf5.names import FAILURES
+from matex_data.readers.hdf5.names import HDF5_ERRORS
 
-OPEN_FILES = 16  # that one process keeps open for reading through the library
+MAX_OPEN_FILES = 16  # per process
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,10 +28,10 @@ class Hdf5Rows(LibraryRows):
     ----------
     path, name : of the file, and of the dataset in it.
     rows : number of rows.
-    block_rows : rows of a chunk, or as many as make a fair read.
-    dtype : as delivered; of one element of a sample, if ``ragged``.
-    ragged : each element is an array of a length of its own.
-    axis : of the dataset that is the sample axis.
+    block_rows : rows of a chunk, or of about 256 KiB.
+    dtype : of the field; if ``ragged``, of one element of a sample.
+    ragged : each element is an array of its own length.
+    axis : sample axis of the dataset.
     """
 
     path: str
@@ -45,7 +45,7 @@ class Hdf5Rows(LibraryRows):
     def read(self, start: int, stop: int) -> Array:
         try:
             rows: Array = np.moveaxis(_dataset(self)[(slice(None),) * self.axis + (slice(start, stop),)], self.axis, 0)
-        except FAILURES as error:
+        except HDF5_ERRORS as error:
             raise DecodeError(
                 "HDF5 cannot read the rows", file=self.path, field=self.name, row=start, found=error
             ) from error
@@ -59,33 +59,33 @@ class Hdf5Rows(LibraryRows):
 
 
 def open_file(path: str) -> h5py.File:
-    """The file, to be read without locks: many parallel file systems have none."""
+    """Open a file for reading, without locks where possible: many parallel file systems do not support them."""
     try:
         return h5py.File(path, "r", locking=False)
     except OSError as error:
         if "locking flag" not in str(error):
             raise
-        return h5py.File(path, "r")  # this process has it open already, with locks
+        return h5py.File(path, "r")  # this process has the file open already, with locks
 
 
 _open: OrderedDict[ref[Hdf5Rows], tuple[h5py.File, h5py.Dataset]] = OrderedDict()
 
 
-def _dataset(part: Hdf5Rows) -> h5py.Dataset:
-    """The dataset, its file kept open as long as the part lives and is among those used last."""
-    key = ref(part, lambda dead: _open.pop(dead, None))
+def _dataset(rows: Hdf5Rows) -> h5py.Dataset:
+    """Return the open dataset. The file stays open while ``rows`` exists and is among those used last."""
+    key = ref(rows, lambda dead: _open.pop(dead, None))
     if key not in _open:
-        file = open_file(part.path)
-        _open[key] = (file, file[part.name])
-        missing_filters(_open[key][1])  # so that they are there
-        if len(_open) > OPEN_FILES:
+        file = open_file(rows.path)
+        _open[key] = (file, file[rows.name])
+        missing_filters(_open[key][1])  # registers the filters of hdf5plugin if they are needed
+        if len(_open) > MAX_OPEN_FILES:
             _open.popitem(last=False)
     _open.move_to_end(key)
     return _open[key][1]
 
 
 def missing_filters(dataset: h5py.Dataset) -> list[tuple[int, str]]:
-    """Number and name of each filter of the dataset that HDF5 does not have, not even from the plugins installed."""
+    """Return number and name of each filter of the dataset that HDF5 lacks, also with the plugins of hdf5plugin."""
     plist = dataset.id.get_create_plist()
     steps = [plist.get_filter(i) for i in range(plist.get_nfilters())]
     if all(h5py.h5z.filter_avail(step[0]) for step in steps):

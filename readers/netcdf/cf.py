@@ -1,120 +1,67 @@
-"""What stored numbers mean by the CF conventions: packed, unsigned, missing, times.
+"""Decoding of stored numbers by the CF conventions: packed, unsigned and missing numbers, and times.
 
 https://cfconventions.org/cf-conventions/cf-conventions.html, sections 2.5.1 (missing data), 4.4 (time) and 8.1 (packed
-data). The dtypes are those that xarray gives. ``_Unsigned`` and the valid range are conventions of netCDF itself:
+data). The dtypes are those of xarray. ``_Unsigned`` and the valid range are conventions of netCDF itself:
 https://docs.unidata.ucar.edu/netcdf-c/current/attribute_conventions.html.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import cftime
 import numpy as np
 
 from matex_data._types import Array
 from matex_data.errors import FormatError
-from matex_data.index.scatter import CONVERT_ITEMS
-from matex_data.readers.netcdf.times import TimeOrigin, epoch_of
+from matex_data.readers.decoding import Decoding
 
-USED_UP = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
-"""Attributes that say how the numbers are stored, and nothing about the decoded ones."""
+PACKING_ATTRIBUTES = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
+"""Attributes that describe the storage of the numbers, and do not apply to the decoded ones."""
+
+ORIGIN = "1970-01-01T00:00:00"
+UNIT_SECONDS = {
+    "microsecond": 1e-6, "microsec": 1e-6, "us": 1e-6,
+    "millisecond": 1e-3, "millisec": 1e-3, "msec": 1e-3, "ms": 1e-3,
+    "second": 1.0, "sec": 1.0, "s": 1.0,
+    "minute": 60.0, "min": 60.0,
+    "hour": 3600.0, "hr": 3600.0, "h": 3600.0,
+    "day": 86400.0, "d": 86400.0,
+    "week": 604800.0,
+}  # fmt: skip
+"""Length of each unit of time; a plural s may follow. Months and years have no fixed length."""
+CALENDAR_DAYS = {"360_day": {"month": 30, "year": 360}, "365_day": {"year": 365}, "366_day": {"year": 366}}
+"""Length in days of the units that some calendars fix."""
 
 
 @dataclass(frozen=True)
-class Decoding:
-    """Makes decoded numbers of stored ones: ``stored * scale + offset``, or not-a-number where they are missing.
+class CfDecoding:
+    """Decoding of one variable.
 
     Parameters
     ----------
-    dtype : of the decoded numbers.
-    stored_kind : "i" or "u": the stored integers are signed or unsigned, whatever their dtype says; "": as it says.
-    missing : stored values that mark missing numbers, as ``dtype``.
-    low, high : stored values below and above are missing.
-    scale, offset : numbers, or None.
+    dtype : of the decoded values.
+    convert : conversion of the stored numbers; None: the decoded values are the stored ones.
+    attributes : of the decoded values.
     """
 
     dtype: np.dtype[Any]
-    stored_kind: str = ""
-    missing: tuple[Any, ...] = ()
-    low: Any = None
-    high: Any = None
-    scale: Any = None
-    offset: Any = None
-
-    def __call__(self, rows: Array, out: Array) -> None:
-        with np.errstate(over="ignore"):  # numbers that the chosen dtype does not have become infinite, as in xarray
-            for stored, decoded in _pieces(rows, out):
-                self._decode(stored, decoded)
-
-    def _decode(self, stored: Array, out: Array) -> None:
-        if self.stored_kind:
-            stored = stored.view(f"{stored.dtype.byteorder}{self.stored_kind}{stored.itemsize}")
-        np.copyto(out, stored, casting="unsafe")
-        lost = self._lost(out)
-        if self.scale is not None:
-            np.multiply(out, self.scale, out=out, casting="same_kind")
-        if self.offset is not None:
-            np.add(out, self.offset, out=out, casting="same_kind")
-        if lost is not None and lost.any():
-            np.copyto(out, np.nan, where=lost)
-
-    def _lost(self, numbers: Array) -> Array | None:
-        lost: Array | None = None
-        for value in self.missing:
-            lost = _either(lost, numbers == value)
-        if self.low is not None:
-            lost = _either(lost, numbers < self.low)
-        if self.high is not None:
-            lost = _either(lost, numbers > self.high)
-        return lost
-
-    def decoded(self, stored: Array) -> Array:
-        """All of an array at once."""
-        out = np.empty(stored.shape, self.dtype)
-        self(stored.reshape(-1), out.reshape(-1))
-        return out
-
-
-def _either(a: Array | None, b: Array) -> Array:
-    return b if a is None else np.logical_or(a, b, out=a)
-
-
-def _pieces(rows: Array, out: Array) -> Iterator[tuple[Array, Array]]:
-    """Parts of both arrays that fit into the processor's cache."""
-    if rows.size <= CONVERT_ITEMS:
-        yield rows, out
-    elif rows.flags.c_contiguous and out.flags.c_contiguous:
-        stored, decoded = rows.reshape(-1), out.reshape(-1)
-        for i in range(0, len(stored), CONVERT_ITEMS):
-            yield stored[i : i + CONVERT_ITEMS], decoded[i : i + CONVERT_ITEMS]
-    elif len(rows) == 1:
-        yield from _pieces(rows[0], out[0])
-    else:
-        step = max(1, CONVERT_ITEMS * len(rows) // rows.size)
-        for i in range(0, len(rows), step):
-            yield from _pieces(rows[i : i + step], out[i : i + step])
-
-
-@dataclass(frozen=True)
-class Meaning:
-    """What a variable holds once decoded; ``decoding`` is None where that is what is stored."""
-
-    dtype: np.dtype[Any]
-    decoding: Decoding | None
+    convert: Decoding | None
     attributes: Mapping[str, Any]
 
-    def of(self, stored: Array) -> Array:
-        """Stored numbers decoded; letters along the last axis made texts."""
-        if self.decoding is not None:
-            return self.decoding.decoded(stored)
+    def decode(self, stored: Array) -> Array:
+        """Return the decoded values. Letters along the last axis become texts if ``dtype`` is longer than one."""
+        if self.convert is not None:
+            return self.convert.decode(stored)
         if stored.dtype.kind == "S" and self.dtype.itemsize > stored.dtype.itemsize:
             return np.ascontiguousarray(stored).view(self.dtype)[..., 0]
         return stored.astype(self.dtype, copy=False)
 
 
-def meaning(
+def cf_decoding(
     dtype: np.dtype[Any],
     attributes: Mapping[str, Any],
     path: str,
@@ -122,65 +69,65 @@ def meaning(
     valid_range: bool | None = None,
     decode_times: bool = True,
     mask_and_scale: bool = True,
-) -> Meaning:
-    """How to decode a variable.
+) -> CfDecoding:
+    """Return the decoding of a variable.
 
     Parameters
     ----------
-    dtype : as stored.
+    dtype : of the stored values.
     attributes : of the variable.
     path, name : for errors.
-    valid_range : whether values out of the valid range are missing. None: if they become floats anyway, and if the
-        variable names no value for missing ones.
-    decode_times : make seconds of times.
-    mask_and_scale : heed the attributes ``USED_UP`` and the valid range.
+    valid_range : whether values outside of the valid range are missing. None: only of variables that become floats and
+        have no attribute for missing values.
+    decode_times : convert times to seconds since ``ORIGIN``.
+    mask_and_scale : apply the attributes `PACKING_ATTRIBUTES` and the valid range.
 
     Raises
     ------
     FormatError : ``scale_factor`` or ``add_offset`` is no number.
     """
-    native = np.dtype(dtype.newbyteorder("=").str)  # without what h5py notes on a dtype
+    native = np.dtype(dtype.newbyteorder("=").str)  # without the metadata that h5py adds to a dtype
     if dtype.kind not in "iuf":
-        return Meaning(native, None, attributes)
-    packing, used_up = (attributes, USED_UP) if mask_and_scale else ({}, ())
+        return CfDecoding(native, None, attributes)
+    packing, dropped = (attributes, PACKING_ATTRIBUTES) if mask_and_scale else ({}, ())
     kind = _stored_kind(dtype, packing)
     numbers = np.dtype(f"{kind or dtype.kind}{dtype.itemsize}")
     scale, offset = (_number(packing, key, path, name) for key in ("scale_factor", "add_offset"))
-    marks, marked = _marks(numbers, packing)
-    result = _result(numbers, scale, offset, marked, bool(marks))
-    ranged = valid_range is True or (valid_range is None and result.kind == "f" and not marked)
+    missing_values, has_attribute = _missing_values(numbers, packing)
+    result = _decoded_dtype(numbers, scale, offset, has_attribute, bool(missing_values))
+    ranged = valid_range is True or (valid_range is None and result.kind == "f" and not has_attribute)
     low, high = _bounds(numbers, packing) if ranged else (None, None)
     if (low, high) != (None, None) and result.kind != "f":
         result = _promoted(numbers)
-    missing = tuple(dict.fromkeys(_cast(value, result) for value in marks if _fits(value, result)))
-    decoding = Decoding(result, kind, missing, low, high, scale, offset)
-    epoch = epoch_of(attributes.get("units"), attributes.get("calendar")) if decode_times else None
-    if epoch is not None:
-        return Meaning(np.dtype(np.float64), _in_seconds(decoding, epoch), epoch.attributes(attributes, used_up))
+    missing = tuple(dict.fromkeys(_cast(value, result) for value in missing_values if _is_castable(value, result)))
+    convert = Decoding(result, kind, missing, low, high, scale, offset)
+    origin = time_origin(attributes.get("units"), attributes.get("calendar")) if decode_times else None
+    if origin is not None:
+        return CfDecoding(np.dtype(np.float64), _to_seconds(convert, origin), origin.attributes(attributes, dropped))
     if attributes.get("dtype") == "bool" and result == numbers:
-        return Meaning(np.dtype(bool), replace(decoding, dtype=np.dtype(bool)), attributes)
-    left = {key: value for key, value in attributes.items() if key not in used_up}
-    return Meaning(result, None if decoding == Decoding(native) else decoding, left)
+        return CfDecoding(np.dtype(bool), replace(convert, dtype=np.dtype(bool)), attributes)
+    kept = {key: value for key, value in attributes.items() if key not in dropped}
+    return CfDecoding(result, None if convert == Decoding(native) else convert, kept)
 
 
 def _stored_kind(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> str:
-    said = str(attributes.get("_Unsigned", "")).lower()
-    if dtype.kind == "i" and said == "true":
+    unsigned = str(attributes.get("_Unsigned", "")).lower()
+    if dtype.kind == "i" and unsigned == "true":
         return "u"
-    return "i" if dtype.kind == "u" and said == "false" else ""
+    return "i" if dtype.kind == "u" and unsigned == "false" else ""
 
 
 def _number(attributes: Mapping[str, Any], key: str, path: str, name: str) -> Any:
-    """The attribute as a NumPy number, None if there is none; a number that was written as text is one, too."""
+    """Return the attribute as a NumPy number, also if it is a text with a number; None if it is not there."""
     value = attributes.get(key)
     if value is None:
         return None
     try:
-        found = np.asarray(float(value) if isinstance(value, str | bytes) else value)
-        if found.size == 1 and found.dtype.kind in "iuf":
-            return found.reshape(-1)[0]
+        number = np.asarray(float(value) if isinstance(value, str | bytes) else value)
+        if number.size == 1 and number.dtype.kind in "iuf":
+            return number.reshape(-1)[0]
     except ValueError:
-        pass  # a text that is no number: told below
+        pass  # a text that is no number: the error follows
     raise FormatError(
         f"the attribute {key!r} is no number",
         file=path,
@@ -191,24 +138,24 @@ def _number(attributes: Mapping[str, Any], key: str, path: str, name: str) -> An
     )
 
 
-def _marks(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> tuple[list[Any], bool]:
-    """Values that mark missing numbers, and whether the variable has an attribute that names some.
+def _missing_values(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> tuple[list[Any], bool]:
+    """Return the values that stand for missing numbers, and whether the variable has an attribute for them.
 
-    Not-a-number marks itself. It says nothing about integers.
+    NaN needs no entry among floats, and cannot occur among integers.
     """
-    marks: list[Any] = []
-    marked = False
+    found: list[Any] = []
+    has_attribute = False
     for key in ("missing_value", "_FillValue"):
         if key not in attributes:
             continue
         values = [value for value in np.ravel(attributes[key]).tolist() if value == value]
-        marked = marked or bool(values) or dtype.kind == "f"
-        marks += [_as_unsigned(value, dtype) for value in values]
-    return marks, marked
+        has_attribute = has_attribute or bool(values) or dtype.kind == "f"
+        found += [_with_sign_of(value, dtype) for value in values]
+    return found, has_attribute
 
 
-def _as_unsigned(value: Any, dtype: np.dtype[Any]) -> Any:
-    """A mark that was written with the other sign than the numbers have."""
+def _with_sign_of(value: Any, dtype: np.dtype[Any]) -> Any:
+    """Return an integer of the other signedness as the one of ``dtype`` with the same bits; other values unchanged."""
     if dtype.kind not in "iu" or not isinstance(value, int | np.integer):
         return value
     limits, number = np.iinfo(dtype), int(value)
@@ -218,8 +165,8 @@ def _as_unsigned(value: Any, dtype: np.dtype[Any]) -> Any:
     return number - span if dtype.kind == "i" and limits.max < number < span else number
 
 
-def _fits(value: Any, dtype: np.dtype[Any]) -> bool:
-    """Whether it is a number, and not one that would become infinite in that dtype."""
+def _is_castable(value: Any, dtype: np.dtype[Any]) -> bool:
+    """Return whether the value is a number that does not become infinite in that dtype."""
     number = isinstance(value, int | float)
     return number and (dtype.kind != "f" or bool(np.isinf(_cast(value, dtype))) == bool(np.isinf(value)))
 
@@ -229,49 +176,51 @@ def _cast(value: Any, dtype: np.dtype[Any]) -> Any:
         return dtype.type(value)
 
 
-def _result(dtype: np.dtype[Any], scale: Any, offset: Any, marked: bool, some: bool) -> np.dtype[Any]:
-    """The dtype of the decoded numbers, as xarray chooses it.
+def _decoded_dtype(
+    dtype: np.dtype[Any], scale: Any, offset: Any, has_attribute: bool, has_values: bool
+) -> np.dtype[Any]:
+    """Return the dtype of the decoded numbers, as xarray chooses it.
 
     Parameters
     ----------
     dtype : of the stored numbers.
     scale, offset : numbers or None.
-    marked, some : whether attributes mark missing numbers, and whether they name any but not-a-number.
+    has_attribute, has_values : whether there is an attribute for missing values, and whether one of them is not NaN.
     """
     if scale is None and offset is None:
-        return _promoted(dtype) if some else dtype
-    if marked and not some and dtype.kind == "f":
+        return _promoted(dtype) if has_values else dtype
+    if has_attribute and not has_values and dtype.kind == "f":
         return dtype
     if offset is not None:
-        alike = scale is not None and scale.dtype == offset.dtype and scale.dtype.kind == "f"
+        same_float = scale is not None and scale.dtype == offset.dtype and scale.dtype.kind == "f"
         wide = dtype.itemsize == 4 and dtype.kind in "iu"
-        return np.dtype(str(scale.dtype) if alike and not wide else "float64")
+        return np.dtype(str(scale.dtype) if same_float and not wide else "float64")
     if scale.dtype.kind == "f":
         return np.dtype(str(scale.dtype))
-    return _scaled_integer(dtype, scale, some)
+    return _scaled_integer_dtype(dtype, scale, has_values)
 
 
-def _scaled_integer(dtype: np.dtype[Any], scale: Any, some: bool) -> np.dtype[Any]:
-    """xarray computes in the dtype of an integer scale, which may be too narrow: then floats."""
-    if some or dtype.kind == "f":
+def _scaled_integer_dtype(dtype: np.dtype[Any], scale: Any, has_values: bool) -> np.dtype[Any]:
+    """Return the dtype of an integer scale, as xarray does, or float64 if the products exceed its range."""
+    if has_values or dtype.kind == "f":
         return np.dtype(np.float64)
-    limits, room = np.iinfo(dtype), np.iinfo(scale.dtype)
-    ends = [int(limits.min) * int(scale), int(limits.max) * int(scale)]
-    return np.dtype(scale.dtype) if room.min <= min(ends) and max(ends) <= room.max else np.dtype(np.float64)
+    limits, available = np.iinfo(dtype), np.iinfo(scale.dtype)
+    products = [int(limits.min) * int(scale), int(limits.max) * int(scale)]
+    fits = available.min <= min(products) and max(products) <= available.max
+    return np.dtype(scale.dtype) if fits else np.dtype(np.float64)
 
 
 def _promoted(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The float that can say that a number is missing."""
+    """Return the float dtype for numbers of which some are missing."""
     if dtype.kind == "f":
         return dtype
     return np.dtype(np.float32 if dtype.itemsize <= 2 else np.float64)
 
 
 def _bounds(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Lowest and highest valid stored value, or None.
+    """Return the smallest and the largest valid stored value, or None.
 
-    An attribute that is no number, or not of the variable's own kind, does not count: whether it would be about the
-    stored or the decoded numbers is not said.
+    An attribute of another kind than the variable is ignored: it may apply to the stored or to the decoded numbers.
     """
     both = np.ravel(attributes.get("valid_range", []))
     low, high = both if len(both) == 2 else (attributes.get("valid_min"), attributes.get("valid_max"))
@@ -283,17 +232,85 @@ def _bound(value: Any, dtype: np.dtype[Any]) -> Any:
     integers = dtype.kind in "iu"
     if len(found) != 1 or found.dtype.kind not in ("iu" if integers else "iuf"):
         return None
-    return _as_unsigned(found[0], dtype)
+    return _with_sign_of(found[0], dtype)
 
 
-def _in_seconds(decoding: Decoding, epoch: TimeOrigin) -> Decoding:
-    """The same numbers as float64 seconds since the epoch."""
-    scale = np.float64(1 if decoding.scale is None else decoding.scale)
-    offset = np.float64(0 if decoding.offset is None else decoding.offset)
+@dataclass(frozen=True)
+class TimeOrigin:
+    """Conversion of stored times to seconds since ``ORIGIN``: ``stored * unit + start``.
+
+    Files that count from different days become comparable.
+
+    Parameters
+    ----------
+    unit : length of the stored unit, in seconds.
+    start : zero of the stored times, in seconds since the origin, in the variable's own calendar.
+    calendar : name in cftime.
+    stored_units : units attribute of the file.
+    """
+
+    unit: np.float64
+    start: np.float64
+    calendar: str
+    stored_units: str
+
+    def attributes(self, stored: Mapping[str, Any], dropped: Collection[str]) -> dict[str, Any]:
+        """Return the attributes of the decoded times: the stored ones without ``dropped``, in the new units."""
+        kept = {key: value for key, value in stored.items() if key not in dropped}
+        return kept | {
+            "units": f"seconds since {ORIGIN.replace('T', ' ')}",
+            "calendar": self.calendar,
+            "origin": ORIGIN,
+            "stored_units": self.stored_units,
+        }
+
+
+def time_origin(units: object, calendar: object) -> TimeOrigin | None:
+    """Return the conversion of times with these attributes; None if they are no times, or have no fixed unit.
+
+    Calendars: https://unidata.github.io/cftime/.
+    """
+    match = re.fullmatch(r"\s*([A-Za-z]+)\s+since\s+(.+?)\s*", units) if isinstance(units, str) else None
+    if match is None:
+        return None
+    name = calendar.lower() if isinstance(calendar, str) and calendar else "standard"
+    try:
+        start = cftime.num2date(0, f"seconds since {_complete_date(match[2])}", name, only_use_cftime_datetimes=True)
+        origin = cftime.datetime(1970, 1, 1, calendar=start.calendar, has_year_zero=start.has_year_zero)
+        since = start - origin
+    except (ValueError, OverflowError, TypeError):  # the last from cftime, for "12:00" as the date
+        return None
+    unit = _unit_seconds(match[1].lower(), start.calendar)
+    if unit is None:
+        return None
+    seconds = since.days * 86400 + since.seconds + since.microseconds * 1e-6
+    return TimeOrigin(np.float64(unit), np.float64(seconds), start.calendar, str(units))
+
+
+def _complete_date(text: str) -> str:
+    """Return the date with month and day, each 1 if it is missing: "2000", "2000-06"."""
+    missing = 2 - text.count("-") if re.fullmatch(r"[0-9]{4,}(-[0-9]{1,2})?", text) else 0
+    return text + "-1" * missing
+
+
+def _unit_seconds(unit: str, calendar: str) -> float | None:
+    for name in (unit, unit.removesuffix("s")):
+        if name in UNIT_SECONDS:
+            return UNIT_SECONDS[name]
+        days = CALENDAR_DAYS.get({"noleap": "365_day", "all_leap": "366_day"}.get(calendar, calendar), {}).get(name)
+        if days is not None:
+            return days * 86400.0
+    return None
+
+
+def _to_seconds(convert: Decoding, origin: TimeOrigin) -> Decoding:
+    """Return the conversion to float64 seconds since ``ORIGIN``."""
+    scale = np.float64(1 if convert.scale is None else convert.scale)
+    offset = np.float64(0 if convert.offset is None else convert.offset)
     return replace(
-        decoding,
+        convert,
         dtype=np.dtype(np.float64),
-        missing=tuple(np.float64(value) for value in decoding.missing),
-        scale=scale * epoch.unit,
-        offset=offset * epoch.unit + epoch.start,
+        missing=tuple(np.float64(value) for value in convert.missing),
+        scale=scale * origin.unit,
+        offset=offset * origin.unit + origin.start,
     )

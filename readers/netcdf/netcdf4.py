@@ -1,7 +1,7 @@
-"""The variables of netCDF-4 files: HDF5 datasets, whose axes are named by dimension scales.
+"""Variables of netCDF-4 files: HDF5 datasets whose axes have dimension scales.
 
-https://docs.unidata.ucar.edu/netcdf-c/current/file_format_specifications.html (netCDF-4 format) says how dimensions,
-and variables that share their names, are stored.
+Storage of dimensions and coordinate variables: section "netCDF-4 format" in
+https://docs.unidata.ucar.edu/netcdf-c/current/file_format_specifications.html.
 """
 
 from __future__ import annotations
@@ -21,51 +21,51 @@ from matex_data.index.library import LibraryRows, MemoryRows
 from matex_data.index.model import Layout
 from matex_data.index.strided import Strided
 from matex_data.index.transposed import Transposed
-from matex_data.readers.hdf5.names import FAILURES, dataset_names
+from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names
 from matex_data.readers.hdf5.reader import attributes, dataset_rows
 from matex_data.readers.hdf5.rows import Hdf5Rows, open_file
-from matex_data.readers.netcdf.cf import Meaning
-from matex_data.readers.netcdf.variables import Content, Variable
+from matex_data.readers.netcdf.cf import CfDecoding
+from matex_data.readers.netcdf.variables import FileContent, Variable
 
 NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
-NO_COORDINATE = "_nc4_non_coord_"  # before the name of a variable that has the name of a dimension it does not have
+NO_COORDINATE = "_nc4_non_coord_"  # prefix of a variable with the name of a dimension that is not its own
 ROOT_MARKS = (b"_NCProperties", b"_nc3_strict")
 MARKS = (b"_Netcdf4Dimid", b"_Netcdf4Coordinates")
-LOOKED_AT = 64  # objects of the root group, to tell whether the file is netCDF-4
-INTERNAL = {
+MAX_PROBES = 64  # objects of the root group that are searched for the marks of netCDF-4
+INTERNAL_ATTRIBUTES = {
     "CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS",
     "_Netcdf4Dimid", "_Netcdf4Coordinates", "_nc3_strict", "_NCProperties", "_NCCOPY",
 }  # fmt: skip
-"""Attributes that netCDF and the dimension scales of HDF5 need for themselves."""
-FILL = {
+"""Attributes of the storage: those of netCDF itself, and of the dimension scales of HDF5."""
+DEFAULT_FILL = {
     "i1": -127, "i2": -32767, "i4": -2147483647, "i8": -9223372036854775806,
     "u1": 255, "u2": 65535, "u4": 4294967295, "u8": 18446744073709551614,
     "f4": 9.969209968386869e36, "f8": 9.969209968386869e36,
 }  # fmt: skip
-"""What netCDF shows where nothing was written."""
+"""Values of netCDF for elements that were never written."""
 
 
 def is_netcdf4(path: str) -> bool:
-    """Whether an HDF5 file was written as netCDF-4; False where it cannot be opened.
+    """Return whether an HDF5 file was written as netCDF-4; False if it cannot be opened.
 
-    The library marks the root group (``_NCProperties``, since 4.4.1), variables and dimensions. A dimension scale alone
-    says nothing: plain HDF5 files have them, too.
+    The library marks the root group (``_NCProperties``, since 4.4.1), variables and dimensions. A dimension scale is no
+    mark: plain HDF5 files have them too.
     """
     try:
         with open_file(path) as file:
             return any(h5py.h5a.exists(file.id, mark) for mark in ROOT_MARKS) or _has_marked_dataset(file.id)
-    except FAILURES:
+    except HDF5_ERRORS:
         return False
 
 
 def _has_marked_dataset(group: h5py.h5g.GroupID) -> bool:
-    """Whether one of the first datasets of a group is a variable or a dimension of netCDF."""
+    """Return whether one of the first datasets of a group is a variable or a dimension of netCDF."""
     for link in _first_links(group):
         if h5py.h5g.get_objinfo(group, link, follow_link=False).type == h5py.h5g.DATASET:
-            found = h5py.h5d.open(group, link)
-            if any(h5py.h5a.exists(found, mark) for mark in MARKS):
+            dataset = h5py.h5d.open(group, link)
+            if any(h5py.h5a.exists(dataset, mark) for mark in MARKS):
                 return True
-            if h5py.h5a.exists(found, b"NAME") and _is_bare(h5py.Dataset(found)):
+            if h5py.h5a.exists(dataset, b"NAME") and _is_dimension_only(h5py.Dataset(dataset)):
                 return True
     return False
 
@@ -75,64 +75,64 @@ def _first_links(group: h5py.h5g.GroupID) -> list[bytes]:
 
     def visit(name: bytes) -> int | None:
         links.append(name)
-        return 1 if len(links) >= LOOKED_AT else None
+        return 1 if len(links) >= MAX_PROBES else None
 
     group.links.iterate(visit)
     return links
 
 
-def content(file: h5py.File, path: str) -> Content:
-    """What is in an HDF5 file, seen as netCDF.
+def read_content(file: h5py.File, path: str) -> FileContent:
+    """Read variables and dimensions of an HDF5 file by the rules of netCDF-4.
 
     Raises
     ------
-    FormatError : its objects cannot be listed.
+    FormatError : the objects of the file cannot be listed.
     """
-    found = {name: file[name] for name in dataset_names(file, path)}
-    scales = {name: dataset for name, dataset in found.items() if dataset.attrs.get("CLASS") == b"DIMENSION_SCALE"}
-    axes = _Axes(scales)
+    datasets = {name: file[name] for name in dataset_names(file, path)}
+    scales = {name: dataset for name, dataset in datasets.items() if dataset.attrs.get("CLASS") == b"DIMENSION_SCALE"}
+    axes = _AxisNames(scales)
     variables = [
         Hdf5Variable(
-            name=_shown(name),
+            name=_without_prefix(name),
             dimensions=axes.of(name, dataset),
             shape=dataset.shape,
             dtype=dataset.dtype,
-            attributes=_visible(dataset),
+            attributes=_user_attributes(dataset),
             path=path,
             dataset=dataset,
         )
-        for name, dataset in found.items()
-        if dataset.shape is not None and not _is_bare(dataset)
+        for name, dataset in datasets.items()
+        if dataset.shape is not None and not _is_dimension_only(dataset)
     ]
     lengths = axes.lengths(variables)
     unlimited = [name for name, scale in scales.items() if scale.maxshape and scale.maxshape[0] is None]
-    return Content(path, [replace(v, lengths=lengths) for v in variables], lengths, unlimited)
+    return FileContent(path, [replace(v, lengths=lengths) for v in variables], lengths, unlimited)
 
 
-def _shown(name: str) -> str:
+def _without_prefix(name: str) -> str:
     group, slash, last = name.rpartition("/")
     return group + slash + last.removeprefix(NO_COORDINATE)
 
 
-def _is_bare(dataset: h5py.Dataset) -> bool:
-    """Whether it is a dimension without a variable."""
+def _is_dimension_only(dataset: h5py.Dataset) -> bool:
+    """Return whether the dataset is a dimension without a variable."""
     name = dataset.attrs.get("NAME", b"") if dataset.attrs.get("CLASS") == b"DIMENSION_SCALE" else b""
     return bytes(name).startswith(NO_VARIABLE.encode()) if isinstance(name, bytes) else False
 
 
-def _visible(dataset: h5py.Dataset) -> dict[str, Any]:
-    """The attributes that the user wrote; arrays of one number as that number."""
-    shown = {key: value for key, value in attributes(dataset).items() if key not in INTERNAL}
-    for key, value in shown.items():
+def _user_attributes(dataset: h5py.Dataset) -> dict[str, Any]:
+    """Return the attributes without those of the storage; arrays of one number as that number."""
+    found = {key: value for key, value in attributes(dataset).items() if key not in INTERNAL_ATTRIBUTES}
+    for key, value in found.items():
         if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.names is None:
-            shown[key] = value.reshape(-1)[0]
+            found[key] = value.reshape(-1)[0]
         elif isinstance(value, list) and len(value) == 1:
-            shown[key] = value[0]
-    return shown
+            found[key] = value[0]
+    return found
 
 
-class _Axes:
-    """Names the axes of datasets by their dimension scales, or by their lengths where they have none."""
+class _AxisNames:
+    """Names of the axes of datasets: their dimension scales, or names by length for axes without one."""
 
     def __init__(self, scales: Mapping[str, h5py.Dataset]) -> None:
         self._scales = scales
@@ -143,7 +143,7 @@ class _Axes:
         self._phony: dict[tuple[int, int], str] = {}
 
     def of(self, name: str, dataset: h5py.Dataset) -> tuple[str, ...]:
-        """The dimensions of a dataset."""
+        """Return the dimensions of a dataset."""
         numbers = dataset.attrs.get("_Netcdf4Coordinates")
         if numbers is not None and all(int(number) in self._by_number for number in numbers):
             return tuple(self._by_number[int(number)] for number in numbers)
@@ -154,23 +154,23 @@ class _Axes:
                 names.append("")
             if not names[axis]:
                 unnamed.append(length)
-                names[axis] = self._made_up(length, unnamed.count(length))
+                names[axis] = self._phony_name(length, unnamed.count(length))
         return tuple(names)
 
     def _attached(self, dataset: h5py.Dataset) -> list[str]:
-        """The names of the scales that the dataset's axes point to; empty where there is none."""
+        """Return the names of the scales of the dataset's axes; an empty name for an axis without one."""
         try:
             lists = dataset.attrs.get("DIMENSION_LIST", [])
-            return [self._by_address.get(_led_to(dataset, points[0]), "") if len(points) else "" for points in lists]
-        except FAILURES:
-            return []  # a damaged list of scales does no harm to the numbers
+            return [self._by_address.get(_target(dataset, refs[0]), "") if len(refs) else "" for refs in lists]
+        except HDF5_ERRORS:
+            return []  # the numbers are intact with a damaged list of scales
 
-    def _made_up(self, length: int, occurrence: int) -> str:
-        """The name that netCDF gives to an axis without one: the same for axes of equal length."""
+    def _phony_name(self, length: int, occurrence: int) -> str:
+        """Return the name that netCDF gives to an axis without scale, equal for axes of equal length."""
         return self._phony.setdefault((length, occurrence), f"phony_dim_{len(self._phony)}")
 
     def lengths(self, variables: list[Hdf5Variable]) -> dict[str, int]:
-        """Of each dimension: a variable over an unlimited one may have been written less far than others."""
+        """Return the length of each dimension, the largest of all variables: unlimited ones may differ in length."""
         lengths = {name: int(scale.shape[0]) if scale.shape else 0 for name, scale in self._scales.items()}
         for variable in variables:
             for name, length in zip(variable.dimensions, variable.shape, strict=True):
@@ -178,67 +178,74 @@ class _Axes:
         return lengths
 
 
-def _address(found: h5py.h5d.DatasetID) -> tuple[int, int]:
-    """Where an object is in its file; for the name of what a reference leads to HDF5 searches the whole file."""
-    return h5py.h5g.get_objinfo(found, b".").objno  # type: ignore[no-any-return]
+def _address(dataset: h5py.h5d.DatasetID) -> tuple[int, int]:
+    """Return the address of an object in its file. To find its name, HDF5 would search the whole file."""
+    return h5py.h5g.get_objinfo(dataset, b".").objno  # type: ignore[no-any-return]
 
 
-def _led_to(dataset: h5py.Dataset, reference: h5py.Reference) -> tuple[int, int]:
-    """The address of the object that a reference in the dataset's file leads to."""
+def _target(dataset: h5py.Dataset, reference: h5py.Reference) -> tuple[int, int]:
+    """Return the address of the object that a reference in the dataset's file points to."""
     return _address(h5py.h5r.dereference(reference, dataset.id))
 
 
 @dataclass(frozen=True)
 class Hdf5Variable(Variable):
-    """A dataset of the open file ``path``; ``lengths`` are those of all dimensions."""
+    """Variable in a dataset.
+
+    Parameters
+    ----------
+    path : of the file.
+    dataset : open dataset.
+    lengths : of all dimensions of the file.
+    """
 
     path: str
     dataset: h5py.Dataset
     lengths: Mapping[str, int] = field(default_factory=dict)
 
-    def rows(self, axis: int, meaning: Meaning) -> tuple[Field, Layout]:
-        found, part = dataset_rows(self.dataset, self.path, self.dataset.name.strip("/"), self.attributes)
-        if isinstance(part, Chunked) and self._unwritten():
-            part = replace(part, fill=self._fill())
-        part = _longer(_along(part, axis, self), self.lengths[self.dimensions[axis]], self)
-        shape = (*self.shape, *found.shape[len(self.shape) - 1 :])
+    def rows(self, axis: int, decoding: CfDecoding) -> tuple[Field, Layout]:
+        field, layout = dataset_rows(self.dataset, self.path, self.dataset.name.strip("/"), self.attributes)
+        if isinstance(layout, Chunked) and self._is_unwritten():
+            layout = replace(layout, fill=self._fill_value())
+        layout = _extend(_along(layout, axis, self), self.lengths[self.dimensions[axis]], self)
+        shape = (*self.shape, *field.shape[len(self.shape) - 1 :])
         shape = shape[:axis] + shape[axis + 1 :]
-        if found.ragged or meaning.dtype.kind not in "iufbS":
-            return replace(found, name=self.name, shape=shape, attributes=self.attributes), part
-        if meaning.dtype.kind == "S":
-            return _texts(Field(self.name, shape, found.dtype, attributes=self.attributes), part, meaning)
-        decoded = Field(self.name, shape, meaning.dtype, attributes=meaning.attributes)
-        return decoded, part if meaning.decoding is None else _decoded(part, meaning)
+        if field.ragged or decoding.dtype.kind not in "iufbS":
+            return replace(field, name=self.name, shape=shape, attributes=self.attributes), layout
+        if decoding.dtype.kind == "S":
+            return _join_letters(Field(self.name, shape, field.dtype, attributes=self.attributes), layout, decoding)
+        decoded = Field(self.name, shape, decoding.dtype, attributes=decoding.attributes)
+        return decoded, layout if decoding.convert is None else _decode(layout, decoding)
 
     def values(self) -> Array:
-        if self._unwritten():
-            return np.full(self.shape, self._fill(), self.dtype)
+        if self._is_unwritten():
+            return np.full(self.shape, self._fill_value(), self.dtype)
         return np.asarray(self.dataset[...])
 
-    def _unwritten(self) -> bool:
-        """Whether HDF5 has made no room for it yet, and netCDF shows its own fill value."""
+    def _is_unwritten(self) -> bool:
+        """Return whether HDF5 has allocated no storage yet, so that netCDF shows its own fill value."""
         status = self.dataset.id.get_space_status()
-        return status == h5py.h5d.SPACE_STATUS_NOT_ALLOCATED and self.dtype.str[1:] in FILL
+        return status == h5py.h5d.SPACE_STATUS_NOT_ALLOCATED and self.dtype.str[1:] in DEFAULT_FILL
 
-    def _fill(self) -> Any:
-        return self.dtype.type(self.attributes.get("_FillValue", FILL[self.dtype.str[1:]]))
+    def _fill_value(self) -> Any:
+        return self.dtype.type(self.attributes.get("_FillValue", DEFAULT_FILL[self.dtype.str[1:]]))
 
 
-def _decoded(part: Layout, meaning: Meaning) -> Layout:
-    """The same rows, decoded."""
-    if isinstance(part, Strided | Chunked | Transposed):
-        return replace(part, convert=meaning.decoding)
-    if isinstance(part, MemoryRows):
-        return MemoryRows(meaning.of(part.values))
-    return DecodedRows(part, meaning) if isinstance(part, LibraryRows) else part
+def _decode(layout: Layout, decoding: CfDecoding) -> Layout:
+    """Return the layout with decoded rows."""
+    if isinstance(layout, Strided | Chunked | Transposed):
+        return replace(layout, convert=decoding.convert)
+    if isinstance(layout, MemoryRows):
+        return MemoryRows(decoding.decode(layout.values))
+    return DecodedRows(layout, decoding) if isinstance(layout, LibraryRows) else layout
 
 
 @dataclass(frozen=True, eq=False)
 class DecodedRows(LibraryRows):
-    """Rows that a library reads, decoded after that."""
+    """Rows of another layout, decoded after the library has read them."""
 
     source: LibraryRows
-    meaning: Meaning
+    decoding: CfDecoding
 
     @property
     def rows(self) -> int:  # type: ignore[override]
@@ -249,72 +256,73 @@ class DecodedRows(LibraryRows):
         return self.source.block_rows
 
     def read(self, start: int, stop: int) -> Array:
-        return self.meaning.of(self.source.read(start, stop))
+        return self.decoding.decode(self.source.read(start, stop))
 
 
-def _along(part: Layout, axis: int, variable: Hdf5Variable) -> Layout:
-    """The rows along another axis than the first."""
+def _along(layout: Layout, axis: int, variable: Hdf5Variable) -> Layout:
+    """Return the layout of the rows along another axis."""
     if axis == 0:
-        return part
+        return layout
     shape = variable.shape
-    if isinstance(part, MemoryRows):
-        return MemoryRows(np.ascontiguousarray(np.moveaxis(part.values, axis, 0)))
-    if isinstance(part, Strided):
-        inner = part.shape[len(shape) - 1 :]
+    if isinstance(layout, MemoryRows):
+        return MemoryRows(np.ascontiguousarray(np.moveaxis(layout.values, axis, 0)))
+    if isinstance(layout, Strided):
+        inner = layout.shape[len(shape) - 1 :]
         before, after = shape[:axis], (*shape[axis + 1 :], *inner)
         order = tuple(range(len(before) + len(after)))
-        return Transposed(shape[axis], part.offset, before, after, part.stride, part.dtype, order)
-    if isinstance(part, Hdf5Rows):
-        return replace(part, rows=shape[axis], block_rows=(variable.dataset.chunks or shape)[axis], axis=axis)
-    return _chunks_along(part, axis) if isinstance(part, Chunked) else part
+        return Transposed(shape[axis], layout.offset, before, after, layout.stride, layout.dtype, order)
+    if isinstance(layout, Hdf5Rows):
+        return replace(layout, rows=shape[axis], block_rows=(variable.dataset.chunks or shape)[axis], axis=axis)
+    return _chunks_along(layout, axis) if isinstance(layout, Chunked) else layout
 
 
-def _chunks_along(part: Chunked, axis: int) -> Chunked:
-    """The same chunks, numbered with another axis first."""
-    grid = [-(-n // c) for n, c in zip(part.shape, part.chunk_shape, strict=True)]
+def _chunks_along(layout: Chunked, axis: int) -> Chunked:
+    """Return the layout with the chunks renumbered so that ``axis`` comes first."""
+    grid = [-(-n // c) for n, c in zip(layout.shape, layout.chunk_shape, strict=True)]
     order = (axis, *(a for a in range(len(grid)) if a != axis))
-    places = np.unravel_index(part.number, grid) if len(part.number) else tuple(part.number for _ in grid)
-    number: Integers = np.zeros(len(part.number), np.int64)
+    count = len(layout.number)
+    coordinates = np.unravel_index(layout.number, grid) if count else tuple(layout.number for _ in grid)
+    number: Integers = np.zeros(count, np.int64)
     for a in order:
-        number = number * grid[a] + places[a]
-    ranked = np.argsort(number, kind="stable")
+        number = number * grid[a] + coordinates[a]
+    ascending = np.argsort(number, kind="stable")
     return replace(
-        part,
-        shape=tuple(part.shape[a] for a in order),
-        chunk_shape=tuple(part.chunk_shape[a] for a in order),
-        number=number[ranked],
-        offset=part.offset[ranked],
-        nbytes=part.nbytes[ranked],
-        mask=part.mask[ranked],
+        layout,
+        shape=tuple(layout.shape[a] for a in order),
+        chunk_shape=tuple(layout.chunk_shape[a] for a in order),
+        number=number[ascending],
+        offset=layout.offset[ascending],
+        nbytes=layout.nbytes[ascending],
+        mask=layout.mask[ascending],
         axis=axis,
     )
 
 
-def _longer(part: Layout, rows: int, variable: Hdf5Variable) -> Layout:
-    """As many rows as the unlimited dimension has; those that were never written are the fill value."""
-    if part.rows == rows:
-        return part
-    if isinstance(part, Chunked):
-        return replace(part, shape=(rows, *part.shape[1:]))
+def _extend(layout: Layout, rows: int, variable: Hdf5Variable) -> Layout:
+    """Return the layout with ``rows`` rows, the length of the unlimited dimension; rows beyond its own are fill."""
+    if layout.rows == rows:
+        return layout
+    if isinstance(layout, Chunked):
+        return replace(layout, shape=(rows, *layout.shape[1:]))
     raise FormatError(
         "the field is shorter than its dimension",
         file=variable.path,
         field=variable.name,
         expected=f"{rows} rows",
-        found=f"{part.rows} rows, and data that only the HDF5 library can read",
+        found=f"{layout.rows} rows, and data that only the HDF5 library can read",
     )
 
 
-def _texts(found: Field, part: Layout, meaning: Meaning) -> tuple[Field, Layout]:
-    """Letters along the last axis as texts, where whole texts lie together."""
-    dtype, length = meaning.dtype, meaning.dtype.itemsize
-    if found.shape and found.shape[-1] == length and found.dtype.itemsize == 1 < length:
-        shape = found.shape[:-1]
-        texts = replace(found, shape=shape, dtype=dtype)
-        if isinstance(part, Strided):
-            return texts, replace(part, dtype=dtype, shape=shape)
-        if isinstance(part, Chunked) and part.chunk_shape[-1] == length:
-            return texts, replace(part, dtype=dtype, shape=part.shape[:-1], chunk_shape=part.chunk_shape[:-1], fill=b"")
-        if isinstance(part, MemoryRows | LibraryRows):
-            return texts, _decoded(part, meaning)
-    return found, part
+def _join_letters(field: Field, layout: Layout, decoding: CfDecoding) -> tuple[Field, Layout]:
+    """Return letters along the last axis as texts, if the letters of each text are contiguous; else unchanged."""
+    dtype, length = decoding.dtype, decoding.dtype.itemsize
+    if field.shape and field.shape[-1] == length and field.dtype.itemsize == 1 < length:
+        texts = replace(field, shape=field.shape[:-1], dtype=dtype)
+        if isinstance(layout, Strided):
+            return texts, replace(layout, dtype=dtype, shape=texts.shape)
+        if isinstance(layout, Chunked) and layout.chunk_shape[-1] == length:
+            shape, chunk_shape = layout.shape[:-1], layout.chunk_shape[:-1]
+            return texts, replace(layout, dtype=dtype, shape=shape, chunk_shape=chunk_shape, fill=b"")
+        if isinstance(layout, MemoryRows | LibraryRows):
+            return texts, _decode(layout, decoding)
+    return field, layout

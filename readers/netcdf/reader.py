@@ -1,4 +1,4 @@
-"""netCDF, classic and netCDF-4: variables along a dimension that counts the samples, decoded by the CF conventions."""
+"""Index of netCDF files, classic and netCDF-4: variables along the sample dimension, decoded by the CF conventions."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from matex_data.fields import Field
 from matex_data.index.interleaved import group_interleaved
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.machine import check_fits
-from matex_data.readers.hdf5.names import FAILURES
+from matex_data.readers.formats import HDF5_MAGIC
+from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.hdf5.rows import open_file
 from matex_data.readers.netcdf import classic, netcdf4
-from matex_data.readers.netcdf.cf import USED_UP, Meaning, meaning
-from matex_data.readers.netcdf.variables import Content, Variable
+from matex_data.readers.netcdf.cf import PACKING_ATTRIBUTES, CfDecoding, cf_decoding
+from matex_data.readers.netcdf.variables import FileContent, Variable
 
-AGREED = ("units", "calendar", "standard_name", "positive", "flag_values", "flag_masks", "flag_meanings")
-STATIC_BYTES = 64 << 20  # of one variable without samples that every rank holds in memory
-CHECKED_BYTES = 1 << 20  # to look at the free memory costs more than smaller ones can take
-DECODED = 5  # of static numbers, at most: two bytes as they are stored, and eight once decoded
-MARK = b"\x89HDF\r\n\x1a\n"
+COMMON_ATTRIBUTES = ("units", "calendar", "standard_name", "positive", "flag_values", "flag_masks", "flag_meanings")
+MAX_STATIC_BYTES = 64 << 20  # of one variable without samples, which every rank holds in memory
+CHECKED_BYTES = 1 << 20  # of a static variable for which the free memory is checked
+DECODED_RATIO = 5  # memory of a static variable per stored byte, at most: two bytes stored, eight decoded
 
 
 def index(
@@ -40,129 +40,121 @@ def index(
     valid_range: bool | None = None,
     static: bool = True,
 ) -> Index:
-    """The samples of a netCDF file along one of its dimensions.
+    """Index the variables of a netCDF file along one of its dimensions.
 
     Parameters
     ----------
-    names : variables, those of groups as ``"forecast/t2m"``. None: every one that has the sample dimension. The others
-        are static: they come as they are, unless they are larger than ``STATIC_BYTES``.
-    sample_dim : the dimension that counts the samples. None: the unlimited one, else the first one of all variables.
-    decode : False: everything comes as it is stored, unless the next two say otherwise. True: also letters along the
-        last axis become texts.
-    decode_times : make times seconds since 1970. None: as ``decode`` says.
-    mask_and_scale : undo packing (``scale_factor``, ``add_offset``, ``_Unsigned``), and make missing numbers
-        not-a-number. None: as ``decode`` says.
-    valid_range : whether decoded numbers out of ``valid_min``, ``valid_max`` or ``valid_range`` are missing. None: only
-        of variables that become floats and have neither ``_FillValue`` nor ``missing_value``.
-    static : read the variables without the sample dimension, too. Those of the first file of a data set are enough.
+    names : variables; with groups, for example, ``"forecast/t2m"``. None: all that have the sample dimension.
+    sample_dim : dimension that counts the samples. None: the unlimited one, else the first one of all variables.
+    decode : decode times, packed and missing numbers, and letters along the last axis to texts. False: values as they
+        are stored.
+    decode_times : convert times to seconds since 1970. None: as ``decode``.
+    mask_and_scale : undo packing (``scale_factor``, ``add_offset``, ``_Unsigned``), and replace missing numbers by NaN.
+        None: as ``decode``.
+    valid_range : whether decoded numbers outside of ``valid_min``, ``valid_max`` or ``valid_range`` are missing. None:
+        only of variables that become floats and have neither ``_FillValue`` nor ``missing_value``.
+    static : read the variables without the sample dimension too, up to ``MAX_STATIC_BYTES`` each. A data set uses
+        those of its first file.
 
     Raises
     ------
     FieldNotFound : there is no variable of that name.
-    FormatError : the file is damaged or no netCDF file, or it does not say which dimension counts the samples.
+    FormatError : the file is damaged or no netCDF file, or does not determine the sample dimension.
     """
     times = decode if decode_times is None else decode_times
     packing = decode if mask_and_scale is None else mask_and_scale
-    wanted = _Wanted(names, sample_dim, _Decode(decode, times, packing, valid_range), static)
+    options = _Options(names, sample_dim, static, decode, times, packing, valid_range)
     with Path(path).open("rb") as file:
-        mark = file.read(3)
-    if mark == b"CDF" or mark[:2] == classic.GZIP:
-        return _index(classic.content(path), wanted)
+        magic = file.read(3)
+    if magic == b"CDF" or magic[:2] == classic.GZIP_MAGIC:
+        return _index(classic.read_content(path), options)
     if not _is_hdf5(path):
         raise FormatError(
             "the file is not a netCDF file",
             file=path,
-            expected="'CDF' or the mark of HDF5 at its begin",
-            found=repr(mark),
+            expected="'CDF' or the magic bytes of HDF5 at its start",
+            found=repr(magic),
         )
     try:
         with open_file(path) as hdf5:
-            return _index(netcdf4.content(hdf5, path), wanted)
+            return _index(netcdf4.read_content(hdf5, path), options)
     except DataError:
         raise
-    except FAILURES as error:
+    except HDF5_ERRORS as error:
         raise FormatError("the file cannot be read as netCDF-4", file=path, found=error) from error
 
 
 def _is_hdf5(path: str) -> bool:
     with Path(path).open("rb") as file:
-        for destination in (0, 512, 1024, 2048):
-            file.seek(destination)
-            if file.read(len(MARK)) == MARK:
+        for offset, magic in HDF5_MAGIC:
+            file.seek(offset)
+            if file.read(len(magic)) == magic:
                 return True
     return False
 
 
 @dataclass(frozen=True)
-class _Decode:
-    """What is made of stored values: texts of letters, seconds of times, numbers of packed or missing ones."""
+class _Options:
+    """Options of ``index``, with the defaults of ``decode`` applied."""
 
+    names: Sequence[str] | None
+    sample_dim: str | None
+    static: bool
     letters: bool
     times: bool
     packing: bool
     valid_range: bool | None
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """What the user asks for, see ``index``."""
-
-    names: Sequence[str] | None
-    sample_dim: str | None
-    decode: _Decode
-    static: bool
-
-
-def _index(content: Content, asked: _Wanted) -> Index:
-    wanted = _named(content, asked.names) if asked.names is not None else content.variables
-    dimension = content.sample_dimension(wanted, asked.sample_dim)
-    units = _units_of_bounds(content.variables)
+def _index(content: FileContent, options: _Options) -> Index:
+    path = content.path
+    selected = _select(content, options.names) if options.names is not None else content.variables
+    dimension = content.sample_dimension(selected, options.sample_dim)
+    time_attributes = _attributes_of_bounds(content.variables)
     fields: dict[str, Field] = {}
-    parts: dict[str, Layout] = {}
-    for variable in wanted:
+    layouts: dict[str, Layout] = {}
+    for variable in selected:
         if dimension in variable.dimensions:
             axis = variable.dimensions.index(dimension)
-            told = _meaning(variable, axis, content.path, units, asked.decode)
-            fields[variable.name], parts[variable.name] = variable.rows(axis, told)
-        elif asked.names is not None:
-            raise _no_samples(content.path, variable, dimension)
+            decoding = _decoding(variable, axis, path, time_attributes, options)
+            fields[variable.name], layouts[variable.name] = variable.rows(axis, decoding)
+        elif options.names is not None:
+            raise _no_samples(path, variable, dimension)
     if not fields:
         found = f"{len(content.variables)} variables without it"
-        raise FormatError(
-            "the file has no samples", file=content.path, expected=f"a variable along {dimension!r}", found=found
-        )
+        raise FormatError("the file has no samples", file=path, expected=f"a variable along {dimension!r}", found=found)
     static = {
-        variable.name: _meaning(variable, None, content.path, units, asked.decode).of(variable.values())
+        variable.name: _decoding(variable, None, path, time_attributes, options).decode(variable.values())
         for variable in content.variables
-        if asked.static and dimension not in variable.dimensions and _fits(variable, content.path)
+        if options.static and dimension not in variable.dimensions and _fits_static(variable, path)
     }
-    facts = _facts(content, [v for v in wanted if v.name in fields], fields, dimension, asked.decode)
-    return Index(
-        fields, [FileIndex(content.path, content.dimensions[dimension], group_interleaved(parts))], static, facts
-    )
+    indexed = [variable for variable in selected if variable.name in fields]
+    facts = _facts(content, indexed, fields, dimension, options.packing)
+    files = [FileIndex(path, content.dimensions[dimension], group_interleaved(layouts))]
+    return Index(fields, files, static, facts)
 
 
 def _facts(
-    content: Content, wanted: Sequence[Variable], fields: Mapping[str, Field], dimension: str, decode: _Decode
+    content: FileContent, indexed: Sequence[Variable], fields: Mapping[str, Field], dimension: str, packing: bool
 ) -> dict[str, str]:
-    """What has to be the same in other files: units and the like, and the coordinates of the other dimensions."""
-    keys = AGREED if decode.packing else AGREED + USED_UP
+    """Return facts that all files of a data set have in common: units, calendars, and the other coordinates."""
+    keys = COMMON_ATTRIBUTES if packing else COMMON_ATTRIBUTES + PACKING_ATTRIBUTES
     facts = {}
-    for variable in wanted:
-        said = fields[variable.name].attributes
-        facts.update({f"{key!r} of {variable.name!r}": str(said[key]) for key in keys if key in said})
-    others = {name for variable in wanted for name in variable.dimensions} - {dimension}
+    for variable in indexed:
+        attributes = fields[variable.name].attributes
+        facts.update({f"{key!r} of {variable.name!r}": str(attributes[key]) for key in keys if key in attributes})
+    others = {name for variable in indexed for name in variable.dimensions} - {dimension}
     for variable in content.variables:
-        if variable.name in others and len(variable.dimensions) == 1 and variable.nbytes <= STATIC_BYTES:
+        if variable.name in others and len(variable.dimensions) == 1 and variable.nbytes <= MAX_STATIC_BYTES:
             numbers = variable.values()
-            numbers = np.ascontiguousarray(numbers, _delivered(numbers.dtype))
+            numbers = np.ascontiguousarray(numbers, _native(numbers.dtype))
             digest = hashlib.sha256(numbers.tobytes()).hexdigest()[:16] if not numbers.dtype.hasobject else ""
             facts[f"the coordinates {variable.name!r}"] = f"{len(numbers)} values (checksum {digest})"
     return facts
 
 
-def _named(content: Content, names: Sequence[str]) -> list[Variable]:
-    """The variables of these names; a leading slash makes no difference."""
+def _select(content: FileContent, names: Sequence[str]) -> list[Variable]:
+    """Return the variables of these names, with or without leading slashes."""
     known = {variable.name: variable for variable in content.variables}
     for name in names:
         if name.strip("/") not in known:
@@ -184,46 +176,53 @@ def _no_samples(path: str, variable: Variable, dimension: str) -> FormatError:
     )
 
 
-def _fits(variable: Variable, path: str) -> bool:
-    if variable.nbytes > STATIC_BYTES:
+def _fits_static(variable: Variable, path: str) -> bool:
+    """Return whether the variable is small enough for ``Dataset.static``; warn if it is not.
+
+    Raises
+    ------
+    PartitionError : the variable does not fit into the free memory.
+    """
+    if variable.nbytes > MAX_STATIC_BYTES:
         text = f"{path}: the variable {variable.name!r} has no samples, and with {variable.nbytes} bytes is too large"
         warnings.warn(f"{text} for Dataset.static; it is left out", stacklevel=2)
     elif variable.nbytes >= CHECKED_BYTES:
-        remedy = "leave out what belongs to no sample: static=False"
-        check_fits(DECODED * variable.nbytes, "the static variable", file=path, field=variable.name, remedy=remedy)
-    return variable.nbytes <= STATIC_BYTES
+        nbytes, remedy = DECODED_RATIO * variable.nbytes, "leave out the variables without samples with static=False"
+        check_fits(nbytes, "the static variable", file=path, field=variable.name, remedy=remedy)
+    return variable.nbytes <= MAX_STATIC_BYTES
 
 
-def _units_of_bounds(variables: Sequence[Variable]) -> dict[str, dict[str, Any]]:
-    """Units and calendar by the names of variables that hold the bounds of times, and need not say them themselves."""
+def _attributes_of_bounds(variables: Sequence[Variable]) -> dict[str, dict[str, Any]]:
+    """Return units and calendar for the variables that hold bounds of times: CF lets them have none of their own."""
     found = {}
     for variable in variables:
-        told = {key: variable.attributes[key] for key in ("units", "calendar") if key in variable.attributes}
-        if "bounds" in variable.attributes and " since " in str(told.get("units")):
+        attributes = {key: variable.attributes[key] for key in ("units", "calendar") if key in variable.attributes}
+        if "bounds" in variable.attributes and " since " in str(attributes.get("units")):
             group = variable.name.rpartition("/")[0]
-            found[f"{group}/{variable.attributes['bounds']}".strip("/")] = told
+            found[f"{group}/{variable.attributes['bounds']}".strip("/")] = attributes
     return found
 
 
-def _meaning(
+def _decoding(
     variable: Variable,
     axis: int | None,
     path: str,
-    units: Mapping[str, dict[str, Any]],
-    decode: _Decode,
-) -> Meaning:
-    """What a variable holds; ``axis`` is that of the samples, or None if it has none."""
+    time_attributes: Mapping[str, dict[str, Any]],
+    options: _Options,
+) -> CfDecoding:
+    """Return the decoding of a variable with sample axis ``axis``; None: a static variable."""
     dtype = variable.dtype
-    numbers = dtype.kind in "iuf" and (decode.times or decode.packing)
-    if not numbers and not (dtype.kind == "S" and decode.letters):
-        return Meaning(_delivered(dtype), None, variable.attributes)
+    numbers = dtype.kind in "iuf" and (options.times or options.packing)
+    if not numbers and not (dtype.kind == "S" and options.letters):
+        return CfDecoding(_native(dtype), None, variable.attributes)
     if dtype.kind == "S":
-        together = dtype.itemsize == 1 and variable.shape and variable.shape[-1] > 1 and axis != len(variable.shape) - 1
-        return Meaning(np.dtype(f"S{variable.shape[-1]}") if together else dtype, None, variable.attributes)
-    attributes = {**units.get(variable.name, {}), **variable.attributes}
-    return meaning(dtype, attributes, path, variable.name, decode.valid_range, decode.times, decode.packing)
+        last = len(variable.shape) - 1
+        texts = dtype.itemsize == 1 and variable.shape and variable.shape[-1] > 1 and axis != last
+        return CfDecoding(np.dtype(f"S{variable.shape[-1]}") if texts else dtype, None, variable.attributes)
+    attributes = {**time_attributes.get(variable.name, {}), **variable.attributes}
+    return cf_decoding(dtype, attributes, path, variable.name, options.valid_range, options.times, options.packing)
 
 
-def _delivered(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """In native byte order; other kinds as they are."""
+def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype in native byte order; dtypes of other kinds than numbers and bytes unchanged."""
     return np.dtype(dtype.newbyteorder("=").str) if dtype.kind in "iufbcS" else dtype

@@ -8,7 +8,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from matex_data import DecodeError, open_dataset
@@ -25,7 +25,6 @@ def _pipeline(*numbers: int, itemsize: int = 4, nbytes: int = 96) -> Pipeline:
     return Pipeline(tuple(Filter(number) for number in numbers), itemsize, nbytes)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_rows_of_many_chunks_go_to_their_places(data: st.DataObject) -> None:
     dtype = np.dtype(data.draw(st.sampled_from(["u1", "i2", "f4", "f8"])))

@@ -10,7 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from matex_data.codecs.pipeline import DEFLATE, FLETCHER32, SHUFFLE, BrokenChunk, Filter, Pipeline, can_decode
@@ -149,7 +149,6 @@ def fletcher32(data: bytes) -> int:
 
 
 @pytest.mark.parametrize("name", [name for name in FILTERS if name not in ("nothing", "shuffle", "bitshuffle")])
-@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_broken_chunks_raise_one_kind_of_error(tmp_path_factory: Any, name: str, data: Any) -> None:
     whole = (np.arange(1540, dtype="i4") ** 2 // 7 % 500).reshape(7, 20, 11)

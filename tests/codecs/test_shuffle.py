@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -24,7 +24,6 @@ def planes_of(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array.reshape(-1).view(np.uint8).reshape(-1, array.itemsize).T).reshape(-1)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_rows_go_to_their_places(data: st.DataObject) -> None:
     shape = data.draw(hnp.array_shapes(min_dims=1, max_dims=3, max_side=9))

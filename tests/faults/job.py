@@ -93,7 +93,7 @@ def main(fault: str, kind: str, folder: Path) -> None:
     warnings.simplefilter("ignore")
     _warm(job)
     job.comm.Barrier()
-    shared_memory.forget()
+    shared_memory.unlink()
     job.note("start")
     try:
         BODIES[fault](job)

@@ -152,7 +152,7 @@ def _serve(task: Task, numbers: Sequence[int], parent: Connection[Any, Any], lim
         _limit_memory()
         warnings.simplefilter("ignore")
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
-        shared_memory.forget()
+        shared_memory.unlink()
         for number in numbers:
             verdict = task(number, lambda stage: parent.send(("stage", stage)))
             parent.send(("done", verdict))

@@ -93,7 +93,7 @@ def test_files_that_ranks_index_together_have_stamps(tmp_path: Path, size: int) 
         Path(path).write_text("a,b\n1,2\n")
     function = collective_reader("csv")
     assert function is not None
-    for index in simulated.together(size, lambda ranks: function(paths, None, ranks)):
+    for index in simulated.on_ranks(size, lambda ranks: function(paths, None, ranks)):
         assert [file.stamp for file in index.files] == [Stamp.of(path) for path in paths]
 
 

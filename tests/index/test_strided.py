@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -54,7 +54,6 @@ def placed(data: np.ndarray[Any, Any], numbers: Any, destination: Any) -> np.nda
     return expected
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_strided_rows(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = tmp_path_factory.getbasetemp() / "strided.bin"
@@ -97,7 +96,6 @@ def write_chunks(path: Path, array: np.ndarray[Any, Any], chunk_shape: tuple[int
     )
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_chunked_rows(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = tmp_path_factory.getbasetemp() / "chunked.bin"
@@ -144,7 +142,6 @@ def test_a_broken_chunk_tells_all_who_wait_for_it(tmp_path: Path) -> None:
         assert (caught.value.row, caught.value.byte) == (6, int(part.offset[1]))
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_scatter_is_plain_assignment(data: st.DataObject) -> None:
     dtype = np.dtype(data.draw(st.one_of(DTYPES, st.just(RECORD))))

@@ -148,7 +148,7 @@ except PartitionError as error:
 """
 
 
-@pytest.mark.parametrize("io", ["collective", "independent"])
+@pytest.mark.parametrize("io", ["collective", pytest.param("independent", marks=pytest.mark.slow)])
 def test_who_goes_on_when_the_program_of_another_has_ended_is_told(large: str, io: str) -> None:
     done = run_script(2, _ENDS, large, io, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -271,7 +271,9 @@ MISTAKES = {
     "truncated": ("cut.h5", "image", "label", 12, ["cut.h5", "truncated"]),
     "flipped-byte": ("flipped.h5", "checked", "", 12, ["flipped.h5", "'checked'", "row 40", "checksum"]),
 }
-ON_RANKS = [(size, mistake) for mistake in MISTAKES for size in (1, 2, 4) if (size, mistake) != (1, "batch-size")]
+QUICK = [(2, "misspelt"), (2, "no-such-file"), (2, "batch-size"), (2, "flipped-byte"), (1, "flipped-byte")]
+MORE = [(size, mistake) for mistake in MISTAKES for size in (1, 2, 4) if (size, mistake) != (1, "batch-size")]
+ON_RANKS = [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE if case not in QUICK)]
 
 
 @pytest.mark.parametrize(("size", "mistake"), ON_RANKS)
@@ -344,7 +346,7 @@ def _images(comm: MPI.Intracomm, files: str) -> tuple[str, list[list[int]]]:
 
 
 @pytest.mark.openmpi
-@pytest.mark.rank_counts(2, 3)
+@pytest.mark.rank_counts(2, slow=(3,))
 def test_windows_that_ranks_agree_on_while_they_decode(pool: Pool, tmp_path: Path) -> None:
     for number in range(3):
         images = np.random.default_rng(number).integers(0, 100, (1048, 16, 16)).astype("i2")
@@ -363,7 +365,7 @@ def _unlike(comm: MPI.Intracomm, path: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.rank_counts(2, 3)
+@pytest.mark.rank_counts(3)
 def test_ranks_that_ask_for_different_fields_are_told(pool: Pool, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["x"] = file["y"] = np.zeros(100)

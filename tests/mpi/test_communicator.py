@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 
-import h5py
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -13,17 +12,8 @@ from mpi4py import MPI
 from matex_data import PartitionError, open_dataset
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi.communicator import Communicator, has_pending
+from tests.mpi.conftest import ROWS
 from tests.support.ranks import Pool
-
-ROWS = 960
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = str(tmp_path_factory.mktemp("communicators") / "x.h5")
-    with h5py.File(path, "w") as file:
-        file["x"] = np.arange(ROWS * 8.0).reshape(ROWS, 8)
-    return path
 
 
 def _rounds(comm: MPI.Intracomm) -> list[list[int]]:
@@ -32,7 +22,7 @@ def _rounds(comm: MPI.Intracomm) -> list[list[int]]:
     for number in range(40):
         if number % comm.size == comm.rank:
             time.sleep(0.001)
-        round_ = opened.begin([number * comm.size + comm.rank] + [number] * 50)
+        round_ = opened.start_maximum([number * comm.size + comm.rank] + [number] * 50)
         noise = [np.full(51, -7) for _ in range(20)]  # takes memory that was let go of too early
         found.append(round_.wait().tolist())
         del noise

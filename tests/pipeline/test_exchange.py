@@ -1,4 +1,4 @@
-"""``shuffle="global"``: a uniform permutation of all samples, from the memory of all ranks or row by row."""
+"""``shuffle="global"``: a uniform permutation of all samples, exchanged in memory or read row by row."""
 
 from __future__ import annotations
 
@@ -23,16 +23,14 @@ from matex_data.sampling.permutation import Permutation
 from tests.support.launch import run_script
 from tests.support.ranks import Pools
 
-pytestmark = pytest.mark.openmpi
-
 ROWS, BATCH, WIDTH = 1003, 24, 100
 TEXTS = [b"n" * (number % 7) for number in range(ROWS)]
-SIZES = [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)]
+SIZES = [1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))]
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compressed chunks, and texts that only the library reads."""
+    """Write compressed chunks, and texts that only the library can read."""
     path = tmp_path_factory.mktemp("global") / "a.h5"
     with h5py.File(path, "w") as file:
         x = np.repeat(np.arange(ROWS, dtype="f4")[:, None], WIDTH, axis=1)
@@ -45,7 +43,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Contiguous rows."""
+    """Write contiguous rows."""
     path = tmp_path_factory.mktemp("global") / "b.h5"
     with h5py.File(path, "w") as file:
         file["x"] = np.repeat(np.arange(ROWS, dtype="f4")[:, None], WIDTH, axis=1)
@@ -54,7 +52,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _epochs(comm: MPI.Intracomm, path: Path, remainder: str = "keep", step: int = 0, **options: Any) -> list[Any]:
-    """The numbers of three epochs' batches on this rank, and bytes: read, and exchanged in the last epoch."""
+    """Return the sample numbers of three epochs on this rank, and the bytes read, and exchanged in the last epoch."""
     data = md.open_dataset(path, comm=comm, **options)
     start = {**data.batches(BATCH, shuffle="global", seed=3, remainder=remainder).state(step)} if step else None
     before = process_profile().bytes
@@ -78,16 +76,16 @@ def _epochs(comm: MPI.Intracomm, path: Path, remainder: str = "keep", step: int 
 
 
 def _whole(by_rank: list[list[Any]]) -> list[list[list[int]]]:
-    """Sorted samples of every global batch of every epoch."""
+    """Return the sorted samples of every global batch of every epoch."""
     return [
-        [np.sort(np.concatenate(shares)).tolist() for shares in zip(*epochs, strict=True)]
+        [np.sort(np.concatenate(of_ranks)).tolist() for of_ranks in zip(*epochs, strict=True)]
         for epochs in zip(*(epochs for epochs, *_ in by_rank), strict=True)
     ]
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("remainder", ["drop", "pad", "keep"])
-def test_every_sample_once_and_the_same_batches_on_any_number_of_ranks(
+@pytest.mark.parametrize("remainder", ["drop", "pad", pytest.param("keep", marks=pytest.mark.openmpi)])
+def test_batches_are_those_of_the_permutation_on_any_number_of_ranks(
     path: Path, ranks: Pools, size: int, remainder: str
 ) -> None:
     by_rank = ranks(size).run(_epochs, path, remainder)
@@ -100,25 +98,25 @@ def test_every_sample_once_and_the_same_batches_on_any_number_of_ranks(
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_each_rank_reads_its_share_once_and_gets_the_rest_from_others(path: Path, ranks: Pools, size: int) -> None:
+def test_each_rank_reads_its_shard_once_and_receives_the_other_samples(path: Path, ranks: Pools, size: int) -> None:
     by_rank = ranks(size).run(_epochs, path, inputs=["x", "id"])
-    stored = sum(part.stored_bytes() for part in md.open_dataset(path)._source.index.files[0].layouts.values())
+    stored = sum(layout.stored_bytes() for layout in md.open_dataset(path)._source.index.files[0].layouts.values())
     chunk = stored / (ROWS / 50)
-    row, share = WIDTH * 4 + 8, ROWS / size
+    row, shard = WIDTH * 4 + 8, ROWS / size
     for epochs, read, exchanged in by_rank:
         received = sum(map(len, epochs[2]))
         assert read <= stored / size + 2 * chunk
-        assert abs(exchanged - received * row * (1 - 1 / size)) <= 5 * row * np.sqrt(share)
+        assert abs(exchanged - received * row * (1 - 1 / size)) <= 5 * row * np.sqrt(shard)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_rows_one_by_one_are_the_same_batches(plain: Path, ranks: Pools, size: int) -> None:
+@pytest.mark.parametrize("size", SIZES[:3])
+def test_single_rows_give_the_same_batches(plain: Path, ranks: Pools, size: int) -> None:
     by_rank = ranks(size).run(_epochs, plain, global_reads="rows")
     assert _whole(by_rank) == _whole([_epochs(MPI.COMM_SELF, plain)])
     assert {exchanged for *_, exchanged in by_rank} == {0}
 
 
-def test_it_goes_on_where_it_was_on_any_number_of_ranks(path: Path, plain: Path, ranks: Pools) -> None:
+def test_it_resumes_on_any_number_of_ranks(path: Path, plain: Path, ranks: Pools) -> None:
     first, second, _ = _whole(ranks(2).run(_epochs, path))
     done = len(first) + 5
     for size, options in ((1, {}), (3, {})):
@@ -129,7 +127,9 @@ def test_it_goes_on_where_it_was_on_any_number_of_ranks(path: Path, plain: Path,
     with pytest.raises(PartitionError, match="another shuffle"):
         md.open_dataset(path, comm=MPI.COMM_SELF).batches(BATCH, shuffle=True, start=state)
     small = md.open_dataset(path, comm=MPI.COMM_SELF, window_bytes=1 << 12, block_bytes=4096)
-    assert len(small.batches(BATCH, shuffle="global", start=state)) == ROWS // BATCH - 7  # no window, no block in it
+    assert (
+        len(small.batches(BATCH, shuffle="global", start=state)) == ROWS // BATCH - 7
+    )  # its state has neither windows nor blocks
 
 
 def _at_different_speeds(comm: MPI.Intracomm, path: Path) -> list[list[int]]:
@@ -141,14 +141,14 @@ def _at_different_speeds(comm: MPI.Intracomm, path: Path) -> list[list[int]]:
         found.append(batch["id"].copy())
         if number == 30:
             break
-    found += [batch["id"].copy() for batch in batches]  # the pass that was left ends on all ranks
+    found += [batch["id"].copy() for batch in batches]  # the unfinished epoch ends on all ranks
     return [ids.tolist() for ids in found]
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_skewed_ranks_leave_early_and_begin_anew(path: Path, ranks: Pools, size: int) -> None:
+def test_skewed_ranks_leave_an_epoch_and_begin_the_next(path: Path, ranks: Pools, size: int) -> None:
     by_rank = ranks(size).run(_at_different_speeds, path)
-    found = [sorted(n for share in shares for n in share) for shares in zip(*by_rank, strict=True)]
+    found = [sorted(n for ids in of_ranks for n in ids) for of_ranks in zip(*by_rank, strict=True)]
     order = [Permutation(ROWS, 1, number)(np.arange(ROWS)) for number in range(2)]
     expected = [sorted(order[0][i * BATCH : (i + 1) * BATCH].tolist()) for i in range(31)]
     expected += [sorted(order[1][i * BATCH : (i + 1) * BATCH].tolist()) for i in range(ROWS // BATCH)]
@@ -161,12 +161,12 @@ def _one_leaves(comm: MPI.Intracomm, path: Path) -> None:
         if comm.rank == 0 and number == 1:
             break
     if comm.rank == 0:
-        raise PartitionError("another rank has left the pass over the data before its end")
+        raise PartitionError("another rank has left this epoch before its end")
 
 
 def test_a_rank_that_leaves_alone_stops_the_others(path: Path, ranks: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = ranks(2).outcomes(_one_leaves, path, timeout=60)
-    assert all("has left the pass" in str(error) for error in outcomes)
+    assert all("has left this epoch" in str(error) for error in outcomes)
 
 
 def _no_memory(comm: MPI.Intracomm, path: Path, where: str) -> None:
@@ -188,12 +188,12 @@ def _no_memory(comm: MPI.Intracomm, path: Path, where: str) -> None:
         setattr(exchange, where, original)
 
 
-@pytest.mark.parametrize("where", ["_packed", "scatter"])
-def test_memory_that_runs_out_ends_the_pass_on_all_ranks(path: Path, ranks: Pools, where: str) -> None:
+@pytest.mark.parametrize("where", ["_pack", "scatter"])
+def test_out_of_memory_ends_the_epoch_on_all_ranks(path: Path, ranks: Pools, where: str) -> None:
     outcomes = ranks(2).outcomes(_no_memory, path, where, timeout=60)
     assert all(isinstance(error, OutOfMemory) for error in outcomes), outcomes
     assert len({str(error) for error in outcomes}) == 1
-    assert len(ranks(2).run(_epochs, path)) == 2  # and the next pass is sound
+    assert len(ranks(2).run(_epochs, path)) == 2  # the next epoch works
 
 
 def _unfit(comm: MPI.Intracomm, path: Path) -> None:
@@ -207,7 +207,7 @@ def _unfit(comm: MPI.Intracomm, path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_what_does_not_fit_is_refused_with_the_figures(path: Path, plain: Path, ranks: Pools, size: int) -> None:
+def test_samples_that_do_not_fit_are_refused_with_the_figures(path: Path, plain: Path, ranks: Pools, size: int) -> None:
     for file, rows in ((path, False), (plain, True)):
         outcomes = ranks(size).outcomes(_unfit, file)
         assert len({str(error) for error in outcomes}) == 1
@@ -217,12 +217,12 @@ def test_what_does_not_fit_is_refused_with_the_figures(path: Path, plain: Path, 
 
 
 def test_options_are_checked(path: Path) -> None:
-    with pytest.raises(PartitionError, match="50 of its rows are stored together") as raised:
+    with pytest.raises(PartitionError, match="blocks of 50 rows") as raised:
         md.open_dataset(path, comm=MPI.COMM_SELF, inputs="x", global_reads="rows").batches(BATCH, shuffle="global")
     assert raised.value.field == "x"
-    with pytest.raises(PartitionError, match="no such way to read for a global shuffle"):
+    with pytest.raises(PartitionError, match="unknown access to samples for a global shuffle"):
         md.open_dataset(path, comm=MPI.COMM_SELF, global_reads="disk")
-    with pytest.raises(PartitionError, match="no such shuffle"):
+    with pytest.raises(PartitionError, match="unknown shuffle"):
         md.open_dataset(path, comm=MPI.COMM_SELF).batches(BATCH, shuffle="local")  # type: ignore[arg-type]
 
 
@@ -263,11 +263,11 @@ def test_a_permutation(monkeypatch: pytest.MonkeyPatch, table: int, total: int) 
         assert abs(np.corrcoef(orders[0], np.arange(total))[0, 1]) < 5 / np.sqrt(total)
         assert abs(np.corrcoef(*orders)[0, 1]) < 5 / np.sqrt(total)
         assert (np.abs(np.diff(orders[0])) == 1).sum() < 20  # 2 on average
-        some = np.random.default_rng(0).integers(0, total, 50)
-        assert np.array_equal(Permutation(total, 5, 0)(some), orders[0][some])
+        selected = np.random.default_rng(0).integers(0, total, 50)
+        assert np.array_equal(Permutation(total, 5, 0)(selected), orders[0][selected])
 
 
-def test_every_permutation_is_as_likely(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_permutations_are_equally_likely(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(permutation, "TABLE", 0)
     found = Counter(tuple(Permutation(4, seed)(np.arange(4)).tolist()) for seed in range(9600))
     assert len(found) == 24

@@ -1,4 +1,4 @@
-"""The background reader: ranks agree while they read, and all stop at the same batch."""
+"""Prefetch thread: ranks agree while they read, and all stop at the same batch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.status import Status, StatusExchange, split_result
 from tests.support.ranks import Pool
 
-pytestmark = pytest.mark.openmpi
-
 BATCH = 48
-PATIENCE = 20.0  # seconds
+TIMEOUT = 20.0  # seconds
 
 
 def _late_rank(comm: MPI.Intracomm) -> list[Any]:
-    """Whether a round ended before rank 0 had begun it, and what it was in the end, twice."""
+    """Return whether a round ended before rank 0 began it, and its result, twice."""
     status_exchange, counts = StatusExchange(Communicator(comm.Dup())), np.array([comm.rank, 7 - comm.rank])
     if comm.rank == 0 and comm.size > 1:
         comm.barrier()
@@ -32,11 +30,11 @@ def _late_rank(comm: MPI.Intracomm) -> list[Any]:
     early = round_.done(0.05) if comm.rank or comm.size == 1 else False
     if comm.rank and comm.size > 1:
         comm.barrier()
-    assert round_.done(PATIENCE)
+    assert round_.done(TIMEOUT)
     return [early, *(split_result(round_.wait()) for _ in range(2))]
 
 
-def test_a_round_goes_on_meanwhile_and_ends_when_all_have_begun_it(pool: Pool) -> None:
+def test_a_round_ends_when_all_ranks_have_begun_it(pool: Pool) -> None:
     for early, *results in pool.run(_late_rank):
         assert early == (pool.size == 1)
         for status, counts in results:
@@ -45,7 +43,7 @@ def test_a_round_goes_on_meanwhile_and_ends_when_all_have_begun_it(pool: Pool) -
 
 def _threads_by_rank(comm: MPI.Intracomm, path: str, io: str) -> list[int]:
     before = {name: os.environ.get(name) for name in ("MATEX_THREADS", "MATEX_TIMEOUT")}
-    os.environ |= {"MATEX_THREADS": str(1 + comm.rank % 2), "MATEX_TIMEOUT": str(PATIENCE)}
+    os.environ |= {"MATEX_THREADS": str(1 + comm.rank % 2), "MATEX_TIMEOUT": str(TIMEOUT)}
     try:
         batches = open_dataset(path, comm=comm, io=io, window_bytes=1).batches(BATCH, shuffle=True, seed=1)
         return [sum(len(batch["x"]) for batch in batches) for _ in range(3)]
@@ -60,12 +58,12 @@ def _threads_by_rank(comm: MPI.Intracomm, path: str, io: str) -> list[int]:
 def test_ranks_with_different_numbers_of_threads(pool: Pool, tmp_path: Path, windows: int, io: str) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["x"] = np.zeros((windows * BATCH, 64), "f4")
-    counts = pool.run(_threads_by_rank, str(tmp_path / "x.h5"), io, timeout=3 * PATIENCE)
+    counts = pool.run(_threads_by_rank, str(tmp_path / "x.h5"), io, timeout=3 * TIMEOUT)
     assert counts == [[windows * BATCH // pool.size] * 3] * pool.size
 
 
 def _batches_before_the_error(comm: MPI.Intracomm, path: str, io: str) -> tuple[int, str]:
-    """The higher the rank, the slower it consumes."""
+    """Return the batches before the error, and the error. Higher ranks consume more slowly."""
     taken, data = 0, open_dataset(path, comm=comm, io=io, window_bytes=1)
     try:
         for _ in data.batches(BATCH):
@@ -76,6 +74,7 @@ def _batches_before_the_error(comm: MPI.Intracomm, path: str, io: str) -> tuple[
     return taken, ""
 
 
+@pytest.mark.openmpi
 @pytest.mark.parametrize("io", ["independent", "collective"])
 def test_slow_and_fast_ranks_stop_at_the_same_batch(pool: Pool, tmp_path: Path, io: str) -> None:
     path, rows = str(tmp_path / "x.h5"), 20 * BATCH
@@ -88,4 +87,4 @@ def test_slow_and_fast_ranks_stop_at_the_same_batch(pool: Pool, tmp_path: Path, 
     outcomes = pool.run(_batches_before_the_error, path, io, timeout=60)
     assert len(set(outcomes)) == 1
     taken, error = outcomes[0]
-    assert taken == 9 and f"row {rows // 2}" in error  # the tenth batch comes together with two others
+    assert taken == 9 and f"row {rows // 2}" in error  # the tenth batch is read with two others

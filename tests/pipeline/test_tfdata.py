@@ -1,4 +1,4 @@
-"""``tf_dataset`` gives what ``batches`` gives, for every kind of field, in every mode of TensorFlow."""
+"""``tf_dataset`` equals ``batches``, for every kind of field, in every mode of TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from matex_data import Dataset, open_dataset
 tf = pytest.importorskip("tensorflow")
 
 ROWS, BATCH = 53, 8
-PATIENCE = 20.0  # seconds
+TIMEOUT = 20.0  # seconds
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def _lists(batch: Any) -> dict[str, list[Any]]:
-    """Each field as lists, whether tensors or arrays."""
+    """Return each field as lists, of tensors or of arrays."""
     lists = {name: value.to_list() for name, value in batch.items() if isinstance(value, tf.RaggedTensor)}
     rest = {name: value for name, value in batch.items() if name not in lists}
     arrays = {name: value.numpy() if tf.is_tensor(value) else value for name, value in rest.items()}
@@ -63,7 +63,7 @@ def test_padding_of_a_ragged_field_has_no_elements(data: Dataset) -> None:
     assert [len(row) for row in last["ragged"][ROWS % BATCH :]] == [0] * (BATCH - ROWS % BATCH)
 
 
-def test_within_a_graph_and_behind_other_steps(data: Dataset) -> None:
+def test_in_a_graph_with_other_transforms(data: Dataset) -> None:
     batches = data.tf_dataset(BATCH, shuffle=True, seed=1, remainder="keep")
 
     @tf.function
@@ -75,7 +75,7 @@ def test_within_a_graph_and_behind_other_steps(data: Dataset) -> None:
     )
 
 
-def test_a_session_of_the_first_tensorflow(data: Dataset) -> None:
+def test_a_session_of_tensorflow_1(data: Dataset) -> None:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         iterator = tf.compat.v1.data.make_initializable_iterator(data.tf_dataset(BATCH))
         batch = iterator.get_next()
@@ -87,16 +87,16 @@ def test_a_session_of_the_first_tensorflow(data: Dataset) -> None:
                 session.run(batch["large"])
 
 
-def test_an_iterator_that_is_dropped_ends_its_pass(data: Dataset) -> None:
+def test_a_deleted_iterator_ends_its_epoch(data: Dataset) -> None:
     def reading() -> int:
         return sum(thread.name == "matex-read" for thread in threading.enumerate())
 
-    before, iterator = reading(), iter(data.tf_dataset(BATCH))  # the data set itself is gone already
+    before, iterator = reading(), iter(data.tf_dataset(BATCH))  # the data set itself is already collected
     gc.collect()
     assert next(iterator)["large"].numpy().tolist() == list(range(BATCH))
     del iterator
     gc.collect()
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while reading() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert reading() <= before

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from matex_data import DataError, FormatError, open_dataset, readers
+from matex_data import DataError, FormatError, open_dataset
 from matex_data.index.model import Index
-from matex_data.readers import FORMATS, collective_reader, reader
+from matex_data.readers import FORMATS, collective_reader, formats, reader
 from matex_data.readers.collective import SingleRank
 from tests.support.ranks import Pools
 
@@ -86,7 +86,7 @@ class _Entry:
 
 def _plug(patch: pytest.MonkeyPatch, function: Any) -> None:
     entry = _Entry(function)
-    patch.setattr(readers, "entry_points", lambda group, name="mine": [entry] if name == "mine" else [])
+    patch.setattr(formats, "entry_points", lambda group, name="mine": [entry] if name == "mine" else [])
 
 
 def test_readers_of_other_packages_are_treated_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

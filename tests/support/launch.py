@@ -1,4 +1,4 @@
-"""Start scripts with ``mpiexec``, under a time limit, and end every process of theirs."""
+"""Run scripts with ``mpiexec`` under a time limit, and end all their processes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import psutil
 import pytest
+
+from tests.support import shared_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,8 +29,8 @@ _SETTINGS = {
     "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
     "PYTHONFAULTHANDLER": "1",
-    "PYTHONUNBUFFERED": "",  # lines of several ranks would be mixed
-    # More ranks than cores is usual in a test; the names are those of Open MPI 4 and 5.
+    "PYTHONUNBUFFERED": "",  # lines of the ranks would mix
+    # Tests use more ranks than cores; the names are those of Open MPI 4 and 5.
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -37,12 +39,12 @@ _SETTINGS = {
 
 
 class Hung(Exception):
-    """A script did not end within its time limit; the text holds its output and its threads' stacks."""
+    """A script did not end within its time limit; the message holds its output and the stacks of its threads."""
 
 
 @dataclass(frozen=True)
 class Completed:
-    """How a script ended; ``seconds`` is the wall time."""
+    """Exit code, output and wall time in ``seconds`` of a script."""
 
     returncode: int
     stdout: str
@@ -51,9 +53,9 @@ class Completed:
 
 
 def mpiexec() -> str:
-    """The ``mpiexec`` that ``MATEX_MPIEXEC`` names, that of this environment, or that of the system.
+    """Return the ``mpiexec`` that ``MATEX_MPIEXEC`` names, the one of this environment, or the one of the system.
 
-    Where there is none the test is skipped; under ``CI=true`` it fails, so that no run is green for want of MPI.
+    Skip the test if there is none; fail it if ``CI=true``.
     """
     if "MATEX_MPIEXEC" in os.environ:
         return os.environ["MATEX_MPIEXEC"]
@@ -67,7 +69,7 @@ def mpiexec() -> str:
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """This process's environment, with one thread a rank, and with the tests' package importable."""
+    """Return this process's environment with one thread per rank, and with ``tests`` importable."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, **_SETTINGS, "PYTHONPATH": path, **changes}
 
@@ -75,11 +77,11 @@ def environment(**changes: str) -> dict[str, str]:
 def run_script(
     ranks: int, script: Path | str, *args: str, timeout: float = 60, env: Mapping[str, str] | None = None
 ) -> Completed:
-    """Run a script (a path, or code as text) on several ranks, each a Python process of its own.
+    """Run a script (a path, or code as text) on ``ranks`` Python processes.
 
     Raises
     ------
-    Hung : it did not end within ``timeout`` seconds. No process of it is left.
+    Hung : the script did not end within ``timeout`` seconds; all its processes have been killed.
     """
     with _as_file(script) as path, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         command = [mpiexec(), "-n", str(ranks), sys.executable, str(path), *args]
@@ -104,9 +106,9 @@ def run_script(
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it started: MPI launchers give each rank a session of its own."""
+    """Kill a process and all its descendants: MPI launchers give each rank a session of its own."""
     children = _children(process.pid)
-    shared = shared_memory(process.pid)
+    shared = shared_files(children)
     for child in children:
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
@@ -117,13 +119,9 @@ def kill(process: subprocess.Popen[bytes]) -> None:
         path.unlink(missing_ok=True)
 
 
-def shared_memory(pid: int) -> set[Path]:
-    """Files of MPI's shared memory that the ranks below a process have: they outlive ranks that are killed."""
-    paths = set()
-    for child in _children(pid):
-        with contextlib.suppress(psutil.Error, AttributeError):  # not every system tells
-            paths |= {Path(part.path) for part in child.memory_maps() if part.path.startswith("/dev/shm/mpi")}
-    return paths
+def shared_files(processes: Iterable[psutil.Process]) -> set[Path]:
+    """Return the files of MPI's shared memory that processes map: they outlive processes that are killed."""
+    return {path for process in processes for path in shared_memory.mapped(process.pid)}
 
 
 def _children(pid: int) -> list[psutil.Process]:
@@ -134,7 +132,7 @@ def _children(pid: int) -> list[psutil.Process]:
 
 
 def _dump_stacks(pid: int) -> None:
-    """Make every Python process print its threads' stacks: the fault handler does so on SIGABRT."""
+    """Make every Python process print the stacks of its threads, which its fault handler does on SIGABRT."""
     ranks = [child for child in _children(pid) if "python" in child.name()]
     for rank in ranks:
         with contextlib.suppress(psutil.NoSuchProcess):

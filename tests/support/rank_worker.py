@@ -1,6 +1,6 @@
-"""One rank of a test pool: waits for a task on a socket, runs it with a communicator of its own, answers.
+"""One rank of a test pool: receives tasks from a socket, and runs each with a communicator of its own.
 
-It waits outside MPI, since MPI implementations spin while they wait, and there are more ranks than cores.
+A rank that waits for a task blocks on the socket: MPI implementations spin while they wait, on cores that others need.
 Started by ``tests/support/ranks.py`` as ``mpiexec -n P python -m tests.support.rank_worker FOLDER``.
 """
 
@@ -19,26 +19,30 @@ from typing import Any
 
 from mpi4py import MPI
 
+from tests.support import shared_memory
+
 GRACE = 30.0
-"""Seconds after a task's time limit at which a rank ends itself: the parent should have ended it before."""
+"""Seconds after the time limit of a task at which a rank ends itself, if the parent has not killed it before."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a task on one rank: the pickled value, or the pickled exception and its traceback."""
+    """Outcome of a task on one rank: the pickled value, or the pickled exception and its traceback."""
 
     payload: bytes
     traceback: str | None = None
 
     @property
     def failed(self) -> bool:
-        """Whether the task raised an exception."""
+        """Return whether the task raised an exception."""
         return self.traceback is not None
 
 
 def main(folder: Path) -> None:
     """Serve tasks until the parent closes its end of the socket."""
     world = MPI.COMM_WORLD
+    world.Barrier()  # before the parent accepts the ranks one by one
+    shared_memory.unlink()  # ranks may be killed
     _write_output_to(folder / f"rank{world.rank}.out")
     with (folder / f"rank{world.rank}.stacks").open("w") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
@@ -61,11 +65,11 @@ def _serve(world: MPI.Intracomm, parent: Connection[Any, Any]) -> None:
 
 
 def _answer(world: MPI.Intracomm, task: bytes) -> Answer:
-    comm = world.Dup()  # a message that one test leaves behind cannot reach the next
+    comm = world.Dup()  # messages that a test leaves behind do not reach the next one
     try:
         function, args, kwargs = pickle.loads(task)
         return Answer(pickle.dumps(function(comm, *args, **kwargs)))
-    except BaseException as error:  # SystemExit, too, is an outcome
+    except BaseException as error:  # SystemExit is an outcome, too
         return Answer(_pickled(error), traceback.format_exc())
     finally:
         comm.Free()
@@ -75,18 +79,18 @@ def _pickled(error: BaseException) -> bytes:
     try:
         payload = pickle.dumps(error)
         pickle.loads(payload)
-    except Exception:  # any class may fail to pickle in any way
+    except Exception:  # pickling calls methods of any class
         return pickle.dumps(RuntimeError(f"{type(error).__qualname__}: {error}"))
     return payload
 
 
 def _write_output_to(path: Path) -> None:
-    with path.open("ab") as file:  # appending: the parent empties the file between tasks
+    with path.open("ab") as file:  # the parent truncates the file between tasks
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
 
 
 if __name__ == "__main__":
-    from tests.support import rank_worker  # answers must be of the class that the parent can import
+    from tests.support import rank_worker  # the parent unpickles answers of this module, not of __main__
 
     rank_worker.main(Path(sys.argv[1]))

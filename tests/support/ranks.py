@@ -1,4 +1,4 @@
-"""Pools of MPI ranks that run tests' functions, under a time limit: a hang is a failure with stack traces."""
+"""Pools of MPI ranks that run functions of tests under a time limit: a hang is a failure with stack traces."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from pathlib import Path
 from typing import Any
 
-from tests.support.launch import ROOT, environment, kill, mpiexec, shared_memory
+from tests.support.launch import ROOT, environment, kill, mpiexec
 from tests.support.rank_worker import Answer
 
 START_LIMIT = 60.0
-"""Seconds that a pool may take to start."""
+"""Seconds for a pool to start."""
 PEER_LIMIT = 20.0
-"""Seconds that the other ranks have left once one has raised an exception."""
+"""Seconds left to the other ranks after one has raised an exception."""
 ALIVE = 4
-"""Pools alive at once; the one not used for longest makes room."""
+"""Pools that are kept running; the least recently used one is closed first."""
 
 Task = Callable[..., Any]
 
@@ -36,13 +36,13 @@ class RanksFailed(Exception):
 
 
 class Pools:
-    """Pools by their number of ranks, alive for a whole test session."""
+    """Pools by their number of ranks, kept running for a whole test session."""
 
     def __init__(self) -> None:
-        self._pools: dict[int, Pool] = {}  # the one used last comes last
+        self._pools: dict[int, Pool] = {}  # least recently used first
 
     def __call__(self, size: int) -> Pool:
-        """The pool of that many ranks."""
+        """Return the pool of ``size`` ranks."""
         pool = self._pools.pop(size, None) or Pool(size)
         self._pools[size] = pool
         for other in [p for p in self._pools.values() if p is not pool and p.alive][: -(ALIVE - 1)]:
@@ -52,13 +52,13 @@ class Pools:
     def close(self) -> None:
         """End all processes."""
         for pool in self._pools.values():
-            pool.dismiss()
+            pool.disconnect()
         for pool in self._pools.values():
             pool.close()
 
 
 class Pool:
-    """P ranks that stay alive between tasks, so that imports are paid once. The first task starts them."""
+    """P ranks that keep running between tasks, so that they import once. The first task starts them."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -66,15 +66,15 @@ class Pool:
 
     @property
     def alive(self) -> bool:
-        """Whether the processes run."""
+        """Return whether the processes run."""
         return self._workers is not None
 
     def run(self, function: Task, *args: Any, timeout: float = 60, **kwargs: Any) -> list[Any]:
-        """What ``function(comm, *args, **kwargs)`` returns, by rank. ``function`` belongs to a module.
+        """Run ``function(comm, *args, **kwargs)``, which is a module's, on all ranks; return its results by rank.
 
         Raises
         ------
-        RanksFailed : it raised on any rank, or did not end on all within ``timeout`` seconds.
+        RanksFailed : it raised on a rank, or did not return on all within ``timeout`` seconds.
         """
         __tracebackhide__ = True
         answers = self._ask(function, args, kwargs, timeout)
@@ -85,14 +85,14 @@ class Pool:
         return _values(answers)
 
     def outcomes(self, function: Task, *args: Any, timeout: float = 60, **kwargs: Any) -> list[Any]:
-        """As ``run``, but where a rank raised, its exception stands in destination of a value."""
+        """Like ``run``, but return the exception of a rank that raised instead of raising it here."""
         __tracebackhide__ = True
         return _values(self._ask(function, args, kwargs, timeout))
 
-    def dismiss(self) -> None:
-        """Let the processes end by themselves; ``close`` sees to it that they do."""
+    def disconnect(self) -> None:
+        """Make the processes end without waiting for them; ``close`` waits."""
         if self._workers is not None:
-            self._workers.dismiss()
+            self._workers.disconnect()
 
     def close(self) -> None:
         """End the processes."""
@@ -117,17 +117,17 @@ class Pool:
         else:
             return answers
         output = self._workers.output()
-        self._workers.close(patience=0)
+        self._workers.close(grace=0)
         self._workers = None
         raise RanksFailed(_report(title, answers, details | output))
 
 
 class _Workers:
-    """The processes of one pool.
+    """Processes of one pool.
 
     Raises
     ------
-    RanksFailed : they do not start.
+    RanksFailed : the processes do not start.
     """
 
     def __init__(self, size: int) -> None:
@@ -135,7 +135,6 @@ class _Workers:
         self._process: subprocess.Popen[bytes] | None = None
         self._connections: list[Connection[Any, Any]] = []
         self._pids: list[int] = []
-        self._shared: set[Path] = set()
         try:
             self._start(size)
         except BaseException:
@@ -164,10 +163,9 @@ class _Workers:
             raise RanksFailed(f"{command[0]} starts {size} worlds of one rank: mpi4py was built for another MPI")
         self._pids = [pid for _, pid, _ in found]
         self._connections = [connection for *_, connection in found]
-        self._shared = shared_memory(self._process.pid)
 
     def _accept(self, server: socket.socket, key: bytes) -> tuple[int, int, Connection[Any, Any]]:
-        """Rank, process id and connection of the next worker that reports."""
+        """Return rank, process id and connection of the next worker that connects."""
         end = time.monotonic() + START_LIMIT
         server.settimeout(0.2)
         while True:
@@ -183,11 +181,12 @@ class _Workers:
         return (*connection.recv(), connection)
 
     def ask(self, task: bytes, timeout: float, answers: dict[int, Answer]) -> None:
-        """Give the task to all ranks and fill in their answers.
+        """Send the task to all ranks, and fill in their answers.
 
         Raises
         ------
-        TimeoutError : a rank did not answer in time. EOFError, OSError: its process ended.
+        TimeoutError : a rank did not answer in time.
+        EOFError, OSError : the process of a rank ended.
         """
         for path in self._folder.glob("*.out"):
             os.truncate(path, 0)
@@ -205,7 +204,7 @@ class _Workers:
                     end = min(end, time.monotonic() + PEER_LIMIT)
 
     def stacks(self, without: Container[int]) -> dict[str, str]:
-        """The stacks of all threads of the ranks that have not answered."""
+        """Return the stacks of all threads of the ranks that have not answered."""
         hung = [rank for rank in range(len(self._pids)) if rank not in without]
         for rank in hung:
             with contextlib.suppress(ProcessLookupError):
@@ -214,23 +213,21 @@ class _Workers:
         return {f"rank {rank} hung here": _tail(self._folder / f"rank{rank}.stacks") for rank in hung}
 
     def output(self) -> dict[str, str]:
-        """What the ranks and their launcher have printed during this task."""
+        """Return the output of the ranks and of their launcher during this task."""
         return {f"output of {path.stem}": _tail(path) for path in sorted(self._folder.glob("*.out"))}
 
-    def dismiss(self) -> None:
-        """Without a parent the processes end by themselves."""
+    def disconnect(self) -> None:
+        """Close the connections, whereupon the processes end."""
         for connection in self._connections:
             connection.close()
 
-    def close(self, patience: float = 3) -> None:
-        """End the processes; they have ``patience`` seconds to do so by themselves."""
-        self.dismiss()
+    def close(self, grace: float = 3) -> None:
+        """End the processes; kill them after ``grace`` seconds."""
+        self.disconnect()
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(patience)
+                self._process.wait(grace)
             kill(self._process)
-        for path in self._shared:
-            path.unlink(missing_ok=True)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -249,17 +246,17 @@ def _name(function: Task) -> str:
 
 
 def _report(title: str, answers: Mapping[int, Answer], details: Mapping[str, str]) -> str:
-    """The title, the ranks' tracebacks (equal ones once) and the details that are not empty."""
-    alike: dict[str, list[int]] = {}
+    """Format the title, the tracebacks of the ranks (equal ones once) and the details that are not empty."""
+    ranks_by_text: dict[str, list[int]] = {}
     for rank, answer in sorted(answers.items()):
-        alike.setdefault(answer.traceback or "(returned a value)", []).append(rank)
-    parts = {f"rank {', '.join(map(str, ranks))}": text for text, ranks in alike.items()}
-    sections = [f"---- {head}\n{text.rstrip()}" for head, text in (parts | dict(details)).items() if text.strip()]
+        ranks_by_text.setdefault(answer.traceback or "(returned a value)", []).append(rank)
+    by_ranks = {f"rank {', '.join(map(str, ranks))}": text for text, ranks in ranks_by_text.items()}
+    sections = [f"---- {head}\n{text.rstrip()}" for head, text in (by_ranks | dict(details)).items() if text.strip()]
     return "\n".join([title, *sections])
 
 
 def _tail(path: Path, limit: int = 20_000) -> str:
-    """The end of a text file, at most ``limit`` bytes."""
+    """Return the end of a text file, at most ``limit`` bytes."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - limit))
         return file.read().decode(errors="replace")

@@ -1,7 +1,7 @@
-"""Run many scripts one after the other in one program: importing TensorFlow costs more than a small script.
+"""Run scripts one after the other in one program: importing TensorFlow costs more than a small script.
 
-Started by Python, it gives what plain Python computes; started by the launcher of ``matex run``, what the ranks
-compute together. Its arguments: a folder for what the scripts leave behind, and the scripts.
+Python runs this program for the expected values, the launcher of ``matex run`` for those of the ranks.
+Its arguments: a folder for the outputs, and the scripts.
 
 In the folder of a script: ``stdout`` (of rank 0), ``stderr.<rank>``, ``x.weights.h5`` or ``x.weights.h5.npz`` where
 the script saves, ``variables.<rank>.npz`` with the variables that its global names hold, ``done.<rank>`` or
@@ -27,7 +27,7 @@ import tensorflow as tf
 
 
 def main() -> None:
-    """Run the scripts that the command line names."""
+    """Run the scripts on the command line."""
     folder, *scripts = (Path(argument).resolve() for argument in sys.argv[1:])
     rank = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
     path = list(sys.path)
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def run(script: Path, folder: Path, rank: int) -> None:
-    """Run one script in a folder of its own. Only errors of a plain program are caught for good."""
+    """Run one script in a folder of its own; raise its error again unless the program is a plain one."""
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     keras.backend.clear_session()
@@ -62,9 +62,9 @@ def run(script: Path, folder: Path, rank: int) -> None:
 
 @contextlib.contextmanager
 def captured(folder: Path, rank: int) -> Iterator[None]:
-    """Within this context what is printed goes to files."""
+    """Context manager: redirect the output to files."""
     sys.stderr.flush()
-    kept = os.dup(2)
+    stderr = os.dup(2)
     printed = folder / "stdout" if rank == 0 else Path(os.devnull)  # ranks of a loop over whole batches do not meet
     with (folder / f"stderr.{rank}").open("wb") as errors, printed.open("w") as output:
         os.dup2(errors.fileno(), 2)
@@ -73,26 +73,26 @@ def captured(folder: Path, rank: int) -> Iterator[None]:
                 yield
         finally:
             sys.stderr.flush()
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(stderr, 2)
+            os.close(stderr)
 
 
 def variables(names: dict[str, Any]) -> dict[str, Any]:
-    """Return the variables that global names hold, within models and layers or as such, but not those of a session."""
+    """Return the variables of models and layers in the global names, and plain variables; not those of a session."""
     found: dict[str, Any] = {}
     for name, value in names.items():
         if isinstance(value, keras.Model):
-            held = value.weights
+            selected = value.weights
         elif isinstance(value, keras.layers.Layer):
-            held = [*value.trainable_variables, *value.non_trainable_variables]
+            selected = [*value.trainable_variables, *value.non_trainable_variables]
         elif isinstance(value, tf.Variable | keras.Variable) and not hasattr(value, "graph"):
-            held = [value]
+            selected = [value]
         else:
             continue
-        seeds = [getattr(v, "path", "") for v in held]
+        seeds = [getattr(v, "path", "") for v in selected]
         found |= {
             f"{name}/{i}": np.asarray(v)
-            for i, (v, path) in enumerate(zip(held, seeds, strict=True))
+            for i, (v, path) in enumerate(zip(selected, seeds, strict=True))
             if "seed_generator" not in path and v.dtype != "string"
         }
     return found

@@ -1,4 +1,4 @@
-"""Read rows by what an index says, one request after the other, with nothing but ``os.pread``."""
+"""Reference reader: execute the read requests of an index serially, with ``os.pread`` alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matex_data.index.model import FileIndex, Index, ReadRequest, RowSelection
 
 
 def read_rows(index: Index, name: str, numbers: Integers, destination: Integers, cache_bytes: int = 1 << 20) -> Array:
-    """Return rows of the only file of an index: ``numbers[i]``, ascending, at ``destination[i]``."""
+    """Read rows of a one-file index: row ``numbers[i]`` (ascending) goes to ``destination[i]`` of the result."""
     (file,) = index.files
     breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
     first = np.concatenate([[0], breaks]).astype(np.int64)[: len(numbers)]
@@ -22,7 +22,7 @@ def read_rows(index: Index, name: str, numbers: Integers, destination: Integers,
     rows = RowSelection(numbers[first], numbers[last] + 1, destination)
     out = index.fields[name].empty(len(numbers))
     if not out.dtype.hasobject and out.size:
-        out.reshape(-1).view(np.uint8)[...] = 0xA5  # so that a row that nobody writes shows
+        out.reshape(-1).view(np.uint8)[...] = 0xA5  # shows rows that were never written
     cache = ChunkCache(cache_bytes)
     for request in file.layouts[name].requests(rows, out, cache):
         _execute(file, request)
@@ -30,13 +30,13 @@ def read_rows(index: Index, name: str, numbers: Integers, destination: Integers,
 
 
 def every_row(index: Index, name: str) -> Array:
-    """All rows of the only file of an index, in their order."""
+    """Read all rows of a one-file index, in order."""
     numbers = np.arange(len(index), dtype=np.int64)
     return read_rows(index, name, numbers, numbers)
 
 
-def some_rows(index: Index, name: str, random: np.random.Generator) -> tuple[Array, Integers]:
-    """Some rows of the only file of an index in no order, and their numbers."""
+def random_rows(index: Index, name: str, random: np.random.Generator) -> tuple[Array, Integers]:
+    """Read randomly chosen rows of a one-file index in random order; return them and their numbers."""
     count = int(random.integers(1, len(index) + 1))
     numbers = np.sort(random.choice(len(index), count, replace=False)).astype(np.int64)
     destination = random.permutation(count).astype(np.int64)
@@ -64,9 +64,9 @@ def _execute(file: FileIndex, request: ReadRequest) -> None:
 
 
 def same(found: Any, expected: Any, file: h5py.File | None = None) -> bool:
-    """Whether two arrays hold the same values: not-a-number equals itself, and so on inwards.
+    """Return whether two arrays, nested ones included, hold the same values; NaN equals NaN.
 
-    ``file`` is where references lead to the same object if they are the same.
+    References into ``file`` are equal if they point to the same object.
     """
     if not isinstance(expected, np.ndarray) or expected.dtype.kind not in "OV":
         a, b = np.asarray(found), np.asarray(expected)
@@ -82,7 +82,7 @@ def same(found: Any, expected: Any, file: h5py.File | None = None) -> bool:
 
 
 def _target(value: Any, file: h5py.File | None) -> Any:
-    """Where a reference leads to; anything else as it is."""
+    """Return the name of the object that a reference points to, and any other value unchanged."""
     if not isinstance(value, h5py.Reference | h5py.RegionReference) or file is None:
         return value
     return str(h5py.h5r.get_name(value, file.id)) if value else "nowhere"

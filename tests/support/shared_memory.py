@@ -1,4 +1,4 @@
-"""MPI's shared memory of processes that are going to be killed: its name has to go before they do."""
+"""Shared memory of MPICH, which outlives processes that are killed unless its files are unlinked."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def forget() -> None:
-    """Remove the names of what this process maps of MPICH's shared memory; all ranks have to have it by now."""
+def mapped(process: int | str = "self") -> set[Path]:
+    """Return the files of MPI's shared memory that a process, by default this one, maps."""
     with suppress(OSError):
-        for path in set(re.findall(r"/dev/shm/mpi\S+", Path("/proc/self/maps").read_text())):
-            Path(path).unlink(missing_ok=True)
+        return {Path(path) for path in re.findall(r"/dev/shm/mpi\S+", Path(f"/proc/{process}/maps").read_text())}
+    return set()
+
+
+def unlink() -> None:
+    """Unlink the shared-memory files that this process maps; call it once all ranks have mapped them."""
+    for path in mapped():
+        path.unlink(missing_ok=True)

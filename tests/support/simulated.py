@@ -1,4 +1,4 @@
-"""Ranks without MPI: threads that gather and read as ranks do."""
+"""Simulated ranks: threads that gather objects and read files as MPI ranks do."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 
 from matex_data._types import Bytes
 
-PATIENCE = 20.0
-"""Seconds after which a rank that waits for another gives up."""
+TIMEOUT = 20.0
+"""Seconds that a rank waits for the others in a collective call."""
 
 
 class _Simulated:
-    """One of several threads. A rank that leaves out a collective call breaks the barrier of the others."""
+    """One simulated rank. A rank that misses a collective call breaks the barrier of the others."""
 
     def __init__(self, rank: int, size: int, barrier: threading.Barrier, board: list[Any]) -> None:
         self.rank = rank
@@ -28,15 +28,15 @@ class _Simulated:
 
     def allgather(self, value: Any) -> list[Any]:
         self._board[self.rank] = pickle.dumps(value)
-        self._barrier.wait(PATIENCE)
-        said = [pickle.loads(value) for value in self._board]
-        self._barrier.wait(PATIENCE)
-        return said
+        self._barrier.wait(TIMEOUT)
+        values = [pickle.loads(value) for value in self._board]
+        self._barrier.wait(TIMEOUT)
+        return values
 
     def agree(self, error: Exception | None) -> None:
-        found = next((said for said in self.allgather(error) if said is not None), None)
-        if found is not None:
-            raise found
+        first_error = next((found for found in self.allgather(error) if found is not None), None)
+        if first_error is not None:
+            raise first_error
 
     def read(self, path: str, offset: int, memory: Bytes) -> None:
         self.allgather("read")
@@ -47,8 +47,8 @@ class _Simulated:
             os.close(handle)
 
 
-def together(size: int, task: Callable[[Any], Any]) -> list[Any]:
-    """What ``task(ranks)`` returns on each of ``size`` ranks; an exception of one is raised here."""
+def on_ranks(size: int, task: Callable[[Any], Any]) -> list[Any]:
+    """Run ``task(ranks)`` on ``size`` simulated ranks, and return its results by rank; raise the error of any rank."""
     barrier, board = threading.Barrier(size), [None] * size
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(lambda rank: task(_Simulated(rank, size, barrier, board)), range(size)))

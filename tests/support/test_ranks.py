@@ -1,10 +1,11 @@
-"""The pools themselves: values, exceptions, hangs and crashes, each within its time limit."""
+"""Pools of ranks: values, exceptions, hangs and crashes, each within its time limit."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -70,7 +71,15 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_values_come_by_rank_and_processes_stay(pool: Pool) -> None:
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Pools]:
+    """Yield pools for this module alone, since its tests end them: others have imported TensorFlow."""
+    pools = Pools()
+    yield pools
+    pools.close()
+
+
+def test_values_are_ordered_by_rank_and_processes_stay(pool: Pool) -> None:
     first = pool.run(_sum, 10, offset=1)
     second = pool.run(_sum, 10, offset=1)
     total = sum(10 * rank + 1 for rank in range(pool.size))
@@ -107,7 +116,7 @@ def test_all_ranks_raise(pool: Pool) -> None:
     assert [repr(error) for error in pool.outcomes(_fail)] == [repr(KeyError("everyone"))] * pool.size
 
 
-def test_exception_that_cannot_be_pickled_is_told_as_text(ranks: Pools) -> None:
+def test_exception_that_cannot_be_pickled_is_sent_as_text(ranks: Pools) -> None:
     (error,) = ranks(1).outcomes(_fail_without_pickle)
     assert isinstance(error, RuntimeError)
     assert "OSError: holds a lock" in str(error)

@@ -1,4 +1,4 @@
-"""A real table with numbers, categories and gaps: normalised and trained on three ranks as in one process."""
+"""Normalize and train on a real table with numbers, categories and missing values, on three ranks as in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``training.fit``: weights and logs of any number of ranks are those of one process."""
+"""``training.fit``: weights and logs on any number of ranks equal those of one process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _train(comm: Any, name: str, samples: int, batch: int, epochs: int, **option
     arrays = problems.table(samples)
     model = problems.perceptron(seed=comm.rank + 1)  # rank 0's weights must win
     problems.compiled(model, _optimizer(name))
-    data = problems.share(arrays, batch, comm.rank, comm.size)
+    data = problems.shard(arrays, batch, comm.rank, comm.size)
     history = training.fit(model, data, epochs=epochs, comm=comm, verbose=0, **options)
     return problems.weights(model), history.history
 
@@ -40,12 +40,13 @@ def _reference(comm: Any, name: str, samples: int, batch: int, epochs: int) -> A
     return problems.weights(model), history.history
 
 
+@pytest.mark.rank_counts(3, slow=(1, 2, 4))
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("samples", [240, 250, 241])
 def test_weights_and_logs_equal_one_process(ranks: Pools, pool: Pool, name: str, samples: int) -> None:
     (expected, logs), *_ = ranks(1).run(_reference, name, samples, 24, 5)
     results = pool.run(_train, name, samples, 24, 5, timeout=120)
-    problems.assert_alike([weights for weights, _ in results], expected)
+    problems.assert_same_weights([weights for weights, _ in results], expected)
     for _, history in results:
         assert history.keys() == logs.keys()
         for key, values in logs.items():
@@ -53,6 +54,6 @@ def test_weights_and_logs_equal_one_process(ranks: Pools, pool: Pool, name: str,
 
 
 @pytest.mark.rank_counts(2)
-def test_twenty_epochs_stay_bitwise_alike(pool: Pool) -> None:
+def test_weights_stay_bitwise_equal_over_twenty_epochs(pool: Pool) -> None:
     (first, _), (second, _) = pool.run(_train, "adam", 240, 24, 20, timeout=120)
     assert all(a.tobytes() == b.tobytes() for a, b in zip(first, second, strict=True))

@@ -1,4 +1,4 @@
-"""Statistics over the ranks, against NumPy on the whole data."""
+"""Statistics over the ranks, compared with NumPy on all data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from matex_data import FieldNotFound, FormatError, open_dataset
 from matex_data.fields import Field
-from matex_data.transforms.statistics import Moments, _moments, _nothing
+from matex_data.transforms.statistics import Moments, _moments, _no_moments
 from tests.support.ranks import Pool
 
 ROWS = 1003
@@ -40,18 +40,18 @@ def _statistics(comm: MPI.Intracomm, path: str, name: str, axis: Any) -> dict[st
 
 
 @pytest.mark.parametrize(("name", "axis"), [("image", None), ("image", -1), ("image", (1, 3)), ("label", None)])
-def test_numpy_finds_the_same_on_the_whole(path: str, pool: Pool, name: str, axis: Any) -> None:
+def test_statistics_are_those_of_numpy(path: str, pool: Pool, name: str, axis: Any) -> None:
     with h5py.File(path) as file:
-        whole = file[name][:].astype("f8")
-    kept = () if axis is None else (whole.ndim - 1,) if axis == -1 else axis
-    others = tuple(a for a in range(whole.ndim) if a not in kept)
+        values = file[name][:].astype("f8")
+    kept = () if axis is None else (values.ndim - 1,) if axis == -1 else axis
+    others = tuple(a for a in range(values.ndim) if a not in kept)
     for found in pool.run(_statistics, path, name, axis):
-        np.testing.assert_array_equal(found["count"], (~np.isnan(whole)).sum(others))
-        np.testing.assert_array_equal(found["missing"], np.isnan(whole).sum(others))
-        np.testing.assert_allclose(found["mean"], np.nanmean(whole, others), rtol=1e-13)
-        np.testing.assert_allclose(found["std"], np.nanstd(whole, others), rtol=1e-6)
-        np.testing.assert_array_equal(found["min"], np.nanmin(whole, others))
-        np.testing.assert_array_equal(found["max"], np.nanmax(whole, others))
+        np.testing.assert_array_equal(found["count"], (~np.isnan(values)).sum(others))
+        np.testing.assert_array_equal(found["missing"], np.isnan(values).sum(others))
+        np.testing.assert_allclose(found["mean"], np.nanmean(values, others), rtol=1e-13)
+        np.testing.assert_allclose(found["std"], np.nanstd(values, others), rtol=1e-6)
+        np.testing.assert_array_equal(found["min"], np.nanmin(values, others))
+        np.testing.assert_array_equal(found["max"], np.nanmax(values, others))
 
 
 def test_a_field_without_values(path: str) -> None:
@@ -60,7 +60,7 @@ def test_a_field_without_values(path: str) -> None:
     assert np.isnan(found.std) and np.isnan(found.min)
 
 
-def test_a_part_of_a_split(path: str) -> None:
+def test_statistics_of_a_split(path: str) -> None:
     first, _ = open_dataset(path, inputs="label", comm=MPI.COMM_SELF).split(0.3, 0.7, seed=1)
     assert first.statistics().mean == pytest.approx(first.load()["label"].mean())
 
@@ -75,7 +75,7 @@ def test_errors(path: str) -> None:
         data.statistics("image", axis=7)
 
 
-def test_normalization_is_keras_layer(path: str) -> None:
+def test_normalization_is_a_keras_layer(path: str) -> None:
     data = open_dataset(path, inputs="image", comm=MPI.COMM_SELF)
     layer = data.normalization("image")
     values = np.nan_to_num(data.load()["image"][:10], nan=1e6)
@@ -85,13 +85,13 @@ def test_normalization_is_keras_layer(path: str) -> None:
 
 
 @given(st.lists(st.lists(st.floats(-1e6, 1e6) | st.just(float("nan")), max_size=6), min_size=1, max_size=6))
-def test_merging_is_looking_at_all(parts: list[list[float]]) -> None:
+def test_merged_moments_are_those_of_all_values(sets: list[list[float]]) -> None:
     field = Field("x", (), np.dtype("f8"))
-    pieces = [m for part in parts for m in _moments(np.array(part, "f8"), field, ())]
-    found: Moments = reduce(Moments.merged, pieces, _nothing(field, ()))
-    values = np.array([v for part in parts for v in part if v == v])
+    moments = [m for values in sets for m in _moments(np.array(values, "f8"), field, ())]
+    found: Moments = reduce(Moments.merge, moments, _no_moments(field, ()))
+    values = np.array([v for numbers in sets for v in numbers if v == v])
     assert found.count == len(values)
-    assert found.missing == sum(map(len, parts)) - len(values)
+    assert found.missing == sum(map(len, sets)) - len(values)
     if len(values):
         np.testing.assert_allclose(found.mean, values.mean(), rtol=1e-9, atol=1e-6)
         np.testing.assert_allclose(found.std, values.std(), rtol=1e-9, atol=1e-6)

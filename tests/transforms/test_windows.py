@@ -1,4 +1,4 @@
-"""Windows of consecutive samples against plain slicing."""
+"""Sliding windows, compared with plain slicing."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def _expected(folder: Path, name: str, window: int, stride: int, horizon: int, a
     return result
 
 
-def _taken(comm: MPI.Intracomm, folder: Path, **options: Any) -> list[Any]:
+def _read(comm: MPI.Intracomm, folder: Path, **options: Any) -> list[Any]:
     data = open_dataset(str(folder), comm=comm, **options)
     batches = data.batches(12, shuffle=True, seed=1, remainder="keep")
-    return [tuple(np.array(side) for side in batch) for batch in batches]
+    return [tuple(np.array(arrays) for arrays in batch) for batch in batches]
 
 
 @pytest.mark.parametrize(("window", "stride", "horizon"), [(5, 1, 1), (4, 3, 2), (1, 1, 1), (3, 7, 4)])
-def test_windows_and_what_follows_them(folder: Path, pool: Pool, window: int, stride: int, horizon: int) -> None:
+def test_windows_and_their_targets(folder: Path, pool: Pool, window: int, stride: int, horizon: int) -> None:
     shape = {"window": window, "stride": stride, "horizon": horizon}
-    by_rank = pool.run(_taken, folder, inputs="t", targets="y", **shape)
+    by_rank = pool.run(_read, folder, inputs="t", targets="y", **shape)
     x = np.concatenate([batch[0] for batches in by_rank for batch in batches])
     y = np.concatenate([batch[1] for batches in by_rank for batch in batches])
     order = np.argsort(y[:, 0])
@@ -57,7 +57,7 @@ def test_windows_and_what_follows_them(folder: Path, pool: Pool, window: int, st
     np.testing.assert_array_equal(y[order], _expected(folder, "y", window, stride, horizon, True))
 
 
-def test_a_field_ahead_of_itself(folder: Path) -> None:
+def test_targets_from_the_inputs(folder: Path) -> None:
     data = open_dataset(str(folder), inputs="t", window=6, horizon=2, comm=MPI.COMM_SELF)
     loaded = data.load()
     np.testing.assert_array_equal(loaded["t"], _expected(folder, "t", 6, 1, 2, False))
@@ -66,7 +66,7 @@ def test_a_field_ahead_of_itself(folder: Path) -> None:
     assert x.shape == (12, 6, 3) and y.shape == (12, 2, 3)
 
 
-def test_windows_alone(folder: Path) -> None:
+def test_windows_without_targets(folder: Path) -> None:
     data = open_dataset(str(folder), inputs=["t", "y"], window=6, stride=2, comm=MPI.COMM_SELF)
     batch = next(iter(data.batches(4)))
     assert batch["t"].shape == (4, 6, 3) and batch["y"].tolist()[1] == list(range(2, 8))

@@ -1,1 +1,1 @@
-"""Communicators of training, and the collectives on NumPy arrays."""
+"""Communicators of training, and collectives on NumPy arrays."""

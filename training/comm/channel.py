@@ -1,4 +1,4 @@
-"""The communicators that training has for itself, one set for each communicator of the user."""
+"""Private communicators of training, one set for each communicator of the user."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from matex_data.io.sessions import read_sessions
+from matex_data.mpi.attributes import attached
 from matex_data.mpi.library import MPI
 from matex_data.training.comm.collectives import Collectives
 from matex_data.training.comm.thread import CommunicationPool
@@ -15,14 +16,29 @@ from matex_data.training.comm.world import comm_or_world
 
 
 class Channel:
-    """Duplicates of one communicator: ``graph`` for operations inside graphs, ``host`` for those outside.
+    """Duplicates of one communicator. *Collective*.
 
-    *Collective*. Use ``channel(comm)``, which makes one per communicator.
+    ``open_channel(comm)`` creates one channel for each communicator and returns it again later.
+
+    Parameters
+    ----------
+    comm : communicator of the user.
+
+    Attributes
+    ----------
+    graph : collectives of operations in TensorFlow graphs.
+    host : collectives of Python code.
+    communicator : communicator of the data path, with its time limits and error agreement.
+    counters : sequence counters of this channel, by name; see ``SequenceCounter``.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         if MPI.Query_thread() < MPI.THREAD_SERIALIZED and comm.size > 1:
-            raise RuntimeError("training needs an MPI that lets any thread call it (at least MPI_THREAD_SERIALIZED)")
+            raise RuntimeError(
+                "training on several ranks calls MPI from several threads, which this MPI does not support\n"
+                "  expected: MPI_THREAD_SERIALIZED or MPI_THREAD_MULTIPLE\n"
+                "  remedy: install an MPI library that is built with thread support"
+            )
         self.user = comm
         self.rank = comm.rank
         self.size = comm.size
@@ -30,32 +46,41 @@ class Channel:
         liveness = self.communicator.liveness
         self.graph = Collectives(comm, liveness)
         self.host = Collectives(comm, liveness)
-        self.counters: dict[str, Any] = {}  # what others keep with a communicator, such as the order in graphs
+        self.counters: dict[str, Any] = {}
         self._pools: dict[int, CommunicationPool] = {}
 
     def pool(self, threads: int) -> CommunicationPool:
-        """So many threads, each with a communicator of its own. *Collective* the first time for each number."""
+        """Return the pool of that many communication threads. *Collective* at the first call for each number."""
         if threads not in self._pools:
             self._pools[threads] = CommunicationPool(self.graph, threads)
         return self._pools[threads]
 
     def check_same(self, operation: str, collectives: Collectives | None = None) -> None:
-        """Make sure that all ranks are about to do the same. *Collective* the first time for each ``what`` on a line.
+        """Raise an error unless all ranks are about to do the same operation.
+
+        *Collective* at the first call with each ``operation`` on each communicator.
+
+        Parameters
+        ----------
+        operation : description of the operation, with the shapes and dtypes of its arrays.
+        collectives : communicator on which the operation runs; None: ``host``.
 
         Raises
         ------
-        RuntimeError : on all ranks, if they are not.
+        RuntimeError : on all ranks, if the descriptions differ.
         """
         collectives = collectives or self.host
         digest = hashlib.blake2b(operation.encode(), digest_size=7).digest()
         if digest in collectives.checked:
             return
-        threads = int.from_bytes(digest, "little")
-        extremes = np.array([threads, -threads], np.int64)
+        number = int.from_bytes(digest, "little")
+        extremes = np.array([number, -number], np.int64)
         collectives.reduce(extremes, "max")
         if extremes[0] != -extremes[1]:
             raise RuntimeError(
-                f"the ranks do not do the same: rank {self.rank} is about to {operation}\n"
+                "the ranks do not do the same operation\n"
+                "  expected: the same operation on all ranks\n"
+                f"  found: rank {self.rank} is about to {operation}\n"
                 "  remedy: build the same model and the same training step on every rank"
             )
         collectives.checked.add(digest)
@@ -69,19 +94,10 @@ class Channel:
 
 
 def open_channel(comm: MPI.Intracomm | None = None) -> Channel:
-    """The channel of that communicator. *Collective* the first time for each communicator."""
-    comm = comm_or_world(comm)
-    found = comm.Get_attr(_KEY)
-    if found is None:
-        found = Channel(comm)
-        comm.Set_attr(_KEY, found)
-    assert isinstance(found, Channel)
-    return found
+    """Return the channel of a communicator. *Collective* at the first call for each communicator.
 
-
-def _close(comm: MPI.Comm, _: int, found: Channel) -> None:
-    if comm != MPI.COMM_WORLD:  # that one ends with MPI itself
-        found.close()
-
-
-_KEY = MPI.Comm.Create_keyval(delete_fn=_close)
+    Parameters
+    ----------
+    comm : communicator; None: all ranks of the job.
+    """
+    return attached(comm_or_world(comm), Channel)

@@ -1,4 +1,4 @@
-"""MPI operations on NumPy arrays of any size, that leave the processor to others while they wait."""
+"""MPI collectives on NumPy arrays of any size; waiting ranks yield their core."""
 
 from __future__ import annotations
 
@@ -19,33 +19,44 @@ from matex_data.mpi.watchdog import waiting_for
 Op = Literal["mean", "sum", "max", "min"]
 
 CALL_BYTES = 1 << 30
-"""One MPI call moves at most so many bytes: counts of some libraries end at 2 GiB."""
+"""Largest number of bytes in one MPI call; counts of some MPI libraries end at 2 GiB."""
 SPINS = 50
-"""Tests of a request (some 100 us) before its thread sleeps between them."""
+"""Tests of a request before its thread begins to sleep, about 100 us."""
 SLEEP = 5e-5
-"""Seconds between two tests of a request."""
+"""Seconds of sleep between two tests of a request."""
 _OPS: dict[str, MPI.Op] = {"mean": MPI.SUM, "sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
 
 
 class Collectives:
-    """A communicator of its own, and the operations that training needs on it.
+    """Private communicator and the collectives that training runs on it. *Collective*.
 
     Parameters
     ----------
-    comm : is duplicated, unless it has one rank. *Collective*.
-    liveness : of its ranks.
-    oversubscribed : the ranks of this node take up all its cores. MPI libraries spin while they wait, which then
-        takes the core from the very rank that is waited for; so waiting ranks sleep instead.
+    comm : communicator to duplicate; one of a single rank is used as it is.
+    liveness : reports the state of the other ranks to a waiting rank; None: they cannot be queried.
+    oversubscribed : the ranks of this node occupy all of its cores. MPI libraries spin while they wait, which takes
+        the core from the rank that they wait for; with True, waiting ranks sleep instead. None: compare the number
+        of ranks on this node with its cores.
+
+    Attributes
+    ----------
+    checked : digests of the operations that all ranks are known to agree on; see ``Channel.check_same``.
     """
 
     def __init__(self, comm: MPI.Intracomm, liveness: Liveness | None, oversubscribed: bool | None = None) -> None:
         self.comm = comm.Dup() if comm.size > 1 else comm
         self.liveness = liveness
-        self.checked: set[bytes] = set()  # what all ranks have said on it that they are about to do
+        self.checked: set[bytes] = set()
         self.oversubscribed = machine.local_size() >= machine.cores() if oversubscribed is None else oversubscribed
 
     def reduce(self, flat: Array, op: Op = "sum") -> None:
-        """Combine a flat array over all ranks in place. *Collective*."""
+        """Reduce an array over all ranks, in place. *Collective*.
+
+        Parameters
+        ----------
+        flat : array of one dimension, of the same size and dtype on every rank.
+        op : "mean" sums like "sum"; the caller scales its array by its weight before.
+        """
         for segment in _segments(flat):
             if self.oversubscribed:
                 self._wait(self.comm.Iallreduce(MPI.IN_PLACE, segment, _OPS[op]))
@@ -54,23 +65,27 @@ class Collectives:
                 self.comm.Allreduce(MPI.IN_PLACE, segment, _OPS[op])
 
     def broadcast(self, flat: Array, root: int = 0) -> None:
-        """Give all ranks the flat array of rank ``root``, in place. *Collective*."""
-        self.barrier()  # the root could go on, and leave, while others wait for others yet
+        """Broadcast an array of one dimension from rank ``root``, in place. *Collective*."""
+        self.barrier()  # MPI_Bcast lets the root return, and leave the program, before the others have called it
         for segment in _segments(flat.view(np.uint8)):
             self._wait(self.comm.Ibcast(segment, root))
 
     def gather(self, rows: Array) -> Array:
-        """The rows of all ranks, those of rank 0 first; ranks may have different numbers of them. *Collective*."""
-        own, counts = np.array([len(rows)], np.int64), np.empty(self.comm.size, np.int64)
-        self._wait(self.comm.Iallgather(own, counts))  # MPI may read ``own`` until then
+        """Return the concatenated rows of all ranks, in the order of ranks. *Collective*.
+
+        Parameters
+        ----------
+        rows : array of shape (rows, ...); the number of rows may differ between ranks.
+        """
+        own_count, counts = np.array([len(rows)], np.int64), np.empty(self.comm.size, np.int64)
+        self._wait(self.comm.Iallgather(own_count, counts))
         out = np.empty((int(counts.sum()), *rows.shape[1:]), rows.dtype)
         row_bytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
         ends = np.cumsum(counts)
         if out.nbytes < CALL_BYTES:
             sizes, offsets = counts * row_bytes, (ends - counts) * row_bytes
-            mine = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
-            everyone = [out.reshape(-1).view(np.uint8), sizes, offsets, MPI.BYTE]
-            self._wait(self.comm.Iallgatherv(mine, everyone))
+            source = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+            self._wait(self.comm.Iallgatherv(source, [out.reshape(-1).view(np.uint8), sizes, offsets, MPI.BYTE]))
             return out
         out[ends[self.comm.rank] - counts[self.comm.rank] : ends[self.comm.rank]] = rows
         for root, (count, end) in enumerate(zip(counts, ends, strict=True)):
@@ -78,13 +93,13 @@ class Collectives:
         return out
 
     def barrier(self) -> None:
-        """Return when all ranks are here. *Collective*."""
+        """Return once all ranks have called this. *Collective*."""
         self._wait(self.comm.Ibarrier())
 
-    def allgather_object(self, mine: Any) -> list[Any]:
-        """The Python objects of all ranks, by rank. *Collective*."""
+    def allgather_object(self, value: Any) -> list[Any]:
+        """Return the Python objects of all ranks, by rank. *Collective*."""
         self.barrier()
-        return list(self.comm.allgather(mine))
+        return list(self.comm.allgather(value))
 
     def close(self) -> None:
         """Free the communicator. *Collective*."""
@@ -92,7 +107,7 @@ class Collectives:
             self.comm.Free()
 
     def _wait(self, request: MPI.Request) -> None:
-        """Wait for a request, spinning at first. Its buffers belong to the caller, who must keep them till then."""
+        """Wait for a request; the caller keeps its buffers alive until then."""
         with waiting_for(self.liveness):
             for _ in range(SPINS):
                 if request.Test():
@@ -103,6 +118,7 @@ class Collectives:
 
 
 def _segments(flat: Array) -> Iterator[Array]:
+    """Yield views of an array, each small enough for one MPI call."""
     step = max(1, CALL_BYTES // flat.dtype.itemsize)
     for start in range(0, flat.size, step):
         yield flat[start : start + step]

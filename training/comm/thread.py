@@ -1,4 +1,4 @@
-"""A thread that does MPI operations in a fixed order, whatever the order in which they are handed over."""
+"""Threads that run numbered MPI operations in the order of their numbers, in whatever order they are submitted."""
 
 from __future__ import annotations
 
@@ -13,35 +13,41 @@ Operation = Callable[[Collectives], Any]
 
 
 class CommunicationPool:
-    """Several couriers that share the jobs 0, 1, 2, ... among them. Making one is *collective*."""
+    """Communication threads that run the operations 0, 1, 2, ... in round-robin order. *Collective*.
 
-    def __init__(self, collectives: Collectives, number: int) -> None:
+    Parameters
+    ----------
+    collectives : each thread duplicates its communicator.
+    size : number of threads.
+    """
+
+    def __init__(self, collectives: Collectives, size: int) -> None:
         self._threads = [
             CommunicationThread(Collectives(collectives.comm, collectives.liveness, collectives.oversubscribed))
-            for _ in range(number)
+            for _ in range(size)
         ]
         self._futures: dict[int, Future[Any]] = {}
 
     def submit(self, number: int, operation: Operation) -> None:
-        """Do the job when its turn comes. Never blocks."""
+        """Queue an operation for its thread; never block."""
         index, thread = divmod(number, len(self._threads))
         self._futures[number] = self._threads[thread].submit(index, operation)
 
     def result(self, number: int) -> Any:
-        """What the job returned or raised; waits for it."""
+        """Wait for an operation; return its result or raise its error."""
         return self._futures.pop(number).result()
 
     def close(self) -> None:
-        """End the threads and free the communicators. *Collective*."""
+        """End the threads and free their communicators. *Collective*."""
         for thread in self._threads:
             thread.close()
 
 
 class CommunicationThread:
-    """Does the jobs numbered 0, 1, 2, ... one after the other, on a communicator of its own.
+    """Thread that runs the operations 0, 1, 2, ... one after the other on its own communicator.
 
-    Job 1 waits for job 0 even if it is handed over first: all ranks do the same order then, and no
-    thread of the caller ever blocks before all jobs are handed over.
+    Operation 1 waits for operation 0, even if it is submitted first. So all ranks run the operations in one order, and
+    no thread of the caller blocks before all operations are submitted.
     """
 
     def __init__(self, collectives: Collectives) -> None:
@@ -50,11 +56,11 @@ class CommunicationThread:
         self._next = 0
         self._open = True
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._work, name="matex-courier", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="matex-communication", daemon=True)
         self._thread.start()
 
     def submit(self, number: int, operation: Operation) -> Future[Any]:
-        """Do the job when its turn comes. Never blocks."""
+        """Queue an operation; never block."""
         future: Future[Any] = Future()
         with self._changed:
             self._pending[number] = (operation, future)
@@ -62,14 +68,14 @@ class CommunicationThread:
         return future
 
     def close(self) -> None:
-        """End the thread and free the communicator. *Collective*."""
+        """End the thread and free its communicator. *Collective*."""
         with self._changed:
             self._open = False
             self._changed.notify()
         self._thread.join(timeout=10)
         self._collectives.close()
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._next in self._pending or not self._open)
@@ -79,5 +85,5 @@ class CommunicationThread:
                 self._next += 1
             try:
                 future.set_result(operation(self._collectives))
-            except Exception as error:  # whatever it is, it belongs to the one who waits for the result
+            except Exception as error:  # raised again by ``future.result()``
                 future.set_exception(error)

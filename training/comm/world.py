@@ -1,9 +1,8 @@
-"""Who am I: rank, number of ranks, and the rank on this node."""
+"""Rank, number of ranks, and rank on this node."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from contextvars import ContextVar
 from functools import cache
@@ -12,15 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from matex_data.mpi.library import MPI
 
-_LOCAL_RANK = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
-
 alone: ContextVar[bool] = ContextVar("alone", default=False)
-"""This rank does something that the others do not: nothing that it calls may wait for them."""
+"""True while this rank runs code that the others do not run, which must not call collectives."""
 
 
 @contextlib.contextmanager
 def running_alone() -> Iterator[None]:
-    """Context manager: what this rank saves, predicts and evaluates is its own, and whole."""
+    """Context manager: save, predict and evaluate on this rank alone, on whole batches."""
     token = alone.set(True)
     try:
         yield
@@ -29,7 +26,14 @@ def running_alone() -> Iterator[None]:
 
 
 class World(NamedTuple):
-    """This process among those that train together."""
+    """Position of this process among the ranks of the job.
+
+    Attributes
+    ----------
+    rank : 0 to ``size - 1``.
+    size : number of ranks.
+    local_rank : rank among those of this node, for the choice of a GPU.
+    """
 
     rank: int
     size: int
@@ -37,17 +41,22 @@ class World(NamedTuple):
 
 
 def world() -> World:
-    """Rank, number of ranks and rank on this node of the whole job.
+    """Return the rank, the number of ranks and the rank on this node.
 
-    *Collective* at its first call where the launcher leaves the local rank open (several ranks, and
-    none of the usual environment variables).
+    *Collective* at the first call, if the launcher sets none of the usual environment variables of the local rank.
+
+    Examples
+    --------
+    >>> import matex_data as md
+    >>> md.training.world()  # in one process
+    World(rank=0, size=1, local_rank=0)
     """
     comm = comm_or_world(None)
     return World(comm.rank, comm.size, _local_rank())
 
 
 def comm_or_world(comm: MPI.Intracomm | None) -> MPI.Intracomm:
-    """The communicator meant by the user's ``comm``: all ranks of the job for None."""
+    """Return ``comm``, or the communicator of all ranks for None."""
     if comm is not None:
         return comm
     from matex_data.mpi.library import MPI
@@ -58,13 +67,6 @@ def comm_or_world(comm: MPI.Intracomm | None) -> MPI.Intracomm:
 @cache
 def _local_rank() -> int:
     from matex_data.mpi.library import MPI
+    from matex_data.mpi.node import local_rank
 
-    if MPI.COMM_WORLD.size == 1:
-        return 0
-    for name in _LOCAL_RANK:
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
-    rank = node.rank
-    node.Free()
-    return rank
+    return local_rank(MPI.COMM_WORLD).rank

@@ -1,1 +1,1 @@
-"""``matex run``: scripts that know nothing of ranks."""
+"""``matex run``: train scripts written for one process on all ranks."""

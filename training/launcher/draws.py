@@ -1,4 +1,4 @@
-"""Random numbers that the rows of a batch have in common, whether they are drawn for the batch or for a part of it."""
+"""Random numbers by row: a shard of a batch draws the numbers that the whole batch draws for its rows."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ _stateless_normal = tf.random.stateless_normal
 
 @contextlib.contextmanager
 def draws_for_rows(rows: slice, total: int) -> Iterator[None]:
-    """Context in which a part of a batch draws what these rows of the whole batch draw, with fixed seeds.
+    """Context manager: draw the random numbers of these rows of a whole batch, with fixed seeds.
 
-    Random functions of Keras and TensorFlow are replaced that take a shape, and dropout; NumPy's state is put back.
+    Replaces dropout and the random functions of Keras and TensorFlow that take a shape; restores NumPy's state at the
+    end.
 
     Parameters
     ----------
-    rows, total : the part, and the number of rows of the whole batch.
+    rows : rows of the shard.
+    total : number of rows of the whole batch.
     """
     source = _Source(rows, total)
     state = np.random.get_state()
@@ -40,12 +42,14 @@ def draws_for_rows(rows: slice, total: int) -> Iterator[None]:
 
 
 class _Source:
+    """Random numbers of a whole batch, from which a shard takes its rows."""
+
     def __init__(self, rows: slice, total: int) -> None:
         self._rows, self._total = rows, total
         self._number = 0
 
     def draw(self, shape: Any, kind: Callable[..., Any] = _stateless_uniform) -> Any:
-        """Return float32 numbers; a first axis of the part's rows is cut out of one of all rows."""
+        """Return float32 numbers; if the first axis has the rows of the shard, those of the whole batch are drawn."""
         self._number += 1
         sizes = [int(size) for size in np.asarray(tf.convert_to_tensor(shape, tf.int32)).reshape(-1)]
         seed = [self._number, 0]
@@ -61,7 +65,7 @@ class _Source:
         return tf.floor(low + self.draw(shape) * (high - low))
 
     def keep(self, inputs: Any, rate: Any, noise_shape: Any) -> Any:
-        """Return the inputs after dropout."""
+        """Apply dropout."""
         inputs = tf.convert_to_tensor(inputs)
         shape = (
             tf.shape(inputs)

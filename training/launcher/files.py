@@ -1,4 +1,4 @@
-"""Files and folders that every rank of a job makes at the same point of the program, though one is enough."""
+"""Registry of the files and folders that all ranks create at the same call site, though one rank is enough."""
 
 from __future__ import annotations
 
@@ -30,23 +30,24 @@ from matex_data.training.comm.channel import Channel
 from matex_data.training.sharding.rows import is_sharded
 
 CallSite = tuple[bytes, int]
-"""Point of a program: digest of the stack of calls, and how many times it was there."""
+"""Call site: digest of the call stack, and the number of times that the program has been there."""
 OLD = 600.0
-"""Seconds before the start of this job that make a folder older than the job, however clocks of file systems differ."""
+"""Seconds before the start of this job from which a folder is older, however much clocks of file systems differ."""
 _START = time.time()
 _STDLIB = str(Path(os.__file__).parent)
 _LIBRARIES = (str(Path(_STDLIB, "site-packages")), str(Path(_STDLIB, "dist-packages")))
-_YES, _NO, _PENDING = b"yes", b"no", b"soon"
+_YES, _NO, _PENDING = b"yes", b"no", b"pending"
 
 
 class SaveOutcome(NamedTuple):
-    """Outcome of a save of rank 0.
+    """Outcome of a save on rank 0.
 
     Attributes
     ----------
-    path : absolute, of the file or folder.
-    error : pickled, if the save failed.
-    result, state : that it returned, and that the object that saved has from then on.
+    path : absolute path of the file or folder.
+    error : pickled error, if the save failed.
+    result : return value of the function that saved.
+    state : state of the saving object afterwards, such as a checkpoint counter.
     """
 
     path: str
@@ -56,45 +57,54 @@ class SaveOutcome(NamedTuple):
 
 
 class SaveRegistry:
-    """Record of the saves and new folders of this rank, by point of the program, which other ranks consult.
+    """Registry of the saves and new folders of this rank, by call site, which other ranks query. *Collective*.
 
-    So a rank can find out that another has done the same at the same point, and no rank needs to wait for one that
-    never comes there. Making one is *collective*.
+    With it, a rank finds out whether another has done the same at the same call site, without waiting for ranks that
+    never reach it.
+
+    Parameters
+    ----------
+    channel : ranks of the job.
     """
 
     def __init__(self, channel: Channel) -> None:
         self.rank, self.size = channel.rank, channel.size
         self.liveness = channel.host.liveness
-        self.job = channel.host.allgather_object(secrets.token_hex(4))[0]
+        self.job_id = channel.host.allgather_object(secrets.token_hex(4))[0]
         self._passed: Counter[bytes] = Counter()
         self._saves: dict[CallSite, SaveOutcome] = {}
-        self._read_at: dict[str, CallSite] = {}  # by path: the save of rank 0 that this rank may read
-        self._begun: set[CallSite] = set()  # saves that may have changed their files
-        self._awaiting = False  # whether this rank waits for a save of rank 0
+        self._read_at: dict[str, CallSite] = {}  # by path: save of rank 0 that this rank may read
+        self._begun: set[CallSite] = set()  # saves that may have replaced their files
+        self._awaiting = False  # this rank waits for a save of rank 0
         self._made: set[CallSite] = set()
         self._making: set[CallSite] = set()
         if self.liveness is not None:
             self.liveness.on_query = self._answer
 
     def call_site(self, what: str = "") -> CallSite:
-        """Return this point of the program, which is passed by that."""
+        """Return the current call site, and count it as passed."""
         digest = stack_digest(what)
         self._passed[digest] += 1
         return digest, self._passed[digest]
 
     def record_save(self, call_site: CallSite, saved: SaveOutcome) -> None:
-        """Let other ranks know that this one has saved."""
+        """Record the outcome of a save, for queries of other ranks."""
         self._saves[call_site] = saved
 
     def wait_for_root(self, call: str, path: str) -> SaveOutcome:
-        """Return the outcome of the save of rank 0 at this point of the program, once there is one.
+        """Wait for the save of rank 0 at this call site, and return its outcome.
+
+        Parameters
+        ----------
+        call : name of the function that saves, for error messages.
+        path : absolute path on this rank.
 
         Raises
         ------
-        PartitionError : rank 0 does not come to this point.
+        PartitionError : rank 0 does not reach this call site in time.
         """
         found: list[SaveOutcome] = []
-        self._awaiting = True  # before the point counts as passed
+        self._awaiting = True  # set before the call site counts as passed
         call_site = self.call_site()
         question = pickle.dumps(("save", call_site))
 
@@ -110,7 +120,7 @@ class SaveRegistry:
             return True
 
         try:
-            with deadlines.collective(f"{call} of {path!r}, which rank 0 carries out for all, or rank 0 alone does"):
+            with deadlines.collective(f"{call} of {path!r}, which rank 0 runs for all ranks, or only rank 0 calls it"):
                 deadlines.wait_until(is_saved, self.liveness)
         finally:
             self._awaiting = False
@@ -118,25 +128,26 @@ class SaveRegistry:
         return found[0]
 
     def check_read(self, path: str) -> None:
-        """Make sure that what this rank has just read is what it has saved, as far as it has.
+        """Check that a file that this rank has just read is still the one of its latest save.
 
         Raises
         ------
-        PartitionError : rank 0 is already at the next such save, and may have replaced the file before.
+        PartitionError : rank 0 has begun the next save and may have replaced the file.
         """
         digest, count = self._read_at.get(path, (b"", 0))
         if count and self._ask_root("begun", (digest, count + 1)) == _YES:
             raise PartitionError(
-                f"rank 0 was about to save over {path!r} while this rank read it, so this may be a later state",
+                f"rank 0 may have replaced {path!r} while this rank read it",
+                expected="a read that ends before rank 0 begins its next save",
                 found=f"this rank is at {deadlines.user_location()}",
-                remedy="let the ranks meet between this and the next save, as in a step of training or "
+                remedy="synchronize the ranks before the next save, by a training step or by "
                 "matex_data.training.allreduce([0.0])",
             )
 
     def wait_for_readers(self, call_site: CallSite) -> None:
-        """Return when no other rank is between the last save at this point and the next, which may replace its file.
+        """Wait until no other rank may still read the file of the previous save at this call site.
 
-        A rank that never comes to such a save is not waited for, nor one that waits for this one or has left.
+        Ranks that have never saved here, that wait for this rank, or that have left the program are not waited for.
         """
         _, count = call_site
         ranks = [rank for rank in range(self.size) if rank != self.rank and count > 1]
@@ -152,13 +163,13 @@ class SaveRegistry:
         self._begun.add(call_site)
 
     def root_save(self, call_site: CallSite) -> SaveOutcome | None:
-        """Return what rank 0 has noted at this point, if it has come there."""
+        """Return the outcome that rank 0 has recorded at this call site; None if it has not been there."""
         reply = self._ask_root("save", call_site)
         saved: SaveOutcome | None = pickle.loads(reply) if reply else None
         return saved
 
     def _ask_root(self, about: str, call_site: CallSite) -> bytes:
-        """Return the reply of rank 0; empty where it cannot be asked."""
+        """Return the reply of rank 0; empty if it cannot be queried."""
         wait = deadlines.Wait(self.liveness)
         while self.liveness is not None and not self.liveness.ended:
             replies = self.liveness.query([0], pickle.dumps((about, call_site)))
@@ -169,18 +180,23 @@ class SaveRegistry:
                 raise error
         return b""
 
-    def make_folder(self, path: str, make_folder: Callable[[], None]) -> None:
-        """Make a folder; it is no error that another rank has made it at the same point of the program.
+    def make_folder(self, path: str, mkdir: Callable[[], None]) -> None:
+        """Create a folder; ignore ``FileExistsError`` if another rank has created it at the same call site.
+
+        Parameters
+        ----------
+        path : absolute path.
+        mkdir : function that creates the folder.
 
         Raises
         ------
-        FileExistsError : it is older, or was made at another point, or by another program.
+        FileExistsError : the folder is older, or was created at another call site or by another program.
         """
         digest = stack_digest(path)
         call_site = digest, self._passed[digest] + 1
         self._making.add(call_site)
         try:
-            make_folder()
+            mkdir()
             self._made.add(call_site)
             self._passed[digest] += 1
         except FileExistsError:
@@ -201,13 +217,14 @@ class SaveRegistry:
             ranks = [rank for rank in ranks if replies.get(rank, _PENDING) == _PENDING]
             if ranks and time.monotonic() >= end:
                 raise PartitionError(
-                    f"rank {ranks[0]} does not say whether it has made the folder {path!r}, which exists",
-                    remedy="where a rank may be busy for that long, set MATEX_TIMEOUT to more seconds",
+                    f"rank {ranks[0]} does not reply whether it has created the existing folder {path!r}",
+                    expected=f"a reply within {deadlines.timeout():g} s",
+                    remedy="set MATEX_TIMEOUT to more seconds, if a rank may be busy for that long",
                 )
         return False
 
     def _answer(self, question: bytes) -> bytes:
-        """Reply to another rank; runs in the thread that answers."""
+        """Reply to a query of another rank; runs in the liveness thread."""
         about, call_site = pickle.loads(question)
         if about == "save":
             saved = self._saves.get(call_site)
@@ -216,15 +233,16 @@ class SaveRegistry:
             return pickle.dumps((self._passed[call_site[0]], self._awaiting))
         if about == "begun":
             return _YES if call_site in self._begun else _NO
-        if call_site in self._making:  # looked at first: a point is made before it is no longer in the making
+        if call_site in self._making:  # tested first, since a call site is added to _made before it leaves _making
             return _PENDING
         return _YES if call_site in self._made else _NO
 
 
 def stack_digest(what: str) -> bytes:
-    """Return a digest of the calls that lead here, the same on all ranks: of the program and its libraries.
+    """Return a digest of the call stack, equal on all ranks.
 
-    Frames of the standard library are left out, since how it goes on depends on what it finds in the file system.
+    It has the frames of the script and its libraries. Frames of the standard library are excluded, since their
+    branches depend on the state of the file system.
     """
     digest = hashlib.blake2b(what.encode(), digest_size=12)
     frame: FrameType | None = sys._getframe(1)
@@ -239,7 +257,7 @@ def stack_digest(what: str) -> bytes:
 
 
 def _age(path: str) -> float:
-    """Return by how many seconds the last change of a folder came before the start of this job."""
+    """Return the seconds between the last change of a folder and the start of this job."""
     try:
         return _START - Path(path).stat().st_ctime
     except OSError:
@@ -251,25 +269,25 @@ _thread = threading.local()
 
 @contextlib.contextmanager
 def _may_exist() -> Iterator[None]:
-    """Context manager: the caller does not mind if the folder exists, so no rank is asked."""
-    before = getattr(_thread, "yes", False)
-    _thread.yes = True
+    """Context manager: an existing folder is no error for the caller, so query no rank."""
+    before = getattr(_thread, "may_exist", False)
+    _thread.may_exist = True
     try:
         yield
     finally:
-        _thread.yes = before
+        _thread.may_exist = before
 
 
-def patch_folders(register: SaveRegistry) -> None:
-    """Let all ranks make a new folder at the same point of the program, as ``os.mkdir`` and those who call it do."""
+def patch_folders(registry: SaveRegistry) -> None:
+    """Patch ``os.mkdir`` and its callers: all ranks may create a new folder at the same call site."""
     mkdir, makedirs, path_mkdir = os.mkdir, os.makedirs, pathlib.Path.mkdir
 
     @functools.wraps(mkdir)
     def make_folder(path: Any, *args: Any, **kwargs: Any) -> None:
-        if is_child_process() or getattr(_thread, "yes", False) or "dir_fd" in kwargs:
+        if is_child_process() or getattr(_thread, "may_exist", False) or "dir_fd" in kwargs:
             mkdir(path, *args, **kwargs)
         else:
-            register.make_folder(str(Path(os.fsdecode(path)).absolute()), lambda: mkdir(path, *args, **kwargs))
+            registry.make_folder(str(Path(os.fsdecode(path)).absolute()), lambda: mkdir(path, *args, **kwargs))
 
     @functools.wraps(makedirs)
     def make_all(name: Any, mode: int = 0o777, exist_ok: bool = False) -> None:
@@ -285,30 +303,30 @@ def patch_folders(register: SaveRegistry) -> None:
     pathlib.Path.mkdir = make_path  # type: ignore[method-assign]
 
 
-def patch_caches(register: SaveRegistry) -> None:
-    """Give each rank a cache file of its own where ``tf.data.Dataset.cache`` writes one."""
+def patch_caches(registry: SaveRegistry) -> None:
+    """Patch ``tf.data.Dataset.cache``: ranks do not write to the same cache file."""
     original = tf.data.Dataset.cache
 
     @functools.wraps(original)
     def cache(dataset: Any, filename: Any = "", name: Any = None) -> Any:
         if isinstance(filename, str | os.PathLike) and os.fspath(filename):
-            filename = _cache_file(register, dataset, os.fspath(filename))
+            filename = _cache_file(registry, dataset, os.fspath(filename))
         return original(dataset, filename, name)
 
     tf.data.Dataset.cache = cache
 
 
-def _cache_file(register: SaveRegistry, dataset: Any, filename: str) -> str:
+def _cache_file(registry: SaveRegistry, dataset: Any, filename: str) -> str:
     """Return the cache file of this rank.
 
-    Rank 0 writes that of the script, which all ranks read once it is whole, in later jobs, too. Until then other ranks
-    have files that end with the job. Where a data set is a rank's part, each rank has a file that stays.
+    Rank 0 writes the file of the script, which all ranks read once it is complete, also in later jobs. Until then the
+    other ranks write files that are removed at the end of the job. Of a sharded dataset each rank keeps a file.
     """
     if is_sharded(dataset):
-        return f"{filename}.rank{register.rank}of{register.size}"
-    if register.rank == 0 or Path(f"{filename}.index").exists():
+        return f"{filename}.rank{registry.rank}of{registry.size}"
+    if registry.rank == 0 or Path(f"{filename}.index").exists():
         return filename
-    own = f"{filename}.{register.job}-rank{register.rank}"
+    own = f"{filename}.{registry.job_id}-rank{registry.rank}"
     atexit.register(_remove, own)
     return own
 
@@ -319,5 +337,5 @@ def _remove(prefix: str) -> None:
 
 
 def failed_save(path: str, error: Exception) -> SaveOutcome:
-    """Return the outcome of a save that has failed."""
+    """Return the outcome of a failed save."""
     return SaveOutcome(path, pickle_error(error))

@@ -1,4 +1,4 @@
-"""``fit``, ``evaluate`` and ``predict`` of every Keras model, for scripts that know nothing of ranks."""
+"""Patch ``fit``, ``evaluate`` and ``predict`` of all Keras models, for scripts written for one process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from matex_data.errors import PartitionError
 from matex_data.mpi import deadlines
 from matex_data.training.callbacks import rank_callbacks
 from matex_data.training.comm.channel import Channel
-from matex_data.training.comm.errors import unwrapped_errors
 from matex_data.training.comm.world import alone
 from matex_data.training.keras_api import EpochIterator, keras_trainer, pythonify_logs
 from matex_data.training.launcher.saving import local_model
@@ -36,9 +35,10 @@ from matex_data.training.sharding.rows import (
     shard_rows,
 )
 from matex_data.training.steps.distributed_model import DistributedModel
+from matex_data.training.steps.evaluation import append_empty_batches
 from matex_data.training.steps.metrics import combined_logs
 from matex_data.training.steps.step import DistributedStep
-from matex_data.training.trainer import drop_empty_batches, without_keras_warnings
+from matex_data.training.trainer import drop_empty_batches, unwrapped_errors, without_keras_warnings
 
 log = logging.getLogger("matex_data.training")
 
@@ -46,14 +46,22 @@ _current_call: ContextVar[PatchedCall | None] = ContextVar("current_call", defau
 
 
 class PatchedCall:
-    """One call of a patched method.
+    """State of one call of a patched method, for the epoch iterators that Keras creates in it.
 
     Parameters
     ----------
-    sharing : of a call that trains on the first data set that it iterates over, and evaluates on others.
-    same : compares the ranks' data, where the call trains.
-    noting : keep the sizes of the global batches.
-    verify : check the first batch.
+    channel : ranks of the call.
+    distributed : model that the call trains on its first dataset, and evaluates on others; None for ``predict``.
+    check : compares the first batches of the ranks, if the call trains.
+    record_sizes : record the sizes of the global batches.
+    verify : run the self-check on the first batch.
+
+    Attributes
+    ----------
+    spec : element spec of the first dataset; None before Keras iterates over it.
+    whole_batches : every rank gets whole batches, of which the training step selects its rows.
+    steps : number of batches of every rank, to which empty batches pad shorter data; None: do not pad.
+    sizes : recorded sizes of global batches.
     """
 
     def __init__(
@@ -70,16 +78,16 @@ class PatchedCall:
         self._record_sizes = record_sizes
         self._verify = verify
         self.spec: Any = None
-        self.whole_batches = False  # every rank trains on its rows of whole batches
-        self.steps: int | None = None  # of each rank; where one has fewer, empty batches are added
+        self.whole_batches = False
+        self.steps: int | None = None
         self.sizes: list[int] = []
         self.test = None if distributed is None else distributed.test
 
     def shard(self, dataset: Any, x: Any) -> Any:
-        """Return this rank's part of what Keras is about to iterate over; training takes its rows in each step."""
+        """Shard the dataset that Keras is about to iterate over; in training, the steps select this rank's rows."""
         first, self.spec = self.spec is None, self.spec or dataset.element_spec
-        check = self._check if first else None  # of training
-        rank_callbacks = self.test is not None and self.test.lockstep and check is None
+        check = self._check if first else None  # the first dataset is that of training
+        lockstep = self.test is not None and self.test.lockstep and check is None
         if not is_sharded(x):
             if check is not None:
                 self.whole_batches = True
@@ -88,12 +96,17 @@ class PatchedCall:
                 return dataset
             dataset = self._recording_sizes(dataset) if self._record_sizes else dataset
             dataset = shard_rows(dataset, self._channel.rank, self._channel.size)
-        return dataset if check is not None or self._record_sizes or rank_callbacks else drop_empty_batches(dataset)
+        return dataset if check is not None or self._record_sizes or lockstep else drop_empty_batches(dataset)
 
     def steps_of_test(self, steps: int | None, local: bool) -> int | None:
-        """Return the largest number of batches of any rank for what is evaluated next; None if it stays as it is.
+        """Return the largest number of batches of any rank for the next evaluation; None if nothing is to be padded.
 
-        *Collective* where each rank has its part.
+        *Collective* if the data is sharded.
+
+        Parameters
+        ----------
+        steps : number of batches of this rank; None: unknown.
+        local : the data is sharded.
         """
         if self.test is None or (self._check is not None and self.spec is None):
             return None
@@ -102,7 +115,7 @@ class PatchedCall:
         return max(everyone) if local and self.test.lockstep else None
 
     def verified_iterator(self, iterator: Any) -> Any:
-        """Return the iterator of a training epoch after the check of its first batch. *Collective*."""
+        """Return the iterator of a training epoch after the self-check on its first batch. *Collective*."""
         if self._distributed is None or not self.whole_batches or self._distributed.verified:
             return iterator
         self._distributed.verified = True
@@ -114,11 +127,11 @@ class PatchedCall:
         verify(self._distributed, keras.tree.map_structure(_without_optionals, batches[0]))
         if any(isinstance(leaf, tf.OptionalSpec) for leaf in tf.nest.flatten(self.spec)):
             return itertools.chain(batches, iterator)
-        # Of the same element spec, so that the graph of the step is made once.
+        # With the same element spec, so that the step is traced once.
         return iter(tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=self.spec))
 
     def _recording_sizes(self, dataset: Any) -> Any:
-        return dataset.map(lambda *parts: self._record(dataset_element(dataset, parts)))
+        return dataset.map(lambda *args: self._record(dataset_element(dataset, args)))
 
     def _record(self, data: Any) -> Any:
         with tf.control_dependencies([tf.numpy_function(self.sizes.append, [batch_size(data)], [])]):
@@ -126,7 +139,7 @@ class PatchedCall:
 
 
 class ShardedEpochIterator(EpochIterator):  # type: ignore[misc]  # Keras has no types
-    """Keras's iterator over batches, whatever they come from, with this rank's rows of each."""
+    """Epoch iterator of Keras that yields this rank's rows of each batch."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -140,36 +153,32 @@ class ShardedEpochIterator(EpochIterator):  # type: ignore[misc]  # Keras has no
             self.__dict__["_distributed_dataset"] = call.shard(self.__dict__["_distributed_dataset"], kwargs.get("x"))
 
     def _enumerate_iterator(self) -> Iterator[Any]:
-        for *steps, iterator in super()._enumerate_iterator():  # one or two numbers of steps, by the version of Keras
+        for *steps, iterator in super()._enumerate_iterator():  # newer versions of Keras yield two step numbers
             call, self._matex_call = self._matex_call, None
             yield (*steps, iterator if call is None else call.verified_iterator(iterator))
 
     def _pad(self, steps: int) -> None:
-        """Add empty batches, so that this rank has as many steps as the others."""
+        """Append empty batches, so that this rank has this number of steps."""
         missing, dataset = steps - self.__dict__["_num_batches"], self.__dict__["_distributed_dataset"]
         if missing:
-            empty_batch = tf.nest.map_structure(
-                lambda leaf: tf.zeros([0, *leaf.shape[1:]], leaf.dtype), dataset.element_spec
-            )
-            filler = tf.data.Dataset.from_tensors(empty_batch).repeat(missing)
-            self.__dict__["_distributed_dataset"] = dataset.concatenate(filler)
+            self.__dict__["_distributed_dataset"] = append_empty_batches(dataset, missing)
         self.data_adapter = _PaddedAdapter(self.__dict__["data_adapter"], steps)
         self._num_batches = steps
 
 
 def _until_out_of_range(iterator: Any) -> Iterator[Any]:
-    """Return an iterator that ends in the way of Python's."""
+    """Yield elements until the iterator raises ``OutOfRangeError``."""
     with contextlib.suppress(tf.errors.OutOfRangeError):
         yield from iterator
 
 
 def _without_optionals(leaf: Any) -> Any:
-    """Return None in place of the optional that Keras puts for it into data sets."""
+    """Return None for the optional that stands for None in Keras's datasets."""
     return None if isinstance(leaf, tf.experimental.Optional) else leaf
 
 
 class _PaddedAdapter:
-    """Keras's data adapter with another number of batches."""
+    """Data adapter of Keras with another number of batches."""
 
     def __init__(self, adapter: Any, steps: int) -> None:
         self._adapter = adapter
@@ -180,7 +189,7 @@ class _PaddedAdapter:
 
 
 class KerasPatches:
-    """Patches ``keras.Model``. *Collective*."""
+    """Patches of ``keras.Model``. *Collective*."""
 
     def __init__(self, channel: Channel, reducer: Reducer, sync_batch_norm: bool, verify: bool) -> None:
         self._channel = channel
@@ -200,15 +209,15 @@ class KerasPatches:
 
         @functools.wraps(original)
         def patched(model: Any, *args: Any, **kwargs: Any) -> Any:
-            local = vars(model).get("_matex_distributed")
-            trained_by_fit = isinstance(vars(model).get("train_step"), DistributedStep) and local is None
-            if trained_by_fit or "_use_cached_eval_dataset" in kwargs:  # fit evaluates its validation data
+            by_launcher = vars(model).get("_matex_distributed") is not None
+            trained_by_fit = isinstance(vars(model).get("train_step"), DistributedStep) and not by_launcher
+            if trained_by_fit or "_use_cached_eval_dataset" in kwargs:  # fit calls evaluate
                 return original(model, *args, **kwargs)
-            if alone.get():  # a callback of this rank alone
+            if alone.get():
                 if name in ("fit", "train_on_batch"):
                     raise PartitionError(
-                        f"{name}() within a callback that runs on one rank alone, since it writes files",
-                        expected="every rank trains",
+                        f"{name}() was called in a callback that writes files, which runs on one rank alone",
+                        expected="training on every rank",
                         remedy="derive the callback from keras.callbacks.Callback, whose hooks run on every rank",
                     )
                 with local_model(model):
@@ -223,7 +232,7 @@ class KerasPatches:
         setattr(keras.Model, name, patched)
 
     def _distributed(self, model: Any) -> DistributedModel:
-        """The model's context, which stays open until it is compiled again. *Collective* at first."""
+        """Return the context of a model, which stays open until the model is compiled again. *Collective* at first."""
         found = vars(model).get("_matex_distributed")
         if found is not None and found.is_current():
             return found  # type: ignore[no-any-return]
@@ -253,14 +262,14 @@ class KerasPatches:
         return _call_within(call, original, options)
 
     def _warn_of_generator(self, x: Any) -> None:
-        """Once: every rank makes all batches of a generator, which then has no use of more ranks."""
+        """Warn once that every rank makes all batches of a generator, which saves no time."""
         if inspect.isgenerator(x) and self._channel.rank == 0 and not self._warned:
             self._warned = True
             log.warning(
-                "the generator given to fit runs on every rank, which trains on its rows of each batch: right if all "
+                "the generator given to fit runs on every rank, which trains on its rows of each batch: correct if all "
                 "ranks get the same batches, but batches are made no faster than in one process\n"
                 "  remedy: give fit arrays, or matex_data.open_dataset(...).tf_dataset(...), of which each rank reads "
-                "its part alone"
+                "its own rows only"
             )
 
     def _evaluate(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
@@ -271,54 +280,54 @@ class KerasPatches:
         return _call_within(PatchedCall(self._channel, distributed), original, options)
 
     def _predict(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
-        """Each rank predicts its rows; all get the whole, in order. *Collective*."""
-        local = vars(model).get("_matex_distributed")
-        if is_sharded(options.get("x")) or (local is not None and local.step.whole):
+        """Predict this rank's rows; return those of all ranks, in order. *Collective*."""
+        distributed = vars(model).get("_matex_distributed")
+        if is_sharded(options.get("x")) or (distributed is not None and distributed.step.whole):
             return original(**options)
         call = PatchedCall(self._channel, record_sizes=True)
         outputs = _call_within(call, original, options)
-        noted = list(call.sizes)  # of more batches than were predicted, where they are read ahead
+        recorded = list(call.sizes)  # prefetching may have recorded more batches than were predicted
         rows = {_rows(leaf) for leaf in keras.tree.flatten(outputs)}
         everyone = self._channel.host.allgather_object(rows)
         total = sum(min(counts) for counts in everyone)
-        sizes = noted[: int(np.searchsorted(np.cumsum(noted), total)) + 1]
+        sizes = recorded[: int(np.searchsorted(np.cumsum(recorded), total)) + 1]
         if any(len(counts) > 1 for counts in everyone) or sum(sizes) != total:
             raise ValueError(
-                f"predict gave {[sorted(counts) for counts in everyone]} rows on ranks 0 to {self._channel.size - 1} "
-                f"for batches of {sizes} samples; each output has to have one row per sample\n"
+                "predict on several ranks needs outputs with one row per sample\n"
+                f"  expected: {sum(sizes)} rows for batches of {sizes} samples\n"
+                f"  found: {[sorted(counts) for counts in everyone]} rows on ranks 0 to {self._channel.size - 1}\n"
                 "  remedy: call predict_on_batch, which runs on the whole batch on every rank"
             )
         positions = np.concatenate([self._positions(sizes, rank) for rank in range(self._channel.size)])
-        return keras.tree.map_structure(lambda local: self._gather(local, positions), outputs)
+        return keras.tree.map_structure(lambda output: self._gather(output, positions), outputs)
 
-    def _gather(self, local: Any, positions: Any) -> Any:
-        """Return the rows of all ranks in order: an array, or a ragged tensor where Keras gives one. *Collective*."""
-        shapes = self._channel.host.allgather_object(local.shape[1:] if isinstance(local, np.ndarray) else None)
+    def _gather(self, output: Any, positions: Any) -> Any:
+        """Return the rows of all ranks in order: an array, or a ragged tensor if Keras returns one. *Collective*."""
+        shapes = self._channel.host.allgather_object(output.shape[1:] if isinstance(output, np.ndarray) else None)
         if shapes[0] is not None and len(set(shapes)) == 1:
-            rows = self._channel.host.gather(local)
+            rows = self._channel.host.gather(output)
             out = np.empty_like(rows)
             out[positions] = rows
             return out
-        if isinstance(local, tf.SparseTensor):
-            raise TypeError("predict of sparse outputs on several ranks: convert them by keras.ops.convert_to_tensor")
-        found = [
-            row
-            for rank_slice in self._channel.host.allgather_object([np.asarray(row) for row in local])
-            for row in rank_slice
-        ]
-        ordered = [found[i] for i in np.argsort(positions)]
+        if isinstance(output, tf.SparseTensor):
+            raise TypeError(
+                "predict on several ranks cannot return sparse tensors; convert them with keras.ops.convert_to_tensor"
+            )
+        everyone = self._channel.host.allgather_object([np.asarray(row) for row in output])
+        gathered = list(itertools.chain.from_iterable(everyone))
+        ordered = [gathered[i] for i in np.argsort(positions)]
         return tf.RaggedTensor.from_row_lengths(np.concatenate(ordered), [len(row) for row in ordered])
 
     def _positions(self, sizes: list[int], rank: int) -> Any:
-        """Return where the rows of a rank belong in the whole."""
+        """Return the positions of a rank's rows in the whole output."""
         starts = np.cumsum([0, *sizes])[:-1]
-        parts = [rank_slice(rows, rank, self._channel.size) for rows in sizes]
+        slices = [rank_slice(rows, rank, self._channel.size) for rows in sizes]
         return np.concatenate(
-            [np.arange(start + p.start, start + p.stop) for start, p in zip(starts, parts, strict=True)]
+            [np.arange(start + s.start, start + s.stop) for start, s in zip(starts, slices, strict=True)]
         )
 
     def _train_on_batch(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
-        """One step on this rank's rows, and the metrics of all. *Collective*."""
+        """Run one step on this rank's rows; return the metrics of all ranks. *Collective*."""
         distributed = self._distributed(model)
         if distributed.step.whole:
             return original(**options)
@@ -326,7 +335,7 @@ class KerasPatches:
         data = keras.tree.map_structure(np.asarray, arrays)
         rows = {len(leaf) for leaf in keras.tree.flatten(data)}
         if len(rows) != 1:
-            raise ValueError(f"arrays of a batch have one length, not {sorted(rows)}")
+            raise ValueError(f"the arrays of a batch must have one length, not {sorted(rows)}")
         whole = not is_sharded(list(arrays.values()))
         spec = keras.tree.map_structure(lambda leaf: tf.TensorSpec((None, *leaf.shape[1:]), leaf.dtype), data)
         if not distributed.prepared:
@@ -342,7 +351,7 @@ class KerasPatches:
 
 
 def _rows(output: Any) -> int:
-    """Return the length of the first axis; 0 where there is none."""
+    """Return the length of the first axis; 0 if there is none."""
     shape = tuple(output.shape)
     return int(shape[0] or 0) if shape else 0
 

@@ -1,7 +1,7 @@
-"""Training loops that scripts write themselves, under the launcher.
+"""Custom training loops of scripts under the launcher.
 
-Over the script's own data every rank sees every batch, as one process does, and nothing is averaged: which data a
-loop trains on, and what its loss divides by, nobody can tell. Gradients of data of which each rank has its part are
+A loop over the script's own data runs with whole batches on every rank, as in one process, and averages nothing: the
+launcher cannot determine which data a loop trains on, nor the divisor of its loss. Gradients of sharded data are
 averaged.
 """
 
@@ -17,17 +17,17 @@ import tensorflow as tf
 
 from matex_data.pipeline import data_parallel
 from matex_data.training.comm.channel import Channel
-from matex_data.training.optimizer import averaged_gradients, batch_weight, gradients_averaged, in_training_step
+from matex_data.training.optimizer import averaged_gradients, gradient_weight, gradients_averaged, in_training_step
 from matex_data.training.reduction.ops import Reducer, broadcast_from_root
 from matex_data.training.reduction.sequence import in_session_graph
 from matex_data.training.reduction.tape import GradientPatches, average_untagged
-from matex_data.training.sharding.batch_weights import batch_weights, keras_iterating, patch_iteration
+from matex_data.training.sharding.batch_weights import keras_iterating, patch_iteration
 
 log = logging.getLogger("matex_data.training")
 
 
 class LoopPatches:
-    """Patches of tapes and of all optimizers, for loops of the script's own. Making one is *collective*."""
+    """Patches of gradient tapes and of all optimizers, for custom training loops. *Collective*."""
 
     def __init__(self, channel: Channel, reducer: Reducer) -> None:
         self.channel = channel
@@ -42,9 +42,9 @@ class LoopPatches:
         data_parallel.on_enable(self._fail_guarded_graphs)
 
     def is_active(self) -> bool:
-        """Tell whether a gradient of now is that of a rank's part; warn once of a loop over whole batches."""
+        """Return whether gradients are those of a shard now; warn once about a loop over whole batches."""
         if in_session_graph():
-            return True  # which is decided when the session runs
+            return True  # the session decides when it runs
         if in_training_step() or keras_iterating.get():
             return False
         if not data_parallel.enabled():
@@ -53,16 +53,12 @@ class LoopPatches:
         return data_parallel.enabled()
 
     def average(self, gradients: list[Any]) -> list[Any]:
-        """Return the averages over the ranks, in a training step of Keras or in a loop. *Collective*."""
-        weight = (
-            batch_weight(self.channel.size)
-            if in_training_step()
-            else batch_weights(self.channel.communicator).next_step_weight()
-        )
+        """Return the averages of gradients over the ranks. *Collective*."""
+        weight = gradient_weight(self.channel)
         return self.reducer(gradients, weight)
 
     def apply(self, original: Callable[..., Any], optimizer: Any, grads: Any, variables: Any) -> Any:
-        """Apply gradients after the average, as far as they are of parts. *Collective* then."""
+        """Apply gradients, averaged if they are those of a shard. *Collective* then."""
         if gradients_averaged() or not (in_training_step() or self.is_active()):
             return original(optimizer, grads, variables)
         if variables is not None and not in_training_step():
@@ -71,17 +67,17 @@ class LoopPatches:
             return original(optimizer, average_untagged(list(grads), self.average), variables)
 
     def warn_of_whole_batches(self) -> None:
-        """Warn once of a loop over whole batches."""
+        """Warn once about a loop over whole batches."""
         if self.channel.rank == 0 and not self._warned:
             log.warning(
-                "a training loop of this script runs with the whole batch on every rank: right, but no faster than "
+                "a training loop of this script runs with the whole batch on every rank: correct, but no faster than "
                 "one process\n"
-                "  remedy: for batch in matex_data.training.shard(dataset): shares out the rows of each batch"
+                "  remedy: loop over matex_data.training.shard(dataset), so that each rank trains on its rows"
             )
         self._warned = True
 
     def _guard_graph(self) -> None:
-        """Have a graph that averages nothing fail once there is data of which each rank has a part."""
+        """Make a graph that averages nothing raise an error once the program has sharded data."""
         if tf.executing_eagerly():
             return
         with tf.init_scope():
@@ -89,7 +85,7 @@ class LoopPatches:
         tf.debugging.Assert(
             self._guard,
             [
-                "this training step was made when all ranks had the same data: it averages nothing over parts of it\n"
+                "this training step was traced before the data was sharded, so it does not average gradients\n"
                 "  remedy: call matex_data.training.shard, open_dataset or tf_dataset before the first training step"
             ],
         )
@@ -99,10 +95,10 @@ class LoopPatches:
             self._guard.assign(False)
 
     def _broadcast_once(self, optimizer: Any, variables: list[Any]) -> None:
-        """Take the variables of rank 0 in the first step; before it they may not be initialized. *Collective*."""
+        """Broadcast the variables of rank 0 in the first step; earlier they may be uninitialized. *Collective*."""
         if id(optimizer) not in self._broadcast_flags:
             with tf.init_scope():
-                self._broadcast_flags[id(optimizer)] = tf.Variable(False, trainable=False, name="matex_started")
+                self._broadcast_flags[id(optimizer)] = tf.Variable(False, trainable=False, name="matex_broadcast_done")
         done = self._broadcast_flags[id(optimizer)]
 
         def receive() -> Any:
@@ -123,7 +119,7 @@ def _patched(original: Callable[..., Any], loop_patches: LoopPatches) -> Callabl
 
 
 def _classes_with_own(name: str, base: Any) -> list[Any]:
-    """Return the class that defines a method, above ``base``, and all classes below that define their own."""
+    """Return the class from which ``base`` inherits a method, and all subclasses that define their own."""
     classes = [cls for cls in base.__mro__ if name in vars(cls)][:1]
     pending = [base]
     while pending:

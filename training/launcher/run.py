@@ -1,4 +1,4 @@
-"""``matex run script.py``: a script that knows nothing of ranks trains on all of them."""
+"""``matex run script.py``: train a script written for one process on all ranks."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from matex_data.training.comm.world import comm_or_world
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line of ``matex run``: its own options, the script, and the script's options. *Collective*."""
+    """Parse the command line of ``matex run`` and run the script. *Collective*."""
     parser = argparse.ArgumentParser("matex run", description=__doc__)
     parser.add_argument("--strategy", choices=("chained", "funneled", "concurrent"), default="chained")
-    parser.add_argument("--sync-batch-norm", action="store_true", help="normalize by the whole global batch")
-    parser.add_argument("--no-verify", dest="verify", action="store_false", help="leave the self-check of fit out")
-    parser.add_argument("--all-output", action="store_true", help="let every rank print, not rank 0 alone")
+    parser.add_argument("--sync-batch-norm", action="store_true", help="normalize by the global batch")
+    parser.add_argument("--no-verify", dest="verify", action="store_false", help="skip the self-check of fit")
+    parser.add_argument("--all-output", action="store_true", help="print the output of every rank, not of rank 0 alone")
     parser.add_argument("script", type=Path)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
     given = vars(parser.parse_args(arguments))
     run(given.pop("script"), given.pop("arguments"), **given)
 
@@ -42,22 +42,23 @@ def run(
     verify: bool = True,
     all_output: bool = False,
 ) -> None:
-    """Run a script as ``python script.py`` would, on all ranks together. *Collective*. Does not return on errors.
+    """Run a script like ``python script.py``, on all ranks. *Collective*. An error of the script ends the process.
 
     Parameters
     ----------
-    arguments : of the script.
-    strategy : how averages are embedded in graphs: "chained", "funneled" or "concurrent".
+    script : path of the script.
+    arguments : arguments of the script.
+    strategy : how graphs communicate: "chained", "funneled" or "concurrent"; see ``distribute``.
     sync_batch_norm : normalize by the statistics of the global batch.
-    verify : compare the gradient of the ranks' parts with that of the whole batch in the first step of ``fit``.
-    all_output : let every rank print; otherwise rank 0 alone does, and others write errors to stderr.
+    verify : in the first step of ``fit``, compare the average of the ranks' gradients with that of the whole batch.
+    all_output : print the output of every rank; otherwise only that of rank 0, and the errors of all ranks.
     """
     comm = comm_or_world(None)
     if comm.size > 1:
-        read_sessions(comm)  # from now on an error of one rank ends the job
+        read_sessions(comm)  # connects the ranks, so that an error of one rank ends the job
         replace_exit()
         if comm.rank > 0 and not all_output:
-            _mute()
+            _mute_output()
         _patch(strategy, sync_batch_norm, verify)
         run_exit_handlers_first()
     _add_matex_data_set()
@@ -68,14 +69,14 @@ def run(
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) or end.code is None else 1
         exit_with(code or 0, "" if end.code is None or isinstance(end.code, int) else f"{end.code}")
-    except BaseException:  # whatever ends a script ends the job
+    except BaseException:  # KeyboardInterrupt, too, has to end the job
         abort.unmute_stderr()
         sys.excepthook(*sys.exc_info())
         exit_with(1)
 
 
 def _patch(strategy: Any, sync_batch_norm: bool, verify: bool) -> None:
-    """Patch Keras and TensorFlow, and let all ranks draw the same random numbers. *Collective*."""
+    """Seed all ranks equally, and patch Keras and TensorFlow. *Collective*."""
     from matex_data.training import keras_api
     from matex_data.training.comm.channel import open_channel
     from matex_data.training.launcher.keras_patches import KerasPatches
@@ -102,13 +103,13 @@ def _check_backend() -> None:
 
     if keras.backend.backend() != "tensorflow":
         raise SystemExit(
-            f"matex run trains Keras models of the backend tensorflow, not {keras.backend.backend()}\n"
-            "  remedy: set KERAS_BACKEND=tensorflow, or leave it out"
+            f"matex run needs the Keras backend tensorflow, not {keras.backend.backend()}\n"
+            "  remedy: set KERAS_BACKEND=tensorflow, or unset it"
         )
 
 
 def _add_matex_data_set() -> None:
-    """Scripts for MaTEx find its ``DataSet`` in TensorFlow."""
+    """Add MaTEx's ``DataSet`` to TensorFlow, where scripts for MaTEx expect it."""
     import tensorflow as tf
 
     import matex_data
@@ -116,8 +117,8 @@ def _add_matex_data_set() -> None:
     tf.DataSet = lambda *args, **kwargs: matex_data.DataSet(*args, **kwargs)
 
 
-def _mute() -> None:
-    """Let ranks other than 0 print nothing but errors, and what this package warns of."""
+def _mute_output() -> None:
+    """Silence this rank, except for errors and for warnings of this package."""
     sys.stdout.flush()
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, sys.stdout.fileno())
@@ -126,11 +127,11 @@ def _mute() -> None:
     warnings.simplefilter("ignore")
     faulthandler.enable(errors)
     logging.getLogger("matex_data").addHandler(logging.StreamHandler(os.fdopen(os.dup(errors), "w")))
-    of_threads = threading.excepthook
+    original = threading.excepthook
 
     def hook(arguments: threading.ExceptHookArgs) -> None:
         with abort.stderr():
-            of_threads(arguments)
+            original(arguments)
 
     threading.excepthook = hook
 

@@ -1,8 +1,8 @@
-"""Files of scripts that know nothing of ranks: rank 0 writes them, and others go on once they are whole.
+"""Saved models and checkpoints of scripts: rank 0 writes them, the other ranks wait until they are complete.
 
-Rank 0 waits for nobody, since a script may save on rank 0 alone. Another rank that comes to a save waits until rank 0
-has done it, at the same point of the program. If it saves to another path than rank 0 (a temporary folder of its own, a
-name with its rank), it writes that file itself.
+Rank 0 does not wait for the others, since a script may save on rank 0 alone. Another rank that calls a function that
+saves waits until rank 0 has finished the save of the same call site. If its path differs from that of rank 0 (a
+temporary folder of its own, a name with its rank), it writes the file itself.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ Set = Callable[[Any, Any], None]
 
 
 def patch_saving(channel: Channel) -> None:
-    """Have rank 0 alone save models and write summaries. *Collective*."""
-    register = SaveRegistry(channel)
-    patch_folders(register)
-    patch_caches(register)
-    saves = SavePatches(channel, register)
+    """Patch functions that save models or write summaries: only rank 0 does. *Collective*."""
+    registry = SaveRegistry(channel)
+    patch_folders(registry)
+    patch_caches(registry)
+    saves = SavePatches(channel, registry)
     for owner, names in (
         (keras.Model, ("save", "save_weights", "export")),
         (keras.saving, ("save_model", "save_weights")),
@@ -52,7 +52,7 @@ def patch_saving(channel: Channel) -> None:
     saves.patch(tf.train.Checkpoint, "write", "file_prefix")
     saves.patch(tf.train.Checkpoint, "save", "file_prefix", _counter, _set_counter)
     saves.patch(tf.train.CheckpointManager, "save", "directory", _manager_state, _set_manager_state)
-    _patch_managers(register)
+    _patch_managers(registry)
     if channel.rank > 0:
         for owner, name in (
             (keras.Model, "load_weights"),
@@ -62,24 +62,25 @@ def patch_saving(channel: Channel) -> None:
             (tf_keras_saving, "load_model"),
             (tf_keras_models, "load_model"),
         ):
-            setattr(owner, name, _check_after_load(getattr(owner, name), register))
+            setattr(owner, name, _check_after_load(getattr(owner, name), registry))
         tf.summary.create_file_writer = lambda *_, **__: tf.summary.create_noop_writer()
 
 
 class SavePatches:
-    """Patches of functions that save."""
+    """Patches of functions that save files."""
 
-    def __init__(self, channel: Channel, register: SaveRegistry) -> None:
+    def __init__(self, channel: Channel, registry: SaveRegistry) -> None:
         self._channel = channel
-        self._register = register
+        self._registry = registry
 
     def patch(self, owner: Any, name: str, path_name: str, get: Get | None = None, set: Set | None = None) -> None:
-        """Let rank 0 alone carry out a function that saves.
+        """Patch a function that saves: only rank 0 runs it, unless the paths of the ranks differ.
 
         Parameters
         ----------
-        path_name : of the parameter that is the path, or of an attribute of the object that saves.
-        get, set : of the state of the object that saves, which all ranks take over from rank 0.
+        owner, name : object and attribute name of the function.
+        path_name : name of the parameter with the path, or of an attribute of the saving object.
+        get, set : get and set the state of the saving object, which all ranks take from rank 0.
         """
         original = getattr(owner, name)
         signature = inspect.signature(original)
@@ -108,30 +109,30 @@ class SavePatches:
 
     @staticmethod
     def _save_locally(original: Any, args: Any, kwargs: Any) -> Any:
-        with running_alone(), deadlines.busy(f"{original.__name__}()"):  # functions that save call one another
+        with running_alone(), deadlines.busy(f"{original.__name__}()"):  # patched functions call each other
             return original(*args, **kwargs)
 
     def _save_on_root(self, original: Any, args: Any, kwargs: Any, target: str, get: Callable[[], Any]) -> Any:
-        if self._register.liveness is None:
+        if self._registry.liveness is None:
             return self._save_collectively(lambda: self._save_locally(original, args, kwargs), target, get)
-        call_site = self._register.call_site()
-        self._register.wait_for_readers(call_site)
+        call_site = self._registry.call_site()
+        self._registry.wait_for_readers(call_site)
         try:
             result = self._save_locally(original, args, kwargs)
         except Exception as error:
-            self._register.record_save(call_site, failed_save(target, error))
+            self._registry.record_save(call_site, failed_save(target, error))
             raise
-        self._register.record_save(call_site, SaveOutcome(target, None, result, get()))
+        self._registry.record_save(call_site, SaveOutcome(target, None, result, get()))
         return result
 
     def _outcome_of_root(self, call: str, target: str) -> SaveOutcome:
-        if self._register.liveness is None:
+        if self._registry.liveness is None:
             saved: SaveOutcome = self._channel.host.allgather_object(None)[0]
             return saved
-        return self._register.wait_for_root(call, target)
+        return self._registry.wait_for_root(call, target)
 
     def _save_collectively(self, save: Callable[[], Any], target: str, get: Callable[[], Any]) -> Any:
-        """Save, and tell all ranks: MPI allows no thread that would answer them. *Collective*."""
+        """Save and broadcast the outcome, since this MPI allows no thread that answers queries. *Collective*."""
         try:
             result = save()
         except Exception as error:
@@ -141,8 +142,8 @@ class SavePatches:
         return result
 
 
-def _patch_managers(register: SaveRegistry) -> None:
-    """Let new checkpoint managers find what rank 0 has found, which may have saved since."""
+def _patch_managers(registry: SaveRegistry) -> None:
+    """Patch checkpoint managers: new ones list the checkpoints of rank 0, which may have saved more since."""
     kind = tf.train.CheckpointManager
     original = kind.__init__
 
@@ -151,19 +152,19 @@ def _patch_managers(register: SaveRegistry) -> None:
         original(manager, *args, **kwargs)
         if alone.get() or is_child_process():
             return
-        call_site, target = register.call_site("manager"), str(Path(manager.directory).absolute())
-        if register.rank == 0:
-            register.record_save(call_site, SaveOutcome(target, state=_manager_attributes(manager)))
+        call_site, target = registry.call_site("manager"), str(Path(manager.directory).absolute())
+        if registry.rank == 0:
+            registry.record_save(call_site, SaveOutcome(target, state=_manager_attributes(manager)))
             return
-        saved = register.root_save(call_site)
+        saved = registry.root_save(call_site)
         if saved is not None and saved.path == target:
             vars(manager).update(saved.state)
 
     kind.__init__ = begin
 
 
-def _check_after_load(original: Any, register: SaveRegistry) -> Any:
-    """Return a function that loads, and then makes sure that rank 0 has not saved over the file."""
+def _check_after_load(original: Any, registry: SaveRegistry) -> Any:
+    """Wrap a function that loads: raise an error if rank 0 may have replaced the file meanwhile."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -171,7 +172,7 @@ def _check_after_load(original: Any, register: SaveRegistry) -> Any:
         loaded = original(*args, **kwargs)
         path = signature.bind(*args, **kwargs).arguments.get("filepath")
         if isinstance(path, str | os.PathLike) and not is_child_process():
-            register.check_read(str(Path(path).absolute()))
+            registry.check_read(str(Path(path).absolute()))
         return loaded
 
     return load
@@ -201,10 +202,7 @@ def _set_manager_state(manager: Any, state: Any) -> None:
 
 @contextlib.contextmanager
 def local_model(model: Any) -> Iterator[None]:
-    """Context manager: this rank alone evaluates a model that may be training on all ranks.
-
-    Its metrics are then those of this rank, which sees all data.
-    """
+    """Context manager: evaluate a model on this rank alone, on whole batches, while all ranks train it."""
     replaced, test = vars(model).pop(METRICS_OF_EPOCH, None), vars(model).get("test_step")
     try:
         with test.on_this_rank() if isinstance(test, DistributedTestStep) else contextlib.nullcontext():

@@ -1,4 +1,4 @@
-"""Scripts in the manner of TensorFlow 1: optimizers of ``tf.compat.v1`` and sessions that feed batches."""
+"""Scripts in the style of TensorFlow 1: optimizers of ``tf.compat.v1``, and sessions that feed batches."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from matex_data.training.reduction.sequence import in_session_graph
 from matex_data.training.reduction.tape import average_untagged
 
 STEPS = "matex_steps"
-"""Collection of a graph: tensors that only a training step computes."""
+"""Graph collection of the averaged gradients, which only a training step computes."""
 WEIGHT = "matex_weight"
-"""Collection of a graph: the placeholder of the weight of this rank's rows."""
+"""Graph collection of the placeholder for this rank's weight."""
 
 
 class SessionPatches:
-    """Patches optimizers, initializers and sessions. *Collective*."""
+    """Patches of optimizers, initializers and sessions. *Collective*."""
 
     def __init__(self, channel: Channel, loop_patches: LoopPatches) -> None:
         self._channel = channel
@@ -52,7 +52,7 @@ class SessionPatches:
 
     def _apply_gradients(self, original: Any, optimizer: Any, pairs: Any, *args: Any, **kwargs: Any) -> Any:
         pairs = list(pairs)
-        if not getattr(optimizer, "_matex_averaged", False):  # they come from tf.gradients
+        if not getattr(optimizer, "_matex_averaged", False):  # gradients of tf.gradients
             pairs = self._average_pairs(pairs)
         return original(optimizer, pairs, *args, **kwargs)
 
@@ -64,7 +64,7 @@ class SessionPatches:
         return list(zip(gradients, [variable for _, variable in pairs], strict=True))
 
     def _average(self, gradients: list[Any]) -> list[Any]:
-        """Return the averages over the ranks, as the session that runs them decides. *Collective* then."""
+        """Return averages over the ranks; the session feeds the weight of this rank. *Collective* when it runs."""
         graph = tf.compat.v1.get_default_graph()
         if not graph.get_collection(WEIGHT):
             whole = tf.constant(WHOLE, tf.float64)
@@ -76,7 +76,7 @@ class SessionPatches:
         return averages
 
     def _initializer(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Initialize, then take the values of rank 0. *Collective* when it runs."""
+        """Return an operation that initializes variables and broadcasts those of rank 0. *Collective* when it runs."""
         done = original(*args, **kwargs)
         variables = tf.compat.v1.global_variables()
         if not in_session_graph() or not variables:
@@ -94,7 +94,7 @@ class SessionPatches:
 
     @staticmethod
     def _trains(graph: Any, fetches: Any) -> bool:
-        """Whether what is fetched needs an average of gradients."""
+        """Return whether the fetches depend on averaged gradients."""
         steps = {tensor.op for tensor in graph.get_collection(STEPS)}
         pending = [getattr(f, "op", f) for f in tf.nest.flatten(fetches)] if steps else []
         pending = [graph.as_graph_element(f) if isinstance(f, str) else f for f in pending]
@@ -111,7 +111,7 @@ class SessionPatches:
         return False
 
     def _weighted(self, graph: Any, feeds: dict[Any, Any]) -> dict[Any, Any]:
-        """Return the feeds with the weight of this rank's batch. *Collective* if there is data with parts."""
+        """Return the feeds with the weight of this rank's batch. *Collective* if the data is sharded."""
         if not data_parallel.enabled():
             self._loop_patches.warn_of_whole_batches()
             return feeds

@@ -1,4 +1,4 @@
-"""Scripts that ask for a strategy of ``tf.distribute`` get that of one replica: the ranks are the replicas."""
+"""Replace the strategies of ``tf.distribute`` by that of one replica: each rank is one replica."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SYNCHRONOUS = ("MirroredStrategy", "MultiWorkerMirroredStrategy")
 
 
 def patch_strategies(channel: Channel) -> None:
-    """Replace the strategies that train in parallel themselves. The user is told of the first that is asked for."""
+    """Replace the strategies that train in parallel themselves; warn at the first use."""
     warned: list[str] = []
 
-    class OneReplica:  # a class, since Keras asks what is an instance of it
+    class OneReplica:  # a class, since Keras calls isinstance with it
         def __new__(cls, *_: Any, **__: Any) -> Any:
             if channel.rank == 0 and not warned:
                 log.warning("%s: each rank is one replica; gradients are averaged over the ranks", cls.__name__)

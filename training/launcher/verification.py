@@ -1,7 +1,7 @@
-"""Self-check of a ``fit``: does the average over the parts of a batch give the gradient of the whole batch?
+"""Self-check of ``fit``: compare the average of the shards' gradients with the gradient of the whole batch.
 
-It does for every loss that is a mean over samples, and layers that treat each sample by itself. What nobody thought of
-shows in the first batch: its gradient is taken both ways, nothing is applied, and all state is put back.
+They agree for every loss that is a mean over samples, and for layers that treat each sample independently. Other
+models show in the first batch: the check computes its gradient both ways, applies neither, and restores all state.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from matex_data.training.launcher.draws import draws_for_rows
 from matex_data.training.optimizer import averaged_gradients
 from matex_data.training.reduction.tape import average_untagged
 from matex_data.training.sharding.rows import batch_size, rank_slice
-from matex_data.training.steps.build import optimizers
+from matex_data.training.steps.variables import optimizers
 
 if TYPE_CHECKING:
     from matex_data.training.steps.distributed_model import DistributedModel
@@ -34,22 +34,22 @@ log = logging.getLogger("matex_data.training")
 
 
 TOLERANCE = {"float32": 2e-3, "half": 5e-2}
-"""Differences that are rounding, of the norm of a variable's gradient."""
+"""Largest difference due to rounding, relative to the norm of a variable's gradient, by precision."""
 FLOOR = 1e-3
-"""Gradients of a variable below this share of the largest are rounding themselves, as of a bias before a BatchNorm."""
+"""Gradients below this fraction of the largest norm are rounding errors, as of a bias before BatchNormalization."""
 COPIES = 3
-"""Copies of all activations that a step holds: theirs, their gradients', and one in the making."""
+"""Memory of a step in multiples of its activations: values, gradients, and one temporary."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How the averaged gradient of the parts compares with that of the whole batch.
+    """Result of a comparison of the shards' averaged gradient with that of the whole batch.
 
     Parameters
     ----------
-    difference : of the variable that differs most, as a share of its norm.
-    ratio : of the parts' gradient to that of the whole, where one is a multiple of the other; else None.
-    agree : whether they are equal but for rounding.
+    difference : difference of the variable that differs most, relative to its norm.
+    ratio : ratio of the shards' gradient to that of the whole batch, if one is a multiple of the other; else None.
+    agree : they are equal up to rounding.
     """
 
     difference: float
@@ -58,33 +58,34 @@ class Verdict:
 
 
 def verify(distributed: DistributedModel, batch: Any) -> None:
-    """Compare on this batch, tell the user, and train on whole batches from now on if need be. *Collective*.
+    """Check a model on one batch, report the result, and train on whole batches if it fails. *Collective*.
 
     Parameters
     ----------
-    batch : the whole one, of which every rank takes its rows.
+    distributed : model to check.
+    batch : whole batch, equal on all ranks.
     """
     channel = distributed.channel
     total = batch_size(batch)
     if total is None or int(total) < channel.size:
-        _print(channel.rank, "self-check: left out, as the first batch has no row for some rank")
+        _print(channel.rank, "self-check: skipped, since the first batch has fewer rows than there are ranks")
         return
-    # Half of the ranks may have memory where others have none: all leave the check out, or none.
+    # Free memory differs between nodes: all ranks skip the check, or none.
     missing = memory_shortage(_bytes(distributed.model, batch, int(total)), "the whole batch", remedy="")
     reasons = [reason for reason in channel.host.allgather_object(None if missing is None else str(missing)) if reason]
     if reasons:
-        _print(channel.rank, f"self-check: left out, as the whole batch would not fit: {reasons[0]}")
+        _print(channel.rank, f"self-check: skipped, since the whole batch does not fit in memory: {reasons[0]}")
         return
     with deadlines.busy("its self-check"):
         try:
             whole = _gradients(distributed, batch, slice(0, int(total)), int(total))
-        except Exception as error:  # a step may be one that only graphs can run
+        except Exception as error:  # some steps run in graphs only
             whole, reasons = [], [f"{type(error).__name__}: {error}"]
         if not reasons and not any(g is not None and np.isfinite(g).all() for g in whole):
             reasons = ["no gradient of the first batch is finite"]
         reasons = [reason for found in channel.host.allgather_object(reasons) for reason in found]
         if reasons:
-            _print(channel.rank, f"self-check: left out: {reasons[0]}")
+            _print(channel.rank, f"self-check: skipped: {reasons[0]}")
             return
         verdict, sums = _verdict(distributed, batch, whole, int(total)), False
         if not verdict.agree and distributed.set_sum_losses(True):
@@ -101,31 +102,32 @@ def _report(distributed: DistributedModel, verdict: Verdict, sums: bool) -> None
     if verdict.agree:
         notes = ["the loss is a sum over the batch"] if sums else []
         if distributed.normalizes_locally():
-            notes.append("but for BatchNormalization, which takes each rank's part by itself: --sync-batch-norm")
+            notes.append(
+                "except for BatchNormalization, which normalizes each shard by itself; change it with --sync-batch-norm"
+            )
         note = f" ({'; '.join(notes)})" if notes else ""
-        _print(rank, f"self-check: the gradients of {size} parts and of the whole batch agree{note}")
+        _print(rank, f"self-check: the gradients of {size} shards and of the whole batch agree{note}")
     elif rank == 0:
         log.warning(
-            "self-check: the gradients of %d parts and of the whole batch differ by %.2g of their size: %s\n"
-            "  every rank trains %s on whole batches: right, but no faster than one process\n"
-            "  remedy: %s; or --no-verify, if the difference is meant",
+            "self-check: the gradients of %d shards and of the whole batch differ by %.2g of their size: %s\n"
+            "  every rank trains %s on whole batches: correct, but no faster than one process\n"
+            "  remedy: %s; or --no-verify, if the difference is intended",
             size,
             verdict.difference,
             _cause(verdict, size),
             distributed.model.name,
-            "a loss that is a mean over the samples, layers that treat each sample by itself, and the same code on "
-            "all ranks",
+            "use a loss that is a mean over the samples, layers that treat each sample independently, and the same "
+            "code on all ranks",
         )
 
 
 def _cause(verdict: Verdict, size: int) -> str:
     if verdict.ratio is not None:
         kind = "sums over the batch, or divides by a constant" if verdict.ratio < 1 else "divides twice by its size"
-        return f"that of the parts is {verdict.ratio:.3g} times the other, as of a loss that {kind}"
+        return f"that of the shards is {verdict.ratio:.3g} times the other, as for a loss that {kind}"
     return (
-        "a loss or a layer may look at several samples of the batch at once (a metric as loss, pairs within the batch, "
-        "statistics of the batch), an input with as many rows as the batch may be a table, or a branch may depend on "
-        "the rank"
+        "a loss or a layer may combine samples of the batch (a metric as loss, pairs within the batch, statistics of "
+        "the batch), an input with as many rows as the batch may be a table, or a branch may depend on the rank"
     )
 
 
@@ -145,7 +147,7 @@ def _verdict(distributed: DistributedModel, batch: Any, whole: list[Array | None
 
 
 def _gradients(distributed: DistributedModel, batch: Any, rows: slice, total: int) -> list[Array | None]:
-    """Return what a step on these rows gives to the optimizers, and what it changes by itself; undo all."""
+    """Run a step on these rows and undo it; return the gradients of its optimizers, and its other weight changes."""
     model, step, everything = distributed.model, distributed.step, rows == slice(0, total)
     variables = [*model.variables, *model.metrics_variables, step.samples_seen]
     variables += [variable for optimizer in optimizers(model) for variable in optimizer.variables]
@@ -154,7 +156,7 @@ def _gradients(distributed: DistributedModel, batch: Any, rows: slice, total: in
     python, eager = random.getstate(), tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)
     for optimizer in optimizers(model):
-        if hasattr(optimizer, "dynamic_scale"):  # scaled losses of a first step are mostly too large for float16
+        if hasattr(optimizer, "dynamic_scale"):  # the scaled loss of a first step often overflows float16
             optimizer.dynamic_scale.assign(1.0)
     try:
         with draws_for_rows(rows, total), _captured(distributed, average=not everything) as found:
@@ -175,7 +177,7 @@ def _compare(whole: list[Array | None], sharded: list[Array | None], half: bool)
     pairs = [(a, b) for a, b in zip(whole, sharded, strict=True) if a is not None and b is not None]
     if not all(np.isfinite(a).all() == np.isfinite(b).all() for a, b in pairs):
         return Verdict(np.inf, None, False)
-    pairs = [(a, b) for a, b in pairs if np.isfinite(a).all()]  # some at least, else there is nothing to check
+    pairs = [(a, b) for a, b in pairs if np.isfinite(a).all()]  # verify() makes sure that there are finite ones
     norms = [max(float(np.linalg.norm(a)), float(np.linalg.norm(b))) for a, b in pairs]
     floor = max(norms, default=0.0) * FLOOR or 1.0
     differences = [float(np.linalg.norm(a - b)) / max(norm, floor) for (a, b), norm in zip(pairs, norms, strict=True)]
@@ -192,7 +194,7 @@ def _dense(gradients: list[Any]) -> list[Array | None]:
 
 @contextlib.contextmanager
 def _captured(distributed: DistributedModel, average: bool) -> Iterator[list[Any]]:
-    """Context in which optimizers keep the gradients that they are given, averaged or as they are, and do no more."""
+    """Context manager: collect the gradients that optimizers get, averaged or local, instead of applying them."""
     found: list[Any] = []
     originals = []
 
@@ -214,11 +216,11 @@ def _captured(distributed: DistributedModel, average: bool) -> Iterator[list[Any
 
 
 def _bytes(model: Any, batch: Any, total: int) -> int:
-    """Return about the memory of a step on the whole batch: of its data, its activations and all gradients."""
+    """Return the approximate memory of a step on the whole batch, in bytes: data, activations and gradients."""
     data = sum(leaf.dtype.size * int(tf.size(leaf)) for leaf in tf.nest.flatten(batch) if isinstance(leaf, tf.Tensor))
     activations = 0
     for layer in model._flatten_layers():
-        with contextlib.suppress(Exception):  # layers of models that are not functional have no output yet
+        with contextlib.suppress(Exception):  # layers outside of functional models have no output yet
             outputs = keras.tree.flatten(layer.output)
             activations += 4 * sum(int(np.prod([size or 1 for size in x.shape[1:]])) for x in outputs)
     weights = sum(int(np.prod(v.shape)) * 4 for v in model.trainable_variables)

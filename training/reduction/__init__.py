@@ -1,1 +1,1 @@
-"""The average over ranks as operations of a TensorFlow graph."""
+"""Reductions over all ranks as operations of TensorFlow graphs."""

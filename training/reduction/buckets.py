@@ -1,4 +1,4 @@
-"""Which tensors are reduced together, and how they lie in one flat buffer: NumPy only."""
+"""Buckets: tensors that are reduced in one call, and their layout in one flat buffer. NumPy only."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import numpy as np
 from matex_data._types import Array
 
 ALIGNMENT = 64
-"""Bytes. TensorFlow takes over an array without a copy if it lies on such a border."""
+"""Alignment of every tensor in a buffer, in bytes; TensorFlow adopts aligned arrays without a copy."""
 BUCKET_BYTES = 4 << 20
-"""A bucket is closed once it holds so many bytes; larger tensors have one of their own."""
+"""Size from which a bucket is closed, in bytes; larger tensors fill a bucket of their own."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tensors, by their positions in a list, that are reduced in one call.
+    """Tensors that are reduced in one call.
 
     Parameters
     ----------
-    positions : in the order in which they lie in the buffer.
-    dtype : in which the sum is formed.
+    positions : indices of the tensors in the caller's list, in the order of the buffer.
+    dtype : dtype of the sum.
     """
 
     positions: tuple[int, ...]
@@ -31,7 +31,7 @@ class Bucket:
 
 
 def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype in which values of ``dtype`` are summed: floats of 16 bits and less in float32."""
+    """Return the dtype in which values of ``dtype`` are summed: float32 for floats of 16 bits and less."""
     if dtype.itemsize < 4 and (dtype.kind == "f" or dtype.name.startswith(("bfloat", "float"))):
         return np.dtype(np.float32)
     return np.dtype(dtype)
@@ -40,10 +40,15 @@ def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def plan_buckets(
     sizes: Sequence[int], dtypes: Sequence[np.dtype[Any]], bucket_bytes: int = BUCKET_BYTES
 ) -> list[Bucket]:
-    """Buckets for tensors of those sizes (elements), the last tensors first.
+    """Assign tensors to buckets, the last tensors first.
 
-    Back-propagation finishes the gradients of the last layers first, so their sum can begin while the
-    others are still computed.
+    Back-propagation computes the gradients of the last layers first; their reduction overlaps with the rest of it.
+
+    Parameters
+    ----------
+    sizes : number of elements of each tensor.
+    dtypes : dtype of each tensor.
+    bucket_bytes : size from which a bucket is closed.
     """
     buckets: list[Bucket] = []
     open_buckets: dict[np.dtype[Any], tuple[list[int], int]] = {}
@@ -60,9 +65,17 @@ def plan_buckets(
 
 
 def pack(arrays: Sequence[Array], dtype: np.dtype[Any], weight: float | None = None) -> tuple[Array, list[Array]]:
-    """A flat copy of the arrays, each multiplied by ``weight``, and the views of it that are the copies.
+    """Copy arrays into one flat buffer, multiplied by ``weight``.
 
-    A weight of zero gives exact zeros whatever the values are.
+    Parameters
+    ----------
+    dtype : dtype of the buffer.
+    weight : factor; None: 1. With 0 the copies are exact zeros, also of infinities and NaN.
+
+    Returns
+    -------
+    flat : buffer of one dimension; zeros fill the gaps of its alignment.
+    views : view of the buffer for each array, in its shape.
     """
     step = max(1, ALIGNMENT // dtype.itemsize)
     starts = np.cumsum([0] + [-(-array.size // step) * step for array in arrays])

@@ -1,4 +1,4 @@
-"""The sum over all ranks as an operation of a TensorFlow graph, in buckets, under one fixed order."""
+"""Reductions over all ranks inside TensorFlow graphs: packed into buckets, in one order on all ranks."""
 
 from __future__ import annotations
 
@@ -20,25 +20,42 @@ from matex_data.training.reduction.sequence import SequenceCounter, in_session_g
 Strategy = Literal["chained", "funneled", "concurrent"]
 
 THREADS = {"chained": 0, "funneled": 1, "concurrent": 4}
-"""Threads that communicate: none where the graph's own threads do it, one after the other."""
+"""Communication threads of each strategy; with none, the threads of the graph communicate."""
 
 
 def allreduce(tensors: Any, op: Op = "mean", *, comm: MPI.Intracomm | None = None) -> Any:
-    """The element-wise mean (or "sum", "max", "min") over all ranks, in graphs and outside. *Collective*.
+    """Reduce tensors element by element over all ranks, in graphs and in eager code. *Collective*.
 
     Parameters
     ----------
-    tensors : a tensor or a nested structure of tensors of the same shapes on every rank. ``None`` stays
-        None; of ``tf.IndexedSlices`` the slices of all ranks are gathered ("mean" and "sum" alone).
+    tensors : tensor, or nested structure of tensors, of the same shapes and dtypes on every rank. None stays None.
+        Of ``tf.IndexedSlices``, "mean" and "sum" gather the slices of all ranks.
+    op : "mean", "sum", "max" or "min".
+    comm : communicator; None: all ranks of the job.
+
+    Returns
+    -------
+    tensors : the same structure, with the same values on every rank.
 
     Raises
     ------
-    TypeError : the mean of integers, or any operation on booleans or strings.
-    ValueError : an operation that does not exist.
+    TypeError : the mean of integers, any operation on booleans or strings, or "max" or "min" of ``tf.IndexedSlices``.
+    ValueError : ``op`` is none of the four.
+
+    Examples
+    --------
+    >>> import tensorflow as tf, matex_data as md
+    >>> losses = tf.constant([0.5, 1.5])  # of the rows of this rank
+    >>> float(md.training.allreduce(tf.reduce_mean(losses)))  # on one rank: its own mean
+    1.0
     """
     if op not in ("mean", "sum", "max", "min"):
-        raise ValueError(f'op is "mean", "sum", "max" or "min", not {op!r}')
-    channel = open_channel(comm)
+        raise ValueError(f'op must be "mean", "sum", "max" or "min", not {op!r}')
+    # AutoGraph would convert this package's code, slowly, and warn about each call of MPI.
+    return tf.autograph.experimental.do_not_convert(_allreduce)(tensors, op, open_channel(comm))
+
+
+def _allreduce(tensors: Any, op: Op, channel: Channel) -> Any:
     leaves = tf.nest.flatten(tensors)
     kept = (tf.IndexedSlices, type(None))
     leaves = [leaf if isinstance(leaf, kept) else tf.convert_to_tensor(leaf) for leaf in leaves]
@@ -52,23 +69,21 @@ def _check(leaf: Any, op: Op) -> None:
     if leaf is None:
         return
     if leaf.dtype in (tf.bool, tf.string) or (op == "mean" and leaf.dtype.is_integer):
-        raise TypeError(f"no {op} over the ranks of {leaf.dtype.name} values; cast them first (tf.cast)")
+        raise TypeError(f"cannot compute the {op} of {leaf.dtype.name} values; cast them first (tf.cast)")
     if isinstance(leaf, tf.IndexedSlices) and op in ("max", "min"):
-        raise TypeError(f"no {op} of tf.IndexedSlices; convert them first (tf.convert_to_tensor)")
+        raise TypeError(f"cannot compute the {op} of tf.IndexedSlices; convert them first (tf.convert_to_tensor)")
 
 
 class Reducer:
-    """Sums tensors over all ranks by one strategy.
+    """Weighted sum of tensors over all ranks, by one strategy. *Collective*.
 
     Parameters
     ----------
-    strategy : "chained": the graph's threads communicate, one bucket after the other. "funneled": one
-        thread does, in a fixed order. "concurrent": several threads do, each with its own communicator.
-    bucket_bytes : tensors are packed together up to so many bytes.
-    dense_share : sparse tensors (``tf.IndexedSlices``) with at least this share of all rows, counted over
-        all ranks, are summed row by row; others keep all their slices. None: never.
-
-    Making one is *collective*.
+    strategy : "chained": threads of the graph communicate, one bucket after the other. "funneled": one communication
+        thread runs all operations in order. "concurrent": four threads do, each with a communicator of its own.
+    bucket_bytes : size from which a bucket is closed, in bytes.
+    dense_share : fraction of the rows of a variable, counted over all ranks, from which ``tf.IndexedSlices`` are
+        summed as a dense tensor; with fewer rows all slices are kept. None: always keep them.
     """
 
     def __init__(
@@ -79,7 +94,7 @@ class Reducer:
         dense_share: float | None = None,
     ) -> None:
         if strategy not in THREADS:
-            raise ValueError(f"strategy is one of {', '.join(THREADS)}, not {strategy!r}")
+            raise ValueError(f"strategy must be one of {', '.join(THREADS)}, not {strategy!r}")
         self.channel = channel
         self.strategy: Strategy = strategy
         self.bucket_bytes = bucket_bytes
@@ -87,20 +102,21 @@ class Reducer:
         self._pool = channel.pool(THREADS[strategy]) if THREADS[strategy] and channel.size > 1 else None
 
     def __call__(self, tensors: Sequence[Any], weight: Any = None, op: Op = "sum") -> list[Any]:
-        """The sums of ``weight`` times each tensor; weight zero gives zeros even for NaN. *Collective*.
+        """Return the sum over all ranks of ``weight`` times each tensor. *Collective*.
 
         Parameters
         ----------
-        weight : a number, a scalar tensor, or None for one.
+        weight : factor of this rank, a number or a scalar tensor; None: 1. With 0 this rank contributes exact zeros,
+            also for infinities and NaN.
+        op : "max" and "min" instead of the sum.
         """
         if self.channel.size == 1:
             return list(tensors)
         out = list(tensors)
         dense = [i for i, t in enumerate(tensors) if t is not None and not isinstance(t, tf.IndexedSlices)]
         sparse = [i for i, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)]
-        payloads = [
-            DensePayload(self.channel, bucket, op) for bucket in self._plan_buckets([tensors[i] for i in dense])
-        ]
+        buckets = self._plan_buckets([tensors[i] for i in dense])
+        payloads = [DensePayload(self.channel, bucket, op) for bucket in buckets]
         inputs = [[tensors[dense[p]] for p in payload.bucket.positions] for payload in payloads]
         slices = [SparsePayload(self.channel, self.dense_share) for _ in sparse]
         inputs += [[tensors[i].values, tensors[i].indices, _rows(tensors[i])] for i in sparse]
@@ -128,12 +144,12 @@ class Reducer:
 
 
 def _rows(slices: Any) -> Any:
-    """The number of rows of the dense tensor, or 0 where it is not known."""
+    """Return the number of rows of the dense tensor, or 0 if it is unknown."""
     return tf.constant(0, tf.int64) if slices.dense_shape is None else tf.cast(slices.dense_shape[0], tf.int64)
 
 
 def broadcast_from_root(channel: Channel, tensors: Sequence[Any]) -> list[Any]:
-    """The tensors of rank 0, in graphs and outside. *Collective*."""
+    """Return the tensors of rank 0, in graphs and in eager code. *Collective*."""
 
     def run(number: Any, *arrays: Array) -> list[Any]:
         copies = [np.array(array, order="C") for array in arrays]
@@ -141,35 +157,39 @@ def broadcast_from_root(channel: Channel, tensors: Sequence[Any]) -> list[Any]:
             channel.graph.broadcast(copy.reshape(-1))
         return [number, *copies]
 
-    with _sequence_counter(channel, "chained").advance() as cursor:
-        kinds = [tensor.dtype for tensor in tensors]
-        cursor.number, *received = tf.numpy_function(run, [cursor.number, *tensors], [tf.int64, *kinds])
+    received = _run_once(channel, run, tensors)
     for tensor, new in zip(tensors, received, strict=True):
         new.set_shape(tensor.shape)
-    return list(received)
+    return received
 
 
 def gather_rows(channel: Channel, tensors: Sequence[Any]) -> list[Any]:
-    """Return the rows of all ranks, those of rank 0 first, in graphs and outside. *Collective*.
+    """Return the concatenated rows of all ranks, in the order of ranks, in graphs and in eager code. *Collective*.
 
     Parameters
     ----------
-    tensors : with one axis at least; ranks may have different numbers of rows.
+    tensors : tensors of one dimension or more; the number of rows may differ between ranks.
     """
 
     def run(number: Any, *arrays: Array) -> list[Any]:
         return [number, *(channel.graph.gather(np.ascontiguousarray(array)) for array in arrays)]
 
-    with _sequence_counter(channel, "chained").advance() as cursor:
-        kinds = [tensor.dtype for tensor in tensors]
-        cursor.number, *received = tf.numpy_function(run, [cursor.number, *tensors], [tf.int64, *kinds])
+    received = _run_once(channel, run, tensors)
     for tensor, new in zip(tensors, received, strict=True):
         new.set_shape([None, *tensor.shape[1:]])
+    return received
+
+
+def _run_once(channel: Channel, run: Any, tensors: Sequence[Any]) -> list[Any]:
+    """Run a collective function of NumPy arrays as one operation, in the order of the sequence counter."""
+    with _sequence_counter(channel, "chained").advance() as cursor:
+        dtypes = [tf.int64, *(tensor.dtype for tensor in tensors)]
+        cursor.number, *received = tf.numpy_function(run, [cursor.number, *tensors], dtypes)
     return list(received)
 
 
 def _run_chained(channel: Channel, payloads: list[Payload], inputs: list[list[Any]], weight: Any) -> list[list[Any]]:
-    """One blocking operation a job; each needs the number that the one before it gives."""
+    """Add one blocking operation for each payload; each takes the sequence number of the one before it."""
     results = []
     with _sequence_counter(channel, "chained").advance() as cursor:
         for payload, tensors in zip(payloads, inputs, strict=True):
@@ -186,8 +206,8 @@ def _run_chained(channel: Channel, payloads: list[Payload], inputs: list[list[An
 def _run_in_pool(
     channel: Channel, pool: CommunicationPool, payloads: list[Payload], inputs: list[list[Any]], weight: Any
 ) -> list[list[Any]]:
-    """Two operations a job: one hands it to a crew, one waits; none waits before all are handed over."""
-    with _sequence_counter(channel, f"crew {id(pool)}").advance() as cursor:
+    """Add two operations for each payload: submit it, and wait for it after all payloads are submitted."""
+    with _sequence_counter(channel, f"pool {id(pool)}").advance() as cursor:
         submitted = []
         for position, (payload, tensors) in enumerate(zip(payloads, inputs, strict=True)):
 
@@ -210,6 +230,6 @@ def _run_in_pool(
 
 
 def _sequence_counter(channel: Channel, name: str) -> SequenceCounter:
-    counter = channel.counters.setdefault(f"order of {name}", SequenceCounter())
+    counter = channel.counters.setdefault(name, SequenceCounter())
     assert isinstance(counter, SequenceCounter)
     return counter

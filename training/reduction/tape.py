@@ -1,7 +1,7 @@
-"""The gradients that scripts take are averaged where they are taken, so that all that follows is that of one process.
+"""Average gradients where a script computes them.
 
-A script may clip gradients, scale them by their norm, add noise or accumulate them: of averages that gives what one
-process has; an average of what each rank has made of its own part would be something else.
+A script may clip gradients, scale them by their norm, add noise or accumulate them. Applied to averages, this gives
+the result of one process; an average of clipped gradients is another number.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ import tensorflow as tf
 from matex_data.training.keras_api import is_recording
 
 _TAG = "_matex_averaged"
+"""Attribute of tensors that are averages over the ranks."""
 Average = Callable[[list[Any]], list[Any]]
 
 
 class GradientPatches:
-    """Context in which tapes and ``tf.gradients`` give the average over the ranks for variables.
+    """Context manager: ``GradientTape.gradient`` and ``tf.gradients`` return averages over the ranks.
 
-    Gradients with respect to other tensors, such as those of a penalty, stay as they are; so do those that an outer
-    tape may differentiate again, which the optimizer averages.
+    Gradients with respect to variables are averaged. Gradients with respect to other tensors, as in a gradient
+    penalty, stay local, and so do gradients that an outer tape may differentiate again; the optimizer averages those.
 
     Parameters
     ----------
-    average : over the ranks. *Collective*.
-    wanted : whether the gradients of now are averaged.
+    average : function that averages gradients over the ranks. *Collective*.
+    enabled : function that returns whether to average now.
     """
 
     def __init__(self, average: Average, enabled: Callable[[], bool] = lambda: True) -> None:
@@ -36,9 +37,9 @@ class GradientPatches:
         self._originals: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> GradientPatches:
-        self._wrap(tf.GradientTape, "gradient")
+        self._patch(tf.GradientTape, "gradient")
         for owner in (tf, tf.compat.v1):
-            self._wrap(owner, "gradients")
+            self._patch(owner, "gradients")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -46,33 +47,32 @@ class GradientPatches:
             setattr(owner, name, original)
         self._originals.clear()
 
-    def _wrap(self, owner: Any, name: str) -> None:
-        """Patch a function whose last positional arguments are targets and sources."""
+    def _patch(self, owner: Any, name: str) -> None:
         original = getattr(owner, name)
         self._originals.append((owner, name, original))
-        names = ("ys", "xs") if name == "gradients" else ("target", "sources")
+        keyword, position = ("xs", 1) if name == "gradients" else ("sources", 2)
 
         @functools.wraps(original)
         def patched(*args: Any, **kwargs: Any) -> Any:
             gradients = original(*args, **kwargs)
             if not self._enabled() or is_recording():
                 return gradients
-            sources = kwargs[names[1]] if names[1] in kwargs else args[1 if name == "gradients" else 2]
-            return self._average_variables(sources, gradients)
+            return self._average_variables(kwargs[keyword] if keyword in kwargs else args[position], gradients)
 
         setattr(owner, name, patched)
 
     def _average_variables(self, sources: Any, gradients: Any) -> Any:
+        """Average the gradients whose sources are variables."""
         leaves = tf.nest.flatten(gradients)
-        pairs = zip(tf.nest.flatten(sources), leaves, strict=True)
-        own = [i for i, (source, gradient) in enumerate(pairs) if hasattr(source, "assign") and gradient is not None]
-        for i, average in zip(own, average_untagged([leaves[i] for i in own], self._average), strict=True):
+        pairs = enumerate(zip(tf.nest.flatten(sources), leaves, strict=True))
+        selected = [i for i, (source, leaf) in pairs if hasattr(source, "assign") and leaf is not None]
+        for i, average in zip(selected, average_untagged([leaves[i] for i in selected], self._average), strict=True):
             leaves[i] = average
         return tf.nest.pack_sequence_as(gradients, leaves)
 
 
 def average_untagged(gradients: Sequence[Any], average: Average) -> list[Any]:
-    """Return all of them averaged; tensors that are averages already stay as they are."""
+    """Return averages of all gradients; those that are tagged as averages, and None, stay as they are."""
     untagged = [i for i, gradient in enumerate(gradients) if gradient is not None and not hasattr(gradient, _TAG)]
     result = list(gradients)
     for i, gradient in zip(untagged, average([gradients[i] for i in untagged]) if untagged else [], strict=True):

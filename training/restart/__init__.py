@@ -1,1 +1,1 @@
-"""Checkpoints, and going on from them."""
+"""Checkpoints, and resuming from them."""

@@ -1,4 +1,4 @@
-"""State of callbacks that goes through a restart: what they have counted and kept, never their options."""
+"""State of callbacks in a checkpoint: their counters and arrays, without their options."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from matex_data.training.learning_rate import ScaledLearningRate
 log = logging.getLogger("matex_data.training")
 
 KNOWN = (*CALLBACK_STATE, (ScaledLearningRate, ("_base",)))
-"""Attributes that change in the course of training, by the class of a callback."""
+"""Attributes that change during training, by the class of a callback."""
 IDENTITY = ("monitor", "mode")
-"""Options without which the state means something else: a best loss is no best accuracy."""
+"""Options that give the state its meaning: the best loss is no best accuracy."""
 
 Entry = Mapping[str, Any]
 
 
 def identity(callback: Any) -> dict[str, Any]:
-    """Return the class of a callback and its plain options, by which it is found again. Call it before training."""
+    """Return the class and the plain options of a callback, by which ``match`` finds it. Call it before training."""
     state = _attributes(callback)
     options: dict[str, Any] = {
         name: value
@@ -30,16 +30,21 @@ def identity(callback: Any) -> dict[str, Any]:
         if name not in state and not name.startswith("_") and isinstance(value, bool | int | float | str | None)
     }
     if isinstance(options.get("min_delta"), int | float):
-        options["min_delta"] = abs(options["min_delta"])  # Keras turns its sign in the first epoch
+        options["min_delta"] = abs(options["min_delta"])  # Keras may change its sign in the first epoch
     kind = type(callback)
     return {"class": f"{kind.__module__}.{kind.__qualname__}", "options": options}
 
 
 def capture(callback: Any) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """Return what a callback has counted, and lists of arrays that it keeps, by attribute.
+    """Return the state of a callback.
 
-    A class of the user's own is asked by its ``get_state()``, which returns what JSON can hold, if it has that and
-    ``set_state(state)``.
+    A callback class of the user is captured, too, if it has the methods ``get_state()``, which returns a value for
+    JSON, and ``set_state(value)``.
+
+    Returns
+    -------
+    entry : state for JSON.
+    arrays : lists of arrays, by attribute.
     """
     facts: dict[str, Any] = {}
     arrays: dict[str, list[Any]] = {}
@@ -53,7 +58,7 @@ def capture(callback: Any) -> tuple[dict[str, Any], dict[str, list[Any]]]:
 
 
 def restore(callback: Any, saved: Entry, arrays: Mapping[str, list[Any]]) -> None:
-    """Set what ``capture`` has returned."""
+    """Restore the state that ``capture`` has returned."""
     known = _attributes(callback)
     vars(callback).update({name: value for name, value in {**saved["state"], **arrays}.items() if name in known})
     if "own" in saved and _has_hooks(callback):
@@ -61,14 +66,15 @@ def restore(callback: Any, saved: Entry, arrays: Mapping[str, list[Any]]) -> Non
 
 
 def match(callbacks: Sequence[Any], saved: Sequence[Entry], warn: bool) -> list[tuple[Any, int]]:
-    """Return pairs of a callback and its place in ``saved``.
+    """Return pairs of a callback and its position in ``saved``.
 
-    Callbacks of one class that watch the same quantity are told apart by their options, equal ones by their order;
-    one that is left over on each side is the same with other options. Others begin afresh.
+    Options distinguish callbacks of one class that monitor the same quantity; order distinguishes equal ones. If one
+    such callback remains on each side, they match in spite of different options. Others start without state.
 
     Parameters
     ----------
-    warn : log those that have a state of their class, but which of them is not clear.
+    saved : entries of the checkpoint.
+    warn : log callbacks that start without state although the checkpoint has one of their class.
     """
     pairs: list[tuple[Any, int]] = []
     now = [identity(callback) for callback in callbacks]
@@ -87,8 +93,8 @@ def match(callbacks: Sequence[Any], saved: Sequence[Entry], warn: bool) -> list[
             pairs.append((callbacks[i], group[0]))
         elif warn and any(saved[k]["class"] == now[i]["class"] for k in free):
             log.warning(
-                "%s begins afresh: the checkpoint has no state, or several, of such a callback with %s\n"
-                "  remedy: give the callbacks the options that the run began with",
+                "%s starts without its saved state: the checkpoint has none, or several, for the options %s\n"
+                "  remedy: give the callbacks the options that they had when the run began",
                 type(callbacks[i]).__name__,
                 ", ".join(f"{name}={value!r}" for name, value in now[i]["options"].items()),
             )

@@ -1,4 +1,9 @@
-"""One file that holds all that training needs to go on: written by rank 0, whole or not at all."""
+"""Checkpoint: one file with everything that training needs to resume. Rank 0 replaces it atomically.
+
+The file is an uncompressed ``.npz`` with the facts of the run as JSON and one array for each variable. Variables that
+are equal on all ranks are stored once, and matched by name; metrics, seeds and moving statistics are stored for each
+rank.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +22,25 @@ import tensorflow as tf
 from matex_data._types import Array
 from matex_data.errors import FormatError, PartitionError
 from matex_data.training.comm.channel import Channel
-from matex_data.training.steps.build import replicated_variables
+from matex_data.training.steps.variables import replicated_variables
 
 FILE = "training.npz"
 VERSION = 2
 _FACTS = "facts"
 _KINDS = {"position": dict, "data": list, "callbacks": list, "stopped": bool, "common": list, "own": list}
-"""Facts of a checkpoint, beside the version and the types and shapes of the arrays, and what they are in JSON."""
+"""Facts of a checkpoint and their types in JSON, beside the version and the dtypes and shapes of the arrays."""
 _POSITION = ("epoch", "step", "steps")
 
 
 class Checkpoint:
-    """A checkpoint that was found. Its facts are there on all ranks, its arrays on rank 0 alone.
+    """Checkpoint that was read: its facts on all ranks, its arrays on rank 0.
 
     Parameters
     ----------
-    path : of the file.
-    facts : of the run.
-    arrays : of rank 0, by name.
+    channel : ranks that resume from it.
+    path : path of the file.
+    facts : facts of the run, equal on all ranks.
+    arrays : arrays by name; empty on ranks other than 0.
     """
 
     def __init__(self, channel: Channel, path: Path, facts: dict[str, Any], arrays: dict[str, Array]) -> None:
@@ -44,7 +50,7 @@ class Checkpoint:
         self._arrays = arrays
 
     def pop(self, name: str) -> Array:
-        """Return an array, which rank 0 sends to all others and then forgets. *Collective*."""
+        """Return an array on all ranks, and release it on rank 0. *Collective*."""
         dtype, shape = self.facts["arrays"][name]
         array = self._arrays.pop(name) if self._channel.rank == 0 else np.empty(shape, _dtype(dtype))
         if self._channel.size > 1:
@@ -53,18 +59,18 @@ class Checkpoint:
 
 
 def open_checkpoint(channel: Channel, folder: Path) -> Checkpoint | None:
-    """Find the checkpoint of that folder, None where there is none, and remove drafts of saves that were killed.
+    """Read the checkpoint of a folder on rank 0; return None if there is none. *Collective*.
 
-    *Collective*.
+    Remove the drafts that interrupted saves have left behind, too.
 
     Raises
     ------
-    FormatError : on all ranks.
+    FormatError : on all ranks, if the checkpoint is damaged.
     """
     found: Any = None
     arrays: dict[str, Array] = {}
     if channel.rank == 0:
-        with contextlib.suppress(OSError):  # they do no harm
+        with contextlib.suppress(OSError):  # drafts do no harm
             _remove_drafts(folder)
         try:
             loaded = read(folder)
@@ -79,7 +85,7 @@ def open_checkpoint(channel: Channel, folder: Path) -> Checkpoint | None:
 
 
 def write(folder: Path, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
-    """Replace the checkpoint of that folder; whoever reads it meanwhile sees the old one or the new one."""
+    """Replace the checkpoint of a folder atomically: a reader gets the old one or the new one."""
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / f".{FILE}.{os.getpid()}"
     table = {name: [keras.backend.standardize_dtype(array.dtype), array.shape] for name, array in arrays.items()}
@@ -98,68 +104,68 @@ def write(folder: Path, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -
 
 
 def read(folder: Path) -> tuple[dict[str, Array], dict[str, Any]] | None:
-    """Return arrays and facts of the checkpoint in that folder; None where there is none.
+    """Return arrays and facts of the checkpoint in a folder; None if there is none.
 
     Raises
     ------
-    FormatError : it is not such a file, it is damaged, or it cannot be read.
+    FormatError : the file is no checkpoint, is damaged, or cannot be read.
     """
     path = folder / FILE
     try:
         if not path.exists():
             return None
         with np.load(path, allow_pickle=False) as file:
-            members = dict(file)  # the checksum of each is compared
+            members = dict(file)  # reading a member compares its checksum
         facts = json.loads(members.pop(_FACTS).tobytes())
         version = facts.pop("version")
-    except Exception as error:  # a damaged file makes the libraries raise errors of any kind
+    except Exception as error:  # a damaged file makes NumPy, zipfile and json raise errors of any class
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
     if version != VERSION:
         raise FormatError(
-            "a checkpoint of another version",
+            "the checkpoint has another format version",
             file=str(path),
             expected=VERSION,
             found=version,
-            remedy="resume with the release that wrote it, or remove it to start anew",
+            remedy="resume with the release of matex_data that wrote it, or delete it to start again",
         )
     try:
         _check(facts)
         table = facts["arrays"]
         if members.keys() != table.keys():
-            raise ValueError(f"arrays {sorted(members.keys() ^ table.keys())} are missing, or not its own")
+            raise ValueError(f"arrays {sorted(members.keys() ^ table.keys())} are missing or unknown")
         return {name: _typed(members.pop(name), *table[name]) for name in table}, facts
     except Exception as error:  # as above
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
 
 
 def capture(model: Any, channel: Channel) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Return all variables of a model, on rank 0, and their names. *Collective*.
+    """Return the variables of a model and their names on rank 0; empty dicts on other ranks. *Collective*.
 
-    Those alike on all ranks are there once; of those of each rank, the values of all ranks.
+    Variables that may differ between ranks are stacked over all ranks.
     """
     own = rank_variables(model)
-    local = [np.array(variable.value.numpy()) for variable in own]
-    everyone = channel.host.allgather_object(local) if channel.size > 1 else [local]
+    values = [np.array(variable.value.numpy()) for variable in own]
+    everyone = channel.host.allgather_object(values) if channel.size > 1 else [values]
     if channel.rank > 0:
         return {}, {}
-    common = replicated_variables(model)
-    arrays = {f"common{i}": np.array(variable.value.numpy()) for i, variable in enumerate(common)}
-    arrays |= {f"own{i}": np.stack(values) for i, values in enumerate(zip(*everyone, strict=True))}
+    replicated = replicated_variables(model)
+    arrays = {f"common{i}": np.array(variable.value.numpy()) for i, variable in enumerate(replicated)}
+    arrays |= {f"own{i}": np.stack(stack) for i, stack in enumerate(zip(*everyone, strict=True))}
     return arrays, {"common": _names(model), "own": [v.path for v in own]}
 
 
 def restore(model: Any, found: Checkpoint) -> list[Array]:
-    """Set the variables that are alike on all ranks; return the values of the others, for ``restore_own``.
+    """Set the replicated variables; return the stacked values of the others for ``restore_rank_variables``.
 
     *Collective*.
 
     Raises
     ------
-    PartitionError : the checkpoint is one of another model or optimizer.
+    PartitionError : the checkpoint belongs to another model or optimizer.
     """
     variables = replicated_variables(model)
-    order = _positions(found.facts["common"], _names(model), found)
-    table = [found.facts["arrays"][f"common{i}"] for i in order]
+    positions = _positions(found.facts["common"], _names(model), found)
+    table = [found.facts["arrays"][f"common{i}"] for i in positions]
     differ = [
         (f"{v.path} of {v.dtype}{list(v.shape)}", f"{dtype}{list(shape)}")
         for v, (dtype, shape) in zip(variables, table, strict=True)
@@ -167,15 +173,22 @@ def restore(model: Any, found: Checkpoint) -> list[Array]:
     ]
     if differ:
         raise _other_model(found, *differ[0])
-    for variable, i in zip(variables, order, strict=True):
+    for variable, i in zip(variables, positions, strict=True):
         variable.assign(found.pop(f"common{i}"))
     return [found.pop(f"own{i}") for i in range(len(found.facts["own"]))]
 
 
-def restore_rank_variables(model: Any, channel: Channel, stored: Sequence[Array]) -> None:
-    """Set metrics, seeds and statistics. For another number of ranks: sums go to rank 0, seeds are drawn anew."""
+def restore_rank_variables(model: Any, channel: Channel, stacked: Sequence[Array]) -> None:
+    """Set the metrics, seeds and moving statistics of this rank.
+
+    If the number of ranks has changed, rank 0 gets the sums of the metrics, and seeds keep their initial values.
+
+    Parameters
+    ----------
+    stacked : values of all ranks, in the order of ``rank_variables``.
+    """
     metrics = len(model.metrics_variables)
-    for i, (variable, values) in enumerate(zip(rank_variables(model), stored, strict=False)):
+    for i, (variable, values) in enumerate(zip(rank_variables(model), stacked, strict=False)):
         if values.shape[1:] != tuple(variable.shape):
             continue
         if len(values) == channel.size:
@@ -185,22 +198,23 @@ def restore_rank_variables(model: Any, channel: Channel, stored: Sequence[Array]
 
 
 def rank_variables(model: Any) -> list[Any]:
-    """Return variables that may differ between ranks: first the metrics', then seeds and moving statistics.
+    """Return the variables that may differ between ranks: first of metrics, then seeds and moving statistics.
 
-    Weights of layers that are frozen are alike.
+    The weights of frozen layers are not among them: they are equal on all ranks.
     """
     frozen = {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
     return [*model.metrics_variables, *(v for v in model.non_trainable_variables if id(v) not in frozen)]
 
 
 def _positions(stored: list[str], names: list[str], found: Checkpoint) -> list[int]:
-    """Return the place of each variable among those of the checkpoint.
+    """Return the position of each variable in the checkpoint.
 
-    By name; where Keras has numbered layers in another way, since others were made before them, by position.
+    Names decide. Keras numbers layers in the order in which a process creates them; if only these numbers differ, the
+    order decides.
     """
     if len(stored) == len(names) == len(set(names)) and set(stored) == set(names):
-        positions = {name: i for i, name in enumerate(stored)}
-        return [positions[name] for name in names]
+        by_name = {name: i for i, name in enumerate(stored)}
+        return [by_name[name] for name in names]
     if [_unnumbered(name) for name in stored] == [_unnumbered(name) for name in names]:
         return list(range(len(names)))
     missing = [name for name in names if name not in set(stored)]
@@ -213,10 +227,7 @@ def _positions(stored: list[str], names: list[str], found: Checkpoint) -> list[i
 
 
 def _names(model: Any) -> list[str]:
-    """Return the names of the variables alike on all ranks.
-
-    Without the numbers that Keras gives models and optimizers in the order of their making.
-    """
+    """Return the names of the replicated variables, without the numbers that Keras gives models and optimizers."""
     pattern = rf"(?<![A-Za-z0-9]){re.escape(model.name)}(?=[/_])"
     names = [re.sub(pattern, "model", variable.path) for variable in replicated_variables(model)]
     weights = len(model.weights)
@@ -230,33 +241,33 @@ def _unnumbered(name: str) -> str:
 
 def _other_model(found: Checkpoint, expected: str, stored: str) -> PartitionError:
     return PartitionError(
-        "this checkpoint is one of another model or optimizer",
+        "this checkpoint belongs to another model or optimizer",
         file=str(found.path),
         expected=expected,
         found=stored,
-        remedy="give another folder as checkpoint, or build the model that the run began with",
+        remedy="give another checkpoint folder, or build the model of the interrupted run",
     )
 
 
 def _damaged(path: Path, found: str) -> FormatError:
     return FormatError(
-        "this is no checkpoint of a training run, or it is damaged",
+        "this file is no checkpoint of a training run, or it is damaged",
         file=str(path),
-        expected="what training.fit has written",
+        expected="a file written by training.fit",
         found=found,
-        remedy="remove it to start anew",
+        remedy="delete it to start again",
     )
 
 
 def _check(facts: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` unless these are the facts that ``training.fit`` saves."""
+    """Raise ``ValueError`` unless the facts are complete and of the types that ``training.fit`` saves."""
     kinds = {**_KINDS, "arrays": dict}
     wrong = [name for name in {*facts, *kinds} if not isinstance(facts.get(name), kinds.get(name, ()))]
     if wrong:
         raise ValueError(f"facts {sorted(wrong)} are missing, unknown or of another type")
     position = facts["position"]
     if position.keys() != set(_POSITION) or not all(isinstance(position[name], int) for name in _POSITION):
-        raise ValueError(f"a position of {position}")
+        raise ValueError(f"the position is {position}")
     if not all({"class", "options", "state", "arrays"} <= entry.keys() for entry in facts["callbacks"]):
         raise ValueError("facts of callbacks are missing")
     for kind in ("common", "own"):
@@ -265,34 +276,34 @@ def _check(facts: Mapping[str, Any]) -> None:
 
 
 def _remove_drafts(folder: Path) -> None:
-    """Remove what saves left behind that were killed. The folder belongs to one run."""
+    """Remove the drafts of processes that no longer run."""
     for draft in folder.glob(f".{FILE}.*"):
         writer = draft.name.rpartition(".")[2]
-        if not writer.isdecimal() or int(writer) == os.getpid() or not _alive(int(writer)):
+        if not writer.isdecimal() or int(writer) == os.getpid() or not _is_running(int(writer)):
             draft.unlink(missing_ok=True)
 
 
-def _alive(process: int) -> bool:
+def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except OSError:  # it belongs to someone else
+    except OSError:  # a process of another user
         return True
     return True
 
 
 def _plain(array: Array) -> Array:
-    """Types that NumPy's files do not have (bfloat16, float8) as their bytes."""
+    """Return the bytes of an array whose dtype NumPy files do not have (bfloat16, float8), or the array itself."""
     return array.reshape(-1).view(np.uint8) if array.dtype.kind == "V" or array.dtype.isbuiltin != 1 else array
 
 
 def _typed(array: Array, dtype: str, shape: Sequence[int]) -> Array:
-    names = _dtype(dtype)
+    expected = _dtype(dtype)
     typed: Array = array
-    if array.dtype != names and array.dtype == np.uint8:
-        typed = array.view(names).reshape(shape)
-    if typed.dtype != names or typed.shape != tuple(shape):
+    if array.dtype != expected and array.dtype == np.uint8:
+        typed = array.view(expected).reshape(shape)
+    if typed.dtype != expected or typed.shape != tuple(shape):
         raise ValueError(f"an array of {array.dtype}{list(array.shape)} where {dtype}{list(shape)} was saved")
     return np.ascontiguousarray(typed).reshape(shape)
 

@@ -1,4 +1,4 @@
-"""Going on where a run was interrupted: with the very next global batch."""
+"""Resume an interrupted run with the next global batch."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from matex_data.errors import DataError, PartitionError
 from matex_data.pipeline.batches import Batches
 from matex_data.sampling.state import read_step
 from matex_data.training.comm.channel import Channel
-from matex_data.training.restart import callback_state
-from matex_data.training.restart import checkpoint as checkpoint
+from matex_data.training.restart import callback_state, checkpoint
 
 log = logging.getLogger("matex_data.training")
 
 DATA_OPTIONS = ("batch_size", "shuffle", "seed", "remainder")
-"""Options of ``fit`` that go to a data set's ``tf_dataset``."""
+"""Options of ``fit`` that belong to ``Dataset.tf_dataset``."""
 
 
 @dataclass
 class TrainingPosition:
-    """Where a run stands: ``step`` global batches after the beginning of ``epoch``.
+    """Position of a run in its data.
 
     Parameters
     ----------
-    steps : of an epoch.
+    epoch : number of complete epochs.
+    step : global batches since the beginning of this epoch.
+    steps : global batches of an epoch.
     """
 
     epoch: int = 0
@@ -41,11 +42,17 @@ class TrainingPosition:
 
 
 class TrainingRun:
-    """One training run and its folder of checkpoints.
+    """Training run and its checkpoint folder. *Collective*.
 
     Parameters
     ----------
-    folder : None: nothing is saved, nothing resumed. Making one is *collective*.
+    channel : ranks that train.
+    folder : folder of the checkpoint; None: neither save nor resume.
+
+    Attributes
+    ----------
+    found : checkpoint to resume from; None if there is none, or once it is restored.
+    start : position at which the run begins or resumes.
     """
 
     def __init__(self, channel: Channel, folder: Path | None) -> None:
@@ -53,15 +60,15 @@ class TrainingRun:
         self.folder = folder
         self.found = checkpoint.open_checkpoint(channel, folder) if folder else None
         self.start = TrainingPosition(**self.found.facts["position"]) if self.found else TrainingPosition()
-        self._batches: list[tuple[Batches, int]] = []  # of which the data is made, and the epoch that each begins with
+        self._batches: list[tuple[Batches, int]] = []  # sources of the data, each with its first epoch
 
-    def resumed_dataset(self, dataset: Any, options: dict[str, Any]) -> tf.resumed_dataset.Dataset:
-        """The data from the start of this run on. *Collective*.
+    def resumed_dataset(self, dataset: Any, options: dict[str, Any]) -> tf.data.Dataset:
+        """Return the training data from ``start`` on. *Collective*.
 
         Parameters
         ----------
-        dataset : a ``tf.data.Dataset``, or what has ``tf_dataset`` and ``state`` (a ``matex_data.Dataset``).
-        options : of ``fit``; those of the data are taken out.
+        dataset : ``tf.data.Dataset``, or an object with ``tf_dataset`` and ``state``, such as ``matex_data.Dataset``.
+        options : options of ``fit``; those of ``tf_dataset`` are removed from it.
 
         Raises
         ------
@@ -75,18 +82,19 @@ class TrainingRun:
         self._batches = [(batches, batches.epoch) for batches in _sources(resumed)]
         if self.folder and self._batches and options.get("steps_per_epoch"):
             raise PartitionError(
-                "a checkpoint does not know where an epoch of steps_per_epoch ends in the data",
+                "a checkpoint does not record the position of the data in epochs of steps_per_epoch",
+                expected="epochs that pass over all of the data",
                 found=f"steps_per_epoch={options['steps_per_epoch']}",
                 remedy="leave out steps_per_epoch, or the checkpoint",
             )
         if self.start.step:
-            resumed.cardinality = lambda: tf.constant(self.start.steps, tf.int64)  # of every pass but the first
+            resumed.cardinality = lambda: tf.constant(self.start.steps, tf.int64)  # only the first epoch is shorter
         else:
             self.start.steps = int(resumed.cardinality())
         return resumed
 
     def _state(self, dataset: Any) -> Any:
-        """The state with which a data set has to begin."""
+        """Return the state at which a ``matex_data.Dataset`` begins."""
         if self.found is None:
             return None
         saved = self.found.facts["data"]
@@ -94,8 +102,8 @@ class TrainingRun:
             raise _other_data(len(saved), 1)
         return {**saved[0], "step": read_step(saved[0]) + self.start.step}
 
-    def _pipeline(self, dataset: tf.resumed_dataset.Dataset) -> tf.resumed_dataset.Dataset:
-        """A pipeline from the start on: data sets of this package in it begin with the epoch that was reached."""
+    def _pipeline(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Return a pipeline from ``start`` on; datasets of this package in it begin with the epoch of ``start``."""
         if self.found is None:
             return dataset
         batches, saved = _sources(dataset), self.found.facts["data"]
@@ -109,17 +117,17 @@ class TrainingRun:
         steps = int(dataset.cardinality())
         if steps >= 0 and steps != self.start.steps:
             raise PartitionError(
-                "an epoch of the run that goes on has another number of steps",
+                "an epoch of the interrupted run has another number of steps",
                 expected=f"{self.start.steps} steps",
                 found=f"{steps} steps",
-                remedy="resume with the data and the batch size that the run began with, or without its checkpoint",
+                remedy="resume with the data and the batch size of the interrupted run, or without its checkpoint",
             )
-        return _skipping(dataset, self.start.step)
+        return _skip_once(dataset, self.start.step)
 
-    def epochs(self, user_callbacks: list[Any], epochs: int) -> int:
-        """The epoch to end with: none is left of a run that ``EarlyStopping`` has ended. *Collective*.
+    def last_epoch(self, user_callbacks: list[Any], epochs: int) -> int:
+        """Return the epoch with which to end: at once, if ``EarlyStopping`` has ended the run. *Collective*.
 
-        With more patience than it had waited for the run goes on.
+        A run that was ended resumes if the callback now has more patience than it had waited.
         """
         if self.found is None or not self.found.facts["stopped"]:
             return epochs
@@ -132,29 +140,34 @@ class TrainingRun:
         if not (self.channel.host.allgather_object(ended)[0] if self.channel.size > 1 else ended):
             return epochs
         if self.channel.rank == 0:
-            log.warning("EarlyStopping has ended this run after %d epochs: none is left", self.start.epoch)
+            log.warning("EarlyStopping ended this run after %d epochs: nothing is left to train", self.start.epoch)
         return min(epochs, self.start.epoch)
 
     def leading_callbacks(self) -> list[Any]:
-        """Callbacks that come before all others."""
+        """Return the callbacks that run before all others."""
         return [PartialEpoch(self.start)] if self.start.step else []
 
     def trailing_callbacks(self, user_callbacks: list[Any], every: int | None) -> list[Any]:
-        """Callbacks that restore and save, and come after all others."""
+        """Return the callbacks that restore and save checkpoints; they run after all others.
+
+        Parameters
+        ----------
+        every : number of steps between checkpoints within an epoch; None: save after epochs only.
+        """
         if self.folder is None:
             return []
         return [StepCheckpointSaver(self, user_callbacks, every) if every else CheckpointSaver(self, user_callbacks)]
 
     def dataset_states(self, epoch: int) -> list[dict[str, Any]]:
-        """Where the data sets of this package stand when that epoch begins."""
+        """Return the states of this package's datasets in the pipeline at the beginning of an epoch."""
         done = epoch - self.start.epoch
         return [batches.state((first + done) * batches.schedule.steps) for batches, first in self._batches]
 
 
 class PartialEpoch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Ends the epoch in which a run goes on at its last batch. Comes first.
+    """Callback that ends the resumed epoch after its last batch.
 
-    Keras would ask for one batch more, and count it among the optimizer's iterations although there is none.
+    Without it, Keras would request one more batch and count it among the optimizer's iterations.
     """
 
     def __init__(self, start: TrainingPosition) -> None:
@@ -162,20 +175,20 @@ class PartialEpoch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has
         self._steps_left = start.steps - start.step
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Leave the loop over batches."""
+        """Leave the loop over batches after the last one."""
         self._steps_left -= self.model.steps_per_execution
         if self._steps_left <= 0 and not self.model.stop_training:
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """But stay in the loop over epochs."""
+        """Stay in the loop over epochs."""
         if self._steps_left <= 0:
             self.model.stop_training = False
             self._steps_left = sys.maxsize
 
 
 class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Restores a run when it begins, and saves it after every epoch."""
+    """Callback that restores a run when training begins, and saves it after every epoch."""
 
     def __init__(self, run: TrainingRun, user_callbacks: list[Any]) -> None:
         super().__init__()
@@ -186,56 +199,56 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
 
     @property
     def restores(self) -> bool:
-        """Whether all variables are about to be set."""
+        """Return whether all variables are about to be set."""
         return self._run.found is not None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """*Collective*."""
+        """Restore the model and the callbacks. *Collective*."""
         found = self._run.found
         if found is None:
             return
         self._rank_values = checkpoint.restore(self.model, found)
         checkpoint.restore_rank_variables(self.model, self._run.channel, self._rank_values)
         self._restore_callbacks(found)
-        self._run.found = None  # what nobody has taken is not kept
+        self._run.found = None  # release the arrays that nothing has restored
 
     def _restore_callbacks(self, found: checkpoint.Checkpoint) -> None:
-        """Ranks may have different callbacks: those of rank 0 decide what is sent. *Collective*."""
+        """Restore the callbacks; broadcast the arrays that those of rank 0 need. *Collective*."""
         channel, entries = self._run.channel, found.facts["callbacks"]
         pairs = callback_state.match(self._user_callbacks, entries, warn=channel.rank == 0)
-        epochs = sorted(i for _, i in pairs)
-        epochs = channel.host.allgather_object(epochs)[0] if channel.size > 1 else epochs
+        needed = sorted(i for _, i in pairs)
+        needed = channel.host.allgather_object(needed)[0] if channel.size > 1 else needed
         kept = {
             i: {
                 name: [found.pop(f"callback{i}.{name}.{j}") for j in range(count)]
                 for name, count in entries[i]["arrays"].items()
             }
-            for i in epochs
+            for i in needed
         }
         for callback, i in pairs:
             if i in kept:
                 callback_state.restore(callback, entries[i], kept[i])
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """In mid-epoch metrics, too, go on where they were."""
+        """Restore the metrics of a resumed epoch, which Keras has reset."""
         self._epoch = epoch
         if self._resumed():
             checkpoint.restore_rank_variables(self.model, self._run.channel, self._rank_values)
         self._rank_values = []
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """*Collective*."""
+        """Save the run. *Collective*."""
         self.save(epoch + 1, 0)
 
     def _resumed(self) -> bool:
         return self._epoch == self._run.start.epoch and self._run.start.step > 0
 
     def save(self, epoch: int, step: int) -> None:
-        """Write a checkpoint, by rank 0. *Collective*.
+        """Write a checkpoint on rank 0. *Collective*.
 
         Raises
         ------
-        DataError : on all ranks, if it cannot be written.
+        DataError : on all ranks, if the checkpoint cannot be written.
         """
         run = self._run
         arrays, names = checkpoint.capture(self.model, run.channel)
@@ -245,10 +258,11 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
                 self._write(run.folder, arrays, names, epoch, step)
             except OSError as cause:
                 error = DataError(
-                    "the checkpoint cannot be written",
+                    "the checkpoint cannot be written; the previous one is intact",
                     file=str(run.folder / checkpoint.FILE),
+                    expected="a folder that rank 0 can write to, with enough free space",
                     found=cause,
-                    remedy="make room there, or give another folder; the last checkpoint is whole",
+                    remedy="free space there, or give another folder",
                 )
         if run.channel.size > 1:
             error = run.channel.host.allgather_object(error)[0]
@@ -272,7 +286,12 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
 
 
 class StepCheckpointSaver(CheckpointSaver):
-    """The same, and saves every so many steps."""
+    """Callback like ``CheckpointSaver`` that saves within epochs, too.
+
+    Parameters
+    ----------
+    every : number of steps between two checkpoints.
+    """
 
     def __init__(self, run: TrainingRun, user_callbacks: list[Any], every: int) -> None:
         super().__init__(run, user_callbacks)
@@ -280,42 +299,42 @@ class StepCheckpointSaver(CheckpointSaver):
         self._last = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begin to count."""
+        """Restore metrics like ``CheckpointSaver``, and start to count steps."""
         super().on_epoch_begin(epoch, logs)
         self._last = self._run.start.step if self._resumed() else 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """*Collective*."""
+        """Save the run if a checkpoint is due. *Collective* then."""
         step = batch + 1 + (self._run.start.step if self._resumed() else 0)
         if step - self._last >= self._every and step < self._run.start.steps:
             self._last = step
             self.save(self._epoch, step)
 
 
-def _sources(dataset: tf.resumed_dataset.Dataset) -> list[Batches]:
-    """The batches of this package that a pipeline is made of."""
+def _sources(dataset: tf.data.Dataset) -> list[Batches]:
+    """Return the batches of this package that a pipeline reads."""
     found = getattr(dataset, "matex_batches", None)
     return [found] if found is not None else [b for source in dataset._inputs() for b in _sources(source)]
 
 
 def _other_data(expected: int, found: int) -> PartitionError:
     return PartitionError(
-        "the run that goes on began with other data",
-        expected=f"{expected} data sets of matex_data in it",
-        found=f"{found} data sets of matex_data in it",
-        remedy="resume with the data that the run began with, or give another folder as checkpoint",
+        "the interrupted run had other data",
+        expected=f"{expected} datasets of matex_data in the pipeline",
+        found=f"{found} datasets of matex_data in the pipeline",
+        remedy="resume with the data of the interrupted run, or give another checkpoint folder",
     )
 
 
-def _skipping(dataset: tf.resumed_dataset.Dataset, step: int) -> tf.resumed_dataset.Dataset:
-    """The data set without its first batches, in its first pass alone."""
-    waiting = [step]
+def _skip_once(dataset: tf.data.Dataset, step: int) -> tf.data.Dataset:
+    """Return the dataset without its first ``step`` batches in the first epoch, and whole in later epochs."""
+    pending = [step]
 
-    def first() -> Any:
-        return np.int64(waiting.pop() if waiting else 0)
+    def pop_count() -> Any:
+        return np.int64(pending.pop() if pending else 0)
 
-    def one_pass(_: Any) -> tf.resumed_dataset.Dataset:
-        count = tf.ensure_shape(tf.numpy_function(first, [], tf.int64), ())
+    def one_epoch(_: Any) -> tf.data.Dataset:
+        count = tf.ensure_shape(tf.numpy_function(pop_count, [], tf.int64), ())
         return dataset.skip(count)
 
-    return tf.resumed_dataset.Dataset.range(1).flat_map(one_pass)
+    return tf.data.Dataset.range(1).flat_map(one_epoch)

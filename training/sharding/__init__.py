@@ -1,1 +1,1 @@
-"""This rank's rows of each batch, and the weights of the batches."""
+"""This rank's rows of each batch, and the weight of each batch."""

@@ -1,7 +1,8 @@
-"""Weights of the batches that a loop takes from data which the ranks share, for the step that follows.
+"""Weight of this rank in each step of a loop over sharded batches.
 
-A rank's gradient counts by its rows in the global batch. A loop does not say which batch a step is for, so this
-remembers the batches that were taken since the last step, and refuses to guess where their weights differ.
+The gradient of a rank counts by its rows in the global batch. A loop does not show which batch a step uses. So the
+iterators record the batches that were taken since the last step; if these have different weights, the step fails
+with an error instead of a guess.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ from matex_data.training.sharding.rows import batch_size, is_sharded, rank_row_c
 log = logging.getLogger("matex_data.training")
 
 Counts = tuple[int, ...] | None
-"""Rows of each rank in a batch; None: all ranks have as many."""
+"""Rows of each rank in a batch; None: equal numbers."""
 
-keras_iterating: ContextVar[bool] = ContextVar("in_keras", default=False)
-"""Whether Keras iterates over data sets, whose steps weigh their batches themselves."""
+keras_iterating: ContextVar[bool] = ContextVar("keras_iterating", default=False)
+"""True while Keras iterates over datasets; its steps weigh their batches themselves."""
 
 _weights: WeakKeyDictionary[Communicator, BatchWeights] = WeakKeyDictionary()
 
 
 def batch_weights(ranks: Communicator) -> BatchWeights:
-    """Return what is known of the batches of these ranks."""
+    """Return the batches recorded for these ranks."""
     return _weights.setdefault(ranks, BatchWeights(ranks))
 
 
 @contextlib.contextmanager
 def keras_iteration() -> Iterator[None]:
-    """Context in which Keras iterates over data sets."""
+    """Context manager: leave the weights of batches to Keras's own loops."""
     token = keras_iterating.set(True)
     try:
         yield
@@ -51,7 +52,7 @@ def keras_iteration() -> Iterator[None]:
 
 
 class BatchWeights:
-    """Rows of the batches that were taken since the last step, of the iterators that are still in use."""
+    """Row counts of the batches taken since the last step, by iterator."""
 
     def __init__(self, ranks: Communicator) -> None:
         self._rank, self._size = ranks.rank, ranks.size
@@ -60,21 +61,27 @@ class BatchWeights:
         self._used: dict[int, set[Counts]] = {}
 
     def record(self, iterator: int, counts: Counts) -> None:
-        """Note a batch."""
+        """Record a batch that an iterator has returned.
+
+        Parameters
+        ----------
+        iterator : ``id`` of the iterator.
+        counts : rows of each rank; None: equal numbers.
+        """
         equal_rows = counts is None or len(set(counts)) == 1
         self._taken.setdefault(iterator, set()).add(None if equal_rows else counts)
 
     def forget(self, iterator: int) -> None:
-        """Forget an iterator that has come to its end, or that nobody has any more."""
+        """Forget an exhausted or deleted iterator."""
         self._taken.pop(iterator, None)
         self._used.pop(iterator, None)
 
     def next_step_weight(self) -> Any:
-        """Return the weight of this rank in the step that is about to be made: a scalar float64 tensor.
+        """Return the weight of this rank in the next step, a scalar float64 tensor.
 
         Raises
         ------
-        PartitionError : batches since the last step are shared in different ways; in a graph when it runs.
+        PartitionError : the batches since the last step have different row counts; in a graph, when it runs.
         """
         if tf.executing_eagerly() or self._size == 1:
             return tf.constant(self._weight(), tf.float64)
@@ -91,10 +98,10 @@ class BatchWeights:
         known = set().union(*self._used.values())
         if len(known) > 1:
             raise PartitionError(
-                "the ranks share the batches since the last training step unequally, each in another way",
-                expected="one batch for each step, or batches of which all ranks have as many rows",
+                "batches with different row counts per rank were taken since the last training step",
+                expected="one batch for each step, or batches with equal row counts on all ranks",
                 found=f"batches with {_describe(known)} rows on ranks 0 to {self._size - 1}",
-                remedy='leave such batches out: shard(dataset, remainder="drop"), or tf_dataset(remainder="drop")',
+                remedy='drop unequal batches: shard(dataset, remainder="drop"), or tf_dataset(remainder="drop")',
             )
         counts = next(iter(known), None)
         return np.float64(1 / self._size if counts is None else counts[self._rank] / sum(counts))
@@ -105,28 +112,28 @@ def _describe(known: set[Counts]) -> str:
 
 
 class ShardedIterator(DatasetIterator):  # type: ignore[misc]  # TensorFlow has no types
-    """Iterator in Python over data of which each rank has a part, that notes the rows of each batch."""
+    """Python iterator over sharded batches that records the row counts of each batch."""
 
     def configure(
-        self, ranks: Communicator, with_row_counts: bool, equal_rows: bool, check: Callable[[], None]
+        self, ranks: Communicator, with_row_counts: bool, equal_rows: bool, compare: Callable[[], None]
     ) -> None:
-        """Begin.
+        """Set the options of an iterator that TensorFlow has created.
 
         Parameters
         ----------
-        compare : called after each batch in Python.
-        counted : elements are pairs: the rows of each rank, and the batch.
-        even : all ranks have as many rows in every batch.
+        with_row_counts : elements are pairs of the rows of the global batch and this rank's batch.
+        equal_rows : all ranks have equal numbers of rows in every batch.
+        compare : called after each batch in eager code; see ``FirstBatchCheck.compare``.
         """
-        self._matex = (ranks, with_row_counts, equal_rows, check)
+        self._matex = (ranks, with_row_counts, equal_rows, compare)
 
     def __del__(self) -> None:
-        """A loop was left."""
-        with contextlib.suppress(Exception):  # Python itself may be ending
+        """Forget the batches of a loop that was left early."""
+        with contextlib.suppress(Exception):  # modules may be gone while the interpreter exits
             self._forget()
 
     def __next__(self) -> Any:
-        ranks, with_row_counts, equal_rows, check = self._matex
+        ranks, with_row_counts, equal_rows, compare = self._matex
         if not equal_rows and not tf.executing_eagerly():
             raise _graph_error()
         try:
@@ -140,10 +147,10 @@ class ShardedIterator(DatasetIterator):  # type: ignore[misc]  # TensorFlow has 
             counts = rank_row_counts(int(rows), ranks.size)
             if not counts[-1] and ranks.rank == 0:
                 _warn_of_stand_ins(int(rows), ranks.size)
-        elif not equal_rows and (rows_here := batch_size(element)) is not None:
-            counts = tuple(ranks.allgather(int(rows_here)))
+        elif not equal_rows and (own_rows := batch_size(element)) is not None:
+            counts = tuple(ranks.allgather(int(own_rows)))
         if tf.executing_eagerly():
-            check()
+            compare()
             batch_weights(ranks).record(id(self), counts)
         return element
 
@@ -151,12 +158,12 @@ class ShardedIterator(DatasetIterator):  # type: ignore[misc]  # TensorFlow has 
         """Return the next element, or raise ``OutOfRangeError``."""
         try:
             return self.__next__()
-        except StopIteration as forget:
-            raise tf.errors.OutOfRangeError(None, None, "End of sequence") from forget
+        except StopIteration as end:
+            raise tf.errors.OutOfRangeError(None, None, "End of sequence") from end
 
     @property
     def _type_spec(self) -> Any:
-        """TensorFlow asks for it where the iterator is an argument of a ``tf.function``."""
+        """Return the type for arguments of a ``tf.function``, or raise an error for unequal batches."""
         if not self._matex[2]:
             raise _graph_error()
         return super()._type_spec
@@ -168,9 +175,9 @@ class ShardedIterator(DatasetIterator):  # type: ignore[misc]  # TensorFlow has 
 @functools.cache
 def _warn_of_stand_ins(rows: int, size: int) -> None:
     log.warning(
-        "a batch of %d rows is shared by %d ranks: those without a row get the first one, which counts nothing in a "
-        "training step, but would count in sums of your own\n"
-        '  remedy: shard(dataset, remainder="drop"), or evaluate by model.evaluate',
+        "a batch of %d rows is split over %d ranks: ranks without a row repeat the first one; a training step ignores "
+        "it, but sums in your own code count it\n"
+        '  remedy: shard(dataset, remainder="drop"), or evaluate with model.evaluate',
         rows,
         size,
     )
@@ -178,15 +185,15 @@ def _warn_of_stand_ins(rows: int, size: int) -> None:
 
 def _graph_error() -> PartitionError:
     return PartitionError(
-        "batches that the ranks share unequally are taken within a tf.function, where nobody sees their sizes",
-        expected="a loop in Python over the batches, or batches of which all ranks have as many rows",
-        remedy="loop outside of the tf.function, or leave such batches out: "
+        "a tf.function iterates over batches with unequal row counts per rank, which it cannot record",
+        expected="a Python loop over the batches, or batches with equal row counts on all ranks",
+        remedy="loop outside of the tf.function, or drop unequal batches: "
         'shard(dataset, remainder="drop"), or tf_dataset(remainder="drop")',
     )
 
 
 def patch_iteration() -> None:
-    """Have loops over data that the ranks share note their batches."""
+    """Patch ``tf.data.Dataset`` once: loops over sharded datasets record the row counts of their batches."""
     original = tf.data.Dataset.__iter__
     if hasattr(original, "matex_original"):
         return
@@ -203,8 +210,8 @@ def patch_iteration() -> None:
         iterator = original(dataset if with_row_counts is None or equal_rows else with_row_counts)
         if type(iterator) is DatasetIterator:
             iterator.__class__ = ShardedIterator
-            check = getattr(dataset, "matex_check", lambda: None)
-            iterator.configure(ranks, with_row_counts is not None and not equal_rows, equal_rows, check)
+            compare = getattr(dataset, "matex_compare", lambda: None)
+            iterator.configure(ranks, with_row_counts is not None and not equal_rows, equal_rows, compare)
         return iterator
 
     iterate.matex_original = original  # type: ignore[attr-defined]
@@ -213,7 +220,7 @@ def patch_iteration() -> None:
 
 
 def _patch_reduce() -> None:
-    """Have AutoGraph's loops, which reduce a data set, refuse batches of unequal parts."""
+    """Patch ``Dataset.reduce``, to which AutoGraph turns loops: refuse unequal batches in graphs."""
     original = tf.data.Dataset.reduce
 
     @functools.wraps(original)
@@ -227,13 +234,12 @@ def _patch_reduce() -> None:
 
 
 def _has_equal_rows(dataset: tf.data.Dataset) -> bool:
-    """Tell whether all ranks are known to have as many rows in every batch."""
-    return bool(
-        sharding_ranks(dataset).size == 1 or getattr(dataset, "matex_equal_rows", False) or _has_static_size(dataset)
-    )
+    """Return whether all ranks are known to have equal numbers of rows in every batch."""
+    one_rank = sharding_ranks(dataset).size == 1
+    return bool(one_rank or getattr(dataset, "matex_equal_rows", False) or _has_static_size(dataset))
 
 
 def _has_static_size(dataset: tf.data.Dataset) -> bool:
-    """Tell whether the element spec knows the size of the batches, which all ranks then have."""
+    """Return whether the element spec has the batch size, which then is the same on all ranks."""
     sizes = [spec.shape[0] for spec in tf.nest.flatten(dataset.element_spec) if getattr(spec, "shape", None)]
     return bool(sizes) and None not in sizes

@@ -1,4 +1,4 @@
-"""What a script takes for granted in one process: its random numbers, and that a batch is the same for all ranks."""
+"""Equal random numbers on all ranks, and a check that all ranks see the same batches."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ log = logging.getLogger("matex_data.training")
 
 
 def seed_all_ranks(channel: Channel) -> None:
-    """Let all ranks draw the same random numbers, also those that the script does not seed. *Collective*.
+    """Seed the random generators of all ranks with one number, also for scripts that set no seed. *Collective*.
 
-    So ``np.random.default_rng()`` splits data alike on all ranks. What Python's ``secrets``, ``uuid`` and
-    ``tempfile`` draw still differs.
+    ``np.random.default_rng()`` then splits data in the same way on all ranks. Python's ``secrets``, ``uuid`` and
+    ``tempfile`` still give different results.
     """
     entropy = channel.host.allgather_object(secrets.randbits(128))[0]
     keras.utils.set_random_seed(entropy % 2**32)
     generators: Any = np.random.bit_generator
-    if hasattr(generators, "randbits"):  # what NumPy asks for entropy; its name is no promise
+    if hasattr(generators, "randbits"):  # NumPy's source of entropy, an undocumented name
         generators.randbits = random.Random(entropy).getrandbits
 
 
 class FirstBatchCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Tells the user where the ranks do not get the same first batch, of which each would take its rows."""
+    """Callback that warns if the ranks do not get the same first batch, of which each one keeps its rows."""
 
     async_safe = True
 
@@ -42,7 +42,7 @@ class FirstBatchCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self._pending = False
 
     def recording(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """The data set, which leaves a digest of its first element here."""
+        """Return the dataset with a step that records a digest of its first element in this callback."""
         self._pending = True
 
         def record(position: Any, element: Any) -> Any:
@@ -67,14 +67,14 @@ class FirstBatchCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self.compare()
 
     def compare(self) -> None:
-        """Compare the digests of the first batch, once. *Collective* then."""
+        """Compare the digests of the first batch; warn if they differ. *Collective* at the first call."""
         if not self._pending:
             return
         self._pending = False
         if len(set(self._channel.host.allgather_object(self._digest))) > 1 and self._channel.rank == 0:
             log.warning(
-                "the ranks do not get the same data, of which each takes its rows of a batch: some samples are used "
-                "twice, others never\n"
+                "the ranks do not get the same batches, of which each rank keeps its rows: samples are used twice or "
+                "never\n"
                 "  remedy: seed every source of random numbers with a number, as in random.Random(0), and sort lists "
                 "of files"
             )

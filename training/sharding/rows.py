@@ -1,4 +1,4 @@
-"""This rank's rows of a global batch."""
+"""Select this rank's rows of a global batch."""
 
 from __future__ import annotations
 
@@ -10,18 +10,23 @@ import tensorflow as tf
 
 
 def rank_slice(rows: int, rank: int, size: int) -> slice:
-    """Return the rows of a batch that belong to a rank: neighbouring ones; the first ranks have one more.
+    """Return the slice of a batch that belongs to a rank: contiguous rows; the first ranks have one more.
+
+    Parameters
+    ----------
+    rows : number of rows of the batch.
+    rank, size : rank, and number of ranks.
 
     Examples
     --------
-    >>> [part(10, rank, 4) for rank in range(4)]
+    >>> [rank_slice(10, rank, 4) for rank in range(4)]
     [slice(0, 3, None), slice(3, 6, None), slice(6, 8, None), slice(8, 10, None)]
     """
     return slice(*(_first_row(rows, at, size) for at in (rank, rank + 1)))
 
 
 def rank_row_counts(rows: int, size: int) -> tuple[int, ...]:
-    """Return how many rows of a batch belong to each rank."""
+    """Return the number of rows of a batch that belong to each rank."""
     return tuple(rows // size + (rank < rows % size) for rank in range(size))
 
 
@@ -33,10 +38,10 @@ def _first_row(rows: Any, rank: int, size: int) -> Any:
 
 
 def leaves_per_sample(spec: Any) -> list[bool | None]:
-    """Return for each leaf of an element spec whether it has one row a sample: None where only its data can tell.
+    """Return for each leaf of an element spec whether it has one row per sample; None if it depends on the data.
 
-    Others, such as constant tables, belong to every rank as a whole. In batches whose size the spec leaves open, a
-    leaf of known size is such a table.
+    Other leaves, such as constant tables, are whole on every rank. If the spec leaves the batch size open, a leaf of
+    known length is such a table.
     """
     reference = _reference(spec)
     return [_is_per_sample(leaf, reference) for leaf in tf.nest.flatten(spec)]
@@ -54,7 +59,12 @@ def _is_per_sample(leaf: Any, reference: Any) -> bool | None:
 
 
 def static_rows(spec: Any, per_sample: Sequence[bool | None] | None = None) -> int | None:
-    """Return the number of rows of every batch, where the element spec knows it; ``cut`` as of ``per_sample``."""
+    """Return the number of rows of every batch; None if the element spec leaves it open.
+
+    Parameters
+    ----------
+    per_sample : result of ``leaves_per_sample``; None: compute it.
+    """
     per_sample = leaves_per_sample(spec) if per_sample is None else per_sample
     leaves = [leaf for leaf, known in zip(tf.nest.flatten(spec), per_sample, strict=True) if known]
     return leaves[0].shape[0] if leaves and leaves[0].shape.rank else None
@@ -63,16 +73,16 @@ def static_rows(spec: Any, per_sample: Sequence[bool | None] | None = None) -> i
 def rank_rows(
     element: Any, rank: int, size: int, per_sample: Sequence[bool | None] | None = None, stand_in: bool = False
 ) -> Any:
-    """Return the rows of a batch that belong to a rank, see ``part``.
+    """Return the rows of a batch that belong to a rank; see ``rank_slice``.
 
     Parameters
     ----------
-    element : nested tensors; those with one row a sample are cut, others stay as they are.
-    cut : what ``per_sample`` tells of the data set; None: of the element itself.
-    stand_in : a rank without rows gets the first row of the batch.
+    element : nested tensors; leaves with one row per sample are sliced, others stay whole.
+    per_sample : result of ``leaves_per_sample`` for the dataset; None: compute it for ``element``.
+    stand_in : give a rank without rows the first row of the batch.
     """
     leaves = tf.nest.flatten(element)
-    if per_sample is None or len(per_sample) != len(leaves):  # Keras adds sample weights of its own to a batch, or None
+    if per_sample is None or len(per_sample) != len(leaves):  # Keras adds sample weights to a batch, or None
         per_sample = leaves_per_sample(element)
     reference = next((leaf for leaf, known in zip(leaves, per_sample, strict=True) if known), None)
     if reference is None:
@@ -83,19 +93,18 @@ def rank_rows(
         start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
         empty = start == stop
         start, stop = tf.where(empty, tf.zeros_like(start), start), tf.where(empty, tf.ones_like(stop), stop)
-    args = [_slice_leaf(leaf, rows, start, stop, known) for leaf, known in zip(leaves, per_sample, strict=True)]
-    return tf.nest.pack_sequence_as(element, args)
+    selected = [_slice_leaf(leaf, rows, start, stop, known) for leaf, known in zip(leaves, per_sample, strict=True)]
+    return tf.nest.pack_sequence_as(element, selected)
 
 
-def _slice_leaf(leaf: Any, rows: Any, start: Any, stop: Any, known: bool | None) -> Any:
-    if known is False or leaf is None:
+def _slice_leaf(leaf: Any, rows: Any, start: Any, stop: Any, per_sample: bool | None) -> Any:
+    if per_sample is False or leaf is None:
         return leaf
-    if known is None:  # the sizes of this batch tell
-        own = _rows(leaf)
-        start, stop = (
-            tf.where(own == tf.cast(rows, tf.int64), tf.cast(per_sample, tf.int64), whole)
-            for per_sample, whole in ((start, tf.zeros_like(own)), (stop, own))
-        )
+    if per_sample is None:  # slice the leaf if it is as long as this batch
+        length = _rows(leaf)
+        matches = length == tf.cast(rows, tf.int64)
+        start = tf.where(matches, tf.cast(start, tf.int64), tf.zeros_like(length))
+        stop = tf.where(matches, tf.cast(stop, tf.int64), length)
     if isinstance(leaf, tf.SparseTensor):
         start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
         begin = tf.concat([[start], tf.zeros_like(leaf.dense_shape[1:])], 0)
@@ -104,7 +113,7 @@ def _slice_leaf(leaf: Any, rows: Any, start: Any, stop: Any, known: bool | None)
 
 
 def batch_size(data: Any) -> Any:
-    """Return the number of samples in a batch, a scalar int64 tensor; None where the data has no sample axis."""
+    """Return the number of samples in a batch, a scalar int64 tensor; None if the data has no sample axis."""
     reference = _reference(data)
     return None if reference is None else _rows(reference)
 
@@ -118,9 +127,9 @@ def _rows(leaf: Any) -> Any:
 
 
 def _reference(data: Any) -> Any:
-    """Return the leaf whose rows are the samples: the first target, as inputs may be tables; else the first input.
+    """Return the leaf whose rows are the samples: the first target, since inputs may be tables; else the first input.
 
-    Of several inputs it is one whose number of rows the spec leaves open, as a table's is known.
+    Among several inputs, prefer one whose length the spec leaves open: the length of a table is known.
     """
     x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
     for leaves in (tf.nest.flatten(y), tf.nest.flatten(x)):
@@ -131,7 +140,7 @@ def _reference(data: Any) -> Any:
 
 
 def shard_rows(dataset: tf.data.Dataset, rank: int, size: int) -> tf.data.Dataset:
-    """Return the data set with this rank's rows of every batch. The order must be the same on all ranks."""
+    """Shard the dataset: keep this rank's rows of each batch. All ranks need the same batches in the same order."""
     per_sample = leaves_per_sample(dataset.element_spec)
 
     def select(*args: Any) -> Any:
@@ -141,32 +150,32 @@ def shard_rows(dataset: tf.data.Dataset, rank: int, size: int) -> tf.data.Datase
 
 
 def deterministic(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Return the data set with elements in the same order on all ranks."""
+    """Return the dataset with its elements in the same order on all ranks."""
     options = tf.data.Options()
     options.deterministic = True
     return dataset.with_options(options)
 
 
 def dataset_element(dataset: tf.data.Dataset, args: tuple[Any, ...]) -> Any:
-    """Return the element of which ``Dataset.map`` gives the parts as arguments."""
+    """Return the element that ``Dataset.map`` has unpacked into arguments."""
     return args if isinstance(dataset.element_spec, tuple) else args[0]
 
 
 def is_sharded(x: Any) -> bool:
-    """Tell whether data is this rank's part already: a data set of this package, or arrays that say so."""
+    """Return whether data holds this rank's rows alone: a dataset of this package, or arrays that are marked so."""
     if isinstance(x, tf.data.Dataset):
         return sharding_ranks(x) is not None
     return any(getattr(leaf, "matex_sharded", False) for leaf in tf.nest.flatten(x))
 
 
 def sharding_ranks(dataset: tf.data.Dataset) -> Any:
-    """Return the ranks that share a data set; None: it is a whole one."""
+    """Return the communicator of the ranks that a dataset is sharded over; None if it is whole on every rank."""
     source = sharded_source(dataset)
     return None if source is None else source.matex_sharded
 
 
 def sharded_source(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
-    """Return the data set of which each rank has its part, and which this one is made from, or is; else None."""
+    """Return the sharded dataset at the beginning of a pipeline; None if there is none."""
     if getattr(dataset, "matex_sharded", None) is not None:
         return dataset
     found = (sharded_source(source) for source in dataset._inputs())
@@ -174,7 +183,7 @@ def sharded_source(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
 
 
 def is_batched(dataset: tf.data.Dataset) -> bool:
-    """Tell whether elements are batches rather than samples, as far as the pipeline tells."""
+    """Return whether elements are batches rather than samples, as far as the pipeline shows."""
     shapes: list[Any] = [getattr(spec, "shape", None) for spec in tf.nest.flatten(dataset.element_spec)]
     if any(shape is None or shape.rank == 0 for shape in shapes):
         return False

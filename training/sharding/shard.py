@@ -1,4 +1,4 @@
-"""``shard``: this rank's rows of the batches of a data set, for loops of the user's own."""
+"""``shard``: this rank's rows of each batch of a dataset, for training loops that users write themselves."""
 
 from __future__ import annotations
 
@@ -26,28 +26,32 @@ from matex_data.training.sharding.rows import (
 def shard(
     dataset: tf.data.Dataset, *, remainder: Literal["keep", "drop"] = "keep", comm: MPI.Intracomm | None = None
 ) -> tf.data.Dataset:
-    """Return the data set with this rank's rows of every batch, for a training loop of your own. *Collective*.
+    """Shard the dataset for a training loop of your own: keep this rank's rows of each batch. *Collective*.
 
-    All ranks have to get the same batches in the same order. What a step computes of its rows has to be a mean over
-    them: the average over the ranks of such gradients is the gradient of the whole batch. Under ``matex run`` gradients
-    are averaged where ``GradientTape.gradient`` gives them; otherwise by an optimizer that was given to
-    ``distribute``. Where ranks have unequal parts of a batch, each counts by its rows: exact as long as each batch is
-    one step. Losses and metrics are those of the rank; ``allreduce`` makes them global.
+    All ranks have to get the same batches in the same order, and the loss of a step has to be a mean over its rows:
+    the average of the ranks' gradients is then the gradient of the global batch. Under ``matex run``,
+    ``GradientTape.gradient`` returns this average; otherwise an optimizer returned by ``distribute`` computes it. If
+    the ranks have unequal numbers of rows, each rank counts by its rows; this is exact if each step uses one batch.
+    Losses and metrics are those of this rank; ``allreduce`` combines them.
 
     Parameters
     ----------
-    dataset : batches, on a first axis that all leaves share; leaves with another number of rows stay whole.
-    remainder : "keep": the first ranks have one row more of a batch that the ranks cannot share equally. Where a batch
-        has fewer rows than there are ranks, those without any repeat one, which counts nothing in the step. "drop":
-        leave such batches out.
-    comm : ranks that share the batches; None: all of the job.
+    dataset : batches. All leaves share the first axis; a leaf with another number of rows stays whole.
+    remainder : "keep": the first ranks get one more row of a batch that does not split equally. If a batch has fewer
+        rows than there are ranks, the ranks without rows get its first row with weight 0. "drop": leave out batches
+        that do not split equally.
+    comm : communicator; None: all ranks of the job.
+
+    Returns
+    -------
+    dataset : batches with this rank's rows; on one rank the dataset itself.
 
     Raises
     ------
-    TypeError : not a ``tf.data.Dataset``.
-    ValueError : elements are single samples, or a rank's part already; "drop" would leave nothing.
-    PartitionError : while iterating: several batches of unequal parts were taken for one step; batches of unequal
-        parts within a ``tf.function``.
+    TypeError : ``dataset`` is no ``tf.data.Dataset``.
+    ValueError : elements are single samples, the dataset is sharded already, or "drop" would leave no batch.
+    PartitionError : in the loop: batches with different row counts were taken for one step, or a ``tf.function``
+        iterates over batches with unequal row counts.
 
     Examples
     --------
@@ -65,11 +69,11 @@ def shard(
     rows = static_rows(dataset.element_spec, per_sample)
     if remainder == "drop" and rows is not None and rows % size:
         raise ValueError(
-            f"batches of {rows} rows cannot be shared equally by {size} ranks, and would all be dropped\n"
-            f"  remedy: a batch size that {size} divides, or remainder='keep'"
+            f"batches of {rows} rows cannot be split equally over {size} ranks, so all would be dropped\n"
+            f"  remedy: choose a batch size that is a multiple of {size}, or remainder='keep'"
         )
-    check = FirstBatchCheck(channel)
-    whole = deterministic(check.recording(dataset))
+    first_batch = FirstBatchCheck(channel)
+    whole = deterministic(first_batch.recording(dataset))
     if remainder == "drop":
         whole = whole.filter(lambda *args: batch_size(dataset_element(dataset, args)) % size == 0)
 
@@ -84,7 +88,7 @@ def shard(
     result.matex_sharded = channel.communicator
     result.matex_equal_rows = remainder == "drop" or (rows is not None and rows % size == 0)
     result.matex_row_counts = whole.map(with_row_count)
-    result.matex_check = check.compare
+    result.matex_compare = first_batch.compare
     data_parallel.enable()
     patch_iteration()
     return result
@@ -93,18 +97,16 @@ def shard(
 def _check(dataset: Any, remainder: str) -> None:
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(
-            f"shard takes a tf.data.Dataset of batches, not {type(dataset).__name__}\n"
+            f"shard expects a tf.data.Dataset of batches, not {type(dataset).__name__}\n"
             "  remedy: tf.data.Dataset.from_tensor_slices(arrays).batch(n)"
         )
     if remainder not in ("keep", "drop"):
-        raise ValueError(f'remainder is "keep" or "drop", not {remainder!r}\n  remedy: leave it out')
+        raise ValueError(f'remainder must be "keep" or "drop", not {remainder!r}\n  remedy: leave it out')
     if is_sharded(dataset):
-        raise ValueError(
-            "this data set is the part of this rank already\n  remedy: loop over it as it is, without shard"
-        )
+        raise ValueError("this dataset is sharded already\n  remedy: loop over it without shard")
     if not is_batched(dataset):
         raise ValueError(
-            f"elements are not known to be batches: {dataset.element_spec}\n"
-            "  remedy: dataset.batch(n) before shard; for a generator of batches, None as the first dimension of "
-            "each output_signature"
+            f"the elements of this dataset are not known to be batches: {dataset.element_spec}\n"
+            "  remedy: call dataset.batch(n) before shard; for a generator of batches, give None as the first "
+            "dimension of each output_signature"
         )

@@ -1,1 +1,1 @@
-"""One training or evaluation step of a Keras model on all ranks."""
+"""Training and evaluation steps of one model on all ranks."""

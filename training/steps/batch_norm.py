@@ -1,4 +1,4 @@
-"""Batch normalization over the global batch, and moving statistics that are the same on every rank."""
+"""Batch normalization over the global batch, and equal moving statistics on all ranks."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from matex_data.training.reduction.ops import Reducer
 
 
 def global_moments(layer: Any, reducer: Reducer) -> Any:
-    """Return a ``_moments`` for that ``BatchNormalization`` layer: mean and variance over all ranks."""
+    """Return a replacement for ``layer._moments`` that computes mean and variance over all ranks."""
     return _GlobalMoments(layer, reducer)
 
 
 def global_moment_variables(model: Any) -> list[Any]:
-    """Return the variables of layers that normalize by the global batch: every batch changes them on every rank."""
+    """Return the moving statistics of layers that use the global batch; every batch changes them on every rank."""
     layers = [layer for layer in model._flatten_layers() if isinstance(vars(layer).get("_moments"), _GlobalMoments)]
     return [variable for layer in layers for variable in layer.non_trainable_variables]
 
 
 class _GlobalMoments:
-    """Mean and variance over all ranks. Calling it is *collective*."""
+    """Mean and variance over all ranks. Each call is *collective*."""
 
     def __init__(self, layer: Any, reducer: Reducer) -> None:
         self._layer = layer
@@ -35,14 +35,13 @@ class _GlobalMoments:
     def __call__(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
         reducer, axes = self._reducer, self._layer._reduction_axes
         elements = tf.ones_like(inputs) if mask is None else _broadcast_mask(mask, inputs)
-        has_samples = tf.cast(batch_weight(reducer.channel.size) > 0, inputs.dtype)  # else a stand-in for no sample
+        has_samples = tf.cast(batch_weight(reducer.channel.size) > 0, inputs.dtype)  # 0 for a rank with a stand-in row
         count = tf.reduce_sum(elements, axes)
         mean = tf.math.divide_no_nan(tf.reduce_sum(inputs * elements, axes), count)
         shape = [size if axis not in axes else 1 for axis, size in enumerate(inputs.shape)]
         squares = tf.reduce_sum(tf.square(inputs - tf.reshape(mean, shape)) * elements, axes)
-        counts, means, spreads = tf.unstack(
-            _gather(tf.stack([count * has_samples, mean, squares * has_samples]), reducer), axis=1
-        )
+        moments = tf.stack([count * has_samples, mean, squares * has_samples])
+        counts, means, spreads = tf.unstack(_gather(moments, reducer), axis=1)
         return _merge(tf.stop_gradient(counts), means, spreads)
 
 
@@ -51,35 +50,35 @@ def _broadcast_mask(mask: Any, inputs: Any) -> Any:
 
 
 def _merge(counts: Any, means: Any, spreads: Any) -> tuple[Any, Any]:
-    """Mean and variance of all from those of the parts (Chan, Golub and LeVeque 1979)."""
+    """Merge counts, means and sums of squared deviations to one mean and variance (Chan, Golub and LeVeque 1979)."""
     total = tf.reduce_sum(counts, 0)
     mean = tf.math.divide_no_nan(tf.reduce_sum(counts * means, 0), total)
     between = tf.reduce_sum(counts * tf.square(means - mean), 0)
     return mean, tf.math.divide_no_nan(tf.reduce_sum(spreads, 0) + between, total)
 
 
-def _gather(moments: Any, reducer: Reducer) -> Any:
-    """The tensors of all ranks, stacked; differentiable. *Collective*, and so is its gradient."""
+def _gather(tensor: Any, reducer: Reducer) -> Any:
+    """Return the stacked tensors of all ranks; differentiable. *Collective*, and so is its gradient."""
     rank, size = reducer.channel.rank, reducer.channel.size
     weight = batch_weight(size)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
     def gather(tensor: Any) -> Any:
         padding = [[rank, size - 1 - rank]] + [[0, 0]] * tensor.shape.rank
-        (everyone,) = reducer([tf.pad(tensor[None], padding)])
+        (stacked,) = reducer([tf.pad(tensor[None], padding)])
 
         def gradient(upstream: Any) -> Any:
-            """The gradient of the weighted loss, over this rank's weight, by which it is multiplied later."""
+            """Return the gradient of the weighted loss over this rank's weight, which multiplies it again later."""
             (total,) = reducer([upstream], weight)
             return tf.math.divide_no_nan(total[rank], tf.cast(weight, total.dtype))
 
-        return everyone, gradient
+        return stacked, gradient
 
-    return gather(moments)
+    return gather(tensor)
 
 
 def average_moving_statistics(model: Any, channel: Channel) -> None:
-    """Give weights that are not trained, such as moving means, their average where ranks differ. *Collective*."""
+    """Average the weights that are not trained, such as moving means, where ranks differ. *Collective*."""
     if channel.size == 1:
         return
     variables = [v for v in model.non_trainable_weights if keras.backend.is_float_dtype(v.dtype)]

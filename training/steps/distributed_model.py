@@ -1,4 +1,4 @@
-"""A model that trains on all ranks together, for a while."""
+"""Context manager: train one compiled Keras model data-parallel."""
 
 from __future__ import annotations
 
@@ -16,25 +16,34 @@ from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.tape import GradientPatches
 from matex_data.training.sharding.rows import leaves_per_sample, static_rows
 from matex_data.training.steps.batch_norm import average_moving_statistics, global_moments
-from matex_data.training.steps.build import build, replicated_variables, separate_seeds
 from matex_data.training.steps.evaluation import DistributedTestStep
 from matex_data.training.steps.losses import DistributedLoss
 from matex_data.training.steps.metrics import combined_logs, replace_custom_metrics
 from matex_data.training.steps.step import DistributedStep
-from matex_data.training.steps.variables import broadcast_in
+from matex_data.training.steps.variables import broadcast_in, build, replicated_variables, separate_seeds
 
 log = logging.getLogger("matex_data.training")
 
 
 class DistributedModel:
-    """Within this context ``fit`` and ``evaluate`` of one compiled model are those of all ranks together.
+    """Context manager: ``fit`` and ``evaluate`` of one compiled Keras model run data-parallel.
 
-    Methods of this one model are replaced, and put back at the end. *Collective*, as is ``begin``.
+    Entering replaces methods of this model; leaving restores them. Both, and ``prepare``, are *collective*.
 
     Parameters
     ----------
-    sync_batch_norm : normalize by the statistics of the global batch, in all ``BatchNormalization`` layers;
-        otherwise in those alone that were made with ``synchronized=True``.
+    model : compiled Keras model.
+    channel : ranks that train the model.
+    sync_batch_norm : use the statistics of the global batch in all ``BatchNormalization`` layers; otherwise only in
+        those with ``synchronized=True``.
+    reducer : averages gradients; None: a new one with the default strategy.
+
+    Attributes
+    ----------
+    step : replacement for ``train_step``.
+    test : replacement for ``test_step``.
+    prepared : ``prepare`` has run.
+    verified : no self-check is due; see ``launcher.verification``.
     """
 
     def __init__(
@@ -61,11 +70,11 @@ class DistributedModel:
             self._replace(self.model, "test_function", None)
             self._replace(self.model, "test_on_batch", self.test.on_batch)
         self._replace(self.model, "_get_metrics_result_or_logs", self._epoch_logs)
-        self._released = self.channel.size > 1 and not is_distributed(self.model.optimizer)
-        if self._released and self.model.optimizer is not None:
+        self._attached = self.channel.size > 1 and not is_distributed(self.model.optimizer)
+        if self._attached and self.model.optimizer is not None:
             attach_reducer(self.model.optimizer, self._reducer)
         if self.channel.size > 1 and self.model.jit_compile:
-            self._without_xla()
+            self._disable_xla()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -75,19 +84,20 @@ class DistributedModel:
             else:
                 object.__setattr__(owner, name, value)
         self._originals.clear()
-        if self._released:
+        if self._attached:
             detach_reducer(self.model.optimizer)
 
     def is_current(self) -> bool:
-        """Whether the model is still compiled as it was when the context began."""
+        """Return whether the model has not been compiled again since the context was entered."""
         return self._compiled is self.model._loss_tracker
 
     def prepare(self, element_spec: Any, whole_batches: bool = False) -> None:
-        """Make the variables for such data, and start with those of rank 0. *Collective*.
+        """Create the variables of the model and broadcast them from rank 0. *Collective*.
 
         Parameters
         ----------
-        whole_batches : every rank gets the whole batches, and takes its rows of each.
+        element_spec : element spec of the training data.
+        whole_batches : every rank gets whole batches, of which its steps select its rows.
         """
         build(self.model, element_spec)
         if self.channel.size == 1:
@@ -97,32 +107,36 @@ class DistributedModel:
         per_sample = leaves_per_sample(element_spec) if whole_batches else None
         reducer = None if _equal_batches(self.channel, element_spec, per_sample) else self._reducer
         if self.prepared and (reducer, per_sample) != (self.step.reducer, self.step.per_sample):
-            self.model.make_train_function(force=True)  # the graph of the old one weighs in the other way
+            self.model.make_train_function(force=True)  # the existing graph weighs batches differently
         self.step.reducer, self.step.per_sample = reducer, per_sample
         if not self.prepared:
             self.prepared = True
             self._replace_losses()
             self._replace_normalizations()
 
+    def average(self, gradients: list[Any]) -> list[Any]:
+        """Return the averages of gradients over the ranks. *Collective*."""
+        return self._reducer(gradients, batch_weight(self.channel.size))
+
     def train_on_whole(self, whole: bool) -> None:
-        """Have every rank train on the whole batches, as one process does, or on its rows."""
+        """Choose whether every rank trains on whole batches, as one process does, or on its rows."""
         self.verified = True
         self.step.whole = self.test.whole = whole
         separate_seeds(self.model, 0 if whole else self.channel.rank)
 
     def set_sum_losses(self, sums: bool) -> bool:
-        """Take the numbers that loss functions give for a batch as sums, or as means; tell whether there are any."""
+        """Take losses that are one number for a batch as sums, or as means; return whether there are such losses."""
         for loss in self._losses:
             loss.sums = sums and loss.scalar
         return any(loss.scalar for loss in self._losses)
 
     def normalizes_locally(self) -> bool:
-        """Tell whether a ``BatchNormalization`` that trains takes the statistics of each rank's part."""
+        """Return whether a trainable ``BatchNormalization`` uses the statistics of this rank's rows alone."""
         return any(layer.trainable for layer in self._normalizations(synchronized=False))
 
     @contextlib.contextmanager
     def global_normalization(self) -> Iterator[None]:
-        """Context in which all ``BatchNormalization`` layers take the statistics of the global batch."""
+        """Context manager: all ``BatchNormalization`` layers use the statistics of the global batch."""
         layers = self._normalizations(synchronized=False)
         for layer in layers:
             object.__setattr__(layer, "_moments", global_moments(layer, self._reducer))
@@ -133,15 +147,13 @@ class DistributedModel:
                 object.__delattr__(layer, "_moments")
 
     def _prepare_test(self, data: Any) -> None:
-        """Share losses and metrics of a model that is evaluated before it is trained."""
+        """Replace the losses and metrics of a model that is evaluated before it is trained."""
         spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), data)
         if not self._losses_replaced:
-            with tf.init_scope(), contextlib.suppress(Exception):  # a model may be callable in its own test_step alone
+            # Some models work in their own test_step alone, and fail with any error elsewhere.
+            with tf.init_scope(), contextlib.suppress(Exception):
                 self.model._symbolic_build(data_batch=spec)
             self._replace_losses()
-
-    def average(self, gradients: list[Any]) -> list[Any]:
-        return self._reducer(gradients, batch_weight(self.channel.size))
 
     def _replace_losses(self) -> None:
         if self._losses_replaced:
@@ -164,13 +176,13 @@ class DistributedModel:
         layers = [x for x in self.model._flatten_layers() if isinstance(x, keras.layers.BatchNormalization)]
         return [layer for layer in layers if (self._sync_batch_norm or layer.synchronized) == synchronized]
 
-    def _without_xla(self) -> None:
+    def _disable_xla(self) -> None:
         if self.channel.rank == 0:
             log.warning("XLA cannot compile communication: %s trains without jit_compile", self.model.name)
         self._replace(self.model, "_jit_compile", False)
 
     def _epoch_logs(self, logs: Any) -> Any:
-        """Keras asks for this at the end of a pass over training or validation data."""
+        """Return the logs of an epoch or of an evaluation over all ranks. *Collective*."""
         if self.channel.size == 1 or self.step.whole:
             return type(self.model)._get_metrics_result_or_logs(self.model, logs)
         average_moving_statistics(self.model, self.channel)
@@ -185,7 +197,7 @@ _ABSENT = object()
 
 
 def _equal_batches(channel: Channel, element_spec: Any, per_sample: list[bool | None] | None) -> bool:
-    """Tell whether the parts of all ranks have one size, which the element spec knows. *Collective*."""
+    """Return whether all ranks have equal numbers of rows in every batch, by their element specs. *Collective*."""
     rows = static_rows(element_spec, per_sample)
     everyone = channel.host.allgather_object(rows)
     if per_sample is not None:

@@ -1,4 +1,4 @@
-"""Losses that divide by something else than the number of samples, made exact over all ranks."""
+"""Losses whose divisor is not the number of samples, made exact over all ranks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ from matex_data.training.reduction.ops import Reducer
 
 
 class DistributedLoss:
-    """A loss whose gradients, averaged by samples, give the gradient of the loss of the global batch.
+    """Loss whose gradients, averaged by samples, give the gradient of the loss of the global batch.
 
-    Most losses are means over samples and need nothing. A sum, and a mean over mask or sample weights,
-    are brought to the share that this rank has in the whole.
+    Most losses are means over samples and need no change. A sum, and a mean over a mask or over sample weights, are
+    rescaled to this rank's fraction of the global divisor.
+
+    Parameters
+    ----------
+    loss : Keras loss.
+    reducer : sums the divisors of the ranks.
 
     Attributes
     ----------
-    scalar : whether the loss is a function that gives one number for a batch, of which nobody knows how it is made.
-    sums : whether such a number is a sum over the batch.
+    scalar : the loss is a function that returns one number for a batch, so its divisor is unknown.
+    sums : take this number as a sum over the batch.
     """
 
     def __init__(self, loss: Any, reducer: Reducer) -> None:
@@ -32,7 +37,7 @@ class DistributedLoss:
         return getattr(self.loss, name)
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        """The loss. *Collective* within a training step, where it depends on a mask or on sample weights."""
+        """Return the loss. *Collective* in a training step, if it depends on a mask or on sample weights."""
         reduction = getattr(self.loss, "reduction", None)
         if not in_training_step() or reduction in (None, "none"):
             return self.loss(y_true, y_pred, sample_weight)
@@ -48,7 +53,7 @@ class DistributedLoss:
         return value * tf.cast(tf.math.divide_no_nan(fraction, tf.cast(weight, tf.float64)), value.dtype)
 
     def _with_mask(self, y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[Any, Any]:
-        """The loss, and which of its elements count: by the mask of the prediction, and by ``ignore_class``."""
+        """Return the loss and its mask, which combines the mask of the prediction and that of ``ignore_class``."""
         masks = [get_keras_mask(y_pred)]
         call = self.loss.call
 
@@ -71,7 +76,7 @@ class DistributedLoss:
 
 
 def _divisor(reduction: str, mask: Any, sample_weight: Any) -> Any:
-    """What the loss divides by; None: the number of its elements, which is as good as that of the samples."""
+    """Return the divisor of the loss; None if it is the number of elements, which is proportional to the samples."""
     if reduction == "mean_with_sample_weight" and sample_weight is not None:
         weights = apply_mask(tf.cast(sample_weight, tf.float32), mask, "float32", reduction)
         return tf.reduce_sum(weights)

@@ -1,4 +1,4 @@
-"""Metrics over all ranks: their states are combined, not their results."""
+"""Metrics over all ranks: combine their states, not their results."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from matex_data.training.reduction.ops import gather_rows
 def combined_logs(model: Any, channel: Channel, logs: Any) -> Any:
     """Return the logs of an epoch, or of a batch, over all ranks. *Collective*.
 
-    A value that is the result of one of the model's metrics on this rank, under whatever key, becomes the result
-    of that metric over all ranks. Other numbers, such as a norm that ``train_step`` returns, become the mean over
-    ranks, weighted by the rows that each has of the last batch. Nested dicts stay nested: Keras flattens them.
+    A value that equals the result of a metric of the model on this rank, under any key, becomes the result of this
+    metric over all ranks. Other numbers, such as a norm that ``train_step`` returns, become the mean over ranks,
+    weighted by their rows of the last batch. Nested dicts stay nested; Keras flattens them.
 
     Parameters
     ----------
-    logs : of the last step of this rank; empty where it had no batch.
+    logs : logs of this rank's last step; empty if it had no batch.
     """
     rows = _take_rows(model)
     before = _results(model)
-    gathered_leaves = {id(v) for v in _equal_variables(model)}
-    combine_states(channel, [v for v in model.metrics_variables if id(v) not in gathered_leaves])
+    equal = {id(v) for v in _equal_variables(model)}
+    combine_states(channel, [v for v in model.metrics_variables if id(v) not in equal])
     result = model.get_metrics_result()
     if not isinstance(logs, dict):
         return result
     own = None
     if logs and rows != 0:
         values = {key: _number(value) for key, value in _flat(logs).items()}
-        sources = {key: _equals(key, value, before) for key, value in values.items()}
+        sources = {key: _equal_results(key, value, before) for key, value in values.items()}
         own = (set(logs) == set(result), values, sources, rows, _keys(logs))
     everyone = [found for found in channel.host.allgather_object(own) if found is not None]
     if not everyone:
@@ -45,10 +45,10 @@ def combined_logs(model: Any, channel: Channel, logs: Any) -> Any:
     if all(is_result for is_result, *_ in everyone):
         return result
     after = _results(model)
-    _, first, equal, _, keys = everyone[0]
+    _, first, candidates, _, keys = everyone[0]
     out = {}
     for key in first:
-        common = [i for i in equal[key] if all(i in sources[key] for _, _, sources, _, _ in everyone)]
+        common = [i for i in candidates[key] if all(i in sources[key] for _, _, sources, _, _ in everyone)]
         out[key] = after[common[0]][1] if common else _mean([(values[key], n) for _, values, _, n, _ in everyone])
     return _filled(keys, out)
 
@@ -58,7 +58,7 @@ def _keys(logs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _filled(keys: dict[str, Any], flat: dict[str, Any]) -> dict[str, Any]:
-    """Return nested dicts with these keys and the values that a flat one has for them."""
+    """Return nested dicts of these keys, with the values of a flat dict."""
     return {key: flat[key] if inner is None else _filled(inner, flat) for key, inner in keys.items()}
 
 
@@ -70,7 +70,7 @@ def _flat(logs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _results(model: Any) -> list[tuple[str, Any]]:
-    """Return names and results of the model's metrics, one for each key of those whose result is a dict."""
+    """Return names and results of the model's metrics, with one entry for each key of a result that is a dict."""
     pairs: list[tuple[str, Any]] = []
     for metric in model.metrics:
         result = metric.result()
@@ -79,17 +79,17 @@ def _results(model: Any) -> list[tuple[str, Any]]:
 
 
 def _number(value: Any) -> Any:
-    """Return an array of a tensor or a number, anything else as it is."""
+    """Return tensors and numbers as arrays, and any other value unchanged."""
     if not isinstance(value, (str, bytes)) and hasattr(value, "numpy"):
         value = value.numpy()
     array = np.asarray(value)
     return array if array.dtype.kind in "biuf" or array.dtype.name == "bfloat16" else value
 
 
-def _equals(key: str, value: Any, results: list[tuple[str, Any]]) -> list[int]:
-    """Return which results equal a value, those under the value's own key first.
+def _equal_results(key: str, value: Any, results: list[tuple[str, Any]]) -> list[int]:
+    """Return the positions of the results that equal a value, those under its own key first.
 
-    Operations of a graph may be rounded in another way than those outside.
+    The tolerance is for rounding, which differs between graphs and eager code.
     """
     if not isinstance(value, np.ndarray):
         return []
@@ -105,7 +105,7 @@ def _equals(key: str, value: Any, results: list[tuple[str, Any]]) -> list[int]:
 
 
 def _mean(values: list[tuple[Any, int | None]]) -> Any:
-    """Return the mean of the ranks' values, weighted by rows where these are known; of no numbers the first."""
+    """Return the mean of the ranks' values, weighted by known row counts; the first value if they are no numbers."""
     arrays = [value for value, _ in values]
     if not all(isinstance(array, np.ndarray) and array.shape == arrays[0].shape for array in arrays):
         return arrays[0]
@@ -114,7 +114,7 @@ def _mean(values: list[tuple[Any, int | None]]) -> Any:
 
 
 def record_rows(model: Any, count: Any) -> None:
-    """Keep the number of rows that this rank has of a batch, until logs are combined."""
+    """Record the number of rows of this rank's batch until logs are combined."""
     if "_matex_rows" not in vars(model):
         with tf.init_scope():
             object.__setattr__(model, "_matex_rows", tf.Variable(-1, trainable=False, dtype=tf.int64))
@@ -122,7 +122,7 @@ def record_rows(model: Any, count: Any) -> None:
 
 
 def _take_rows(model: Any) -> int | None:
-    """Return the rows of this rank in the last batch; None: as many as every other rank."""
+    """Return the recorded number of rows and clear it; None: all ranks have equal numbers."""
     noted = vars(model).get("_matex_rows")
     if noted is None:
         return None
@@ -133,10 +133,10 @@ def _take_rows(model: Any) -> int | None:
 
 @contextlib.contextmanager
 def weighted_means(model: Any, weight: Any) -> Iterator[None]:
-    """Context manager: count a scalar that updates a ``Mean`` by the weight of this rank's part of the batch.
+    """Context manager: scalars that update a ``Mean`` count with the weight of this rank.
 
-    Such are a batch's loss and the losses of its outputs. The weights of all ranks sum to one, so that the ranks'
-    states sum to the state of one process.
+    Such scalars are the loss of a batch and the losses of its outputs. The weights of all ranks sum to one, so the
+    states of the ranks sum to the state of one process.
     """
     means = [m for m in model.metrics if type(m).update_state is keras.metrics.Mean.update_state]
     for metric in means:
@@ -157,16 +157,16 @@ def _weighted_update(original: Any, weight: Any) -> Any:
 
 
 def replace_custom_metrics(model: Any, channel: Channel, replace: Callable[[Any, str, Any], None]) -> None:
-    """Let metrics that are not of Keras see the whole batch on every rank, in steps of the shared model.
+    """Make metrics that Keras does not define see the global batch on every rank, in distributed steps.
 
-    Their states may be anything, such as a maximum, or a mean over batches, which cannot be made of the states of
-    parts. A metric given as a function is one of these where it gives one number for a batch.
+    Their state may be anything, such as a maximum or a mean over batches, which the states of the ranks do not give.
+    A metric function is replaced if it returns one number for a batch.
 
     Parameters
     ----------
-    replace : sets an attribute of an object until the model is no longer shared.
+    replace : function that sets an attribute of an object until the model is no longer distributed.
     """
-    for metric in _single(model.metrics):
+    for metric in _flat_metrics(model.metrics):
         custom = not type(metric).update_state.__module__.startswith("keras.")
         function = getattr(metric, "_fn", None)
         by_batch = isinstance(metric, keras.metrics.MeanMetricWrapper) and not _of_keras(function)
@@ -175,22 +175,22 @@ def replace_custom_metrics(model: Any, channel: Channel, replace: Callable[[Any,
 
 
 def gathered_variables(model: Any) -> list[Any]:
-    """Return the variables of metrics that the last step that was traced gives whole batches."""
-    seen = [m for m in _single(model.metrics) if getattr(vars(m).get("update_state"), "in_graph", False)]
-    return [variable for metric in seen for variable in metric.variables]
+    """Return the variables of metrics that see global batches in the most recently traced step."""
+    gathered = [m for m in _flat_metrics(model.metrics) if getattr(vars(m).get("update_state"), "in_graph", False)]
+    return [variable for metric in gathered for variable in metric.variables]
 
 
 def _equal_variables(model: Any) -> list[Any]:
-    """Return the variables of metrics that have seen whole batches: they are the same on every rank."""
-    wraps = [(m, vars(m).get("update_state")) for m in _single(model.metrics)]
-    seen = [m for m, wrap in wraps if isinstance(wrap, _GatheredUpdate) and bool(wrap.gathered.numpy())]
-    return [variable for metric in seen for variable in metric.variables]
+    """Return the variables of metrics that have seen global batches, so that they are equal on all ranks."""
+    updates = [(m, vars(m).get("update_state")) for m in _flat_metrics(model.metrics)]
+    gathered = [m for m, update in updates if isinstance(update, _GatheredUpdate) and bool(update.gathered.numpy())]
+    return [variable for metric in gathered for variable in metric.variables]
 
 
-def _single(metrics: list[Any]) -> list[Any]:
-    """Return the metrics, and instead of the container that ``compile`` makes those within."""
+def _flat_metrics(metrics: list[Any]) -> list[Any]:
+    """Return the metrics, with the containers of ``compile`` replaced by their contents."""
     containers = (CompileMetrics, MetricsList)
-    return [one for m in metrics for one in (_single(m.metrics) if isinstance(m, containers) else [m])]
+    return [one for m in metrics for one in (_flat_metrics(m.metrics) if isinstance(m, containers) else [m])]
 
 
 def _of_keras(function: Any) -> bool:
@@ -199,16 +199,17 @@ def _of_keras(function: Any) -> bool:
 
 
 class _GatheredUpdate:
-    """An ``update_state`` that gets the rows of all ranks. *Collective* in steps of a shared model.
+    """``update_state`` of a metric with the gathered rows of all ranks. *Collective* in distributed steps.
 
     Parameters
     ----------
-    function : of a metric that is one; only where it gives a single number the ranks' rows are gathered.
+    metric : its ``update_state`` is called.
+    function : function that the metric wraps; rows are gathered only if it returns a single number. None: always.
 
     Attributes
     ----------
-    in_graph : in the last step that was traced the rows were gathered.
-    gathered : variable: they were in the last step that ran, so that the state is the same on every rank.
+    in_graph : the most recently traced step gathers the rows.
+    gathered : variable; True if the most recent step has gathered them, so that the state is equal on all ranks.
     """
 
     def __init__(self, metric: Any, channel: Channel, function: Any) -> None:
@@ -227,19 +228,19 @@ class _GatheredUpdate:
             return self._original(*args, **kwargs)
         leaves = tf.nest.flatten([args, kwargs])
         masks = [get_keras_mask(leaf) for leaf in leaves]
-        has_samples = tf.cast(batch_weight(1) > 0, tf.int32)  # else a stand-in for no sample
+        has_samples = tf.cast(batch_weight(1) > 0, tf.int32)  # 0 for a rank with a stand-in row
         own = [leaf[: has_samples * tf.shape(leaf)[0]] for leaf in (*leaves, *masks) if leaf is not None]
         rows = iter(gather_rows(self._channel, own))
         gathered_leaves = [None if leaf is None else next(rows) for leaf in leaves]
-        whole_masks = [None if mask is None else next(rows) for mask in masks]
-        for leaf, mask in zip(gathered_leaves, whole_masks, strict=True):
+        gathered_masks = [None if mask is None else next(rows) for mask in masks]
+        for leaf, mask in zip(gathered_leaves, gathered_masks, strict=True):
             if leaf is not None and mask is not None:
                 set_keras_mask(leaf, mask)
         args, kwargs = tf.nest.pack_sequence_as([args, kwargs], gathered_leaves)
         return self._original(*args, **kwargs)
 
     def _needs_whole_batch(self, args: Any, kwargs: Any) -> bool:
-        """Return whether the arguments have rows, and a function of them gives one number."""
+        """Return whether the arguments have rows, and the function, if any, returns one number for them."""
         leaves = [leaf for leaf in tf.nest.flatten([args, kwargs]) if leaf is not None]
         if not leaves or any(not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0) for leaf in leaves):
             return False
@@ -250,7 +251,7 @@ class _GatheredUpdate:
 
 
 def combine_states(channel: Channel, variables: list[Any]) -> None:
-    """Give each metric variable its value over all ranks, by its own rule: mostly the sum. *Collective*."""
+    """Combine metric variables over all ranks, each by the aggregation that it declares. *Collective*."""
     if channel.size == 1:
         return
     shapes = [(tuple(v.shape), str(v.dtype), _rule(v)) for v in variables]
@@ -283,6 +284,6 @@ def _exact_dtype(variable: Any) -> np.dtype[Any]:
 
 
 def _rule(variable: Any) -> str:
-    """ "sum", "mean" or "root" (the value of rank 0), as the metric declared it."""
+    """Return the declared aggregation of a variable: "sum", "mean", or "root" for the value of rank 0."""
     declared = getattr(variable, "aggregation", "sum")
     return {"sum": "sum", "mean": "mean"}.get(declared, "root")

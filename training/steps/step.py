@@ -1,4 +1,4 @@
-"""One training step on this rank's part of a global batch, which may be smaller than the others', or empty."""
+"""Training step on this rank's rows of a global batch; ranks may have unequal numbers of rows, or none."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from matex_data.training.steps.metrics import gathered_variables, record_rows, w
 
 
 class DistributedStep:
-    """A model's ``train_step`` that counts samples, over all ranks.
+    """Replacement for a model's ``train_step`` that weighs each rank by its samples.
 
     Parameters
     ----------
-    patches : context in which the model's own step runs.
+    model : compiled Keras model.
+    patches : context manager around the model's own step.
+    channel : ranks that train the model.
 
     Attributes
     ----------
-    reducer : None while all ranks have batches of the same size, so that gradients weigh the same.
-    cut : which leaves of a batch have one row a sample, of batches of which each rank takes its rows; None: batches
-        are a rank's part already.
-    whole : every rank trains on the whole batch, and nothing is averaged.
-    seen : variable that counts the samples of this rank.
+    reducer : sums the sample counts of the ranks; None if all ranks have batches of one size, which then weigh equally.
+    per_sample : for whole batches, of which the step selects this rank's rows: the result of ``leaves_per_sample``.
+        None: batches are sharded already.
+    whole : train on the whole batch on every rank, without averaging.
+    samples_seen : variable with the number of samples of this rank so far.
     """
 
     def __init__(self, model: Any, patches: AbstractContextManager[Any], channel: Channel) -> None:
@@ -60,35 +62,34 @@ class DistributedStep:
             (total,) = self.reducer([tf.cast(count, tf.float64)])
         weight = tf.math.divide_no_nan(tf.cast(count, tf.float64), tf.cast(total, tf.float64))
         with training_step(weight), self._patches:
-            return self._guarded(data, count)
+            return run_guarded(self._model, self._train_step, data, count)
 
     def train_on_whole_batch(self, data: Any) -> Any:
         """Train on the whole batch, as one process does."""
         count = batch_size(data)
-        if count is not None:  # the progress bar counts the samples of all ranks
+        if count is not None:  # the progress bar multiplies by the number of ranks
             self.samples_seen.assign_add(count // self._channel.size)
-        with averaged_gradients():  # all ranks have the same gradients
+        with averaged_gradients():  # the gradients of all ranks are equal
             return self._train_step(data)
-
-    def _guarded(self, data: Any, count: Any) -> Any:
-        return run_guarded(self._model, self._train_step, data, count)
 
 
 def run_guarded(model: Any, run: Callable[[Any], Any], data: Any, count: Any) -> Any:
-    """Run a step within ``optimizer.step``; where this rank has no sample, on a stand-in that leaves nothing behind.
+    """Run a step within ``optimizer.training_step``, on a rank without samples on a stand-in row.
+
+    The stand-in keeps this rank in all collectives of the step; it changes no variable of this rank.
 
     Parameters
     ----------
     run : the model's own step.
-    count : samples in ``data``, a scalar int64 tensor.
+    count : number of samples in ``data``, a scalar int64 tensor.
     """
     record_rows(model, count)
     metrics = [v for v in model.metrics_variables if v.dtype != "string"]
-    global_ids = {id(v) for v in (*model.metrics_variables, *global_moment_variables(model))}
-    state = metrics + [v for v in model.non_trainable_variables if id(v) not in global_ids and _is_state(v)]
+    excluded = {id(v) for v in (*model.metrics_variables, *global_moment_variables(model))}
+    state = metrics + [v for v in model.non_trainable_variables if id(v) not in excluded and _depends_on_samples(v)]
     before = [tf.identity(v.value) for v in state]
     with weighted_means(model, batch_weight(1)):
-        logs = run(tf.nest.map_structure(lambda leaf: _never_empty(leaf, count), data))
+        logs = run(tf.nest.map_structure(lambda leaf: _with_stand_in(leaf, count), data))
     whole = {id(v) for v in gathered_variables(model)}
     for variable, value in zip(state, before, strict=True):
         if id(variable) not in whole:
@@ -96,8 +97,8 @@ def run_guarded(model: Any, run: Callable[[Any], Any], data: Any, count: Any) ->
     return logs
 
 
-def _never_empty(leaf: Any, count: Any) -> Any:
-    """The tensor, or one row of zeros instead of no row."""
+def _with_stand_in(leaf: Any, count: Any) -> Any:
+    """Return the tensor, or one row of zeros if it has no rows."""
     if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0) or leaf.shape[0]:
         return leaf
     one = tf.concat([[1], tf.shape(leaf)[1:]], 0)
@@ -106,6 +107,6 @@ def _never_empty(leaf: Any, count: Any) -> Any:
     return out
 
 
-def _is_state(variable: Any) -> bool:
-    """Return whether the samples of a batch change it: seeds and counts of steps change alike on all ranks."""
+def _depends_on_samples(variable: Any) -> bool:
+    """Return whether samples change the variable; seeds and step counters change equally on all ranks."""
     return "seed_generator" not in variable.path and keras.backend.is_float_dtype(variable.dtype)

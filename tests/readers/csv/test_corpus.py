@@ -149,7 +149,7 @@ def _seconds(text: str) -> float:
     return stamp.to_pydatetime().timestamp()
 
 
-@pytest.mark.parametrize("size", (1, 3))
+@pytest.mark.parametrize("size", (1, pytest.param(3, marks=pytest.mark.slow)))
 def test_the_detected_dialect_is_in_the_attributes(ranks: Pools, tables: dict[str, pd.DataFrame], size: int) -> None:
     for path, result in zip(tables, ranks(size).run(_load_all, list(tables), False, timeout=240)[0], strict=True):
         dialect = DIALECTS.get(Path(path).name, {})

@@ -25,8 +25,8 @@ from matex_data.readers.csv.options import MISSING
 from matex_data.readers.csv.reader import index, index_collectively
 from tests.support.format_suite import Case, FormatSuite
 from tests.support.ranks import Pools
-from tests.support.serial import every_row, some_rows
-from tests.support.simulated import together
+from tests.support.serial import every_row, random_rows
+from tests.support.simulated import on_ranks
 
 
 def _frames() -> list[pd.DataFrame]:
@@ -219,10 +219,10 @@ def test_infinite_and_missing_numbers_in_every_block(tmp_path: Path, tiny: None)
 def test_long_integers_of_several_files_keep_their_digits(tmp_path: Path) -> None:
     ids = ["9223372036854775808", "7", "-7", ""]
     paths = [write(tmp_path, f"a,b\n{value},1\n", f"{i}.csv") for i, value in enumerate(ids)]
-    (whole,) = together(1, lambda ranks: index_collectively(paths[:2], None, ranks))
+    (whole,) = on_ranks(1, lambda ranks: index_collectively(paths[:2], None, ranks))
     assert whole.fields["a"].dtype == np.uint64
     for others in (paths[:3], paths[1:] + paths[:1]):
-        (found,) = together(1, lambda ranks, others=others: index_collectively(others, None, ranks))
+        (found,) = on_ranks(1, lambda ranks, others=others: index_collectively(others, None, ranks))
         assert found.fields["a"].dtype == object
 
 
@@ -258,7 +258,7 @@ def test_compressed_files(tmp_path: Path, suffix: str) -> None:
     assert detect(path, Path(path).read_bytes()[:100]) == "csv"
     with pytest.warns(UserWarning, match="no part can be read alone"):
         found = index(path)
-    rows, numbers = some_rows(found, "b", np.random.default_rng(1))
+    rows, numbers = random_rows(found, "b", np.random.default_rng(1))
     assert rows.tolist() == [f"{i}\n".encode() for i in numbers]
     write(tmp_path, Path(path).read_bytes()[:40], f"t.csv{suffix}")
     with pytest.raises(DataError, match="does not unpack"):
@@ -283,7 +283,7 @@ def test_any_rows_in_any_order(tmp_path: Path, tiny: None) -> None:
     random = np.random.default_rng(2)
     for _ in range(30):
         for name in ("id", "x", "text"):
-            rows, numbers = some_rows(found, name, random)
+            rows, numbers = random_rows(found, name, random)
             expected = frame[name].to_numpy()[numbers].tolist()
             assert rows.tolist() == ([text.encode() for text in expected] if name == "text" else expected)
 
@@ -293,11 +293,11 @@ def test_ranks_agree_on_categories_and_full_inference(tmp_path: Path, tiny: None
     lines = [f"{i},{'abc'[i % 3]}" for i in range(400)]
     lines[333] = "3.5,d"
     path = write(tmp_path, "n,c\n" + "\n".join(lines) + "\n")
-    indexes = together(size, lambda ranks: index_collectively([path], None, ranks, dtype={"c": "category"}))
+    indexes = on_ranks(size, lambda ranks: index_collectively([path], None, ranks, dtype={"c": "category"}))
     assert all(i.fields["n"].dtype == np.float64 for i in indexes)  # categories need all values
     assert all(i.fields["c"].attributes["categories"] == ["a", "b", "c", "d"] for i in indexes)
     assert every_row(indexes[0], "c")[331:335].tolist() == [1, 2, 3, 1]
-    indexes = together(size, lambda ranks: index_collectively([path], ["n"], ranks, infer="full"))
+    indexes = on_ranks(size, lambda ranks: index_collectively([path], ["n"], ranks, infer="full"))
     assert every_row(indexes[-1], "n")[333] == 3.5
 
 
@@ -308,7 +308,7 @@ def test_a_late_value_of_another_type_names_its_line(tmp_path: Path, tiny: None,
     path = write(tmp_path, "n,c\n" + "\n".join(lines) + "\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("matex_data.readers.csv.reader.SAMPLE_BLOCKS", 2)
-        found = together(size, lambda ranks: index_collectively([path], None, ranks))[0]
+        found = on_ranks(size, lambda ranks: index_collectively([path], None, ranks))[0]
     assert found.fields["n"].dtype == np.int64
     with pytest.raises(DataError, match=r"line 1503, column 1, .*\n.*int64.*\n.*'oops'"):
         every_row(found, "n")
@@ -318,13 +318,13 @@ def test_files_with_other_columns_are_refused(tmp_path: Path) -> None:
     paths = [write(tmp_path, "a,b\n1,2\n", "1.csv"), write(tmp_path, "a,c\n1,2\n", "2.csv")]
     for size in (1, 2):
         with pytest.raises(DataError, match=r"same columns(.|\n)*2\.csv(.|\n)*a, b(.|\n)*a, c"):
-            together(size, lambda ranks: index_collectively(paths, None, ranks))
+            on_ranks(size, lambda ranks: index_collectively(paths, None, ranks))
 
 
 def test_files_agree_on_types(tmp_path: Path) -> None:
     paths = [write(tmp_path, f"a,b\n{value},1\n", f"{i}.csv") for i, value in enumerate(["1", "2.5", ""])]
     for size in (1, 2, 4):
-        (found, *_) = together(size, lambda ranks: index_collectively(paths, None, ranks))
+        (found, *_) = on_ranks(size, lambda ranks: index_collectively(paths, None, ranks))
         assert found.fields["a"].dtype == np.float64
         assert found.fields["b"].dtype == np.int64
 

@@ -18,7 +18,7 @@ from matex_data.readers.collective import SingleRank
 from matex_data.readers.csv import records
 from matex_data.readers.csv.dialect import SPACES, Dialect
 from matex_data.readers.csv.records import Records, Scanner, join, line_ends, record_starts, scan_file
-from tests.support.simulated import together
+from tests.support.simulated import on_ranks
 
 TOKENS = ["a", "bc", ",", ",", '"', '"', '""', "\n", "\r\n", "\r", "é", '"\n', ',"', '",', '"\r\n"']
 TEXTS = st.lists(st.sampled_from(TOKENS), min_size=1, max_size=30).map("".join)
@@ -49,7 +49,6 @@ def scan(text: str | np.ndarray, inside: bool = False, dialect: Dialect = COMMA)
     return record_starts(data, line_ends(data), inside, dialect)
 
 
-@settings(max_examples=500, deadline=None)
 @given(TEXTS)
 @example('a,b"c\n"d\n')
 @example('"a""b"c"\n"\r"\n')
@@ -57,7 +56,6 @@ def test_records_are_those_of_python(text: str) -> None:
     assert records_from(text, scan(text)[0]) == python_records(text)
 
 
-@settings(max_examples=300, deadline=None)
 @given(TEXTS)
 def test_a_text_split_behind_any_line(text: str) -> None:
     data = as_bytes(text)
@@ -70,7 +68,6 @@ def test_a_text_split_behind_any_line(text: str) -> None:
         assert tail_inside == inside
 
 
-@settings(max_examples=300, deadline=None)
 @given(TEXTS, st.integers(1, 12), st.integers(1, 16))
 def test_a_text_scanned_in_reads_of_any_size(text: str, size: int, step: int) -> None:
     data = as_bytes(text)
@@ -94,7 +91,7 @@ def _check(text: str, found: Records, step: int) -> None:
     assert found.line.tolist() == [int((line_ends(as_bytes(text)) <= starts[i]).sum()) for i in expected]
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TEXTS, st.integers(1, 7), st.integers(1, 9), st.integers(2, 40))
 @example('"\n,"\n"\n,"\n"\n,"\n"\n,"', 4, 3, 40)  # looks like fields of newlines, or like commas between quotes
 def test_a_text_scanned_by_ranks(tmp_path: Path, text: str, size: int, read: int, probe: int) -> None:
@@ -105,7 +102,7 @@ def test_a_text_scanned_by_ranks(tmp_path: Path, text: str, size: int, read: int
         patch.setattr(records, "READ_BYTES", read)
         patch.setattr(records, "PROBE_BYTES", probe)
         patch.setattr(records, "block_bytes", lambda size: step)
-        by_rank = together(size, lambda ranks: scan_file(str(path), 0, 0, total, COMMA, ranks))
+        by_rank = on_ranks(size, lambda ranks: scan_file(str(path), 0, 0, total, COMMA, ranks))
     for found in by_rank:
         _check(text, found, step)
 
@@ -133,7 +130,7 @@ def test_a_read_that_fails_on_one_rank(tmp_path: Path, size: int, failing: int) 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(records, "READ_BYTES", 10)
-        assert set(together(size, scanned)) == {"the disk is broken"}
+        assert set(on_ranks(size, scanned)) == {"the disk is broken"}
     assert len(set(reads)) == 1
 
 
@@ -148,7 +145,6 @@ def test_a_file_that_has_become_shorter(tmp_path: Path) -> None:
 FIELDS = st.lists(st.sampled_from(["a", ",", '"', "\\", "\n", "\r\n", "é"]), max_size=6).map("".join)
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(st.lists(FIELDS, min_size=2, max_size=3), min_size=1, max_size=8))
 def test_escaped_quotes(rows: list[list[str]]) -> None:
     file = io.StringIO(newline="")

@@ -19,7 +19,7 @@ from matex_data.readers.csv.parse import Parser
 from matex_data.readers.csv.reader import index_collectively
 from tests.support.ranks import Pools
 from tests.support.serial import every_row
-from tests.support.simulated import together
+from tests.support.simulated import on_ranks
 
 TOKENS = ["a", "7", ",", '"', "\n", "\r\n", "\r", " ", "é", ";", "#"]
 FIELDS = st.lists(st.sampled_from(TOKENS), max_size=5).map("".join)
@@ -27,7 +27,7 @@ WIDTHS = st.integers(2, 4)
 TABLES = WIDTHS.flatmap(lambda n: st.lists(st.lists(FIELDS, min_size=n, max_size=n), min_size=1, max_size=25))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TABLES, st.sampled_from(["\n", "\r\n", "\r"]), st.integers(1, 4), st.sampled_from([1, 16, 200]))
 @example([["", ""]], "\n", 1, 1)
 @example([['"', "\n"], ["\r", '""']], "\r", 3, 1)
@@ -41,7 +41,7 @@ def test_generated_fields_are_read_back(tmp_path: Path, rows: list[list[str]], e
         patch.setattr(records, "PROBE_BYTES", 9)
         patch.setattr(records, "block_bytes", lambda size: step)
         patch.setattr(csv_reader, "detect", lambda text, given, fixed: given)
-        indexes = together(size, lambda ranks: index_collectively([str(path)], None, ranks, **options))
+        indexes = on_ranks(size, lambda ranks: index_collectively([str(path)], None, ranks, **options))
     for column in range(len(rows[0])):
         found = every_row(indexes[-1], str(column))
         assert [text.decode() for text in found] == [row[column] for row in rows]

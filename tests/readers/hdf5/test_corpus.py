@@ -14,7 +14,7 @@ import pytest
 
 from matex_data.errors import DataError, FormatError
 from matex_data.readers.hdf5.reader import index
-from tests.support.serial import every_row, read_rows, same, some_rows
+from tests.support.serial import every_row, random_rows, read_rows, same
 
 CORPUS = Path(os.environ.get("MATEX_CORPUS", "/nowhere")) / "hdf5"
 FILES = sorted(path for path in CORPUS.rglob("*") if path.is_file() and path.name != "MANIFEST.json")
@@ -90,7 +90,7 @@ def check(path: Path, file: h5py.File, name: str, expected: Any) -> None:
         return
     assert same(every_row(found, name), expected, file), name
     if len(found):
-        rows, numbers = some_rows(found, name, np.random.default_rng(zlib.crc32(name.encode())))
+        rows, numbers = random_rows(found, name, np.random.default_rng(zlib.crc32(name.encode())))
         assert same(rows, expected[numbers], file), name
 
 

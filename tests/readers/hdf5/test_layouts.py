@@ -17,7 +17,7 @@ from matex_data.index.model import Index, Layout
 from matex_data.index.strided import Strided
 from matex_data.readers.hdf5.reader import index
 from matex_data.readers.hdf5.rows import Hdf5Rows
-from tests.support.serial import every_row, read_rows, same, some_rows
+from tests.support.serial import every_row, random_rows, read_rows, same
 
 RANDOM = np.random.default_rng(7)
 NUMBERS = [f"{order}{kind}" for order in "<>" for kind in ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")]
@@ -60,7 +60,7 @@ def check(path: Path, name: str, kind: type[Layout] | None = None) -> Index:
         expected = file[name][...]
         assert same(every_row(found, name), expected, file)
         for _ in range(4):
-            rows, numbers = some_rows(found, name, RANDOM)
+            rows, numbers = random_rows(found, name, RANDOM)
             assert same(rows, expected[numbers], file)
     field, part = found.fields[name], found.files[0].layouts[name]
     assert kind is None or isinstance(part, kind)

@@ -23,7 +23,7 @@ from matex_data.readers.netcdf.netcdf4 import Hdf5Variable
 from matex_data.readers.netcdf.reader import index
 from tests.support.format_suite import Case, FormatSuite
 from tests.support.ranks import Pool
-from tests.support.serial import every_row, read_rows, same, some_rows
+from tests.support.serial import every_row, random_rows, read_rows, same
 
 CLASSIC = ["NETCDF3_CLASSIC", "NETCDF3_64BIT_OFFSET", "NETCDF3_64BIT_DATA"]
 RANDOM = np.random.default_rng(0)
@@ -160,7 +160,7 @@ def test_any_axis_counts_the_samples(tmp_path: Path, kind: str, how: dict[str, A
     values = np.moveaxis(_cube(tmp_path / "a.nc", kind, **how), axis, 0)
     found = index(str(tmp_path / "a.nc"), sample_dim="zyx"[axis])
     assert same(every_row(found, "v"), values)
-    rows, drawn = some_rows(found, "v", RANDOM)
+    rows, drawn = random_rows(found, "v", RANDOM)
     assert same(rows, values[drawn])
 
 

@@ -174,8 +174,7 @@ finally:
 """
 
 
-@pytest.mark.openmpi
-@pytest.mark.parametrize("ranks", ["all", "one"])
+@pytest.mark.parametrize("ranks", ["all", pytest.param("one", marks=pytest.mark.openmpi)])
 def test_exit_handlers_run(ranks: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(ENDS)
     done = run_script(2, LAUNCHER, "--all-output", str(tmp_path / "script.py"), str(tmp_path), ranks, timeout=50)
@@ -207,7 +206,7 @@ training.allreduce([1.0])
 """
 
 
-@pytest.mark.parametrize("option", [[], ["--all-output"]])
+@pytest.mark.parametrize("option", [[], pytest.param(["--all-output"], marks=pytest.mark.slow)])
 def test_rank_0_alone_speaks_but_errors_are_heard(option: list[str], tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SPEAKS)
     done = run_script(2, LAUNCHER, *option, str(tmp_path / "script.py"), timeout=60)

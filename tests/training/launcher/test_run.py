@@ -7,6 +7,7 @@ import gzip
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,37 +15,48 @@ import h5py
 import numpy as np
 import pytest
 
-from tests.support.launch import environment, run_script
+from tests.support.launch import ROOT, environment, run_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
-NAMES = ["arrays", "pipeline", "generator", "custom_loop", "functional", "session", "mixed", "own_fit", "clipping"]
+DRIVER = ROOT / "tests" / "support" / "script_driver.py"
+NAMES = ["arrays", "pipeline", "generator", "custom_loop", "functional", "mixed", "own_fit", "clipping", "session"]
+"""Scripts of one job; ``session`` is the last one, since it switches TensorFlow to version 1."""
 LAUNCHER = "from matex_data.training.launcher.run import main; main()"
 
 
-@functools.cache
-def _plain(name: str, folder: Path) -> tuple[list[str], dict[str, Any]]:
-    folder.mkdir()
-    command = [sys.executable, str(SCRIPTS / f"{name}.py"), str(folder / "plain.weights.h5")]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return re.findall("^RESULT .*|^ORDER .*", done.stdout, re.MULTILINE), _weights(folder)
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Return a function that runs all scripts in one job, and returns the folder of their outputs. 0: plain Python."""
+
+    @functools.cache
+    def run(ranks: int) -> Path:
+        folder = tmp_path_factory.mktemp("scripts")
+        arguments = [str(DRIVER), str(folder), *(str(SCRIPTS / f"{name}.py") for name in NAMES)]
+        if ranks:
+            done: Any = run_script(ranks, LAUNCHER, "--all-output", *arguments, timeout=240)
+        else:
+            command = [sys.executable, *arguments]
+            done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        return folder / SCRIPTS.name
+
+    return run
+
+
+def _results(folder: Path) -> list[str]:
+    return re.findall("^RESULT .*|^ORDER .*", (folder / "stdout").read_text(), re.MULTILINE)
 
 
 def _weights(folder: Path) -> dict[str, Any]:
-    """All arrays of the file that the script wrote."""
+    """Return all arrays of the file that the script wrote."""
     found: dict[str, Any] = {}
-    for path in folder.glob("*.weights.h5"):
+    for path in folder.glob("x.weights.h5"):
         with h5py.File(path) as file:
             file.visititems(lambda key, item: found.update({key: item[()]}) if isinstance(item, h5py.Dataset) else None)
-    for path in folder.glob("*.npz"):
+    for path in folder.glob("x.weights.h5.npz"):
         with np.load(path) as arrays:
             found.update(arrays)
     return found
-
-
-@pytest.fixture(scope="module")
-def plain_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("plain")
 
 
 SIZES = [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
@@ -52,16 +64,14 @@ SIZES = [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytes
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", NAMES)
-def test_weights_of_plain_python(name: str, size: int, plain_folder: Path, tmp_path: Path) -> None:
-    results, expected = _plain(name, plain_folder / name)
-    done = run_script(size, LAUNCHER, str(SCRIPTS / f"{name}.py"), str(tmp_path / "x.weights.h5"), timeout=150)
-    assert done.returncode == 0, done.stderr
-    found = re.findall("^RESULT .*|^ORDER .*", done.stdout, re.MULTILINE)
-    assert len(found) == len(results), done.stdout  # rank 0 alone prints
+def test_weights_of_plain_python(name: str, size: int, outputs: Callable[[int], Path]) -> None:
+    results, expected = _results(outputs(0) / name), _weights(outputs(0) / name)
+    found = _results(outputs(size) / name)
+    assert len(found) == len(results)
     for mine, reference in zip(found, results, strict=True):
         numbers = [[float(word) for word in line.split()[1:]] for line in (mine, reference)]
         np.testing.assert_allclose(*numbers, rtol=2e-4)
-    weights = _weights(tmp_path)
+    weights = _weights(outputs(size) / name)
     assert weights.keys() == expected.keys()
     assert expected
     for key, array in expected.items():
@@ -88,7 +98,6 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.openmpi
 @pytest.mark.parametrize("size", SIZES)
 def test_a_matex_script_of_2018(size: int, digits: Path, tmp_path: Path) -> None:
     code = f"import os, sys; os.chdir(sys.argv.pop(1)); {LAUNCHER}"
@@ -106,41 +115,43 @@ def test_a_matex_script_of_2018(size: int, digits: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("size", SIZES[1:])
-def test_what_is_not_shared_out_is_said_once(size: int, tmp_path: Path) -> None:
-    script = SCRIPTS / "own_fit.py"
-    done = run_script(size, LAUNCHER, "--all-output", str(script), str(tmp_path / "x.weights.h5"), timeout=150)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("the generator given to fit runs on every rank") == 1
-    assert done.stderr.count("a training loop of this script runs with the whole batch on every rank") == 1
-    assert done.stderr.count("MirroredStrategy: each rank is one replica") == 1
-    assert done.stderr.count("remedy: ") == 2
+def test_what_is_not_shared_out_is_said_once(size: int, outputs: Callable[[int], Path]) -> None:
+    stderr = "".join(path.read_text() for path in (outputs(size) / "own_fit").glob("stderr.*"))
+    assert stderr.count("the generator given to fit runs on every rank") == 1
+    assert stderr.count("a training loop of this script runs with the whole batch on every rank") == 1
+    assert stderr.count("MirroredStrategy: each rank is one replica") == 1
+    assert stderr.count("remedy: ") == 2
 
 
 FIT = """
+import sys
 import keras, numpy as np
 from matex_data import training
 
-{0}
-x = rng.normal(size=(60, 3)).astype("float32")
-print("SUM", x.sum())
-model = keras.Sequential([keras.layers.Dense(1)])
-model.compile("sgd", "mse")
-model.fit(x, x[:, :1], epochs=2, batch_size=20, verbose=0)
+for seed in (None, training.world().rank):
+    x = np.random.default_rng(seed).normal(size=(60, 3)).astype("float32")
+    sys.stdout.write(f"SUM {seed is None} {x.sum()}\\n")
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(x, x[:, :1], epochs=2, batch_size=20, verbose=0)
+    sys.stderr.write("TRAINED\\n")
 """
 
 
-@pytest.mark.parametrize("unlike", [False, True])
-def test_random_numbers_without_a_seed(unlike: bool, tmp_path: Path) -> None:
-    """NumPy's generators draw alike on all ranks; what differs nevertheless is said."""
-    seed = "rng = np.random.default_rng(training.world().rank)" if unlike else "rng = np.random.default_rng()"
-    (tmp_path / "script.py").write_text(FIT.format(seed))
+def test_random_numbers_without_a_seed(tmp_path: Path) -> None:
+    """Generators of NumPy draw the same numbers on all ranks; data that differ nevertheless are reported."""
+    (tmp_path / "script.py").write_text(FIT)
     done = run_script(2, LAUNCHER, "--all-output", str(tmp_path / "script.py"), timeout=90)
     assert done.returncode == 0, done.stderr
-    assert len(set(re.findall("^SUM (.*)", done.stdout, re.MULTILINE))) == 1 + unlike
-    assert done.stderr.count("the ranks do not get the same data") == unlike
+    assert len(set(re.findall("^SUM True (.*)", done.stdout, re.MULTILINE))) == 1
+    assert len(set(re.findall("^SUM False (.*)", done.stdout, re.MULTILINE))) == 2
+    first, second = done.stderr.split("TRAINED\n", 1)
+    assert "the ranks do not get the same data" not in first
+    assert second.count("the ranks do not get the same data") == 1
 
 
 PARTS = """
+import sys
 import keras, numpy as np, tensorflow as tf
 from matex_data import training
 
@@ -151,6 +162,7 @@ dense = keras.layers.Dense(1)
 dense(next(iter(data)))
 for batch in data:
     break
+print("RESULT", *dense.kernel.numpy().ravel(), *dense.bias.numpy())
 rank, size = training.world().rank, training.world().size
 optimizer = training.distribute(keras.optimizers.SGD(0.1))
 for start in range(0, 80, 20):
@@ -158,17 +170,24 @@ for start in range(0, 80, 20):
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(tf.square(dense(batch) - batch[:, :1]))
     optimizer.apply(tape.gradient(loss, dense.trainable_variables), dense.trainable_variables)
-print("RESULT", *dense.kernel.numpy().ravel())
+print("RESULT", *dense.kernel.numpy().ravel(), *dense.bias.numpy())
+np.save(sys.argv[1], x)
 """
 
 
 def test_batches_that_are_only_looked_at_weigh_nothing(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(PARTS)
-    found = [run_script(size, LAUNCHER, str(tmp_path / "script.py"), timeout=90).stdout.split() for size in (1, 2)]
-    assert len(found[0]) == 4
-    np.testing.assert_allclose(*[[float(word) for word in words[1:]] for words in found], rtol=1e-5)
+    done = run_script(2, LAUNCHER, str(tmp_path / "script.py"), str(tmp_path / "x.npy"), timeout=90)
+    assert done.returncode == 0, done.stderr
+    begin, found = ([float(word) for word in line.split()] for line in re.findall("^RESULT (.*)", done.stdout, re.M))
+    x, kernel, bias = np.load(tmp_path / "x.npy"), np.array(begin[:3]), begin[3]
+    for rows in x.reshape(4, 20, 3).astype(float):
+        error = rows @ kernel + bias - rows[:, 0]
+        kernel, bias = kernel - 0.1 * 2 * (error @ rows) / 20, bias - 0.1 * 2 * error.mean()
+    np.testing.assert_allclose(found, [*kernel, bias], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_self_check_can_be_left_out(tmp_path: Path) -> None:
     script = SCRIPTS / "planted" / "contrastive.py"
     done = run_script(2, LAUNCHER, "--no-verify", str(script), str(tmp_path / "x.weights.h5"), timeout=90)
@@ -179,7 +198,7 @@ def test_the_self_check_can_be_left_out(tmp_path: Path) -> None:
 def test_another_backend_of_keras_is_refused(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("print('trained')")
     code = f"import keras; keras.backend.backend = lambda: 'jax'; {LAUNCHER}"
-    done = run_script(2, code, str(tmp_path / "script.py"), timeout=90)
+    done = run_script(1, code, str(tmp_path / "script.py"), timeout=90)
     assert done.returncode != 0
     assert "remedy: set KERAS_BACKEND=tensorflow" in done.stderr
     assert "trained" not in done.stdout
@@ -219,8 +238,16 @@ ENDS = {
 }
 
 
-@pytest.mark.openmpi
-@pytest.mark.parametrize("end", ENDS)
+COVERED = (
+    "sys.exit('no such file')",
+    "sys.exit(3)",
+    "training.world().rank == 1 and sys.exit(4)",
+    "training.world().rank == 1 and 1 / 0",
+)
+"""Ends that quick tests of ``test_files.py`` cover."""
+
+
+@pytest.mark.parametrize("end", [pytest.param(end, marks=pytest.mark.slow) if end in COVERED else end for end in ENDS])
 def test_a_script_that_ends_badly_ends_the_job(end: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     waits = "training.allreduce([1.0])" if "rank" in end else "None"

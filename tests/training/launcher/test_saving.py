@@ -142,12 +142,12 @@ if training.world().rank == int(sys.argv[2]):
 """
 
 
-@pytest.mark.parametrize(("call", "rank"), [("predict", 0), ("lone.keras", 1)])
+@pytest.mark.parametrize(("call", "rank"), [pytest.param("predict", 0, marks=pytest.mark.slow), ("lone.keras", 1)])
 def test_a_call_of_one_rank_alone_is_named(call: str, rank: int, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(LONE)
     path = call if call == "predict" else str(tmp_path / call)
-    done = run_script(2, LAUNCHER, str(script), path, str(rank), timeout=150, env={"MATEX_TIMEOUT": "20"})
+    done = run_script(2, LAUNCHER, str(script), path, str(rank), timeout=150, env={"MATEX_TIMEOUT": "12"})
     assert done.returncode != 0
     name = "predict()" if call == "predict" else f"save() of {path!r}"
     assert f"every rank calls {name}, " in done.stderr
@@ -181,6 +181,7 @@ def test_a_save_waits_for_ranks_that_read_the_one_before(tmp_path: Path) -> None
     )
 
 
+@pytest.mark.slow
 def test_a_file_that_rank_0_has_replaced_is_not_taken_for_the_own(tmp_path: Path) -> None:
     """Rank 0 cannot know that another rank will come to its saves that has not come to one yet."""
     (tmp_path / "script.py").write_text(LATE)

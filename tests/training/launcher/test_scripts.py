@@ -32,7 +32,7 @@ SHARD = r"matex_data\.training\.shard\("
 AGREES = r"self-check: .* agree"
 DIFFERS = r"self-check: .* differ"
 
-TOGETHER = 6
+TOGETHER = 8
 """Scripts of one job: more would save time, but the first test would take longer than pytest lets it."""
 SECONDS = 140.0
 """In which a job, and those that go on after failures, have to end: two such within pytest's limit for one test."""
@@ -174,16 +174,14 @@ def jobs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
 
 QUICK = {
     *(
-        "fit/predict_generator",
         "fit/table",
-        "fit/train_step",
         "fit/train_step_metrics",
         "fit/two_outputs",
         "fit/wgan_gp",
     ),
-    *("loops/accumulation", "loops/autograph_loop", "loops/batch_norm", "loops/clip_by_hand"),
+    *("loops/accumulation", "loops/autograph_loop", "loops/batch_norm"),
     *("loops/jit_step", "loops/keras_guide", "sharded/clip_by_hand", "sharded/few_rows_last", "sharded/h5_dataset"),
-    *("sharded/uneven_last_batch", "sharded/validation_inside", "sharded/zipped"),
+    *("sharded/uneven_last_batch", "sharded/validation_inside"),
     *("planted/contrastive", "planted/rank_branch", "planted/sum_function", "planted/table_of_batch_size"),
 }
 """Scripts that run by default, on two ranks; the others, and other numbers of ranks, with ``make test-all``."""

@@ -1,4 +1,4 @@
-"""The plan of buckets and their layout, for any tensors."""
+"""Assignment of tensors to buckets, and their layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ tensors = st.lists(st.tuples(st.integers(0, 500), st.sampled_from(DTYPES)), max_
 
 
 @given(tensors, st.integers(1, 4000))
-def test_every_tensor_lies_in_one_bucket_of_its_kind(sizes: list[tuple[int, Any]], limit: int) -> None:
+def test_every_tensor_is_in_one_bucket_of_its_dtype(sizes: list[tuple[int, Any]], limit: int) -> None:
     buckets = plan_buckets([size for size, _ in sizes], [dtype for _, dtype in sizes], limit)
     positions = [position for bucket in buckets for position in bucket.positions]
     assert sorted(positions) == list(range(len(sizes)))
@@ -23,11 +23,11 @@ def test_every_tensor_lies_in_one_bucket_of_its_kind(sizes: list[tuple[int, Any]
         nbytes = [sizes[position][0] * bucket.dtype.itemsize for position in bucket.positions]
         assert {sum_dtype(sizes[position][1]) for position in bucket.positions} == {bucket.dtype}
         assert list(bucket.positions) == sorted(bucket.positions, reverse=True)
-        assert sum(nbytes[:-1]) < limit  # it was open until its last tensor came
+        assert sum(nbytes[:-1]) < limit  # open until its last tensor
 
 
 @given(tensors, st.sampled_from([None, 0.0, 1.0, 0.25, 1 / 3]))
-def test_packed_copies_are_scaled_aligned_and_apart(sizes: list[tuple[int, Any]], weight: float | None) -> None:
+def test_packed_copies_are_scaled_and_aligned(sizes: list[tuple[int, Any]], weight: float | None) -> None:
     rng = np.random.default_rng(0)
     arrays = [rng.integers(-9, 9, size).astype(np.float32) for size, _ in sizes]
     flat, views = pack(arrays, np.dtype(np.float32), weight)
@@ -35,7 +35,7 @@ def test_packed_copies_are_scaled_aligned_and_apart(sizes: list[tuple[int, Any]]
         assert view.size == 0 or view.ctypes.data % ALIGNMENT == 0
         assert np.shares_memory(flat, view) == (view.size > 0)
         np.testing.assert_allclose(view, array * (1 if weight is None else weight), rtol=1e-6)
-    assert np.isfinite(flat).all()  # gaps between the parts are summed, too
+    assert np.isfinite(flat).all()  # gaps are summed, too
 
 
 def test_weight_zero_gives_zeros_for_anything() -> None:

@@ -71,7 +71,7 @@ def _fit(
 
     data = md.open_dataset(path, inputs="x", targets="y", comm=comm)
     x, y = problems.table(48, seed=2)
-    mine = problems.part(48, comm.rank, comm.size)
+    mine = problems.block(48, comm.rank, comm.size)
     made = [getattr(keras.callbacks, name.partition("#")[0])(**given) for name, given in callbacks.items()]
     model = _model(comm.rank + options.pop("init", 1), 0.3)
     history: Any = None

@@ -1,4 +1,4 @@
-"""``training.shard``: rows of each rank, weights of unequal parts, and what it refuses."""
+"""``training.shard``: rows of each rank, weights of unequal shards, and errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.ranks import Pool, Pools
 
-SIZES = [2, 3, pytest.param(4, marks=pytest.mark.slow)]
+SIZES = [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))]
 
 
 def _rows(comm: Any, rows: int, batch: int, remainder: Any) -> list[list[int]]:
@@ -24,19 +24,19 @@ def _rows(comm: Any, rows: int, batch: int, remainder: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("rows", "batch"), [(24, 12), (29, 12), (25, 12), (12, 5)])
-def test_ranks_share_the_rows_of_each_batch(size: int, rows: int, batch: int, ranks: Pools) -> None:
+def test_ranks_split_the_rows_of_each_batch(size: int, rows: int, batch: int, ranks: Pools) -> None:
     everyone = ranks(size).run(_rows, rows, batch, "keep")
-    for number, parts in enumerate(zip(*everyone, strict=True)):
+    for number, shards in enumerate(zip(*everyone, strict=True)):
         whole = list(range(number * batch, min(rows, (number + 1) * batch)))
-        expected = [list(part) for part in np.array_split(whole, size)]
-        assert [part or whole[:1] for part in expected] == list(parts)  # the first row stands in where there is none
+        expected = [list(own) for own in np.array_split(whole, size)]
+        assert [own or whole[:1] for own in expected] == list(shards)  # the first row stands in where there is none
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_batches_that_cannot_be_shared_equally_are_dropped(size: int, ranks: Pools) -> None:
+def test_unequal_batches_are_dropped(size: int, ranks: Pools) -> None:
     everyone = ranks(size).run(_rows, 29, 12, "drop")
-    assert [len(part) for parts in everyone for part in parts] == [12 // size] * 2 * size
-    assert sorted(row for parts in everyone for part in parts for row in part) == list(range(24))
+    assert [len(batch) for batches in everyone for batch in batches] == [12 // size] * 2 * size
+    assert sorted(row for batches in everyone for batch in batches for row in batch) == list(range(24))
 
 
 def _data(rows: int) -> Any:
@@ -53,7 +53,7 @@ def _model() -> Any:
 
 
 def _trained(comm: Any, rows: int, case: str) -> list[Any]:
-    """Return weights after three epochs of a loop over batches of 12 rows."""
+    """Return the weights after three epochs of a loop over batches of 12 rows."""
     import keras
     import tensorflow as tf
 
@@ -91,7 +91,7 @@ LOOPS = [("graph", 36), ("graph", 41), ("graph", 37), ("eager", 37), ("inner", 4
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("case", "rows"), LOOPS)
-def test_weights_of_one_process(case: str, rows: int, size: int, ranks: Pools) -> None:
+def test_weights_equal_one_process(case: str, rows: int, size: int, ranks: Pools) -> None:
     (expected,) = ranks(1).run(_trained, rows, case)
     for weights in ranks(size).run(_trained, rows, case):
         for mine, reference in zip(weights, expected, strict=True):
@@ -133,12 +133,12 @@ def _accumulated(tf: Any, training: Any, comm: Any, plain: Any) -> None:
 
 
 def _in_a_graph(tf: Any, training: Any, comm: Any, plain: Any) -> None:
-    shared = training.shard(tf.data.Dataset.range(10).batch(5), comm=comm)
+    sharded = training.shard(tf.data.Dataset.range(10).batch(5), comm=comm)
 
     @tf.function
     def total() -> Any:
         result = tf.constant(0, tf.int64)
-        for x in shared:
+        for x in sharded:
             result += tf.reduce_sum(x)
         return result
 
@@ -146,14 +146,14 @@ def _in_a_graph(tf: Any, training: Any, comm: Any, plain: Any) -> None:
 
 
 def _as_an_argument(tf: Any, training: Any, comm: Any, plain: Any) -> None:
-    shared = training.shard(tf.data.Dataset.range(10).batch(5), comm=comm)
-    tf.function(lambda iterator: next(iterator))(iter(shared))
+    sharded = training.shard(tf.data.Dataset.range(10).batch(5), comm=comm)
+    tf.function(lambda iterator: next(iterator))(iter(sharded))
 
 
 _REFUSED: dict[str, Callable[..., None]] = {
     "an array": lambda tf, training, comm, plain: training.shard(np.ones((4, 2)), comm=comm),
     "samples": lambda tf, training, comm, plain: training.shard(plain.unbatch(), comm=comm),
-    "a part": lambda tf, training, comm, plain: training.shard(training.shard(plain, comm=comm), comm=comm),
+    "sharded": lambda tf, training, comm, plain: training.shard(training.shard(plain, comm=comm), comm=comm),
     "remainder": lambda tf, training, comm, plain: training.shard(plain, remainder="pad", comm=comm),
     "none left": lambda tf, training, comm, plain: training.shard(
         tf.data.Dataset.range(10).batch(5, drop_remainder=True), remainder="drop", comm=comm
@@ -164,20 +164,20 @@ _REFUSED: dict[str, Callable[..., None]] = {
     "argument": _as_an_argument,
 }
 TEXTS = {
-    "an array": "TypeError: shard takes a tf.data.Dataset of batches, not ndarray",
-    "samples": "ValueError: elements are not known to be batches",
-    "a part": "ValueError: this data set is the part of this rank already",
-    "remainder": 'ValueError: remainder is "keep" or "drop"',
-    "none left": "ValueError: batches of 5 rows cannot be shared equally by 2 ranks",
-    "zip": "PartitionError: the ranks share the batches since the last training step unequally",
-    "accumulated": "PartitionError: the ranks share the batches since the last training step unequally",
-    "graph": "PartitionError: batches that the ranks share unequally are taken within a tf.function",
-    "argument": "PartitionError: batches that the ranks share unequally are taken within a tf.function",
+    "an array": "TypeError: shard expects a tf.data.Dataset of batches, not ndarray",
+    "samples": "ValueError: the elements of this dataset are not known to be batches",
+    "sharded": "ValueError: this dataset is sharded already",
+    "remainder": 'ValueError: remainder must be "keep" or "drop"',
+    "none left": "ValueError: batches of 5 rows cannot be split equally over 2 ranks",
+    "zip": "PartitionError: batches with different row counts per rank were taken since the last training step",
+    "accumulated": "PartitionError: batches with different row counts per rank were taken since the last training step",
+    "graph": "PartitionError: a tf.function iterates over batches with unequal row counts per rank",
+    "argument": "PartitionError: a tf.function iterates over batches with unequal row counts per rank",
 }
 
 
 @pytest.mark.parametrize("case", TEXTS)
-def test_what_cannot_be_exact_is_refused(case: str, ranks: Pools) -> None:
+def test_inexact_use_is_an_error(case: str, ranks: Pools) -> None:
     for text in ranks(2).run(_refused, case):
         assert TEXTS[case] in text
         assert "remedy: " in text
@@ -188,9 +188,9 @@ def _evaluated(pool: Any) -> float:
 
     from matex_data import training
 
-    shared = training.shard(tf.data.Dataset.range(96).batch(24), comm=pool)
-    parts = [float(tf.reduce_mean(tf.cast(x, tf.float32))) for x in shared]
-    return float(training.allreduce(tf.constant(np.mean(parts), tf.float32), comm=pool))
+    sharded = training.shard(tf.data.Dataset.range(96).batch(24), comm=pool)
+    means = [float(tf.reduce_mean(tf.cast(x, tf.float32))) for x in sharded]
+    return float(training.allreduce(tf.constant(np.mean(means), tf.float32), comm=pool))
 
 
 @pytest.mark.openmpi

@@ -1,4 +1,4 @@
-"""Moving statistics of synchronized batch normalization are those of one process, on every rank."""
+"""Moving statistics of synchronized batch normalization equal those of one process, on every rank."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def Steps() -> Any:  # noqa: N802 - Keras is imported by the ranks alone
     import keras
 
     class _Steps(keras.layers.Layer):  # type: ignore[misc]
-        """Counts the batches that it has seen in training."""
+        """Layer that counts its training batches."""
 
         def build(self, shape: Any) -> None:
             self.seen = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="seen")
@@ -42,18 +42,18 @@ def Steps() -> Any:  # noqa: N802 - Keras is imported by the ranks alone
     return _Steps()
 
 
-def _plain(comm: Any, samples: int, renorm: bool) -> Any:
+def _reference(comm: Any, samples: int, renorm: bool) -> Any:
     model = _model(renorm)
     history = problems.one_process(model, problems.table(samples), BATCH, 3)
     return problems.weights(model), history.history
 
 
-def _shared(comm: Any, samples: int, renorm: bool, path: Path | None = None) -> Any:
+def _distributed(comm: Any, samples: int, renorm: bool, path: Path | None = None) -> Any:
     import matex_data as md
 
     model = _model(renorm)
     if path is None:
-        data, options = problems.share(problems.table(samples), BATCH, comm.rank, comm.size), {}
+        data, options = problems.shard(problems.table(samples), BATCH, comm.rank, comm.size), {}
     else:
         data = md.open_dataset(path, inputs="x", targets="y", comm=comm)
         options = {"batch_size": BATCH, "remainder": "keep"}
@@ -61,26 +61,26 @@ def _shared(comm: Any, samples: int, renorm: bool, path: Path | None = None) -> 
     return problems.weights(model), history.history
 
 
-@pytest.mark.rank_counts(1, 2, 3)
+@pytest.mark.rank_counts(3, slow=(1, 2))
 @pytest.mark.parametrize(("samples", "renorm"), [(37, False), pytest.param(38, True, marks=pytest.mark.slow)])
 def test_fewer_rows_than_ranks(ranks: Pools, pool: Pool, samples: int, renorm: bool) -> None:
-    (expected, logs), *_ = ranks(1).run(_plain, samples, renorm)
-    results = pool.run(_shared, samples, renorm, timeout=120)
+    (expected, logs), *_ = ranks(1).run(_reference, samples, renorm)
+    results = pool.run(_distributed, samples, renorm, timeout=120)
     _compare(results, expected, logs)
 
 
-@pytest.mark.rank_counts(2, 3)
-def test_remainder_of_a_data_set_is_kept(ranks: Pools, pool: Pool, tmp_path: Path) -> None:
+@pytest.mark.rank_counts(2, slow=(3,))
+def test_remainder_of_a_dataset_is_kept(ranks: Pools, pool: Pool, tmp_path: Path) -> None:
     x, y = problems.table(37)
     with h5py.File(tmp_path / "table.h5", "w") as file:
         file["x"], file["y"] = x, y
-    (expected, logs), *_ = ranks(1).run(_plain, 37, False)
-    results = pool.run(_shared, 37, False, tmp_path / "table.h5", timeout=120)
+    (expected, logs), *_ = ranks(1).run(_reference, 37, False)
+    results = pool.run(_distributed, 37, False, tmp_path / "table.h5", timeout=120)
     _compare(results, expected, logs)
 
 
 def _compare(results: Any, expected: Any, logs: Any) -> None:
-    problems.assert_alike([weights for weights, _ in results], expected, 2e-5)
+    problems.assert_same_weights([weights for weights, _ in results], expected, 2e-5)
     for _, history in results:
         assert history.keys() == logs.keys()
         for key, values in logs.items():
