@@ -169,7 +169,6 @@ class _Case:
     blocks: list[BlockColumns] = field(default_factory=list)
 
 
-@dataclass
 class Scanner:
     """Scanner of consecutive bytes of a text.
 
@@ -177,28 +176,19 @@ class Scanner:
     ----------
     offset : byte of the text where the segment begins.
     step : bytes; the first record in every ``step`` bytes of the text begins a block.
-    cases : one for each state in which the segment may begin.
+    any_line : the segment may begin inside quotes; otherwise it begins outside.
     """
 
-    offset: int
-    step: int
-    dialect: Dialect
-    cases: tuple[_Case, ...]
-    lines: int = 0
-    nul: int = -1
-    encodings: frozenset[str] = frozenset(ENCODINGS)
-    _buffer: Bytes = field(default_factory=lambda: np.empty(0, np.uint8))  # fresh memory would take twice the time
-    _kept: int = 0  # bytes of an unfinished line
-
-    @classmethod
-    def from_start(cls, offset: int, step: int, dialect: Dialect) -> Scanner:
-        """Return a scanner of a text that begins outside quotes."""
-        return cls(offset, step, dialect, (_Case(False),))
-
-    @classmethod
-    def from_any_line(cls, offset: int, step: int, dialect: Dialect) -> Scanner:
-        """Return a scanner of a text that may begin inside quotes."""
-        return cls(offset, step, dialect, (_Case(False), _Case(True)))
+    def __init__(self, offset: int, step: int, dialect: Dialect, any_line: bool = False) -> None:
+        self.offset = offset
+        self.step = step
+        self.dialect = dialect
+        self.cases = (_Case(False), _Case(True)) if any_line else (_Case(False),)
+        self.lines = 0
+        self.nul = -1
+        self.encodings = frozenset(ENCODINGS)
+        self._buffer: Bytes = np.empty(0, np.uint8)  # used again: fresh memory would take twice the time
+        self._kept = 0  # bytes of an unfinished line
 
     def feed(self, data: Bytes, last: bool) -> None:
         """Scan the next bytes; ``last``: they end with a line or the file."""
@@ -265,7 +255,7 @@ def block_bytes(size: int) -> int:
 
 def scan_text(text: Bytes, offset: int, line: int, step: int, dialect: Dialect) -> Records:
     """Find the records of a text in memory from byte ``offset`` on, which ``line`` lines precede."""
-    scanner = Scanner.from_start(offset, step, dialect)
+    scanner = Scanner(offset, step, dialect)
     scanner.feed(text[offset:], last=True)
     return join([scanner], line)
 
@@ -281,8 +271,7 @@ def scan_file(path: str, offset: int, line: int, size: int, dialect: Dialect, ra
     """
     borders = _segment_borders(path, offset, size, ranks)
     begin, end = borders[ranks.rank : ranks.rank + 2]
-    create = Scanner.from_any_line if ranks.rank and dialect.quotechar else Scanner.from_start
-    scanner = create(begin, block_bytes(size), dialect)
+    scanner = Scanner(begin, block_bytes(size), dialect, any_line=ranks.rank > 0 and dialect.quotechar is not None)
     memory = np.empty(READ_BYTES, np.uint8)
     error: Exception | None = None
     for _ in range(-(-int(np.diff(borders).max()) // READ_BYTES)):
