@@ -338,7 +338,7 @@ def _summarize_large(
                 rows = int(first[block + 1] - first[block])
                 summaries = _summarize(data, file, columns, options, rows, int(line[block]))
                 found = merge_summaries([found, summaries])
-        except Exception as raised:  # the other ranks count on this one for the rest of the reads
+        except Exception as raised:  # the other ranks need this one for the rest of the reads
             error = error or raised
     ranks.agree(error)
     return merge_summaries(ranks.allgather(found))

@@ -1,8 +1,8 @@
 """Record boundaries: the newlines outside quotes, found in a text in memory or in a large file by all ranks.
 
 A quote opens only at the start of a field, and a doubled quote stands for itself, as in RFC 4180, Python's csv, pandas
-and Arrow. So all that a scanner must know at the start of a line is whether it lies inside quotes. Ranks scan
-segments of a file at once, each for both cases; the end of each segment then tells which case holds for the next.
+and Arrow. So the state of a scanner at the start of a line is one bit: inside quotes or not. Ranks scan segments of a
+file at once, each for both cases; the end of each segment then decides which case holds for the next.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ def scan_file(path: str, offset: int, line: int, size: int, dialect: Dialect, ra
             begin += len(data)
             if len(data) and error is None:
                 scanner.feed(data, last=begin == end)
-        except Exception as raised:  # the other ranks count on this one for the rest of the reads
+        except Exception as raised:  # the other ranks need this one for the rest of the reads
             error = error or raised
     ranks.agree(error)
     return join(ranks.allgather(scanner), line)
