@@ -74,7 +74,7 @@ def test_a_text_scanned_in_reads_of_any_size(text: str, size: int, step: int) ->
     scanner = Scanner(0, step, COMMA)
     for at in range(0, len(data), size):
         scanner.feed(data[at : at + size], last=at + size >= len(data))
-    _check(text, join([scanner], 0), step)
+    _check(text, join([scanner], scanner.cases, 0), step)
     assert scanner.lines == len(line_ends(data))
 
 
