@@ -80,9 +80,9 @@ def _select(channel: Channel, user_callbacks: list[Any]) -> list[Any]:
     writers = [callback for callback in user_callbacks if isinstance(callback, WRITERS)]
     if not writers:
         return list(user_callbacks)
-    everyone = channel.host.allgather_object([_temporary(callback) for callback in writers])
+    by_rank = channel.host.allgather_object([_temporary(callback) for callback in writers])
     here = {id(callback) for callback in writers if channel.rank == 0}
-    for callback, paths in zip(writers, zip(*everyone, strict=True), strict=True):
+    for callback, paths in zip(writers, zip(*by_rank, strict=True), strict=True):
         if paths[0] is None or len(set(paths)) == 1:
             continue
         here.add(id(callback))
@@ -223,10 +223,10 @@ class EpochSynchronization(keras.callbacks.Callback):  # type: ignore[misc]  # K
         rate: Any = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
         settable = isinstance(rate, keras.Variable)
         local = (bool(self.model.stop_training), float(rate.numpy()) if settable else 0.0)
-        everyone = self._channel.host.allgather_object(local)
-        self.model.stop_training = any(stop for stop, _ in everyone)
-        if local[1] != everyone[0][1]:
-            rate.assign(everyone[0][1])
+        by_rank = self._channel.host.allgather_object(local)
+        self.model.stop_training = any(stop for stop, _ in by_rank)
+        if local[1] != by_rank[0][1]:
+            rate.assign(by_rank[0][1])
 
 
 class BatchSynchronization(EpochSynchronization):

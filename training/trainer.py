@@ -119,12 +119,12 @@ def check_steps(channel: Channel, dataset: tf.data.Dataset, steps_per_epoch: int
     PartitionError : on all ranks.
     """
     steps = steps_per_epoch or int(dataset.cardinality())
-    everyone = channel.host.allgather_object(steps)
-    if len(set(everyone)) > 1 or (steps == tf.data.UNKNOWN_CARDINALITY and channel.size > 1):
+    by_rank = channel.host.allgather_object(steps)
+    if len(set(by_rank)) > 1 or (steps == tf.data.UNKNOWN_CARDINALITY and channel.size > 1):
         raise PartitionError(
             "the ranks do not have the same number of training steps, or it is unknown",
             expected="the same number of steps on all ranks",
-            found=f"{everyone} on ranks 0 to {channel.size - 1} ({tf.data.UNKNOWN_CARDINALITY} means unknown)",
+            found=f"{by_rank} on ranks 0 to {channel.size - 1} ({tf.data.UNKNOWN_CARDINALITY} means unknown)",
             remedy="give steps_per_epoch, or distribute the samples evenly, as Dataset.tf_dataset does",
         )
 

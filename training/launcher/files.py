@@ -81,9 +81,9 @@ class SaveRegistry:
         if self.liveness is not None:
             self.liveness.on_query = self._answer
 
-    def call_site(self, what: str = "") -> CallSite:
+    def call_site(self, label: str = "") -> CallSite:
         """Return the current call site, and count it as passed."""
-        digest = stack_digest(what)
+        digest = stack_digest(label)
         self._passed[digest] += 1
         return digest, self._passed[digest]
 
@@ -106,13 +106,13 @@ class SaveRegistry:
         found: list[SaveOutcome] = []
         self._awaiting = True  # set before the call site counts as passed
         call_site = self.call_site()
-        question = pickle.dumps(("save", call_site))
+        query = pickle.dumps(("save", call_site))
 
         def is_saved(seconds: float) -> bool:
             end = time.monotonic() + seconds
             while not found:
                 assert self.liveness is not None
-                reply = self.liveness.query([0], question).get(0, b"")
+                reply = self.liveness.query([0], query).get(0, b"")
                 if reply:
                     found.append(pickle.loads(reply))
                 elif time.monotonic() >= end:
@@ -120,7 +120,9 @@ class SaveRegistry:
             return True
 
         try:
-            with deadlines.collective(f"{call} of {path!r}, which rank 0 runs for all ranks, or only rank 0 calls it"):
+            with deadlines.collective(
+                f"{call} of {path!r}, which rank 0 writes for all ranks (or rank 0 alone calls it)"
+            ):
                 deadlines.wait_until(is_saved, self.liveness)
         finally:
             self._awaiting = False
@@ -135,7 +137,7 @@ class SaveRegistry:
         PartitionError : rank 0 has begun the next save and may have replaced the file.
         """
         digest, count = self._read_at.get(path, (b"", 0))
-        if count and self._ask_root("begun", (digest, count + 1)) == _YES:
+        if count and self._query_root("begun", (digest, count + 1)) == _YES:
             raise PartitionError(
                 f"rank 0 may have replaced {path!r} while this rank read it",
                 expected="a read that ends before rank 0 begins its next save",
@@ -164,11 +166,11 @@ class SaveRegistry:
 
     def root_save(self, call_site: CallSite) -> SaveOutcome | None:
         """Return the outcome that rank 0 has recorded at this call site; None if it has not been there."""
-        reply = self._ask_root("save", call_site)
+        reply = self._query_root("save", call_site)
         saved: SaveOutcome | None = pickle.loads(reply) if reply else None
         return saved
 
-    def _ask_root(self, about: str, call_site: CallSite) -> bytes:
+    def _query_root(self, about: str, call_site: CallSite) -> bytes:
         """Return the reply of rank 0; empty if it cannot be queried."""
         wait = deadlines.Wait(self.liveness)
         while self.liveness is not None and not self.liveness.ended:
@@ -208,10 +210,10 @@ class SaveRegistry:
             self._making.discard(call_site)
 
     def _made_by_another_rank(self, call_site: CallSite, path: str) -> bool:
-        question, ranks = pickle.dumps(("folder", call_site)), [rank for rank in range(self.size) if rank != self.rank]
+        query, ranks = pickle.dumps(("folder", call_site)), [rank for rank in range(self.size) if rank != self.rank]
         end = time.monotonic() + deadlines.timeout()
         while ranks and self.liveness is not None and not self.liveness.ended:
-            replies = self.liveness.query(ranks, question)
+            replies = self.liveness.query(ranks, query)
             if _YES in replies.values():
                 return True
             ranks = [rank for rank in ranks if replies.get(rank, _PENDING) == _PENDING]
@@ -223,9 +225,9 @@ class SaveRegistry:
                 )
         return False
 
-    def _answer(self, question: bytes) -> bytes:
+    def _answer(self, query: bytes) -> bytes:
         """Reply to a query of another rank; runs in the liveness thread."""
-        about, call_site = pickle.loads(question)
+        about, call_site = pickle.loads(query)
         if about == "save":
             saved = self._saves.get(call_site)
             return b"" if saved is None else pickle.dumps(saved)
@@ -238,13 +240,13 @@ class SaveRegistry:
         return _YES if call_site in self._made else _NO
 
 
-def stack_digest(what: str) -> bytes:
+def stack_digest(label: str) -> bytes:
     """Return a digest of the call stack, equal on all ranks.
 
     It has the frames of the script and its libraries. Frames of the standard library are excluded, since their
     branches depend on the state of the file system.
     """
-    digest = hashlib.blake2b(what.encode(), digest_size=12)
+    digest = hashlib.blake2b(label.encode(), digest_size=12)
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code

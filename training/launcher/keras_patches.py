@@ -110,9 +110,9 @@ class PatchedCall:
         """
         if self.test is None or (self._check is not None and self.spec is None):
             return None
-        everyone = self._channel.host.allgather_object(steps) if local else [steps]
-        self.test.set_lockstep(not local or None not in everyone)
-        return max(everyone) if local and self.test.lockstep else None
+        by_rank = self._channel.host.allgather_object(steps) if local else [steps]
+        self.test.set_lockstep(not local or None not in by_rank)
+        return max(by_rank) if local and self.test.lockstep else None
 
     def verified_iterator(self, iterator: Any) -> Any:
         """Return the iterator of a training epoch after the self-check on its first batch. *Collective*."""
@@ -288,14 +288,14 @@ class KerasPatches:
         outputs = _call_within(call, original, options)
         recorded = list(call.sizes)  # prefetching may have recorded more batches than were predicted
         rows = {_rows(leaf) for leaf in keras.tree.flatten(outputs)}
-        everyone = self._channel.host.allgather_object(rows)
-        total = sum(min(counts) for counts in everyone)
+        by_rank = self._channel.host.allgather_object(rows)
+        total = sum(min(counts) for counts in by_rank)
         sizes = recorded[: int(np.searchsorted(np.cumsum(recorded), total)) + 1]
-        if any(len(counts) > 1 for counts in everyone) or sum(sizes) != total:
+        if any(len(counts) > 1 for counts in by_rank) or sum(sizes) != total:
             raise ValueError(
                 "predict on several ranks needs outputs with one row per sample\n"
                 f"  expected: {sum(sizes)} rows for batches of {sizes} samples\n"
-                f"  found: {[sorted(counts) for counts in everyone]} rows on ranks 0 to {self._channel.size - 1}\n"
+                f"  found: {[sorted(counts) for counts in by_rank]} rows on ranks 0 to {self._channel.size - 1}\n"
                 "  remedy: call predict_on_batch, which runs on the whole batch on every rank"
             )
         positions = np.concatenate([self._positions(sizes, rank) for rank in range(self._channel.size)])
@@ -313,8 +313,8 @@ class KerasPatches:
             raise TypeError(
                 "predict on several ranks cannot return sparse tensors; convert them with keras.ops.convert_to_tensor"
             )
-        everyone = self._channel.host.allgather_object([np.asarray(row) for row in output])
-        gathered = list(itertools.chain.from_iterable(everyone))
+        by_rank = self._channel.host.allgather_object([np.asarray(row) for row in output])
+        gathered = list(itertools.chain.from_iterable(by_rank))
         ordered = [gathered[i] for i in np.argsort(positions)]
         return tf.RaggedTensor.from_row_lengths(np.concatenate(ordered), [len(row) for row in ordered])
 

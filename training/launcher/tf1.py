@@ -116,8 +116,8 @@ class SessionPatches:
             self._loop_patches.warn_of_whole_batches()
             return feeds
         rows = max((len(value) for key, value in feeds.items() if _is_batch(key)), default=1)
-        everyone = self._channel.host.allgather_object(rows)
-        return {**feeds, graph.get_collection(WEIGHT)[0]: rows / max(sum(everyone), 1)}
+        by_rank = self._channel.host.allgather_object(rows)
+        return {**feeds, graph.get_collection(WEIGHT)[0]: rows / max(sum(by_rank), 1)}
 
 
 def _is_batch(placeholder: Any) -> bool:

@@ -142,8 +142,8 @@ def _verdict(distributed: DistributedModel, batch: Any, whole: list[Array | None
     with distributed.global_normalization():
         sharded = _gradients(distributed, batch, rank_slice(total, channel.rank, channel.size), total)
     local = _compare(whole, sharded, half="16" in str(distributed.model.compute_dtype))
-    everyone: list[Verdict] = channel.host.allgather_object(local)
-    return max(everyone, key=lambda verdict: (not verdict.agree, verdict.difference))
+    by_rank: list[Verdict] = channel.host.allgather_object(local)
+    return max(by_rank, key=lambda verdict: (not verdict.agree, verdict.difference))
 
 
 def _gradients(distributed: DistributedModel, batch: Any, rows: slice, total: int) -> list[Array | None]:

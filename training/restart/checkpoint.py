@@ -145,12 +145,12 @@ def capture(model: Any, channel: Channel) -> tuple[dict[str, Array], dict[str, A
     """
     own = rank_variables(model)
     values = [np.array(variable.value.numpy()) for variable in own]
-    everyone = channel.host.allgather_object(values) if channel.size > 1 else [values]
+    by_rank = channel.host.allgather_object(values) if channel.size > 1 else [values]
     if channel.rank > 0:
         return {}, {}
     replicated = replicated_variables(model)
     arrays = {f"common{i}": np.array(variable.value.numpy()) for i, variable in enumerate(replicated)}
-    arrays |= {f"own{i}": np.stack(stack) for i, stack in enumerate(zip(*everyone, strict=True))}
+    arrays |= {f"own{i}": np.stack(stack) for i, stack in enumerate(zip(*by_rank, strict=True))}
     return arrays, {"common": _names(model), "own": [v.path for v in own]}
 
 

@@ -199,7 +199,7 @@ _ABSENT = object()
 def _equal_batches(channel: Channel, element_spec: Any, per_sample: list[bool | None] | None) -> bool:
     """Return whether all ranks have equal numbers of rows in every batch, by their element specs. *Collective*."""
     rows = static_rows(element_spec, per_sample)
-    everyone = channel.host.allgather_object(rows)
+    by_rank = channel.host.allgather_object(rows)
     if per_sample is not None:
         return rows is not None and rows % channel.size == 0
-    return everyone[0] is not None and len(set(everyone)) == 1
+    return by_rank[0] is not None and len(set(by_rank)) == 1

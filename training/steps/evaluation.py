@@ -64,11 +64,11 @@ class DistributedTestStep:
         If the number of batches of a rank is unknown, return the dataset as it is and leave lockstep.
         """
         known = isinstance(dataset, tf.data.Dataset)
-        everyone = self._reducer.channel.host.allgather_object(int(dataset.cardinality()) if known else -1)
-        self.set_lockstep(min(everyone) >= 0)
+        by_rank = self._reducer.channel.host.allgather_object(int(dataset.cardinality()) if known else -1)
+        self.set_lockstep(min(by_rank) >= 0)
         if not self.lockstep:
             return dataset
-        missing = max(everyone) - everyone[self._reducer.channel.rank]
+        missing = max(by_rank) - by_rank[self._reducer.channel.rank]
         return append_empty_batches(dataset, missing) if missing else dataset
 
     @contextlib.contextmanager

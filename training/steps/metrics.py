@@ -39,17 +39,17 @@ def combined_logs(model: Any, channel: Channel, logs: Any) -> Any:
         values = {key: _number(value) for key, value in _flat(logs).items()}
         sources = {key: _equal_results(key, value, before) for key, value in values.items()}
         own = (set(logs) == set(result), values, sources, rows, _keys(logs))
-    everyone = [found for found in channel.host.allgather_object(own) if found is not None]
-    if not everyone:
+    by_rank = [found for found in channel.host.allgather_object(own) if found is not None]
+    if not by_rank:
         return logs
-    if all(is_result for is_result, *_ in everyone):
+    if all(is_result for is_result, *_ in by_rank):
         return result
     after = _results(model)
-    _, first, candidates, _, keys = everyone[0]
+    _, first, candidates, _, keys = by_rank[0]
     out = {}
     for key in first:
-        common = [i for i in candidates[key] if all(i in sources[key] for _, _, sources, _, _ in everyone)]
-        out[key] = after[common[0]][1] if common else _mean([(values[key], n) for _, values, _, n, _ in everyone])
+        common = [i for i in candidates[key] if all(i in sources[key] for _, _, sources, _, _ in by_rank)]
+        out[key] = after[common[0]][1] if common else _mean([(values[key], n) for _, values, _, n, _ in by_rank])
     return _filled(keys, out)
 
 

@@ -1,4 +1,4 @@
-"""Scripts that configure TensorFlow, make folders and checkpoints, and end, do so on all ranks as in plain Python."""
+"""TensorFlow's configuration, folders, checkpoints and the end of scripts on all ranks, as in plain Python."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ training.allreduce([1.0])
 
 
 @pytest.mark.parametrize("option", [[], pytest.param(["--all-output"], marks=pytest.mark.slow)])
-def test_rank_0_alone_speaks_but_errors_are_heard(option: list[str], tmp_path: Path) -> None:
+def test_rank_0_prints_and_all_ranks_print_errors(option: list[str], tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SPEAKS)
     done = run_script(2, LAUNCHER, *option, str(tmp_path / "script.py"), timeout=60)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""Saves of scripts: rank 0 writes for all, alone if the script says so, and every rank reads what it has saved."""
+"""Saves of scripts: rank 0 writes the files, and every rank reads the file of its own save."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ if training.world().rank == int(sys.argv[2]):
 
 
 @pytest.mark.parametrize(("call", "rank"), [pytest.param("predict", 0, marks=pytest.mark.slow), ("lone.keras", 1)])
-def test_a_call_of_one_rank_alone_is_named(call: str, rank: int, tmp_path: Path) -> None:
+def test_error_names_a_call_on_one_rank_alone(call: str, rank: int, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(LONE)
     path = call if call == "predict" else str(tmp_path / call)
@@ -171,7 +171,7 @@ for i in range(3):
 """
 
 
-def test_a_save_waits_for_ranks_that_read_the_one_before(tmp_path: Path) -> None:
+def test_a_save_waits_for_readers_of_the_previous_one(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(LATE)
     arguments = ["--all-output", str(tmp_path / "script.py"), str(tmp_path), "late"]
     done = run_script(2, LAUNCHER, *arguments, timeout=150)
@@ -182,11 +182,11 @@ def test_a_save_waits_for_ranks_that_read_the_one_before(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_file_that_rank_0_has_replaced_is_not_taken_for_the_own(tmp_path: Path) -> None:
-    """Rank 0 cannot know that another rank will come to its saves that has not come to one yet."""
+def test_reading_a_replaced_file_is_an_error(tmp_path: Path) -> None:
+    """Rank 0 does not wait for a rank that has not saved at this call site yet."""
     (tmp_path / "script.py").write_text(LATE)
     done = run_script(2, LAUNCHER, str(tmp_path / "script.py"), str(tmp_path), "early", timeout=150)
     assert done.returncode != 0
-    assert "rank 0 was about to save over " in done.stderr
+    assert "rank 0 may have replaced " in done.stderr
     assert f"this rank is at {tmp_path / 'script.py'}, line 14" in done.stderr
     assert "training.allreduce([0.0])" in done.stderr

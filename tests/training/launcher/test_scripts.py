@@ -1,8 +1,8 @@
-"""Scripts as people write them: under ``matex run`` each has the weights and the printed numbers of plain Python.
+"""Typical scripts: under ``matex run`` each has the weights and the printed numbers of plain Python.
 
-Several of the selected scripts of a folder run in one job for each number of ranks, see `tests.support.script_driver`.
-``fit`` holds scripts whose data Keras iterates over, which is shared out; ``loops`` loops over a script's own data,
-which run whole on every rank; ``sharded`` loops with ``training.shard``; ``planted`` errors that the self-check finds.
+Up to eight selected scripts of a folder run in one job for each number of ranks, see `tests.support.script_driver`.
+``fit`` has scripts that call ``fit``, which shards the data; ``loops`` has loops over a script's own data, which stays
+whole on every rank; ``sharded`` has loops with ``training.shard``; ``planted`` has errors that the self-check finds.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ SHARD = r"matex_data\.training\.shard\("
 AGREES = r"self-check: .* agree"
 DIFFERS = r"self-check: .* differ"
 
-TOGETHER = 8
-"""Scripts of one job: more would save time, but the first test would take longer than pytest lets it."""
+SCRIPTS_PER_JOB = 8
+"""Scripts in one job; more would save time, but exceed the time limit of the first test."""
 SECONDS = 140.0
-"""In which a job, and those that go on after failures, have to end: two such within pytest's limit for one test."""
+"""Time limit of a job, with those that continue after failures; twice this is within the limit of one test."""
 
 MODULES = {"small_networks"}  # imported by a script
 ALONE = {"loops/session_v1"}  # changes TensorFlow for good
 NOISE = re.compile(r"^(WARNING: All log messages before absl|I0000 ).*\n", re.MULTILINE)  # of TensorFlow's start
 RANK_DEPENDENT = {"planted/rank_branch"}  # no weights of plain Python can be expected
-MENDED = {"planted/sum_function", "planted/table_of_batch_size"}  # may be made exact instead of being told
+MENDED = {"planted/sum_function", "planted/table_of_batch_size"}  # may be made exact instead of being reported
 
 LOOSER = {
-    "fit/mixed_precision": 2e-2,  # gradients of parts are rounded to 16 bits before they are averaged
+    "fit/mixed_precision": 2e-2,  # gradients of shards are rounded to 16 bits before they are averaged
 }
-"""Tolerances, relative to the largest element of an array, where the sums of parts are not exact to 32 bits."""
+"""Tolerances, relative to the largest element of an array, for sums over shards that are not exact to 32 bits."""
 
 
 def names(folder: str) -> list[str]:
@@ -56,7 +56,7 @@ def names(folder: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The files that a script left behind; ``error`` is None if it ended well on all ranks."""
+    """Files of a script, and its error; None if it ended without error on all ranks."""
 
     folder: Path
     error: str | None
@@ -66,7 +66,7 @@ class Outcome:
         return re.findall("^RESULT .*", (self.folder / "stdout").read_text(), re.MULTILINE)
 
     def stderr(self, rank: int | str = "*") -> str:
-        """Return what a rank, or any, wrote to the standard error while the script ran."""
+        """Return the standard error of one rank, or of all, while the script ran."""
         return "".join(path.read_text(errors="replace") for path in sorted(self.folder.glob(f"stderr.{rank}")))
 
     def weights(self) -> dict[str, Any]:
@@ -85,18 +85,18 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Job:
-    """The scripts of one folder, run on some ranks; ``stderr`` holds what belongs to no script."""
+    """Scripts of one folder run by one job; ``stderr`` has the output outside of the scripts."""
 
     outcomes: dict[str, Outcome]
     stderr: str
 
     def messages(self) -> str:
-        """Return the standard error of all ranks, with that of the scripts."""
+        """Return the standard error of all ranks and scripts."""
         return self.stderr + "".join(outcome.stderr() for outcome in self.outcomes.values())
 
 
 class Jobs:
-    """Jobs of this test session, each run when first asked for."""
+    """Jobs of this test session; each runs at its first use."""
 
     def __init__(self, folder: Path, selected: Sequence[str]) -> None:
         self._folder = folder
@@ -104,15 +104,15 @@ class Jobs:
         self._done: dict[tuple[object, ...], Job] = {}
 
     def of(self, script: str, ranks: int) -> Job:
-        """Run a script with the selected ones of its folder, unless it has to run alone."""
+        """Return the job of a script and other selected ones of its folder."""
         if script in ALONE:
             return self.run([script], ranks)
-        together = [name for name in names(script.split("/")[0]) if name in self._selected and name not in ALONE]
-        first = together.index(script) // TOGETHER * TOGETHER
-        return self.run(together[first : first + TOGETHER], ranks)
+        selected = [name for name in names(script.split("/")[0]) if name in self._selected and name not in ALONE]
+        first = selected.index(script) // SCRIPTS_PER_JOB * SCRIPTS_PER_JOB
+        return self.run(selected[first : first + SCRIPTS_PER_JOB], ranks)
 
     def run(self, scripts: list[str], ranks: int) -> Job:
-        """Run scripts in one job, and go on with another one after a script that ended the job."""
+        """Run scripts in one job, and in another after a script that ended the job."""
         key = (ranks, *scripts)
         if key not in self._done:
             folder = self._folder / f"{ranks}-{len(self._done)}"
@@ -138,7 +138,7 @@ def _run(scripts: list[str], ranks: int, folder: Path) -> Job:
 
 
 def _start(scripts: list[str], ranks: int, folder: Path, limit: float) -> str:
-    """Run the driver, and return its standard error."""
+    """Run the driver; return its standard error."""
     paths = [str(SCRIPTS / f"{name}.py") for name in scripts]
     try:
         if ranks == PLAIN:
@@ -166,29 +166,23 @@ def _arrays(path: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def jobs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Jobs:
-    """The jobs of those scripts for which a test is selected."""
+    """Return the jobs of the scripts for which a test is selected."""
     called = [getattr(item, "callspec", None) for item in request.session.items]
     selected = [call.params["script"] for call in called if call is not None and "script" in call.params]
     return Jobs(tmp_path_factory.mktemp("scripts"), selected)
 
 
 QUICK = {
-    *(
-        "fit/table",
-        "fit/train_step_metrics",
-        "fit/two_outputs",
-        "fit/wgan_gp",
-    ),
-    *("loops/accumulation", "loops/autograph_loop", "loops/batch_norm"),
-    *("loops/jit_step", "loops/keras_guide", "sharded/clip_by_hand", "sharded/few_rows_last", "sharded/h5_dataset"),
-    *("sharded/uneven_last_batch", "sharded/validation_inside"),
-    *("planted/contrastive", "planted/rank_branch", "planted/sum_function", "planted/table_of_batch_size"),
+    *("fit/train_step_metrics", "fit/two_outputs", "fit/wgan_gp"),
+    *("loops/autograph_loop", "loops/batch_norm", "loops/keras_guide"),
+    *("sharded/clip_by_hand", "sharded/uneven_last_batch", "sharded/validation_inside"),
+    *("planted/contrastive", "planted/rank_branch", "planted/sum_function"),
 }
-"""Scripts that run by default, on two ranks; the others, and other numbers of ranks, with ``make test-all``."""
+"""Scripts that run by default, on two ranks; ``make test-all`` runs the others, and other numbers of ranks."""
 
 
 def cases(*folders: str, ranks: Sequence[int] = (2, 3)) -> list[Any]:
-    """Return the scripts of folders on several numbers of ranks, those that are not quick marked as slow."""
+    """Return the scripts of folders with numbers of ranks; mark those as slow that do not run by default."""
     return [
         pytest.param(name, size, marks=() if size == 2 and name in QUICK else pytest.mark.slow)
         for folder in folders
@@ -198,7 +192,7 @@ def cases(*folders: str, ranks: Sequence[int] = (2, 3)) -> list[Any]:
 
 
 def check_equal(script: str, found: Outcome, expected: Outcome) -> None:
-    """Compare printed numbers, saved arrays, and the variables of all ranks, with those of plain Python."""
+    """Compare printed numbers, saved arrays and the variables of all ranks with those of plain Python."""
     tolerance = LOOSER.get(script, 1e-5 if script.startswith("loops/") else 2e-4)
     assert expected.error is None, f"plain Python:\n{expected.error}"
     assert found.error is None, found.error
@@ -227,7 +221,7 @@ def _check_arrays(found: dict[str, Any], expected: dict[str, Any], tolerance: fl
 
 
 @pytest.mark.parametrize(("script", "ranks"), cases("fit", "loops", "sharded", ranks=(1, 2, 3)))
-def test_a_script_ends_as_in_plain_python(script: str, ranks: int, jobs: Jobs) -> None:
+def test_results_equal_plain_python(script: str, ranks: int, jobs: Jobs) -> None:
     found = jobs.of(script, ranks).outcomes[script]
     check_equal(script, found, jobs.of(script, PLAIN).outcomes[script])
     assert not re.search(DIFFERS, found.stderr())
@@ -237,7 +231,7 @@ def test_a_script_ends_as_in_plain_python(script: str, ranks: int, jobs: Jobs) -
 
 @pytest.mark.parametrize(("script", "ranks"), cases("planted"))
 def test_the_self_check_finds_a_planted_error(script: str, ranks: int, jobs: Jobs) -> None:
-    """The fit goes on with whole batches, so that the weights are those of plain Python."""
+    """Training continues with whole batches, so the weights equal those of plain Python."""
     found = jobs.of(script, ranks).outcomes[script]
     if script not in RANK_DEPENDENT:
         check_equal(script, found, jobs.of(script, PLAIN).outcomes[script])
@@ -248,7 +242,7 @@ def test_the_self_check_finds_a_planted_error(script: str, ranks: int, jobs: Job
 
 
 @pytest.mark.parametrize(("script", "ranks"), [("fit/two_outputs", 2)])
-def test_the_self_check_says_that_gradients_agree(script: str, ranks: int, jobs: Jobs) -> None:
+def test_the_self_check_reports_equal_gradients(script: str, ranks: int, jobs: Jobs) -> None:
     job = jobs.of(script, ranks)
     assert len(re.findall(AGREES, job.messages())) >= 1
     assert not re.search("self-check", "".join(job.outcomes[script].stderr(rank) for rank in range(1, ranks)))
@@ -256,13 +250,13 @@ def test_the_self_check_says_that_gradients_agree(script: str, ranks: int, jobs:
 
 @pytest.mark.parametrize(
     ("script", "ranks"),
-    [pytest.param(name, 2, marks=() if name == "loops/keras_guide" else pytest.mark.slow) for name in names("loops")],
+    [pytest.param(name, 2, marks=pytest.mark.slow) for name in names("loops")],
 )
-def test_a_loop_over_its_own_data_is_said_once(script: str, ranks: int, jobs: Jobs) -> None:
+def test_a_loop_over_its_own_data_is_reported_once(script: str, ranks: int, jobs: Jobs) -> None:
     job = jobs.run([script], ranks)
     assert job.outcomes[script].error is None, job.outcomes[script].error
     messages = job.messages()
     assert len(re.findall(WHOLE, messages)) == 1, messages
-    if not script.startswith("loops/session"):  # what is fed to a session is no data set
+    if not script.startswith("loops/session"):  # sessions have no dataset
         assert len(re.findall(SHARD, messages)) == 1, messages
     assert not re.search(WHOLE, "".join(job.outcomes[script].stderr(rank) for rank in range(1, ranks)))

@@ -1,4 +1,4 @@
-"""Checkpoints: what a restart restores, for whom, and what becomes of damaged files."""
+"""Checkpoints: restored state of models and callbacks, and damaged files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Interrupted(Exception):
-    """Raised by a callback on all ranks in the same step."""
+    """Error that a callback raises on all ranks in the same step."""
 
 
 def _model(seed: int, rate: float) -> Any:
@@ -66,12 +66,12 @@ def _stop_at(step: int) -> Any:
 def _fit(
     comm: Any, path: Path, folder: Path | None, callbacks: dict[str, dict[str, Any]], stop: int, **options: Any
 ) -> tuple[list[Any], list[dict[str, Any]], list[int]]:
-    """Weights, what the callbacks know, and the epochs of this part of a run."""
+    """Train; return the weights, the attributes of the callbacks, and the epochs."""
     import keras
 
     data = md.open_dataset(path, inputs="x", targets="y", comm=comm)
     x, y = problems.table(48, seed=2)
-    mine = problems.block(48, comm.rank, comm.size)
+    rows = problems.block(48, comm.rank, comm.size)
     made = [getattr(keras.callbacks, name.partition("#")[0])(**given) for name, given in callbacks.items()]
     model = _model(comm.rank + options.pop("init", 1), 0.3)
     history: Any = None
@@ -79,7 +79,7 @@ def _fit(
         history = md.training.fit(
             model,
             data,
-            validation_data=_validation(x[mine], y[mine]),
+            validation_data=_validation(x[rows], y[rows]),
             callbacks=[*made, *([_stop_at(stop)] if stop else [])],
             checkpoint=folder,
             comm=comm,
@@ -103,7 +103,7 @@ STOPPING = {"EarlyStopping": {"patience": 3, "restore_best_weights": True, "moni
 PLATEAU = {"ReduceLROnPlateau": {"patience": 2, "cooldown": 1, "factor": 0.5, "monitor": "val_loss"}}
 
 
-def test_callbacks_go_on_as_if_nothing_had_happened(table: Path, tmp_path: Path, ranks: Pools) -> None:
+def test_resumed_callbacks_equal_those_of_one_run(table: Path, tmp_path: Path, ranks: Pools) -> None:
     pool, callbacks = ranks(2), PLATEAU | STOPPING
     straight = pool.run(_fit, table, None, callbacks, 0, timeout=180)
     last = straight[0][2][-1]
@@ -122,7 +122,7 @@ def test_callbacks_go_on_as_if_nothing_had_happened(table: Path, tmp_path: Path,
 
 
 def test_changed_options_of_callbacks_are_respected(table: Path, tmp_path: Path, ranks: Pools) -> None:
-    """The run that ``EarlyStopping`` has ended goes on with more patience, by what it has waited for."""
+    """A run that ``EarlyStopping`` has ended continues with more patience, less the epochs that it has waited."""
     pool = ranks(1)
     (_, (ended,), epochs), *_ = pool.run(_fit, table, tmp_path, STOPPING, 0, timeout=180)
     patient = {"EarlyStopping": {**STOPPING["EarlyStopping"], "patience": 5}}
@@ -135,7 +135,7 @@ def test_changed_options_of_callbacks_are_respected(table: Path, tmp_path: Path,
 def _matches(comm: Any) -> None:
     import keras
 
-    from matex_data.training.restart import callback_state as kept
+    from matex_data.training.restart import callback_state
 
     class Counter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
         count, secret = 0, 0
@@ -155,38 +155,40 @@ def _matches(comm: Any) -> None:
         return found
 
     def saved(callbacks: list[Any]) -> list[Any]:
-        return [json.loads(json.dumps({**kept.identity(c), **kept.capture(c)[0]})) for c in callbacks]
+        return [
+            json.loads(json.dumps({**callback_state.identity(c), **callback_state.capture(c)[0]})) for c in callbacks
+        ]
 
-    def places(callbacks: list[Any], entries: list[Any]) -> list[int | None]:
-        pairs = {id(c): i for c, i in kept.match(callbacks, entries, warn=True)}
+    def positions(callbacks: list[Any], entries: list[Any]) -> list[int | None]:
+        pairs = {id(c): i for c, i in callback_state.match(callbacks, entries, warn=True)}
         return [pairs.get(id(c)) for c in callbacks]
 
     began = saved(made(3, 5))
-    assert places(made(5, 3), began) == [1, 0]  # not by position
-    assert places(made(3, 7), began) == [0, 1]
-    assert places(made(7, 8), began) == [None, None]
-    assert places(made(3), began) == [0]
-    assert places([keras.callbacks.ReduceLROnPlateau("val_loss", mode="min"), *made(5)], began) == [None, 1]
-    assert places(made(3, 5, monitor="val_accuracy"), began) == [None, None]
-    assert places(made(3, 5, mode="max"), began) == [None, None]
+    assert positions(made(5, 3), began) == [1, 0]  # not by position
+    assert positions(made(3, 7), began) == [0, 1]
+    assert positions(made(7, 8), began) == [None, None]
+    assert positions(made(3), began) == [0]
+    assert positions([keras.callbacks.ReduceLROnPlateau("val_loss", mode="min"), *made(5)], began) == [None, 1]
+    assert positions(made(3, 5, monitor="val_accuracy"), began) == [None, None]
+    assert positions(made(3, 5, mode="max"), began) == [None, None]
 
     before, after = Counter(), Counter()
     before.count, before.secret = 7, 8
     (entry,) = saved([before])
-    assert places([after], [entry]) == [0]
-    kept.restore(after, entry, {})
+    assert positions([after], [entry]) == [0]
+    callback_state.restore(after, entry, {})
     assert (after.count, after.secret) == (7, 0)
 
     (stopping,) = made(3)
     stopping.best, stopping.wait, stopping.best_weights = np.float32(0.5), 2, [np.ones(3)]
-    facts, arrays = kept.capture(stopping)
+    facts, arrays = callback_state.capture(stopping)
     assert facts["state"]["best"] == 0.5 and [a.tolist() for a in arrays["best_weights"]] == [[1.0] * 3]
     (fresh,) = made(4)
-    kept.restore(fresh, {"state": {**facts["state"], "patience": 9}}, arrays)
+    callback_state.restore(fresh, {"state": {**facts["state"], "patience": 9}}, arrays)
     assert (fresh.wait, fresh.best, fresh.patience, len(fresh.best_weights)) == (2, 0.5, 4, 1)
 
 
-def test_callbacks_are_found_again_by_class_and_options(ranks: Pools) -> None:
+def test_callbacks_match_by_class_and_options(ranks: Pools) -> None:
     ranks(1).run(_matches, timeout=180)
 
 
@@ -194,7 +196,7 @@ Damage = Callable[[bytes], bytes]
 
 
 def _rewritten(change: Callable[[dict[str, bytes]], None]) -> Damage:
-    """The same file with other members, whose checksums are right."""
+    """Rewrite a file with other members and correct checksums."""
 
     def damage(data: bytes) -> bytes:
         import io
@@ -254,7 +256,7 @@ DAMAGES: dict[str, Damage] = {
 
 
 def _opened(comm: Any, folder: Path, path: Path, names: list[str]) -> list[Any]:
-    """For each damage what all ranks make of it: their error, or the facts."""
+    """Return for each damage the error of this rank, or the facts that it reads."""
     from matex_data.training.comm.channel import open_channel
     from matex_data.training.restart import checkpoint
 
@@ -265,18 +267,18 @@ def _opened(comm: Any, folder: Path, path: Path, names: list[str]) -> list[Any]:
     for name in names:
         damage = DAMAGES.get(name)
         if damage is None:
-            place, bit = flips.pop()
-            data = whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :]
+            at, bit = flips.pop()
+            data = whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :]
         else:
             data = damage(whole)
         if comm.rank == 0:
             (folder / FILE).write_bytes(data)
         comm.Barrier()
         try:
-            channel = checkpoint.open_checkpoint(open_channel(comm), folder)
-            assert channel is not None
-            arrays = {key: channel.take(key).tobytes() for key in channel.facts["arrays"]}
-            found.append((arrays, channel.facts))
+            opened = checkpoint.open_checkpoint(open_channel(comm), folder)
+            assert opened is not None
+            arrays = {key: opened.pop(key).tobytes() for key in opened.facts["arrays"]}
+            found.append((arrays, opened.facts))
         except Exception as error:
             found.append(error)
         comm.Barrier()
@@ -323,22 +325,22 @@ def _started(comm: Any, folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_drafts_of_killed_saves_are_removed(tmp_path: Path, ranks: Pools) -> None:
+def test_drafts_of_interrupted_saves_are_removed(tmp_path: Path, ranks: Pools) -> None:
     assert ranks(2).run(_started, tmp_path, timeout=180) == [[f".{FILE}.1", "notes.txt"]] * 2  # that process lives
 
 
 def _sent(comm: Any, folder: Path) -> tuple[int, int, int]:
-    """Bytes of arrays that this rank has got or given, those of objects, and those of the checkpoint."""
+    """Return the bytes that this rank broadcasts as arrays and as objects, and those of the checkpoint."""
     from matex_data.training.comm.channel import open_channel
     from matex_data.training.restart import checkpoint
 
     channel = open_channel(comm)
     model = _model(1, 0.1)
     model.optimizer.build(model.trainable_variables)
-    shared, objects = [], []
-    share, send = channel.host.broadcast, channel.host.allgather_object
-    channel.host.broadcast = lambda flat, root=0: (shared.append(flat.nbytes), share(flat, root))[1]  # type: ignore[method-assign]
-    channel.host.allgather_object = lambda mine: (objects.append(len(pickle.dumps(mine))), send(mine))[1]  # type: ignore[method-assign]
+    arrays, objects = [], []
+    broadcast, gather = channel.host.broadcast, channel.host.allgather_object
+    channel.host.broadcast = lambda flat, root=0: (arrays.append(flat.nbytes), broadcast(flat, root))[1]  # type: ignore[method-assign]
+    channel.host.allgather_object = lambda value: (objects.append(len(pickle.dumps(value))), gather(value))[1]  # type: ignore[method-assign]
     try:
         found = checkpoint.open_checkpoint(channel, folder)
         assert found is not None
@@ -348,13 +350,13 @@ def _sent(comm: Any, folder: Path) -> tuple[int, int, int]:
         del channel.host.broadcast, channel.host.allgather_object
     assert left == sum("best_weights" in name for name in found.facts["arrays"]) * (comm.rank == 0)
     tables = [table for name, table in found.facts["arrays"].items() if "best_weights" not in name]
-    return sum(shared), sum(objects), sum(int(np.prod(s)) * np.dtype(d).itemsize for d, s in tables)
+    return sum(arrays), sum(objects), sum(int(np.prod(s)) * np.dtype(d).itemsize for d, s in tables)
 
 
-def test_arrays_are_sent_once(table: Path, tmp_path: Path, ranks: Pools) -> None:
+def test_arrays_are_broadcast_once(table: Path, tmp_path: Path, ranks: Pools) -> None:
     ranks(2).run(_fit, table, tmp_path, STOPPING, 7, timeout=180)
-    for shared, objects, stored in ranks(2).run(_sent, tmp_path, timeout=180):
-        assert shared == stored > 3000
+    for arrays, objects, stored in ranks(2).run(_sent, tmp_path, timeout=180):
+        assert arrays == stored > 3000
         assert objects < 8000
 
 
@@ -405,7 +407,7 @@ def _by_name(comm: Any, folder: Path) -> None:
     assert checkpoint.rank_variables(model("a", "b", frozen=True)) == model("a", "b").metrics_variables
 
 
-def test_variables_are_found_by_name(tmp_path: Path, ranks: Pools) -> None:
+def test_variables_match_by_name(tmp_path: Path, ranks: Pools) -> None:
     ranks(1).run(_by_name, tmp_path, timeout=180)
 
 
@@ -426,7 +428,7 @@ def _pipeline(comm: Any, path: Path, folder: Path | None, stop: int, seed: int |
     return problems.weights(model)
 
 
-def test_a_pipeline_over_a_data_set_goes_on_with_its_epoch(table: Path, tmp_path: Path, ranks: Pools) -> None:
+def test_a_pipeline_resumes_in_its_epoch(table: Path, tmp_path: Path, ranks: Pools) -> None:
     pool = ranks(1)
     straight = pool.run(_pipeline, table, None, 0, timeout=180)
     pool.run(_pipeline, table, tmp_path, 2 * STEPS + 4, timeout=180)
@@ -437,7 +439,7 @@ def test_a_pipeline_over_a_data_set_goes_on_with_its_epoch(table: Path, tmp_path
     assert all(a.tobytes() == b.tobytes() for a, b in zip(resumed[0], straight[0], strict=True))
 
 
-def test_a_data_set_that_is_another_one_is_refused(table: Path, tmp_path: Path, ranks: Pools) -> None:
+def test_another_dataset_is_an_error(table: Path, tmp_path: Path, ranks: Pools) -> None:
     pool = ranks(2)
     pool.run(_fit, table, tmp_path, {}, 7, timeout=180)
     for name, options in (("batch_size", {"batch_size": 12}), ("seed", {"seed": 6}), ("shuffle", {"shuffle": False})):

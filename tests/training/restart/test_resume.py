@@ -1,4 +1,4 @@
-"""A run that is killed and started again ends with the weights of one that was not.
+"""A run that is killed and restarted ends with the weights of an uninterrupted run.
 
 Runs that are killed are jobs of their own, the others run in pools.
 """
@@ -93,9 +93,7 @@ def _kill(ranks: int, table: Path, folder: Path, plain: bool, kill: int) -> None
 
 
 @pytest.mark.parametrize("kills", [(7,), pytest.param((10, 4), marks=pytest.mark.slow)])
-def test_killed_and_restarted_is_bitwise_the_same(
-    table: Path, tmp_path: Path, ranks: Pools, kills: tuple[int, ...]
-) -> None:
+def test_a_restarted_run_is_bitwise_equal(table: Path, tmp_path: Path, ranks: Pools, kills: tuple[int, ...]) -> None:
     broken, straight = str(tmp_path / "broken"), str(tmp_path / "straight")
     for kill in kills:  # the first run draws the seed of the order, and stores it in its checkpoint
         _kill(2, table, Path(broken), False, kill)
@@ -106,7 +104,7 @@ def test_killed_and_restarted_is_bitwise_the_same(
 
 
 @pytest.mark.openmpi
-def test_goes_on_with_another_number_of_ranks(table: Path, tmp_path: Path, ranks: Pools) -> None:
+def test_resumes_on_another_number_of_ranks(table: Path, tmp_path: Path, ranks: Pools) -> None:
     moved, straight = str(tmp_path / "moved"), str(tmp_path / "straight")
     _kill(3, table, Path(moved), True, 7)
     seed = _seed(Path(moved))

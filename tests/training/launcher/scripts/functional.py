@@ -1,4 +1,4 @@
-"""A functional model with two inputs, callbacks, class weights, and a metric of its own in a callback."""
+"""A functional model with two inputs, callbacks, class weights, and a custom metric in a callback."""
 
 import sys
 from pathlib import Path
@@ -37,7 +37,7 @@ history = model.fit(
     {"numbers": numbers[:300], "words": words[:300]},
     y[:300],
     batch_size=32,
-    epochs=8,
+    epochs=4,
     validation_data=({"numbers": numbers[300:], "words": words[300:]}, y[300:]),
     class_weight={0: 1.0, 1: 2.0},
     callbacks=callbacks,

@@ -1,4 +1,4 @@
-"""A script for MaTEx, as its users wrote it in 2018."""
+"""A script for MaTEx from 2018."""
 
 import sys
 

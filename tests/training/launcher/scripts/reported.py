@@ -1,4 +1,4 @@
-"""Everything that Keras reports of training, validation, evaluation and prediction, case by case.
+"""Results of Keras's training, validation, evaluation and prediction, case by case.
 
 Arguments: names of cases; none: all.
 """

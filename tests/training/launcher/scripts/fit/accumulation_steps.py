@@ -1,4 +1,4 @@
-"""The optimizer's own accumulation of gradients, with clipping by it."""
+"""Gradient accumulation and clipping by the optimizer."""
 
 import sys
 

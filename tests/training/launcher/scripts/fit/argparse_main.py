@@ -1,4 +1,4 @@
-"""A script with arguments and functions, that does nothing when imported."""
+"""A script with arguments, functions and a main guard."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""Callbacks that decide by the logs: a schedule, a plateau, an early end, and one of the script's own."""
+"""Callbacks that use the logs: a schedule, a plateau, early stopping, and a custom one."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""An optimizer that keeps an average of the weights, and gives it to the model at the end."""
+"""An optimizer that keeps a moving average of the weights and assigns it at the end."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A search by hand: clones of one model with the same first weights, and the best of them."""
+"""A grid search over clones of one model with the same initial weights."""
 
 import sys
 

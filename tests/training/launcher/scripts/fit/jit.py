@@ -1,4 +1,4 @@
-"""A model that asks for XLA."""
+"""A model compiled with jit_compile=True."""
 
 import sys
 

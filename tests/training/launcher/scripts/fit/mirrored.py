@@ -1,4 +1,4 @@
-"""Keras's guide to several GPUs: the model is made and compiled in the scope of a strategy."""
+"""Keras's guide to several GPUs: a model built and compiled in the scope of a strategy."""
 
 import sys
 

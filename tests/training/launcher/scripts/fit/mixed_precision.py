@@ -1,4 +1,4 @@
-"""Mixed precision: 16 bits within layers, and a loss that is scaled."""
+"""Mixed precision: 16 bits in layers, and loss scaling."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""predict and evaluate on a number of steps of a generator that goes on."""
+"""predict and evaluate with a number of steps of an endless generator."""
 
 import sys
 

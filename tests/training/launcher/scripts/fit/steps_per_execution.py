@@ -1,4 +1,4 @@
-"""Several steps in one call of the graph."""
+"""Training with steps_per_execution."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A loss that Keras knows to be a sum, and one that it takes the mean of over weights."""
+"""A loss with sum reduction, and one with a mean over sample weights."""
 
 import sys
 

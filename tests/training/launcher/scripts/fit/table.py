@@ -1,4 +1,4 @@
-"""A constant table beside each batch: it has rows of its own, not those of the batch."""
+"""A constant table in each element, whose rows are not those of the batch."""
 
 import sys
 

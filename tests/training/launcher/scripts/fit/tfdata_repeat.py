@@ -1,4 +1,4 @@
-"""A pipeline that shuffles and repeats, cut into epochs by steps_per_epoch."""
+"""A pipeline that shuffles and repeats, with steps_per_epoch."""
 
 import sys
 

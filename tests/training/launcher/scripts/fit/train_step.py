@@ -1,4 +1,4 @@
-"""Keras's guide to a train_step of one's own, where ``self.metrics`` holds one that results in a dict."""
+"""Keras's guide to a custom train_step, with a metric in ``self.metrics`` whose result is a dict."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A tf.function that holds the loop over the data set itself."""
+"""A tf.function with the loop over the dataset."""
 
 import sys
 

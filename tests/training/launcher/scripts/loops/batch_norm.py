@@ -1,4 +1,4 @@
-"""BatchNormalization, whose last batch has one row: no part of it could be normalized."""
+"""BatchNormalization with one row in the last batch, of which no shard could be normalized."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A learning rate, and an end, that depend on the loss of a batch."""
+"""A learning rate and a stop that depend on the loss of a batch."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""TensorFlow 1 throughout: no eager execution, tf.data, an optimizer of it, and a loss of the batch."""
+"""TensorFlow 1 throughout: no eager execution, tf.data, one of its optimizers, and a loss of the batch."""
 
 import sys
 

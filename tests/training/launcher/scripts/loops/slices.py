@@ -1,4 +1,4 @@
-"""Slices of arrays in an order of the script's own."""
+"""Slices of arrays in a custom order."""
 
 import sys
 

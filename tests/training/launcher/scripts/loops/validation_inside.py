@@ -1,4 +1,4 @@
-"""A loop that evaluates within its body, on another data set with batches of another size."""
+"""A loop that evaluates in its body, on another dataset with another batch size."""
 
 import sys
 

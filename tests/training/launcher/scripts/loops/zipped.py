@@ -1,4 +1,4 @@
-"""Two data sets at once, with labels and without, and batches of two sizes."""
+"""Two zipped datasets, with and without labels, of different batch sizes."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A loss of a train_step that is divided by the script's batch size, whatever the rows."""
+"""A train_step with a loss that is divided by a constant batch size."""
 
 import sys
 

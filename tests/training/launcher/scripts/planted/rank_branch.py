@@ -1,4 +1,4 @@
-"""A loss that depends on the rank: no weights of one process exist for it."""
+"""A loss that depends on the rank, so that one process has no such weights."""
 
 import sys
 

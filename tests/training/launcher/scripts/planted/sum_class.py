@@ -1,4 +1,4 @@
-"""A loss that says that it is a sum, and divides it by a constant in its own ``__call__``."""
+"""A loss with sum reduction that divides by a constant in its ``__call__``."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A constant table that by chance has as many rows as a batch: it looks like a part of it."""
+"""A constant table that has as many rows as a batch."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The loss of the whole batch, which decides about the learning rate and the end."""
+"""A learning rate and a stop that depend on the allreduced loss."""
 
 import sys
 

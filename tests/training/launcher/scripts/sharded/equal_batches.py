@@ -1,4 +1,4 @@
-"""A loop over shared batches that all have as many rows, in a tf.function."""
+"""A loop in a tf.function over sharded batches of equal size."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A last batch with fewer rows than ranks: those without rows take the same step."""
+"""A last batch with fewer rows than there are ranks."""
 
 import sys
 

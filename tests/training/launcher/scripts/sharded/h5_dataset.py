@@ -1,4 +1,4 @@
-"""A data set of this package in a loop: it is a rank's part already."""
+"""A loop over a dataset of this package, which is sharded already."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A persistent tape, of which two losses and two optimizers take gradients, and one of a gradient."""
+"""A persistent tape with two losses, two optimizers, and a gradient of a gradient."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Accumulation over shared batches: exact, since a batch that the ranks cannot share equally is left out."""
+"""Gradient accumulation over sharded batches, exact since unequal batches are dropped."""
 
 import sys
 

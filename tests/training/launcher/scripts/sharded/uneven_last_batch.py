@@ -1,4 +1,4 @@
-"""A last batch that the ranks cannot share equally: each batch is one step, in which the parts weigh by their rows."""
+"""A last batch that does not split equally; each batch is one step, in which ranks weigh by their rows."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A validation loop over shared batches after every epoch: its sums are added up over the ranks."""
+"""A validation loop over sharded batches after every epoch, with sums over the ranks."""
 
 import sys
 

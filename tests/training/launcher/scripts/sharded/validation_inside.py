@@ -1,4 +1,4 @@
-"""Validation over shared batches of another size between the gradient of a batch and its step."""
+"""Validation on sharded batches of another size between the gradient of a batch and its step."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Two shared data sets at once, whose batches have two sizes, each of which the ranks share equally."""
+"""Two zipped sharded datasets of different batch sizes, each of which splits equally."""
 
 import sys
 
