@@ -127,7 +127,7 @@ def _checked_encoding(name: str | None) -> str | None:
         found = codecs.lookup(name).name
         usable = found.startswith(("utf-16", "utf-32")) or _ASCII.encode().decode(found) == _ASCII
     except (LookupError, UnicodeError) as error:
-        raise _bad_value("encoding", "a name that Python knows", name) from error
+        raise _bad_value("encoding", "the name of an encoding of Python", name) from error
     if not usable:
         raise _bad_value("encoding", "one that contains ASCII, or UTF-16 or UTF-32", name)
     return "utf-8" if found in ("utf-8-sig", "ascii") else found

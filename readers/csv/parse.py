@@ -153,7 +153,7 @@ class Parser:
     def _parse_with_python(
         self, data: Bytes, types: Mapping[str, Any], count: int, line: int, error: Exception
     ) -> pa.Table:
-        """Parse like ``parse`` what Arrow refuses with ``error``."""
+        """Like ``parse``, but with Python's csv, after Arrow has refused the text with ``error``."""
         records, lines = self._records(data, line)
         if len(records) != count:
             raise DecodeError(
@@ -232,7 +232,7 @@ def _single_blanks(data: Bytes) -> Bytes:
 
 
 def _doubtful_columns(table: pa.Table, text: Bytes, types: Mapping[str, Any]) -> list[str]:
-    """Return the columns of numbers of which some may be texts in pandas, or have lost digits."""
+    """Return the columns of numbers in which a value may be a text in pandas, or may have lost digits."""
     integers = [name for name in types if pa.types.is_integer(table[name].type)]
     floats = [name for name in types if pa.types.is_floating(table[name].type)]
     stored = text.tobytes() if integers else b""

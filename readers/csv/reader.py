@@ -137,15 +137,16 @@ def _inspect(path: str, names: Sequence[str] | None, options: Options) -> _TextF
         size = Path(path).stat().st_size
         head = np.fromfile(path, np.uint8, HEAD_BYTES)
         stored = stored_as(head[:16].tobytes(), options.encoding)
-        if stored or size <= SMALL_BYTES:
+        is_large = not stored and size > SMALL_BYTES
+        if not is_large:
             head = np.fromfile(path, np.uint8)
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error
-    if (stored or size <= SMALL_BYTES) and len(head) != size:
+    if not is_large and len(head) != size:
         raise DataError("the file changes while it is read", file=path, expected=f"{size} bytes", found=len(head))
     if not stored:
         file = _parse_head(path, head, size, stored, options)
-        return file if size > SMALL_BYTES else _index_small(file, head, block_bytes(size), names, options)
+        return file if is_large else _index_small(file, head, block_bytes(size), names, options)
     try:
         text = plain_text(head, stored)
     except DataError as error:
@@ -337,7 +338,7 @@ def _summarize_large(
                 rows = int(first[block + 1] - first[block])
                 summaries = _summarize(data, file, columns, options, rows, int(line[block]))
                 found = merge_summaries([found, summaries])
-        except Exception as raised:  # the other ranks count on this one for the rest of the reads
+        except Exception as raised:  # the other ranks need this one for the rest of the reads
             error = error or raised
     ranks.agree(error)
     return merge_summaries(ranks.allgather(found))
@@ -396,12 +397,10 @@ def _build_index(files: Sequence[_TextFile], columns: Sequence[str], options: Op
     types = {}
     for name in columns:
         dtype, summary = options.requested_dtype(name), summaries.get(name, Summary())
-        inferred = dtype is None
-        types[name] = (
-            inferred_type(summary, options.parse_dates)
-            if inferred
-            else requested_type(name, dtype, sorted(summary.values))
-        )
+        if dtype is None:
+            types[name] = inferred_type(summary, options.parse_dates)
+        else:
+            types[name] = requested_type(name, dtype, sorted(summary.values))
     parser, dialect = files[0].parser, files[0].parser.dialect
     shown = {name: getattr(dialect, name) for name in ("sep", "quotechar", "escapechar", "comment", "decimal")}
     shown["encoding"] = files[0].stored if files[0].stored.startswith("utf") else dialect.encoding

@@ -1,8 +1,8 @@
 """Record boundaries: the newlines outside quotes, found in a text in memory or in a large file by all ranks.
 
 A quote opens only at the start of a field, and a doubled quote stands for itself, as in RFC 4180, Python's csv, pandas
-and Arrow. So all that a scanner must know at the start of a line is whether it lies inside quotes. Ranks scan
-segments of a file at once, each for both cases; the end of each segment then tells which case holds for the next.
+and Arrow. So the state of a scanner at the start of a line is one bit: inside quotes or not. Ranks scan segments of a
+file at once, each for both cases, or for the probable one; the end of each then decides which case holds for the next.
 """
 
 from __future__ import annotations
@@ -93,15 +93,23 @@ def record_starts(data: Bytes, ends: Integers, inside: bool, dialect: Dialect) -
 
 def _field_quotes(data: Bytes, inside: bool, dialect: Dialect) -> Integers:
     """Return the positions of the quotes that alternately open and close fields, int64[n]."""
-    quotes = _EMPTY if dialect.quotechar is None else np.flatnonzero(data == ord(dialect.quotechar))
-    if not len(quotes):
+    quotes = _quotes(data, dialect)
+    if not len(quotes) or _all_fit(data, quotes, inside, dialect):
         return quotes
-    if dialect.escapechar is None and dialect.comment is None:
-        opening = quotes[int(inside) :: 2]
-        neighbours = _byte_set([*dialect.separators, LF, CR, *(dialect.quotechar or "").encode()])
-        if bool(neighbours[data[opening[opening > 0] - 1]].all()):
-            return quotes
     return np.array(dialect.quotes_and_comments(data.tobytes(), inside)[0], np.int64)
+
+
+def _quotes(data: Bytes, dialect: Dialect) -> Integers:
+    return _EMPTY if dialect.quotechar is None else np.flatnonzero(data == ord(dialect.quotechar))
+
+
+def _all_fit(data: Bytes, quotes: Integers, inside: bool, dialect: Dialect) -> bool:
+    """Return whether every quote that opens a field, if each opens or closes one, stands behind a separator."""
+    if dialect.escapechar is not None or dialect.comment is not None:
+        return False
+    opening = quotes[int(inside) :: 2]
+    neighbours = _byte_set([*dialect.separators, LF, CR, *(dialect.quotechar or "").encode()])
+    return bool(neighbours[data[opening[opening > 0] - 1]].all())
 
 
 def _without_blank_lines(data: Bytes, starts: Integers, dialect: Dialect) -> Integers:
@@ -158,18 +166,19 @@ class _Case:
 
     Parameters
     ----------
-    inside : the next line is inside quotes.
+    began_inside : the segment begins inside quotes.
+    inside : the next line does.
     open_quote : position of the last quote that was open at the end of a line; -1 if there is none.
     count : number of records.
     """
 
+    began_inside: bool
     inside: bool
     open_quote: int = -1
     count: int = 0
     blocks: list[BlockColumns] = field(default_factory=list)
 
 
-@dataclass
 class Scanner:
     """Scanner of consecutive bytes of a text.
 
@@ -177,28 +186,23 @@ class Scanner:
     ----------
     offset : byte of the text where the segment begins.
     step : bytes; the first record in every ``step`` bytes of the text begins a block.
-    cases : one for each state in which the segment may begin.
+    any_line : the segment may begin inside quotes; otherwise it begins outside.
+    thorough : keep the improbable one of the two cases, which takes five times as long in a text full of quotes.
     """
 
-    offset: int
-    step: int
-    dialect: Dialect
-    cases: tuple[_Case, ...]
-    lines: int = 0
-    nul: int = -1
-    encodings: frozenset[str] = frozenset(ENCODINGS)
-    _buffer: Bytes = field(default_factory=lambda: np.empty(0, np.uint8))  # fresh memory would take twice the time
-    _kept: int = 0  # bytes of an unfinished line
-
-    @classmethod
-    def from_start(cls, offset: int, step: int, dialect: Dialect) -> Scanner:
-        """Return a scanner of a text that begins outside quotes."""
-        return cls(offset, step, dialect, (_Case(False),))
-
-    @classmethod
-    def from_any_line(cls, offset: int, step: int, dialect: Dialect) -> Scanner:
-        """Return a scanner of a text that may begin inside quotes."""
-        return cls(offset, step, dialect, (_Case(False), _Case(True)))
+    def __init__(
+        self, offset: int, step: int, dialect: Dialect, any_line: bool = False, thorough: bool = False
+    ) -> None:
+        self.offset = offset
+        self.step = step
+        self.dialect = dialect
+        self.thorough = thorough
+        self.cases = [_Case(False, False), _Case(True, True)] if any_line else [_Case(False, False)]
+        self.lines = 0
+        self.nul = -1
+        self.encodings = frozenset(ENCODINGS)
+        self._buffer: Bytes = np.empty(0, np.uint8)  # used again: fresh memory would take twice the time
+        self._kept = 0  # bytes of an unfinished line
 
     def feed(self, data: Bytes, last: bool) -> None:
         """Scan the next bytes; ``last``: they end with a line or the file."""
@@ -217,6 +221,10 @@ class Scanner:
 
     def _scan(self, data: Bytes) -> None:
         ends = line_ends(data)
+        if len(self.cases) > 1 and not self.thorough:
+            quotes = _quotes(data, self.dialect)
+            fitting = [case for case in self.cases if _all_fit(data, quotes, case.inside, self.dialect)]
+            self.cases = fitting if len(fitting) == 1 else self.cases
         for case in self.cases:
             starts, case.inside, open_quote = record_starts(data, ends, case.inside, self.dialect)
             block = _first_of_each((starts + self.offset) // self.step)
@@ -236,12 +244,23 @@ def _first_of_each(values: Integers) -> Integers:
     return np.flatnonzero(np.diff(values, prepend=-1))
 
 
-def join(segments: Sequence[Scanner], line: int) -> Records:
-    """Join neighbouring segments of a text, of which the first begins outside quotes behind ``line`` lines."""
-    case, count, open_quote = _Case(False), 0, -1
-    columns: list[BlockColumns] = [(_EMPTY, _EMPTY, _EMPTY)]
+def matching_cases(segments: Sequence[Scanner]) -> list[_Case] | None:
+    """Return the case that holds for each of neighbouring segments; None if a scanner has dropped one of them."""
+    cases: list[_Case] = []
     for segment in segments:
-        case = segment.cases[int(case.inside)]
+        inside = cases[-1].inside if cases else False
+        case = next((case for case in segment.cases if case.began_inside == inside), None)
+        if case is None:
+            return None
+        cases.append(case)
+    return cases
+
+
+def join(segments: Sequence[Scanner], cases: Sequence[_Case], line: int) -> Records:
+    """Join neighbouring segments of a text, of which the first begins behind ``line`` lines."""
+    count, open_quote = 0, -1
+    columns: list[BlockColumns] = [(_EMPTY, _EMPTY, _EMPTY)]
+    for segment, case in zip(segments, cases, strict=True):
         columns += [(offset, first + count, before + line) for offset, first, before in case.blocks]
         count, line = count + case.count, line + segment.lines
         open_quote = max(open_quote, case.open_quote)
@@ -251,7 +270,7 @@ def join(segments: Sequence[Scanner], line: int) -> Records:
         np.append(offset[block], segments[-1].offset),
         np.append(first[block], count),
         before[block],
-        open_quote if case.inside else -1,
+        open_quote if cases[-1].inside else -1,
         next((segment.nul for segment in segments if segment.nul >= 0), -1),
         frozenset.intersection(*(segment.encodings for segment in segments)),
     )
@@ -265,12 +284,14 @@ def block_bytes(size: int) -> int:
 
 def scan_text(text: Bytes, offset: int, line: int, step: int, dialect: Dialect) -> Records:
     """Find the records of a text in memory from byte ``offset`` on, which ``line`` lines precede."""
-    scanner = Scanner.from_start(offset, step, dialect)
+    scanner = Scanner(offset, step, dialect)
     scanner.feed(text[offset:], last=True)
-    return join([scanner], line)
+    return join([scanner], scanner.cases, line)
 
 
-def scan_file(path: str, offset: int, line: int, size: int, dialect: Dialect, ranks: IndexingRanks) -> Records:
+def scan_file(
+    path: str, offset: int, line: int, size: int, dialect: Dialect, ranks: IndexingRanks, thorough: bool = False
+) -> Records:
     """Find the records of a large file, of which each rank scans one segment. *Collective*.
 
     Parameters
@@ -278,11 +299,12 @@ def scan_file(path: str, offset: int, line: int, size: int, dialect: Dialect, ra
     offset : byte where the first record begins.
     line : lines before it.
     size : of the file, in bytes.
+    thorough : scan each segment for both cases, however improbable one is.
     """
     borders = _segment_borders(path, offset, size, ranks)
     begin, end = borders[ranks.rank : ranks.rank + 2]
-    create = Scanner.from_any_line if ranks.rank and dialect.quotechar else Scanner.from_start
-    scanner = create(begin, block_bytes(size), dialect)
+    any_line = ranks.rank > 0 and dialect.quotechar is not None
+    scanner = Scanner(begin, block_bytes(size), dialect, any_line, thorough)
     memory = np.empty(READ_BYTES, np.uint8)
     error: Exception | None = None
     for _ in range(-(-int(np.diff(borders).max()) // READ_BYTES)):
@@ -292,10 +314,14 @@ def scan_file(path: str, offset: int, line: int, size: int, dialect: Dialect, ra
             begin += len(data)
             if len(data) and error is None:
                 scanner.feed(data, last=begin == end)
-        except Exception as raised:  # the other ranks count on this one for the rest of the reads
+        except Exception as raised:  # the other ranks need this one for the rest of the reads
             error = error or raised
     ranks.agree(error)
-    return join(ranks.allgather(scanner), line)
+    segments = ranks.allgather(scanner)
+    cases = matching_cases(segments)
+    if cases is None:  # only in a text that looks quoted where it is not, or the reverse
+        return scan_file(path, offset, line, size, dialect, ranks, thorough=True)
+    return join(segments, cases, line)
 
 
 def _segment_borders(path: str, offset: int, size: int, ranks: IndexingRanks) -> list[int]:

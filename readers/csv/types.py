@@ -42,8 +42,8 @@ class Summary:
 
     Parameters
     ----------
-    kind : "null" if all are missing; "int64"; "uint64" if some need it; "float64"; "bool"; "micro", "nano" or "zoned"
-        for times; "text" for anything else.
+    kind : "null" if all are missing; "int64"; "uint64" if a value needs it; "float64"; "bool"; "micro", "nano" or
+        "zoned" for times; "text" for anything else.
     missing : a value is missing.
     negative : an integer is below 0.
     values : all different values, where these are needed.

@@ -71,10 +71,10 @@ def test_a_text_split_behind_any_line(text: str) -> None:
 @given(TEXTS, st.integers(1, 12), st.integers(1, 16))
 def test_a_text_scanned_in_reads_of_any_size(text: str, size: int, step: int) -> None:
     data = as_bytes(text)
-    scanner = Scanner.from_start(0, step, COMMA)
+    scanner = Scanner(0, step, COMMA)
     for at in range(0, len(data), size):
         scanner.feed(data[at : at + size], last=at + size >= len(data))
-    _check(text, join([scanner], 0), step)
+    _check(text, join([scanner], scanner.cases, 0), step)
     assert scanner.lines == len(line_ends(data))
 
 
