@@ -67,7 +67,6 @@ fuzz: $(VENV)/installed-test
 
 # Lines and branches that this process executes: ranks and jobs are processes of their own.
 coverage: $(VENV)/installed-test
-	@$(BIN)/python -m pip install -q coverage
 	@$(BIN)/python -m coverage run --branch --source matex_data,readers,training -m pytest $(QUICK)
 	@$(BIN)/python -m coverage report
 
@@ -105,10 +104,11 @@ $(OLDEST)/installed: setup.cfg pyproject.toml | $(VENV)/made
 	@$(OLDEST)/bin/python -m pip install -q -e '.[test]' $(OLDEST_VERSIONS)
 	@touch $@
 
-# An editable install: sources may change without a new one, packaging may not.
+# An editable install: sources may change without a new one, packaging may not. Python compiles a module when it is first
+# imported: pip would compile 11,000, most of which no test imports, in 40 s.
 $(VENV)/installed-%: setup.cfg pyproject.toml | $(VENV)/made
 	@echo "== Installing matex_data and what '$*' needs into $(VENV) (TensorFlow is large: this may take some minutes)"
-	@$(BIN)/python -m pip install --progress-bar off -e '.[$*]' \
+	@$(BIN)/python -m pip install --progress-bar off --no-compile -e '.[$*]' \
 	    | sed -u -n -E 's/^ *(Downloading|Using cached) ([^ ]*\/)?([^ /]+) *(\(.*\))?$$/   \3 \4/p; s/^(Successfully) installed .*/   \1 installed/p'
 	@touch $@
 

@@ -64,7 +64,7 @@ def open_dataset(
     inputs, targets : str, or list of str. Names of fields. Neither: an element is a dict of all fields. Only inputs:
         ``x``. Both: ``(x, y)``. A list gives a dict by name.
     comm : mpi4py.MPI.Intracomm. The ranks that share the data. None: all ranks.
-    stack : bool. Stack ``inputs``, numeric fields of one shape, to one array of shape (samples, fields, ...), the
+    stack : bool. Stack ``inputs``, numeric fields of one shape, into one array of shape (samples, fields, ...), the
         field "inputs".
     window : int, in samples. Each sample of the data set is ``window`` consecutive samples of one file, of shape
         (window, ...). With ``horizon`` or ``targets``, the target is the ``horizon`` samples behind the window, of

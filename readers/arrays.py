@@ -132,7 +132,7 @@ def _raw_array(path: str, dtype: Any, shape: tuple[int, ...], offset: int) -> St
     size = Path(path).stat().st_size
     try:
         stored = np.dtype(dtype)
-    except Exception as error:  # NumPy raises several kinds
+    except Exception as error:  # NumPy raises many kinds
         raise FormatError(
             "there is no such dtype", file=path, expected='dtype=">f4", for example', found=error
         ) from error

@@ -37,7 +37,7 @@ class Format:
     names : patterns of file names without a telling suffix, as of ``pathlib.PurePath.match``, in lower case.
     sidecars : patterns of files that belong to other files. A directory is opened without them.
     collective_reader : function ``index_collectively(paths, names, ranks, **options) -> Index``, or its address, for a
-        format whose files several ranks index at once; None: one rank indexes each file.
+        format whose files all ranks index collectively; None: one rank indexes each file.
     extra : pip requirement that brings the packages that the reader imports, for example ``"matex_data[csv]"``.
         The error for a missing package shows it.
     """

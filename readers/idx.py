@@ -54,10 +54,10 @@ def index(path: str, names: Sequence[str] | None = None, *, subset: str | None =
     if label_path is not None:
         labels = _read_header(label_path)
         fields["label"], layouts["label"] = labels.field("label"), _label_rows(labels, array.shape[0], path)
-    for wanted in names or ():
-        if wanted not in fields:
+    for requested in names or ():
+        if requested not in fields:
             expected = f"one of {list(fields)}"
-            raise FieldNotFound("the file has no such field", file=path, field=wanted, expected=expected)
+            raise FieldNotFound("the file has no such field", file=path, field=requested, expected=expected)
     selected = list(fields) if names is None else list(names)
     files = [FileIndex(path, array.shape[0], {n: layouts[n] for n in selected})] if is_in_subset(path, subset) else []
     return Index({n: fields[n] for n in selected}, files)

@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Group the tests for two processes: one keeps the pools, so that their ranks import TensorFlow once."""
     for item in items:
         uses_pools = not {"ranks", "pool"}.isdisjoint(getattr(item, "fixturenames", ()))
-        item.add_marker(pytest.mark.xdist_group("pools" if uses_pools else item.path.stem))
+        item.add_marker(pytest.mark.xdist_group("pools" if uses_pools else str(item.path)))
 
 
 @pytest.fixture(scope="session")

@@ -112,9 +112,8 @@ def test_built_in_formats_come_first(tmp_path: Path, entries: list[Entry]) -> No
     np.save(tmp_path / "a.npy", np.arange(5))
     head = (tmp_path / "a.npy").read_bytes()
     assert detect(str(tmp_path / "a.npy"), head) == "npy"
-    assert (
-        detect(str(tmp_path / "a.h5x"), b"\x89HDF\r\n\x1a\n" + bytes(100)) == "greedy"
-    )  # by both, not by content alone
+    hdf5 = b"\x89HDF\r\n\x1a\n" + bytes(100)
+    assert detect(str(tmp_path / "a.h5x"), hdf5) == "greedy"  # content and name together come before content alone
 
 
 def test_a_missing_package_is_named_with_its_install_command(entries: list[Entry]) -> None:

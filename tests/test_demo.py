@@ -1,4 +1,4 @@
-"""The demo's training on 1, 2, 3 and 4 ranks: the same weights, and each rank reads its own share."""
+"""Training of the demo on 1, 2, 3 and 4 ranks: equal weights, and each rank reads its own shard."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_weights_are_those_of_one_process(pool: Pool, files: list[Path], alone: 
 
 
 def _check_bytes(bytes_read: NDArray[np.int64], size: int, files: list[Path]) -> None:
-    """Of each pass over the training samples: a rank's share and one block at each of its two borders."""
+    """Check the bytes of each epoch: those of a rank's shard, and of one block at each of its two borders."""
     stored = 0
     for path in files:
         with h5py.File(path) as file:

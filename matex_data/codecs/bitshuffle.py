@@ -1,7 +1,7 @@
-"""The bitshuffle filter: bits of equal weight lie together, each block of elements by itself, maybe compressed.
+"""Undo the bitshuffle filter, which transposes the bits of blocks of elements and may compress each block.
 
-Source: https://github.com/kiyo-masui/bitshuffle, ``src/bshuf_h5filter.c`` and ``src/bitshuffle.c``. Options in the
-file: version (two numbers), bytes of an element, elements in a block (0: about 8 KiB), compression of blocks.
+Source: https://github.com/kiyo-masui/bitshuffle, ``src/bshuf_h5filter.c`` and ``src/bitshuffle.c``. Filter options:
+version (two numbers), bytes of an element, elements of a block (0: about 8 KiB), compression of the blocks.
 """
 
 from __future__ import annotations
@@ -15,53 +15,53 @@ import numpy as np
 from matex_data._types import Bytes
 from matex_data.codecs.scratch import Memory
 
-HEADER = 12  # bytes: decoded size (8), bytes of a block (4), big-endian, as are the sizes of the blocks
+HEADER_BYTES = 12  # decoded size (8), size of a block (4); both big-endian, as are the sizes in front of the blocks
 BLOCK_BYTES = 8192
 LEAST_BLOCK = 128  # elements
-TOGETHER = 8  # elements whose bits are shuffled together; fewer at the end are left as they are
-BLOCKS: dict[int, Callable[..., Any]] = {2: imagecodecs.lz4_decode, 3: imagecodecs.zstd_decode}
+GROUP = 8  # elements whose bits are transposed together; a shorter group at the end is stored as it is
+BLOCK_CODECS: dict[int, Callable[..., Any]] = {2: imagecodecs.lz4_decode, 3: imagecodecs.zstd_decode}
 
 
-def supported(options: tuple[int, ...]) -> bool:
-    """Whether chunks written with these options can be decoded here."""
+def can_decode(options: tuple[int, ...]) -> bool:
+    """Return whether chunks that were written with these options can be decoded."""
     codec = _compression(options)
-    lacking = {2: not imagecodecs.LZ4.available, 3: not imagecodecs.ZSTD.available}
-    return codec == 0 or (codec in BLOCKS and not lacking[codec])
+    missing = {2: not imagecodecs.LZ4.available, 3: not imagecodecs.ZSTD.available}
+    return codec == 0 or (codec in BLOCK_CODECS and not missing[codec])
 
 
 def _compression(options: tuple[int, ...]) -> int:
     return options[4] if len(options) > 4 else 0
 
 
-def undo(data: Bytes, options: tuple[int, ...], size: int | None, memory: Memory) -> Bytes:
-    """The chunk as it was before the filter.
+def decode(data: Bytes, options: tuple[int, ...], nbytes: int | None, memory: Memory) -> Bytes:
+    """Undo the filter; see `matex_data.codecs.pipeline.Decode`.
 
     Raises
     ------
-    RuntimeError, ValueError : a block is broken.
+    RuntimeError, ValueError : a block is corrupt.
     """
     width, block = options[2], options[3]
     if _compression(options):
-        data, block = _blocks(data, BLOCKS[_compression(options)], width)
-    block = block or max(BLOCK_BYTES // width // TOGETHER * TOGETHER, LEAST_BLOCK)
+        data, block = _decompress(data, BLOCK_CODECS[_compression(options)], width)
+    block = block or max(BLOCK_BYTES // width // GROUP * GROUP, LEAST_BLOCK)
     out = memory(data.nbytes)
     items = np.dtype(f"V{width}")
     imagecodecs.bitshuffle_decode(data.view(items), itemsize=width, blocksize=block, out=out.view(items))
     return out
 
 
-def _blocks(data: Bytes, decode: Callable[..., Any], width: int) -> tuple[Bytes, int]:
-    """The blocks decoded, one behind the other, and the number of elements in each."""
+def _decompress(data: Bytes, decode_block: Callable[..., Any], width: int) -> tuple[Bytes, int]:
+    """Return the concatenated decompressed blocks, and the number of elements of a block."""
     nbytes, block_bytes = int.from_bytes(data[:8].tobytes(), "big"), int.from_bytes(data[8:12].tobytes(), "big")
-    rest = nbytes % (TOGETHER * width)
+    rest = nbytes % (GROUP * width)
     if block_bytes <= 0 or block_bytes % width or nbytes > data.nbytes * 256 * 8:
         raise ValueError(f"blocks of {block_bytes} bytes, {nbytes} bytes in all")
     decoded = np.empty(nbytes, np.uint8)
-    at = HEADER
+    at = HEADER_BYTES
     for start in range(0, nbytes - rest, block_bytes):
         stop = min(start + block_bytes, nbytes - rest)
         length = int.from_bytes(data[at : at + 4].tobytes(), "big")
-        decode(data[at + 4 : at + 4 + length], out=decoded[start:stop])
+        decode_block(data[at + 4 : at + 4 + length], out=decoded[start:stop])
         at += 4 + length
     decoded[nbytes - rest :] = data[at : at + rest]
     return decoded, block_bytes // width

@@ -1,6 +1,10 @@
-"""The Blosc2 filter: one chunk in a frame, its values maybe in blocks of several axes.
+"""Undo the Blosc2 filter, which stores a chunk as a frame, in blocks of one or several axes.
 
 Sources: https://github.com/Blosc/c-blosc2, ``README_CFRAME_FORMAT.rst`` and ``README_B2ND_METALAYER.rst``.
+
+imagecodecs decompresses the chunk inside the frame; the frame itself is parsed here. The ``blosc2`` package decodes
+whole frames, but holds the interpreter lock while it does: two threads take twice the time of one (measured with
+blosc2 4.14 on chunks of 2.5 MB, where this module's threads run in parallel).
 """
 
 from __future__ import annotations
@@ -16,72 +20,74 @@ from matex_data._types import Bytes
 from matex_data.codecs.scratch import Memory
 
 MAGIC = b"b2frame\x00"
-MAGIC_AT, HEADER_SIZE, STORED_SIZE, ITEM_SIZE = 2, 11, 39, 48  # byte positions; the numbers are big-endian
-B2ND = b"\xa4b2nd\xd2"  # name of the entry that describes several axes; where it is follows as four bytes
-ZEROS = 0x81  # a special value: zeros
-AXES = 7  # bytes from there to the number of axes
+MAGIC_AT, HEADER_SIZE_AT, STORED_SIZE_AT, ITEM_SIZE_AT = 2, 11, 39, 48  # byte positions of big-endian numbers
+B2ND = b"\xa4b2nd\xd2"  # name of the metalayer that describes several axes, followed by its position in four bytes
+ZEROS = 0x81  # special value of a chunk of zeros
+AXES_AT = 7  # position of the number of axes in the metalayer
+MAX_AXES = 15
 
 
-def undo(data: Bytes, options: tuple[int, ...], size: int | None, memory: Memory) -> Bytes:
-    """The chunk as it was before the filter.
+def decode(data: Bytes, options: tuple[int, ...], nbytes: int | None, memory: Memory) -> Bytes:
+    """Undo the filter; see `matex_data.codecs.pipeline.Decode`.
 
     Raises
     ------
-    RuntimeError, ValueError, IndexError : the frame is broken.
+    RuntimeError, ValueError, IndexError : the frame is corrupt.
     """
     head = data[:4096].tobytes()
     if head[MAGIC_AT : MAGIC_AT + len(MAGIC)] != MAGIC:
-        raise ValueError("no frame of Blosc2")
-    start = _number(head, HEADER_SIZE, 4)
-    if not _number(head, STORED_SIZE, 8):
-        return _special(data[start:], size, memory)
+        raise ValueError("not a Blosc2 frame")
+    start = _number(head, HEADER_SIZE_AT, 4)
+    if not _number(head, STORED_SIZE_AT, 8):
+        return _special_chunk(data[start:], nbytes, memory)
     shapes = _shapes(head[:start])
     if shapes is None or shapes[0] == shapes[1]:
-        return _flat(imagecodecs.blosc2_decode(data[start:], numthreads=1, out=None if size is None else memory(size)))
-    blocks = _flat(imagecodecs.blosc2_decode(data[start:], numthreads=1))
-    return _joined(blocks, *shapes, _number(head, ITEM_SIZE, 4), memory)
+        out = None if nbytes is None else memory(nbytes)
+        return _as_array(imagecodecs.blosc2_decode(data[start:], numthreads=1, out=out))
+    blocks = _as_array(imagecodecs.blosc2_decode(data[start:], numthreads=1))
+    return _assemble(blocks, *shapes, _number(head, ITEM_SIZE_AT, 4), memory)
 
 
 def _number(head: bytes, at: int, nbytes: int) -> int:
     return int.from_bytes(head[at : at + nbytes], "big")
 
 
-def _flat(decoded: Any) -> Bytes:
+def _as_array(decoded: Any) -> Bytes:
     return np.frombuffer(decoded, np.uint8)
 
 
-def _special(offsets: Bytes, size: int | None, memory: Memory) -> Bytes:
-    """A chunk of zeros is only marked, in the upper byte of its offset."""
-    mark = int(_flat(imagecodecs.blosc2_decode(offsets, numthreads=1))[7])
-    if mark != ZEROS or size is None:
-        raise ValueError(f"a chunk without bytes that is marked {mark:#x}")
-    out = memory(size)
+def _special_chunk(offsets: Bytes, nbytes: int | None, memory: Memory) -> Bytes:
+    """Return a chunk of zeros, which is stored only as a special value in the upper byte of its offset."""
+    special = int(_as_array(imagecodecs.blosc2_decode(offsets, numthreads=1))[7])
+    if special != ZEROS or nbytes is None:
+        raise ValueError(f"a chunk of the unknown special value {special:#x}")
+    out = memory(nbytes)
     out[...] = 0
     return out
 
 
 def _shapes(header: bytes) -> tuple[list[int], list[int]] | None:
-    """Shape of the chunk and of a block in it; None if its values lie one behind the other."""
+    """Return the shapes of the chunk and of its blocks; None if the chunk is one-dimensional."""
     entry = header.find(B2ND)
     if entry < 0:
         return None
-    at = _number(header, entry + len(B2ND), 4) + AXES
+    at = _number(header, entry + len(B2ND), 4) + AXES_AT
     axes = header[at]
-    if axes > 15:
+    if axes > MAX_AXES:
         raise ValueError(f"{axes} axes")
-    at += 2 + axes * 9 + 1  # past the tag and the shape, eight bytes and a tag each
+    at += 2 + axes * 9 + 1  # skip the array's shape: a tag and eight bytes an axis
     chunk = [_number(header, at + axis * 5 + 1, 4) for axis in range(axes)]
     at += axes * 5 + 1
     return chunk, [_number(header, at + axis * 5 + 1, 4) for axis in range(axes)]
 
 
-def _joined(blocks: Bytes, chunk: Sequence[int], block: Sequence[int], width: int, memory: Memory) -> Bytes:
-    """Blocks lie one behind the other, those at the edges padded to the full size."""
+def _assemble(blocks: Bytes, chunk: Sequence[int], block: Sequence[int], width: int, memory: Memory) -> Bytes:
+    """Return the chunk made of consecutive blocks; blocks at its edges are padded to the full block shape."""
     count = [-(-n // b) for n, b in zip(chunk, block, strict=True)]
     axes = len(chunk)
     order = [axis for pair in zip(range(axes), range(axes, 2 * axes), strict=True) for axis in pair]
     items = blocks.view(f"V{width}").reshape(*count, *block).transpose(order)
-    whole = items.reshape([n * b for n, b in zip(count, block, strict=True)])
+    padded = items.reshape([n * b for n, b in zip(count, block, strict=True)])
     out = memory(prod(chunk) * width)
-    out.view(f"V{width}").reshape(chunk)[...] = whole[tuple(slice(0, n) for n in chunk)]
+    out.view(f"V{width}").reshape(chunk)[...] = padded[tuple(slice(0, n) for n in chunk)]
     return out

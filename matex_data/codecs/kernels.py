@@ -10,64 +10,13 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
-from numba import from_dtype, int32, int64, intp, njit, types, uint8
+from numba import int64, intp, njit, types
 from numba.extending import intrinsic
 
 LINE = 64  # bytes of a line of the processor's cache
 _WHOLE = ir.IntType(64)
 _LINE = ir.VectorType(_WHOLE, LINE // 8)
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _inflated(_: Any, function: Any, decompressor: Any, stored: Any, nbytes: Any, to: Any, size: Any) -> Any:
-    """Call ``libdeflate_zlib_decompress``, which lies at the address ``function``; 0 if all went well.
-
-    It has nowhere to write the decoded size to: then any but the whole one is an error.
-    """
-
-    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(ir.IntType(32), [_WHOLE] * 6)
-        pointer = builder.inttoptr(arguments[0], kind.as_pointer())
-        return builder.call(pointer, [*arguments[1:], ir.Constant(_WHOLE, 0)])
-
-    return int32(function, decompressor, stored, nbytes, to, size), generate
-
-
-@cache
-def chunks_to_rows(width: int) -> Callable[..., int]:
-    """The loop for elements of 1, 2, 4 or 8 bytes, whose bytes lie in as many planes.
-
-    Its arguments: addresses of libdeflate's function (0: nothing is to be inflated), of its decompressor, of the stored
-    chunks and of ``planes``; int64[k], where each chunk begins and how long it is; uint8[width, elements], the planes
-    of a decoded chunk; rows of unsigned numbers; int64[m], destinations of rows; int64[k] twice, the first destination
-    of each chunk and the one after its last. It gives the number of chunks before one that is broken.
-    """
-    unsigned: Any = np.dtype(f"u{width}").type
-
-    def loop(
-        function: Any, decompressor: Any, stored: Any, scratch: Any, begin: Any, nbytes: Any, planes: Any, out: Any,
-        destination: Any, first: Any, last: Any,
-    ) -> Any:  # fmt: skip
-        length = out.shape[1]
-        for chunk in range(len(begin)):
-            where = stored + begin[chunk]
-            if function != 0 and _inflated(function, decompressor, where, nbytes[chunk], scratch, planes.size) != 0:
-                return chunk
-            for row in range(last[chunk] - first[chunk]):
-                start, to = row * length, destination[first[chunk] + row]
-                for i in range(length):
-                    element = unsigned(0)
-                    for plane in range(width):
-                        element |= unsigned(planes[plane, start + i]) << unsigned(8 * plane)
-                    out[to, i] = element
-        return len(begin)
-
-    numbers, planes = types.Array(int64, 1, "C", readonly=True), types.Array(uint8, 2, "C", readonly=True)
-    rows = types.Array(from_dtype(np.dtype(unsigned)), 2, "C")
-    kind = intp(intp, intp, intp, intp, numbers, numbers, planes, rows, numbers, numbers, numbers)
-    return _compiled(kind, loop)
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -1,4 +1,4 @@
-"""Memory that bytes pass through on their way, used again and again: fresh memory costs page faults."""
+"""Scratch memory of each thread, reused from chunk to chunk: fresh memory costs page faults."""
 
 from __future__ import annotations
 
@@ -10,39 +10,47 @@ import numpy as np
 from matex_data._types import Bytes
 
 Memory = Callable[[int], Bytes]
-"""Gives uint8 memory of so many bytes."""
+"""Allocator: return uint8 memory of so many bytes."""
 
 
 class _Scratch(local):
-    """Two buffers for each thread: a step of a pipeline reads from one and writes to the other."""
+    """Scratch memory of one thread: a filter reads from one of two buffers and writes to the other."""
 
     def __init__(self) -> None:
         self.buffers = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
-        self.momentary = np.empty(0, np.uint8)
+        self.result = np.empty(0, np.uint8)
 
 
 _SCRATCH = _Scratch()
 
 
 def thread_scratch(nbytes: int) -> Bytes:
-    """Memory for what is used up before this thread asks for it again: a decoded chunk, a run of samples."""
-    if _SCRATCH.momentary.nbytes < nbytes:
-        _SCRATCH.momentary = np.empty(nbytes, np.uint8)
-    return _SCRATCH.momentary[:nbytes]
+    """Return uint8 memory that is valid until this thread calls the function again."""
+    if _SCRATCH.result.nbytes < nbytes:
+        _SCRATCH.result = np.empty(nbytes, np.uint8)
+    return _SCRATCH.result[:nbytes]
 
 
-def memory_for(data: Bytes, passing: bool, out: Bytes | None, nbytes: int) -> Bytes:
-    """Where a step that reads ``data`` can write to: scratch if the result is only ``passing``, else ``out``."""
-    if out is not None and not passing and out.nbytes == nbytes:
+def filter_output(data: Bytes, is_last: bool, out: Bytes | None, nbytes: int) -> Bytes:
+    """Return memory for the output of a filter that reads ``data``.
+
+    Parameters
+    ----------
+    data : uint8[n], input of the filter.
+    is_last : no filter is undone after this one: return ``out`` or new memory, otherwise scratch memory.
+    out : uint8[m] for the result of all filters, or None.
+    nbytes : size of the output.
+    """
+    if is_last and out is not None and out.nbytes == nbytes:
         return out
-    if not passing and out is None:
+    if is_last and out is None:
         return np.empty(nbytes, np.uint8)
-    which = int(np.may_share_memory(_SCRATCH.buffers[0], data))
-    if _SCRATCH.buffers[which].nbytes < nbytes:
-        _SCRATCH.buffers[which] = np.empty(nbytes, np.uint8)
-    return _SCRATCH.buffers[which][:nbytes]
+    other = int(np.may_share_memory(_SCRATCH.buffers[0], data))
+    if _SCRATCH.buffers[other].nbytes < nbytes:
+        _SCRATCH.buffers[other] = np.empty(nbytes, np.uint8)
+    return _SCRATCH.buffers[other][:nbytes]
 
 
-def of_this_thread(data: Bytes) -> bool:
-    """Whether the bytes lie in scratch memory, which the next chunk will overwrite."""
+def is_scratch(data: Bytes) -> bool:
+    """Return whether the bytes lie in this thread's buffers, which the next chunk overwrites."""
     return any(np.may_share_memory(data, buffer) for buffer in _SCRATCH.buffers)

@@ -1,1 +1,1 @@
-"""Byte ranges of files into memory, collectively or by each rank."""
+"""Read byte ranges of files into memory, collectively or by each rank alone."""

@@ -1,4 +1,4 @@
-"""Ranks that look at one file together while it is indexed."""
+"""Ranks that index one file together."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from matex_data.mpi.communicator import Communicator
 
 
 class MpiRanks:
-    """The ranks of a communicator, as readers know them: see ``matex_data.readers.collective``.
+    """Ranks of a communicator, with the interface of ``matex_data.readers.ranks.IndexingRanks``.
 
     Parameters
     ----------
-    comm : of these ranks.
+    comm : communicator of these ranks.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -27,7 +27,7 @@ class MpiRanks:
         self.size = comm.size
 
     def allgather(self, value: Any) -> list[Any]:
-        """What every rank has said, by rank. *Collective*."""
+        """Return the values of all ranks, by rank. *Collective*."""
         return self._comm.allgather(value)
 
     def agree(self, error: Exception | None) -> None:
@@ -35,11 +35,17 @@ class MpiRanks:
         self._comm.agree(error)
 
     def read(self, path: str, offset: int, memory: NDArray[np.uint8]) -> None:
-        """Fill ``memory`` with the bytes of a file, each rank with its own, or with none at all. *Collective*.
+        """Read bytes of a file; each rank has its own, or none. *Collective*.
+
+        Parameters
+        ----------
+        path : the file.
+        offset : first byte of this rank.
+        memory : uint8[n], destination.
 
         Raises
         ------
-        DataError : the file is shorter, or cannot be read.
+        DataError : the file is too short, or cannot be read.
         """
         if self._files is None or self._files.paths != (path,):
             self.close()
@@ -51,7 +57,7 @@ class MpiRanks:
             self._files.read_nothing(0, 1)
 
     def close(self) -> None:
-        """*Collective*."""
+        """Close the file. *Collective*."""
         if self._files is not None:
             self._files.close()
             self._files = None

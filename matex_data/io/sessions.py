@@ -1,7 +1,8 @@
-"""Communicators and open files for reading: every reader has its own, and they are used again.
+"""Reuse of communicators and open files.
 
-Communicators are scarce (MPI libraries have some thousand), and making or ending one is collective, while the end of
-a Python object is not. So the ranks agree which of them nobody needs any more, whenever they need another.
+Every reader needs a communicator of its own. MPI libraries have some thousand communicators, and making or freeing one
+is collective, while the end of a Python object is not. When the ranks need a communicator, they therefore agree first
+on one whose user has been deleted on all of them.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from matex_data.mpi.watchdog import waiting_for
 
 
 class ReadSession:
-    """A communicator and open files that one reader has for itself.
+    """Communicator and open files of one reader.
 
     Parameters
     ----------
-    comm : for this channel alone.
-    threaded : whether MPI may be called from threads; if not, the ranks do not agree with one another.
+    comm : communicator for this session alone.
+    threaded : whether MPI provides ``MPI_THREAD_MULTIPLE``; otherwise each rank has its own status.
 
     Attributes
     ----------
-    closers : called before the communicator is freed; each ends what uses it.
+    closers : objects that use the communicator; closed before it is freed.
     """
 
     def __init__(self, comm: Communicator, threaded: bool) -> None:
@@ -47,15 +48,15 @@ class ReadSession:
 
     @property
     def unused(self) -> bool:
-        """Whether its user is gone, on this rank."""
+        """Return whether the user of this session has been deleted on this rank."""
         return self._user is None or self._user() is None
 
     def assign(self, user: object) -> None:
-        """Belong to ``user`` as long as that lives."""
+        """Reserve this session until ``user`` is deleted."""
         self._user = weakref.ref(user)
 
     def close(self) -> None:
-        """End what uses it, and free the communicator. *Collective*."""
+        """Close the users and the files, and free the communicator. *Collective*."""
         for closer in list(self.closers):
             closer.close()
         for closer in list(self.closers):
@@ -65,58 +66,62 @@ class ReadSession:
 
 
 class ReadSessions:
-    """The channels of a communicator.
+    """The sessions of a communicator.
 
     Parameters
     ----------
-    comm : the ranks that share data sets.
-    threaded : whether MPI may be called from several threads.
+    comm : ranks that share datasets.
+    threaded : whether MPI provides ``MPI_THREAD_MULTIPLE``.
     """
 
     def __init__(self, comm: Communicator, threaded: bool = True) -> None:
         self.comm = comm
         self.threaded = threaded
-        self._channels: list[ReadSession] = []
+        self._sessions: list[ReadSession] = []
 
     def open(self, paths: Sequence[str], mode: str, profile: Profile | None = None) -> ReadSession:
-        """Return a channel with these files open, to ``assign`` whoever asks for it. *Collective*.
+        """Return an unused session with these files open. *Collective*.
+
+        Parameters
+        ----------
+        paths, mode, profile : as of ``Files``.
 
         Raises
         ------
         DataError : a file cannot be opened; MPI has no communicator left.
-        PartitionError : not all ranks come.
+        PartitionError : another rank does not make this call.
         """
-        busy = [not channel.unused for channel in self._channels]
-        idle = [self._channels[number] for number in np.flatnonzero(np.array(self.comm.maximum(*busy, 0)[:-1]) == 0)]
-        for channel in idle:
-            channel.files.close()
+        used = [not session.unused for session in self._sessions]
+        idle = [self._sessions[number] for number in np.flatnonzero(np.array(self.comm.maximum(*used, 0)[:-1]) == 0)]
+        for session in idle:
+            session.files.close()
         if not idle:
             idle = [ReadSession(self.comm.duplicate(), self.threaded)]
-            self._channels += idle
+            self._sessions += idle
         idle[0].files = Files(idle[0].comm, paths, mode, profile)
         return idle[0]
 
     def close(self) -> None:
-        """Free the communicators. *Collective*."""
-        for channel in self._channels:
-            channel.close()
-        self._channels.clear()
+        """Close all sessions and free the communicators. *Collective*."""
+        for session in self._sessions:
+            session.close()
+        self._sessions.clear()
         if self.comm.liveness is not None:
             self.comm.liveness.close()
         self.comm.free()
 
 
 def read_sessions(comm: MPI.Intracomm | None) -> ReadSessions:
-    """Return the channels of a communicator, made when they are first asked for. *Collective*.
+    """Return the sessions of a communicator. *Collective* at the first call for each communicator.
 
     Parameters
     ----------
-    comm : the user's; duplicated, so that nothing here meets the user's own messages. None: all ranks; a process that
-        was started or forked by a rank is alone.
+    comm : communicator of the user, duplicated here so that no message interferes with the user's; None: all ranks. A
+        process that a rank started or forked has sessions of its own, without MPI.
 
     Raises
     ------
-    PartitionError : not all ranks come.
+    PartitionError : another rank does not make this call.
     """
     if is_child_process():
         return ReadSessions(Communicator())

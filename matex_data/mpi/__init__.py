@@ -1,1 +1,1 @@
-"""Ranks: communicators, agreement, deadlines for every wait, and the end of a job."""
+"""Communicators, error agreement, deadlines for every wait, and the end of a job."""

@@ -1,4 +1,4 @@
-"""The ranks that share something, and what they tell one another. No wait for them is without end."""
+"""Collective operations on Python objects and small integer arrays, with a deadline for every wait."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from matex_data.mpi.watchdog import waiting_for
 
 
 class PendingMaximum:
-    """Element-wise maximum over all ranks, on its way while this rank does other things. Any thread may ask for it.
+    """Non-blocking reduction: the element-wise maximum over all ranks. Any thread may call the methods.
 
     Parameters
     ----------
-    comm : in which all ranks begin their rounds in one order. *Collective*.
+    comm : communicator, in which all ranks start their reductions in the same order. *Collective*.
     values : int64[n], of this rank.
     """
 
     def __init__(self, comm: Communicator, values: Integers) -> None:
         self._comm = comm
-        self._values = values  # MPI may read it until all ranks have begun
-        self._largest = values if comm.alone else np.empty_like(values)
+        self._values = values  # MPI reads it until all ranks have started the reduction
+        self._maximum = values if comm.alone else np.empty_like(values)
         self._request: MPI.Request | None = None
         self._lock = Lock()
         if not comm.alone:
-            self._request = comm.mpi.Iallreduce(self._values, self._largest, MPI.MAX)
+            self._request = comm.mpi.Iallreduce(self._values, self._maximum, MPI.MAX)
             _PENDING.add(self)
 
     def done(self, seconds: float = 0.0) -> bool:
-        """Return whether all ranks have begun this round, within so many seconds."""
+        """Return whether the reduction completes within a number of seconds."""
         return poll(self._test, seconds)
 
     def wait(self) -> Integers:
@@ -48,16 +48,16 @@ class PendingMaximum:
 
         Raises
         ------
-        PartitionError : not all ranks come.
+        PartitionError : another rank does not start the reduction in time.
         """
         if not self._test():
             self._comm.wait_until(self.done)
-        return self._largest
+        return self._maximum
 
     def result(self) -> Integers:
-        """Return the maximum, int64[n], however long it takes: for threads that nobody waits for."""
+        """Return the maximum, int64[n]. Wait without a deadline, in a thread whose consumer has one."""
         self.done(float("inf"))
-        return self._largest
+        return self._maximum
 
     def _test(self) -> bool:
         with self._lock:
@@ -68,22 +68,22 @@ class PendingMaximum:
 
 
 _PENDING: set[PendingMaximum] = set()
-"""Rounds that MPI still works on: their memory must not be used for anything else, even if nobody asks for them."""
+"""References to incomplete reductions, since MPI still accesses their memory."""
 
 
 def has_pending() -> bool:
-    """Return whether a round of this process has not been begun by all ranks."""
-    return not all(round_.done() for round_ in list(_PENDING))
+    """Return whether a reduction of this process is incomplete."""
+    return not all(reduction.done() for reduction in list(_PENDING))
 
 
 class Communicator:
-    """Ranks that share data sets; or one process alone, without MPI.
+    """Ranks that share datasets; or a single process without MPI.
 
     Parameters
     ----------
-    mpi : for this alone; None: there is nobody to speak to.
-    liveness : of these ranks; None: they cannot be asked where they are.
-    rank, size : where there is no ``mpi``: whose share this process reads.
+    mpi : communicator of MPI, for this object alone; None for a single process.
+    liveness : of these ranks; None if MPI allows no thread that could query them.
+    rank, size : without ``mpi``: position in the partition of the samples.
     """
 
     def __init__(
@@ -97,106 +97,106 @@ class Communicator:
 
     @property
     def alone(self) -> bool:
-        """Whether this process speaks to no other rank: there is none, or it was forked."""
+        """Return whether this process exchanges nothing with others: it is the only rank, or it was forked."""
         return self._mpi is None or is_child_process()
 
     @property
     def mpi(self) -> MPI.Intracomm:
-        """The communicator of MPI.
+        """Return the communicator of MPI.
 
         Raises
         ------
-        PartitionError : this process has none.
+        PartitionError : this process must not call MPI.
         """
         if self._mpi is None or is_child_process():
             raise PartitionError(
-                f"this process was forked by rank {self.rank}, and cannot speak to the other ranks",
-                remedy="do what all ranks do together before the fork; afterwards, batches() of a data set that is not "
-                "shuffled, or has a seed, gives the share of this rank",
+                f"this process was forked by rank {self.rank}, and cannot exchange data with the other ranks",
+                remedy="make collective calls before the fork; afterwards, iterate over batches() of a dataset without "
+                "shuffling, or with a seed: they hold the samples of this rank",
             )
         return self._mpi
 
     def wait_until(self, happened: Callable[[float], bool]) -> None:
-        """Return once ``happened(seconds)``; see ``liveness.wait_until``."""
+        """Return when an event has happened; see ``deadlines.wait_until``."""
         wait_until(happened, self.liveness)
 
     def start_maximum(self, values: Any) -> PendingMaximum:
-        """Begin to find the element-wise maximum of int64[n] over all ranks. *Collective*."""
+        """Start to reduce int64[n] to the element-wise maximum over all ranks. *Collective*."""
         return PendingMaximum(self, np.array(values, np.int64))
 
     def maximum(self, *values: int) -> list[int]:
-        """Return the largest of each value over all ranks. *Collective*.
+        """Return the maximum of each value over all ranks. *Collective*.
 
         Raises
         ------
-        PartitionError : not all ranks come; another thread of this rank is in such a call.
+        PartitionError : another rank does not make this call in time; another thread makes a collective call.
         """
-        with self._together():
+        with self._exclusive():
             return [int(value) for value in self.start_maximum(values).wait()]
 
     def poll(self, request: MPI.Request) -> None:
-        """Return once the request has completed, however long it takes: for threads that nobody waits for."""
+        """Return when the request has completed. Wait without a deadline, in a thread whose consumer has one."""
         poll(request.Test)
 
     def wait(self, request: MPI.Request) -> None:
-        """Return once the request has completed, of much data, which all ranks have begun or are about to begin.
+        """Return when a request for much data has completed, which all ranks are about to start.
 
-        MPI moves some 16 KB each time that it is asked whether it is done: pauses between would make it slow.
+        MPI moves some 16 KB per test of a request, so that ``poll``, which sleeps between the tests, would be slow.
         """
         with waiting_for(self.liveness):
             request.Wait()
 
     def barrier(self) -> None:
-        """Return when all ranks are here. *Collective*. Raises what ``maximum`` raises."""
+        """Return when all ranks have made this call. *Collective*. Raises like ``maximum``."""
         self.maximum(0)
 
     def allgather(self, value: Any) -> list[Any]:
-        """Return the Python objects of all ranks, by rank. *Collective*. Raises what ``maximum`` raises."""
+        """Return the Python objects of all ranks, by rank. *Collective*. Raises like ``maximum``."""
         if self.size == 1:
             return [value]
-        with self._together():
+        with self._exclusive():
             self.start_maximum([0]).wait()
             with waiting_for(self.liveness):
                 return list(self.mpi.allgather(value))
 
     def broadcast(self, value: Any) -> Any:
-        """Return the Python object of rank 0. *Collective*. Raises what ``maximum`` raises."""
+        """Return the Python object of rank 0. *Collective*. Raises like ``maximum``."""
         if self.size == 1:
             return value
-        with self._together():
+        with self._exclusive():
             self.start_maximum([0]).wait()
             with waiting_for(self.liveness):
                 return self.mpi.bcast(value)
 
     def agree(self, error: BaseException | None) -> None:
-        """Raise the same error on every rank, if any rank has one. *Collective*."""
+        """Raise the error of the lowest rank that has one, on every rank. *Collective*."""
         if self.alone:
-            found = self._explained(error)
+            first = self._explain(error)
         else:
             (failed,) = self.maximum(error is not None)
-            found = self.first_error(error) if failed else None
-        if found is not None:
-            raise found
+            first = self.first_error(error) if failed else None
+        if first is not None:
+            raise first
 
-    def first_error(self, mine: BaseException | None) -> BaseException | None:
+    def first_error(self, own: BaseException | None) -> BaseException | None:
         """Return the error of the lowest rank that has one. *Collective*."""
-        mine = self._explained(mine)
+        own = self._explain(own)
         if self.alone:
-            return mine
-        packed = next((error for error in self.allgather(pickle_error(mine)) if error is not None), None)
-        found: BaseException | None = None if packed is None else pickle.loads(packed)
-        return found
+            return own
+        pickled = next((error for error in self.allgather(pickle_error(own)) if error is not None), None)
+        first: BaseException | None = None if pickled is None else pickle.loads(pickled)
+        return first
 
-    def _explained(self, error: BaseException | None) -> BaseException | None:
-        """Return the error; where memory ran out, one that says on which rank."""
+    def _explain(self, error: BaseException | None) -> BaseException | None:
+        """Return the error; ``OutOfMemory`` with the rank in place of a lack of memory."""
         return error and (out_of_memory(error, self.rank, "the data of this rank") or error)
 
     def duplicate(self) -> Communicator:
-        """Return a communicator of the same ranks, for another purpose. *Collective*.
+        """Return a new communicator of the same ranks. *Collective*.
 
         Raises
         ------
-        DataError : MPI has no more of them.
+        DataError : MPI has no communicator left.
         """
         if self.alone:
             return Communicator(rank=self.rank, size=self.size)
@@ -206,24 +206,24 @@ class Communicator:
                 return Communicator(self.mpi.Dup(), self.liveness)
         except MPI.Exception as error:
             raise DataError(
-                "MPI has no communicator left for another pass over data",
-                expected="at most some 2,000 iterators, batches and data sets of TensorFlow in use at once",
+                "MPI has no communicator left for another iterator",
+                expected="at most some 2,000 iterators, batches and TensorFlow datasets in use at once",
                 found=error,
-                remedy="let go of those that are not needed any more (del), or open fewer at once",
+                remedy="delete those that are no longer needed (del), or open fewer at once",
             ) from error
 
     def free(self) -> None:
-        """Give the communicator back to MPI. *Collective*."""
+        """Free the communicator. *Collective*."""
         if not self.alone:
             with waiting_for(self.liveness):
                 self.mpi.Free()
 
     @contextmanager
-    def _together(self) -> Iterator[None]:
+    def _exclusive(self) -> Iterator[None]:
         if not self._busy.acquire(blocking=False):
             raise PartitionError(
-                "two threads of one rank make calls that all ranks make together, at the same time",
-                expected="one thread at a time, in one order on all ranks",
+                "two threads of one rank make collective calls at the same time",
+                expected="one thread at a time, in the same order on all ranks",
                 remedy="call from one thread, or give each thread a communicator of its own: "
                 "open_dataset(..., comm=MPI.COMM_WORLD.Dup())",
             )
@@ -234,13 +234,13 @@ class Communicator:
 
 
 def pickle_error(error: BaseException | None) -> bytes | None:
-    """Return the error as bytes that another rank can unpickle; one that cannot travel becomes a ``DataError``."""
+    """Return the error as bytes that another rank can unpickle; a ``DataError`` with its text if that fails."""
     if error is None:
         return None
     try:
-        packed = pickle.dumps(error)
-        pickle.loads(packed)
-    except Exception:  # pickling runs code of other people's exceptions: anything may come of it
+        pickled = pickle.dumps(error)
+        pickle.loads(pickled)
+    except Exception:  # pickling runs code of the class of the error
         text = "".join(traceback.format_exception_only(error)).strip()
-        packed = pickle.dumps(DataError(f"a rank failed: {text}"))
-    return packed
+        pickled = pickle.dumps(DataError(f"a rank failed: {text}"))
+    return pickled

@@ -1,4 +1,4 @@
-"""Ranks agree on how to go on: no rank is left waiting for one that failed or left."""
+"""Exchange of the status of each rank before collective work, so that no rank waits for one that failed or stopped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matex_data.mpi.communicator import Communicator, PendingMaximum
 
 
 class Status(IntEnum):
-    """What a rank wants; the highest of all ranks is what they do."""
+    """Status of a rank. All ranks act on the highest status among them."""
 
     CONTINUE = 0
     STOP = 1
@@ -20,34 +20,34 @@ class Status(IntEnum):
 
 
 class StatusExchange:
-    """Rounds in which every rank says what it wants and learns what all do.
+    """Reduction of a status and of counts over all ranks.
 
     Parameters
     ----------
-    comm : for this alone.
+    comm : communicator for this object alone.
     """
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
 
     def start(self, status: Status, counts: Integers) -> PendingMaximum:
-        """Tell both to the other ranks. *Collective*. ``split_result`` reads the result."""
+        """Start to reduce a status and int64[n] counts. *Collective*. Pass the result to ``split_result``."""
         return self._comm.start_maximum(np.concatenate([[int(status)], counts]))
 
     def exchange(self, status: Status, counts: Integers) -> tuple[Status, Integers]:
-        """Return the highest status, and the element-wise maximum of ``counts``. *Collective*.
+        """Return the highest status and the element-wise maximum of ``counts``. *Collective*.
 
         Raises
         ------
-        PartitionError : not all ranks come.
+        PartitionError : another rank does not make this call.
         """
         return split_result(self.start(status, counts).wait())
 
-    def first_error(self, mine: BaseException | None) -> BaseException:
+    def first_error(self, own: BaseException | None) -> BaseException:
         """Return the error of the lowest rank that has one. *Collective*, after ``FAILED``."""
-        return self._comm.first_error(mine) or DataError("a rank reported a failure, but no error")
+        return self._comm.first_error(own) or DataError("a rank reported a failure, but no error")
 
 
-def split_result(largest: Integers) -> tuple[Status, Integers]:
-    """Split what a round has found into the highest status and the largest counts."""
-    return Status(int(largest[0])), largest[1:]
+def split_result(maximum: Integers) -> tuple[Status, Integers]:
+    """Return the highest status and the largest counts of a reduction that ``start`` began."""
+    return Status(int(maximum[0])), maximum[1:]

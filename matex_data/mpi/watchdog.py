@@ -1,4 +1,4 @@
-"""Waits within calls of MPI have an end, too: a thread looks after them, and ends the job."""
+"""Deadlines for waits inside MPI calls, which cannot be interrupted: a thread aborts the job instead."""
 
 from __future__ import annotations
 
@@ -13,21 +13,18 @@ from matex_data.mpi.deadlines import Liveness, Wait
 from matex_data.mpi.library import MPI
 
 INTERVAL = 1.0
-"""Seconds between two looks at the waits of this process."""
+"""Seconds between two checks of the waits of this process."""
 
 
 class Watchdog:
-    """Thread that ends the job when a wait of this process for other ranks is of no use any more.
-
-    Calls of MPI wait for ever, and nothing interrupts them.
-    """
+    """Thread that aborts the job when a registered wait of this process exceeds its deadline."""
 
     def __init__(self) -> None:
         self.waits: dict[int, Wait] = {}
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread, at the first wait."""
+        """Start the thread if it does not run yet."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="matex-watchdog", daemon=True)
             self._thread.start()
@@ -48,11 +45,11 @@ _WATCHDOG = Watchdog()
 
 @contextmanager
 def waiting_for(ranks: Liveness | None) -> Iterator[None]:
-    """Context manager: this thread waits for other ranks, within MPI; one wait at a time for each thread.
+    """Context manager: let the watchdog check this thread, which is inside an MPI call. Do not nest it.
 
     Parameters
     ----------
-    ranks : that are waited for; None: they cannot be asked where they are.
+    ranks : liveness of the ranks that take part in the call; None if they cannot be queried.
     """
     thread = threading.get_ident()
     with deadlines.waiting():

@@ -1,1 +1,1 @@
-"""Windows of samples, read ahead by each rank, to batches of arrays or tensors."""
+"""Read-ahead of windows of samples, and the batches of arrays or tensors made from them."""

@@ -35,7 +35,7 @@ class BatchWindow:
 
 
 class Batches:
-    """Iterable over this rank's rows of every global batch. Each iteration is one epoch, and the next one follows it.
+    """Iterable over this rank's rows of every global batch. Each iteration is the next epoch.
 
     Iteration is *Collective*: all ranks begin an epoch, and take the same number of batches. The arrays are views of
     memory that is reused once no array refers to it.
@@ -78,7 +78,7 @@ class Batches:
         return self._epoch
 
     def begin_at(self, epoch: int) -> None:
-        """Set the number of the next epoch, and begin it with its first batch. Equal on all ranks."""
+        """Set the number of the next epoch, which begins with its first batch. Equal on all ranks."""
         self._epoch, self._step = epoch, 0
 
     @property

@@ -103,7 +103,7 @@ class BufferPool:
                 self._free.remove(same_kind[0])
 
     def arrays(self, fields: list[Field], rows: int) -> dict[str, NDArray[Any]]:
-        """Return an array of ``rows`` samples for each field, by name, all in one block, with undefined contents."""
+        """Return a dict of arrays of ``rows`` samples for each field, in one block, with undefined contents."""
         numeric = [field for field in fields if not field.array_dtype.hasobject]
         sizes = [rows * field.row_bytes for field in numeric]
         starts = np.cumsum([0] + [size + -size % ALIGNMENT for size in sizes])

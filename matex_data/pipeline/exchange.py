@@ -83,7 +83,7 @@ class ExchangeEpochReader(EpochReader):
         self._samples = samples
 
     def plan(self, begin: int, end: int) -> PendingWindow:
-        """StepPositions the samples of steps ``begin`` to ``end``, and allocate their arrays."""
+        """Draw the samples of steps ``begin`` to ``end``, and allocate their arrays."""
         with self.context.profile.timed("planning"):
             comm = self._samples.comm
             drawn = self.epoch.step_positions(begin, end, comm.rank, comm.size)
@@ -110,24 +110,24 @@ class ExchangedWindow(PendingWindow):
         self._context = context
         self._samples = samples
         self._drawn = drawn
-        self._tasks: list[Future[None]] = []
+        self._futures: list[Future[None]] = []
 
     def counts(self, files: int) -> Integers:
         """Return int64[files] zeros: no file is read."""
         return np.zeros(files, np.int64)
 
     def start(self, files: Files, agreed: Integers, profile: Profile) -> None:
-        """Exchange the samples, and start to scatter them to the window. *Collective*.
+        """Exchange the samples, and start to scatter their rows into the window. *Collective*.
 
         Raises
         ------
-        MemoryError : memory has run out on this rank. The other ranks know.
+        MemoryError : memory has run out on this rank. The other ranks have been informed.
         """
         with profile.timed("reading"):
             if self._samples.comm.size == 1:
-                self._tasks = [submit(self._take)]
+                self._futures = [submit(self._take)]
             else:
-                self._tasks = self._exchange()
+                self._futures = self._exchange()
 
     def participate(self, files: Files, agreed: Integers) -> None:
         """Exchange the samples for the other ranks. *Collective*."""
@@ -136,8 +136,8 @@ class ExchangedWindow(PendingWindow):
     def wait(self, profile: Profile) -> None:
         """Wait until all rows are in the window. Raise the first error."""
         with profile.timed("decoding"):
-            for task in self._tasks:
-                task.result()
+            for future in self._futures:
+                future.result()
         profile.add(samples=len(self._drawn.positions))
 
     def _take(self) -> None:
@@ -147,7 +147,7 @@ class ExchangedWindow(PendingWindow):
             np.take(self._samples.arrays[name], positions, axis=0, out=array[: len(positions)], mode="clip")
 
     def _exchange(self) -> list[Future[None]]:
-        """Exchange positions, then rows; return the tasks that scatter the received rows. *Collective*."""
+        """Exchange positions, then rows; return the futures of scattering the received rows. *Collective*."""
         comm, positions = self._context.session.comm, self._drawn.positions
         fields = self._context.index.fields.values()
         owner = self._samples.owners(positions)
@@ -262,7 +262,7 @@ class _Transfer:
         self.data = _NO_BYTES  # releases the memory
 
     def unpack(self, out: Array, order: Integers) -> None:
-        """Scatter the received rows to ``out[order]``."""
+        """Scatter the received rows into ``out[order]``."""
         if self.field.array_dtype.hasobject:
             ends = np.cumsum(self.received.each).tolist()
             rows = [

@@ -1,4 +1,4 @@
-"""Plan of one window's reads: byte ranges, grouped to large calls, and the decoding that follows each call."""
+"""Plan of the reads of one window: byte ranges, grouped into large reads, and the decoding after each of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from matex_data.machine import threads
 from matex_data.pipeline.buffers import BufferPool
 
 Arrays = dict[str, NDArray[Any]]
-CALLS_PER_THREAD = 2  # of a window with much to decode
+TASKS_PER_THREAD = 2  # read tasks of a window with much to decode
 _NO_BYTES = np.empty(0, np.uint8)
 
 
@@ -31,29 +31,29 @@ class ReadPlan:
 
     Parameters
     ----------
-    calls : reads by file number.
-    tasks : completions that need no bytes.
+    tasks : read tasks by file number.
+    completions : functions to call that need no bytes.
     memory : arrays that receive the bytes; the plan keeps them alive until all reads are complete.
     chunks : cache in which other windows wait for chunks that these reads decode.
     scratch : buffers for bytes that have to be decoded.
     """
 
-    calls: dict[int, list[ReadTask]] = field(default_factory=dict)
-    tasks: list[Callable[[], None]] = field(default_factory=list)
+    tasks: dict[int, list[ReadTask]] = field(default_factory=dict)
+    completions: list[Callable[[], None]] = field(default_factory=list)
     memory: list[NDArray[Any]] = field(default_factory=list)
     chunks: ChunkCache | None = None
     scratch: BufferPool = field(default_factory=BufferPool)
 
     def counts(self, files: int) -> Integers:
-        """Return int64[files], the number of collective calls on each file."""
+        """Return int64[files], the number of collective reads of each file."""
         counts = np.zeros(files, np.int64)
-        for number, of_file in self.calls.items():
-            counts[number] = sum(call.count for call in of_file)
+        for number, tasks in self.tasks.items():
+            counts[number] = sum(task.count for task in tasks)
         return counts
 
-    def allocate(self, call: ReadTask) -> NDArray[np.uint8]:
-        """Return scratch memory for a call, uint8; empty where it reads directly into the arrays."""
-        return self.scratch.bytes(call.scratch) if call.scratch else _NO_BYTES
+    def allocate(self, task: ReadTask) -> NDArray[np.uint8]:
+        """Return scratch memory for a task, uint8; empty if it reads directly into the arrays."""
+        return self.scratch.bytes(task.scratch) if task.scratch else _NO_BYTES
 
     def abandon(self, error: BaseException) -> None:
         """Fail the chunks that other windows wait for with ``error``."""
@@ -94,8 +94,8 @@ def plan_reads(
         if read.total:
             pending.setdefault(number, []).append(read)
         elif on_complete is not None:
-            plan.tasks.append(partial(on_complete, _NO_BYTES))
-    plan.calls = {number: plan_tasks(reads, CALLS_PER_THREAD * threads()) for number, reads in pending.items()}
+            plan.completions.append(partial(on_complete, _NO_BYTES))
+    plan.tasks = {number: plan_tasks(reads, TASKS_PER_THREAD * threads()) for number, reads in pending.items()}
     return plan
 
 
@@ -127,7 +127,7 @@ def _address(request: ReadRequest) -> Integers | None:
 def _complete(
     complete: Callable[[NDArray[np.uint8]], None], path: str, field: str | None, data: NDArray[np.uint8]
 ) -> None:
-    """ReadTask ``complete(data)``; add the file and the field to its error."""
+    """Call ``complete(data)``; add the file and the field to its error."""
     try:
         complete(data)
     except DataError as error:

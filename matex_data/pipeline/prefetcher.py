@@ -70,7 +70,7 @@ class Prefetcher:
         self._wait_for_end()
 
     def close(self) -> None:
-        """Stop reading. Return at once; the thread ends after all ranks have been told."""
+        """Stop reading. Return at once; the thread ends after the ranks have agreed."""
         if self._process != os.getpid():
             return
         with self._change:
@@ -180,14 +180,14 @@ class Prefetcher:
         return error
 
     def _begin_round(self, error: Exception | None, following: PendingWindow | None) -> PendingMaximum:
-        """Send this rank's status, and the calls that ``following`` needs, to the other ranks. *Collective*."""
+        """Send this rank's status, and the number of reads for ``following``, to the other ranks. *Collective*."""
         count = len(self._context.index.files)
         counts = np.zeros(count, np.int64) if following is None else following.counts(count)
         status = Status.FAILED if error else Status.STOP if self._stopped else Status.CONTINUE
         return self._session.status_exchange.start(status, counts)
 
     def _agree(self, round_: PendingMaximum, error: Exception | None) -> Integers | None:
-        """Return the agreed calls for each file, int64[files]; None if a rank has failed or left. *Collective*."""
+        """Return the agreed number of reads of each file, int64[files]; None after an error or the end of a rank."""
         status, agreed = split_result(round_.result())
         if status == Status.FAILED:
             self._error = self._session.status_exchange.first_error(error)

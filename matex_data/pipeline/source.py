@@ -1,4 +1,4 @@
-"""Opened files: the index, the memory and the reads that all views of one data set share."""
+"""Opened files of a data set: their index, memory, counters, and whole reads of many samples."""
 
 from __future__ import annotations
 

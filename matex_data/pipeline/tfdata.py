@@ -50,7 +50,7 @@ def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:
     dataset = tf.data.Dataset.from_generator(windows, output_signature=tuple(specs)).flat_map(slices)
     options = tf.data.Options()
     options.autotune.enabled = False  # there is nothing to tune, and its thread may delay the end of an epoch
-    options.experimental_optimization.apply_default_optimizations = False  # cost some ms in each epoch, gain nothing
+    options.experimental_optimization.apply_default_optimizations = False  # cost some ms per epoch, gain nothing
     dataset = dataset.with_options(options)
     if not batches.resumed:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(schedule.steps))
@@ -61,7 +61,7 @@ def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:
 
 
 def _of_equal_size(window: BatchWindow) -> Iterator[BatchWindow]:
-    """Split a window to windows whose batches have equal sizes: only the last batch of an epoch may differ."""
+    """Split a window into windows whose batches have equal sizes: only the last batch of an epoch may differ."""
     sizes = window.sizes
     last = len(sizes) - (len(sizes) > 1 and sizes[-1] != sizes[0])
     cut = int(sizes[:last].sum())

@@ -1,4 +1,4 @@
-"""Windows of one rank, from planned to loaded, and the readers that plan all windows of an epoch."""
+"""Windows of one rank while they are planned and loaded, and the readers that plan the windows of an epoch."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ class PendingWindow(ABC):
 
     @abstractmethod
     def start(self, files: Files, agreed: Integers, profile: Profile) -> None:
-        """Start to load the window. *Collective*: all agreed calls are made, even if one of them fails."""
+        """Start to load the window. *Collective*: all agreed reads are made, even if one of them fails."""
 
     @abstractmethod
     def participate(self, files: Files, agreed: Integers) -> None:
-        """Make the agreed calls for the other ranks, without a window for this one. *Collective*."""
+        """Make the agreed reads for the other ranks, without a window for this one. *Collective*."""
 
     @abstractmethod
     def wait(self, profile: Profile) -> None:
@@ -152,7 +152,7 @@ class FileWindow(PendingWindow):
     window: Window
     loaded: LoadedWindow
     plan: ReadPlan
-    _tasks: list[Future[None]] = field(default_factory=list)
+    _futures: list[Future[None]] = field(default_factory=list)
 
     def counts(self, files: int) -> Integers:
         """Return int64[files], the number of collective reads of each file."""
@@ -161,7 +161,7 @@ class FileWindow(PendingWindow):
     def start(self, files: Files, agreed: Integers, profile: Profile) -> None:
         """Read, and start to decode. *Collective* in collective mode."""
         with profile.timed("reading"):
-            self._tasks = execute(self.plan, files, agreed)
+            self._futures = execute(self.plan, files, agreed)
         self.plan = ReadPlan()  # releases the scratch memory
 
     def participate(self, files: Files, agreed: Integers) -> None:
@@ -171,9 +171,9 @@ class FileWindow(PendingWindow):
     def wait(self, profile: Profile) -> None:
         """Wait until all samples are read and decoded. Raise the first error."""
         with profile.timed("decoding"):
-            wait(self._tasks)  # wakes this thread once, not once for each task
-            for task in self._tasks:
-                task.result()
+            wait(self._futures)  # wakes this thread once, not once for each future
+            for future in self._futures:
+                future.result()
         profile.add(samples=self.window.runs.total)
 
 

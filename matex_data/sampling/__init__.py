@@ -1,1 +1,1 @@
-"""Which rank gets which sample when: pure functions of integers."""
+"""Assign samples to steps and ranks: pure functions of integers."""

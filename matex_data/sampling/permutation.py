@@ -1,4 +1,4 @@
-"""Random orders that are the same on every rank: pure functions of a few integers."""
+"""Pseudorandom orders that are equal on every rank: pure functions of a few integers."""
 
 from __future__ import annotations
 
@@ -7,34 +7,39 @@ from numpy.typing import NDArray
 
 from matex_data._types import Integers
 
+TABLE_ITEMS = 1 << 22
+"""Items up to which a permutation is stored as a table; for more, each value is computed."""
+ROUNDS = 8  # of the Feistel network
+
 
 def generator(*key: int) -> np.random.Generator:
-    """A generator of its own for every key."""
+    """Return an independent random generator for each key."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
 
 
 def salts(seed: int, epoch: int, step: Integers, lane: Integers) -> NDArray[np.uint64]:
-    """What makes the orders of pairs of a step and a lane differ from one another: uint64[pairs].
+    """Return a salt for each pair of a step and a lane, uint64[pairs]; `orders` makes a random order of each.
 
     Parameters
     ----------
+    seed, epoch : of the shuffle.
     step, lane : int64[pairs].
     """
-    known, which = np.unique(step, return_inverse=True)
-    seeds = [np.random.SeedSequence((seed, epoch, number)) for number in known.tolist()]
-    salt: NDArray[np.uint64] = np.concatenate([one.generate_state(1, np.uint64) for one in seeds])[which]
+    unique, which = np.unique(step, return_inverse=True)
+    sequences = [np.random.SeedSequence((seed, epoch, number)) for number in unique.tolist()]
+    salt: NDArray[np.uint64] = np.concatenate([s.generate_state(1, np.uint64) for s in sequences])[which]
     salt += lane.astype(np.uint64) << np.uint64(40)
     return salt
 
 
 def orders(salt: NDArray[np.uint64], count: int) -> Integers:
-    """A random order of ``count`` things for each salt: int64[salts, count], from 0 on in each.
+    """Return a random order of the numbers 0 to ``count - 1`` for each salt, int64[salts, count].
 
-    The order is that of hashed numbers, since seeding a generator for each lane would cost more than the orders.
+    The order is that of hashed numbers: seeding a generator for each salt would take longer than the orders.
     """
     mixed: NDArray[np.uint64] = np.add.outer(salt, np.arange(count, dtype=np.uint64))
     bits = np.uint64((1 << max(1, count - 1).bit_length()) - 1)
-    # The last bits of each hash become the number itself: sorting is twice as fast as finding the sorted order.
+    # The number replaces the last bits of its hash: sorting these takes half the time of argsort.
     _hash(mixed)
     mixed &= ~bits
     mixed |= np.arange(count, dtype=np.uint64)
@@ -43,41 +48,43 @@ def orders(salt: NDArray[np.uint64], count: int) -> Integers:
     return mixed.view(np.int64)
 
 
-TABLE = 1 << 22
-"""Samples of which a permutation is kept as a table; of more, each destination is computed."""
-ROUNDS = 8  # of the network
-
-
 class Permutation:
-    """Uniform permutation of ``total`` things for every key; its memory does not grow with them.
+    """Pseudorandom permutation of the integers below ``total``, in memory that does not grow beyond a table.
 
-    Beyond ``TABLE`` things it is a Feistel network of hashes over pairs of digits (Luby and Rackoff, 1988), with sums
-    instead of exclusive ors, so that there are hardly more pairs than things; what is none is mapped again.
+    Beyond ``TABLE_ITEMS`` items it is a Feistel network of hashes over pairs of digits (Luby and Rackoff, 1988), with
+    modular sums in place of exclusive ors, so that there are hardly more pairs than items. Values outside of the range
+    are mapped again (cycle walking).
 
     Parameters
     ----------
-    total : things.
-    key : integers that the permutation follows from.
+    total : number of items.
+    key : integers that determine the permutation.
+
+    Examples
+    --------
+    >>> permutation = Permutation(5, 1, 0)
+    >>> sorted(permutation(np.arange(5)).tolist())
+    [0, 1, 2, 3, 4]
     """
 
     def __init__(self, total: int, *key: int) -> None:
         self.total = total
-        self._table = generator(*key).permutation(total) if total <= TABLE else None
+        self._table = generator(*key).permutation(total) if total <= TABLE_ITEMS else None
         self._low = int(np.ceil(np.sqrt(max(1, total))))
         self._high = -(-total // self._low)
         self._keys = np.random.SeedSequence(key).generate_state(ROUNDS, np.uint64)
 
-    def __call__(self, places: Integers) -> Integers:
-        """Return the thing at each destination, int64 of the same length."""
+    def __call__(self, positions: Integers) -> Integers:
+        """Return the item at each position, int64 of the same length."""
         if self._table is not None:
-            found: Integers = self._table[places]
-            return found
-        found = self._network(places)
-        outside = np.flatnonzero(found >= self.total)
+            items: Integers = self._table[positions]
+            return items
+        items = self._network(positions)
+        outside = np.flatnonzero(items >= self.total)
         while len(outside):
-            found[outside] = self._network(found[outside])
-            outside = outside[found[outside] >= self.total]
-        return found
+            items[outside] = self._network(items[outside])
+            outside = outside[items[outside] >= self.total]
+        return items
 
     def _network(self, numbers: Integers) -> Integers:
         high, low = (half.astype(np.uint64) for half in np.divmod(numbers, self._low))
@@ -97,7 +104,7 @@ class Permutation:
 
 
 def _hash(numbers: NDArray[np.uint64]) -> None:
-    """A one-to-one mixture of the bits: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), in destination."""
+    """Mix the bits of the numbers in place, one-to-one: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
     shifted = np.empty_like(numbers)
     numbers *= np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

@@ -1,11 +1,11 @@
-"""Who gets which sample when: pure functions of integers. No MPI, no files.
+"""Assign samples to steps and ranks: pure functions of integers, without MPI and files.
 
-One epoch is a sequence of all samples: the blocks of the files, permuted if they are to be shuffled. The sequence is
-cut into *lanes* of equal length; global batch k takes the next ``batch_size / lanes`` samples of every lane. A rank
-owns neighbouring positions of the batch, hence neighbouring lanes, hence one stretch of the sequence: it reads its
-own share, and nothing is exchanged. Samples are shuffled within a *window*: the part of each lane that serves a
-number of whole steps. Every other lane is walked backwards: neighbours then reach the block that they
-share at the same time. Nothing of this depends on the number of ranks, so the global batches do not either.
+An epoch is a sequence of all samples: the blocks of the files, permuted if they are shuffled. The sequence is cut into
+*lanes* of equal length; global batch k takes the next ``batch_size / lanes`` samples of every lane. A rank owns
+adjacent positions of the batch, hence adjacent lanes, hence one contiguous section of the sequence: it reads only that,
+and the ranks exchange nothing. Samples are shuffled within a *window*: the section of each lane that serves a number of
+whole steps. Every other lane runs backwards, so that adjacent lanes reach the block that they share at the same time.
+Nothing of this depends on the number of ranks, and so neither do the global batches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ REMAINDERS = ("drop", "pad", "keep")
 
 
 def rank_range(total: int, rank: int, size: int) -> tuple[int, int]:
-    """First and last-plus-one of a rank's part of ``total`` things; the first ranks get one more."""
+    """Return the start and stop of a rank's block of ``total`` items; the first ranks get one item more.
+
+    >>> [rank_range(10, rank, 3) for rank in range(3)]
+    [(0, 4), (4, 7), (7, 10)]
+    """
     each, more = divmod(total, size)
     start = rank * each + min(rank, more)
     return start, start + each + (rank < more)
@@ -35,14 +39,14 @@ def rank_range(total: int, rank: int, size: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Window:
-    """The samples that one rank reads together.
+    """Samples of consecutive steps that one rank reads at once.
 
     Parameters
     ----------
-    runs : the samples, in ascending order.
-    destination : int64[runs.total], where each goes in the window.
-    sizes : int64[steps], how many samples each step takes from the window, one behind the other.
-    rows : length of the window; more than the samples where the last batch is padded.
+    runs : the samples, ascending, so that reads are sequential.
+    destination : int64[runs.total], position of each sample in the window.
+    sizes : int64[steps], number of rows of each step; the steps follow one another in the window.
+    rows : length of the window. It exceeds the number of samples where the last batch is padded.
     """
 
     runs: Runs
@@ -53,13 +57,13 @@ class Window:
 
 @dataclass(frozen=True)
 class StepPositions:
-    """Samples that one rank gets in some steps.
+    """Samples of consecutive steps of one rank, in the order of the batches.
 
     Parameters
     ----------
-    positions : int64[samples], where each is among the samples of the data set, in the order of the batches.
-    sizes : int64[steps], how many samples each step takes, one behind the other.
-    rows : sum of the sizes; more than the samples where the last batch is padded.
+    positions : int64[samples], position of each sample in the data set.
+    sizes : int64[steps], number of rows of each step.
+    rows : sum of the sizes. It exceeds the number of samples where the last batch is padded.
     """
 
     positions: Integers
@@ -69,19 +73,33 @@ class StepPositions:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The global batches of every epoch.
+    """Assignment of samples to global batches, for all epochs.
+
+    `make_schedule` chooses lanes and windows from the data.
 
     Parameters
     ----------
-    pieces : the samples of the data set in the order of the files, cut where blocks end.
+    segments : the samples of the data set in the order of the files, split where blocks end.
     batch_size : samples of a global batch.
-    lanes : a divisor of ``batch_size``; 1 if nothing is shuffled.
-    window_steps : steps that are shuffled together.
+    lanes : a divisor of ``batch_size``; 1 if samples are not shuffled.
+    window_steps : steps of a window.
     seed : of the shuffle; None: the order of the files.
-    blocks : int64[pieces], which block each piece belongs to, from 0 on without gaps.
-    remainder : what becomes of the samples that do not fill a batch: "drop", "pad" or "keep".
-    blocks_stay : the blocks have the same order in every epoch, so that a rank always has the same samples.
-    uniform : batches are drawn from all samples alike; there are no lanes and windows then.
+    blocks : int64[segments], the block of each segment, numbered from 0 without gaps.
+    remainder : treatment of the samples that do not fill a batch: "drop", "pad" or "keep".
+    fixed_block_order : permute the blocks equally in every epoch, so that a rank always has the same samples.
+    uniform : draw batches from all samples with equal probability, without lanes and windows.
+
+    Examples
+    --------
+    Six samples in blocks of two, in batches of three, on one rank:
+
+    >>> segments = Runs(np.array([0, 2, 4]), np.array([2, 2, 2]))
+    >>> schedule = Schedule(segments, 3, lanes=1, window_steps=2, seed=7, blocks=np.arange(3))
+    >>> schedule.steps
+    2
+    >>> window = schedule.epoch(0).window(0, 2, rank=0, size=1)
+    >>> window.runs.total, sorted(window.destination.tolist()), window.sizes.tolist()
+    (6, [0, 1, 2, 3, 4, 5], [3, 3])
     """
 
     segments: Runs
@@ -96,24 +114,24 @@ class Schedule:
 
     @property
     def full_steps(self) -> int:
-        """Batches that are full."""
+        """Number of full batches in an epoch."""
         return self.segments.total // self.batch_size
 
     @property
     def left_over(self) -> int:
-        """Samples of the last batch, if it is not full and not dropped."""
+        """Number of samples in the last batch, if it is neither full nor dropped; else 0."""
         return 0 if self.remainder == "drop" else self.segments.total % self.batch_size
 
     @property
     def steps(self) -> int:
-        """Batches of an epoch, the same on every rank."""
+        """Number of batches in an epoch, equal on every rank."""
         return self.full_steps + (self.left_over > 0)
 
     def epoch(self, number: int) -> EpochOrder:
-        """The order of one epoch, counted from 0."""
+        """Return the order of one epoch, counted from 0."""
         if self.seed is None or self.uniform:
             return EpochOrder(self, self.segments, number)
-        # Pieces of one block stay together, or several ranks would have to read it.
+        # Segments of one block stay adjacent: otherwise more than one rank would have to read the block.
         key = 0 if self.fixed_block_order else number
         order = generator(self.seed, key).permutation(int(self.blocks.max(initial=-1)) + 1)
         if len(order) < len(self.blocks):
@@ -123,154 +141,164 @@ class Schedule:
 
 @dataclass(frozen=True)
 class EpochOrder:
-    """One pass over the samples: ``sequence`` is the permuted order that the lanes are cut from."""
+    """Order of the samples in one epoch.
+
+    Parameters
+    ----------
+    schedule : of all epochs.
+    sequence : the samples in the permuted order of their blocks, from which the lanes are cut.
+    number : of the epoch.
+    """
 
     schedule: Schedule
     sequence: Runs
     number: int
 
     def window(self, begin: int, end: int, rank: int, size: int) -> Window:
-        """What a rank needs for steps ``begin`` to ``end``; ``begin`` is a multiple of ``window_steps``."""
-        plan = self.schedule
-        if plan.uniform:
+        """Return the window of a rank for steps ``begin`` to ``end``; ``begin`` is a multiple of ``window_steps``."""
+        schedule = self.schedule
+        if schedule.uniform:
             own = self.step_positions(begin, end, rank, size)
             runs, destination = _in_file_order(self.sequence.numbers(own.positions))
             return Window(runs, destination, own.sizes, own.rows)
-        full = min(end, plan.full_steps)
-        each = plan.batch_size // size
+        full = min(end, schedule.full_steps)
+        each = schedule.batch_size // size
         sizes = np.full(max(0, full - begin), each, np.int64)
         rows = each * len(sizes)
-        if plan.seed is None:
+        if schedule.seed is None:
             runs, destination = self._in_order(begin, full, rank * each, each)
         else:
             runs, destination = self._shuffled(begin, full, rank * each, each)
-        if plan.left_over and end > plan.full_steps:
-            start, stop = rank_range(plan.left_over, rank, size)
-            last = self._between([plan.full_steps * plan.batch_size + start], [stop - start])
-            runs, destination = _sorted(
+        if schedule.left_over and end > schedule.full_steps:
+            start, stop = rank_range(schedule.left_over, rank, size)
+            last = self._slice([schedule.full_steps * schedule.batch_size + start], [stop - start])
+            runs, destination = _sort(
                 join(runs, last), np.concatenate([destination, np.arange(rows, rows + stop - start)])
             )
-            sizes = np.append(sizes, each if plan.remainder == "pad" else stop - start)
+            sizes = np.append(sizes, each if schedule.remainder == "pad" else stop - start)
             rows += int(sizes[-1])
         return Window(runs, destination, sizes, rows)
 
     def step_positions(self, begin: int, end: int, rank: int, size: int) -> StepPositions:
-        """Return what a rank gets in steps ``begin`` to ``end`` of a uniform permutation of all samples."""
-        plan = self.schedule
-        each = plan.batch_size // size
-        first = np.arange(begin, max(begin, min(end, plan.full_steps)), dtype=np.int64) * plan.batch_size + rank * each
-        ranks = (first[:, None] + np.arange(each)).reshape(-1)
+        """Return the samples of a rank in steps ``begin`` to ``end`` of a uniform permutation."""
+        schedule = self.schedule
+        each, batch_size = schedule.batch_size // size, schedule.batch_size
+        first = np.arange(begin, max(begin, min(end, schedule.full_steps)), dtype=np.int64) * batch_size + rank * each
+        positions = (first[:, None] + np.arange(each)).reshape(-1)
         sizes = np.full(len(first), each, np.int64)
-        if plan.left_over and end > plan.full_steps:
-            start, stop = rank_range(plan.left_over, rank, size)
-            ranks = np.append(ranks, np.arange(start, stop) + plan.full_steps * plan.batch_size)
-            sizes = np.append(sizes, each if plan.remainder == "pad" else stop - start)
-        return StepPositions(self._permutation(ranks), sizes, int(sizes.sum()))
+        if schedule.left_over and end > schedule.full_steps:
+            start, stop = rank_range(schedule.left_over, rank, size)
+            positions = np.append(positions, np.arange(start, stop) + schedule.full_steps * batch_size)
+            sizes = np.append(sizes, each if schedule.remainder == "pad" else stop - start)
+        return StepPositions(self._permutation(positions), sizes, int(sizes.sum()))
 
     @cached_property
     def _permutation(self) -> Permutation:
         return Permutation(self.schedule.segments.total, self.schedule.seed or 0, self.number)
 
-    def _between(self, start: Any, count: Any) -> Runs:
+    def _slice(self, start: Any, count: Any) -> Runs:
         return self.sequence.slice(np.asarray(start, np.int64), np.asarray(count, np.int64))
 
     def _in_order(self, begin: int, end: int, low: int, each: int) -> tuple[Runs, Integers]:
+        """Return positions ``low`` to ``low + each`` of each batch, in the order of the files."""
         start = np.arange(begin, max(begin, end), dtype=np.int64) * self.schedule.batch_size + low
-        runs = self._between(start, np.full(len(start), each))
-        return _sorted(runs, np.arange(runs.total, dtype=np.int64))
+        runs = self._slice(start, np.full(len(start), each))
+        return _sort(runs, np.arange(runs.total, dtype=np.int64))
 
     def _shuffled(self, begin: int, end: int, low: int, each: int) -> tuple[Runs, Integers]:
-        """Positions ``low`` to ``low + each`` of each batch; a lane at their border is shared with another rank."""
-        plan = self.schedule
-        width = plan.batch_size // plan.lanes  # samples that a lane gives to one batch
-        length = plan.full_steps * width
-        step = np.arange(begin, end, plan.window_steps)
+        """Return positions ``low`` to ``low + each`` of each batch; the lanes at both ends may extend beyond them.
+
+        A *section* is the range of the sequence that one window takes from one lane.
+        """
+        schedule = self.schedule
+        width = schedule.batch_size // schedule.lanes  # samples that a lane contributes to a batch
+        length = schedule.full_steps * width
+        step = np.arange(begin, end, schedule.window_steps)
         if not len(step):
-            return self._between([], []), NOWHERE
-        # A part is what one window takes from one lane; only the last window may take less.
+            return self._slice([], []), _NO_POSITIONS
         lanes = np.arange(low // width, -(-(low + each) // width))
         step, lane = np.repeat(step, len(lanes)), np.tile(lanes, len(step))
-        take = (np.minimum(step + plan.window_steps, end) - step) * width
-        start = lane * length + np.where(lane % 2, length - step * width - take, step * width)
-        runs = self._between(start, take)
-        arrived, destination, done = _arrivals(runs), np.empty(runs.total, np.int64), 0
-        full, salt = int((take == take[0]).sum()), salts(plan.seed or 0, self.number, step, lane)
-        for some in (*_tiles(0, full, take[0]), *_tiles(full, len(take), take[-1])):
-            mixed = orders(salt[some], int(take[some.start]))
-            shift, first = lane[some] * width - low, (step[some] - begin) * each
-            places = _places(mixed, width, shift, each, first).reshape(-1)
-            parts = slice(*np.searchsorted(runs.first, (done, done + len(places))))
-            destination[ranges(arrived[parts], runs.count[parts])] = places
-            done += len(places)
-        return _placed(_ascending(runs), destination)
+        size = (np.minimum(step + schedule.window_steps, end) - step) * width  # smaller in the last window only
+        start = lane * length + np.where(lane % 2, length - step * width - size, step * width)
+        runs = self._slice(start, size)
+        sorted_position, destination, done = _sorted_positions(runs), np.empty(runs.total, np.int64), 0
+        full, salt = int((size == size[0]).sum()), salts(schedule.seed or 0, self.number, step, lane)
+        for tile in (*_tiles(0, full, size[0]), *_tiles(full, len(size), size[-1])):
+            order = orders(salt[tile], int(size[tile.start]))
+            shift, first = lane[tile] * width - low, (step[tile] - begin) * each
+            found = _window_positions(order, width, shift, each, first).reshape(-1)
+            of_tile = slice(*np.searchsorted(runs.first, (done, done + len(found))))
+            destination[ranges(sorted_position[of_tile], runs.count[of_tile])] = found
+            done += len(found)
+        return _drop_others(_sort_runs(runs), destination)
 
 
-TILE = 1 << 14  # samples whose places are found together: the arrays on the way stay in the processor's cache
-NOWHERE = np.empty(0, np.int64)
+TILE = 1 << 14  # samples whose positions are computed in one go: the temporary arrays stay in the processor's cache
+_NO_POSITIONS = np.empty(0, np.int64)
 
 
-def _tiles(begin: int, end: int, take: int) -> Iterator[slice]:
-    """Parts ``begin`` to ``end``, of ``take`` samples each, some at a time."""
-    several = max(1, TILE // int(take))
-    return (slice(i, min(i + several, end)) for i in range(begin, end, several))
+def _tiles(begin: int, end: int, size: int) -> Iterator[slice]:
+    """Yield slices of the sections ``begin`` to ``end``, of ``size`` samples each, with about ``TILE`` samples."""
+    count = max(1, TILE // int(size))
+    return (slice(i, min(i + count, end)) for i in range(begin, end, count))
 
 
-def _places(mixed: Integers, width: int, shift: Integers, each: int, first: Integers) -> Integers:
-    """Places of the samples of some parts in the window; -1 for those that belong to another rank.
+def _window_positions(order: Integers, width: int, shift: Integers, each: int, first: Integers) -> Integers:
+    """Return the position in the window of each sample of some sections; -1 for samples of another rank.
 
     Parameters
     ----------
-    mixed : int64[parts, n], the samples of each part in random order, counted from 0.
+    order : int64[sections, n], the samples of each section in random order, counted from 0.
     width : samples of a lane in one batch.
-    shift : int64[parts], where they begin in this rank's part of the batch.
-    each : samples of this rank's part.
-    first : int64[parts], destination of the first sample of the first step.
+    shift : int64[sections], where the section's lane begins in this rank's range of the batch.
+    each : length of this rank's range of the batch.
+    first : int64[sections], position in the window of the first step's first sample.
     """
-    step, position = np.divmod(mixed, width) if width > 1 else (mixed, np.zeros_like(mixed))
+    step, position = np.divmod(order, width) if width > 1 else (order, np.zeros_like(order))
     position += shift[:, None]
-    places = step * each + position + first[:, None]
+    found = step * each + position + first[:, None]
     if shift.min() < 0 or shift.max() > each - width:
-        places[(position < 0) | (position >= each)] = -1
-    return places
+        found[(position < 0) | (position >= each)] = -1
+    return found
 
 
-def _arrivals(runs: Runs) -> Integers:
-    """int64[k], where each run begins once all are in ascending order."""
+def _sorted_positions(runs: Runs) -> Integers:
+    """Return where each run begins after all are sorted, int64[k]."""
     order = np.argsort(runs.start, kind="stable")
     count = runs.count[order]
-    arrived = np.empty_like(count)
-    arrived[order] = np.cumsum(count) - count
-    return arrived
+    position = np.empty_like(count)
+    position[order] = np.cumsum(count) - count
+    return position
 
 
-def _ascending(runs: Runs) -> Runs:
+def _sort_runs(runs: Runs) -> Runs:
     order = np.argsort(runs.start, kind="stable")
     return merge(Runs(runs.start[order], runs.count[order]))
 
 
-def _sorted(runs: Runs, destination: Integers) -> tuple[Runs, Integers]:
-    """The same samples and their places in ascending order of the samples."""
+def _sort(runs: Runs, destination: Integers) -> tuple[Runs, Integers]:
+    """Sort samples, and their destinations with them."""
     moved = np.empty_like(destination)
-    moved[ranges(_arrivals(runs), runs.count)] = destination
-    return _ascending(runs), moved
+    moved[ranges(_sorted_positions(runs), runs.count)] = destination
+    return _sort_runs(runs), moved
 
 
 def _in_file_order(samples: Integers) -> tuple[Runs, Integers]:
-    """Return the samples in ascending order, and the destination of each, which is where it was."""
+    """Return the sorted samples, and the original position of each."""
     order = np.argsort(samples, kind="stable")
     return compress(samples[order]), order
 
 
-def _placed(runs: Runs, destination: Integers) -> tuple[Runs, Integers]:
-    """Without the samples that have no destination here."""
+def _drop_others(runs: Runs, destination: Integers) -> tuple[Runs, Integers]:
+    """Drop the samples of other ranks: those without a destination."""
     if not len(destination) or destination.min() >= 0:
         return runs, destination
-    here = destination >= 0
-    return compress(ranges(runs.start, runs.count)[here]), destination[here]
+    own = destination >= 0
+    return compress(ranges(runs.start, runs.count)[own]), destination[own]
 
 
 def check_ranks(batch_size: int, size: int) -> None:
-    """Raises ``PartitionError`` if the ranks cannot share the global batch equally."""
+    """Raise ``PartitionError`` if the number of ranks, ``size``, does not divide the global batch size."""
     if batch_size % size:
         below, above = batch_size // size * size, -(-batch_size // size) * size
         near = " or ".join(str(n) for n in (below, above) if n)

@@ -1,4 +1,7 @@
-"""All that the order of global batches follows from: a run goes on only with the same."""
+"""State of an iteration over batches: the step, and a fingerprint of everything that determines their order.
+
+An iteration resumes only with an equal fingerprint, on any number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -20,27 +23,28 @@ from matex_data.index.runs import Runs, merge
 from matex_data.sampling.schedule import Schedule
 
 State = Mapping[str, Any]
+"""Step and fingerprint of an iteration, as numbers and text: can be stored as JSON."""
 
 SAMPLES = ("samples", "inputs", "targets", "fields", "digest")
-"""Keys of a state that say which samples, and which fields of them."""
+"""Keys of a state that identify the samples and their fields."""
 OPTIONS = ("batch_size", "shuffle", "seed", "remainder")
-"""Keys of a state that the caller of ``batches`` has chosen."""
+"""Keys of a state that are arguments of ``batches``."""
 ORDER = ("lanes", "window_steps", "cache", "blocks")
-"""Keys of a state that say how these are shuffled. They follow from the layout of the files, and from options of
+"""Keys of a state that determine the shuffle. They follow from the layout of the files, and from the options of
 ``open_dataset`` (``window_bytes``, ``block_bytes``, ``cache``)."""
 
 
 def identify_samples(index: Index, elements: ElementSpec, samples: Runs) -> dict[str, Any]:
-    """Return what identifies the samples: neither the folder of the files nor the number of ranks is part of it."""
+    """Return facts that identify the samples, independent of the files' folder and the number of ranks."""
     files = [[PurePath(file.path).name, int(file.rows)] for file in index.files]
     digest = hashlib.blake2b(json.dumps(files).encode(), digest_size=16)
-    some = samples.count > 0
-    whole = merge(Runs(samples.start[some], samples.count[some]))
-    _add(digest, whole.start, whole.count)
+    selected = samples.count > 0
+    whole = merge(Runs(samples.start[selected], samples.count[selected]))
+    _update(digest, whole.start, whole.count)
     return {
         "samples": samples.total,
-        "inputs": _plain(elements.inputs),
-        "targets": _plain(elements.targets),
+        "inputs": _as_plain(elements.inputs),
+        "targets": _as_plain(elements.targets),
         "fields": {name: f"{field.dtype}{list(field.shape)}" for name, field in index.fields.items()},
         "digest": digest.hexdigest(),
     }
@@ -48,13 +52,13 @@ def identify_samples(index: Index, elements: ElementSpec, samples: Runs) -> dict
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """How a data set is passed over.
+    """Fingerprint of an iteration: everything that determines its batches.
 
     Parameters
     ----------
-    samples : of ``identify_samples``.
-    schedule : who gets which sample when.
-    cache : of the data set.
+    samples : facts of ``identify_samples``.
+    schedule : assignment of samples to steps and ranks.
+    cache : the option of the data set.
     """
 
     samples: Mapping[str, Any]
@@ -63,41 +67,41 @@ class Fingerprint:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the caller has chosen, with the seed that was drawn where none was given."""
-        plan = self.schedule
-        shuffle: bool | str = "global" if plan.uniform else plan.seed is not None
-        return dict(zip(OPTIONS, (plan.batch_size, shuffle, plan.seed, plan.remainder), strict=True))
+        """Arguments of ``batches``, with the seed that was drawn if none was given."""
+        schedule = self.schedule
+        shuffle: bool | str = "global" if schedule.uniform else schedule.seed is not None
+        return dict(zip(OPTIONS, (schedule.batch_size, shuffle, schedule.seed, schedule.remainder), strict=True))
 
     @cached_property
     def order(self) -> dict[str, Any]:
-        """How it is shuffled; the same for all that is not, and for all that is drawn from all samples alike."""
-        plan = self.schedule
-        if plan.seed is None or plan.uniform:
+        """Properties that determine the shuffle; all None without a shuffle, and for a uniform one."""
+        schedule = self.schedule
+        if schedule.seed is None or schedule.uniform:
             return dict.fromkeys(ORDER)
-        most = max(1, plan.full_steps)
-        steps = most if self.cache == "memory" else min(plan.window_steps, most)
+        most = max(1, schedule.full_steps)
+        steps = most if self.cache == "memory" else min(schedule.window_steps, most)
         blocks = hashlib.blake2b(digest_size=16)
-        _add(blocks, plan.segments.start, plan.segments.count, plan.blocks)
-        return dict(zip(ORDER, (plan.lanes, steps, self.cache, blocks.hexdigest()), strict=True))
+        _update(blocks, schedule.segments.start, schedule.segments.count, schedule.blocks)
+        return dict(zip(ORDER, (schedule.lanes, steps, self.cache, blocks.hexdigest()), strict=True))
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return where a run stands after ``step`` global batches."""
+        """Return the state of the iteration after ``step`` global batches."""
         return {"step": int(step), **self.samples, **self.options, **self.order}
 
     def check(self, start: State) -> None:
-        """Raise ``PartitionError`` if ``start`` is of other samples, options or another order, and name them."""
+        """Raise ``PartitionError`` if ``start`` has other samples, options or another order, with the differences."""
         for facts in (self.samples, self.options, self.order):
             differ = [name for name in facts if name in start and start[name] != facts[name]]
             if differ:
-                raise _other(differ, start, facts)
+                raise _mismatch(differ, start, facts)
 
 
 def read_step(start: State) -> int:
-    """Return the number of batches that are done.
+    """Return the number of batches before ``start``.
 
     Raises
     ------
-    PartitionError : this is not what ``Dataset.state`` gives.
+    PartitionError : ``start`` is not a state of ``Dataset.state``.
     """
     given = [name for name in (*OPTIONS, *ORDER) if name in start] if isinstance(start, Mapping) else None
     whole = given is not None and len(given) in (0, len(OPTIONS) + len(ORDER)) and all(k in start for k in SAMPLES)
@@ -105,34 +109,34 @@ def read_step(start: State) -> int:
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         raise PartitionError(
             "start= is not the state of a data set",
-            expected="what Dataset.state(step) gives, whole, with a step from 0 on",
+            expected="a whole state of Dataset.state(step), with a step of at least 0",
             found=start,
-            remedy="ask for the state with the release that resumes, or leave out start= to begin anew",
+            remedy="save the state with the release that resumes, or leave out start= to begin anew",
         )
     return step
 
 
 def read_seed(start: State) -> int:
-    """Return the seed of a run that goes on.
+    """Return the seed of a state.
 
     Raises
     ------
-    PartitionError : the state was asked for before any batches, or is of a run that was not shuffled.
+    PartitionError : the state was saved before any batches were made, or of an iteration without a shuffle.
     """
     seed = start.get("seed")
     if isinstance(seed, int):
         return seed
     if start.get("shuffle") is False:
-        raise _other(["shuffle"], start, {"shuffle": True})
+        raise _mismatch(["shuffle"], start, {"shuffle": True})
     raise PartitionError(
-        "start= holds no seed, and without it the order would be another one",
-        expected="seed=, or a state that was asked for after tf_dataset or batches",
+        "start= holds no seed, and without it the order would differ",
+        expected="seed=, or a state that was saved after tf_dataset or batches",
         found="seed=None, shuffle=True",
-        remedy="give the seed that the run began with",
+        remedy="pass the seed that the run began with",
     )
 
 
-def _other(differ: list[str], start: State, facts: Mapping[str, Any]) -> PartitionError:
+def _mismatch(differ: list[str], start: State, facts: Mapping[str, Any]) -> PartitionError:
     return PartitionError(
         f"start= is the state of a run with another {', '.join(differ)}",
         expected=_listed(differ, start),
@@ -157,10 +161,10 @@ def _listed(names: list[str], facts: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={facts[name]!r}" for name in names)
 
 
-def _plain(names: Names) -> Any:
+def _as_plain(names: Names) -> Any:
     return names if names is None or isinstance(names, str) else list(names)
 
 
-def _add(digest: Any, *arrays: Integers) -> None:
+def _update(digest: Any, *arrays: Integers) -> None:
     for array in arrays:
         digest.update(np.ascontiguousarray(array, "<i8"))

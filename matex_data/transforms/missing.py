@@ -42,7 +42,7 @@ def check_missing(missing: Missing) -> None:
 
 
 def fields_to_read(names: Sequence[str] | None, missing: Missing, *made: str) -> list[str] | None:
-    """Return the fields to read for the named ones. Masks are left out: they come with the fields they belong to.
+    """Return the fields to read for the named ones. Masks are left out: they are made with their fields.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Fields of equal shape, stacked to one field."""
+"""Fields of equal shape, stacked into one field."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matex_data.index.table import Matrix
 
 
 def stack_fields(index: Index, names: Sequence[str], name: str, kept: Sequence[str]) -> Index:
-    """Return an index with the fields ``names`` stacked to the field ``name``, beside the fields ``kept``.
+    """Return an index with the fields ``names`` stacked into the field ``name``, beside the fields ``kept``.
 
     Element i along the first axis of a stacked sample is the sample of ``names[i]``.
 

@@ -101,7 +101,7 @@ class Dialect:
 
         Returns
         -------
-        positions of the quotes, which open and close by turns; begin and end of each comment.
+        positions of the quotes, which open and close alternately; begin and end of each comment.
         """
         quote, escape, comment = (c.encode() if c else None for c in (self.quotechar, self.escapechar, self.comment))
         before_quote = b"\r\n" + self.separators

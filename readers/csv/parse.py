@@ -28,7 +28,6 @@ _ARROW_ONLY = r"(?i)0x|nan|inf.*\s|\s.*inf"
 _INTEGER = r"^[ \t]*[-+]?[0-9]+[ \t]*$"
 _EXACT = 2**53  # floats hold every integer up to it
 _BAD_VALUE = re.compile(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to ([^:]+): (.*)", re.DOTALL)
-_with_missing: set[str] = set()  # files in which a text of MISSING has been found
 _warned: set[str] = set()
 
 
@@ -89,28 +88,10 @@ class Parser:
         return _single_blanks(text) if self.dialect.sep == SPACES else text
 
     def _convert(self, text: Bytes, types: Mapping[str, Any], dialect: Dialect) -> pa.Table:
-        """Convert a text in UTF-8.
-
-        Arrow refuses every text of ``MISSING`` as a number, truth value or time, except NaN. So Arrow looks for them
-        only in files that hold one: to compare each number with all of them takes a fifth of the time.
-        """
-        refuses_texts = all(kind is not None and pa.types.is_primitive(kind) for kind in types.values())
-        if refuses_texts and self.path not in _with_missing:
-            try:
-                return self._convert_as_pandas(text, types, dialect, [t for t in self.na_values if t not in MISSING])
-            except pa.ArrowInvalid:
-                table = self._convert_as_pandas(text, types, dialect, self.na_values)
-                _with_missing.add(self.path)
-                return table
-        return self._convert_as_pandas(text, types, dialect, self.na_values)
-
-    def _convert_as_pandas(
-        self, text: Bytes, types: Mapping[str, Any], dialect: Dialect, na_values: Sequence[str]
-    ) -> pa.Table:
-        """Convert a text, and correct the columns of numbers that Arrow and pandas read differently."""
-        table = self._read(text, types, dialect, na_values)
+        """Convert a text in UTF-8, and correct the columns of numbers that Arrow and pandas read differently."""
+        table = self._read(text, types, dialect)
         doubtful = _doubtful_columns(table, text, types)
-        written = self._read(text, dict.fromkeys(doubtful, pa.binary()), dialect, na_values) if doubtful else table
+        written = self._read(text, dict.fromkeys(doubtful, pa.binary()), dialect) if doubtful else table
         for name in doubtful:
             column = self._as_pandas(name, table[name], written[name], types[name])
             table = table.set_column(table.column_names.index(name), name, column)
@@ -142,7 +123,7 @@ class Parser:
             return _integers(written)
         return column
 
-    def _read(self, text: Bytes, types: Mapping[str, Any], dialect: Dialect, na_values: Sequence[str]) -> pa.Table:
+    def _read(self, text: Bytes, types: Mapping[str, Any], dialect: Dialect) -> pa.Table:
         if text[:3].tobytes() == BOM_UTF8:  # Arrow drops one at the beginning, which is not that of the file here
             text = np.frombuffer(BOM_UTF8 + text.tobytes(), np.uint8)
         return pa.csv.read_csv(
@@ -160,7 +141,7 @@ class Parser:
                 check_utf8=False,
                 column_types={name: kind for name, kind in types.items() if kind is not None},
                 include_columns=list(types),
-                null_values=list(na_values),
+                null_values=list(self.na_values),
                 true_values=["True", "TRUE", "true"],
                 false_values=["False", "FALSE", "false"],
                 strings_can_be_null=True,

@@ -188,7 +188,7 @@ def _has_wrong_corners(dataset: h5py.Dataset, corner: Integers) -> bool:
     """Return whether the corners of the chunks may be wrong.
 
     HDF5 numbers the chunks of an extensible array with the unlimited axis first, and converts the numbers to corners as
-    if that axis were in its place (seen in 1.14.6). Then no corner lies beyond the first chunk of the axes before it.
+    if it had not moved that axis (seen in 1.14.6). Then no corner lies beyond the first chunk of the axes before it.
     """
     if (corner >= np.array(dataset.shape)).any() or (corner % np.array(dataset.chunks)).any():
         return True

@@ -43,8 +43,8 @@ def index(path: str, names: Sequence[str] | None = None) -> Index:
     Parameters
     ----------
     names : datasets by their path in the file, for example ``"run1/images"``. None: every dataset that has a first
-        axis and can be read; a warning lists those that cannot. Scalars are left out, a dataset with several names is
-        read once, and soft and external links are followed only if ``names`` has them.
+        axis and can be read; a warning lists those that cannot. Scalars are left out, a dataset with more than one name
+        is read once, and soft and external links are followed only if ``names`` has them.
 
     Raises
     ------

@@ -99,7 +99,7 @@ class _HeaderParser:
         dimensions = [self._dimension() for _ in range(self._list(DIMENSION))]
         unlimited = [name for name, length in dimensions if length == 0]
         if len(unlimited) > 1:
-            raise self._error("the file has several record dimensions", "at most one of length 0", unlimited)
+            raise self._error("the file has more than one record dimension", "at most one of length 0", unlimited)
         attributes = self._attributes()
         variables = [self._variable(dimensions) for _ in range(self._list(VARIABLE))]
         record_bytes = _record_bytes(variables)

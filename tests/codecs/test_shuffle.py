@@ -73,7 +73,7 @@ def test_large_rows_of_every_width() -> None:
     ],
 )
 def test_which_pipelines_begin_with_a_shuffle(filters: list[Filter], itemsize: int, expected: list[int] | None) -> None:
-    before = Pipeline(tuple(filters), itemsize, 96).before_shuffle
+    before = Pipeline(tuple(filters), itemsize, 96).without_shuffle
     assert (None if before is None else [step.number for step in before.filters]) == expected
 
 

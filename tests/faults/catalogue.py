@@ -186,12 +186,10 @@ FAULTS: list[Fault] = [
 
 QUICK = (
     ("truncated_after", "npy"),
-    ("corrupt", "hdf5 gzip"),
     ("replaced", "npy"),
     ("raise_in_loop", "hdf5 gzip"),
     ("killed", "hdf5 gzip"),
     ("late_in_loop", "hdf5 gzip"),
-    ("other_method", "hdf5 gzip"),
     ("held_iterator", "hdf5 gzip"),
 )
 """What an ordinary test looks at, on 2 ranks."""

@@ -70,7 +70,7 @@ def test_every_byte_is_read_once_to_its_place(
 
 def _gaps() -> set[int]:
     """Addresses to which gaps are read."""
-    return set(range(coalesce._NOWHERE.ctypes.data, coalesce._NOWHERE.ctypes.data + coalesce.GAP_BYTES))
+    return set(range(coalesce._DISCARDED.ctypes.data, coalesce._DISCARDED.ctypes.data + coalesce.GAP_BYTES))
 
 
 def test_neighbours_in_file_and_memory_become_one() -> None:
@@ -79,9 +79,9 @@ def test_neighbours_in_file_and_memory_become_one() -> None:
 
 
 def test_large_reads_that_need_no_decoding_are_shared_out() -> None:
-    wanted = _wanted([(0, coalesce.CALL_BYTES * 5 // 2, 1 << 30)])
+    wanted = _wanted([(0, coalesce.TASK_BYTES * 5 // 2, 1 << 30)])
     result = plan_tasks([wanted])
-    assert [call.nbytes for call in result] == [coalesce.CALL_BYTES, coalesce.CALL_BYTES, coalesce.CALL_BYTES // 2]
+    assert [call.nbytes for call in result] == [coalesce.TASK_BYTES, coalesce.TASK_BYTES, coalesce.TASK_BYTES // 2]
 
 
 def test_a_small_gap_is_read_to_nowhere() -> None:

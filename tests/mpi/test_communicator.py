@@ -49,7 +49,7 @@ def _at_the_same_time(comm: MPI.Intracomm, path: str) -> list[str]:
 
     thread = threading.Thread(target=second)
     thread.start()
-    with inside._together():  # as in the middle of a call
+    with inside._exclusive():  # as during a collective call
         barrier.wait()
         thread.join()
     return errors
@@ -97,4 +97,4 @@ def _exhausted(comm: MPI.Intracomm) -> str:
 @pytest.mark.rank_counts(2)
 def test_too_many_data_sets_at_once_are_said_so(pool: Pool) -> None:
     for error in pool.run(_exhausted, timeout=120):
-        assert error.startswith("DataError: MPI has no communicator left") and "let go" in error
+        assert error.startswith("DataError: MPI has no communicator left") and "del" in error

@@ -187,4 +187,4 @@ def test_processes_that_a_rank_starts_read_without_mpi(path: str) -> None:
         assert ["fork", rank, str(total), str(total)] in lines  # the share of the rank
         assert ["spawn", rank, str(values.sum()), str(values.sum())] in lines  # the data set of this process alone
         assert ["own", rank, str(total)] in lines
-        assert f"this process was forked by rank {rank}, and cannot speak to the other ranks" in done.stdout
+        assert f"this process was forked by rank {rank}, and cannot exchange data with the other ranks" in done.stdout

@@ -255,7 +255,7 @@ def test_a_rank_that_ends_ends_the_job(path: Path, how: str) -> None:
 @pytest.mark.parametrize("table", [0, 1 << 22])
 @pytest.mark.parametrize("total", [1, 2, 3, 7, 1000, 99_991])
 def test_a_permutation(monkeypatch: pytest.MonkeyPatch, table: int, total: int) -> None:
-    monkeypatch.setattr(permutation, "TABLE", table)
+    monkeypatch.setattr(permutation, "TABLE_ITEMS", table)
     orders = [Permutation(total, 5, number)(np.arange(total)) for number in range(2)]
     for order in orders:
         assert np.array_equal(np.sort(order), np.arange(total))
@@ -268,7 +268,7 @@ def test_a_permutation(monkeypatch: pytest.MonkeyPatch, table: int, total: int) 
 
 
 def test_all_permutations_are_equally_likely(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(permutation, "TABLE", 0)
+    monkeypatch.setattr(permutation, "TABLE_ITEMS", 0)
     found = Counter(tuple(Permutation(4, seed)(np.arange(4)).tolist()) for seed in range(9600))
     assert len(found) == 24
     assert sum((count - 400) ** 2 / 400 for count in found.values()) < 50  # chi-squared of 23 degrees: 1 in 1000

@@ -1,4 +1,4 @@
-"""Windows of successive epochs: each epoch has its own order, whatever happened in the epoch before it."""
+"""Successive epochs: each one has its own order, even after an unfinished one."""
 
 from __future__ import annotations
 

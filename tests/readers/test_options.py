@@ -1,4 +1,4 @@
-"""Options of readers: an unknown one is answered with those that there are, the same way for every format."""
+"""Options of readers: errors for unknown options, and for values of another type, of every format."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEAR |= {
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_an_unknown_option_is_answered_with_the_nearest_ones(tmp_path: Path, format: str) -> None:
+def test_errors_for_an_unknown_option_list_the_nearest_ones(tmp_path: Path, format: str) -> None:
     wrong, right = NEAR.get(format, ("chunks", ""))
     path = tmp_path / "x"
     path.write_bytes(b"")
@@ -89,7 +89,7 @@ def _plug(patch: pytest.MonkeyPatch, function: Any) -> None:
     patch.setattr(formats, "entry_points", lambda group, name="mine": [entry] if name == "mine" else [])
 
 
-def test_readers_of_other_packages_are_treated_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_readers_in_other_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path / "x.npy")
     np.save(path, np.arange(12).reshape(4, 3))
 
@@ -121,7 +121,7 @@ def _open(comm: MPI.Intracomm, path: str, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["csv", "npy"])
-def test_all_ranks_raise_the_same(ranks: Pools, tmp_path: Path, suffix: str) -> None:
+def test_all_ranks_raise_the_same_error(ranks: Pools, tmp_path: Path, suffix: str) -> None:
     path = str(tmp_path / f"x.{suffix}")
     np.savetxt(path, np.ones((9, 2)), delimiter=",") if suffix == "csv" else np.save(path, np.ones(9))
     outcomes = ranks(3).outcomes(_open, path, shapes=1)

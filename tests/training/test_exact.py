@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -226,18 +226,20 @@ def _reference(comm: Any, name: str) -> Any:
     return _run(comm, name, None)
 
 
-ON_THREE_RANKS = ("batch_norm", "own_clipping", "uneven", "weighted")
-"""Cases that depend on the numbers of rows of the ranks; on two ranks these differ in the last batch alone."""
+QUICK = {
+    **dict.fromkeys(("accumulation", "eagerly", "embedding", "float16", "global_clipnorm", "masked"), 2),
+    **dict.fromkeys(("moving_average", "several_steps", "sum", "unused", "weighted"), 2),
+    **dict.fromkeys(("batch_norm", "own_clipping", "uneven"), 3),
+}
+"""Numbers of ranks of the cases that run by default; on three ranks, batches are divided into unequal blocks."""
 
 
-def _sizes() -> Iterator[Any]:
-    for name in CASES:
-        quick = (2, 3) if name in ON_THREE_RANKS else (2,)
-        for size in (1, 2, 3, 4):
-            yield pytest.param(name, size, marks=() if size in quick else pytest.mark.slow)
+def _params() -> list[Any]:
+    cases = [(name, size) for name in CASES for size in (1, 2, 3, 4)]
+    return [pytest.param(*case, marks=() if case in QUICK.items() else pytest.mark.slow) for case in cases]
 
 
-@pytest.mark.parametrize(("name", "size"), _sizes())
+@pytest.mark.parametrize(("name", "size"), _params())
 def test_weights_equal_one_process(ranks: Pools, name: str, size: int) -> None:
     (expected, counters), *_ = ranks(1).run(_reference, name)
     results = ranks(size).run(_distributed, name, timeout=120)

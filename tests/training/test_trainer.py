@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "momentum": ("SGD", {"learning_rate": 0.1, "momentum": 0.9}),
     "adam": ("Adam", {"learning_rate": 0.01}),
 }
+
+
+QUICK = [("momentum", 250), ("adam", 241)]
 
 
 def _optimizer(name: str) -> Any:
@@ -41,8 +45,13 @@ def _reference(comm: Any, name: str, samples: int, batch: int, epochs: int) -> A
 
 
 @pytest.mark.rank_counts(3, slow=(1, 2, 4))
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("samples", [240, 250, 241])
+@pytest.mark.parametrize(
+    ("name", "samples"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+        for case in product(OPTIMIZERS, (240, 241, 250))
+    ],
+)
 def test_weights_and_logs_equal_one_process(ranks: Pools, pool: Pool, name: str, samples: int) -> None:
     (expected, logs), *_ = ranks(1).run(_reference, name, samples, 24, 5)
     results = pool.run(_train, name, samples, 24, 5, timeout=120)

@@ -1,4 +1,4 @@
-"""Every text table of the corpus on 1 to 7 ranks: the rows that pandas reads with the same dialect, in its order."""
+"""Every text table of the corpus, on 1 to 7 ranks, against the rows of pandas with the same dialect."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ DIALECTS: dict[str, dict[str, Any]] = {
     "SA2-by-DJZ.csv": {"skiprows": 7, "header": None, "names": list("abcd")},
     "noquote.csv": {"skiprows": 1, "header": None},
 }
-"""What pandas has to be told; whatever is not among ``TOLD`` the reader has to find out."""
+"""Options that pandas needs; the reader detects those that are not in ``GIVEN``."""
 
-TOLD = {
+GIVEN = {
     "gb18030.txt": ("encoding",),
     "wine_data.csv": ("skiprows",),
     "SA2-by-DJZ.csv": ("skiprows", "names"),
@@ -63,7 +63,7 @@ BROKEN = {
     "noquote.csv": "line 2 has too many fields, column 4",
     "wine_data.csv": "line 2 has too many fields, column 6",
 }
-"""Files that need an option, or cannot be read."""
+"""Files that need an option, or cannot be read, and the error without it."""
 
 
 def _files() -> list[Path]:
@@ -79,12 +79,12 @@ def _expected(path: Path) -> pd.DataFrame:
 
 @contextmanager
 def _all_large(small: bool) -> Iterator[None]:
-    """Every file is scanned and sampled by all ranks together, in tiny pieces."""
+    """Make all ranks scan and sample every file, in small reads."""
     with pytest.MonkeyPatch.context() as patch:
         if small:
             patch.setattr(csv_reader, "SMALL_BYTES", 1)
             patch.setattr(csv_reader, "HEAD_BYTES", 1 << 16)
-            patch.setattr(records, "READ_BYTES", 700)
+            patch.setattr(records, "READ_BYTES", 20_000)
             patch.setattr(records, "PROBE_BYTES", 300)
         yield
 
@@ -95,7 +95,7 @@ def _load_all(comm: MPI.Intracomm, paths: list[str], small: bool) -> list[Any]:
         warnings.simplefilter("ignore")
         for path in paths:
             name = Path(path).name
-            options = {key: DIALECTS[name][key] for key in TOLD.get(name, ())}
+            options = {key: DIALECTS[name][key] for key in GIVEN.get(name, ())}
             try:
                 data = open_dataset(path, format="csv", comm=comm, **options)
                 results.append(({f.name: dict(f.attributes) for f in data.schema.values()}, data.load()))
@@ -106,7 +106,7 @@ def _load_all(comm: MPI.Intracomm, paths: list[str], small: bool) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def tables() -> dict[str, pd.DataFrame]:
-    return {str(path): _expected(path) for path in _files() if path.name not in BROKEN or path.name in TOLD}
+    return {str(path): _expected(path) for path in _files() if path.name not in BROKEN or path.name in GIVEN}
 
 
 MORE = [(3, False), *((size, True) for size in (1, 2, 4, 7))]
@@ -150,7 +150,7 @@ def _seconds(text: str) -> float:
 
 
 @pytest.mark.parametrize("size", (1, pytest.param(3, marks=pytest.mark.slow)))
-def test_the_dialect_is_found_and_shown(ranks: Pools, tables: dict[str, pd.DataFrame], size: int) -> None:
+def test_the_detected_dialect_is_in_the_attributes(ranks: Pools, tables: dict[str, pd.DataFrame], size: int) -> None:
     for path, result in zip(tables, ranks(size).run(_load_all, list(tables), False, timeout=240)[0], strict=True):
         dialect = DIALECTS.get(Path(path).name, {})
         for shown in result[0].values():
@@ -170,9 +170,9 @@ def _errors(comm: MPI.Intracomm, paths: list[str], small: bool) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("small", [False, True], ids=["dealt", "scanned together"])
+@pytest.mark.parametrize("small", [False, True], ids=["one rank each", "scanned collectively"])
 @pytest.mark.parametrize("size", (1, 3))
-def test_what_cannot_be_read_is_said_on_every_rank(ranks: Pools, size: int, small: bool) -> None:
+def test_every_rank_raises_the_error(ranks: Pools, size: int, small: bool) -> None:
     paths = [str(path) for path in _files() if path.name in BROKEN]
     by_rank = ranks(size).run(_errors, paths, small)
     assert all(texts == by_rank[0] for texts in by_rank)

@@ -1,4 +1,4 @@
-"""CSV passes the conformance suite; beside that: types, dialects, many files, matrices, and what errors say."""
+"""Text tables: conformance suite, types, dialects, many files, matrices, and error messages."""
 
 from __future__ import annotations
 
@@ -97,11 +97,11 @@ def test_types_of_columns(tmp_path: Path) -> None:
     assert found.fields["when"].attributes["units"].startswith("seconds since 1970-01-01")
 
 
-@pytest.mark.parametrize("mark", MISSING)
-def test_each_text_for_a_missing_value_is_one_in_every_column(tmp_path: Path, mark: str) -> None:
-    """Also where the blocks before it have none, and it stands beside numbers that begin alike."""
+@pytest.mark.parametrize("text", MISSING)
+def test_texts_for_missing_values_in_every_column(tmp_path: Path, text: str) -> None:
+    """Cover columns of numbers that begin like the text, and blocks before it without missing values."""
     lines = [f"{i},-1.{i},1.{i}e3,{i % 2 == 0},2020-01-02,n\n" for i in range(4000)]
-    lines[3000] = ",".join([mark] * 6) + "\n"
+    lines[3000] = ",".join([text] * 6) + "\n"
     path = write(tmp_path, "a,b,c,d,e,f\n" + "".join(lines))
     found = index(path, infer="full")
     expected = pd.read_csv(path)
@@ -112,7 +112,7 @@ def test_each_text_for_a_missing_value_is_one_in_every_column(tmp_path: Path, ma
     assert np.flatnonzero(every_row(found, "f") == b"").tolist() == [3000]
 
 
-def test_types_that_are_asked_for(tmp_path: Path) -> None:
+def test_requested_types(tmp_path: Path) -> None:
     path = write(tmp_path, "a,b,c,d,e\n1,1,2,x,31.12.1999\n3,,5,y,01.02.2000\n3,9,5,x,01.02.2000\n")
     options: dict[str, Any] = {"a": "float32", "b": "str", "c": np.uint8, "d": "category", "e": "datetime"}
     found = index(path, dtype=options, date_format="%d.%m.%Y")
@@ -158,7 +158,7 @@ def test_dialects(tmp_path: Path, text: str, options: dict[str, Any], expected: 
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16", "utf-16-le", "utf-32"])
-def test_encodings_arrive_as_utf_8(tmp_path: Path, encoding: str) -> None:
+def test_texts_are_delivered_in_utf_8(tmp_path: Path, encoding: str) -> None:
     path = write(tmp_path, "größe,n\nmaß “x”\n,2\n".replace("“x”\n", "x").encode(encoding))
     told = {"encoding": encoding} if encoding == "utf-16-le" else {}
     with warnings.catch_warnings():
@@ -173,11 +173,11 @@ LITERALS = [
     *("9007199254740993", "9223372036854775808", "18446744073709551615", "-9223372036854775809"),
     *("18446744073709551616", "123456789012345678901234567890", "9223372036854775808.5", "T", "yes"),
 ]
-"""What is a number somewhere."""
+"""Texts that at least one parser takes for a number."""
 
 
 @pytest.mark.parametrize("beside", [[], ["1", "2"], ["-1"], ["1.5"], [""], ["inf"], ["x"]], ids=str)
-def test_a_number_is_what_pandas_takes_for_one(tmp_path: Path, beside: list[str]) -> None:
+def test_numbers_are_those_of_pandas(tmp_path: Path, beside: list[str]) -> None:
     for literal in LITERALS:
         path = write(tmp_path, "c,d\n" + "".join(f"{text},y\n" for text in [*beside, literal]))
         found, expected = every_row(index(path), "c"), pd.read_csv(path)["c"]
@@ -227,7 +227,7 @@ def test_long_integers_of_several_files_keep_their_digits(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("missing", [-999, "-999", [-999.0], ["1e3"], "inf", [0, 5], ["-999", "x"]], ids=repr)
-def test_a_number_that_stands_for_missing_is_found_however_it_is_written(tmp_path: Path, missing: Any) -> None:
+def test_a_missing_number_in_any_notation(tmp_path: Path, missing: Any) -> None:
     for beside in ("1", "1.5", "y", "x"):
         for text in ("-999", "-999.0", "-999.000", "-9.99e2", "1000", "1000.0", "inf", "0", "-0.0", "5", "5.0"):
             path = write(tmp_path, f"c,d\n{beside},1\n{text},2\n")
@@ -241,7 +241,7 @@ def test_a_number_that_stands_for_missing_is_found_however_it_is_written(tmp_pat
     np.testing.assert_array_equal(every_row(typed, "c"), [1.5, np.nan])
 
 
-PACKERS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": lambda b: _zstd(b)}
+COMPRESSORS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": lambda b: _zstd(b)}
 
 
 def _zstd(data: bytes) -> bytes:
@@ -251,10 +251,10 @@ def _zstd(data: bytes) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-@pytest.mark.parametrize("suffix", sorted(PACKERS))
-def test_packed_files(tmp_path: Path, suffix: str) -> None:
+@pytest.mark.parametrize("suffix", sorted(COMPRESSORS))
+def test_compressed_files(tmp_path: Path, suffix: str) -> None:
     text = "a,b\n" + "".join(f'{i},"{i}\n"\n' for i in range(500))
-    path = write(tmp_path, PACKERS[suffix](text.encode()), f"t.csv{suffix}")
+    path = write(tmp_path, COMPRESSORS[suffix](text.encode()), f"t.csv{suffix}")
     assert detect(path, Path(path).read_bytes()[:100]) == "csv"
     with pytest.warns(UserWarning, match="no part can be read alone"):
         found = index(path)
@@ -267,7 +267,7 @@ def test_packed_files(tmp_path: Path, suffix: str) -> None:
 
 @pytest.fixture
 def tiny() -> Iterator[None]:
-    """Every file is large, and has many blocks."""
+    """Make every file large, with many blocks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(csv_reader, "SMALL_BYTES", 1)
         patch.setattr(records, "READ_BYTES", 50)
@@ -289,12 +289,12 @@ def test_any_rows_in_any_order(tmp_path: Path, tiny: None) -> None:
 
 
 @pytest.mark.parametrize("size", (1, 2, 3, 5))
-def test_categories_and_full_inference_are_agreed(tmp_path: Path, tiny: None, size: int) -> None:
+def test_ranks_agree_on_categories_and_full_inference(tmp_path: Path, tiny: None, size: int) -> None:
     lines = [f"{i},{'abc'[i % 3]}" for i in range(400)]
     lines[333] = "3.5,d"
     path = write(tmp_path, "n,c\n" + "\n".join(lines) + "\n")
     indexes = on_ranks(size, lambda ranks: index_collectively([path], None, ranks, dtype={"c": "category"}))
-    assert all(i.fields["n"].dtype == np.float64 for i in indexes)  # categories take a look at everything
+    assert all(i.fields["n"].dtype == np.float64 for i in indexes)  # categories need all values
     assert all(i.fields["c"].attributes["categories"] == ["a", "b", "c", "d"] for i in indexes)
     assert every_row(indexes[0], "c")[331:335].tolist() == [1, 2, 3, 1]
     indexes = on_ranks(size, lambda ranks: index_collectively([path], ["n"], ranks, infer="full"))
@@ -314,14 +314,14 @@ def test_a_late_value_of_another_type_names_its_line(tmp_path: Path, tiny: None,
         every_row(found, "n")
 
 
-def test_files_have_to_have_the_same_columns(tmp_path: Path) -> None:
+def test_files_with_other_columns_are_refused(tmp_path: Path) -> None:
     paths = [write(tmp_path, "a,b\n1,2\n", "1.csv"), write(tmp_path, "a,c\n1,2\n", "2.csv")]
     for size in (1, 2):
         with pytest.raises(DataError, match=r"same columns(.|\n)*2\.csv(.|\n)*a, b(.|\n)*a, c"):
             on_ranks(size, lambda ranks: index_collectively(paths, None, ranks))
 
 
-def test_types_are_agreed_over_files(tmp_path: Path) -> None:
+def test_files_agree_on_types(tmp_path: Path) -> None:
     paths = [write(tmp_path, f"a,b\n{value},1\n", f"{i}.csv") for i, value in enumerate(["1", "2.5", ""])]
     for size in (1, 2, 4):
         (found, *_) = on_ranks(size, lambda ranks: index_collectively(paths, None, ranks))
@@ -340,7 +340,7 @@ def test_types_are_agreed_over_files(tmp_path: Path) -> None:
         ("a,b\n", r"header and no records(.|\n)*line 2, column 1(.|\n)*table\.csv"),
     ],
 )
-def test_what_is_wrong_is_said_with_line_and_column(ranks: Pools, tmp_path: Path, text: str, message: str) -> None:
+def test_errors_name_line_and_column(ranks: Pools, tmp_path: Path, text: str, message: str) -> None:
     path = write(tmp_path, text)
     for size in (1, 3):
         outcomes = ranks(size).outcomes(_load, path)
@@ -360,7 +360,7 @@ def test_missing_fields_of_short_records_are_missing_values(tmp_path: Path) -> N
     np.testing.assert_array_equal(rows["b"], [2, np.nan, 6])
 
 
-def test_missing_values_of_all_kinds(tmp_path: Path) -> None:
+def test_missing_values_of_all_types(tmp_path: Path) -> None:
     path = write(tmp_path, "i,f,d,b,s\n1,,2020-01-01,true,\n,2.5,,,x\n3,4,2020-01-01,false,y\n")
     new_year = pd.Timestamp("2020-01-01").timestamp()
     found = open_dataset(path, comm=MPI.COMM_SELF, missing=-9).load()
@@ -376,7 +376,7 @@ def test_missing_values_of_all_kinds(tmp_path: Path) -> None:
     assert masked["f_mask"].tolist() == [True, False, False]
 
 
-def test_text_where_a_number_was_asked_for(tmp_path: Path) -> None:
+def test_text_where_a_number_was_requested(tmp_path: Path) -> None:
     path = write(tmp_path, 'a,b\n1,2\n3,"x\ny"\n5,z\n')
     found = index(path, dtype={"b": "float64"})
     with pytest.raises(DataError, match=r"line 3, column 2(.|\n)*'b'(.|\n)*double"):
@@ -390,17 +390,17 @@ def test_options_are_checked(tmp_path: Path) -> None:
     path = write(tmp_path, "a,b\n1,2\n")
     with pytest.raises(DataError, match=r"no option 'seperator'(.|\n)*'sep"):
         index(path, seperator=";")
-    wrongs: list[dict[str, Any]] = [
+    refused: list[dict[str, Any]] = [
         {"sep": ";;"},
         {"infer": "all"},
         {"skiprows": -1},
         {"header": "yes"},
         {"header": -1},
     ]
-    wrongs += [{"encoding": name} for name in ("klingon", "hex", "cp037", "utf-7")] + [{"names": ["a", "a"]}]
-    for wrong in wrongs:
-        with pytest.raises(DataError, match=f"{next(iter(wrong))}= has no such value"):
-            index(path, **wrong)
+    refused += [{"encoding": name} for name in ("klingon", "hex", "cp037", "utf-7")] + [{"names": ["a", "a"]}]
+    for options in refused:
+        with pytest.raises(DataError, match=f"{next(iter(options))}= has no such value"):
+            index(path, **options)
     with pytest.raises(DataError, match="no record with the names"):
         index(path, header=2)
     with pytest.raises(DataError, match="no such type"):
@@ -431,7 +431,7 @@ def test_columns_as_one_matrix(ranks: Pools, tmp_path: Path, size: int) -> None:
         open_dataset(str(tmp_path / "*.csv"), comm=MPI.COMM_SELF, inputs=["x", "text"], stack=True)
 
 
-def test_a_mark_of_byte_order_within_a_text_is_text(tmp_path: Path) -> None:
+def test_a_byte_order_mark_inside_a_text_is_text(tmp_path: Path) -> None:
     path = tmp_path / "marks.csv"
     path.write_bytes(b"a,b\n" + "".join(f"\ufeffx{i},{i}\n" for i in range(40)).encode())
     expected = pd.read_csv(path)["a"].tolist()

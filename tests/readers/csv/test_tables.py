@@ -1,4 +1,4 @@
-"""Whole tables: generated ones come back field by field, and each piece of text is parsed once in an epoch."""
+"""Whole tables: generated fields are read back, and each record is parsed once in an epoch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.support.ranks import Pools
 from tests.support.serial import every_row
 from tests.support.simulated import on_ranks
 
-PIECES = ["a", "7", ",", '"', "\n", "\r\n", "\r", " ", "é", ";", "#"]
-FIELDS = st.lists(st.sampled_from(PIECES), max_size=5).map("".join)
+TOKENS = ["a", "7", ",", '"', "\n", "\r\n", "\r", " ", "é", ";", "#"]
+FIELDS = st.lists(st.sampled_from(TOKENS), max_size=5).map("".join)
 WIDTHS = st.integers(2, 4)
 TABLES = WIDTHS.flatmap(lambda n: st.lists(st.lists(FIELDS, min_size=n, max_size=n), min_size=1, max_size=25))
 
@@ -31,7 +31,7 @@ TABLES = WIDTHS.flatmap(lambda n: st.lists(st.lists(FIELDS, min_size=n, max_size
 @given(TABLES, st.sampled_from(["\n", "\r\n", "\r"]), st.integers(1, 4), st.sampled_from([1, 16, 200]))
 @example([["", ""]], "\n", 1, 1)
 @example([['"', "\n"], ["\r", '""']], "\r", 3, 1)
-def test_fields_come_back(tmp_path: Path, rows: list[list[str]], end: str, size: int, step: int) -> None:
+def test_generated_fields_are_read_back(tmp_path: Path, rows: list[list[str]], end: str, size: int, step: int) -> None:
     path = tmp_path / "table.csv"
     path.write_bytes("".join(_line(row) + end for row in rows).encode())
     options = {"header": None, "sep": ",", "dtype": "str", "keep_default_na": False, "decimal": "."}
@@ -49,12 +49,12 @@ def test_fields_come_back(tmp_path: Path, rows: list[list[str]], end: str, size:
 
 def _line(row: list[str]) -> str:
     file = io.StringIO(newline="")
-    csv.writer(file, lineterminator="\r\n").writerow(row)  # quotes what holds either of them
+    csv.writer(file, lineterminator="\r\n").writerow(row)  # quotes fields that contain CR or LF
     return file.getvalue().removesuffix("\r\n")
 
 
 def _parsed_rows(comm: MPI.Intracomm, path: str) -> tuple[int, int, int]:
-    """Records parsed on this rank in the second epoch, its samples, and the longest block."""
+    """Return the records that this rank parses in the second epoch, its samples, and the longest block."""
     data = open_dataset(path, comm=comm)
     batches = data.batches(60, shuffle=True, seed=1, remainder="keep")
     for _ in batches:
@@ -78,5 +78,5 @@ def test_text_is_parsed_once_in_an_epoch(ranks: Pools, tmp_path: Path, size: int
     path = tmp_path / "table.csv"
     path.write_text("a,b\n" + "".join(f"{i},{i * i}.5\n" for i in range(20_000)))
     for parsed, samples, block in ranks(size).run(_parsed_rows, str(path)):
-        assert parsed <= samples + 2 * block  # a block at either end belongs to a neighbour, too
+        assert parsed <= samples + 2 * block  # the neighbours need the first and the last block, too
         assert size > 1 or parsed == samples == 20_000

@@ -1,4 +1,4 @@
-"""Every HDF5 file of the corpus: each dataset is h5py's, element by element, or says why it cannot be."""
+"""Every HDF5 file of the corpus: each dataset equals that of h5py, or raises a clear error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.serial import every_row, random_rows, read_rows, same
 
 CORPUS = Path(os.environ.get("MATEX_CORPUS", "/nowhere")) / "hdf5"
 FILES = sorted(path for path in CORPUS.rglob("*") if path.is_file() and path.name != "MANIFEST.json")
-DECODED = 300_000_000  # bytes; a larger dataset is only opened, and looked at in a few places
+DECODED = 300_000_000  # bytes; of a larger dataset only a few rows are compared
 
 import_module("hdf5plugin")  # h5py is the reference for its filters too
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not FILES, reason="MATEX_CORPUS names no folder 
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(CORPUS)))
-def test_every_dataset_is_h5pys(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_dataset_against_h5py(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(path.parent)  # where raw data files are looked for
     try:
         file = h5py.File(path, locking=False)
@@ -46,7 +46,7 @@ def test_every_dataset_is_h5pys(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def names(file: h5py.File) -> list[str]:
-    """All datasets as h5py walks the file; as many as it finds."""
+    """Return the names of all datasets that h5py can list."""
     found: list[str] = []
 
     def visit(name: str, item: object) -> None:
@@ -61,7 +61,7 @@ def names(file: h5py.File) -> list[str]:
 
 
 def expectation(file: h5py.File, name: str) -> tuple[Any, int | None]:
-    """Values and number of rows; the values alone are None if they are too many, both if h5py cannot read them."""
+    """Return values and number of rows; None for too many values, None twice for a dataset h5py cannot read."""
     try:
         dataset = file[name]
         if not dataset.shape:
@@ -76,7 +76,7 @@ def expectation(file: h5py.File, name: str) -> tuple[Any, int | None]:
 
 
 def dataset_is_opaque(file: h5py.File, name: str) -> bool:
-    """h5py does not read opaque values with a tag of their own; they are bytes, and we do."""
+    """Read opaque values with their own tag as bytes, which h5py does not."""
     try:
         return bool(file[name].dtype.kind == "V" and file[name].dtype.names is None and file[name].shape)
     except (OSError, RuntimeError, ValueError, TypeError, KeyError):
@@ -95,14 +95,14 @@ def check(path: Path, file: h5py.File, name: str, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(CORPUS)))
-def test_whole_files_open_or_say_why_not(path: Path) -> None:
+def test_whole_files_open_or_raise_a_clear_error(path: Path) -> None:
     try:
         found = index(str(path), None)
     except FormatError as error:
         assert error.file == str(path)
         assert error.found is not None
     else:
-        assert all(part.rows == len(found) for part in found.files[0].layouts.values())
+        assert all(layout.rows == len(found) for layout in found.files[0].layouts.values())
 
 
 @pytest.mark.parametrize("name", ["tbigdims.h5", "tiny_huge_1d_over_maxint.hdf5", "100B_max_dimension_size.hdf5"])

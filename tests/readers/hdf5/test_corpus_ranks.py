@@ -57,7 +57,7 @@ def _refused(comm: MPI.Intracomm, path: Path, name: str | None) -> bool:
 
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("first", range(0, len(FILES), FILES_PER_TASK))
-def test_every_dataset_is_h5pys_on_ranks(ranks: Pools, size: int, first: int) -> None:
+def test_every_dataset_against_h5py(ranks: Pools, size: int, first: int) -> None:
     found = ranks(size).run(_compare, FILES[first : first + FILES_PER_TASK], timeout=300)
     assert [others for _, others in found] == [[]] * size
     assert len({equal for equal, _ in found}) == 1

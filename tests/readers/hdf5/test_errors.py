@@ -1,4 +1,4 @@
-"""What HDF5 files cannot give is said clearly, and damaged files neither crash nor hang."""
+"""Errors of the HDF5 reader, and damaged files."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError
 from matex_data.readers.hdf5.reader import index
 from tests.support.serial import every_row
 
-Shot = Callable[[h5py.File], None]
+Write = Callable[[h5py.File], None]
 
 
-def write(path: Path, content: Shot, **options: Any) -> str:
+def write(path: Path, content: Write, **options: Any) -> str:
     with h5py.File(path, "w", **options) as file:
         content(file)
     return str(path)
@@ -40,7 +40,7 @@ def images(file: h5py.File) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "says"),
+    ("name", "kind", "texts"),
     [
         ("run1/image", FieldNotFound, ["run1/image", "'run1/images'"]),
         ("images", FieldNotFound, ["images", "'run1/images'"]),
@@ -55,11 +55,11 @@ def images(file: h5py.File) -> None:
         ("run1/images/x", DataError, ["run1/images/x"]),
     ],
 )
-def test_names_that_give_no_rows(tmp_path: Path, name: str, kind: type[DataError], says: list[str]) -> None:
+def test_names_without_rows(tmp_path: Path, name: str, kind: type[DataError], texts: list[str]) -> None:
     path = write(tmp_path / "a.h5", images)
     with pytest.raises(kind) as caught:
         index(path, [name])
-    for text in [path, *says]:
+    for text in [path, *texts]:
         assert text in str(caught.value)
     again = pickle.loads(pickle.dumps(caught.value))  # errors travel between ranks
     assert (type(again), str(again)) == (type(caught.value), str(caught.value))
@@ -74,7 +74,7 @@ def test_lengths_that_differ_are_listed(tmp_path: Path) -> None:
         assert "inputs=" in str(caught.value)
 
 
-def test_all_datasets_but_those_without_rows(tmp_path: Path) -> None:
+def test_datasets_without_rows_are_left_out(tmp_path: Path) -> None:
     def content(file: h5py.File) -> None:
         file["a/x"] = np.arange(4)
         file["b"] = np.arange(8).reshape(4, 2)
@@ -87,12 +87,11 @@ def test_all_datasets_but_those_without_rows(tmp_path: Path) -> None:
         index(write(tmp_path / "empty.h5", lambda file: None))
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
-    text = tmp_path / "text.h5"
-    text.write_text("no HDF5" * 1000)
+def test_files_of_other_formats(tmp_path: Path) -> None:
+    (tmp_path / "text.h5").write_text("no HDF5" * 1000)
     (tmp_path / "empty.h5").touch()
-    for name, says in {"text.h5": "HDF5", "empty.h5": "HDF5", "absent.h5": "no such file", "": "HDF5"}.items():
-        with pytest.raises(FormatError, match=says):
+    for name, text in {"text.h5": "HDF5", "empty.h5": "HDF5", "absent.h5": "no such file", "": "HDF5"}.items():
+        with pytest.raises(FormatError, match=text):
             index(str(tmp_path / name), ["x"])
 
 
@@ -111,7 +110,7 @@ def test_truncated_files_name_both_sizes(tmp_path: Path, libver: str) -> None:
 
 
 def test_a_dataset_behind_the_end_of_the_file(tmp_path: Path) -> None:
-    """HDF5 itself does not notice where the file was marked as being written and then cleared."""
+    """HDF5 itself misses the truncation of a file whose mark for writing was cleared."""
 
     def content(file: h5py.File) -> None:
         file["x"] = np.arange(10_000)
@@ -157,19 +156,19 @@ def test_raw_data_file_that_is_missing(tmp_path: Path, monkeypatch: pytest.Monke
     assert every_row(index(path, ["x"]), "x").tolist() == list(range(8))
 
 
-def test_a_flipped_byte_under_a_checksum(tmp_path: Path) -> None:
+def test_a_flipped_byte_changes_the_checksum(tmp_path: Path) -> None:
     def content(file: h5py.File) -> None:
         file.create_dataset("x", data=np.arange(64), chunks=(16,), fletcher32=True)
 
     path = write(tmp_path / "a.h5", content)
     found = index(path, ["x"])
-    part: Any = found.files[0].layouts["x"]
+    layout: Any = found.files[0].layouts["x"]
     data = bytearray(Path(path).read_bytes())
-    data[int(part.offset[2]) + 5] ^= 4
+    data[int(layout.offset[2]) + 5] ^= 4
     Path(path).write_bytes(data)
     with pytest.raises(DecodeError, match="does not decode") as caught:
         every_row(found, "x")
-    assert (caught.value.row, caught.value.byte) == (32, int(part.offset[2]))
+    assert (caught.value.row, caught.value.byte) == (32, int(layout.offset[2]))
 
 
 def test_a_file_that_is_open_for_writing_elsewhere_in_this_process(tmp_path: Path) -> None:
@@ -218,7 +217,7 @@ def test_datasets_that_are_left_out_are_named(tmp_path: Path) -> None:
         assert list(index(path, ["y"]).fields) == ["y"]
 
 
-def test_a_walk_through_the_file_is_no_matter_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_listing_of_a_file_has_no_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hours = itertools.count(step=3600)
     monkeypatch.setattr("matex_data.readers.hdf5.names.monotonic", lambda: next(hours), raising=False)
 
@@ -235,8 +234,8 @@ def test_a_walk_through_the_file_is_no_matter_of_time(tmp_path: Path, monkeypatc
         index(path)
 
 
-def test_names_that_are_asked_for_need_no_walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """HDF5 does not survive every damaged group: what nobody asks for is not looked at, not even for a hint."""
+def test_selected_names_need_no_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HDF5 crashes on some damaged groups: this process never lists them, not even for a hint."""
     path = write(tmp_path / "a.h5", images)
     monkeypatch.setattr("matex_data.readers.hdf5.names._walk", None)
     monkeypatch.setattr(h5py.h5o, "visit", None)
@@ -248,14 +247,14 @@ def test_names_that_are_asked_for_need_no_walk(tmp_path: Path, monkeypatch: pyte
 
 
 def _chunk_keys(data: bytearray) -> list[int]:
-    """Where the keys of the chunk index are (a B-tree of version 1, with one node): size, mask, corner, address."""
+    """Return the offsets of the keys of the chunk index, a B-tree of version 1: size, mask, corner, address."""
     at = data.index(b"TREE\x01") + 24
     return [at + 32 * i for i in range(2)]
 
 
 @pytest.fixture
 def two_chunks(tmp_path: Path) -> Path:
-    """Chunks of 4 numbers."""
+    """Return a file with two chunks of 4 numbers."""
     content = partial(h5py.File.create_dataset, name="x", data=np.arange(8), chunks=(4,))
     return Path(write(tmp_path / "a.h5", content, libver="earliest"))
 
@@ -272,7 +271,7 @@ def test_chunks_beyond_any_file(two_chunks: Path, address: int) -> None:
     assert (caught.value.file, caught.value.field) == (str(two_chunks), "x")
 
 
-def test_two_entries_for_one_chunk_are_a_matter_of_hdf5(two_chunks: Path) -> None:
+def test_hdf5_reads_datasets_with_two_entries_for_one_chunk(two_chunks: Path) -> None:
     data = bytearray(two_chunks.read_bytes())
     first, second = _chunk_keys(data)
     data[second + 8 : second + 24] = data[first + 8 : first + 24]
@@ -282,7 +281,7 @@ def test_two_entries_for_one_chunk_are_a_matter_of_hdf5(two_chunks: Path) -> Non
     assert every_row(index(str(two_chunks), ["x"]), "x").tolist() == expected.tolist()
 
 
-def test_attributes_that_are_not_shown_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_attributes_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def content(file: h5py.File) -> None:
         file["x"] = np.arange(4)
         file["s"] = np.arange(4)

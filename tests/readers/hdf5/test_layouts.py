@@ -1,4 +1,4 @@
-"""Where the rows of HDF5 datasets lie: every type, layout, chunk index and filter, against h5py."""
+"""Layouts of HDF5 datasets: every type, storage, chunk index and filter, against h5py."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LIBVERS = ["earliest", "v108", "latest"]
 
 
 def values(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
-    """Random values that use every byte of an element."""
+    """Return random values that use every byte of an element."""
     dtype = np.dtype(dtype)
     if dtype.subdtype is not None:
         return values((*shape, *dtype.subdtype[1]), dtype.subdtype[0])
@@ -54,7 +54,7 @@ def values(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
 
 
 def check(path: Path, name: str, kind: type[Layout] | None = None) -> Index:
-    """All rows, and some in no order, are those of h5py; the part is of the kind expected."""
+    """Compare all rows, and random rows in random order, with h5py; check the kind of the layout."""
     found = index(str(path), [name])
     with h5py.File(path) as file:
         expected = file[name][...]
@@ -62,8 +62,8 @@ def check(path: Path, name: str, kind: type[Layout] | None = None) -> Index:
         for _ in range(4):
             rows, numbers = random_rows(found, name, RANDOM)
             assert same(rows, expected[numbers], file)
-    field, part = found.fields[name], found.files[0].layouts[name]
-    assert kind is None or isinstance(part, kind)
+    field, layout = found.fields[name], found.files[0].layouts[name]
+    assert kind is None or isinstance(layout, kind)
     assert field.shape == expected.shape[1:]
     assert len(found) == len(expected)
     if field.dtype.names is None and not field.ragged:
@@ -145,16 +145,16 @@ def test_missing_chunks_hold_the_fill_value(tmp_path: Path, libver: str, fill: i
     path = tmp_path / "a.h5"
     value = None if fill is None else np.full((), 13 if dtype is ENUM else fill, dtype)
     with h5py.File(path, "w", libver=libver) as file:
-        some = file.create_dataset("some", (13, 5), dtype, chunks=(4, 2), maxshape=(None, 5), fillvalue=value)
-        some[5:7, 1:4] = values((2, 3), dtype)
+        partial = file.create_dataset("partial", (13, 5), dtype, chunks=(4, 2), maxshape=(None, 5), fillvalue=value)
+        partial[5:7, 1:4] = values((2, 3), dtype)
         file.create_dataset("none", (13, 5), dtype, chunks=(4, 2), fillvalue=value)
         file.create_dataset("flat", (13, 5), dtype, fillvalue=value)
         file.create_dataset("items", (13,), np.dtype((">f4", (3,))), chunks=(4,))
-    for name in ("some", "none", "flat", "items"):
+    for name in ("partial", "none", "flat", "items"):
         check(path, name, Chunked)
 
 
-def test_fill_value_of_an_array_type_is_the_librarys(tmp_path: Path) -> None:
+def test_fill_value_of_an_array_type(tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
         plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -175,9 +175,9 @@ def test_filters_that_some_chunks_skipped(tmp_path: Path) -> None:
         shuffled = np.ascontiguousarray(data[4:6].reshape(-1).view(np.uint8).reshape(-1, 2).T).tobytes()
         made.id.write_direct_chunk((4, 0), shuffled, filter_mask=0b110)
     found = check(path, "x", Chunked)
-    part = found.files[0].layouts["x"]
-    assert isinstance(part, Chunked)
-    assert part.mask.tolist() == [0, 0b111, 0b110, 0]
+    layout = found.files[0].layouts["x"]
+    assert isinstance(layout, Chunked)
+    assert layout.mask.tolist() == [0, 0b111, 0b110, 0]
     assert same(every_row(found, "x"), data)
 
 
@@ -238,7 +238,7 @@ TERMINATED.set_size(6)
     ],
     ids=["bits16", "bits32 big-endian", "int12", "float24", "bfloat16", "vax", "space-padded", "terminated"],
 )
-def test_types_that_numpy_has_not_are_converted(tmp_path: Path, stored: Any, data: np.ndarray[Any, Any]) -> None:
+def test_types_without_numpy_equivalent(tmp_path: Path, stored: Any, data: np.ndarray[Any, Any]) -> None:
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
         made = h5py.h5d.create(file.id, b"x", stored, h5py.h5s.create_simple(data.shape))
@@ -248,13 +248,13 @@ def test_types_that_numpy_has_not_are_converted(tmp_path: Path, stored: Any, dat
 
 
 def _memory_type(stored: Any, data: np.ndarray[Any, Any]) -> Any:
-    """Bits convert to bits only."""
+    """Return the type in memory for the conversion; HDF5 converts bit fields to bit fields only."""
     if stored.get_class() != h5py.h5t.BITFIELD:
         return None
     return {2: h5py.h5t.NATIVE_B16, 4: h5py.h5t.NATIVE_B32}[data.dtype.itemsize]
 
 
-def test_what_only_the_library_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_datasets_that_only_the_library_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.h5"
     monkeypatch.chdir(tmp_path)
     ragged = [values((n,), ">i4") for n in (0, 3, 1, 7)]
@@ -298,7 +298,7 @@ def test_links(tmp_path: Path) -> None:
 UNFILTERED_EDGES = 2  # H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS
 
 
-def test_edge_chunks_that_were_left_unfiltered(tmp_path: Path) -> None:
+def test_unfiltered_edge_chunks(tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
     data = values((11, 5), "<i4")
     with h5py.File(path, "w", libver="latest") as file:
@@ -314,7 +314,7 @@ def test_edge_chunks_that_were_left_unfiltered(tmp_path: Path) -> None:
 
 
 def set_chunk_options(plist: Any, options: int) -> None:
-    """H5Pset_chunk_opts, which h5py does not have, in the very library that h5py uses."""
+    """Call H5Pset_chunk_opts, which h5py does not have, in the library that h5py has loaded."""
     with Path("/proc/self/maps").open() as maps:
         libraries = {line.split()[-1] for line in maps if "libhdf5" in line and "_hl" not in line}
     loaded = [ctypes.CDLL(name) for name in libraries if "h5py" in name]

@@ -1,4 +1,4 @@
-"""HDF5 passes the conformance suite; what is special about the format is tested beside this."""
+"""Conformance suite for HDF5."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TestHdf5(FormatSuite):
             with h5py.File(path) as file:
                 for name in names:
                     read[name].append(file[name][:])
-        return Case(str(folder / "*.h5"), {name: np.concatenate(parts) for name, parts in read.items()}, "id")
+        return Case(str(folder / "*.h5"), {name: np.concatenate(arrays) for name, arrays in read.items()}, "id")
 
     def damage(self, folder: Path) -> Case:
         path = _files(folder, fletcher32=True)[0]

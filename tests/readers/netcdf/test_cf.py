@@ -55,7 +55,7 @@ def _attribute(draw: Any, dtype: str, stored: list[Any]) -> dict[str, Any]:
 
 
 @given(data=st.data(), dtype=st.sampled_from(sorted(NUMBERS)), order=st.sampled_from("<>"))
-def test_packed_numbers_are_those_of_xarray(data: st.DataObject, dtype: str, order: str) -> None:
+def test_packed_numbers_against_xarray(data: st.DataObject, dtype: str, order: str) -> None:
     stored = np.array(NUMBERS[dtype], dtype).astype(np.dtype(dtype).newbyteorder(order))
     attributes = _attribute(data.draw, dtype, NUMBERS[dtype])
     expected = _xarray(stored, attributes)
@@ -122,7 +122,7 @@ CALENDARS = ["standard", "gregorian", "proleptic_gregorian", "julian", "noleap",
 
 @pytest.mark.parametrize("calendar", CALENDARS)
 @pytest.mark.parametrize("units", ["days since 1500-1-1", "Hours since 2000-02-28 12:30", "ms since 1900-01-01T00:00Z"])
-def test_times_are_those_of_cftime(units: str, calendar: str) -> None:
+def test_times_against_cftime(units: str, calendar: str) -> None:
     stored = np.array([0, 1, 59, 1000, -7], ">i4")
     decoding = cf_decoding(
         stored.dtype, {"units": units, "calendar": calendar, "_FillValue": np.int32(-7)}, "a.nc", "t"
@@ -178,9 +178,7 @@ def test_dates_without_month_or_day_are_completed_with_1(date: str) -> None:
         {"dtype": "bool"},
     ],
 )
-def test_each_option_alone_is_as_in_xarray(
-    attributes: dict[str, Any], decode_times: bool, mask_and_scale: bool
-) -> None:
+def test_each_option_against_xarray(attributes: dict[str, Any], decode_times: bool, mask_and_scale: bool) -> None:
     stored = np.array([1, 0, 2, -9], "i2")
     decoding = cf_decoding(stored.dtype, attributes, "a.nc", "x", False, decode_times, mask_and_scale)
     variable = xarray.Variable(("x",), stored, dict(attributes))

@@ -26,15 +26,20 @@ FOLDER = Path(os.environ.get("MATEX_CORPUS", "/nowhere")) / "netcdf"
 RECORDS = json.loads((FOLDER / "MANIFEST.json").read_text()) if FOLDER.is_dir() else []
 BROKEN = [r["file"] for r in RECORDS if "open_error" in (r["ref"] or {})]
 WHOLE = [r["file"] for r in RECORDS if r["file"] not in BROKEN]
-UNWRITTEN = {("unidata/f03tst_open_mem.nc", "var2")}  # the library shows memory that nobody has written to
-NO_SAMPLES = ("the file has no samples", "the file is truncated", "names an unknown type", "several record dimensions")
+UNWRITTEN = {("unidata/f03tst_open_mem.nc", "var2")}  # the library returns uninitialized memory
+NO_SAMPLES = (
+    "the file has no samples",
+    "the file is truncated",
+    "names an unknown type",
+    "more than one record dimension",
+)
 
 pytestmark = pytest.mark.skipif(not RECORDS, reason="MATEX_CORPUS names no folder with netCDF files")
 Arrays = dict[str, NDArray[Any]]
 
 
 def _library(file: str, folder: Path) -> Path:
-    """The file, or for one that was gzipped, an unpacked copy that netCDF4-python can read."""
+    """Return the file, or an unzipped copy of a gzipped one, which netCDF4-python can read."""
     path = FOLDER / file
     if path.suffix != ".gz":
         return path
@@ -43,7 +48,7 @@ def _library(file: str, folder: Path) -> Path:
 
 
 def _variables(group: Any) -> Iterator[tuple[str, Any, list[str]]]:
-    """Name, variable and full names of the dimensions of every numeric variable."""
+    """Yield name, variable and full names of the dimensions of every numeric variable."""
     for name, variable in group.variables.items():
         numeric = isinstance(variable.dtype, np.dtype) and variable.dtype.kind in "iuf"
         if numeric and not variable._isvlen:
@@ -59,7 +64,7 @@ def _full(group: Any, dimension: str) -> str:
 
 
 def _decoded(path: Path, name: str) -> NDArray[Any] | None:
-    """What xarray makes of a variable, times as seconds since 1970; None if it cannot open the file."""
+    """Return a variable as xarray decodes it, times in seconds since 1970; None if it cannot open the file."""
     group, _, last = name.rpartition("/")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -77,10 +82,10 @@ def _decoded(path: Path, name: str) -> NDArray[Any] | None:
     return values
 
 
-def _load(comm: MPI.Intracomm, path: str, wanted: dict[str, list[str]], decode: bool) -> dict[str, Arrays]:
-    """This rank's rows of variables, by the dimension that counts the samples."""
+def _load(comm: MPI.Intracomm, path: str, selected: dict[str, list[str]], decode: bool) -> dict[str, Arrays]:
+    """Load this rank's rows of the selected variables, by sample dimension."""
     found = {}
-    for dim, names in wanted.items():
+    for dim, names in selected.items():
         data = open_dataset(path, format="netcdf", inputs=names, sample_dim=dim, decode=decode, comm=comm)
         found[dim] = data.load()
     return found
@@ -89,7 +94,7 @@ def _load(comm: MPI.Intracomm, path: str, wanted: dict[str, list[str]], decode: 
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("decode", [True, False], ids=["decoded", "raw"])
 @pytest.mark.parametrize("file", WHOLE)
-def test_numbers_are_those_of_the_libraries(file: str, decode: bool, size: int, ranks: Pools, tmp_path: Path) -> None:
+def test_numbers_against_the_libraries(file: str, decode: bool, size: int, ranks: Pools, tmp_path: Path) -> None:
     library = _library(file, tmp_path)
     expected: dict[str, Arrays] = {}
     with warnings.catch_warnings():
@@ -101,11 +106,11 @@ def test_numbers_are_those_of_the_libraries(file: str, decode: bool, size: int, 
                 for axis, dim in enumerate(dims):
                     if values is not None and dims.index(dim) == axis and (file, name) not in UNWRITTEN:
                         expected.setdefault(dim, {})[name] = np.moveaxis(values, axis, 0)
-    wanted = {dim: list(arrays) for dim, arrays in expected.items()}
-    by_rank = ranks(size).run(_load, str(FOLDER / file), wanted, decode)
+    selected = {dim: list(arrays) for dim, arrays in expected.items()}
+    by_rank = ranks(size).run(_load, str(FOLDER / file), selected, decode)
     for dim, arrays in expected.items():
         for name, values in arrays.items():
-            found = np.concatenate([part[dim][name] for part in by_rank])
+            found = np.concatenate([arrays[dim][name] for arrays in by_rank])
             assert found.dtype == values.dtype.newbyteorder("="), name
             times = decode and not same(found, values) and np.allclose(found, values, 1e-15, 1e-6, equal_nan=True)
             assert same(found, values) or times, (name, dim)

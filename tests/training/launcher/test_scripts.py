@@ -173,16 +173,10 @@ def jobs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
 
 
 QUICK = {
-    *(
-        "fit/table",
-        "fit/train_step_metrics",
-        "fit/two_outputs",
-        "fit/wgan_gp",
-    ),
-    *("loops/accumulation", "loops/autograph_loop", "loops/batch_norm"),
-    *("loops/jit_step", "loops/keras_guide", "sharded/clip_by_hand", "sharded/few_rows_last", "sharded/h5_dataset"),
-    *("sharded/uneven_last_batch", "sharded/validation_inside"),
-    *("planted/contrastive", "planted/rank_branch", "planted/sum_function", "planted/table_of_batch_size"),
+    *("fit/train_step_metrics", "fit/two_outputs", "fit/wgan_gp"),
+    *("loops/autograph_loop", "loops/batch_norm", "loops/keras_guide"),
+    *("sharded/clip_by_hand", "sharded/uneven_last_batch", "sharded/validation_inside"),
+    *("planted/contrastive", "planted/rank_branch", "planted/sum_function"),
 }
 """Scripts that run by default, on two ranks; ``make test-all`` runs the others, and other numbers of ranks."""
 
@@ -256,7 +250,7 @@ def test_the_self_check_reports_equal_gradients(script: str, ranks: int, jobs: J
 
 @pytest.mark.parametrize(
     ("script", "ranks"),
-    [pytest.param(name, 2, marks=() if name == "loops/keras_guide" else pytest.mark.slow) for name in names("loops")],
+    [pytest.param(name, 2, marks=pytest.mark.slow) for name in names("loops")],
 )
 def test_a_loop_over_its_own_data_is_reported_once(script: str, ranks: int, jobs: Jobs) -> None:
     job = jobs.run([script], ranks)

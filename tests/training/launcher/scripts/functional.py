@@ -37,7 +37,7 @@ history = model.fit(
     {"numbers": numbers[:300], "words": words[:300]},
     y[:300],
     batch_size=32,
-    epochs=8,
+    epochs=4,
     validation_data=({"numbers": numbers[300:], "words": words[300:]}, y[300:]),
     class_weight={0: 1.0, 1: 2.0},
     callbacks=callbacks,
