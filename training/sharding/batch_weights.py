@@ -220,7 +220,7 @@ def patch_iteration() -> None:
 
 
 def _patch_reduce() -> None:
-    """Patch ``Dataset.reduce``, to which AutoGraph turns loops: refuse unequal batches in graphs."""
+    """Patch ``Dataset.reduce``, which runs the loops of AutoGraph: refuse unequal batches in graphs."""
     original = tf.data.Dataset.reduce
 
     @functools.wraps(original)
