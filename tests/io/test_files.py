@@ -202,7 +202,7 @@ def _read_scattered(comm: MPI.Intracomm, path: str, mode: str, most: int) -> boo
         files.close()
 
 
-@pytest.mark.rank_counts(2, 3)
+@pytest.mark.rank_counts(3, slow=(2,))
 @pytest.mark.parametrize("mode", ["collective", "independent"])
 @pytest.mark.parametrize("most", [300, 100_000])
 def test_scattered_ranges_arrive(pool: Pool, tmp_path: Path, mode: str, most: int) -> None:
