@@ -51,7 +51,7 @@ class Meter(keras.callbacks.Callback):  # type: ignore[misc]
         self._begin = time.perf_counter(), process_profile().bytes
 
     def on_test_begin(self, logs: object = None) -> None:
-        """The pass over the training samples has just ended."""
+        """Note the end of an epoch over the training samples."""
         self.seconds.append(time.perf_counter() - self._begin[0])
         self.bytes.append(process_profile().bytes - self._begin[1])
 

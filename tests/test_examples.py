@@ -33,7 +33,7 @@ PUBLIC = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files of the examples."""
+    """Return a folder with the files of the examples."""
     folder, rng = tmp_path_factory.mktemp("examples"), np.random.default_rng(0)
     image, label = rng.integers(0, 256, (100, 8, 8), np.uint8), np.arange(100) % 10
     for name in ("events.h5", "digits.h5"):

@@ -69,7 +69,7 @@ def _module(path: Path) -> str:
 
 
 def _imports(tree: ast.AST) -> Iterator[str]:
-    """Every module, or name of a module, that is imported anywhere below; what only type checkers see is left out."""
+    """Yield every imported module, or name of one, except what only type checkers import."""
     if isinstance(tree, ast.Import):
         yield from (alias.name for alias in tree.names)
     elif isinstance(tree, ast.ImportFrom):
@@ -81,7 +81,7 @@ def _imports(tree: ast.AST) -> Iterator[str]:
 
 
 def _uses(path: Path, *packages: str) -> list[str]:
-    """What a source imports of these packages or modules."""
+    """Return the names that a source imports of these packages or modules."""
     names = set(_imports(ast.parse(path.read_text())))
     return sorted(n for n in names if any(n == package or n.startswith(package + ".") for package in packages))
 
@@ -128,7 +128,7 @@ def test_every_package_is_listed() -> None:
     assert set(parser["options"]["packages"].split()) == packages  # a wheel leaves out what is not listed
 
 
-def test_private_names_of_keras_and_tensorflow_are_in_one_room() -> None:
+def test_private_names_of_keras_and_tensorflow_are_in_one_module() -> None:
     private = ("keras.src", "keras._tf_keras", "tensorflow.python", "tensorflow.core")
     assert [_id(path) for path in SOURCES if _uses(path, *private)] == []
     trees = {path: ast.parse(path.read_text()) for path in _sources("training")}
@@ -147,7 +147,14 @@ def _texts(tree: ast.AST) -> set[str]:
     return {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
-def test_mpi_files_are_opened_in_one_room() -> None:
+@pytest.mark.parametrize("path", SOURCES, ids=_id)
+def test_docstrings_begin_with_a_verb_or_a_noun(path: Path) -> None:
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef
+    texts = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
+    assert [text for text in texts if re.match("(What|Who|Whether|Where|How|The same|It) ", text)] == []
+
+
+def test_mpi_files_are_opened_in_one_module() -> None:
     users = [_id(path) for path in SOURCES if "MPI.File" in path.read_text()]
     assert users == ["matex_data/io/files.py"]
 
@@ -170,7 +177,7 @@ def test_no_module_imports_one_that_imports_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["readers", "training"])
-def test_a_room_refuses_another_name(name: str) -> None:
+def test_a_package_refuses_another_name(name: str) -> None:
     command = [sys.executable, "-c", f"import {name}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1

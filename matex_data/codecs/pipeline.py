@@ -117,7 +117,7 @@ class Pipeline:
 
     @cached_property
     def without_shuffle(self) -> Pipeline | None:
-        """The pipeline without its first filter, if that is a shuffle which `unshuffle_rows` can undo; else None.
+        """Return the pipeline without its first filter if `unshuffle_rows` can undo that; else None.
 
         It decodes a chunk to the planes of its elements. Shift the filter mask by one bit.
         """

@@ -241,7 +241,7 @@ class Index:
 
     @cached_property
     def raw(self) -> Index:
-        """The index without ``post_process``: missing values stay NaN."""
+        """Return the index without ``post_process``: missing values stay NaN."""
         return self if self.post_process is None else Index(self.fields, self.files, self.static, self.facts)
 
     def select(self, names: Sequence[str]) -> Index:

@@ -58,7 +58,7 @@ class Batches:
 
     @property
     def comm(self) -> Communicator:
-        """The ranks that share these batches."""
+        """Return the communicator of the ranks that shard these batches."""
         return self._epochs.source.comm
 
     def __len__(self) -> int:
@@ -74,7 +74,7 @@ class Batches:
 
     @property
     def epoch(self) -> int:
-        """The number of the next epoch, from 0 on."""
+        """Return the number of the next epoch, from 0 on."""
         return self._epoch
 
     def begin_at(self, epoch: int) -> None:

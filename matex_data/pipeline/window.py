@@ -130,7 +130,7 @@ class EpochReader(ABC):
 
     @cached_property
     def epoch(self) -> EpochOrder:
-        """The order of the samples in this epoch; computed in the pool, with the first window."""
+        """Return the order of the samples in this epoch; computed in the pool, with the first window."""
         return self._schedule.epoch(self._number)
 
     @abstractmethod

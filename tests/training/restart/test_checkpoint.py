@@ -122,7 +122,7 @@ def test_resumed_callbacks_equal_those_of_one_run(table: Path, tmp_path: Path, r
 
 
 def test_changed_options_of_callbacks_are_respected(table: Path, tmp_path: Path, ranks: Pools) -> None:
-    """A run that ``EarlyStopping`` has ended continues with more patience, less the epochs that it has waited."""
+    """Continue a run that ``EarlyStopping`` has ended with more patience, less the epochs that it has waited."""
     pool = ranks(1)
     (_, (ended,), epochs), *_ = pool.run(_fit, table, tmp_path, STOPPING, 0, timeout=180)
     patient = {"EarlyStopping": {**STOPPING["EarlyStopping"], "patience": 5}}

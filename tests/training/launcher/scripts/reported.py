@@ -62,7 +62,7 @@ def fitted(model, *args, **options):
 
 
 def batches(*arrays, sizes):
-    """A generator of batches of these sizes, without end."""
+    """Yield batches of these sizes without end."""
     ends = np.cumsum(sizes)
     while True:
         for size, end in zip(sizes, ends, strict=True):
@@ -71,7 +71,7 @@ def batches(*arrays, sizes):
 
 
 def pipeline(*arrays, sizes):
-    """A ``tf.data`` pipeline of batches of these sizes."""
+    """Return a ``tf.data`` pipeline of batches of these sizes."""
     spec = tuple(tf.TensorSpec((None, *array.shape[1:]), array.dtype) for array in arrays)
 
     def once():
