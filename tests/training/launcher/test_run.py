@@ -196,7 +196,7 @@ def test_no_verify_skips_the_self_check(tmp_path: Path) -> None:
 def test_another_keras_backend_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("print('trained')")
     code = f"import keras; keras.backend.backend = lambda: 'jax'; {LAUNCHER}"
-    done = run_script(1, code, str(tmp_path / "script.py"), timeout=90)
+    done = run_script(2, code, str(tmp_path / "script.py"), timeout=90)
     assert done.returncode != 0
     assert "remedy: set KERAS_BACKEND=tensorflow" in done.stderr
     assert "trained" not in done.stdout
