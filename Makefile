@@ -14,23 +14,27 @@ OLDEST := build/oldest
 
 # The oldest versions that are allowed, as in setup.cfg and training/keras_api.py, and what runs with them.
 OLDEST_VERSIONS := 'tensorflow==2.18.*' 'keras==3.7.*'
-OLDEST_TESTS := tests/training/test_keras_api.py tests/training/test_fit.py tests/training/test_exact.py \
-    tests/training/test_shard.py tests/training/test_scripts.py -m 'not slow' \
-    -k 'keras_api or test_fit or (exact and (adam or batch_norm)) or (shard and graph and 2) or (fit and 2 and \
+OLDEST_TESTS := tests/training/test_keras_api.py tests/training/test_trainer.py tests/training/test_exact.py \
+    tests/training/sharding/test_shard.py tests/training/launcher/test_scripts.py -m 'not slow' \
+    -k 'keras_api or test_trainer or (exact and (adam or batch_norm)) or (shard and graph and 3) or (fit and 2 and \
     (callbacks or ema or ignore_class or tf_keras_imports or train_step or two_outputs))'
 
-# What depends on the MPI library: agreement, collective reading, waits, each strategy, the launcher, resuming.
-OPENMPI_TESTS := -m 'openmpi and not slow' -k 'not 1ranks and not 4ranks'
+# Two processes: one has the pools of ranks, the other the tests without ranks and those that start jobs.
+PYTEST := -m pytest -n 2 --dist loadgroup
+QUICK := -m 'not slow'
+# Tests that depend on the MPI library: agreement, collective reading, deadlines, each strategy, the launcher, resuming.
+OPENMPI_TESTS := -m 'openmpi and not slow' -k 'not 1ranks'
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo test test-all test-oldest faults fuzz lint bench clean
+.PHONY: help demo coverage test test-all test-oldest faults fuzz lint bench clean
 
 help:
 	@echo "make demo      train a small network on two ranks and look at the result"
 	@echo "make test      ruff, mypy and the tests, with MPICH and Open MPI"
 	@echo "make test-all  the same, with the tests that take long"
+	@echo "make coverage  lines and branches covered by the tests of make test"
 	@echo "make test-oldest  some tests with the oldest TensorFlow and Keras that are allowed"
 	@echo "make faults    break things in running jobs, and write down what happens"
 	@echo "make fuzz      read thousands of damaged files"
@@ -42,13 +46,14 @@ demo: $(VENV)/installed-demo sample_data/digits/.made
 	@echo "== Training"
 	@$(BIN)/python examples/demo.py
 
-test: TESTS := -m 'not slow'
+test: TESTS := $(QUICK)
+test-all: TESTS := --hypothesis-profile=full
 test test-all: lint $(OPENMPI)/installed
 	@echo "== Tests with Open MPI"
 	@MATEX_MPIEXEC=$(CURDIR)/$(OPENMPI)/bin/mpiexec MPI4PY_MPIABI=openmpi OPAL_PREFIX=$(CURDIR)/$(OPENMPI) \
 	    LD_LIBRARY_PATH=$(CURDIR)/$(OPENMPI)/lib $(BIN)/python -m pytest $(OPENMPI_TESTS)
 	@echo "== Tests"
-	@$(BIN)/python -m pytest $(TESTS)
+	@$(BIN)/python $(PYTEST) $(TESTS)
 
 test-oldest: $(OLDEST)/installed
 	@echo "== Tests with $(OLDEST_VERSIONS)"
@@ -59,6 +64,11 @@ faults: $(VENV)/installed-test
 
 fuzz: $(VENV)/installed-test
 	@$(BIN)/python -m tests.fuzz
+
+# Lines and branches that this process executes: ranks and jobs are processes of their own.
+coverage: $(VENV)/installed-test
+	@$(BIN)/python -m coverage run --branch --source matex_data,readers,training -m pytest $(QUICK)
+	@$(BIN)/python -m coverage report
 
 lint: $(VENV)/installed-test
 	@echo "== ruff"
@@ -94,10 +104,11 @@ $(OLDEST)/installed: setup.cfg pyproject.toml | $(VENV)/made
 	@$(OLDEST)/bin/python -m pip install -q -e '.[test]' $(OLDEST_VERSIONS)
 	@touch $@
 
-# An editable install: sources may change without a new one, packaging may not.
+# An editable install: sources may change without a new one, packaging may not. Python compiles a module when it is first
+# imported: pip would compile 11,000, most of which no test imports, in 40 s.
 $(VENV)/installed-%: setup.cfg pyproject.toml | $(VENV)/made
 	@echo "== Installing matex_data and what '$*' needs into $(VENV) (TensorFlow is large: this may take some minutes)"
-	@$(BIN)/python -m pip install --progress-bar off -e '.[$*]' \
+	@$(BIN)/python -m pip install --progress-bar off --no-compile -e '.[$*]' \
 	    | sed -u -n -E 's/^ *(Downloading|Using cached) ([^ ]*\/)?([^ /]+) *(\(.*\))?$$/   \3 \4/p; s/^(Successfully) installed .*/   \1 installed/p'
 	@touch $@
 

@@ -1,1 +1,1 @@
-"""Measures how fast data is read, beside other readers of the same files: ``python -m benchmarks``."""
+"""Measure how fast data is read, and compare with other readers of the same files: ``python -m benchmarks``."""

@@ -1,4 +1,4 @@
-"""``python -m benchmarks [case ...]``: measure, show, save. Ends with 1 where a limit is missed."""
+"""``python -m benchmarks [case ...]``: measure, show and save. The exit status is 1 if a limit is missed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import averages, climate_cases, reading, shuffling, sorted_training, text_cases
-from benchmarks.reading import Measured, Setup
-from benchmarks.report import save, show
+from benchmarks.cases import averages, reading, shuffling, sorted_training
+from benchmarks.cases import climate as climate_cases
+from benchmarks.cases import text as text_cases
+from benchmarks.cases.reading import Measured, Setup
+from benchmarks.harness.report import save, show
 
 CASES = (
     reading.CASES | climate_cases.CASES | text_cases.CASES | averages.CASES | shuffling.CASES | sorted_training.CASES

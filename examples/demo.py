@@ -77,7 +77,7 @@ def report(two: Result, one: Result) -> bool:
 
 
 def stored_bytes() -> int:
-    """What the samples take in the files, compressed; the rest of a file says where they are."""
+    """Return the compressed bytes of the samples, without the metadata of the files."""
     total = 0
     for path in sorted((ROOT / "sample_data" / "digits").glob("*.h5")):
         with h5py.File(path) as file:

@@ -14,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 import matex_data as md
-from matex_data.collective import counters
+from matex_data.io.counters import process_profile
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -48,12 +48,12 @@ class Meter(keras.callbacks.Callback):  # type: ignore[misc]
         self.bytes: list[int] = []
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
-        self._begin = time.perf_counter(), sum(counters().bytes.values())
+        self._begin = time.perf_counter(), process_profile().bytes
 
     def on_test_begin(self, logs: object = None) -> None:
-        """The pass over the training samples has just ended."""
+        """Note the end of an epoch over the training samples."""
         self.seconds.append(time.perf_counter() - self._begin[0])
-        self.bytes.append(sum(counters().bytes.values()) - self._begin[1])
+        self.bytes.append(process_profile().bytes - self._begin[1])
 
 
 def train(files: str, epochs: int, batch_size: int) -> dict[str, np.ndarray]:

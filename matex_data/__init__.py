@@ -1,21 +1,21 @@
-"""Scientific data into synchronous data-parallel training, on every rank, at the speed of the storage."""
+"""Load scientific data for synchronous data-parallel training."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from matex_data import abort, processes
 from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError, PartitionError
 from matex_data.fields import Field, Schema
+from matex_data.mpi import abort, processes
 
 if TYPE_CHECKING:
     from matex_data import training
+    from matex_data.compat import DataSet
     from matex_data.dataset import Dataset
-    from matex_data.matex_scripts import DataSet
     from matex_data.opening import open_dataset
 
-processes.keep_mpi_out()
+processes.disable_mpi_in_child()
 abort.install()
 
 __all__ = [
@@ -32,13 +32,13 @@ __all__ = [
     "training",
 ]
 
-_LAZY = {"DataSet": "matex_data.matex_scripts", "Dataset": "matex_data.dataset", "open_dataset": "matex_data.opening"}
+_LAZY = {"DataSet": "matex_data.compat", "Dataset": "matex_data.dataset", "open_dataset": "matex_data.opening"}
 
 
 def __getattr__(name: str) -> Any:
-    """MPI starts when a data set is first opened, TensorFlow when it is first needed."""
+    """Import a name when it is first used: MPI starts with the first dataset, TensorFlow when it is needed."""
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
-    if name in ("training", "readers"):
+    if name in ("abc", "readers", "training"):
         return import_module(f"matex_data.{name}")
     raise AttributeError(f"module 'matex_data' has no attribute {name!r}")

@@ -1,5 +1,5 @@
-"""``python -m matex_data`` is the command ``matex``."""
+"""Run the command ``matex`` as ``python -m matex_data``."""
 
-from matex_data.cli import main
+from matex_data.cli.commands import main
 
 main()

@@ -1,4 +1,4 @@
-"""``Dataset``: what the user holds. A choice of samples of some files, and the ways to get at them."""
+"""``Dataset``: samples of one or more files, and the access to them."""
 
 from __future__ import annotations
 
@@ -13,67 +13,107 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from matex_data.batches import Batches
-from matex_data.communicator import portable
-from matex_data.elements import Elements
 from matex_data.errors import PartitionError
-from matex_data.fields import Schema
-from matex_data.partition import Schedule, check_ranks
-from matex_data.passes import GlobalPasses, MemoryPasses, Passes, ReadPasses, RowPasses
-from matex_data.profile import Profile
-from matex_data.recipe import OPTIONS, Recipe, State, sample_facts, seed_of, step_of
-from matex_data.runs import Runs
-from matex_data.sizing import ShuffleQuality, block_borders, block_bytes_for, quality, schedule
-from matex_data.source import Source
-from matex_data.splitting import split
-from matex_data.statistics import Statistics, statistics
+from matex_data.fields import ElementSpec, Schema
+from matex_data.index.runs import Runs
+from matex_data.io.counters import Profile
+from matex_data.mpi.communicator import pickle_error
+from matex_data.pipeline.batches import Batches
+from matex_data.pipeline.epochs import Epochs, ExchangedEpochs, InMemoryEpochs, SingleRowEpochs, StreamedEpochs
+from matex_data.pipeline.source import Source
+from matex_data.sampling.schedule import Schedule, check_ranks
+from matex_data.sampling.sizing import (
+    ShuffleQuality,
+    block_borders,
+    choose_block_bytes,
+    estimate_quality,
+    make_schedule,
+)
+from matex_data.sampling.split import split
+from matex_data.sampling.state import OPTIONS, Fingerprint, State, identify_samples, read_seed, read_step
+from matex_data.transforms.statistics import Statistics, statistics
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 Shuffle = bool | Literal["global"]
-WORST_RATIO = 2.0  # of the shuffle; a worse one is warned of
+WORST_RATIO = 2.0  # of ``ShuffleQuality``; rank 0 warns of a higher one
 
 
 class Dataset:
-    """Samples of one or more files, shared out among the ranks.
+    """Samples of one or more files, distributed over the ranks. Made by ``open_dataset``.
 
     Parameters
     ----------
     source : the opened files.
-    elements : what a batch looks like.
-    samples : the samples that belong to it, in ascending order; None: all.
+    elements : structure of a batch.
+    samples : the samples of the data set, ascending; None: all samples of the files.
+
+    Examples
+    --------
+    >>> data = md.open_dataset("events.h5", inputs="image", targets="label")
+    >>> len(data)
+    100
+    >>> for x, y in data.batches(50):
+    ...     print(x.shape, y.shape)
+    (50, 8, 8) (50,)
+    (50, 8, 8) (50,)
     """
 
-    def __init__(self, source: Source, elements: Elements, samples: Runs | None = None) -> None:
+    def __init__(self, source: Source, elements: ElementSpec, samples: Runs | None = None) -> None:
         self._source = source
         self._elements = elements
         self._samples = samples or Runs(np.array([0]), np.array([len(source.index)]))
-        self._latest: Recipe | None = None
-        self._seeds: dict[Any, dict[int, bool]] = {}  # of equal batches: each seed, and whether it was drawn
+        self._latest: Fingerprint | None = None
+        self._seeds: dict[Any, dict[int, bool]] = {}  # for batches of equal options: each seed, and if it was drawn
 
     @property
     def schema(self) -> Schema:
-        """The fields of a sample by name."""
+        """Fields of a sample: mapping of str to ``Field``, whose shape is without the sample axis.
+
+        Examples
+        --------
+        >>> image = md.open_dataset("events.h5").schema["image"]
+        >>> image.shape, image.dtype
+        ((8, 8), dtype('uint8'))
+        """
         return MappingProxyType(self._source.index.fields)
 
     @property
     def static(self) -> Mapping[str, NDArray[Any]]:
-        """Arrays of the files that belong to no sample, by name."""
+        """Arrays of the files that belong to no sample, such as coordinate axes: mapping of str to ndarray.
+
+        Examples
+        --------
+        >>> dict(md.open_dataset("events.h5").static)
+        {}
+        """
         return MappingProxyType(self._source.index.static)
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The files."""
+        """Paths of the files: tuple of str, in the order of their samples.
+
+        Examples
+        --------
+        >>> md.open_dataset("events.h5").paths
+        ('events.h5',)
+        """
         return tuple(file.path for file in self._source.index.files)
 
     @property
     def ranks(self) -> int:
-        """How many ranks share the samples."""
+        """Number of ranks that share the samples: int.
+
+        Examples
+        --------
+        >>> md.open_dataset("events.h5").ranks
+        1
+        """
         return int(self._source.comm.size)
 
     def __len__(self) -> int:
-        """Samples over all files and ranks."""
+        """Return the number of samples over all files and ranks."""
         return self._samples.total
 
     def __repr__(self) -> str:
@@ -81,19 +121,28 @@ class Dataset:
         return f"Dataset({len(self)} samples of {len(self._source.index.files)} files; {fields})"
 
     def split(self, *fractions: float, seed: int | None = None) -> tuple[Dataset, ...]:
-        """Disjoint parts that cover all samples, the same for every number of ranks.
+        """Split the samples into disjoint data sets, equal for every number of ranks.
 
         Parameters
         ----------
-        fractions : of the samples, that sum to 1.
-        seed : draws the samples of each part at random; None: the parts follow one another.
+        fractions : float, each from 0 to 1. Fractions of the samples; their sum is 1.
+        seed : int. Seed of a random split. None: consecutive samples in the order of the files.
+
+        Returns
+        -------
+        One ``Dataset`` for each fraction.
 
         Raises
         ------
-        PartitionError : the fractions are negative or do not sum to 1.
+        PartitionError : a fraction is negative, or their sum is not 1.
+
+        Examples
+        --------
+        >>> train, valid = md.open_dataset("events.h5").split(0.9, 0.1, seed=1)
+        >>> len(train), len(valid)
+        (90, 10)
         """
-        parts = split(self._samples, fractions, seed)
-        return tuple(Dataset(self._source, self._elements, part) for part in parts)
+        return tuple(Dataset(self._source, self._elements, part) for part in split(self._samples, fractions, seed))
 
     def batches(
         self,
@@ -104,40 +153,50 @@ class Dataset:
         remainder: str = "drop",
         start: State | None = None,
     ) -> Batches:
-        """This rank's share of every global batch, as NumPy arrays. *Collective*.
+        """Return an iterable over this rank's rows of every global batch, as NumPy arrays. *Collective*.
+
+        Each iteration is one epoch. Iterate again for the next epoch, in its own order.
 
         Parameters
         ----------
-        batch_size : samples of a global batch, that is over all ranks; the number of ranks divides it.
-        shuffle : True: another order in every epoch, of blocks over all data and of samples within a window, which
-            ``shuffle_quality`` describes. "global": every epoch is a uniform permutation of all samples; how they come
-            is ``global_reads`` of ``open_dataset``. False: the order of the files.
-        seed : fixes the orders of all epochs; None: drawn on rank 0.
-        remainder : what becomes of the samples that do not fill a batch. "drop": left out of this epoch. "pad":
-            filled up with zeros of sample weight 0. "keep": a smaller batch, which may be empty on some ranks.
-        start : where to go on, from ``state``; the same on every rank. Its seed is taken where none is given.
+        batch_size : int, in samples. Size of a global batch, over all ranks; a multiple of the number of ranks.
+        shuffle : bool or "global". True: a new order in every epoch, of blocks over all data, and of samples within a
+            window; see ``shuffle_quality``. "global": a uniform permutation of all samples in every epoch; see
+            ``global_reads`` of ``open_dataset``. False: the order of the files.
+        seed : int. Determines the order of all epochs. None: drawn on rank 0.
+        remainder : treatment of the samples that do not fill a batch. "drop": leave them out of the epoch. "pad": fill
+            the batch with zeros of sample weight 0. "keep": a smaller batch, which may be empty on some ranks.
+        start : result of ``state``, equal on all ranks. Resume there, with its seed unless ``seed`` is given.
 
         Returns
         -------
-        Elements of arrays of shape (batch_size / ranks, *field shape). One pass is one epoch.
+        Iterable of elements, whose arrays have the shape (batch_size / ranks, *field shape).
 
         Raises
         ------
-        PartitionError : the ranks cannot share the batch equally, ``start`` is the state of other samples, options or
-            another order, the ranks do not ask for the same, or a global shuffle finds no memory.
+        PartitionError : the number of ranks does not divide ``batch_size``; the arguments differ between the ranks;
+            ``start`` is the state of other samples, options or another order; the samples of a rank do not fit into its
+            memory, where they have to.
+
+        Examples
+        --------
+        >>> data = md.open_dataset("events.h5", inputs="image", targets="label")
+        >>> batches = data.batches(40, shuffle=True, seed=1, remainder="keep")
+        >>> [len(y) for x, y in batches]
+        [40, 40, 20]
         """
         drawn = bool(shuffle) and seed is None and start is None
-        recipe, step, failure = None, 0, None
+        fingerprint, step, own_error = None, 0, None
         try:
-            recipe = self._recipe(batch_size, shuffle, seed, remainder, start)
-            step = 0 if start is None else step_of(start)
+            fingerprint = self._fingerprint(batch_size, shuffle, seed, remainder, start)
+            step = 0 if start is None else read_step(start)
         except PartitionError as error:
-            failure = error
-        recipe = self._begun_alike(recipe, step, drawn, failure)
-        self._warn(recipe)
-        passes = self._kind(recipe.plan)(self._source, recipe.plan)
-        batches = Batches(passes, self._elements, recipe, step)
-        self._remember(recipe, drawn)
+            own_error = error
+        fingerprint = self._agree(fingerprint, step, drawn, own_error)
+        self._warn(fingerprint)
+        epochs = self._epochs_class(fingerprint.schedule)(self._source, fingerprint.schedule)
+        batches = Batches(epochs, self._elements, fingerprint, step)
+        self._remember(fingerprint, drawn)
         return batches
 
     def tf_dataset(
@@ -149,103 +208,194 @@ class Dataset:
         remainder: str = "drop",
         start: State | None = None,
     ) -> tf.data.Dataset:
-        """The same as ``batches``, as a ``tf.data.Dataset`` of known element spec and cardinality. *Collective*.
+        """Return a ``tf.data.Dataset`` of this rank's rows of every global batch. *Collective*.
 
-        A data set that starts in mid-epoch has unknown cardinality: its first pass is shorter than the others.
-        Parameters, errors and order are those of ``batches``.
+        Like ``batches``, but with tensors. The element spec is known to TensorFlow, and so is the cardinality, except
+        after ``start`` in the middle of an epoch: the first epoch is then shorter than the others.
+
+        Parameters
+        ----------
+        batch_size, shuffle, seed, remainder, start : see ``batches``.
+
+        Returns
+        -------
+        tf.data.Dataset. Each iteration is one epoch.
+
+        Raises
+        ------
+        PartitionError : see ``batches``.
+        FormatError : a field has a dtype that TensorFlow does not have.
+
+        Examples
+        --------
+        >>> data = md.open_dataset("events.h5", inputs="image", targets="label")
+        >>> tensors = data.tf_dataset(40, shuffle=True, seed=1)
+        >>> int(tensors.cardinality())
+        2
+        >>> [tuple(x.shape) for x, y in tensors]
+        [(40, 8, 8), (40, 8, 8)]
         """
-        from matex_data.tfdata import as_tf_dataset
+        from matex_data.pipeline.tfdata import as_tf_dataset
 
         batches = self.batches(batch_size, shuffle=shuffle, seed=seed, remainder=remainder, start=start)
         return as_tf_dataset(batches, self.schema)
 
     def load(self) -> dict[str, NDArray[Any]]:
-        """This rank's block of the samples, in file order, in memory: field name -> array. *Collective*.
+        """Read this rank's block of the samples, in the order of the files. *Collective*.
+
+        Returns
+        -------
+        Dict of field name to ndarray of shape (samples of this rank, *field shape).
 
         Raises
         ------
-        DataError : of any rank, on every rank.
+        DataError : the first error of any rank, on every rank.
+
+        Examples
+        --------
+        >>> arrays = md.open_dataset("events.h5").load()
+        >>> arrays["image"].shape
+        (100, 8, 8)
         """
         return self._source.load(self._samples)
 
     def statistics(self, *fields: str, axis: int | Sequence[int] | None = None) -> Statistics:
-        """Count, missing, mean, standard deviation, least and greatest value of fields. *Collective*.
+        """Return count, missing values, mean, standard deviation, minimum and maximum of fields. *Collective*.
 
-        One pass, in which each rank reads its share of these fields; no result depends on the number of ranks beyond
-        rounding.
+        Each rank reads its block of the samples once. Results do not depend on the number of ranks, up to rounding.
 
         Parameters
         ----------
-        fields : names; none: all fields of numbers.
-        axis : axes of the batch to keep apart, for example -1 for channels, as in ``keras.layers.Normalization``;
-            None: one number for the whole field.
+        fields : str. Names of fields; none: all numeric fields.
+        axis : int or sequence of int. Axes of a batch to keep, such as -1 for channels, as in
+            ``keras.layers.Normalization``. None: one number for the whole field.
+
+        Returns
+        -------
+        Mapping of field name to ``Moments``. For a single field, also its attributes ``mean``, ``std``, ``min``,
+        ``max``, ``count`` and ``missing``.
 
         Raises
         ------
-        FieldNotFound : a field is not there.
-        FormatError : a field has no numbers, or not that axis.
+        FieldNotFound : a field does not exist.
+        FormatError : a field is not numeric, or does not have the axis.
+        DataError : the first error of any rank, on every rank.
+
+        Examples
+        --------
+        >>> label = md.open_dataset("events.h5").statistics("label")
+        >>> print(label.count, label.min, label.max, label.mean)
+        100 0.0 9.0 4.5
         """
         return statistics(self._source, self._samples, fields, axis)
 
     def normalization(self, field: str, axis: int | Sequence[int] | None = -1) -> Any:
-        """The ``keras.layers.Normalization`` that gives the field mean 0 and variance 1. *Collective*."""
+        """Return the ``keras.layers.Normalization`` layer that gives a field mean 0 and variance 1. *Collective*.
+
+        Parameters
+        ----------
+        field : str. Name of a numeric field.
+        axis : int or sequence of int. Axes of a batch with a mean and a variance of their own. None: one mean and one
+            variance for the whole field.
+
+        Raises
+        ------
+        FieldNotFound, FormatError, DataError : see ``statistics``.
+
+        Examples
+        --------
+        >>> data = md.open_dataset("events.h5")
+        >>> layer = data.normalization("energy", axis=None)
+        >>> round(abs(float(np.mean(layer(data.load()["energy"])))), 3)
+        0.0
+        """
         return self.statistics(field, axis=axis).normalization(field)
 
     @property
     def profile(self) -> Profile:
-        """Where the time of this rank's passes went so far, over all parts of a split."""
+        """Counters of this rank: seconds of each stage, samples and bytes, shared by all data sets of a split.
+
+        Examples
+        --------
+        >>> data = md.open_dataset("events.h5")
+        >>> for batch in data.batches(50):
+        ...     pass
+        >>> data.profile.samples
+        100
+        """
         return self._source.profile
 
     def state(self, step: int) -> dict[str, Any]:
-        """Where a run stands after ``step`` global batches, counted from the first batch of epoch 0.
+        """Return the state of a run after ``step`` global batches, to resume it with ``start=``.
 
-        Give it to ``tf_dataset(start=...)`` with the options that the run began with, on any number of ranks, and the
-        next batch is the one that would have come. It can be stored as JSON.
+        Give the state to ``tf_dataset`` or ``batches``, with the options of the run, on any number of ranks: the next
+        batch is batch ``step``. The state holds the samples, and the options of the latest call of ``batches`` or
+        ``tf_dataset`` with the seed, even if it was drawn; ``start=`` refuses any difference. Before the first such
+        call, it holds the samples only.
 
-        It holds the samples, and the options of the latest call of ``batches`` or ``tf_dataset``, the seed that was
-        drawn among them: ``start=`` refuses what differs. Without such a call it holds the samples alone.
+        Parameters
+        ----------
+        step : int, in global batches. Counted from the first batch of epoch 0.
+
+        Returns
+        -------
+        Dict of plain values, which can be stored as JSON.
 
         Raises
         ------
-        PartitionError : batches of equal options were made several times, and a seed drawn for them: which of the
-            orders is meant nobody could tell.
+        PartitionError : batches of equal options were made with several seeds, one of them drawn, so that the state is
+            ambiguous.
+
+        Examples
+        --------
+        >>> data = md.open_dataset("events.h5", inputs="label")
+        >>> first, second = data.batches(50, shuffle=True, seed=1)
+        >>> resumed = data.batches(50, shuffle=True, start=data.state(1))
+        >>> np.array_equal(next(iter(resumed)), second)
+        True
         """
         if self._latest is None:
             return {"step": int(step), **self._facts}
         seeds = self._seeds.get(_without_seed(self._latest), {})
         if len(seeds) > 1 and any(seeds.values()):
             raise PartitionError(
-                "the state of which batches? This data set was shuffled several times, by seeds that were drawn",
+                "the state is ambiguous: batches of this data set were shuffled by different seeds that were drawn",
                 expected="one seed for all batches of equal options",
                 found=f"seeds {sorted(seeds)}",
-                remedy="give seed=, or ask for the state of the batches themselves: data.batches(...).state(step)",
+                remedy="give seed=, or use the state of the batches themselves: data.batches(...).state(step)",
             )
         return self._latest.state(step)
 
     def shuffle_quality(self, batch_size: int) -> ShuffleQuality:
-        """Return how well batches that are shuffled by blocks represent data that are sorted. Reads nothing.
+        """Return how well ``shuffle=True`` mixes files that are sorted by class. No samples are read.
 
         Parameters
         ----------
-        batch_size : samples of a global batch.
+        batch_size : int, in samples. Size of a global batch.
 
         Returns
         -------
-        Its ``ratio`` is the standard deviation of the share that a class has in a batch, over that of batches drawn
-        from all samples alike, for files that are sorted by class; 1 is a shuffle of all samples. The other figures,
-        ``blocks_per_window`` above all, are what it follows from.
+        ``ShuffleQuality``. Its ``ratio`` is the standard deviation of the fraction of a class in a batch, divided by
+        that of batches drawn from all samples uniformly; 1 is as good as a shuffle of all samples. The other figures,
+        ``blocks_per_window`` above all, determine the ratio.
 
         Raises
         ------
-        PartitionError : a batch size below 1.
+        PartitionError : ``batch_size`` is below 1.
+
+        Examples
+        --------
+        >>> md.open_dataset("events.h5").shuffle_quality(10).ratio < 1.1
+        True
         """
-        return quality(self._in_passes(self._schedule(batch_size, 0, "drop")), self._source.row_bytes)
+        schedule = self._shuffled_schedule(self._schedule(batch_size, 0, "drop"))
+        return estimate_quality(schedule, self._source.row_bytes)
 
     def _schedule(self, batch_size: int, seed: int | None, remainder: str, uniform: bool = False) -> Schedule:
         source = self._source
         total_bytes = len(source.index) * source.row_bytes
-        blocks = source.block_bytes or block_bytes_for(max(1, batch_size), source.window_bytes, total_bytes)
-        return schedule(
+        blocks = source.block_bytes or choose_block_bytes(max(1, batch_size), source.window_bytes, total_bytes)
+        return make_schedule(
             self._samples,
             block_borders(source.index, blocks),
             int(batch_size),
@@ -256,87 +406,91 @@ class Dataset:
             uniform=uniform,
         )
 
-    def _in_passes(self, plan: Schedule) -> Schedule:
-        """Return the schedule as it is passed over: what is kept in memory is shuffled as a whole."""
-        kept = self._source.cache == "memory" and not plan.uniform
-        return replace(plan, window_steps=max(1, plan.steps)) if kept else plan
+    def _shuffled_schedule(self, schedule: Schedule) -> Schedule:
+        """Return the schedule with the windows in effect: a shard in memory is shuffled as a whole."""
+        in_memory = self._source.cache == "memory" and not schedule.uniform
+        return replace(schedule, window_steps=max(1, schedule.steps)) if in_memory else schedule
 
-    def _kind(self, plan: Schedule) -> type[Passes]:
-        if plan.uniform:
-            return RowPasses if self._source.global_reads == "rows" else GlobalPasses
-        return MemoryPasses if self._source.cache == "memory" else ReadPasses
+    def _epochs_class(self, schedule: Schedule) -> type[Epochs]:
+        if schedule.uniform:
+            return SingleRowEpochs if self._source.global_reads == "rows" else ExchangedEpochs
+        return InMemoryEpochs if self._source.cache == "memory" else StreamedEpochs
 
-    def _warn(self, recipe: Recipe) -> None:
-        """Warn once, on rank 0, that sorted files are shuffled badly."""
-        source, plan = self._source, recipe.plan
-        if plan.seed is None or plan.uniform or source.comm.rank or source.warned:
+    def _warn(self, fingerprint: Fingerprint) -> None:
+        """Warn once, on rank 0, if sorted files would not be shuffled well."""
+        source, schedule = self._source, fingerprint.schedule
+        if schedule.seed is None or schedule.uniform or source.comm.rank or source.warned:
             return
-        found = quality(self._in_passes(plan), source.row_bytes)
-        if found.ratio > WORST_RATIO:
+        quality = estimate_quality(self._shuffled_schedule(schedule), source.row_bytes)
+        if quality.ratio > WORST_RATIO:
             source.warned = True
             warnings.warn(
-                f"batches of files that are sorted (by class, run or time) would not be well mixed: {found}. "
-                f"{found.remedy}",
+                f"batches of files that are sorted (by class, run or time) would not be well mixed: {quality}. "
+                f"{quality.remedy}",
                 stacklevel=3,
             )
 
     @cached_property
     def _facts(self) -> dict[str, Any]:
-        return sample_facts(self._source.index, self._elements, self._samples)
+        return identify_samples(self._source.index, self._elements, self._samples)
 
-    def _recipe(
+    def _fingerprint(
         self, batch_size: int, shuffle: Shuffle, seed: int | None, remainder: str, start: State | None
-    ) -> Recipe:
+    ) -> Fingerprint:
         check_ranks(batch_size, self._source.comm.size)
         if isinstance(shuffle, str) and shuffle != "global":
-            raise PartitionError("no such shuffle", expected='True, False or "global"', found=repr(shuffle))
+            raise PartitionError("unknown shuffle", expected='True, False or "global"', found=repr(shuffle))
         if start is not None:
-            step_of(start)
+            read_step(start)
         if shuffle and seed is None:
-            seed = int(np.random.SeedSequence().generate_state(1)[0]) if start is None else seed_of(start)
-        plan = self._schedule(
+            seed = int(np.random.SeedSequence().generate_state(1)[0]) if start is None else read_seed(start)
+        schedule = self._schedule(
             batch_size, int(seed) if shuffle and seed is not None else None, remainder, uniform=shuffle == "global"
         )
-        recipe = Recipe(self._facts, plan, self._source.cache)
+        fingerprint = Fingerprint(self._facts, schedule, self._source.cache)
         if start is not None:
-            recipe.check(start)
-        return recipe
+            fingerprint.check(start)
+        return fingerprint
 
-    def _begun_alike(self, recipe: Recipe | None, step: int, drawn: bool, failure: PartitionError | None) -> Recipe:
-        """Make sure that all ranks begin with the same batch, and take the seed that rank 0 has drawn. *Collective*.
+    def _agree(
+        self, fingerprint: Fingerprint | None, step: int, drawn: bool, own_error: PartitionError | None
+    ) -> Fingerprint:
+        """Check that the batches are equal on all ranks, and return them with the seed of rank 0. *Collective*.
 
         Raises
         ------
-        PartitionError : the failure of the lowest rank that has one, or what differs.
+        PartitionError : the error of the lowest rank that has one, or the options that differ between the ranks.
         """
-        options = {} if recipe is None else {"step": step, **recipe.options}
+        options = {} if fingerprint is None else {"step": step, **fingerprint.options}
         seed = options.pop("seed", None)
-        said = (portable(failure), {**options, "seed": "drawn" if drawn else seed}, seed)
+        own = (pickle_error(own_error), {**options, "seed": "drawn" if drawn else seed}, seed)
         comm = self._source.comm
-        needs_others = drawn or not comm.alone  # a forked process cannot ask for a seed, and is told so
-        everyone = comm.allgather(said) if needs_others else [said]
-        first = next((error for error, *_ in everyone if error is not None), None)
-        if first is not None:
-            raise pickle.loads(first) from failure
-        assert recipe is not None
-        for rank, (_, other, _) in enumerate(everyone):
-            differ = [name for name in ("step", *OPTIONS) if other[name] != everyone[0][1][name]]
+        # A forked process raises an error if its seed is drawn, because rank 0 cannot send it one.
+        by_rank = comm.allgather(own) if drawn or not comm.alone else [own]
+        first_error = next((error for error, *_ in by_rank if error is not None), None)
+        if first_error is not None:
+            raise pickle.loads(first_error) from own_error
+        assert fingerprint is not None
+        _, expected, seed = by_rank[0]
+        for rank, (_, found, _) in enumerate(by_rank):
+            differ = [name for name in ("step", *OPTIONS) if found[name] != expected[name]]
             if differ:
                 raise PartitionError(
-                    "the ranks do not ask for the same batches",
-                    expected="on every rank " + ", ".join(f"{name}={everyone[0][1][name]!r}" for name in differ),
-                    found=f"on rank {rank} " + ", ".join(f"{name}={other[name]!r}" for name in differ),
+                    "the options of the batches differ between the ranks",
+                    expected="on every rank " + ", ".join(f"{name}={expected[name]!r}" for name in differ),
+                    found=f"on rank {rank} " + ", ".join(f"{name}={found[name]!r}" for name in differ),
                     remedy="give the same options, and the same start=, on every rank",
                 )
-        return replace(recipe, plan=replace(recipe.plan, seed=everyone[0][2]))
+        return replace(fingerprint, schedule=replace(fingerprint.schedule, seed=seed))
 
-    def _remember(self, recipe: Recipe, drawn: bool) -> None:
-        self._latest = recipe
-        if recipe.plan.seed is not None:
-            seeds = self._seeds.setdefault(_without_seed(recipe), {})
-            seeds[recipe.plan.seed] = drawn or seeds.get(recipe.plan.seed, False)
+    def _remember(self, fingerprint: Fingerprint, drawn: bool) -> None:
+        self._latest = fingerprint
+        seed = fingerprint.schedule.seed
+        if seed is not None:
+            seeds = self._seeds.setdefault(_without_seed(fingerprint), {})
+            seeds[seed] = drawn or seeds.get(seed, False)
 
 
-def _without_seed(recipe: Recipe) -> tuple[int, str, bool]:
-    """What batches of one data set have in common for which ``start=`` would see no difference but the seed."""
-    return recipe.plan.batch_size, recipe.plan.remainder, recipe.plan.uniform
+def _without_seed(fingerprint: Fingerprint) -> tuple[int, str, bool]:
+    """Return the options of batches that ``start=`` compares, without the seed."""
+    return fingerprint.schedule.batch_size, fingerprint.schedule.remainder, fingerprint.schedule.uniform

@@ -1,4 +1,4 @@
-"""Errors that say what was expected, what was found, and what to do."""
+"""Errors that name the problem, the location, the expected and found facts, and the remedy."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ from typing import Any
 
 
 class DataError(Exception):
-    """Something is wrong with the data; the same error is raised on every rank.
+    """Error in the data or in their use; every rank raises an equal one.
 
     Parameters
     ----------
-    problem : what is wrong, in one sentence.
-    file, field : where, as the user named them.
+    problem : one sentence.
+    file, field : location of the problem, as the user named it.
     row : sample number within the file.
     byte : byte position within the file.
-    expected, found : what should be there, and what is.
-    remedy : what the user can do about it.
+    expected, found : facts, of any type with a text form.
+    remedy : imperative sentence: an action that solves the problem.
+
+    Examples
+    --------
+    >>> print(DataError("the file is empty", file="x.npy", expected="an array", remedy="write it again"))
+    the file is empty (file 'x.npy')
+      expected: an array
+      remedy: write it again
     """
 
     def __init__(
@@ -43,22 +50,22 @@ class DataError(Exception):
         super().__init__(self._text())
 
     def _text(self) -> str:
-        places = {"file": self.file, "field": self.field, "row": self.row, "byte": self.byte}
-        where = ", ".join(f"{name} {value!r}" for name, value in places.items() if value is not None)
+        location = {"file": self.file, "field": self.field, "row": self.row, "byte": self.byte}
+        where = ", ".join(f"{name} {value!r}" for name, value in location.items() if value is not None)
         lines = [f"{self.problem} ({where})" if where else self.problem]
         facts = {"expected": self.expected, "found": self.found, "remedy": self.remedy}
         lines += [f"  {name}: {fact}" for name, fact in facts.items() if fact is not None]
         return "\n".join(lines)
 
     def at(self, file: str, field: str | None) -> DataError:
-        """The same error with its place, where that was not known when it was raised."""
+        """Return the error with this location, unless it has one already."""
         kind, problem, facts = self.__reduce__()[1]
         facts["file"] = self.file or file
         facts["field"] = self.field or field
         return _rebuild(kind, problem, facts)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Facts travel between ranks as text: any object can be a fact, not any object can be pickled.
+        # Ranks exchange facts as text: not every object can be pickled.
         facts = {
             "file": self.file,
             "field": self.field,
@@ -72,29 +79,39 @@ class DataError(Exception):
 
 
 class FormatError(DataError):
-    """The file is not what it says it is, or uses something that cannot be read."""
+    """File of another format than it appears to be, or with features that cannot be read."""
 
 
 class FieldNotFound(DataError, KeyError):
-    """The data has no field of that name."""
+    """Name of a field that the data do not have."""
 
     __str__ = Exception.__str__  # KeyError would print the repr of the text
 
 
 class DecodeError(DataError):
-    """Stored bytes do not decode: a checksum is wrong, a compressed stream is broken, a file is short."""
+    """Stored bytes that do not decode: a wrong checksum, corrupt compressed data, a truncated file."""
 
 
 class PartitionError(DataError, ValueError):
-    """The samples cannot be shared out among the ranks as asked."""
+    """Request that cannot be met: samples, batches or memory cannot be divided among the ranks like this."""
 
 
 class OutOfMemory(DataError, MemoryError):
-    """A rank has not got the memory that it needs."""
+    """Shortage of memory on a rank."""
 
 
 class UnsupportedVersion(DataError, ImportError):
-    """A package that is installed lacks what this one needs of it."""
+    """Installed package of an unsupported version."""
+
+
+class NoMpiLibrary(ImportError):
+    """This process is one of several ranks, and there is no MPI library."""
+
+    def __init__(self, ranks: int, reason: str) -> None:
+        super().__init__(
+            f"{ranks} ranks need an MPI library, and mpi4py finds none ({reason}): run `pip install mpich`, "
+            "or load the MPI module of the cluster"
+        )
 
 
 def _rebuild(kind: type[DataError], problem: str, facts: dict[str, Any]) -> DataError:
@@ -102,7 +119,7 @@ def _rebuild(kind: type[DataError], problem: str, facts: dict[str, Any]) -> Data
 
 
 def near_matches(name: str, available: Iterable[str], limit: int = 5) -> str:
-    """What the user may have meant: the closest names first, then how many there are in all."""
+    """Return the names closest to ``name`` as text, then the number of the others."""
     names = sorted(set(available))
     close = difflib.get_close_matches(name, names, n=limit, cutoff=0.4)
     shown = close + [other for other in names if other not in close][: limit - len(close)]

@@ -1,8 +1,8 @@
-"""What a sample is made of: named fields of a shape and a dtype."""
+"""Fields of a sample, and the structure of the elements that batches consist of."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,17 +11,22 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Field:
-    """One named quantity of a sample.
+    """Named quantity of a sample.
 
     Parameters
     ----------
-    name : as the user writes it, for example ``"run1/images"``.
+    name : for example ``"run1/images"``.
     shape : of one sample, without the sample axis.
-    dtype : as delivered, in native byte order. ``object`` stands for byte strings of any length;
-        a structured dtype for compound data, which only the NumPy side can deliver.
-    ragged : each sample is a 1-D array of ``dtype`` with a length of its own; it arrives in an
-        object array.
-    attributes : what the file says about the field (units, names, ...).
+    dtype : as delivered, in native byte order. ``object``: byte strings of any length. A structured dtype: compound
+        data, which are available as NumPy arrays only.
+    ragged : each sample is a 1-D array of ``dtype`` of its own length; a batch of them is an object array.
+    attributes : of the field in the file (units, names, ...).
+
+    Examples
+    --------
+    >>> image = Field("image", (28, 28), np.dtype("u1"))
+    >>> image.row_bytes, image.empty(10).shape
+    (784, (10, 28, 28))
     """
 
     name: str
@@ -32,20 +37,20 @@ class Field:
 
     @property
     def array_dtype(self) -> np.dtype[Any]:
-        """Dtype of the NumPy array that holds many samples."""
+        """Dtype of an array of samples."""
         return np.dtype(object) if self.ragged else self.dtype
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one sample in memory; of an object, the size of its reference."""
+        """Size of one sample in memory, in bytes; of an object, that of its reference."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.array_dtype.itemsize
 
     def empty(self, rows: int) -> np.ndarray[Any, Any]:
-        """An array for that many samples; its contents are undefined."""
+        """Return an uninitialized array for ``rows`` samples."""
         return np.empty((rows, *self.shape), self.array_dtype)
 
     def blank(self, samples: np.ndarray[Any, Any]) -> None:
-        """Make padding of samples: zeros, empty strings, arrays without elements."""
+        """Overwrite samples with padding: zeros, empty strings, empty arrays."""
         if self.ragged:
             for i in range(len(samples)):
                 samples[i] = np.empty(0, self.dtype)
@@ -55,3 +60,58 @@ class Field:
 
 Schema = Mapping[str, Field]
 """Fields by name."""
+
+
+WEIGHT = "sample_weight"
+"""Name of the sample weights in a dict element."""
+Names = str | Sequence[str] | None
+"""Field names: a single one, a list, or none."""
+
+
+def as_list(names: Names) -> list[str]:
+    """Return the names as a list."""
+    return [] if names is None else [names] if isinstance(names, str) else list(names)
+
+
+@dataclass(frozen=True)
+class ElementSpec:
+    """Structure of an element: a dict of all fields; inputs only; or (inputs, targets).
+
+    Parameters
+    ----------
+    inputs, targets : a field name, for a single array; a list of names, for a dict; or None.
+
+    Examples
+    --------
+    >>> ElementSpec("x", ["y"]).assemble({"x": 1, "y": 2})
+    (1, {'y': 2})
+    """
+
+    inputs: Names = None
+    targets: Names = None
+
+    @property
+    def names(self) -> list[str] | None:
+        """Names of the required fields, without duplicates; None: all fields."""
+        if self.inputs is None and self.targets is None:
+            return None
+        return list(dict.fromkeys([*as_list(self.inputs), *as_list(self.targets)]))
+
+    def assemble(self, values: Mapping[str, Any], weight: Any = None) -> Any:
+        """Return the element with the given values.
+
+        Parameters
+        ----------
+        values : by field name.
+        weight : sample weights. They become the last item of a tuple, as in Keras, or ``sample_weight`` of a dict.
+        """
+        if self.inputs is None and self.targets is None:
+            return dict(values) if weight is None else {**values, WEIGHT: weight}
+        sides = [_side(names, values) for names in (self.inputs, self.targets) if names is not None]
+        if weight is not None:
+            sides.append(weight)
+        return sides[0] if len(sides) == 1 else tuple(sides)
+
+
+def _side(names: Names, values: Mapping[str, Any]) -> Any:
+    return values[names] if isinstance(names, str) else {name: values[name] for name in as_list(names)}

@@ -1,4 +1,4 @@
-"""What a rank may use of its machine: cores and memory."""
+"""Cores and memory of the machine that are available to this rank."""
 
 from __future__ import annotations
 
@@ -10,108 +10,148 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from matex_data.errors import OutOfMemory, PartitionError
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-SAFE = 0.8  # of the memory that is free; the rest is for windows, the model and what the system keeps
+SAFE = 0.8  # fraction of the free memory for whole data sets; the rest is for windows, the model and the system
 _LAUNCHERS = ("PMI", "OMPI_", "PRTE", "HYDRA", "HYDI", "MPI", "I_MPI_", "MV2_", "SLURM_", "FLUX_", "PALS_", "ALPS_")
 
 
-def lone_environment() -> dict[str, str]:
-    """The environment for a child process that is no rank: without what MPI launchers set."""
+def environment_without_mpi() -> dict[str, str]:
+    """Return the environment without the variables of MPI launchers, for a child process that is no rank."""
     return {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHERS)}
 
 
-_ranks_here: list[int] = []
+_RANKS = (
+    ("PMI_RANK", "PMI_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+)
+_LOCAL_RANKS = (
+    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
+)
+_local_size: list[int] = []
 
 
-def set_ranks_here(count: int) -> None:
-    """Note how many ranks share this machine, as MPI counts them (``Split_type``)."""
-    _ranks_here[:] = [max(1, count)]
+class RankAndSize(NamedTuple):
+    """Rank of this process, and the number of ranks."""
+
+    rank: int
+    size: int
 
 
-def ranks_here() -> int:
-    """Return the ranks on this machine, as MPI has counted them; before that, as its launcher says."""
-    if _ranks_here:
-        return _ranks_here[0]
-    names = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_LOCAL_SIZE")
-    said = (os.environ.get(name, "") for name in names)
-    return max([1, *(int(count) for count in said if count.isdecimal())])
+def launched_rank() -> RankAndSize | None:
+    """Return the rank that the launcher put into the environment; None without one."""
+    return _from_environment(_RANKS)
+
+
+def launched_local_rank() -> RankAndSize | None:
+    """Like ``launched_rank``, but among the ranks of this machine."""
+    return _from_environment(_LOCAL_RANKS)
+
+
+def _from_environment(variables: tuple[tuple[str, str], ...]) -> RankAndSize | None:
+    for names in variables:
+        rank, size = (os.environ.get(name, "") for name in names)
+        if rank.isdecimal() and size.isdecimal():
+            return RankAndSize(int(rank), max(1, int(size)))
+    return None
+
+
+def set_local_size(count: int) -> None:
+    """Set the number of ranks on this machine; ``matex_data.mpi.node`` counts them."""
+    _local_size[:] = [max(1, count)]
+
+
+def local_size() -> int:
+    """Return the number of ranks on this machine; before MPI has started, as the launcher gives it."""
+    if _local_size:
+        return _local_size[0]
+    launched = launched_local_rank()
+    return launched.size if launched else 1
 
 
 def cores() -> int:
-    """Return the cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
-    count = getattr(os, "process_cpu_count", os.cpu_count)()  # macOS has no affinity; the former is of Python 3.13
+    count = getattr(os, "process_cpu_count", os.cpu_count)()  # macOS: no affinity; the former: Python 3.13
     return int(count or 1)
 
 
 def threads() -> int:
-    """Return the threads that decode on this rank: ``MATEX_THREADS`` in the environment, or its share of the cores."""
-    asked = os.environ.get("MATEX_THREADS") or os.environ.get("SLURM_CPUS_PER_TASK")
-    if asked:
-        return max(1, int(asked))
-    return max(1, cores() // ranks_here())
+    """Return the number of decoding threads of this rank.
+
+    ``MATEX_THREADS`` or ``SLURM_CPUS_PER_TASK`` in the environment, else the cores divided by the ranks of the machine.
+    """
+    requested = os.environ.get("MATEX_THREADS") or os.environ.get("SLURM_CPUS_PER_TASK")
+    if requested:
+        return max(1, int(requested))
+    return max(1, cores() // local_size())
 
 
 def free_memory() -> int:
-    """Return the bytes that each rank of this machine may still have; ``sys.maxsize`` where that cannot be known.
+    """Return the memory that each rank of this machine may still allocate, in bytes; ``sys.maxsize`` if unknown.
 
-    The least of three: an equal share of the machine's free memory, one of what is left to the control groups that a
-    batch system has put this process into, and what is left of this process's own limit (``ulimit -v``).
+    The least of: the free memory of the machine, divided by its ranks; the memory left to the control groups of this
+    process, divided likewise; and the memory left by this process's limit (``ulimit -v``).
     """
-    shared = min([_available(), *_left_in_groups()], default=sys.maxsize)
-    return max(0, min(shared // ranks_here(), _left_to_process()))
+    available = min([_available(), *_left_in_groups()], default=sys.maxsize)
+    return max(0, min(available // local_size(), _left_to_process()))
 
 
-def unfit(
-    nbytes: int, what: str, *, remedy: str, file: str | None = None, field: str | None = None
+def memory_shortage(
+    nbytes: int, item: str, *, remedy: str, file: str | None = None, field: str | None = None
 ) -> PartitionError | None:
-    """Return the error that says why ``nbytes`` cannot be held whole on this rank; None where they can.
+    """Return an error if ``nbytes`` do not fit into the memory of this rank, else None.
 
     Parameters
     ----------
-    nbytes : that the rank is about to allocate for as long as the data are used.
-    what : is to be held, as a phrase in the singular: "the share of rank 2".
-    remedy : what the user can do instead.
-    file, field : where it comes from.
+    nbytes : size to be allocated for as long as the data are used, in bytes.
+    item : name of the data, as a phrase in the singular: "the array".
+    remedy : alternative for the user, as an imperative sentence.
+    file, field : source of the data.
     """
     free = int(SAFE * free_memory())
     if nbytes <= free:
         return None
-    several = f", one of {ranks_here()} on this machine" if ranks_here() > 1 else ""
+    ranks = f", one of {local_size()} on this machine" if local_size() > 1 else ""
     return PartitionError(
-        f"{what} does not fit into the memory",
+        f"{item} does not fit into the memory",
         file=file,
         field=field,
-        expected=f"at most {_size(free)} for this rank{several}",
+        expected=f"at most {_size(free)} for this rank{ranks}",
         found=f"{_size(nbytes)} ({nbytes} bytes)",
         remedy=remedy,
     )
 
 
-def check_fits(nbytes: int, what: str, *, remedy: str, file: str | None = None, field: str | None = None) -> None:
-    """Raise ``PartitionError`` if ``nbytes`` cannot be held whole on this rank. Parameters as of ``unfit``."""
-    error = unfit(nbytes, what, remedy=remedy, file=file, field=field)
+def check_fits(nbytes: int, item: str, *, remedy: str, file: str | None = None, field: str | None = None) -> None:
+    """Raise ``PartitionError`` if ``nbytes`` do not fit into the memory of this rank; see `memory_shortage`."""
+    error = memory_shortage(nbytes, item, remedy=remedy, file=file, field=field)
     if error is not None:
         raise error
 
 
-def out_of_memory(error: BaseException, rank: int | None, what: str) -> OutOfMemory | None:
-    """Return the error that tells all ranks where memory ran out; None if ``error`` is of another kind.
+def out_of_memory(error: BaseException, rank: int | None, item: str) -> OutOfMemory | None:
+    """Return an ``OutOfMemory`` with rank and machine for an error caused by a lack of memory, else None.
 
     Parameters
     ----------
-    error : of NumPy or Python, of the system (``ENOMEM``), of a module that could not be loaded, or of a thread that
-        could not be started.
-    rank : that it happened on; None: in a process that is no rank.
-    what : needed the memory: "40 bytes of a column".
+    error : of NumPy or Python, of the system (``ENOMEM``), of loading a module, or of starting a thread.
+    rank : rank of the error; None: in a process that is no rank.
+    item : the data that the memory was for, as a phrase: "40 bytes of a column".
     """
     no_thread = isinstance(error, RuntimeError) and "can't start new thread" in str(error)
     no_memory = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
-    no_memory |= isinstance(error, ImportError) and "failed to map segment" in str(error)  # a library of a module
+    no_memory |= isinstance(error, ImportError) and "failed to map segment" in str(error)  # of a shared library
     if isinstance(error, OutOfMemory) or not (no_thread or no_memory):
         return None
     remedy = "use fewer ranks on each machine or more machines, smaller batches or a smaller window_bytes="
@@ -120,7 +160,7 @@ def out_of_memory(error: BaseException, rank: int | None, what: str) -> OutOfMem
         remedy = f"raise the limit on threads (ulimit -u) or on memory, or set MATEX_THREADS to less; or {remedy}"
     return OutOfMemory(
         f"memory ran out {where}, on the machine {platform.node()!r}",
-        expected=f"memory for {what}",
+        expected=f"memory for {item}",
         found=f"{error or 'none left'}; {_size(free_memory())} are left for it",
         remedy=remedy,
     )
@@ -131,7 +171,7 @@ def _size(nbytes: int) -> str:
 
 
 def _available() -> int:
-    """Return the memory of the machine that is free or can be freed; where no kernel says so, all of it."""
+    """Return the memory of the machine that is free or can be freed; all of its memory if that is unknown."""
     with suppress(OSError, KeyError, ValueError, IndexError):
         return int(_table(PROC / "meminfo")["MemAvailable:"]) * 1024
     with suppress(OSError, ValueError):
@@ -140,27 +180,27 @@ def _available() -> int:
 
 
 def _left_in_groups() -> Iterator[int]:
-    """Yield what is left of the limit of each control group around this process, versions 1 and 2.
+    """Yield the memory left by the limit of each control group of this process, versions 1 and 2.
 
-    Files that the system keeps in memory count as used there, but make room when memory is needed.
+    Cached files count as used in a group, but are evicted when memory is needed.
     """
     for root, group, version in _groups():
         names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
         for folder in (root / group, *(root / group).parents):
             with suppress(OSError, ValueError, KeyError):  # no such group here, or no limit: "max"
                 limit, used = (int((folder / name).read_text()) for name in names)
-                kept = _table(folder / "memory.stat")
+                stat = _table(folder / "memory.stat")
                 prefix = "" if version == 2 else "total_"
-                reclaimable = sum(int(kept.get(f"{prefix}{name}_file", 0)) for name in ("active", "inactive"))
+                reclaimable = sum(int(stat.get(f"{prefix}{name}_file", 0)) for name in ("active", "inactive"))
                 yield limit - max(0, used - reclaimable)
             if folder == root:
                 break
 
 
 def _groups() -> Iterator[tuple[Path, str, int]]:
-    """Yield where control groups of memory are mounted, the path of this process's group there, and the version.
+    """Yield the mount point of the memory control groups, the path of this process's group in it, and the version.
 
-    A container may see the path of its group on the host, and its own group at the root: parents are looked at, too.
+    A container may see its group's path on the host, but its own group at the root: the caller checks parents, too.
     """
     with suppress(OSError):
         for line in (PROC / "self" / "cgroup").read_text().splitlines():
@@ -175,7 +215,7 @@ def _groups() -> Iterator[tuple[Path, str, int]]:
 
 
 def _left_to_process() -> int:
-    """Return what is left of the limit on the addresses of this process."""
+    """Return the memory left by the limit on this process's address space."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return sys.maxsize
@@ -186,6 +226,6 @@ def _left_to_process() -> int:
 
 
 def _table(path: Path) -> dict[str, str]:
-    """Return the first two words of each line of a file: a name and its value."""
+    """Return the first two words of each line of a file as names and values."""
     words = (line.split() for line in path.read_text().splitlines())
     return {line[0]: line[1] for line in words if len(line) > 1}

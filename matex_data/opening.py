@@ -1,4 +1,4 @@
-"""``open_dataset``: find the files, let each be indexed by one rank, and tell all ranks."""
+"""``open_dataset``: resolve the paths, index each file on one rank, and broadcast the indexes."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from matex_data.channels import channels
-from matex_data.communicator import Communicator, portable
 from matex_data.dataset import Dataset
-from matex_data.elements import Elements, Names, as_list
 from matex_data.errors import DataError, FormatError, PartitionError, near_matches
-from matex_data.index import Index, concatenate
-from matex_data.missing import Missing, check, complete_samples, read_names, treated
-from matex_data.readers import HEAD, detect, reader, recognised, together
-from matex_data.sequences import windowed
-from matex_data.source import Source
-from matex_data.tables import stacked
-from matex_data.together import Together
+from matex_data.fields import ElementSpec, Names, as_list
+from matex_data.index.model import Index, concatenate
+from matex_data.io.ranks import MpiRanks
+from matex_data.io.sessions import read_sessions
+from matex_data.mpi.communicator import Communicator, pickle_error
+from matex_data.pipeline.source import Source
+from matex_data.readers import HEAD_BYTES, collective_reader, detect, has_known_name, reader
+from matex_data.transforms.missing import Missing, check_missing, fields_to_read, fill_missing, find_complete
+from matex_data.transforms.stack import stack_fields
+from matex_data.transforms.windows import sliding_windows
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 WINDOW_BYTES = 128 << 20
-STACKED = "inputs"  # name of the field that stack=True makes
+STACKED = "inputs"  # name of the field of stack=True
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -54,204 +54,229 @@ def open_dataset(
 ) -> Dataset:
     """Open files of one schema as one data set. *Collective*.
 
-    Each file is looked at by one rank; every rank gets the result, or the error.
+    One rank reads the metadata of each file. Every rank gets the result, or the error.
 
     Parameters
     ----------
-    paths : a path, a glob, a directory, or a list of these. The order is that of the sorted names, file2
-        before file10.
-    format : "hdf5", ...; None: told by the first bytes of the files, then by their suffix.
-    inputs, targets : a field name or a list of names. Neither: elements are dicts of all fields. Only inputs: x.
-        Both: (x, y). A list gives a dict by name.
-    comm : whose ranks share the data; None: all.
-    stack : ``inputs`` is a list of numeric fields of one shape, and x is one array of them side by side,
-        (samples, fields, ...), the field "inputs".
-    window : each sample is that many consecutive samples of one file, (window, ...); the next one begins ``stride``
-        further on. With ``horizon`` or ``targets`` the target is the ``horizon`` (default: 1) samples behind the
-        window, (horizon, ...), of the inputs themselves unless ``targets`` says otherwise.
-    io : "collective": all ranks enter every read together; "independent": each reads on its own; "auto": the
-        former, unless there are many files or a single rank.
-    window_bytes : what is shuffled together at most, in bytes over all ranks. Part of the shuffled order.
-    block_bytes : neighbours that are read and shuffled as one, in bytes, where rows can be read one by one or chunks
-        are smaller: larger blocks for file systems that read them better, at the cost of a worse shuffle. Part of the
-        shuffled order. None: 64 to 256 KiB, as many as the batch size asks for; less in small files.
-    global_reads : how samples come with ``shuffle="global"``. "memory": each rank reads its share of the samples once
-        and keeps it, and the ranks exchange them. "rows": each rank reads its samples one by one in every epoch, for
-        rows of fixed size that do not fit into the memory.
-    cache : "memory": each rank reads its share once and keeps it; the share stays the same in all epochs and is
-        shuffled as a whole. None: read again in every epoch.
-    missing : what becomes of missing numbers, which are not-a-number. "nan": they stay. A number: it takes their
-        places. "mask": 0 does, and the field ``<name>_mask`` is True there. "drop": samples with any are left out,
-        which takes a pass over the data now.
-    options : of the format's reader.
+    paths : str, path, or list of these. A path, a glob or a directory. The files of a glob or a directory are sorted by
+        name, with numbers by value: file2 before file10.
+    format : str, such as "hdf5". None: detected from the first bytes of the files, then from their suffix.
+    inputs, targets : str, or list of str. Names of fields. Neither: an element is a dict of all fields. Only inputs:
+        ``x``. Both: ``(x, y)``. A list gives a dict by name.
+    comm : mpi4py.MPI.Intracomm. The ranks that share the data. None: all ranks.
+    stack : bool. Stack ``inputs``, numeric fields of one shape, into one array of shape (samples, fields, ...), the
+        field "inputs".
+    window : int, in samples. Each sample of the data set is ``window`` consecutive samples of one file, of shape
+        (window, ...). With ``horizon`` or ``targets``, the target is the ``horizon`` samples behind the window, of
+        shape (horizon, ...): those of ``targets``, or else those of ``inputs``.
+    stride : int, in samples. Distance between the beginnings of two windows.
+    horizon : int, in samples. Length of the target behind a window; 1 by default if there are targets.
+    io : "collective": all ranks make every read together. "independent": each rank reads on its own. "auto":
+        collective, unless there are many files or only one rank.
+    window_bytes : int, in bytes over all ranks. Limit on the samples that are shuffled together. Determines the
+        shuffled order.
+    block_bytes : int, in bytes. Neighbouring samples that are read and shuffled as one block, where single rows can be
+        read or chunks are smaller. Larger blocks suit file systems with slow small reads, and shuffle less well.
+        Determines the shuffled order. None: 64 to 256 KiB, depending on the batch size; less for small files.
+    global_reads : access to the samples with ``shuffle="global"``. "memory": each rank reads its shard once and keeps
+        it, and the ranks exchange samples. "rows": each rank reads single rows in every epoch, for rows of fixed size
+        that do not fit into the memory.
+    cache : "memory": each rank reads its shard once, keeps it for all epochs, and shuffles it as a whole. None: read in
+        every epoch.
+    missing : treatment of missing numbers, which are NaN. "nan": keep them. A number: replace them by it. "mask":
+        replace them by 0, and set the field ``<name>_mask`` to True there. "drop": leave out samples with any; this
+        takes one read of the data when it is opened.
+    options : options of the format's reader.
+
+    Returns
+    -------
+    Dataset of the samples of all files, in the order of the files.
 
     Raises
     ------
-    FieldNotFound : a field is not there.
-    FormatError : a file is not what it should be, or the files do not fit together.
-    DataError : there is no such file, or it cannot be read.
-    PartitionError : another rank does not come within ``MATEX_TIMEOUT`` seconds.
+    FieldNotFound : a field does not exist.
+    FormatError : a file is damaged or of another format, or the files differ in their fields.
+    DataError : a file does not exist, or cannot be read.
+    PartitionError : the arguments differ between the ranks, or a rank does not call within ``MATEX_TIMEOUT`` seconds.
+
+    Examples
+    --------
+    >>> import matex_data as md
+    >>> md.open_dataset("events.h5")
+    Dataset(100 samples of 1 files; energy: float32[], image: uint8[8, 8], label: int64[])
+    >>> data = md.open_dataset("events.h5", inputs="image", targets="label")
+    >>> x, y = next(iter(data.batches(10)))
+    >>> x.shape, y.shape
+    ((10, 8, 8), (10,))
+    >>> series = md.open_dataset("events.h5", inputs="energy", window=24, horizon=6)
+    >>> x, y = next(iter(series.batches(10)))
+    >>> x.shape, y.shape
+    ((10, 24), (10, 6))
     """
-    check(missing)
-    elements = Elements(inputs, targets)
-    opened = channels(comm)
-    files = _found(
-        opened.comm,
+    check_missing(missing)
+    elements = ElementSpec(inputs, targets)
+    sessions = read_sessions(comm)
+    files = _resolve(
+        sessions.comm,
         paths,
         f"{inputs=}, {targets=}, {format=}, {stack=}, {window=}, {stride=}, "
         f"{horizon=}, {io=}, {window_bytes=}, {block_bytes=}, {global_reads=}, {cache=}, {missing=}, {options=}",
     )
     made = [STACKED] if stack else []
-    index = _indexed(opened.comm, files, format, read_names(elements.names, missing, *made), options)
+    index = _index_all(sessions.comm, files, format, fields_to_read(elements.names, missing, *made), options)
     if stack:
-        index = stacked(index, as_list(inputs), STACKED, read_names(as_list(targets), missing, *made) or [])
-        elements = Elements(STACKED, targets)
+        index = stack_fields(index, as_list(inputs), STACKED, fields_to_read(as_list(targets), missing, *made) or [])
+        elements = ElementSpec(STACKED, targets)
     if window is not None:
-        index, ahead = windowed(index, elements.inputs, targets, window, stride, horizon)
-        elements = Elements(elements.inputs, ahead)
-    treated_index = treated(index, missing, elements.names)
-    source = Source(opened, treated_index, io, window_bytes, cache, block_bytes, global_reads)
-    return Dataset(source, elements, complete_samples(source) if missing == "drop" else None)
+        index, ahead = sliding_windows(index, elements.inputs, targets, window, stride, horizon)
+        elements = ElementSpec(elements.inputs, ahead)
+    filled = fill_missing(index, missing, elements.names)
+    source = Source(sessions, filled, io, window_bytes, cache, block_bytes, global_reads)
+    return Dataset(source, elements, find_complete(source) if missing == "drop" else None)
 
 
-def _found(comm: Communicator, paths: Paths, asked: str) -> list[str]:
-    """Return the files that are meant; rank 0 looks, so that a thousand ranks do not. *Collective*.
+def _resolve(comm: Communicator, paths: Paths, arguments: str) -> list[str]:
+    """Return the files of ``paths``, as rank 0 finds them; so a thousand ranks do not list a folder. *Collective*.
 
     Parameters
     ----------
-    asked : all other arguments, which have to be the same on all ranks.
+    comm : the ranks.
+    paths : argument of ``open_dataset``.
+    arguments : all its other arguments as text.
 
     Raises
     ------
     DataError : there are no such files.
-    PartitionError : the ranks do not ask for the same.
+    PartitionError : the arguments differ between the ranks.
     """
     files: list[str] = []
     error: DataError | None = None
     if comm.rank == 0:
         try:
             files = expand(paths)
-        except DataError as missing:
-            error = missing
+        except DataError as not_found:
+            error = not_found
     comm.agree(error)
-    found, of_rank_0 = comm.broadcast((files, asked))
-    unlike: PartitionError | None = None
-    if asked != of_rank_0:
-        unlike = PartitionError(
-            "the ranks do not open the same data set",
+    files, of_rank_0 = comm.broadcast((files, arguments))
+    difference: PartitionError | None = None
+    if arguments != of_rank_0:
+        difference = PartitionError(
+            "the ranks open different data sets",
             expected=f"as on rank 0: {of_rank_0}",
-            found=f"on rank {comm.rank}: {asked}",
+            found=f"on rank {comm.rank}: {arguments}",
             remedy="call open_dataset with the same arguments on every rank",
         )
-    comm.agree(unlike)
-    return list(found)
+    comm.agree(difference)
+    return files
 
 
 def expand(paths: Paths) -> list[str]:
-    """The files that a path, a glob, a directory or a list of these stands for, sorted within each.
+    """Return the files of a path, a glob, a directory or a list of these, sorted within each.
 
     Raises
     ------
-    DataError : there are none.
+    DataError : there are no such files.
     """
     if isinstance(paths, str | os.PathLike):
         return _expand_one(os.fspath(paths))
     files = [file for path in paths for file in _expand_one(os.fspath(path))]
     if not files:
-        raise DataError("no files were named", expected="at least one path", found=paths)
+        raise DataError("the list of files is empty", expected="at least one path", found=paths)
     return files
 
 
 def _expand_one(path: str) -> list[str]:
-    place = Path(path)
-    if place.is_file():
+    location = Path(path)
+    if location.is_file():
         return [path]
-    if place.is_dir():
-        files = [str(file) for file in place.iterdir() if file.is_file() and not file.name.startswith(".")]
-        files = [file for file in files if recognised(file)] or files
+    if location.is_dir():
+        files = [str(file) for file in location.iterdir() if file.is_file() and not file.name.startswith(".")]
+        files = [file for file in files if has_known_name(file)] or files
     else:
         files = [file for file in glob.glob(path, recursive=True) if Path(file).is_file()]  # noqa: PTH207 (absolute too)
     if files:
         return sorted(files, key=_natural)
-    beside = [p.name for p in place.parent.iterdir()] if place.parent.is_dir() else []
+    folder = location.parent
+    siblings = [p.name for p in folder.iterdir()] if folder.is_dir() else []
     raise DataError(
-        "there is no such file" if not place.is_dir() else "the directory holds no files",
+        "no such file" if not location.is_dir() else "the directory holds no files",
         file=path,
-        found=f"beside it: {near_matches(place.name, beside)}" if beside else f"no directory {str(place.parent)!r}",
-        remedy="check the path; relative ones begin at the working directory",
+        found=f"in its folder: {near_matches(location.name, siblings)}" if siblings else f"no folder {str(folder)!r}",
+        remedy="check the path; a relative path begins at the working directory",
     )
 
 
 def _natural(path: str) -> tuple[list[tuple[int, str]], str]:
-    """Sorts by name with numbers by their value: file2 before file10. The path itself decides where that is equal."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", path)], path
+    """Return a sort key with numbers by value: file2 before file10. Ties are broken by the path itself."""
+    words = re.split(r"([0-9]+)", path)
+    return [(int(word), "") if word.isdecimal() else (-1, word) for word in words], path
 
 
-def _indexed(
+def _index_all(
     comm: Communicator, files: list[str], format: str | None, names: list[str] | None, options: dict[str, Any]
 ) -> Index:
-    """The index of all files: they are dealt out, and the results gathered. *Collective*."""
-    told = _format_of(comm, files[0], format)
-    function = together(told)
-    if function is not None:
-        ranks = Together(comm)
+    """Return the index of all files. Each rank indexes every size-th file. *Collective*."""
+    resolved = _resolve_format(comm, files[0], format)
+    read_all = collective_reader(resolved)
+    if read_all is not None:
+        ranks = MpiRanks(comm)
         try:
-            return function(files, names, ranks, **options)
+            return read_all(files, names, ranks, **options)
         finally:
             ranks.close()
     own: list[tuple[int, Index | bytes | None]] = []
     for number in range(comm.rank, len(files), comm.size):
         try:
-            kind = format if number else told
-            own.append((number, _index_of(files[number], kind, names, options, static=number == 0)))
-        except Exception as error:  # whatever it is, every rank has to raise it
+            kind = format if number else resolved
+            own.append((number, _index_one(files[number], kind, names, options, static=number == 0)))
+        except Exception as error:  # of any kind: every rank has to raise it
             if comm.size == 1:
                 raise
-            own.append((number, portable(error)))
+            own.append((number, pickle_error(error)))
             break
-    gathered = comm.allgather(own)
+    by_rank = comm.allgather(own)
     indexes: list[Index] = []
-    for _, result in sorted((entry for part in gathered for entry in part), key=lambda entry: entry[0]):
+    for _, result in sorted((entry for entries in by_rank for entry in entries), key=lambda entry: entry[0]):
         if not isinstance(result, Index):
             raise pickle.loads(result or b"")
         indexes.append(result)
     return concatenate(indexes)
 
 
-def _format_of(comm: Communicator, path: str, format: str | None) -> str:
-    """The format that is meant, or that rank 0 finds. *Collective*."""
+def _resolve_format(comm: Communicator, path: str, format: str | None) -> str:
+    """Return the requested format, or the one that rank 0 detects. *Collective*."""
     if format is not None:
         return format
-    found, error = "", None
+    detected, error = "", None
     if comm.rank == 0:
         try:
-            found = detect(path, _head(path))
+            detected = detect(path, _head(path))
         except DataError as failure:
             error = failure
     comm.agree(error)
-    return str(comm.broadcast(found))
+    return str(comm.broadcast(detected))
 
 
 def _head(path: str) -> bytes:
     try:
         with Path(path).open("rb") as file:
-            return file.read(HEAD)
+            return file.read(HEAD_BYTES)
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error
 
 
-def _index_of(path: str, format: str | None, names: list[str] | None, options: dict[str, Any], static: bool) -> Index:
-    """Index one file; ``static``: with its data that belongs to no sample, as the first file of a data set."""
-    chosen = reader(format or detect(path, _head(path)))
-    if not static and "static" in inspect.signature(chosen).parameters:
+def _index_one(path: str, format: str | None, names: list[str] | None, options: dict[str, Any], static: bool) -> Index:
+    """Return the index of one file; ``static``: with the arrays that belong to no sample, for the first file only."""
+    read = reader(format or detect(path, _head(path)))
+    if not static and "static" in inspect.signature(read).parameters:
         options = {**options, "static": False}
-    index = chosen(path, names, **options)
+    index = read(path, names, **options)
     if not static:
         index.static = {}
     size = Path(path).stat().st_size
     for name in index.fields:
         for file_index in index.files:
-            end = file_index.parts[name].end()
+            end = file_index.layouts[name].end()
             if file_index.path == path and end > size:
                 raise FormatError(
                     "the file is truncated",

@@ -1,222 +1,205 @@
-"""One module a format: a file becomes an ``Index``. No bulk reads, no MPI, no TensorFlow here.
+"""Readers: one module or package per file format. A reader turns a file into an `Index`.
 
-A reader is a function ``index(path, names, **options) -> Index`` in a module of its own. ``names`` are the fields
-that are wanted, or None for all. It raises ``FormatError`` where the file is not what it says it is, and
-``FieldNotFound`` where a name is not there; both name the file. Other packages add formats through the entry point
-group ``matex_data.readers``, whose entries are such functions.
+A reader is a function ``index(path, names=None, **options) -> Index``. It reads metadata only: no bulk data, no MPI, no
+TensorFlow. It raises `FormatError` for a file that is not of its format, and `FieldNotFound` for an unknown field; both
+errors name the file. `matex_data.abc` describes the contract for readers in other packages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import wraps
-from importlib import import_module
-from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any
 
-from matex_data.errors import FormatError, near_matches
-from matex_data.index import Index
+from matex_data.errors import FormatError
+from matex_data.index.model import Index
+from matex_data.index.stamps import Stamp
+from matex_data.readers.collective import IndexingRanks
+from matex_data.readers.formats import (
+    FORMATS,
+    TABLE_SUFFIXES,
+    Reader,
+    all_formats,
+    format_named,
+    known_formats,
+    load_function,
+    missing_package,
+)
 from matex_data.readers.options import check_options
-from matex_data.readers.ranks import Ranks
-from matex_data.stamps import Stamp
 
 if __name__ != "matex_data.readers":
     raise ImportError("import this package as matex_data.readers: two copies of a class would be two classes")
 
-Reader = Callable[..., Index]
-HEAD = 64 << 10  # bytes of a file that are looked at to tell its format
+__all__ = [
+    "FORMATS",
+    "HEAD_BYTES",
+    "collective_reader",
+    "detect",
+    "has_known_name",
+    "known_formats",
+    "reader",
+]
+
+HEAD_BYTES = 64 << 10
+"""Bytes at the start of a file that `detect` examines."""
 
 
 @dataclass(frozen=True)
-class Format:
-    """How to tell a format, and where its reader is.
+class UnsupportedFormat:
+    """Recognition of a format without a reader, so that its files are not taken for another format.
 
     Parameters
     ----------
-    module : that has the function ``index``.
-    suffixes : of file names, as ``".h5"`` or ``".csv.gz"``.
-    magic : first bytes of its files: where, and what.
-    names : patterns of file names without a suffix that tells, as of ``pathlib.PurePath.match``.
-    beside : patterns of files that belong to others, and are not opened when a whole directory is.
-    """
-
-    module: str
-    suffixes: tuple[str, ...]
-    magic: tuple[tuple[int, bytes], ...] = ()
-    names: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
-
-    def named(self, path: str) -> bool:
-        """Whether the file has a name that this format's files have."""
-        lower = Path(path.lower())
-        return lower.name.endswith(self.suffixes) or any(lower.match(name) for name in self.names)
-
-    def begins(self, head: bytes) -> bool:
-        """Whether a file that starts with ``head`` carries this format's mark."""
-        return any(head[at : at + len(mark)] == mark for at, mark in self.magic)
-
-
-_HDF5_MARKS = tuple((at, b"\x89HDF\r\n\x1a\n") for at in (0, 512, 1024, 2048))
-_CDF_MARKS = ((0, b"CDF\x01"), (0, b"CDF\x02"), (0, b"CDF\x05"))
-_NETCDF_SUFFIXES = (".nc", ".nc1", ".nc2", ".nc3", ".nc4", ".nc4c", ".nc5", ".cdf", ".netcdf", ".nc.gz")
-_PACKED = ("", ".gz", ".bz2", ".xz", ".zst")
-_TABLE_SUFFIXES = tuple(f".{kind}{end}" for kind in ("csv", "tsv", "tab", "psv") for end in _PACKED)
-_CSV_SUFFIXES = (*_TABLE_SUFFIXES, *(f".{kind}{end}" for kind in ("txt", "dat", "asc") for end in _PACKED))
-
-_IDX_NAMES = tuple(f"*[-.]idx[1-9]-*byte{end}" for end in ("", ".gz"))
-_CIFAR_NAMES = ("data_batch_[1-5]", "test_batch", "cifar-100-*/train", "cifar-100-*/test")
-_CIFAR_BINARY = tuple(f"{name}.bin" for name in _CIFAR_NAMES)
-
-FORMATS: dict[str, Format] = {
-    "hdf5": Format("matex_data.readers.hdf5", (".h5", ".hdf5", ".hdf", ".he5", ".nxs", ".mat"), _HDF5_MARKS),
-    "netcdf": Format("matex_data.readers.netcdf", _NETCDF_SUFFIXES, (*_CDF_MARKS, *_HDF5_MARKS)),
-    "csv": Format("matex_data.readers.csv", _CSV_SUFFIXES),
-    "npy": Format("matex_data.readers.arrays", (".npy",), ((0, b"\x93NUMPY"),)),
-    "npz": Format("matex_data.readers.arrays", (".npz",)),
-    "raw": Format("matex_data.readers.arrays", (".raw",)),
-    "idx": Format("matex_data.readers.idx", (".idx", ".idx.gz"), names=_IDX_NAMES, beside=("*labels[-.]idx1-*",)),
-    "cifar": Format("matex_data.readers.cifar", (), names=_CIFAR_NAMES + _CIFAR_BINARY),
-}
-
-
-@dataclass(frozen=True)
-class Unread:
-    """How to tell a format that no reader is here for, so that its files are not taken for others.
-
-    Parameters
-    ----------
-    title : what its files are, and the library that reads them.
-    magic : its first bytes, unpacked: where, and what; in a text, behind blanks and empty lines.
-    inside : stands in the head of its files.
+    title : description of its files, with the library that reads them.
+    magic : byte offset and bytes, uncompressed; in a text, after leading whitespace.
+    contains : bytes within the first `HEAD_BYTES`.
     """
 
     title: str
     magic: tuple[int, bytes]
-    inside: bytes = b""
+    contains: bytes = b""
 
-    def begins(self, head: bytes) -> bool:
-        """Whether a file that starts with ``head`` is of this format."""
-        at, mark = self.magic
-        return (head if at else head.lstrip())[at:].startswith(mark) and self.inside in head
-
-
-PARTICLES: dict[str, Unread] = {
-    "root": Unread("a ROOT file (uproot)", (0, b"root")),
-    "lhe": Unread("a Les Houches event file (pylhe)", (0, b"<"), b"<LesHouchesEvents"),
-    "hepmc": Unread("a HepMC event file (pyhepmc)", (0, b"HepMC::")),
-    "lcio": Unread("an LCIO file (pylcio)", (4, b"\xab\xad\xca\xfe")),
-}
+    def matches(self, head: bytes) -> bool:
+        """Return whether a file that starts with ``head`` is of this format."""
+        offset, magic = self.magic
+        return (head if offset else head.lstrip())[offset:].startswith(magic) and self.contains in head
 
 
-def recognised(path: str) -> bool:
-    """Whether the name of a file tells its format, and the file does not belong to another one."""
-    lower = Path(path.lower())
-    belongs = any(lower.match(name) for format in FORMATS.values() for name in format.beside)
-    return not belongs and any(format.named(path) for format in FORMATS.values())
+PARTICLE_FORMATS = (
+    UnsupportedFormat("a ROOT file (uproot)", (0, b"root")),
+    UnsupportedFormat("a Les Houches event file (pylhe)", (0, b"<"), b"<LesHouchesEvents"),
+    UnsupportedFormat("a HepMC event file (pyhepmc)", (0, b"HepMC::")),
+    UnsupportedFormat("an LCIO file (pylcio)", (4, b"\xab\xad\xca\xfe")),
+)
+
+
+def has_known_name(path: str) -> bool:
+    """Return whether the file name tells the format, and the file is not a sidecar of another file."""
+    formats = all_formats().values()
+    return any(format.matches_name(path) for format in formats) and not any(f.is_sidecar(path) for f in formats)
 
 
 def detect(path: str, head: bytes) -> str:
-    """Name of the format of a file: by its first bytes, then by its name, and of a text table by all of ``head``.
+    """Return the name of the format of a file.
 
-    netCDF-4 is told by what is in the HDF5 file.
+    Magic bytes decide first, then the name. Text tables have no magic bytes: all of ``head`` is parsed. An HDF5 file
+    is netCDF-4 if it has the marks of that library.
+
+    Parameters
+    ----------
+    head : the first `HEAD_BYTES` of the file.
 
     Raises
     ------
-    FormatError : none of them tells, or the format is one that cannot be read.
+    FormatError : neither the content nor the name tells the format, or there is no reader for it.
     """
-    named = [name for name, format in FORMATS.items() if format.named(path)]
-    marked = [name for name, format in FORMATS.items() if format.begins(head)]
-    if "hdf5" in marked and "netcdf" not in named and import_module("matex_data.readers.netcdf4").is_netcdf4(path):
-        return "netcdf"
-    for name in [*(n for n in named if n in marked), *marked, *(n for n in named if n != "csv")]:
-        return name
-    # Imports Arrow, which files of other formats do without.
-    from matex_data.readers import csv_sniff
+    formats = all_formats()
+    by_name = [name for name, format in formats.items() if format.matches_name(path)]
+    by_magic = [name for name, format in formats.items() if format.matches_magic(head)]
+    by_both = [name for name in by_name if name in by_magic]
+    for name in (*by_both, *by_magic, *(name for name in by_name if name != "csv")):
+        return "netcdf" if name == "hdf5" and _is_netcdf4(path) else name
+    if _is_text_table(path, head, named="csv" in by_name):
+        return "csv"
+    raise _unknown_format(path, head)
 
-    text = csv_sniff.beginning(head)
-    for unread in PARTICLES.values():
-        if unread.begins(text):
+
+def _is_netcdf4(path: str) -> bool:
+    from matex_data.readers.netcdf.netcdf4 import is_netcdf4  # imports h5py, which most formats do without
+
+    return is_netcdf4(path)
+
+
+def _is_text_table(path: str, head: bytes, named: bool) -> bool:
+    """Return whether the file is a text table; ``named``: it has the name of one.
+
+    Raises
+    ------
+    FormatError : the file holds particle events, or the CSV reader is not installed.
+    """
+    try:
+        from matex_data.readers.csv import compression, dialect  # imports Arrow, which most formats do without
+    except ModuleNotFoundError as error:
+        if named:
+            raise missing_package("csv", error, path) from error
+        return False
+    text = compression.plain_head(head)
+    for format in PARTICLE_FORMATS:
+        if format.matches(text):
             raise FormatError(
-                "there is no reader for particle files of this format yet",
+                "there is no reader for particle files of this format",
                 file=path,
                 expected=f"one of {known_formats()}",
-                found=unread.title,
-                remedy="convert what you need to HDF5, or register a reader in the group 'matex_data.readers'",
+                found=format.title,
+                remedy="convert the data to HDF5, or register a reader in the group 'matex_data.readers'",
             )
-    if "csv" in named:
-        sure = path.lower().endswith(_TABLE_SUFFIXES)
-        if not csv_sniff.is_other(text) and (sure or not csv_sniff.is_binary(text)):
-            return "csv"
-    elif csv_sniff.is_table(text, whole=text is head and len(head) < HEAD):
-        return "csv"
-    raise FormatError(
+    if not named:
+        return dialect.is_table(text, whole=text is head and len(head) < HEAD_BYTES)
+    certain = path.lower().endswith(TABLE_SUFFIXES)
+    return not dialect.is_markup_or_script(text) and (certain or not dialect.is_binary(text))
+
+
+def _unknown_format(path: str, head: bytes) -> FormatError:
+    return FormatError(
         "cannot tell the format of the file",
         file=path,
-        expected=f"one of {known_formats()}; a text is one if each record has as many fields, two or more",
+        expected=f"one of {known_formats()}; a text table has the same number of fields, two or more, in each record",
         found=f"a file that begins with {head[:16]!r}",
         remedy="name the format with format=",
     )
 
 
-def known_formats() -> list[str]:
-    """Names of all formats that there are readers for, also in other packages."""
-    return sorted({*FORMATS, *(entry.name for entry in entry_points(group="matex_data.readers"))})
-
-
-def together(name: str) -> Reader | None:
-    """The function by which all ranks index the files of a format together; None: each file is a matter of one rank.
-
-    It is ``index_together(paths, names, ranks, **options) -> Index``, see ``matex_data.readers.ranks``. *Collective*.
-    """
-    function = getattr(import_module(FORMATS[name].module), "index_together", None) if name in FORMATS else None
-    return None if function is None else _together(name, function)
-
-
 def reader(name: str) -> Reader:
-    """The function that indexes files of a format.
+    """Return the function that indexes one file of a format, ``index(path, names=None, **options) -> Index``.
 
     Raises
     ------
-    FormatError : no such format.
+    FormatError : there is no such format, or a package that its reader imports is not installed.
     """
-    if name in FORMATS:
-        return _alone(name, import_module(FORMATS[name].module).index)
-    for entry in entry_points(group="matex_data.readers", name=name):
-        return _alone(name, entry.load())
-    raise FormatError(
-        "there is no reader of that format", expected=f"one of {near_matches(name, known_formats())}", found=repr(name)
-    )
-
-
-def _alone(format: str, function: Reader) -> Reader:
-    """A reader that looks at its options first, and notes the state of the file."""
+    function = load_function(name, format_named(name).reader)
 
     @wraps(function)
     def index(path: str, names: Sequence[str] | None = None, /, **options: Any) -> Index:
-        check_options(format, function, options, leading=2)
-        stamp = _stamp(path)  # a change while the file is indexed has to show
-        return function(path, names, **options).stamped({path: stamp})
+        check_options(name, function, options, leading=2)
+        stamp = _stamp(path)  # before the reader: a change while it runs has to show
+        try:
+            return function(path, names, **options).with_stamps({path: stamp})
+        except ModuleNotFoundError as error:
+            raise missing_package(name, error, path) from error
 
     return index
 
 
-def _together(format: str, function: Reader) -> Reader:
-    """The same for a reader that all ranks call; file ``number`` is a matter of rank ``number % size``."""
+def collective_reader(name: str) -> Reader | None:
+    """Return the function by which all ranks index the files of a format; None if one rank indexes each file.
+
+    The function has the signature ``index_collectively(paths, names, ranks, **options) -> Index`` and is *Collective*.
+    Rank ``number % size`` takes the stamp of file ``number``.
+
+    Raises
+    ------
+    FormatError : there is no such format, or a package that its reader imports is not installed.
+    """
+    address = format_named(name).collective_reader
+    if address is None:
+        return None
+    function = load_function(name, address)
 
     @wraps(function)
-    def index_together(paths: Sequence[str], names: Sequence[str] | None, ranks: Ranks, /, **options: Any) -> Index:
-        check_options(format, function, options, leading=3)
+    def index_collectively(
+        paths: Sequence[str], names: Sequence[str] | None, ranks: IndexingRanks, /, **options: Any
+    ) -> Index:
+        check_options(name, function, options, leading=3)
         own = {path: _stamp(path) for path in paths[ranks.rank :: ranks.size]}
         index: Index = function(paths, names, ranks, **options)
-        return index.stamped({path: stamp for part in ranks.allgather(own) for path, stamp in part.items()})
+        return index.with_stamps({path: stamp for stamps in ranks.allgather(own) for path, stamp in stamps.items()})
 
-    return index_together
+    return index_collectively
 
 
 def _stamp(path: str) -> Stamp | None:
     try:
         return Stamp.of(path)
-    except OSError:  # the reader says it better
+    except OSError:  # the error of the reader is more precise
         return None

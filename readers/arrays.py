@@ -1,6 +1,7 @@
-"""Plain arrays: NumPy's .npy and .npz, and raw binary. Never pickles.
+"""Plain arrays: NumPy's .npy and .npz, and raw binary. Never reads pickles.
 
-.npy after https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, .npz is a zip file of such.
+Format of .npy: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html. An .npz file is a zip file of
+.npy files.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from typing import IO, Any
 
 import numpy as np
 
-from matex_data.crosswise import Crosswise
 from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field
-from matex_data.index import File, Index, Part
-from matex_data.layouts import Strided
-from matex_data.readers.cf import Decoding
-from matex_data.readers.unpacked import UnpackedRows, most_unpacked, skip
+from matex_data.index.model import FileIndex, Index, Layout
+from matex_data.index.strided import Strided
+from matex_data.index.transposed import Transposed
+from matex_data.readers.decoding import Decoding
+from matex_data.readers.whole_file import CompressedRows, max_decompressed, read_to_end
 
-NUMPY, ZIP = b"\x93NUMPY", b"PK\x03\x04"
-EMPTY_ZIP = b"PK\x05\x06"
-LONGEST_HEADER = 1 << 20
-KINDS = "biufcmMSUV"  # of dtypes that are bytes alone, as of ``numpy.dtype.kind``
-MOST_EMPTY = 1 << 20  # samples without any bytes, of which a header can claim as many as it likes
+NUMPY_MAGIC, ZIP_MAGIC = b"\x93NUMPY", b"PK\x03\x04"
+EMPTY_ZIP_MAGIC = b"PK\x05\x06"
+MAX_HEADER_BYTES = 1 << 20
+PLAIN_KINDS = "biufcmMSUV"  # of ``numpy.dtype.kind``, without pointers to objects
+MAX_EMPTY_ROWS = 1 << 20  # samples of no bytes, of which a damaged header can claim any number
 RESTORE = "the file is damaged: restore it from its source"
 
 
@@ -43,50 +44,52 @@ def index(
     offset: int = 0,
     verify: bool = True,
 ) -> Index:
-    """The rows of an .npy file, of the arrays in an .npz file, or of a raw binary file.
+    """Index an .npy file, the arrays in an .npz file, or a raw binary file.
 
     Parameters
     ----------
-    names : the arrays of an .npz file that are wanted; None: all that have a first axis.
-    field : name of the only field of the other two.
+    names : selected arrays of an .npz file; None: all that have a first axis.
+    field : name of the only field of an .npy or raw file.
     dtype, shape : of one sample of a raw binary file, for example ``">f4"`` and ``(64, 64)``.
     offset : bytes before the first sample of a raw binary file.
-    verify : compare the checksums of the arrays in an .npz file that are not compressed, which takes the one rank that
-        opens the file a pass over them; those of compressed ones are compared anyhow.
+    verify : compare the checksums of uncompressed arrays in an .npz file, which reads them once on one rank. The
+        checksums of compressed arrays are always compared.
 
     Raises
     ------
     FieldNotFound : there is no such array.
-    FormatError : the file is damaged, holds Python objects, or is raw and its dtype is not given.
+    FormatError : the file is damaged, holds Python objects, or is raw and ``dtype`` is missing.
     """
     with Path(path).open("rb") as file:
         head = file.read(8)
     if dtype is not None:
-        fields, parts = _one(path, names, field, _raw(path, dtype, tuple(shape), offset))
-    elif head.startswith(NUMPY):
+        fields, layouts = _single_field(path, names, field, _raw_array(path, dtype, tuple(shape), offset))
+    elif head.startswith(NUMPY_MAGIC):
         with Path(path).open("rb") as file:
-            fields, parts = _one(path, names, field, _header(file, path, None, os.fstat(file.fileno()).st_size))
-    elif head.startswith((ZIP, EMPTY_ZIP)):
-        fields, parts = _members(path, names, verify)
+            array = _read_header(file, path, None, os.fstat(file.fileno()).st_size)
+        fields, layouts = _single_field(path, names, field, array)
+    elif head.startswith((ZIP_MAGIC, EMPTY_ZIP_MAGIC)):
+        fields, layouts = _members(path, names, verify)
     else:
         raise FormatError(
             "the file is no NumPy array",
             file=path,
-            expected=f"{NUMPY!r} (.npy) or {ZIP!r} (.npz) at its begin, or dtype= and shape= of a raw file",
+            expected=f"{NUMPY_MAGIC!r} (.npy) or {ZIP_MAGIC!r} (.npz) at the start, or dtype= and shape= of a raw file",
             found=repr(head),
         )
-    return Index(fields, [File(path, next(iter(parts.values())).rows, parts)])
+    return Index(fields, [FileIndex(path, next(iter(layouts.values())).rows, layouts)])
 
 
 @dataclass(frozen=True)
-class Array:
-    """An array that lies in a file from byte ``offset`` on.
+class StoredArray:
+    """Uncompressed array in a file.
 
     Parameters
     ----------
     dtype : as stored.
-    shape : of all of it.
-    fortran : the first axis is the fastest.
+    shape : of the whole array, sample axis first.
+    fortran : the first axis varies fastest.
+    offset : byte position of the first element.
     """
 
     dtype: np.dtype[Any]
@@ -96,15 +99,15 @@ class Array:
 
     @property
     def end(self) -> int:
-        """First byte after it."""
+        """First byte after the array."""
         return self.offset + prod(self.shape) * self.dtype.itemsize
 
     def field(self, name: str) -> Field:
-        """One sample of it."""
+        """Return the field of which each row of the array is a sample."""
         return Field(name, self.shape[1:], self.dtype.newbyteorder("="))
 
-    def part(self) -> Part:
-        """Where its rows are."""
+    def layout(self) -> Layout:
+        """Return the layout of the rows."""
         rows, *row = self.shape
         swapped = not self.dtype.isnative and self.dtype.kind in "iuf"
         convert = Decoding(self.dtype.newbyteorder("=")) if swapped else None
@@ -112,47 +115,49 @@ class Array:
             return Strided(rows, self.offset, prod(row) * self.dtype.itemsize, self.dtype, tuple(row), convert=convert)
         order = tuple(reversed(range(len(row))))
         step = prod(self.shape[:-1]) * self.dtype.itemsize
-        return Crosswise(rows, self.offset, tuple(reversed(row)), (), step, self.dtype, order, convert)
+        return Transposed(rows, self.offset, tuple(reversed(row)), (), step, self.dtype, order, convert)
 
 
-def _one(path: str, names: Sequence[str] | None, name: str, array: Array) -> tuple[dict[str, Field], dict[str, Part]]:
+def _single_field(
+    path: str, names: Sequence[str] | None, name: str, array: StoredArray
+) -> tuple[dict[str, Field], dict[str, Layout]]:
     if names is not None and list(names) != [name]:
         other = next(n for n in names if n != name)
         raise FieldNotFound("the file has no such field", file=path, field=other, expected=f"{name!r}, its only one")
     check_shape(path, None, array.shape, array.dtype)
-    return {name: array.field(name)}, {name: array.part()}
+    return {name: array.field(name)}, {name: array.layout()}
 
 
-def _raw(path: str, dtype: Any, shape: tuple[int, ...], offset: int) -> Array:
+def _raw_array(path: str, dtype: Any, shape: tuple[int, ...], offset: int) -> StoredArray:
     size = Path(path).stat().st_size
     try:
         stored = np.dtype(dtype)
-    except Exception as error:  # NumPy raises several kinds
+    except Exception as error:  # NumPy raises many kinds
         raise FormatError(
             "there is no such dtype", file=path, expected='dtype=">f4", for example', found=error
         ) from error
-    row = prod(shape) * stored.itemsize
-    if stored.hasobject or row <= 0 or not 0 <= offset <= size or (size - offset) % row:
+    row_bytes = prod(shape) * stored.itemsize
+    if stored.hasobject or row_bytes <= 0 or not 0 <= offset <= size or (size - offset) % row_bytes:
         raise FormatError(
-            "the file is not made of whole samples",
+            "the file does not consist of whole samples",
             file=path,
-            expected=f"{offset} bytes and a multiple of {row} ({stored} of shape {shape})",
+            expected=f"{offset} bytes and a multiple of {row_bytes} ({stored} of shape {shape})",
             found=f"{size} bytes",
             remedy="give the dtype=, shape= and offset= that the file was written with",
         )
-    array = Array(stored, ((size - offset) // row, *shape), False, offset)
+    array = StoredArray(stored, ((size - offset) // row_bytes, *shape), False, offset)
     check_shape(path, None, array.shape, stored)
     return array
 
 
 def check_shape(path: str, field: str | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    """Raise ``FormatError`` unless samples of an array can be held, whatever its header says."""
+    """Raise ``FormatError`` unless NumPy can hold samples of an array with this shape and dtype in its header."""
     found = None
     if not shape:
         found = "one number, which has no sample axis"
-    elif dtype.kind not in KINDS or dtype.subdtype is not None or not dtype.itemsize:
+    elif dtype.kind not in PLAIN_KINDS or dtype.subdtype is not None or not dtype.itemsize:
         found = f"dtype {dtype}"
-    elif not prod(shape) and shape[0] > MOST_EMPTY:
+    elif not prod(shape) and shape[0] > MAX_EMPTY_ROWS:
         found = f"{shape[0]} samples of no bytes"
     else:
         try:
@@ -166,20 +171,20 @@ def check_shape(path: str, field: str | None, shape: tuple[int, ...], dtype: np.
         )
 
 
-def _header(file: IO[bytes], path: str, member: str | None, size: int) -> Array:
-    """Parse the header of an .npy file of ``size`` bytes; ``offset`` is counted from its begin.
+def _read_header(file: IO[bytes], path: str, member: str | None, size: int) -> StoredArray:
+    """Read the header of an .npy file of ``size`` bytes. ``offset`` of the result counts from the start of ``file``.
 
-    Nothing is believed that the size of the file does not bear out.
+    Every length in the header is checked against the size, so that a damaged one allocates no memory.
     """
     try:
         magic = file.read(8)
         width = 2 if magic[6] == 1 else 4
         length = int.from_bytes(file.read(width), "little")
-        if magic[:6] != NUMPY or magic[6] not in (1, 2, 3) or magic[7] != 0 or length > LONGEST_HEADER:
+        if magic[:6] != NUMPY_MAGIC or magic[6] not in (1, 2, 3) or magic[7] != 0 or length > MAX_HEADER_BYTES:
             raise ValueError(f"begins with {magic!r}")
         text = file.read(length).decode("utf-8" if magic[6] == 3 else "latin-1")
-        array = Array(*_said(text), 8 + width + length)
-    except Exception as error:  # a damaged header is any text, and Python and NumPy raise anything on it
+        array = StoredArray(*_parse_header(text), 8 + width + length)
+    except Exception as error:  # Python and NumPy raise many kinds on arbitrary text
         raise FormatError("the header of the array is damaged", file=path, field=member, found=error) from error
     if array.dtype.hasobject:
         raise FormatError(
@@ -188,7 +193,7 @@ def _header(file: IO[bytes], path: str, member: str | None, size: int) -> Array:
             field=member,
             expected="numbers, booleans or fixed-length strings",
             found=str(array.dtype),
-            remedy="objects are pickles, which can run any code, and are not read: save it with a plain dtype",
+            remedy="save it with a plain dtype: objects are pickles, which can run any code, and are never read",
         )
     if array.shape:
         check_shape(path, member, array.shape, array.dtype)
@@ -205,69 +210,41 @@ def _header(file: IO[bytes], path: str, member: str | None, size: int) -> Array:
     return array
 
 
-def _said(text: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
-    """Return dtype, shape and order as a header says them; exactly what NumPy accepts."""
-    said = ast.literal_eval(text)
-    if not isinstance(said, dict) or set(said) != {"descr", "fortran_order", "shape"}:
+def _parse_header(text: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
+    """Return dtype, shape and order of an .npy header, and accept exactly the headers that NumPy accepts."""
+    header = ast.literal_eval(text)
+    if not isinstance(header, dict) or set(header) != {"descr", "fortran_order", "shape"}:
         raise ValueError(f"expected a dict of descr, fortran_order and shape, found {text[:80]!r}")
-    shape, fortran = said["shape"], said["fortran_order"]
+    shape, fortran = header["shape"], header["fortran_order"]
     if not isinstance(shape, tuple) or not all(isinstance(n, int) and n >= 0 for n in shape):
         raise ValueError(f"shape {shape}")
     if not isinstance(fortran, bool):
         raise ValueError(f"fortran_order {fortran!r}")
-    return np.lib.format.descr_to_dtype(said["descr"]), tuple(int(n) for n in shape), fortran
+    return np.lib.format.descr_to_dtype(header["descr"]), tuple(int(n) for n in shape), fortran
 
 
-def _members(path: str, names: Sequence[str] | None, verify: bool) -> tuple[dict[str, Field], dict[str, Part]]:
+def _members(path: str, names: Sequence[str] | None, verify: bool) -> tuple[dict[str, Field], dict[str, Layout]]:
     fields: dict[str, Field] = {}
-    parts: dict[str, Part] = {}
+    layouts: dict[str, Layout] = {}
     try:
-        with zipfile.ZipFile(path) as file, Path(path).open("rb") as stored:
-            members = {info.filename.removesuffix(".npy"): info for info in file.infolist() if not info.is_dir()}
-            for name in _wanted(path, names, members):
-                array = _member(file, path, name, members[name], verify)
+        with zipfile.ZipFile(path) as archive, Path(path).open("rb") as file:
+            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist() if not info.is_dir()}
+            for name in _selected(path, names, members):
+                array = _member_array(archive, path, name, members[name], verify)
                 if array.shape:
-                    fields[name], parts[name] = array.field(name), _member_part(stored, path, members[name], array)
+                    fields[name], layouts[name] = array.field(name), _member_layout(file, path, members[name], array)
                 elif names is not None:
                     raise FormatError("the array has no sample axis", file=path, field=name, found="one number")
     except (DataError, MemoryError):
         raise
-    except Exception as error:  # zipfile raises anything on a damaged file
+    except Exception as error:  # zipfile raises many kinds on a damaged file
         raise FormatError("the file is a damaged zip file", file=path, found=error, remedy=RESTORE) from error
     if not fields:
         raise FormatError("the file has no samples", file=path, expected="an array with a first axis", found="none")
-    return fields, parts
+    return fields, layouts
 
 
-def _member(file: zipfile.ZipFile, path: str, name: str, info: zipfile.ZipInfo, verify: bool) -> Array:
-    """Return what the header of a member says. No rank reads all of a stored one: its checksum is compared here."""
-    possible = info.compress_size
-    if info.compress_type == zipfile.ZIP_DEFLATED:
-        possible = most_unpacked(possible)
-    elif info.compress_type != zipfile.ZIP_STORED:
-        possible = info.file_size
-    if info.file_size > possible:
-        raise FormatError(
-            "the file is a damaged zip file",
-            file=path,
-            field=name,
-            expected=f"at most {possible} bytes, of {info.compress_size} that are stored",
-            found=f"{info.file_size} bytes",
-            remedy=RESTORE,
-        )
-    with file.open(info) as member:
-        array = _header(member, path, name, info.file_size)
-        if verify and info.compress_type == zipfile.ZIP_STORED:
-            try:
-                skip(member)
-            except (zipfile.BadZipFile, EOFError) as error:
-                raise DecodeError(
-                    "the stored array is damaged", file=path, field=name, found=error, remedy=RESTORE
-                ) from error
-    return array
-
-
-def _wanted(path: str, names: Sequence[str] | None, members: dict[str, zipfile.ZipInfo]) -> list[str]:
+def _selected(path: str, names: Sequence[str] | None, members: dict[str, zipfile.ZipInfo]) -> list[str]:
     for name in names or ():
         if name not in members:
             near = near_matches(name, members)
@@ -275,15 +252,43 @@ def _wanted(path: str, names: Sequence[str] | None, members: dict[str, zipfile.Z
     return list(members) if names is None else list(names)
 
 
-def _member_part(stored: IO[bytes], path: str, info: zipfile.ZipInfo, array: Array) -> Part:
-    """Where the rows of a member are: a byte range of the zip file, unless it is compressed."""
+def _member_array(archive: zipfile.ZipFile, path: str, name: str, info: zipfile.ZipInfo, verify: bool) -> StoredArray:
+    """Read the header of a member, and verify the checksum of an uncompressed one: no rank reads all of it later."""
+    limit = info.compress_size
+    if info.compress_type == zipfile.ZIP_DEFLATED:
+        limit = max_decompressed(limit)
+    elif info.compress_type != zipfile.ZIP_STORED:
+        limit = info.file_size
+    if info.file_size > limit:
+        raise FormatError(
+            "the file is a damaged zip file",
+            file=path,
+            field=name,
+            expected=f"at most {limit} bytes, of {info.compress_size} that are stored",
+            found=f"{info.file_size} bytes",
+            remedy=RESTORE,
+        )
+    with archive.open(info) as member:
+        array = _read_header(member, path, name, info.file_size)
+        if verify and info.compress_type == zipfile.ZIP_STORED:
+            try:
+                read_to_end(member)
+            except (zipfile.BadZipFile, EOFError) as error:
+                raise DecodeError(
+                    "the stored array is damaged", file=path, field=name, found=error, remedy=RESTORE
+                ) from error
+    return array
+
+
+def _member_layout(file: IO[bytes], path: str, info: zipfile.ZipInfo, array: StoredArray) -> Layout:
+    """Return the layout of a member: a byte range of the zip file, unless it is compressed."""
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
-        return UnpackedRows(path, info.filename, array.shape, array.dtype, array.offset, array.fortran)
-    stored.seek(info.header_offset)
-    local = stored.read(30)
-    if len(local) < 30 or not local.startswith(ZIP):
+        return CompressedRows(path, info.filename, array.shape, array.dtype, array.offset, array.fortran)
+    file.seek(info.header_offset)
+    local = file.read(30)
+    if len(local) < 30 or not local.startswith(ZIP_MAGIC):
         raise FormatError("the file is a damaged zip file", file=path, byte=info.header_offset, found=repr(local[:4]))
-    begin = info.header_offset + 30 + sum(struct.unpack("<HH", local[26:30]))
-    if begin + array.end > os.fstat(stored.fileno()).st_size:
+    start = info.header_offset + 30 + sum(struct.unpack("<HH", local[26:30]))
+    if start + array.end > os.fstat(file.fileno()).st_size:
         raise FormatError("the file is a damaged zip file", file=path, field=info.filename, found="it ends early")
-    return Array(array.dtype, array.shape, array.fortran, begin + array.offset).part()
+    return StoredArray(array.dtype, array.shape, array.fortran, start + array.offset).layout()

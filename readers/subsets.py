@@ -1,4 +1,4 @@
-"""Benchmark data sets come in files for training and for testing: which of them are meant."""
+"""Training and test files of benchmark data sets, told apart by their names."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from matex_data.errors import FormatError
 SUBSETS = ("train", "test")
 
 
-def chosen(path: str, subset: str | None) -> bool:
-    """Whether a file belongs to the subset, told by its name; all do if that is None.
+def is_in_subset(path: str, subset: str | None) -> bool:
+    """Return whether the file belongs to the subset "train" or "test"; True for None.
 
     Raises
     ------

@@ -1,1 +1,1 @@
-"""Tests of matex_data; those that need several ranks run in the pools of ``tests/ranks.py``."""
+"""Tests of matex_data; those that need several ranks run in the pools of ``tests/support/ranks.py``."""

@@ -1,4 +1,4 @@
-"""Fixtures that all tests share: pools of MPI ranks."""
+"""Fixtures and marks of all tests: pools of MPI ranks, and what `make test` leaves out."""
 
 from __future__ import annotations
 
@@ -7,31 +7,43 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-from tests.ranks import Pool, Pools
+from tests.support.ranks import Pool, Pools
 
-RANK_COUNTS = (1, 2, 3, 4)
+RANK_COUNTS = (1, 3)
+SLOW_RANK_COUNTS = (2, 4)
 
-# How long an example takes depends on what else the machine does.
-hypothesis.settings.register_profile("matex", deadline=None)
-hypothesis.settings.load_profile("matex")
+# No deadline: the time of an example depends on the load of the machine.
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=30)
+hypothesis.settings.register_profile("full", deadline=None, max_examples=300)
+hypothesis.settings.load_profile("quick")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "rank_counts(*counts): numbers of ranks for the fixture pool, else 1, 2, 3, 4")
-    config.addinivalue_line("markers", "slow: more of the same, which `make test-all` runs and `make test` leaves out")
-    config.addinivalue_line("markers", "openmpi: depends on the MPI library, so `make test` runs it with Open MPI, too")
+    config.addinivalue_line("markers", "xdist_group(name): tests of one process, where pytest-xdist runs two")
+    config.addinivalue_line("markers", "rank_counts(*counts, slow=()): sizes of the fixture pool")
+    config.addinivalue_line("markers", "slow: left out by `make test`, run by `make test-all`")
+    config.addinivalue_line("markers", "openmpi: run with Open MPI, too")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "pool" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("rank_counts")
         counts = marker.args if marker else RANK_COUNTS
-        metafunc.parametrize("pool", counts, indirect=True, ids=lambda count: f"{count}ranks")
+        slow = marker.kwargs.get("slow", ()) if marker else SLOW_RANK_COUNTS
+        params = [*counts, *(pytest.param(count, marks=pytest.mark.slow) for count in slow)]
+        metafunc.parametrize("pool", params, indirect=True, ids=lambda count: f"{count}ranks")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Group the tests for two processes: one keeps the pools, so that their ranks import TensorFlow once."""
+    for item in items:
+        uses_pools = not {"ranks", "pool"}.isdisjoint(getattr(item, "fixturenames", ()))
+        item.add_marker(pytest.mark.xdist_group("pools" if uses_pools else str(item.path)))
 
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Pools]:
-    """Pools of ranks, alive for the whole session: ``ranks(3).run(function, *args)``."""
+    """Yield pools of ranks that run for the whole session: ``ranks(3).run(function, *args)``."""
     pools = Pools()
     yield pools
     pools.close()
@@ -39,5 +51,5 @@ def ranks() -> Iterator[Pools]:
 
 @pytest.fixture
 def pool(ranks: Pools, request: pytest.FixtureRequest) -> Pool:
-    """The pool of 1, 2, 3 and 4 ranks in turn, or of those in ``@pytest.mark.rank_counts(2, 3)``."""
+    """Return the pool of 1 and of 3 ranks, or of the counts in ``@pytest.mark.rank_counts(2, slow=(3,))``."""
     return ranks(request.param)

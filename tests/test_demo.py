@@ -1,4 +1,4 @@
-"""The demo's training on 1, 2, 3 and 4 ranks: the same weights, and each rank reads its own share."""
+"""Training of the demo on 1, 2, 3 and 4 ranks: equal weights, and each rank reads its own shard."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from sample_data.make import CHUNK_ROWS, write_digits
-from tests.ranks import Pool, Pools
+from tests.support.ranks import Pool, Pools
 
 EPOCHS = 2
 Result = dict[str, NDArray[Any]]
@@ -38,7 +38,7 @@ def alone(files: list[Path], ranks: Pools) -> Result:
     return dict(result)
 
 
-@pytest.mark.rank_counts(2, 3, 4)
+@pytest.mark.rank_counts(3, slow=(2, 4))
 def test_weights_are_those_of_one_process(pool: Pool, files: list[Path], alone: Result) -> None:
     results = pool.run(_train, str(files[0].parent / "*.h5"), timeout=240)
     names = [name for name in alone if name.startswith(("weights/", "history/loss", "history/val_loss"))]
@@ -52,7 +52,7 @@ def test_weights_are_those_of_one_process(pool: Pool, files: list[Path], alone: 
 
 
 def _check_bytes(bytes_read: NDArray[np.int64], size: int, files: list[Path]) -> None:
-    """Of each pass over the training samples: a rank's share and one block at each of its two borders."""
+    """Check the bytes of each epoch: those of a rank's shard, and of one block at each of its two borders."""
     stored = 0
     for path in files:
         with h5py.File(path) as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import graphlib
 import re
 import subprocess
@@ -13,15 +14,53 @@ from pathlib import Path
 import pytest
 
 from sample_data.make import LENGTHS, write_digits
-from tests.launch import ROOT, run_script
+from tests.support.launch import ROOT, run_script
 
 ROOMS = {"matex_data": "matex_data", "readers": "matex_data.readers", "training": "matex_data.training"}
 SOURCES = sorted(path for folder in ROOMS for path in (ROOT / folder).rglob("*.py"))
 
-PURE = {"coalesce", "errors", "fields", "index", "partition", "runs"}
-"""Rooms of the core without MPI, files and TensorFlow."""
-MOVERS = {"collective", "dataset", "stream", "tfdata"}
-"""Rooms of the core that readers know nothing of: readers only say where the bytes are."""
+BELOW: dict[str, set[str]] = {
+    "_types": set(),
+    "errors": set(),
+    "fields": {"_types"},
+    "machine": {"errors"},
+}
+"""Packages, and modules beside them, with what each may import; every package may import all that is below it."""
+for layer in (
+    ["codecs"],
+    ["index"],
+    ["sampling"],
+    ["mpi"],
+    ["io"],
+    ["readers"],
+    ["abc"],
+    ["pipeline"],
+    ["transforms"],
+    ["dataset"],
+    ["opening"],
+    ["compat"],
+    ["training.keras_api"],
+    ["training.comm"],
+    ["training.reduction"],
+    ["training.sharding"],
+    ["training.optimizer"],
+    ["training.steps"],
+    ["training.learning_rate"],
+    ["training.restart"],
+    ["training.callbacks"],
+    ["training.trainer"],
+    ["training.launcher"],
+    ["training"],
+    ["cli"],
+    ["__main__", ""],
+):
+    below = set(BELOW)
+    BELOW |= {name: below | {name} for name in layer}
+BELOW["readers"] = {"_types", "errors", "fields", "machine", "codecs", "index", "sampling", "readers"}
+BELOW["abc"] = BELOW["readers"] | {"abc"}
+for name in [name for name in BELOW if name.startswith("training")]:
+    BELOW[name] -= {"readers", "transforms", "dataset", "opening", "compat", "codecs", "index"}
+BELOW["training.launcher"] |= {"compat", "training"}
 
 
 def _module(path: Path) -> str:
@@ -30,7 +69,7 @@ def _module(path: Path) -> str:
 
 
 def _imports(tree: ast.AST) -> Iterator[str]:
-    """Every module, or name of a module, that is imported anywhere below; what only type checkers see is left out."""
+    """Yield every imported module, or name of one, except what only type checkers import."""
     if isinstance(tree, ast.Import):
         yield from (alias.name for alias in tree.names)
     elif isinstance(tree, ast.ImportFrom):
@@ -42,7 +81,7 @@ def _imports(tree: ast.AST) -> Iterator[str]:
 
 
 def _uses(path: Path, *packages: str) -> list[str]:
-    """What a source imports of these packages or modules."""
+    """Return the names that a source imports of these packages or modules."""
     names = set(_imports(ast.parse(path.read_text())))
     return sorted(n for n in names if any(n == package or n.startswith(package + ".") for package in packages))
 
@@ -55,30 +94,41 @@ def _id(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", _sources("matex_data"), ids=_id)
-def test_core_knows_neither_training_nor_tensorflow(path: Path) -> None:
-    allowed = {"tfdata": ("tensorflow",), "cli": ("matex_data.training",), "__init__": ("matex_data.training",)}
-    found = _uses(path, "tensorflow", "keras", "matex_data.training")
-    assert [name for name in found if not name.startswith(allowed.get(path.stem, ()))] == []
+@pytest.mark.parametrize("path", SOURCES, ids=_id)
+def test_imports_run_downwards(path: Path) -> None:
+    own = _package(_module(path))
+    modules = {_module(source) for source in SOURCES}
+    used = {_package(name) for name in _imports(ast.parse(path.read_text())) if name in modules} - {own}
+    assert used - BELOW[own] - {"", "training"} == set()  # names of packages, in front of those of their modules
 
 
-@pytest.mark.parametrize("name", sorted(PURE))
-def test_pure_rooms_know_no_mpi_and_no_files(name: str) -> None:
+def _package(module: str) -> str:
+    """Return the package of a module within ``matex_data``, for ``training`` that within it."""
+    parts = module.split(".")[1:]
+    return ".".join(parts[: 2 if parts[:1] == ["training"] else 1])
+
+
+def test_only_one_module_of_the_data_path_imports_tensorflow() -> None:
+    users = {_id(path) for path in SOURCES if _uses(path, "tensorflow", "keras")}
+    assert {user for user in users if not user.startswith("training/")} == {"matex_data/pipeline/tfdata.py"}
+
+
+PURE = ("_types", "errors", "fields", "index/model", "index/runs", "io/coalesce", "sampling/schedule")
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_pure_modules_know_no_mpi_and_no_files(name: str) -> None:
     assert _uses(ROOT / "matex_data" / f"{name}.py", "mpi4py", "h5py", "os", "io", "pathlib") == []
 
 
-@pytest.mark.parametrize("path", _sources("readers"), ids=_id)
-def test_readers_move_no_bytes(path: Path) -> None:
-    movers = [f"matex_data.{name}" for name in MOVERS]
-    assert _uses(path, "mpi4py", "tensorflow", "keras", "matex_data.training", *movers) == []
+def test_every_package_is_listed() -> None:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    packages = {_module(path) for path in SOURCES if path.name == "__init__.py"}
+    assert set(parser["options"]["packages"].split()) == packages  # a wheel leaves out what is not listed
 
 
-@pytest.mark.parametrize("path", _sources("training"), ids=_id)
-def test_training_knows_no_reader(path: Path) -> None:
-    assert _uses(path, "matex_data.readers", "h5py", "netCDF4") == []
-
-
-def test_private_names_of_keras_and_tensorflow_are_in_one_room() -> None:
+def test_private_names_of_keras_and_tensorflow_are_in_one_module() -> None:
     private = ("keras.src", "keras._tf_keras", "tensorflow.python", "tensorflow.core")
     assert [_id(path) for path in SOURCES if _uses(path, *private)] == []
     trees = {path: ast.parse(path.read_text()) for path in _sources("training")}
@@ -97,9 +147,16 @@ def _texts(tree: ast.AST) -> set[str]:
     return {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
-def test_mpi_files_are_opened_in_one_room() -> None:
-    users = [path.stem for path in SOURCES if "MPI.File" in path.read_text()]
-    assert users == ["collective"]
+@pytest.mark.parametrize("path", SOURCES, ids=_id)
+def test_docstrings_begin_with_a_verb_or_a_noun(path: Path) -> None:
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef
+    texts = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
+    assert [text for text in texts if re.match("(What|Who|Whether|Where|How|The same|It) ", text)] == []
+
+
+def test_mpi_files_are_opened_in_one_module() -> None:
+    users = [_id(path) for path in SOURCES if "MPI.File" in path.read_text()]
+    assert users == ["matex_data/io/files.py"]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=_id)
@@ -120,7 +177,7 @@ def test_no_module_imports_one_that_imports_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["readers", "training"])
-def test_a_room_refuses_another_name(name: str) -> None:
+def test_a_package_refuses_another_name(name: str) -> None:
     command = [sys.executable, "-c", f"import {name}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1

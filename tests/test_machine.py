@@ -1,4 +1,4 @@
-"""What a rank may use of its machine, told from made-up trees of /proc and /sys/fs/cgroup."""
+"""Available cores and memory, from simulated trees of /proc and /sys/fs/cgroup."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ GIB = 2**30
 
 @pytest.fixture(autouse=True)
 def _one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_ranks_here", [1])
+    monkeypatch.setattr(machine, "_local_size", [1])
 
 
 class Tree:
-    """A machine of 64 GiB, 40 of them free."""
+    """Simulated machine of 64 GiB, 40 of them free."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -36,7 +36,7 @@ class Tree:
         path.write_text(text)
 
     def group(self, name: str, limit: object, used: int = 0, kept: tuple[int, int] = (0, 0)) -> None:
-        """A group of version 2 with so many bytes of files in memory, active and inactive ones."""
+        """Add a control group of version 2, with cached files of ``kept`` bytes: active and inactive ones."""
         self.put(f"cgroup/{name}/memory.max", f"{limit}\n")
         self.put(f"cgroup/{name}/memory.current", f"{used}\n")
         self.put(f"cgroup/{name}/memory.stat", f"anon 1\nactive_file {kept[0]}\ninactive_file {kept[1]}\n")
@@ -47,13 +47,13 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
     return Tree(tmp_path, monkeypatch)
 
 
-def test_the_machine_alone(tree: Tree) -> None:
+def test_free_memory_without_limits(tree: Tree) -> None:
     assert machine.free_memory() == 40 * GIB
-    machine.set_ranks_here(4)
+    machine.set_local_size(4)
     assert machine.free_memory() == 10 * GIB
 
 
-def test_the_least_of_all_groups_around(tree: Tree) -> None:
+def test_least_of_nested_groups(tree: Tree) -> None:
     tree.put("proc/self/cgroup", "0::/slurm/job_7/step_0/task_0\n")
     tree.group("slurm", "max", 50 * GIB)
     tree.group("slurm/job_7", 8 * GIB, 3 * GIB)
@@ -61,11 +61,11 @@ def test_the_least_of_all_groups_around(tree: Tree) -> None:
     assert machine.free_memory() == 5 * GIB
     tree.group("slurm/job_7/step_0", 4 * GIB, GIB)
     assert machine.free_memory() == 3 * GIB
-    machine.set_ranks_here(2)
+    machine.set_local_size(2)
     assert machine.free_memory() == 3 * GIB // 2
 
 
-def test_files_that_the_system_keeps_make_room(tree: Tree) -> None:
+def test_cached_files_count_as_free(tree: Tree) -> None:
     tree.put("proc/self/cgroup", "0::/job\n")
     tree.group("job", 8 * GIB, 8 * GIB, (4 * GIB, 3 * GIB))
     assert machine.free_memory() == 7 * GIB
@@ -73,7 +73,7 @@ def test_files_that_the_system_keeps_make_room(tree: Tree) -> None:
     assert machine.free_memory() == 0
 
 
-def test_a_container_sees_its_group_at_the_root(tree: Tree) -> None:
+def test_container_with_its_group_at_the_root(tree: Tree) -> None:
     tree.put("proc/self/cgroup", "0::/../../kubepods/pod1\n")
     tree.put("cgroup/memory.max", f"{2 * GIB}\n")
     tree.put("cgroup/memory.current", f"{GIB}\n")
@@ -90,21 +90,21 @@ def test_groups_of_version_1(tree: Tree) -> None:
     assert machine.free_memory() == 2 * GIB
 
 
-def test_the_limit_of_the_process(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_limit(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     tree.put("proc/self/statm", f"{GIB // resource.getpagesize()} 2 3 4 0 6 0\n")
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (3 * GIB, 3 * GIB))
-    machine.set_ranks_here(4)
+    machine.set_local_size(4)
     assert machine.free_memory() == 2 * GIB  # each rank has its own
 
 
-def test_a_machine_that_says_nothing(tree: Tree) -> None:
+def test_machine_without_meminfo(tree: Tree) -> None:
     (tree.folder / "proc/meminfo").unlink()
     assert machine.free_memory() == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_what_does_not_fit_is_said_in_bytes(tree: Tree) -> None:
+def test_check_fits(tree: Tree) -> None:
     machine.check_fits(32 * GIB, "the array", remedy="none")
-    machine.set_ranks_here(4)
+    machine.set_local_size(4)
     with pytest.raises(PartitionError, match="the array does not fit into the memory") as caught:
         machine.check_fits(32 * GIB, "the array", file="a.npz", field="x", remedy="use more machines")
     error = caught.value
@@ -113,11 +113,11 @@ def test_what_does_not_fit_is_said_in_bytes(tree: Tree) -> None:
     assert error.found == f"32.0 GiB ({32 * GIB} bytes)"
 
 
-def test_this_machine_has_memory() -> None:
+def test_free_memory_of_this_machine() -> None:
     assert 2**20 < machine.free_memory() < 2**50
 
 
-def test_the_limit_of_this_process_counts() -> None:
+def test_limit_of_a_real_process() -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 32, 1 << 32))\n"
         "from matex_data import machine; print(machine.free_memory())"
@@ -126,19 +126,22 @@ def test_the_limit_of_this_process_counts() -> None:
     assert 0 < int(done.stdout) < 1 << 32
 
 
-@pytest.mark.parametrize("name", ["MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_LOCAL_SIZE"])
-def test_ranks_as_the_launcher_says_until_mpi_has_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for other in ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_LOCAL_SIZE"):
-        monkeypatch.delenv(other, raising=False)
-    monkeypatch.setattr(machine, "_ranks_here", [])
-    assert machine.ranks_here() == 1
-    monkeypatch.setenv(name, "6")
-    assert machine.ranks_here() == 6
-    machine.set_ranks_here(3)
-    assert machine.ranks_here() == 3
+@pytest.mark.parametrize("names", machine._LOCAL_RANKS)
+def test_local_size_is_the_launcher_s_until_mpi_has_counted(
+    names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (name for pair in machine._LOCAL_RANKS for name in pair):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(machine, "_local_size", [])
+    assert machine.local_size() == 1 and machine.launched_local_rank() is None
+    monkeypatch.setenv(names[0], "4")
+    monkeypatch.setenv(names[1], "6")
+    assert machine.local_size() == 6 and machine.launched_local_rank() == (4, 6)
+    machine.set_local_size(3)
+    assert machine.local_size() == 3
 
 
-def test_cores_where_there_is_no_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.cores() == len(os.sched_getaffinity(0))
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 12)
@@ -151,5 +154,5 @@ def test_cores_where_there_is_no_affinity(monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("MATEX_THREADS", "SLURM_CPUS_PER_TASK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 12)
-    machine.set_ranks_here(5)
+    machine.set_local_size(5)
     assert machine.threads() == 2

@@ -1,4 +1,4 @@
-"""Data kept in memory: read once, the same promises."""
+"""``cache="memory"``: each rank reads its shard once, and the batches are as usual."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 from mpi4py import MPI
 from netCDF4 import Dataset
 
-from matex_data import PartitionError, collective, machine, open_dataset
-from tests.ranks import Pool
+from matex_data import PartitionError, machine, open_dataset
+from matex_data.io.counters import process_profile
+from tests.support.ranks import Pool
 
 ROWS, BATCH = 1001, 24
 
@@ -37,16 +38,16 @@ def _epochs(comm: MPI.Intracomm, path: str, remainder: str, step: int, shuffle: 
             assert np.array_equal(batch["x"][real][:, 0], batch["id"][real] * 10.0)
             epoch.append(batch["id"][real].copy())
         epochs.append(epoch)
-        read.append(sum(collective.counters().bytes.values()))
+        read.append(process_profile().bytes)
     return epochs, read
 
 
 @pytest.mark.parametrize("remainder", ["drop", "pad", "keep"])
-def test_every_sample_once_and_read_once(path: str, pool: Pool, remainder: str) -> None:
+def test_every_sample_is_delivered_in_each_epoch_and_read_once(path: str, pool: Pool, remainder: str) -> None:
     by_rank = pool.run(_epochs, path, remainder, 0, True)
     orders = []
     for epoch in range(3):
-        steps = [np.concatenate(shares) for shares in zip(*(epochs[epoch] for epochs, _ in by_rank), strict=True)]
+        steps = [np.concatenate(of_ranks) for of_ranks in zip(*(epochs[epoch] for epochs, _ in by_rank), strict=True)]
         seen = np.concatenate(steps)
         assert len(np.unique(seen)) == len(seen) == (ROWS // BATCH * BATCH if remainder == "drop" else ROWS)
         orders.append([np.sort(step).tolist() for step in steps])
@@ -55,28 +56,28 @@ def test_every_sample_once_and_read_once(path: str, pool: Pool, remainder: str) 
         assert len(set(read)) == 1
 
 
-def test_the_same_batches_on_any_number_of_ranks_also_when_resumed(path: str, pool: Pool) -> None:
+def test_batches_are_equal_on_any_number_of_ranks_when_resumed(path: str, pool: Pool) -> None:
     alone, _ = _epochs(MPI.COMM_SELF, path, "keep", 0, True)
     by_rank = pool.run(_epochs, path, "keep", 50, True)
-    together = [
-        np.sort(np.concatenate(shares)).tolist()
+    found = [
+        np.sort(np.concatenate(of_ranks)).tolist()
         for epoch in range(2)
-        for shares in zip(*(epochs[epoch] for epochs, _ in by_rank), strict=True)
+        for of_ranks in zip(*(epochs[epoch] for epochs, _ in by_rank), strict=True)
     ]
-    assert together == [np.sort(step).tolist() for epoch in alone for step in epoch][50:]
+    assert found == [np.sort(step).tolist() for epoch in alone for step in epoch][50:]
 
 
-def test_unshuffled_is_the_order_of_the_file(path: str) -> None:
+def test_unshuffled_batches_are_in_the_order_of_the_file(path: str) -> None:
     (first, second, _), _ = _epochs(MPI.COMM_SELF, path, "keep", 0, False)
     assert np.concatenate(first).tolist() == np.concatenate(second).tolist() == list(range(ROWS))
 
 
 def test_unknown_cache(path: str) -> None:
-    with pytest.raises(PartitionError, match="no such cache"):
+    with pytest.raises(PartitionError, match="unknown cache"):
         open_dataset(path, comm=MPI.COMM_SELF, cache="disk")
 
 
-def test_what_does_not_fit_is_refused(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_does_not_fit_is_refused(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     small = "MemAvailable:   10 kB\n"
     monkeypatch.setattr(Path, "read_text", lambda self: small)
     with pytest.raises(PartitionError, match="does not fit"):

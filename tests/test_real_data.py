@@ -1,4 +1,4 @@
-"""Training on files that other people wrote: several ranks end where one process ends."""
+"""Training on files of other projects: results on several ranks equal those of one process."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import open_dataset, training
-from tests.ranks import Pools
+from tests.support.ranks import Pools
 
 CORPUS = os.environ.get("MATEX_CORPUS")
 pytestmark = pytest.mark.skipif(CORPUS is None, reason="MATEX_CORPUS does not name a folder of real files")
 
 
 def _forecast(comm: MPI.Intracomm, path: str) -> tuple[list[float], list[Any]]:
-    """Learn what a month of carbon dioxide columns looks like six hours later."""
+    """Train a forecast of carbon dioxide columns six hours ahead, on a month of data."""
     import keras
 
     keras.utils.set_random_seed(1)
@@ -31,7 +31,7 @@ def _forecast(comm: MPI.Intracomm, path: str) -> tuple[list[float], list[Any]]:
     model = keras.Model(frames, keras.layers.Permute((3, 1, 2))(change))
     model.compile(keras.optimizers.Adam(3e-3), loss=_scaled(plain.statistics("tcco2")))
     batches = data.tf_dataset(4, shuffle=True, seed=1)
-    history = training.fit(model, batches, epochs=6, comm=comm, verbose=0)
+    history = training.fit(model, batches, epochs=2, comm=comm, verbose=0)
     return history.history["loss"], model.get_weights()
 
 
@@ -46,7 +46,7 @@ def test_forecast_the_next_step_of_a_field(ranks: Pools) -> None:
     path = str(Path(CORPUS or "") / "netcdf/iris/SMALL_total_column_co2.nc")
     [(alone, expected)] = ranks(1).run(_forecast, path, timeout=180)
     together = ranks(2).run(_forecast, path, timeout=180)
-    assert alone[-1] < 0.5 * alone[0]
+    assert alone[-1] < 0.9 * alone[0]
     for losses, weights in together:
         np.testing.assert_allclose(losses, alone, rtol=1e-3)
         for found, weight in zip(weights, expected, strict=True):
@@ -56,7 +56,7 @@ def test_forecast_the_next_step_of_a_field(ranks: Pools) -> None:
 
 
 def _survivors(comm: MPI.Intracomm, path: str) -> tuple[list[float], list[Any], int]:
-    """Who of a comic's characters is alive, from numbers with gaps and from categories."""
+    """Train a classifier of living and dead characters of a comic, on numbers with gaps and on categories."""
     import keras
 
     keras.utils.set_random_seed(1)
@@ -79,7 +79,7 @@ def _survivors(comm: MPI.Intracomm, path: str) -> tuple[list[float], list[Any], 
     model = keras.Model(inputs, keras.layers.Dense(3, "softmax")(hidden))
     model.compile("adam", "sparse_categorical_crossentropy")
     batches = data.tf_dataset(96, shuffle=True, seed=1).map(lambda x, y: (x, y + 1))
-    history = training.fit(model, batches, epochs=3, comm=comm, verbose=0)
+    history = training.fit(model, batches, epochs=2, comm=comm, verbose=0)
     return history.history["loss"], model.get_weights(), len(data)
 
 

@@ -1,7 +1,6 @@
-"""Synchronous data-parallel training: the average over the ranks is part of the graph.
+"""Synchronous data-parallel training of Keras models; graphs contain the average over the ranks.
 
-TensorFlow is imported by the first function that needs it, not by this package. No module is called like
-a public function: the import of a module would hide the function.
+The first function that needs TensorFlow imports it, not this package.
 """
 
 from __future__ import annotations
@@ -12,29 +11,29 @@ from typing import TYPE_CHECKING, Any
 if __name__ != "matex_data.training":
     raise ImportError("import this package as matex_data.training: two copies of a class would be two classes")
 
-from matex_data.training.ranks import World, world
+from matex_data.training.comm.world import World, world
 
 if TYPE_CHECKING:
+    from matex_data.training.learning_rate import ScaledLearningRate
     from matex_data.training.optimizer import distribute
-    from matex_data.training.rates import ScaledLearningRate
-    from matex_data.training.reduction import allreduce
-    from matex_data.training.replicas import broadcast
-    from matex_data.training.shards import shard
+    from matex_data.training.reduction.ops import allreduce
+    from matex_data.training.sharding.shard import shard
+    from matex_data.training.steps.variables import broadcast
     from matex_data.training.trainer import fit
 
 __all__ = ["ScaledLearningRate", "World", "allreduce", "broadcast", "distribute", "fit", "shard", "world"]
 
-_HOMES = {
-    "ScaledLearningRate": "rates",
-    "allreduce": "reduction",
-    "broadcast": "replicas",
+_MODULES = {
+    "ScaledLearningRate": "learning_rate",
+    "allreduce": "reduction.ops",
+    "broadcast": "steps.variables",
     "distribute": "optimizer",
     "fit": "trainer",
-    "shard": "shards",
+    "shard": "sharding.shard",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

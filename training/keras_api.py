@@ -1,7 +1,7 @@
-"""Private names of Keras and TensorFlow: all that this package uses, in one place.
+"""All private names of Keras and TensorFlow that this package uses.
 
-Other modules import from here what has to be imported. Attributes they use where they need them; ``ATTRIBUTES`` lists
-these, so that a version without one of them is refused before anything is trained.
+Other modules import private objects from here, and use the private attributes that ``ATTRIBUTES`` lists. ``check``
+raises an error before training, if the installed version lacks one of them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from matex_data.errors import UnsupportedVersion
 log = logging.getLogger("matex_data.training")
 
 TESTED = {"keras": ("3.7", "3.15"), "tensorflow": ("2.18", "2.21")}
-"""The oldest and the newest versions that the tests have run with."""
+"""Oldest and newest versions that the tests run with."""
 
 
 def _imported(path: str) -> Any:
-    """Return a module, or what a module has under the last name; where there is none, note it."""
+    """Return a module, or an object in it; None, with an entry in ``_not_found``, if there is neither."""
     module, _, name = path.rpartition(".")
     try:
         owner = importlib.import_module(module)
@@ -36,11 +36,11 @@ def _imported(path: str) -> Any:
         return None
 
 
-def _refuse(names: Sequence[str]) -> None:
-    """Raise an error with the names that are missing, if any are."""
+def _raise_if_missing(names: Sequence[str]) -> None:
+    """Raise an error if names are missing."""
     if names:
         raise UnsupportedVersion(
-            f"Keras or TensorFlow has no {', '.join(names)}, which training on several ranks needs",
+            f"training on several ranks needs {', '.join(names)}, which this Keras or TensorFlow does not have",
             expected=_ranges(),
             found=", ".join(f"{name} {version}" for name, version in _installed().items()),
             remedy="pip install " + " ".join(f"'{name}=={newest}.*'" for name, (_, newest) in TESTED.items()),
@@ -58,9 +58,9 @@ def _ranges() -> str:
 _not_found: list[str] = []
 
 keras_random: Any = _imported("keras.src.backend.random")
-"""Module: the random functions of the backend, which layers and ``keras.random`` call."""
+"""Module with the random functions of the backend, which layers and ``keras.random`` call."""
 keras_trainer: Any = _imported("keras.src.backend.tensorflow.trainer")
-"""Module: ``fit``, ``evaluate`` and ``predict`` make the ``TFEpochIterator`` that they find there."""
+"""Module in which ``fit``, ``evaluate`` and ``predict`` look up ``TFEpochIterator``."""
 EpochIterator: Any = _imported("keras.src.backend.tensorflow.trainer.TFEpochIterator")
 CompileLoss: Any = _imported("keras.src.trainers.compile_utils.CompileLoss")
 CompileMetrics: Any = _imported("keras.src.trainers.compile_utils.CompileMetrics")
@@ -70,25 +70,25 @@ get_keras_mask: Any = _imported("keras.src.backend.get_keras_mask")
 set_keras_mask: Any = _imported("keras.src.backend.set_keras_mask")
 pythonify_logs: Any = _imported("keras.src.utils.python_utils.pythonify_logs")
 tf_keras_models: Any = _imported("keras._tf_keras.keras.models")
-"""Module: ``tf.keras.models``, as ``tf_keras_saving`` is ``tf.keras.saving``; each has functions of its own."""
+"""Module ``tf.keras.models``; it and ``tf.keras.saving`` have functions of their own."""
 tf_keras_saving: Any = _imported("keras._tf_keras.keras.saving")
 BaseSession: Any = _imported("tensorflow.python.client.session.BaseSession")
 DatasetIterator: Any = _imported("tensorflow.python.data.ops.iterator_ops.OwnedIterator")
 is_recording: Any = _imported("tensorflow.python.eager.record.could_possibly_record")
 
-_refuse(_not_found)  # modules derive classes from some of them when they are imported
+_raise_if_missing(_not_found)  # other modules derive classes from them at import
 
 CHECKPOINT_MANAGER = ("_maybe_delete", "_latest_checkpoint", "_last_preserved_timestamp", "_last_checkpoint_step")
-"""Attributes of ``tf.train.CheckpointManager``: the checkpoints that there are."""
+"""Attributes of ``tf.train.CheckpointManager`` that list its checkpoints."""
 METRICS_OF_EPOCH = "_get_metrics_result_or_logs"
-"""Method of a model that gives the logs at the end of an epoch or an evaluation."""
+"""Method of a model that returns the logs at the end of an epoch or an evaluation."""
 CALLBACK_STATE: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (keras.callbacks.EarlyStopping, ("wait", "stopped_epoch", "best", "best_epoch", "best_weights")),
     (keras.callbacks.ReduceLROnPlateau, ("wait", "cooldown_counter", "best")),
     (keras.callbacks.ModelCheckpoint, ("best", "_batches_seen_since_last_saving", "_last_batch_seen")),
     (keras.callbacks.SwapEMAWeights, ("_ema_weights_in_model",)),
 )
-"""Attributes that change in the course of training."""
+"""Attributes of callbacks that change during training."""
 
 ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (
@@ -123,20 +123,20 @@ ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (DatasetIterator, ("_type_spec", "get_next")),
     (tf.train.CheckpointManager, CHECKPOINT_MANAGER),
 )
-"""Attributes by the class, whose objects have them, or the module: private ones, and public ones that are replaced."""
+"""Attributes by class or module: private ones, and public ones that this package replaces."""
 
 ARGUMENTS = ((keras.Model, "_use_cached_eval_dataset"),)
-"""Arguments that methods take by ``**kwargs``: by this one ``fit`` tells that it evaluates its validation data."""
+"""Arguments that methods take by ``**kwargs``; ``fit`` passes this one when it evaluates its validation data."""
 
 _checked: list[bool] = []
 
 
 def check(rank: int) -> None:
-    """Make sure that Keras and TensorFlow have all names; warn once of versions that were not tested.
+    """Check once that Keras and TensorFlow have all names; warn about untested versions.
 
     Parameters
     ----------
-    rank : 0 warns.
+    rank : rank of this process; only rank 0 warns.
 
     Raises
     ------
@@ -144,7 +144,7 @@ def check(rank: int) -> None:
     """
     if _checked:
         return
-    _refuse(missing())
+    _raise_if_missing(missing())
     _checked.append(True)
     untested = [f"{name} {version}" for name, version in _installed().items() if not _is_tested(name, version)]
     if untested and rank == 0:
@@ -152,16 +152,16 @@ def check(rank: int) -> None:
 
 
 def missing() -> list[str]:
-    """Return the attributes and arguments that there are not."""
+    """Return the attributes and arguments that the installed versions lack."""
     attributes = [f"{_name(owner)}.{name}" for owner, names in ATTRIBUTES for name in names if not has(owner, name)]
     return [*attributes, *(f"{_name(owner)}(... {name}=)" for owner, name in ARGUMENTS if not _takes(owner, name))]
 
 
 def has(owner: Any, name: str) -> bool:
-    """Tell whether objects of a class, or a module, have an attribute.
+    """Return whether a module, or the objects of a class, have an attribute.
 
-    No object is made, since that might initialize devices before the script can configure them: attributes that
-    objects get one by one are found where the code of the class sets them.
+    An attribute of objects counts if the code of the class sets it. Creating an object instead might initialize
+    devices before the script configures them.
     """
     return hasattr(owner, name) or any(
         step.opname == "STORE_ATTR" and step.argval == name
@@ -172,12 +172,12 @@ def has(owner: Any, name: str) -> bool:
 
 
 def _takes(owner: Any, argument: str) -> bool:
-    """Tell whether a method looks for an argument that its signature does not have."""
+    """Return whether a method reads an argument from its ``**kwargs``."""
     return any(argument in code.co_consts for code in _codes(owner))
 
 
 def _codes(owner: Any) -> Iterator[CodeType]:
-    """Return the code of all methods of a class and its bases."""
+    """Yield the code of all methods of a class and its bases."""
     for value in (value for kind in getattr(owner, "__mro__", ()) for value in vars(kind).values()):
         for function in (value.fget, value.fset) if isinstance(value, property) else (value,):
             plain: Any = getattr(function, "__func__", function)

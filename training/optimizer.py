@@ -1,4 +1,4 @@
-"""The hook into Keras: the outermost ``apply`` of an optimizer averages the gradients first."""
+"""``distribute``: an optimizer that averages gradients over the ranks before its own ``apply``."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from mpi4py import MPI
-
-from matex_data import sharded
-from matex_data.training.batch_weights import batch_weights, watch_loops
-from matex_data.training.buckets import BUCKET_BYTES
-from matex_data.training.channel import channel
-from matex_data.training.gradients import averaged_once
-from matex_data.training.reduction import Reducer, Strategy
+from matex_data.mpi.library import MPI
+from matex_data.pipeline import data_parallel
+from matex_data.training.comm.channel import Channel, open_channel
+from matex_data.training.reduction.buckets import BUCKET_BYTES
+from matex_data.training.reduction.ops import Reducer, Strategy
+from matex_data.training.reduction.tape import average_untagged
+from matex_data.training.sharding.batch_weights import batch_weights, patch_iteration
 
 _averaged: ContextVar[bool] = ContextVar("averaged", default=False)
 _step: ContextVar[tuple[Any] | None] = ContextVar("step", default=None)
@@ -28,48 +27,71 @@ def distribute(
     bucket_bytes: int = BUCKET_BYTES,
     dense_share: float | None = None,
 ) -> Any:
-    """The same optimizer, which from now on averages the gradients over all ranks. *Collective*.
+    """Make an optimizer average gradients over all ranks, and return it. *Collective*.
 
-    The average comes before everything else that the optimizer does: the finite check of loss scaling,
-    clipping, accumulation, moving averages. Class, configuration and saved file stay what they are.
+    The average precedes everything else that the optimizer does: the finite check of loss scaling, clipping,
+    accumulation and moving averages. The class, the configuration and the saved state of the optimizer do not change.
+    ``fit`` and ``matex run`` do not need this function; training loops without the launcher do.
 
     Parameters
     ----------
-    optimizer : a Keras optimizer. Of one that wraps another (``LossScaleOptimizer``), give the outer one.
-    strategy : how the average is embedded in the graph: "chained", "funneled" or "concurrent".
-    bucket_bytes : gradients are packed together up to so many bytes.
-    dense_share : sparse gradients keep all slices of all ranks, which is what one process would see;
-        those with at least this share of the rows of their variable are summed row by row instead.
+    optimizer : Keras optimizer; of nested optimizers (``LossScaleOptimizer``), the outer one.
+    comm : communicator; None: all ranks of the job.
+    strategy : how the graph communicates. "chained": its own threads, one bucket after the other. "funneled": one
+        communication thread. "concurrent": four of them, each with a communicator of its own.
+    bucket_bytes : gradients are packed into buckets of about this size, in bytes.
+    dense_share : fraction of the rows of a variable from which sparse gradients (``tf.IndexedSlices``) are summed row
+        by row. None: keep the slices of all ranks, as one process would.
+
+    Returns
+    -------
+    optimizer : the same object.
+
+    Raises
+    ------
+    ValueError : ``strategy`` is none of the three.
+
+    Examples
+    --------
+    >>> import keras, matex_data as md
+    >>> optimizer = md.training.distribute(keras.optimizers.SGD(0.5))
+    >>> weight = keras.Variable(1.0)
+    >>> optimizer.apply([keras.ops.array(0.5)], [weight])  # on several ranks: the average of the ranks' gradients
+    >>> float(weight.numpy())
+    0.75
     """
-    sharded.note()
-    watch_loops()
-    let_average(optimizer, Reducer(channel(comm), strategy, bucket_bytes, dense_share))
+    data_parallel.enable()
+    patch_iteration()
+    attach_reducer(optimizer, Reducer(open_channel(comm), strategy, bucket_bytes, dense_share))
     return optimizer
 
 
-def let_average(optimizer: Any, reducer: Reducer) -> None:
-    """Have an optimizer average the gradients that it is given. *Collective* from then on."""
-    release(optimizer)
-    release(getattr(optimizer, "inner_optimizer", None))  # else a rank whose check fails would not take part
-    object.__setattr__(optimizer, "apply", _Averaging(optimizer.apply, reducer))
+def attach_reducer(optimizer: Any, reducer: Reducer) -> None:
+    """Make ``optimizer.apply`` average its gradients first; ``apply`` is *collective* from then on."""
+    detach_reducer(optimizer)
+    # An inner optimizer applies nothing on a rank whose gradients overflow, and would leave the others waiting.
+    detach_reducer(getattr(optimizer, "inner_optimizer", None))
+    object.__setattr__(optimizer, "apply", _AveragingApply(optimizer.apply, reducer))
 
 
-def release(optimizer: Any) -> None:
-    """Undo ``distribute``."""
+def detach_reducer(optimizer: Any) -> None:
+    """Undo ``attach_reducer``."""
     if is_distributed(optimizer):
         object.__delattr__(optimizer, "apply")
 
 
 def is_distributed(optimizer: Any) -> bool:
-    """Whether the optimizer averages over ranks."""
-    return isinstance(getattr(optimizer, "__dict__", {}).get("apply"), _Averaging)
+    """Return whether the optimizer averages gradients over the ranks."""
+    return isinstance(getattr(optimizer, "__dict__", {}).get("apply"), _AveragingApply)
 
 
 @contextlib.contextmanager
-def step(weight: Any = None) -> Iterator[None]:
-    """Within this context, a training step, gradients of this rank count with ``weight``; None: as all others.
+def training_step(weight: Any = None) -> Iterator[None]:
+    """Context manager: gradients of this rank count with ``weight`` in this block.
 
-    The weights of all ranks sum to one.
+    Parameters
+    ----------
+    weight : number or scalar tensor; the weights of all ranks sum to one. None: one over the number of ranks.
     """
     token = _step.set((weight,))
     try:
@@ -78,20 +100,25 @@ def step(weight: Any = None) -> Iterator[None]:
         _step.reset(token)
 
 
-def in_step() -> bool:
-    """Whether this is a training step of a shared model."""
+def in_training_step() -> bool:
+    """Return whether this code runs inside ``training_step``."""
     return _step.get() is not None
 
 
 def batch_weight(size: int) -> Any:
-    """The weight of this rank's part of the global batch: a number, or a scalar tensor."""
-    found = _step.get()
-    return 1 / size if found is None or found[0] is None else found[0]
+    """Return the weight of this rank in the current step: a number, or a scalar tensor.
+
+    Parameters
+    ----------
+    size : number of ranks; its inverse is the weight if the step sets none.
+    """
+    step = _step.get()
+    return 1 / size if step is None or step[0] is None else step[0]
 
 
 @contextlib.contextmanager
-def averaging() -> Iterator[None]:
-    """Within this context gradients have been averaged: optimizers that others wrap do not do it again."""
+def averaged_gradients() -> Iterator[None]:
+    """Context manager: gradients are averages already, so that inner optimizers do not average them again."""
     token = _averaged.set(True)
     try:
         yield
@@ -99,25 +126,30 @@ def averaging() -> Iterator[None]:
         _averaged.reset(token)
 
 
-def averaged() -> bool:
-    """Whether gradients have been averaged by an outer optimizer."""
+def gradients_averaged() -> bool:
+    """Return whether this code runs inside ``averaged_gradients``."""
     return _averaged.get()
 
 
-class _Averaging:
-    """An optimizer's ``apply`` with the average before it."""
+class _AveragingApply:
+    """``apply`` of an optimizer, preceded by the average over the ranks."""
 
     def __init__(self, apply: Callable[..., Any], reducer: Reducer) -> None:
         self._apply = apply
         self._reducer = reducer
 
     def __call__(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
-        if averaged():
+        if gradients_averaged():
             return self._apply(grads, trainable_variables)
-        with averaging():
-            return self._apply(averaged_once(list(grads), self._average), trainable_variables)
+        with averaged_gradients():
+            return self._apply(average_untagged(list(grads), self._average), trainable_variables)
 
     def _average(self, gradients: list[Any]) -> list[Any]:
-        opened = self._reducer.channel
-        weight = batch_weight(opened.size) if in_step() else batch_weights(opened.ranks).of_step()
-        return self._reducer(gradients, weight)
+        return self._reducer(gradients, gradient_weight(self._reducer.channel))
+
+
+def gradient_weight(channel: Channel) -> Any:
+    """Return the weight of this rank's gradients: of the training step, or of the batch that a loop has taken."""
+    if in_training_step():
+        return batch_weight(channel.size)
+    return batch_weights(channel.communicator).next_step_weight()

@@ -1,9 +1,10 @@
-"""``fit``: Keras's own, on all ranks at once."""
+"""``fit``: Keras's ``Model.fit`` on all ranks."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,17 +12,17 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from mpi4py import MPI
 
+from matex_data import errors
 from matex_data.errors import PartitionError
+from matex_data.mpi.library import MPI
 from matex_data.training import keras_api
-from matex_data.training.batch_weights import keras_iterates
-from matex_data.training.callbacks import together
-from matex_data.training.channel import Channel, channel
-from matex_data.training.failures import readable_errors
-from matex_data.training.resuming import Run
-from matex_data.training.rows import batch_size
-from matex_data.training.sharing import Sharing
+from matex_data.training.callbacks import rank_callbacks
+from matex_data.training.comm.channel import Channel, open_channel
+from matex_data.training.restart.resume import TrainingRun
+from matex_data.training.sharding.batch_weights import keras_iteration
+from matex_data.training.sharding.rows import batch_size
+from matex_data.training.steps.distributed_model import DistributedModel
 
 
 def fit(
@@ -37,81 +38,126 @@ def fit(
     sync_batch_norm: bool = False,
     **keras_fit_options: Any,
 ) -> Any:
-    """Train a compiled Keras model on all ranks together, and return its history. *Collective*.
+    """Train a compiled Keras model data-parallel on all ranks. *Collective*.
+
+    The weights, the logs and the metrics are those of one process that trains on the global batches.
 
     Parameters
     ----------
-    dataset : this rank's share of every global batch, with the same number of steps on every rank;
-        ``Dataset.tf_dataset`` gives it. Or a ``Dataset`` itself, with its options ``batch_size`` (the global
-        one), ``shuffle``, ``seed`` and ``remainder`` among those of ``fit``.
-    validation_data : this rank's share; ranks may have different numbers of batches.
-    callbacks : see the same logs on every rank; those that write files run on rank 0 alone.
-    checkpoint : folder for one checkpoint, replaced after every epoch. If there is one, the run goes on from it,
-        with the very next global batch, on any number of ranks: in mid-epoch, too, for a ``Dataset``, or a
-        ``tf.data.Dataset`` of which every pass has the same order.
-    save_every : steps after which a checkpoint is written within an epoch.
-    sync_batch_norm : normalize by the statistics of the global batch, as one process would. Otherwise each
-        rank normalizes by its own part, and moving statistics are averaged after each epoch.
-    keras_fit_options : any other option of ``keras.Model.fit``.
+    model : compiled Keras model, the same on every rank; the weights of rank 0 are broadcast.
+    dataset : ``tf.data.Dataset`` with this rank's rows of every global batch and the same number of steps on every
+        rank, as ``Dataset.tf_dataset`` returns it. Or a ``matex_data.Dataset``; ``fit`` then takes its options
+        ``batch_size`` (samples of the global batch), ``shuffle``, ``seed`` and ``remainder``, too.
+    validation_data : like ``dataset``, but the number of batches may differ between ranks.
+    epochs : epoch with which to end, as in Keras.
+    callbacks : Keras callbacks; they get the same logs on every rank. Callbacks that write files run on rank 0 alone.
+    checkpoint : folder of one checkpoint, which is replaced after every epoch. If it holds one, training resumes there
+        with the next global batch, on any number of ranks; within an epoch if ``dataset`` is a ``matex_data.Dataset``,
+        or a ``tf.data.Dataset`` with the same order in every epoch.
+    save_every : write a checkpoint after this number of steps within an epoch, too.
+    comm : communicator; None: all ranks of the job.
+    sync_batch_norm : let ``BatchNormalization`` use the statistics of the global batch, as one process does.
+        Otherwise each rank uses its own rows, and moving statistics are averaged after each epoch.
+    keras_fit_options : other options of ``keras.Model.fit``.
+
+    Returns
+    -------
+    history : ``keras.callbacks.History``, the same on every rank.
 
     Raises
     ------
-    PartitionError : on all ranks, if they have different numbers of steps.
+    PartitionError : on all ranks, if the numbers of steps differ, or if the checkpoint belongs to other data or to
+        another model.
+    FormatError : on all ranks, if the checkpoint is damaged.
+
+    Examples
+    --------
+    >>> import keras, numpy as np, tensorflow as tf, matex_data as md
+    >>> x = np.linspace(-1, 1, 32, dtype="float32")[:, None]
+    >>> data = tf.data.Dataset.from_tensor_slices((x, 2 * x)).batch(8, drop_remainder=True)
+    >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    >>> model.compile(keras.optimizers.SGD(0.5), "mse")
+    >>> history = md.training.fit(model, data, epochs=20, verbose=0)
+    >>> len(history.history["loss"])
+    20
+    >>> abs(float(model.layers[0].kernel.numpy()[0, 0]) - 2) < 0.01
+    True
     """
-    opened = channel(comm)
-    keras_api.check(opened.rank)
-    run = Run(opened, None if checkpoint is None else Path(checkpoint))
-    data = run.data(dataset, keras_fit_options)
-    check_steps(opened, data, keras_fit_options.get("steps_per_epoch"))
-    with Sharing(model, opened, sync_batch_norm) as sharing, quietly(), readable_errors(), keras_iterates():
-        users = keras.tree.flatten(callbacks) if callbacks is not None else []
-        options = {"initial_epoch": run.start.epoch, **keras_fit_options, "shuffle": False}
-        options["epochs"] = run.epochs(users, epochs)
-        options["callbacks"] = run.first() + together(sharing, users, data.element_spec, run.last(users, save_every))
-        if opened.rank > 0:
+    channel = open_channel(comm)
+    keras_api.check(channel.rank)
+    training_run = TrainingRun(channel, None if checkpoint is None else Path(checkpoint))
+    data = training_run.resumed_dataset(dataset, keras_fit_options)
+    check_steps(channel, data, keras_fit_options.get("steps_per_epoch"))
+    with (
+        DistributedModel(model, channel, sync_batch_norm) as distributed,
+        without_keras_warnings(),
+        unwrapped_errors(),
+        keras_iteration(),
+    ):
+        user_callbacks = keras.tree.flatten(callbacks) if callbacks is not None else []
+        options = {"initial_epoch": training_run.start.epoch, **keras_fit_options, "shuffle": False}
+        options["epochs"] = training_run.last_epoch(user_callbacks, epochs)
+        trailing = training_run.trailing_callbacks(user_callbacks, save_every)
+        options["callbacks"] = [
+            *training_run.leading_callbacks(),
+            *rank_callbacks(distributed, user_callbacks, data.element_spec, trailing),
+        ]
+        if channel.rank > 0:
             options["verbose"] = 0
-        if opened.size > 1 and validation_data is not None:
-            validation_data = sharing.test.same_batches(validation_data)
-        if opened.size == 1 or not sharing.test.together:
-            validation_data = without_empty(validation_data)
+        if channel.size > 1 and validation_data is not None:
+            validation_data = distributed.test.pad_batches(validation_data)
+        if channel.size == 1 or not distributed.test.lockstep:
+            validation_data = drop_empty_batches(validation_data)
         return model.fit(data, validation_data=validation_data, **options)
 
 
-def check_steps(opened: Channel, dataset: tf.data.Dataset, steps_per_epoch: int | None) -> None:
-    """Make sure that no rank has more steps than another. *Collective*.
+def check_steps(channel: Channel, dataset: tf.data.Dataset, steps_per_epoch: int | None) -> None:
+    """Raise an error unless all ranks have the same number of steps. *Collective*.
 
     Raises
     ------
-    PartitionError : on all ranks, if one has.
+    PartitionError : on all ranks.
     """
     steps = steps_per_epoch or int(dataset.cardinality())
-    everyone = opened.host.objects(steps)
-    if len(set(everyone)) > 1 or (steps == tf.data.UNKNOWN_CARDINALITY and opened.size > 1):
+    by_rank = channel.host.allgather_object(steps)
+    if len(set(by_rank)) > 1 or (steps == tf.data.UNKNOWN_CARDINALITY and channel.size > 1):
         raise PartitionError(
-            "the ranks do not have the same number of training steps, or TensorFlow does not know it",
-            expected="one number of steps on all ranks",
-            found=f"{everyone} on ranks 0 to {opened.size - 1} ({tf.data.UNKNOWN_CARDINALITY} means unknown)",
-            remedy="give steps_per_epoch, or share the samples out evenly, as Dataset.tf_dataset does",
+            "the ranks do not have the same number of training steps, or it is unknown",
+            expected="the same number of steps on all ranks",
+            found=f"{by_rank} on ranks 0 to {channel.size - 1} ({tf.data.UNKNOWN_CARDINALITY} means unknown)",
+            remedy="give steps_per_epoch, or distribute the samples evenly, as Dataset.tf_dataset does",
         )
 
 
 @contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Keras warns of data sets that end earlier than they said, which those of a rank may do."""
+def without_keras_warnings() -> Iterator[None]:
+    """Context manager: ignore Keras's warning about datasets that end early, which is normal for those of a rank."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Your input ran out of data")
         yield
 
 
-def without_empty(dataset: Any) -> Any:
-    """The dataset without batches that hold no sample: their mean loss would be 0/0."""
+@contextlib.contextmanager
+def unwrapped_errors() -> Iterator[None]:
+    """Context manager: raise the ``DataError`` that TensorFlow has wrapped in an error of its own."""
+    try:
+        yield
+    except Exception as error:
+        found = re.search(r"^matex_data\.errors\.(\w+): (.+?)\n\n", str(error), re.DOTALL | re.MULTILINE)
+        if found is None or isinstance(error, errors.DataError):
+            raise
+        raise getattr(errors, found[1])(found[2]) from error.__cause__
+
+
+def drop_empty_batches(dataset: Any) -> Any:
+    """Return the dataset without empty batches, whose mean loss would be 0/0."""
     if not isinstance(dataset, tf.data.Dataset):
         return dataset
     sizes = [spec.shape[0] for spec in tf.nest.flatten(dataset.element_spec) if spec.shape.rank]
     if not sizes or sizes[0] is not None:
         return dataset
 
-    def holds_samples(*data: Any) -> Any:
+    def has_samples(*data: Any) -> Any:
         return batch_size(data[0] if len(data) == 1 else data) > 0
 
-    return dataset.filter(holds_samples)
+    return dataset.filter(has_samples)

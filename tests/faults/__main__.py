@@ -1,4 +1,4 @@
-"""``python -m tests.faults``: every fault in a real MPI job, and the table of ``docs/reliability.md``."""
+"""Run every fault in an MPI job, and write the table of ``docs/reliability.md``: ``python -m tests.faults``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.faults.catalogue import FAULTS, PATIENCE
+from tests.faults.catalogue import FAULTS, TIMEOUT
 from tests.faults.harness import Row, chosen, complain, run
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
@@ -17,7 +17,7 @@ BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 
 
 def main() -> int:
-    """Exit code 1 where something is not as expected."""
+    """Run the faults; exit with code 1 after an unexpected result."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("pattern", nargs="?", help="regular expression: only faults of such a name, title or format")
     parser.add_argument("--ranks", type=int, nargs="+", help="only on so many")
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def write_table(rows: list[Row], page: Path) -> None:
-    """Put the rows between the two marks of the page."""
+    """Write the rows between the two marks of the page."""
     lines = ["| fault | format | ranks | what happened | seconds until all ranks knew |", "|---|---|---|---|---|"]
     for row in rows:
         seconds = "" if row.seconds is None else f"{row.seconds:.1f}"
@@ -53,7 +53,7 @@ def write_table(rows: list[Row], page: Path) -> None:
         lines.append(f"| {' | '.join(cells)} |")
     text = page.read_text()
     before, after = text.split(BEGIN)[0], text.split(END)[1]
-    note = f"{len(rows)} rows, `MATEX_TIMEOUT={PATIENCE:g}`, {sum(not row.trouble for row in rows)} as expected."
+    note = f"{len(rows)} rows, `MATEX_TIMEOUT={TIMEOUT:g}`, {sum(not row.trouble for row in rows)} as expected."
     page.write_text(f"{before}{BEGIN}\n{note}\n\n" + "\n".join(lines) + f"\n{END}{after}")
 
 

@@ -1,40 +1,39 @@
-"""The faults as data: what is done, to which files, and what every rank has to learn of it, and how soon."""
+"""Catalogue of faults: action, files, expected error on every rank, and time limit."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 SOON = 8.0
-"""Seconds in which a rank that failed or left, and whatever is wrong with a file, is known to all."""
-PATIENCE = 6.0
+"""Seconds until all ranks have the error of a failed rank or of a file."""
+TIMEOUT = 6.0
 """``MATEX_TIMEOUT`` of the jobs."""
-WAITED = PATIENCE + 6.0
-"""Seconds in which a rank that does not come is known to all."""
+WAITED = TIMEOUT + 6.0
+"""Seconds until all ranks have the error of an absent rank."""
 KINDS = ("hdf5", "hdf5 gzip", "netcdf classic", "netcdf-4", "csv", "npy", "idx")
 BOTH = (2, 4)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault and what is expected of it.
+    """Fault, and the expected result.
 
     Parameters
     ----------
-    body : function of ``tests.faults.job``.
-    title : what happens, for the table.
-    kind : of the file.
-    ranks : numbers of ranks of the jobs.
-    error : kind of the error that every rank raises that has no fault of its own; None: nothing is wrong, and all
-        ranks get all of the data.
-    text : stands in the error, or on stderr if the job ended before the rank could raise it; a regular expression.
-    within : seconds until all ranks know.
-    handled : the script catches the error, and ends with exit code 0.
-    quiet : ranks may as well end their loop without an error.
-    some : it is enough if one rank has the error; to the others nothing is wrong.
-    printed : stands on stderr in any case; a regular expression.
-    again : numbers of ranks of a second job that goes on in the same folder.
-    training : needs TensorFlow, whose import takes long.
-    launched : with ``matex run``.
+    body : name of the function in ``tests.faults.job``.
+    title : description for the table.
+    kind : kind of file.
+    ranks : numbers of ranks to run on.
+    error : class of the error on every rank without the fault; None: all ranks receive all data.
+    text : regular expression for the error, or for stderr if the job ended before.
+    within : seconds until all ranks raise.
+    handled : whether the script catches the error, and exits with code 0.
+    quiet : whether ranks may end their loop without an error.
+    any_rank : whether an error on one rank suffices.
+    printed : regular expression for stderr in any case.
+    again : number of ranks of a second job in the same folder.
+    training : whether the job imports TensorFlow.
+    launched : whether to use ``matex run``.
     """
 
     body: str
@@ -46,7 +45,7 @@ class Fault:
     within: float = SOON
     handled: bool = False
     quiet: bool = False
-    some: bool = False
+    any_rank: bool = False
     printed: str = ""
     again: int | None = None
     training: bool = False
@@ -54,7 +53,7 @@ class Fault:
 
     @property
     def abrupt(self) -> bool:
-        """Whether the job may end before the ranks come to raise an error: one of them failed or is gone."""
+        """Return whether the job may end before the ranks raise an error, since one of them has failed or left."""
         gone = (
             "raise",
             "exit",
@@ -80,7 +79,7 @@ CHANGED = r"changed|replaced|other file|another file"
 LEFT = r"rank 1|this rank fails|another rank has left"
 FAILS = "ValueError: this rank fails"
 LATE = r"rank 1"
-ABSENT = "another rank does not take part"  # before the first open_dataset nobody can be asked
+ABSENT = "another rank does not take part"  # before the first open_dataset, ranks cannot query one another
 
 FAULTS: list[Fault] = [
     *_each(
@@ -133,17 +132,17 @@ FAULTS: list[Fault] = [
     Fault("other_field", "one rank names a field that is not there", text="nonsense|same|rank", within=WAITED),
     Fault("other_format", "one rank names another format", text="rank|same|format", within=WAITED),
     Fault("unknown_option", "an unknown option", text="no_such_option"),
-    Fault("other_method", "ranks call load() and statistics()", text="rank|same", within=WAITED, some=True),
-    Fault("other_loop", "ranks call batches() and load()", text="rank|same", within=WAITED, some=True),
+    Fault("other_method", "ranks call load() and statistics()", text="rank|same", within=WAITED, any_rank=True),
+    Fault("other_loop", "ranks call batches() and load()", text="rank|same", within=WAITED, any_rank=True),
     Fault("other_batch_size", "ranks give different batch sizes", text="rank|same", within=WAITED),
-    Fault("other_epochs", "one rank begins an epoch more than the others", text="rank", within=WAITED, some=True),
+    Fault("other_epochs", "one rank begins an epoch more than the others", text="rank", within=WAITED, any_rank=True),
     Fault("no_memory", "one rank has no memory left", text="memory"),
-    Fault("two_threads", "two threads of each rank pass over batches()", text="thread"),
+    Fault("two_threads", "two threads of each rank iterate over batches()", text="thread"),
     Fault("forked", "a child of each rank (fork) reads", error=None),
-    Fault("slow_in_loop", "one rank takes long in its loop, less than the limit", error=None, within=PATIENCE * 2),
-    Fault("held_iterator", "ranks keep an iterator and work longer than the limit", error=None, within=PATIENCE * 2),
-    Fault("early_leavers", "ranks end long before rank 0", error=None, within=PATIENCE * 2),
-    Fault("work_between", "work of longer than the limit between epochs", error=None, within=PATIENCE * 2),
+    Fault("slow_in_loop", "one rank takes long in its loop, less than the limit", error=None, within=TIMEOUT * 2),
+    Fault("held_iterator", "ranks keep an iterator and work longer than the limit", error=None, within=TIMEOUT * 2),
+    Fault("early_leavers", "ranks end long before rank 0", error=None, within=TIMEOUT * 2),
+    Fault("work_between", "work of longer than the limit between epochs", error=None, within=TIMEOUT * 2),
     Fault("resumed", "killed in mid-epoch, resumed on 2 ranks", ranks=BOTH, error=None, again=2),
     Fault("callback_raises", "one rank raises in a callback", ranks=(2,), text=LEFT, printed=FAILS, training=True),
     Fault("callback_exits", "one rank calls sys.exit(0) in a callback", ranks=(2,), text="rank", training=True),
@@ -186,12 +185,10 @@ FAULTS: list[Fault] = [
 
 QUICK = (
     ("truncated_after", "npy"),
-    ("corrupt", "hdf5 gzip"),
     ("replaced", "npy"),
     ("raise_in_loop", "hdf5 gzip"),
     ("killed", "hdf5 gzip"),
     ("late_in_loop", "hdf5 gzip"),
-    ("other_method", "hdf5 gzip"),
     ("held_iterator", "hdf5 gzip"),
 )
-"""What an ordinary test looks at, on 2 ranks."""
+"""Faults that the default tests run, on 2 ranks."""

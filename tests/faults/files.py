@@ -1,4 +1,4 @@
-"""Small files of several formats whose every value tells its row, and damage to them."""
+"""Small files of several formats, whose values depend on their row, and ways to damage them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Array = NDArray[Any]
 
 
 def truth(rows: Array, shift: int = 0) -> Array:
-    """The values of rows, (n, WIDTH): the first is the row's number, and none follows from its neighbours."""
+    """Return the values of rows, (n, WIDTH); the first value is the row number, the others look random."""
     columns = np.arange(WIDTH)
     return np.where(columns == 0, rows[:, None], (rows[:, None] * 7919 + columns * 104729 + shift) % 9973)
 
 
 def write(path: Path, kind: str, shift: int = 0) -> None:
-    """A file of ``ROWS`` rows; with another ``shift`` all values but the rows' numbers are others."""
+    """Write a file of ``ROWS`` rows; ``shift`` changes all values except the row numbers."""
     values = truth(np.arange(ROWS), shift).astype(np.int32)
     WRITERS[kind](path, values)
 
@@ -82,24 +82,24 @@ SUFFIXES = {"hdf5": ".h5", "netc": ".nc", "csv": ".csv", "npy": ".npy", "idx": "
 
 
 def name(kind: str) -> str:
-    """Of a file of that kind."""
+    """Return the name of a file of a kind."""
     return f"data{SUFFIXES[kind[:4]]}"
 
 
 def matrix(element: Mapping[str, Array]) -> Array:
-    """The values of a batch, (n, WIDTH)."""
+    """Return the values of a batch, (n, WIDTH)."""
     if len(element) == 1:
         return next(iter(element.values()))
     return np.stack([element[f"c{i}"] for i in range(WIDTH)], axis=1)
 
 
 def truncate(path: Path) -> None:
-    """To three quarters."""
+    """Truncate the file to three quarters."""
     os.truncate(path, path.stat().st_size * 3 // 4)
 
 
 def corrupt(path: Path, kind: str) -> None:
-    """Bytes in the middle of a chunk become others."""
+    """Change bytes in the middle of a chunk."""
     if kind.startswith(("hdf5", "netcdf-4")):
         with h5py.File(path) as file:
             dataset = file["x"]
@@ -115,7 +115,7 @@ def corrupt(path: Path, kind: str) -> None:
 
 
 def replace(path: Path, kind: str) -> None:
-    """Another file of the same size takes its name."""
+    """Replace the file by another one of the same size."""
     other = path.with_name("other" + path.suffix)
     write(other, kind, shift=1)
     other.replace(path)

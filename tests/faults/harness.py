@@ -1,4 +1,4 @@
-"""Run a faulty job, and tell from the notes of its ranks what each of them has learnt."""
+"""Run a faulty job, and evaluate the logs of its ranks."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults import files
-from tests.faults.catalogue import PATIENCE, Fault
-from tests.launch import Completed, Hung, run_script
+from tests.faults.catalogue import TIMEOUT, Fault
+from tests.support.launch import Completed, Hung, run_script
 
 SCRIPT = Path(__file__).with_name("job.py")
 LAUNCHED = f"""
 import sys
 
-from matex_data.cli import main
+from matex_data.cli.commands import main
 
 sys.argv = ["matex", "run", {str(SCRIPT)!r}, *sys.argv[1:]]
 main()
 """
 LIMIT = 40.0
-"""Seconds after which a job hangs."""
+"""Seconds after which a job counts as hanging."""
 
 Note = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Row:
-    """What became of a fault on so many ranks.
+    """Result of a fault on a number of ranks.
 
     Parameters
     ----------
-    what : happened, in words.
-    seconds : from the fault until all ranks knew; None where nothing was wrong.
-    trouble : what is not as expected; "" if all is.
+    what : description of the result.
+    seconds : from the fault to the last error of a rank; None without an error.
+    trouble : deviations from what is expected; "": none.
     output : of the job.
     """
 
@@ -53,7 +53,7 @@ class Row:
 
 
 def run(fault: Fault, ranks: int) -> Row:
-    """Run the job, or the two of them."""
+    """Run the job, and the second one if there is any."""
     folder = Path(tempfile.mkdtemp(prefix="matex-fault-"))
     try:
         folder.chmod(0o755)
@@ -77,8 +77,8 @@ def run(fault: Fault, ranks: int) -> Row:
 
 
 def _job(fault: Fault, ranks: int, folder: Path, limit: float) -> tuple[Completed | Hung, float]:
-    """How the job ended, and when."""
-    environment = {"MATEX_TIMEOUT": f"{PATIENCE:g}", "PYTHONFAULTHANDLER": "1"}
+    """Run the job; return its output, its exit code and the time of its end."""
+    environment = {"MATEX_TIMEOUT": f"{TIMEOUT:g}", "PYTHONFAULTHANDLER": "1"}
     try:
         script = LAUNCHED if fault.launched else SCRIPT
         done = run_script(ranks, script, fault.body, fault.kind, str(folder), timeout=limit, env=environment)
@@ -106,7 +106,7 @@ def _judge(
     done: tuple[Completed | Hung, float],
     folder: Path,
 ) -> tuple[str, float | None, str]:
-    """What happened, the seconds, and what is wrong with that."""
+    """Return a description of the result, the seconds, and the deviations from what is expected."""
     ended, at = done
     everything = [note for rank in notes for note in rank] + list(earlier)
     wrong = [note for note in everything if note["what"] == "wrong"]
@@ -165,7 +165,7 @@ def _judge_error(
         elif finished:
             known.append(next(note["time"] for note in own if note["what"] == "end") - injected)
             learnt["no error"] += 1
-            if not fault.quiet and not fault.some:
+            if not fault.quiet and not fault.any_rank:
                 troubles.append(f"rank {rank} noticed nothing")
         else:
             known.append(at - injected)
@@ -174,7 +174,7 @@ def _judge_error(
                 troubles.append(f"rank {rank} ended without an error (exit code {ended.returncode})")
             elif not re.search(fault.text, ended.stderr + ended.stdout):
                 troubles.append(f"rank {rank} ended without a word of it")
-    if fault.some and set(learnt) == {"no error"}:
+    if fault.any_rank and set(learnt) == {"no error"}:
         troubles.append("no rank noticed anything")
     if not re.search(fault.printed, ended.stderr):
         troubles.append(f"stderr is without {fault.printed!r}")
@@ -196,7 +196,7 @@ def _judge_error(
 
 
 def _twice(everything: Sequence[Note]) -> str:
-    """Samples that came twice within an epoch, as a text."""
+    """Return a text about samples that arrived twice in an epoch."""
     for epoch, counts in _seen(everything).items():
         if counts and max(counts.values()) > 1:
             return f"{sum(count > 1 for count in counts.values())} samples came twice in epoch {epoch}"
@@ -228,7 +228,7 @@ def _output(done: tuple[Completed | Hung, float]) -> str:
 
 
 def chosen(faults: Sequence[Fault], pattern: str | None, ranks: Sequence[int] | None) -> list[tuple[Fault, int]]:
-    """The rows whose name, title or format has the pattern."""
+    """Return the rows whose name, title or format matches the pattern."""
     return [
         (fault, count)
         for fault in faults
@@ -239,6 +239,6 @@ def chosen(faults: Sequence[Fault], pattern: str | None, ranks: Sequence[int] | 
 
 
 def complain(row: Row) -> str:
-    """A row as a text, with what the job has printed."""
+    """Return a row as text, with the output of the job."""
     head = f"{row.fault.body} ({row.fault.title}), {row.fault.kind}, {row.ranks} ranks: {row.trouble or row.what}"
     return f"{head}\n{row.output[-4000:]}"

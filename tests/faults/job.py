@@ -1,4 +1,4 @@
-"""What one rank of a faulty job does: ``python job.py FAULT KIND FOLDER``. It notes what it does and learns."""
+"""One rank of a faulty job: ``python job.py FAULT KIND FOLDER``. It logs its actions and errors."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ import numpy as np
 from mpi4py import MPI
 
 import matex_data as md
-from tests import shared_memory
 from tests.faults import files
+from tests.support import shared_memory
 
 LONG = 3.0
-"""Times ``MATEX_TIMEOUT`` that a rank sleeps that is too late."""
+"""Sleep of a late rank, as a multiple of ``MATEX_TIMEOUT``."""
 AT = 3
-"""Batches that are taken before the fault."""
+"""Number of batches before the fault."""
 
 Body = Callable[["Job"], None]
 
 
 class Job:
-    """This rank, the file that it reads, and its notes."""
+    """This rank, the file that it reads, and its log."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.comm = MPI.COMM_WORLD
         self.rank, self.size = self.comm.rank, self.comm.size
         self.kind, self.folder = kind, folder
         self.path = folder / files.name(kind)
-        self.patience = float(os.environ["MATEX_TIMEOUT"])
+        self.timeout = float(os.environ["MATEX_TIMEOUT"])
         self._notes = (folder / f"rank{self.rank}.notes").open("a")
 
     @property
     def bad(self) -> bool:
-        """Whether this rank is the one with the fault; rank 0 never is."""
+        """Return whether this rank has the fault; rank 0 never has."""
         return self.rank == 1
 
     def note(self, what: str, **facts: Any) -> None:
@@ -51,14 +51,14 @@ class Job:
         self._notes.flush()
 
     def inject(self, whose: str = "rank") -> None:
-        """The fault is now; ``whose`` is "rank" if this rank has it, "file" if all are concerned."""
+        """Log the time of the fault; ``whose`` is "rank" for a fault of this rank, "file" for one of all ranks."""
         self.note("fault", whose=whose)
 
     def open(self, **options: Any) -> md.Dataset:
         return md.open_dataset(options.pop("path", self.path), **{"window_bytes": 1 << 15, **options})
 
     def take(self, element: Any, epoch: int = 0) -> None:
-        """Compare what was delivered with the truth, and note its rows."""
+        """Compare a batch with the expected values, and log its rows."""
         values = files.matrix(element)
         rows = np.asarray(values[:, 0]).astype(np.int64)
         right = bool(np.array_equal(values, files.truth(rows)))
@@ -67,7 +67,7 @@ class Job:
     def epochs(
         self, batches: Iterable[Any], count: int = 2, fault: Callable[[], Any] | None = None, first: int = 0
     ) -> None:
-        """Pass over the batches; the bad rank meets its fault in epoch 0."""
+        """Iterate over the batches; the faulty rank has its fault in epoch 0."""
         for epoch in range(first, first + count):
             for number, element in enumerate(batches):
                 self.take(element, epoch)
@@ -76,7 +76,7 @@ class Job:
                     fault()
 
     def damage(self, harm: Callable[[], Any]) -> None:
-        """Rank 0 does harm to the file, and all wait for it."""
+        """Damage the file on rank 0, while the other ranks wait."""
         if self.rank == 0:
             harm()
         self.comm.Barrier()
@@ -84,16 +84,16 @@ class Job:
             self.inject("file")
 
     def sleep(self, times: float = LONG) -> None:
-        time.sleep(times * self.patience)
+        time.sleep(times * self.timeout)
 
 
 def main(fault: str, kind: str, folder: Path) -> None:
-    """Do what the fault says, and note how it ends; an error is raised again."""
+    """Run the function of the fault, and log how it ends; raise its error again."""
     job = Job(kind, folder)
     warnings.simplefilter("ignore")
     _warm(job)
     job.comm.Barrier()
-    shared_memory.forget()
+    shared_memory.unlink()
     job.note("start")
     try:
         BODIES[fault](job)
@@ -105,7 +105,7 @@ def main(fault: str, kind: str, folder: Path) -> None:
 
 
 def _warm(job: Job) -> None:
-    """Compile, and import, what this kind of file needs: that is not to count as a fault."""
+    """Compile and import the code for this kind of file, so that its time does not count."""
     place = job.folder / f"warm{job.rank}" / job.path.name
     place.parent.mkdir(exist_ok=True)
     files.write(place, job.kind)
@@ -154,7 +154,7 @@ def corrupt_load(job: Job) -> None:
 
 
 def corrupt_handled(job: Job) -> None:
-    """Everybody catches the error, and all read another file."""
+    """Catch the error on all ranks, and read another file."""
     other = job.path.with_name("good" + job.path.suffix)
     if job.rank == 0:
         files.write(other, job.kind)
@@ -193,8 +193,8 @@ def replaced_between(job: Job) -> None:
 
 
 def forbidden(job: Job) -> None:
-    """Also where tests run as root: it becomes somebody else for this."""
-    job.open()  # so that all modules are there
+    """Remove the permission to read; as root, change the user for it."""
+    job.open()  # imports all modules
     job.damage(lambda: job.path.chmod(0))
     if os.geteuid() == 0:
         os.seteuid(65534)
@@ -242,7 +242,7 @@ def raise_between_epochs(job: Job) -> None:
 
 
 def leave_loop(job: Job) -> None:
-    """It goes on to its end, which is not an error of its own."""
+    """Continue to the end of the epoch, which is no error of this rank."""
     for number, element in enumerate(job.open().batches(files.BATCH)):
         job.take(element)
         if job.bad and number == AT:
@@ -370,7 +370,7 @@ def other_batch_size(job: Job) -> None:
 
 
 def other_epochs(job: Job) -> None:
-    """One rank begins a pass more, and the others are done: they end, and it is told."""
+    """Begin one more epoch on one rank, which the other ranks do not."""
     batches = job.open().batches(files.BATCH)
     job.epochs(batches, 1)
     if job.rank == 0:
@@ -379,7 +379,7 @@ def other_epochs(job: Job) -> None:
 
 
 def no_memory(job: Job) -> None:
-    """A file of half a gigabyte of zeros that take no room, and a rank that may have a fifth of that."""
+    """Read half a gigabyte of zeros (a sparse file) with a limit of a fifth of that on one rank."""
     path = job.path.with_name("large.h5")
     if job.rank == 0:
         with h5py.File(path, "w") as file:
@@ -414,7 +414,7 @@ def two_threads(job: Job) -> None:
 
 
 def forked(job: Job) -> None:
-    """A child of each rank reads, and each rank reads on: the child is right, or has an error at once."""
+    """Read in a child of each rank and in the rank; the child reads the right data, or raises at once."""
     data = job.open(io="independent")
     batches = data.batches(files.BATCH)
     job.epochs(batches, 1)
@@ -435,7 +435,7 @@ def forked(job: Job) -> None:
         finally:
             sys.stderr.flush()
             os._exit(code)
-    end = time.monotonic() + job.patience
+    end = time.monotonic() + job.timeout
     status = 0
     while (done := os.waitpid(child, os.WNOHANG))[0] == 0:
         if time.monotonic() > end:
@@ -452,12 +452,12 @@ def forked(job: Job) -> None:
 
 
 def slow_in_loop(job: Job) -> None:
-    """Less than the time limit."""
+    """Sleep for less than the limit."""
     job.epochs(job.open().batches(files.BATCH), fault=lambda: job.sleep(0.6))
 
 
 def held_iterator(job: Job) -> None:
-    """Ranks leave their loop, keep the iterator, and do other things for longer than the limit; rank 0 as well."""
+    """Leave the loop on all ranks, keep the iterator, and sleep for longer than the limit."""
     batches = iter(job.open().batches(files.BATCH))
     for _ in range(AT):
         job.take(next(batches))
@@ -467,7 +467,7 @@ def held_iterator(job: Job) -> None:
 
 
 def early_leavers(job: Job) -> None:
-    """Other ranks have read everything and end long before rank 0, which works on its last batches."""
+    """Sleep between the last batches of rank 0, long after the other programs have ended."""
     batches = iter(job.open().batches(files.BATCH))
     for element in batches:
         job.take(element)
@@ -477,7 +477,7 @@ def early_leavers(job: Job) -> None:
 
 
 def work_between(job: Job) -> None:
-    """All ranks work for longer than the limit between two passes."""
+    """Sleep on all ranks between two epochs, for longer than the limit."""
     batches = job.open().batches(files.BATCH)
     job.epochs(batches, 1)
     job.inject("file")
@@ -486,7 +486,7 @@ def work_between(job: Job) -> None:
 
 
 def resumed(job: Job) -> None:
-    """The first run is killed in mid-epoch; the second goes on from the state, on another number of ranks as well."""
+    """Kill the first run within an epoch; continue from its state in the second, on another number of ranks."""
     notes = job.folder / "state.json"
     data = job.open()
     options: dict[str, Any] = {"shuffle": True, "seed": 3}
@@ -538,7 +538,7 @@ def _callback(
     import keras
 
     class Act(keras.callbacks.Callback):  # type: ignore[misc]
-        """Does something once, on one rank."""
+        """Callback that calls a function once, on one rank."""
 
         done = False
 
@@ -635,7 +635,7 @@ def slow_callback(job: Job) -> None:
 
 
 def slow_save(job: Job) -> None:
-    """The disk takes its time for the first checkpoint."""
+    """Delay the first checkpoint."""
     write_out = os.fsync
 
     def slowly(handle: Any) -> None:

@@ -34,7 +34,7 @@ PATIENT = 30.0  # when it is looked at once more, alone, on a machine that may b
 
 @dataclass
 class Tally:
-    """What became of the files of one format."""
+    """Outcomes of the files of one format."""
 
     format: str
     sources: int
@@ -44,7 +44,7 @@ class Tally:
     seconds: float = 0.0
 
     def alike(self) -> list[list[tuple[Result, str]]]:
-        """The findings, those together that end in the same place or with the same words."""
+        """Group the findings that end at the same line or with the same message."""
         groups: dict[str, list[tuple[Result, str]]] = {}
         for result, where in sorted(self.findings, key=lambda finding: finding[0].number):
             lines = result.verdict.text.strip().splitlines() or [""]
@@ -95,14 +95,14 @@ class Campaign:
         return tally
 
     def mutant(self, found: list[Source], number: int) -> tuple[Source, bytes, str]:
-        """The file that is damaged, the damaged bytes, and how."""
+        """Return the damaged file, its bytes, and a description of the damage."""
         chance = random.Random(f"{self.seed}:{self.format}:{number}")
         source = chance.choice(found)
         data, how = mutant(chance, source.data, self.format == "csv")
         return source, data, how
 
     def command(self, number: int) -> str:
-        """What shows one mutant again."""
+        """Return the command that reproduces one mutant."""
         corpus = f" --corpus {self.corpus}" if self.corpus else ""
         return f"python -m tests.fuzz --formats {self.format} --seed {self.seed} --only {number}{corpus}"
 
@@ -162,7 +162,7 @@ def _probe(campaign: Campaign, found: list[Source], folder: Path, number: int, s
 
 
 def _written(campaign: Campaign, found: list[Source], folder: Path, number: int) -> Iterator[Path]:
-    """The mutant in a folder of its own, for as long as it is looked at."""
+    """Context manager: write a mutant to a folder of its own, and remove it afterwards."""
     source, data, _ = campaign.mutant(found, number)
     place = folder / str(number)
     shutil.rmtree(place, ignore_errors=True)  # of a process that did not survive it

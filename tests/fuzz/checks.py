@@ -1,4 +1,4 @@
-"""For each format: a file read by this package and by the format's own library, compared field by field."""
+"""Comparison of each format, field by field, with the format's own library."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.fuzz.readings import (
     refusal,
     theirs,
 )
-from tests.readers.serial import same
+from tests.support.serial import same
 
 MOST_FIELDS = 8  # of a file that are opened one by one
 LARGEST = 64 << 20  # bytes of an array that another library reads
@@ -57,7 +57,7 @@ LENIENT = re.compile("parse header|format version|array header")
 
 
 def check(format: str, path: Path, stage: Stage) -> Verdict:
-    """What becomes of a file."""
+    """Read a file by this package and by the format's library, and compare."""
     verdict = CHECKS[format](path, stage)
     if verdict.outcome == LIBRARY_REFUSES and (
         (format in STRICT and not LENIENT.search(verdict.text)) or CHECKSUM.search(verdict.text)
@@ -109,12 +109,12 @@ def check_hdf5(path: Path, stage: Stage) -> Verdict:
 
 
 def _unstable(path: Path, name: str, before: Any) -> bool:
-    """Whether HDF5 reads other values of a dataset than before: those of memory that it has not filled."""
+    """Return whether HDF5 reads other values of a dataset than before: memory that it has not filled."""
     return not isinstance(before, Refused) and not same(_hdf5_values(path, name), before)
 
 
 def _contradicts_itself(path: Path, name: str) -> bool:
-    """Whether HDF5 lists a chunk of a dataset that it does not find by its place, and takes for unwritten: a damaged
+    """Return whether HDF5 lists a chunk of a dataset but does not find it by its offset: a damaged
     key in the tree of chunks."""
     with h5py.File(path, locking=False) as file:
         dataset = file[name].id
@@ -128,7 +128,7 @@ def _contradicts_itself(path: Path, name: str) -> bool:
 
 
 def _hdf5_names(path: Path) -> list[str]:
-    """All datasets that h5py finds, as many as it does."""
+    """Return all datasets that h5py finds."""
     found: list[str] = []
 
     def visit(name: str, item: object) -> None:
@@ -141,7 +141,7 @@ def _hdf5_names(path: Path) -> list[str]:
 
 
 def _hdf5_values(path: Path, name: str) -> Any:
-    """The values of a dataset; None if they are too many, or h5py has no type for them where we deliver bytes."""
+    """Return a dataset's values; None if they are too many, or h5py has no type for them where we deliver bytes."""
     with h5py.File(path, locking=False) as file:
         dataset = file[name]
         if not dataset.shape:
@@ -166,7 +166,7 @@ def _references(dtype: np.dtype[Any]) -> bool:
 
 
 def probe_hdf5(path: Path) -> None:
-    """All that HDF5 can be asked about a file, through h5py alone; it may not survive."""
+    """Read everything of a file through h5py alone, which may crash."""
     with suppress(Exception), h5py.File(path, locking=False) as file:
         with suppress(Exception):
             file.id.links.visit(lambda name, info: None, info=True)
@@ -187,7 +187,7 @@ def probe_hdf5(path: Path) -> None:
 
 
 def theirs_or(read: Callable[[], Any], otherwise: Any) -> Any:
-    """What another library reads, or something in its place."""
+    """Return the values that another library reads, or a stand-in."""
     found = theirs(read)
     return otherwise if isinstance(found, Refused) else found
 
@@ -225,7 +225,7 @@ def _same_numbers(found: NDArray[Any], expected: Any) -> bool:
 
 
 def _along(variable: tuple[list[str], Any] | None, dims: list[str]) -> Any:
-    """The values with the first of ``dims`` as their first axis."""
+    """Return the values with the first of ``dims`` as their first axis."""
     if variable is None or variable[1] is None or isinstance(variable[1], Refused):
         return None if variable is None else variable[1]
     return np.moveaxis(variable[1], variable[0].index(dims[0]), 0) if dims[0] in variable[0] else None
@@ -267,7 +267,7 @@ def _full(group: Any, dimension: str) -> str:
 
 
 def probe_netcdf(path: Path) -> None:
-    """All that netCDF4-python and HDF5 can be asked about a file; they may not survive."""
+    """Read everything of a file through netCDF4-python and h5py, which may crash."""
     theirs(lambda: _netcdf_values(path))
     probe_hdf5(path)
 
@@ -462,7 +462,7 @@ TRUTH = {"true": 1.0, "false": 0.0}
 
 
 def _pandas(path: Path, said: Any, width: int, **options: Any) -> pd.DataFrame:
-    """The table as pandas reads it; where records have one field more than the header, the first has no name."""
+    """Return the table as pandas reads it; where records have one field more than the header, the first has no name."""
     names = ("sep", "quotechar", "escapechar", "comment", "decimal", "encoding", "header")
     told = {name: said[name] for name in names}
     if told["quotechar"] is None:
@@ -478,7 +478,7 @@ def _pandas(path: Path, said: Any, width: int, **options: Any) -> pd.DataFrame:
 
 
 def _column(found: Read, place: int, name: str, typed: pd.DataFrame, texts: pd.DataFrame) -> Verdict:
-    """A column of ours, of pandas' numbers and of pandas' texts."""
+    """Compare a column with the numbers and the texts of pandas."""
     array = found.fields[name]
     if typed.shape[1] == place and not name.startswith("Unnamed: 0"):
         return Verdict(UNCOMPARED, f"{name!r} is one column more than the header has")
@@ -492,7 +492,7 @@ def _column(found: Read, place: int, name: str, typed: pd.DataFrame, texts: pd.D
 
 
 def _values(found: Read, name: str, texts: list[str]) -> Verdict:
-    """A column of ours against the texts of the file."""
+    """Compare a column with the texts of the file."""
     array, said = found.fields[name], found.attributes[name]
     texts = [text if isinstance(text, str) else "" for text in texts][: len(array) if not found.whole else None]
     if len(array) != len(texts):
@@ -504,7 +504,7 @@ def _values(found: Read, name: str, texts: list[str]) -> Verdict:
 
 
 def _is(value: Any, text: str, said: Any) -> bool:
-    """Whether a value is what a text stands for; ``said`` are the attributes of its field."""
+    """Return whether a value is what a text stands for; ``said`` are the attributes of its field."""
     if isinstance(value, bytes):
         return value == text.encode() or (value == b"" and text.strip() in MISSING)
     bare = text.strip()

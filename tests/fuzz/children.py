@@ -22,8 +22,8 @@ from typing import Any
 
 from mpi4py import MPI
 
-from tests import shared_memory
 from tests.fuzz.readings import CRASH, TIMEOUT, Verdict
+from tests.support import shared_memory
 
 TOGETHER = 150  # files that one process looks at
 ADDRESSES = 4 << 30  # bytes of addresses that a process may have beyond those at its start
@@ -34,7 +34,7 @@ Task = Callable[[int, Callable[[str], None]], Verdict]
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a file; ``stage`` is the library that worked last."""
+    """Outcome of a file; ``stage`` is the library that worked last."""
 
     number: int
     verdict: Verdict
@@ -64,7 +64,7 @@ class _Child:
         return time.monotonic() > self.begun + self._limit
 
     def results(self) -> Iterator[Result]:
-        """What it has reported, until it has nothing more to say; its end is a report, too."""
+        """Yield the reports of the child; its end is one as well."""
         try:
             while self.connection.poll():
                 kind, value = self.connection.recv()
@@ -78,7 +78,7 @@ class _Child:
                 yield self._result(Verdict(CRASH, f"{_ending(self.process.exitcode)}\n{self._stacks()}"))
 
     def stop(self) -> Iterator[Result]:
-        """It takes too long."""
+        """Kill a child that takes too long."""
         with suppress(ProcessLookupError):
             os.kill(self.process.pid or 0, signal.SIGUSR1)
             time.sleep(0.3)
@@ -106,7 +106,7 @@ FORK = get_context("fork")
 
 
 def look(task: Task, numbers: Sequence[int], limit: float, jobs: int, together: int = TOGETHER) -> Iterator[Result]:
-    """Each file in a child of this process, as many at once as ``jobs``; results come as they are there.
+    """Read each file in a child process, ``jobs`` at a time, and yield the results as they arrive.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ def _news(child: _Child) -> Iterator[Result]:
 
 
 def _serve(task: Task, numbers: Sequence[int], parent: Connection[Any, Any], limit: float, trace: str) -> None:
-    """The life of a child."""
+    """Run a child until it has read its file."""
     with open(trace, "w") as stacks, open(os.devnull, "w") as nothing:  # noqa: PTH123
         os.dup2(nothing.fileno(), 1)
         os.dup2(nothing.fileno(), 2)
@@ -152,7 +152,7 @@ def _serve(task: Task, numbers: Sequence[int], parent: Connection[Any, Any], lim
         _limit_memory()
         warnings.simplefilter("ignore")
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
-        shared_memory.forget()
+        shared_memory.unlink()
         for number in numbers:
             verdict = task(number, lambda stage: parent.send(("stage", stage)))
             parent.send(("done", verdict))

@@ -26,7 +26,7 @@ Mutation = Callable[[random.Random, bytes], bytes]
 
 
 def mutant(chance: random.Random, data: bytes, text: bool) -> tuple[bytes, str]:
-    """The file damaged in one to three ways, and what was done.
+    """Damage a file in one to three ways; return its bytes and a description.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def mutant(chance: random.Random, data: bytes, text: bool) -> tuple[bytes, str]:
 def _mutant_within(
     chance: random.Random, members: dict[str, bytes], close: Callable[[dict[str, bytes]], bytes]
 ) -> tuple[bytes, str]:
-    """What is compressed is damaged before it is compressed, so that checksums are right."""
+    """Damage contents before they are compressed, so that checksums are right."""
     name = chance.choice(sorted(members))
     kind = chance.choice(BINARY_KINDS)
     return close({**members, name: kind(chance, members[name])}), f"{kind.__name__} inside"
@@ -92,7 +92,7 @@ def extend(chance: random.Random, data: bytes) -> bytes:
 
 
 def edit_length(chance: random.Random, data: bytes) -> bytes:
-    """An integer that may be a size, a count or an address becomes another one."""
+    """Replace an integer that may be a size, a count or an address."""
     width = chance.choice(WIDTHS)
     order = chance.choice(("little", "big"))
     at = _place(chance, data)
@@ -115,7 +115,7 @@ def swap_blocks(chance: random.Random, data: bytes) -> bytes:
 
 
 def copy_block(chance: random.Random, data: bytes) -> bytes:
-    """A block lies at another place, too, either over what was there or before it."""
+    """Copy a block to another offset, overwriting or inserting."""
     size = chance.choice((1, 4, 8, 64, 512))
     source, target = _place(chance, data), _place(chance, data)
     keep = target if chance.random() < 0.3 else target + size
@@ -133,7 +133,7 @@ def insert_token(chance: random.Random, data: bytes) -> bytes:
 
 
 def replace_token(chance: random.Random, data: bytes) -> bytes:
-    """A field, a separator or a line end becomes something else."""
+    """Replace a field, a separator or a line end."""
     tokens = list(re.finditer(rb"[^,;\t|\r\n\"]+|[,;\t|\"]|\r\n|\r|\n", data[:20_000]))
     if not tokens:
         return insert_token(chance, data)
@@ -148,7 +148,7 @@ def change_line_ends(chance: random.Random, data: bytes) -> bytes:
 
 
 def mark_order(chance: random.Random, data: bytes) -> bytes:
-    """A byte order mark, with or without the encoding that it stands for."""
+    """Add a byte order mark, with or without the encoding that it stands for."""
     if chance.random() < 0.5:
         return chance.choice((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff", b"\xff\xfe\0\0")) + data
     text = data.decode("utf-8", "replace")

@@ -18,7 +18,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from matex_data import DataError, open_dataset
-from tests.readers.serial import same
+from tests.support.serial import same
 
 WHOLE = 32 << 20  # bytes of a data set that is read as a whole; of a larger one the first samples are
 FIRST = 3  # samples that are read of such a one
@@ -47,14 +47,14 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a file, or of one field of it; ``text`` is for the reader of a report."""
+    """Outcome of a file, or of one of its fields; ``text`` is for the report."""
 
     outcome: str
     text: str = ""
 
     @property
     def severity(self) -> int:
-        """The verdict of a file is the gravest of its fields."""
+        """Return the rank of the outcome: that of a file is the gravest of its fields."""
         return 100 + FINDINGS.index(self.outcome) if self.outcome in FINDINGS else _RANK[self.outcome]
 
 
@@ -67,7 +67,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Read:
-    """What this package has read: arrays by field, and those without samples; ``whole``, or the first samples."""
+    """Arrays that this package has read, by field, and those without samples; ``whole``, or the first samples."""
 
     fields: Arrays
     static: Mapping[str, NDArray[Any]]
@@ -111,7 +111,7 @@ def ours(path: Path, names: Sequence[str] | None = None, **options: Any) -> Read
 
 
 def _references(array: NDArray[Any]) -> bool:
-    """Whether objects of HDF5 references are in it: two of the same thing are not equal."""
+    """Return whether an array holds objects of HDF5 references: two of the same target are not equal."""
     if array.dtype.names is not None:
         return any(_references(array[name]) for name in array.dtype.names)
     return array.dtype == object and any(
@@ -120,7 +120,7 @@ def _references(array: NDArray[Any]) -> bool:
 
 
 def attempt(read: Callable[[], Read]) -> Read | DataError | Verdict:
-    """What was read, or the refusal, or a finding."""
+    """Return the arrays that were read, or the refusal, or a finding."""
     try:
         return read()
     except DataError as error:
@@ -136,7 +136,7 @@ def attempt(read: Callable[[], Read]) -> Read | DataError | Verdict:
 
 
 def theirs(read: Callable[[], Any], failures: tuple[type[BaseException], ...] = (Exception,)) -> Any:
-    """What another library reads, or ``Refused``."""
+    """Return the values that another library reads, or ``Refused``."""
     if _apart:
         return _in_a_child(read, failures)
     try:
@@ -180,7 +180,7 @@ def _in_a_child(read: Callable[[], Any], failures: tuple[type[BaseException], ..
 
 
 def compare(name: str, found: NDArray[Any], expected: Any, whole: bool, equal: Callable[[Any, Any], bool]) -> Verdict:
-    """One field of both."""
+    """Compare one field of both."""
     if isinstance(expected, Refused):
         return Verdict(LIBRARY_REFUSES, f"{name!r}: {type(expected.error).__name__}: {expected.error}")
     if expected is None:
@@ -192,13 +192,13 @@ def compare(name: str, found: NDArray[Any], expected: Any, whole: bool, equal: C
 
 
 def refusal(error: DataError, expected: Any) -> Verdict:
-    """This package refuses what the library reads as ``expected``."""
+    """Judge a file that this package refuses and the library reads as ``expected``."""
     kind = BOTH_REFUSE if isinstance(expected, Refused) else REFUSED
     return Verdict(kind, str(error).splitlines()[0])
 
 
 def gravest(verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict of a file by those of its parts; without any the file is refused by both."""
+    """Return the verdict of a file by those of its fields; without any, both libraries refuse the file."""
     return max(verdicts, key=lambda verdict: verdict.severity, default=Verdict(BOTH_REFUSE))
 
 
@@ -208,7 +208,7 @@ def _short(array: Any) -> str:
 
 
 def _first(found: Any, expected: Any) -> str:
-    """The first element that is different, as a text."""
+    """Describe the first element that differs."""
     if not isinstance(found, np.ndarray) or np.shape(found) != np.shape(expected) or found.dtype.names:
         return ""
     pairs = zip(found.reshape(-1), np.asarray(expected).reshape(-1), strict=True)

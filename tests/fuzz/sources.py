@@ -45,7 +45,7 @@ class Source:
     opened: str | None = None
 
     def write(self, folder: Path, data: bytes) -> Path:
-        """The file with other contents, and those beside it; the path is that of the file to be opened."""
+        """Write the file with other contents, and those beside it; yield the path of the file to open."""
         for name, other in self.beside.items():
             (folder / name).write_bytes(other)
         (folder / self.name).write_bytes(data)
@@ -53,7 +53,7 @@ class Source:
 
 
 def sources(format: str, corpus: Path | None) -> list[Source]:
-    """Of one format, in an order that does not change."""
+    """Return the files of one format, in a fixed order."""
     found = []
     if corpus is not None and format in FOLDERS:
         for path in sorted((corpus / FOLDERS[format]).rglob("*")):
@@ -199,7 +199,7 @@ def _npz() -> list[Source]:
 
 
 def idx_bytes(array: NDArray[Any]) -> bytes:
-    """An IDX file; the array's dtype is one of IDX, in big-endian byte order."""
+    """Return an IDX file; the array's dtype is one of IDX, in big-endian byte order."""
     code = {"u1": 8, "i1": 9, "i2": 11, "i4": 12, "f4": 13, "f8": 14}[array.dtype.str[1:]]
     return struct.pack(f">HBB{array.ndim}I", 0, code, array.ndim, *array.shape) + array.tobytes()
 

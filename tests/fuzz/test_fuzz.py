@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch import ROOT
+from tests.support.launch import ROOT
 
 
 @pytest.mark.parametrize("formats", [("hdf5", "netcdf"), ("csv", "npy", "npz", "idx", "cifar")], ids=" ".join)

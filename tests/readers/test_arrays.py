@@ -1,4 +1,4 @@
-"""Plain arrays against NumPy itself, files of MNIST and CIFAR against what was written into them."""
+"""Plain arrays against NumPy, files of MNIST and CIFAR against the arrays written to them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from mpi4py import MPI
 from matex_data import machine, open_dataset
 from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError, PartitionError
 from matex_data.readers import arrays as reader
-from matex_data.readers import cifar, detect, idx, recognised
-from tests.format_suite import Case, FormatSuite
-from tests.readers.serial import every_row, same, some_rows
+from matex_data.readers import cifar, detect, has_known_name, idx
+from tests.support.format_suite import Case, FormatSuite
+from tests.support.serial import every_row, random_rows, same
 
 RANDOM = np.random.default_rng(0)
 
@@ -53,7 +53,7 @@ DTYPES = ["<i2", ">i2", ">i4", "<f4", ">f4", ">f8", "u1", "?", "<c8", "S5", "<U3
 @pytest.mark.parametrize("fortran", [False, True])
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_npy_is_what_numpy_wrote(tmp_path: Path, dtype: str, version: tuple[int, int], fortran: bool) -> None:
+def test_npy_against_numpy(tmp_path: Path, dtype: str, version: tuple[int, int], fortran: bool) -> None:
     array = RANDOM.integers(0, 99, (23, 3, 4)).astype(dtype)
     path = tmp_path / "a.npy"
     with path.open("wb") as file:
@@ -61,7 +61,7 @@ def test_npy_is_what_numpy_wrote(tmp_path: Path, dtype: str, version: tuple[int,
     index = reader.index(str(path))
     assert index.fields["data"].dtype == array.dtype.newbyteorder("=")
     assert same(every_row(index, "data"), array.astype(array.dtype.newbyteorder("=")))
-    found, drawn = some_rows(index, "data", RANDOM)
+    found, drawn = random_rows(index, "data", RANDOM)
     assert same(found, array[drawn])
 
 
@@ -75,7 +75,7 @@ def test_any_shape_in_fortran_order(tmp_path_factory: pytest.TempPathFactory, ar
     assert same(every_row(reader.index(str(path)), "data"), array)
 
 
-def test_structured_arrays_come_as_they_are(tmp_path: Path) -> None:
+def test_structured_arrays(tmp_path: Path) -> None:
     table = np.zeros(7, [("a", "<i4"), ("b", "<f8", (2,))])
     table["a"] = np.arange(7)
     np.save(tmp_path / "a.npy", table)
@@ -83,7 +83,7 @@ def test_structured_arrays_come_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_npz_holds_several_fields(tmp_path: Path, save: Any) -> None:
+def test_npz_of_two_fields(tmp_path: Path, save: Any) -> None:
     path = str(tmp_path / "a.npz")
     x, y = RANDOM.normal(size=(50, 4)), np.asfortranarray(RANDOM.integers(0, 9, (50, 2)).astype(">i4"))
     save(path, x=x, y=y, scalar=np.float32(3))
@@ -103,7 +103,7 @@ def test_pickles_are_never_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", [0, 5, 9, 40, 130])
-def test_npy_that_ends_early(tmp_path: Path, end: int) -> None:
+def test_truncated_npy(tmp_path: Path, end: int) -> None:
     path = tmp_path / "a.npy"
     np.save(path, np.arange(10))
     path.write_bytes(path.read_bytes()[:end])
@@ -115,7 +115,7 @@ def test_npy_that_ends_early(tmp_path: Path, end: int) -> None:
         raise AssertionError(f"{len(index)} samples in {end} bytes")
 
 
-def test_npz_that_is_damaged(tmp_path: Path) -> None:
+def test_damaged_npz(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez_compressed(path, x=np.arange(1000))
     content = path.read_bytes()
@@ -126,13 +126,13 @@ def test_npz_that_is_damaged(tmp_path: Path) -> None:
 
 
 def _with_header(dtype: Any, shape: Any, version: tuple[int, int] = (1, 0), data: bytes = b"") -> bytes:
-    """An .npy file whose header says that; both are put into it as they are."""
+    """Return an .npy file with that dtype and shape in its header, unchecked."""
     text = repr({"descr": dtype, "fortran_order": False, "shape": shape}).encode() + b"\n"
     length = len(text).to_bytes(2 if version[0] == 1 else 4, "little")
     return b"\x93NUMPY" + bytes(version) + length + text + data
 
 
-LIES: dict[str, tuple[Any, Any, bytes]] = {
+WRONG_HEADERS: dict[str, tuple[Any, Any, bytes]] = {
     "V0": ("|V0", (7,), b""),
     "U0": ("<U0", (7,), b""),
     "S0": ("|S0", (7,), b""),
@@ -155,9 +155,9 @@ LIES: dict[str, tuple[Any, Any, bytes]] = {
 
 
 @pytest.mark.parametrize("packing", [None, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-@pytest.mark.parametrize("lie", LIES)
-def test_headers_that_lie(tmp_path: Path, lie: str, packing: int | None) -> None:
-    *header, data = LIES[lie]
+@pytest.mark.parametrize("case", WRONG_HEADERS)
+def test_wrong_headers(tmp_path: Path, case: str, packing: int | None) -> None:
+    *header, data = WRONG_HEADERS[case]
     content = _with_header(*header, data=data)
     path = tmp_path / ("a.npy" if packing is None else "a.npz")
     if packing is None:
@@ -172,7 +172,7 @@ def test_headers_that_lie(tmp_path: Path, lie: str, packing: int | None) -> None
 
 @contextmanager
 def _address_space(more: int) -> Iterator[None]:
-    """Within, this process can have so many bytes more, and no others."""
+    """Context manager: limit this process to ``more`` bytes of further memory."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + more, before[1]))
@@ -183,7 +183,7 @@ def _address_space(more: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("dtype", ["<M8[ns]", "|V5", "<c16", "<f2", ">U3", [("a", "<f4", (2,)), ("b", "|S3")]])
-def test_headers_that_are_true(tmp_path: Path, dtype: Any) -> None:
+def test_headers_of_rare_dtypes(tmp_path: Path, dtype: Any) -> None:
     stored = np.lib.format.descr_to_dtype(dtype)
     data = bytes(range(1, 121)) if ">U3" not in str(dtype) else np.array(["abc"] * 10, dtype).tobytes()
     path = tmp_path / "a.npy"
@@ -192,7 +192,7 @@ def test_headers_that_are_true(tmp_path: Path, dtype: Any) -> None:
     assert same(every_row(reader.index(str(path)), "data"), np.load(path).astype(stored.newbyteorder("=")))
 
 
-def test_a_stored_member_is_compared_with_its_checksum(tmp_path: Path) -> None:
+def test_checksum_of_a_stored_member(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     x, y = np.arange(3000), np.ones(5)
     np.savez(path, x=x, y=y)
@@ -208,8 +208,8 @@ def test_a_stored_member_is_compared_with_its_checksum(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [-30, -1])
-def test_a_compressed_member_is_compared_with_its_checksum(tmp_path: Path, at: int) -> None:
-    """Its own data says nothing about damage: they are stored blocks of deflate."""
+def test_checksum_of_a_compressed_member(tmp_path: Path, at: int) -> None:
+    """Only the checksum shows the damage: stored blocks of deflate have no redundancy."""
     path = tmp_path / "a.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=0) as file:
         file.writestr("x.npy", _with_header("<i8", (3000,), data=np.arange(3000).tobytes()))
@@ -221,7 +221,7 @@ def test_a_compressed_member_is_compared_with_its_checksum(tmp_path: Path, at: i
     assert (caught.value.file, caught.value.field) == (str(path), "x")
 
 
-def test_an_unpacked_array_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decompressed_array_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.npz"
     np.savez_compressed(path, x=np.zeros(1 << 20))
     monkeypatch.setattr(machine, "free_memory", lambda: 1 << 20)
@@ -235,7 +235,7 @@ def test_raw_needs_dtype_and_shape(tmp_path: Path) -> None:
     array = RANDOM.normal(size=(6, 2, 3)).astype(">f4")
     path.write_bytes(b"head" + array.tobytes())
     assert same(every_row(reader.index(str(path), dtype=">f4", shape=(2, 3), offset=4), "data"), array.astype("f4"))
-    with pytest.raises(FormatError, match="not made of whole samples"):
+    with pytest.raises(FormatError, match="does not consist of whole samples"):
         reader.index(str(path), dtype=">f4", shape=(2, 3))
     with pytest.raises(FormatError, match="dtype= and shape="):
         reader.index(str(path))
@@ -268,7 +268,7 @@ def test_mnist_images_come_with_their_labels(tmp_path: Path, packed: bool) -> No
     made = _write_mnist(tmp_path, packed)
     for path in sorted(tmp_path.iterdir()):
         assert detect(str(path), path.read_bytes()[:4096]) == "idx"
-        assert recognised(str(path)) == ("images" in path.name)
+        assert has_known_name(str(path)) == ("images" in path.name)
     for name, (images, labels) in made.items():
         path = next(tmp_path.glob(f"{name}-images*"))
         index = idx.index(str(path))
@@ -279,7 +279,7 @@ def test_mnist_images_come_with_their_labels(tmp_path: Path, packed: bool) -> No
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_directory_stands_for_its_images(tmp_path: Path, packed: bool) -> None:
+def test_a_directory_of_mnist_files(tmp_path: Path, packed: bool) -> None:
     made = _write_mnist(tmp_path, packed)
     for subset, name in (("train", "train"), ("test", "t10k")):
         data = open_dataset(tmp_path, subset=subset, inputs="image", targets="label", comm=MPI.COMM_SELF)
@@ -298,7 +298,7 @@ def test_idx_of_every_type(tmp_path: Path, dtype: str) -> None:
     assert same(every_row(idx.index(str(tmp_path / "a.idx")), "data"), array)
 
 
-def test_idx_that_lies(tmp_path: Path) -> None:
+def test_idx_with_wrong_lengths(tmp_path: Path) -> None:
     _write_mnist(tmp_path, packed=False)
     images, labels = tmp_path / "train-images-idx3-ubyte", tmp_path / "train-labels-idx1-ubyte"
     content = images.read_bytes()
@@ -319,7 +319,7 @@ def test_idx_that_lies(tmp_path: Path) -> None:
     ["the data", "the checksum", "the length", "the end", "garbage behind", "a number more", "nothing", "zeros"],
 )
 @pytest.mark.parametrize("kind", ["images", "labels"])
-def test_idx_that_is_gzipped_is_compared_with_its_checksum(tmp_path: Path, kind: str, change: str) -> None:
+def test_checksum_of_gzipped_idx(tmp_path: Path, kind: str, change: str) -> None:
     images, labels = _write_mnist(tmp_path, packed=False)["train"]
     for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"):
         whole = (tmp_path / name).read_bytes() + (b"\0" if change == "a number more" and kind in name else b"")
@@ -341,7 +341,7 @@ def test_idx_that_is_gzipped_is_compared_with_its_checksum(tmp_path: Path, kind:
     assert kind in str(caught.value.file)
 
 
-def test_idx_that_is_gzipped_and_denies_its_images(tmp_path: Path) -> None:
+def test_gzipped_idx_with_a_header_of_no_images(tmp_path: Path) -> None:
     content = struct.pack(">BBBB3I", 0, 0, 8, 3, 0, 8, 8)
     (tmp_path / "a.idx.gz").write_bytes(gzip.compress(content))
     assert len(idx.index(str(tmp_path / "a.idx.gz"))) == 0
@@ -354,7 +354,7 @@ def test_idx_that_is_gzipped_and_denies_its_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "shape", [(1 << 31, 1 << 31, 1 << 31, 1), (0, *[1 << 31] * 3), ((1 << 32) - 1, 0), ((1 << 32) - 1, 1 << 10)]
 )
-def test_idx_headers_that_lie(tmp_path: Path, shape: tuple[int, ...], packed: bool) -> None:
+def test_wrong_headers_of_idx(tmp_path: Path, shape: tuple[int, ...], packed: bool) -> None:
     content = struct.pack(f">BBBB{len(shape)}I", 0, 0, 14, len(shape), *shape)
     (tmp_path / "a.idx").write_bytes(gzip.compress(content) if packed else content)
     with _address_space(1 << 30), pytest.raises(FormatError):
@@ -371,7 +371,7 @@ def test_cifar_binary(tmp_path: Path, labels: int) -> None:
     index = cifar.index(str(path))
     expected = records[:, labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     assert same(every_row(index, "image"), expected)
-    found, drawn = some_rows(index, "image", RANDOM)
+    found, drawn = random_rows(index, "image", RANDOM)
     assert same(found, expected[drawn])
     for at, name in enumerate(cifar.LABELS[labels]):
         assert same(every_row(index, name), records[:, at])
@@ -426,17 +426,17 @@ def test_cifar_binary_labels_are_classes(tmp_path: Path) -> None:
             )
 
 
-def test_a_pickle_that_asks_for_all_memory(tmp_path: Path) -> None:
+def test_a_pickle_with_a_huge_object_number(tmp_path: Path) -> None:
     path = tmp_path / "data_batch_1"
     path.write_bytes(b"\x80\x02}r" + struct.pack("<I", 0x7FFFFFFF) + b".")
-    with _address_space(1 << 30), pytest.raises(FormatError, match="not one of CIFAR's"):
+    with _address_space(1 << 30), pytest.raises(FormatError, match="not a CIFAR file"):
         cifar.index(str(path))
 
 
 def test_cifar_runs_no_code(tmp_path: Path) -> None:
     path = tmp_path / "data_batch_1"
     path.write_bytes(b"\x80\x02cos\nsystem\nX\x05\x00\x00\x00false\x85R.")
-    with pytest.raises(FormatError, match=r"it wants os\.system"):
+    with pytest.raises(FormatError, match=r"refers to os\.system"):
         cifar.index(str(path))
     path.with_suffix(".bin").write_bytes(b"x" * 5000)
     with pytest.raises(FormatError, match="multiple of 3073"):

@@ -28,7 +28,7 @@ from mpi4py import MPI
 
 from matex_data import DataError, open_dataset
 from matex_data.readers import arrays, cifar, idx
-from tests.readers.serial import every_row, same
+from tests.support.serial import every_row, same
 
 Arrays = dict[str, Any]
 CASES = 120  # of each kind
@@ -82,7 +82,7 @@ ORIGINALS: dict[str, tuple[str, bytes]] = {
 
 
 def damaged(content: bytes, random: np.random.Generator) -> bytes:
-    """Change a file in one to three places; more often in its first bytes and its last, where most is said."""
+    """Return the content with one to three changes, most of them near its start and its end, where the headers are."""
     data = bytearray(content)
     for _ in range(int(random.integers(1, 4))):
         where = int(random.integers(3))
@@ -127,7 +127,7 @@ def _by_numpy(path: Path) -> Arrays:
 
 
 def _by_hand(path: Path) -> Arrays:
-    """IDX: the whole file by gzip, its header by struct."""
+    """Read an IDX file with gzip and struct."""
     content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     zeros, kind, axes = struct.unpack_from(">HBB", content)
     shape = struct.unpack_from(f">{axes}I", content, 4)
@@ -145,7 +145,7 @@ def _by_record(path: Path) -> Arrays:
 
 
 class _Unpickler(pickle.Unpickler):
-    """The one that is written in C; makes arrays alone."""
+    """Unpickler of the standard library in C, restricted to arrays."""
 
     def find_class(self, module: str, name: str) -> Any:
         assert module == "_codecs" or (module.split(".")[0] == "numpy" and name in ("_reconstruct", "ndarray", "dtype"))
@@ -196,7 +196,7 @@ def _limited() -> Iterator[None]:
 
 
 def outcome(kind: str, path: Path, read: Callable[[str, Path], Arrays]) -> str:
-    """Read a damaged file; "refused", "equal", or "read by us alone" where the other library refuses it."""
+    """Read a damaged file. Return "refused", "equal", or "read by us alone" if the other library refuses it."""
     try:
         with _limited():
             found = read(kind, path)
@@ -209,13 +209,13 @@ def outcome(kind: str, path: Path, read: Callable[[str, Path], Arrays]) -> str:
     except Exception:
         return "read by us alone"
     for name, values in found.items():
-        wanted = expected[name]
-        assert same(values, wanted.astype(wanted.dtype.newbyteorder("="))), name
+        native = expected[name].astype(expected[name].dtype.newbyteorder("="))
+        assert same(values, native), name
     return "equal"
 
 
 def run(kind: str, cases: int, seed: int, folder: Path, read: Callable[[str, Path], Arrays]) -> Counter[str]:
-    """How many damaged files came out how; the one that fails stays in the folder."""
+    """Read so many damaged files and count the outcomes. A file that fails a check stays in the folder."""
     random, counts = np.random.default_rng(seed), Counter[str]()
     name, content = ORIGINALS[kind]
     path = folder / name
@@ -227,7 +227,7 @@ def run(kind: str, cases: int, seed: int, folder: Path, read: Callable[[str, Pat
 
 
 @pytest.mark.parametrize("kind", ORIGINALS)
-def test_damage_is_found_or_does_not_matter(tmp_path: Path, kind: str) -> None:
+def test_damage_is_found_or_harmless(tmp_path: Path, kind: str) -> None:
     path = tmp_path / ORIGINALS[kind][0]
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(ORIGINALS[kind][1])
@@ -237,7 +237,7 @@ def test_damage_is_found_or_does_not_matter(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ORIGINALS)
-def test_damage_is_found_when_a_data_set_is_opened(tmp_path: Path, kind: str) -> None:
+def test_damage_is_found_by_open_dataset(tmp_path: Path, kind: str) -> None:
     run(kind, CASES // 4, 8, tmp_path, _by_opening)
 
 

@@ -1,4 +1,4 @@
-"""Which format a file has, where its first bytes or its name do not say it; and what is none."""
+"""Detection of formats by content and by name, and files of no known format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import FormatError, open_dataset
-from matex_data.readers import HEAD, detect, known_formats
+from matex_data.readers import HEAD_BYTES, detect, known_formats
 
 CORPUS = os.environ.get("MATEX_CORPUS")
 
@@ -30,13 +30,13 @@ TABLES = {
     "with quoted newlines": b'a,b\n1,"x\ny, z"\n2,"w"\n',
     "with empty columns": b"a,b,,\n1,2,,\n3,4,,\n",
     "of times": b"time,value\n2024-01-01 12:00:00,5\n2024-01-01 12:00:01,123\n",
-    "with a mark": b"\xef\xbb\xbfa,b\n1,2\n",
+    "with a byte order mark": b"\xef\xbb\xbfa,b\n1,2\n",
     "in UTF-16": "a,b\n1,2\n3,ü\n".encode("utf-16"),
     "in Latin-1": "größe,b\n1,2\n3,4\n".encode("latin-1"),
-    "packed": gzip.compress(b"a,b\n1,2\n3,4\n"),
-    "packed by bzip2": bz2.compress(b"a,b\n1,2\n3,4\n"),
-    "packed by xz": lzma.compress(b"a,b\n1,2\n3,4\n"),
-    "longer than is looked at": b"a,b\n" + b"".join(b"%d,%d\n" % (i, i * i) for i in range(10000)),
+    "gzipped": gzip.compress(b"a,b\n1,2\n3,4\n"),
+    "compressed by bzip2": bz2.compress(b"a,b\n1,2\n3,4\n"),
+    "compressed by xz": lzma.compress(b"a,b\n1,2\n3,4\n"),
+    "longer than the head": b"a,b\n" + b"".join(b"%d,%d\n" % (i, i * i) for i in range(10000)),
     "with a long record": b"a,b\n" + b"".join(b"%d,%s\n" % (i, b"x" * 9999) for i in range(10)),
 }
 
@@ -63,37 +63,37 @@ OTHERS = {
     "a table with a NUL": b"a,b\n1,2\n3,\0\n",
     "numbers": np.arange(100.0).tobytes(),
     "an image": b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR",
-    "a damaged pack": gzip.compress(b"a,b\n1,2\n")[:15] + b"\xff" * 20,
+    "a damaged gzip file": gzip.compress(b"a,b\n1,2\n")[:15] + b"\xff" * 20,
 }
 
 
-def told(folder: Path, content: bytes, name: str) -> str:
+def detected(folder: Path, content: bytes, name: str) -> str:
     path = folder / name
     path.write_bytes(content)
-    return detect(str(path), content[:HEAD])
+    return detect(str(path), content[:HEAD_BYTES])
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_a_table_is_told_by_what_is_in_it(tmp_path: Path, kind: str) -> None:
+def test_tables_are_detected_by_content(tmp_path: Path, kind: str) -> None:
     for name in ("table", "table.log", "table.csv", "table.dat"):
-        assert told(tmp_path, TABLES[kind], name) == "csv"
+        assert detected(tmp_path, TABLES[kind], name) == "csv"
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_what_is_no_table_is_no_csv(tmp_path: Path, kind: str) -> None:
+def test_other_texts_are_no_tables(tmp_path: Path, kind: str) -> None:
     with pytest.raises(FormatError, match=r"cannot tell the format(.|\n)*'cifar', 'csv', 'hdf5'(.|\n)*format="):
-        told(tmp_path, OTHERS[kind], "data.out")
+        detected(tmp_path, OTHERS[kind], "data.out")
 
 
 @pytest.mark.parametrize("name", ["x.csv", "x.txt", "x.dat", "x.tsv.gz"])
-def test_a_name_does_not_make_a_table_of_xml_and_scripts(tmp_path: Path, name: str) -> None:
+def test_xml_and_scripts_are_no_tables_under_any_name(tmp_path: Path, name: str) -> None:
     for kind in ("XML", "a web page", "a script"):
         content = gzip.compress(OTHERS[kind]) if name.endswith(".gz") else OTHERS[kind]
         with pytest.raises(FormatError, match="cannot tell the format"):
-            told(tmp_path, content, name)
+            detected(tmp_path, content, name)
 
 
-def test_a_name_tells_for_all_other_texts(tmp_path: Path) -> None:
+def test_other_texts_are_tables_by_name(tmp_path: Path) -> None:
     for kind in (
         "nothing",
         "one line",
@@ -101,14 +101,14 @@ def test_a_name_tells_for_all_other_texts(tmp_path: Path) -> None:
         "a ragged table",
         "a log",
         "a table with a NUL",
-        "a damaged pack",
+        "a damaged gzip file",
     ):
         for name in ("x.csv", "x.tab", "x.txt"):
-            assert told(tmp_path, OTHERS[kind], name) == "csv"
+            assert detected(tmp_path, OTHERS[kind], name) == "csv"
     for kind in ("numbers", "an image"):
         for name in ("x.txt", "x.dat", "x.asc"):
             with pytest.raises(FormatError, match="cannot tell the format"):
-                told(tmp_path, OTHERS[kind], name)
+                detected(tmp_path, OTHERS[kind], name)
 
 
 PARTICLES = {
@@ -121,22 +121,22 @@ PARTICLES = {
 
 
 @pytest.mark.parametrize("kind", PARTICLES)
-def test_particle_files_say_what_they_are(tmp_path: Path, kind: str) -> None:
+def test_errors_for_particle_files_name_the_format(tmp_path: Path, kind: str) -> None:
     for name in ("events", "events.dat", "events.csv", "events.lhe", "events.txt.gz", "events.lhe.bz2"):
         packer = {".gz": gzip.compress, ".bz2": bz2.compress}.get(Path(name).suffix, bytes)
         with pytest.raises(FormatError, match=rf"particle files(.|\n)*{kind.split()[0]}"):
-            told(tmp_path, packer(PARTICLES[kind]), name)
+            detected(tmp_path, packer(PARTICLES[kind]), name)
 
 
-def test_marks_come_before_names_and_names_before_looks(tmp_path: Path) -> None:
+def test_magic_bytes_come_before_names_and_names_before_parsing(tmp_path: Path) -> None:
     memory = io.BytesIO()
     with h5py.File(memory, "w") as file:
         file["x"] = np.arange(3)
-    assert told(tmp_path, memory.getvalue(), "x.csv") == "hdf5"
-    assert told(tmp_path, b"root,1\n2,3\n", "x.raw") == "raw"
+    assert detected(tmp_path, memory.getvalue(), "x.csv") == "hdf5"
+    assert detected(tmp_path, b"root,1\n2,3\n", "x.raw") == "raw"
 
 
-def test_a_table_without_a_suffix_is_read_as_pandas_reads_it(tmp_path: Path) -> None:
+def test_a_table_without_a_suffix_against_pandas(tmp_path: Path) -> None:
     frame = pd.DataFrame({"x": np.arange(5000) / 7, "y": [f"n {i}" for i in range(5000)]})
     path = tmp_path / "measured"
     frame.to_csv(path, index=False, sep="|")
@@ -154,7 +154,7 @@ def test_every_file_of_the_corpus_has_its_format() -> None:
         if not path.is_file() or path.suffix in (".json", ".md"):
             continue
         with path.open("rb") as file:
-            head = file.read(HEAD)
+            head = file.read(HEAD_BYTES)
         try:
             kind = detect(str(path), head)
         except FormatError as error:

@@ -1,4 +1,4 @@
-"""Options of readers: an unknown one is answered with those that there are, the same way for every format."""
+"""Options of readers: errors for unknown options, and for values of another type, of every format."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from matex_data import DataError, FormatError, open_dataset, readers
-from matex_data.index import Index
-from matex_data.readers import FORMATS, reader, together
-from matex_data.readers.ranks import Alone
-from tests.ranks import Pools
+from matex_data import DataError, FormatError, open_dataset
+from matex_data.index.model import Index
+from matex_data.readers import FORMATS, collective_reader, formats, reader
+from matex_data.readers.collective import SingleRank
+from tests.support.ranks import Pools
 
 NEAR = {"csv": ("delimeter", "delimiter"), "netcdf": ("sample_dims", "sample_dim"), "npy": ("feild", "field")}
 NEAR |= {
@@ -25,7 +25,7 @@ NEAR |= {
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_an_unknown_option_is_answered_with_the_nearest_ones(tmp_path: Path, format: str) -> None:
+def test_errors_for_an_unknown_option_list_the_nearest_ones(tmp_path: Path, format: str) -> None:
     wrong, right = NEAR.get(format, ("chunks", ""))
     path = tmp_path / "x"
     path.write_bytes(b"")
@@ -35,7 +35,10 @@ def test_an_unknown_option_is_answered_with_the_nearest_ones(tmp_path: Path, for
     assert f"the reader of {format!r} files has no option {wrong!r}" in lines[0]
     if right:
         assert lines[1].startswith(f"  expected: one of {right!r}")
-    for function, arguments in ((reader(format), (str(path),)), (together(format), ([str(path)], None, Alone()))):
+    for function, arguments in (
+        (reader(format), (str(path),)),
+        (collective_reader(format), ([str(path)], None, SingleRank())),
+    ):
         if function is not None:
             with pytest.raises(FormatError, match=f"has no option {wrong!r}"):
                 function(*arguments, **{wrong: 1})
@@ -48,7 +51,7 @@ def test_all_options_are_listed(tmp_path: Path) -> None:
     with pytest.raises(FormatError) as caught:
         reader("csv")(str(tmp_path), usecol=[1])
     assert "'usecols', " in str(caught.value)
-    assert "'short_rows'" in str(caught.value)
+    assert "'skiprows'" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -83,10 +86,10 @@ class _Entry:
 
 def _plug(patch: pytest.MonkeyPatch, function: Any) -> None:
     entry = _Entry(function)
-    patch.setattr(readers, "entry_points", lambda group, name="mine": [entry] if name == "mine" else [])
+    patch.setattr(formats, "entry_points", lambda group, name="mine": [entry] if name == "mine" else [])
 
 
-def test_readers_of_other_packages_are_treated_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_readers_in_other_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path / "x.npy")
     np.save(path, np.arange(12).reshape(4, 3))
 
@@ -118,7 +121,7 @@ def _open(comm: MPI.Intracomm, path: str, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["csv", "npy"])
-def test_all_ranks_raise_the_same(ranks: Pools, tmp_path: Path, suffix: str) -> None:
+def test_all_ranks_raise_the_same_error(ranks: Pools, tmp_path: Path, suffix: str) -> None:
     path = str(tmp_path / f"x.{suffix}")
     np.savetxt(path, np.ones((9, 2)), delimiter=",") if suffix == "csv" else np.save(path, np.ones(9))
     outcomes = ranks(3).outcomes(_open, path, shapes=1)

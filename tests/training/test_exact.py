@@ -1,4 +1,4 @@
-"""Weights after 50 steps are those of one process: every optimizer, every kind of model and step."""
+"""Weights after 50 steps equal those of one process, for every optimizer, kind of model and kind of step."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.ranks import Pool, Pools
-from tests.training import problems
+from tests.support import problems
+from tests.support.ranks import Pools
 
 BATCH = 24
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained: names of functions below, and how exactly its weights must be met."""
+    """Model, data and optimizer of a run, by the names of functions below, and the tolerance of its weights."""
 
     optimizer: str
     model: str = "perceptron"
@@ -59,12 +59,12 @@ def table(samples: int) -> Any:
 
 def overflowing(samples: int) -> Any:
     x, y = problems.table(samples)
-    x[100] = 1e5  # infinite in float16, and on one rank alone
+    x[100] = 1e5  # infinite in float16, on one rank
     return x, y
 
 
 def words(samples: int) -> Any:
-    """Sequences of 7 of 40 words, of which word 0 is padding."""
+    """Return sequences of 7 of 40 words; word 0 is padding."""
     rng = np.random.default_rng(3)
     lengths = rng.integers(1, 8, samples)
     x = np.where(np.arange(7) < lengths[:, None], rng.integers(1, 40, (samples, 7)), 0).astype(np.int32)
@@ -72,7 +72,7 @@ def words(samples: int) -> Any:
 
 
 def unknown(samples: int) -> Any:
-    """Classes of which most are -1 in the second half of each batch."""
+    """Return classes that are mostly -1 in the second half of each batch."""
     x, y = problems.table(samples)
     hidden = (np.arange(samples) % BATCH >= BATCH // 2) & (np.arange(samples) % 5 > 0)
     return x, np.where(hidden, -1, y)
@@ -172,7 +172,7 @@ def penalized() -> Any:
 
 
 def unused() -> Any:
-    """A model with weights that get no gradient."""
+    """Return a model with weights that get no gradient."""
     import keras
 
     class Branch(keras.layers.Layer):  # type: ignore[misc]
@@ -204,7 +204,7 @@ def _run(comm: Any, name: str, fit: Callable[..., Any] | None) -> Any:
     optimizer = getattr(keras.optimizers, case.optimizer)(**case.options)
     model.compile(optimizer, loss, **case.compiled)
     rank, size = (comm.rank, comm.size) if fit else (0, 1)
-    data = problems.share(globals()[case.data](case.samples), BATCH, rank, size)
+    data = problems.shard(globals()[case.data](case.samples), BATCH, rank, size)
     if case.data == "two_targets":
         data = data.map(lambda x, kind, place: (x, (kind, place)))
     epochs = -(-50 * BATCH // case.samples)
@@ -216,21 +216,34 @@ def _run(comm: Any, name: str, fit: Callable[..., Any] | None) -> Any:
     return problems.weights(model), [int(model.optimizer.iterations), None if scale is None else float(scale.numpy())]
 
 
-def _together(comm: Any, name: str) -> Any:
+def _distributed(comm: Any, name: str) -> Any:
     from matex_data import training
 
     return _run(comm, name, training.fit)
 
 
-def _alone(comm: Any, name: str) -> Any:
+def _reference(comm: Any, name: str) -> Any:
     return _run(comm, name, None)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_weights_are_those_of_one_process(ranks: Pools, pool: Pool, name: str) -> None:
-    (expected, counters), *_ = ranks(1).run(_alone, name)
-    results = pool.run(_together, name, timeout=120)
-    problems.assert_alike([weights for weights, _ in results], expected, CASES[name].rtol)
+QUICK = {
+    **dict.fromkeys(("accumulation", "eagerly", "embedding", "float16", "global_clipnorm", "masked"), 2),
+    **dict.fromkeys(("moving_average", "several_steps", "sum", "unused", "weighted"), 2),
+    **dict.fromkeys(("batch_norm", "own_clipping", "uneven"), 3),
+}
+"""Numbers of ranks of the cases that run by default; on three ranks, batches are divided into unequal blocks."""
+
+
+def _params() -> list[Any]:
+    cases = [(name, size) for name in CASES for size in (1, 2, 3, 4)]
+    return [pytest.param(*case, marks=() if case in QUICK.items() else pytest.mark.slow) for case in cases]
+
+
+@pytest.mark.parametrize(("name", "size"), _params())
+def test_weights_equal_one_process(ranks: Pools, name: str, size: int) -> None:
+    (expected, counters), *_ = ranks(1).run(_reference, name)
+    results = ranks(size).run(_distributed, name, timeout=120)
+    problems.assert_same_weights([weights for weights, _ in results], expected, CASES[name].rtol)
     assert all(result[1] == counters for result in results)
     if name == "float16":
         assert counters[1] is not None

@@ -1,4 +1,4 @@
-"""A real table with numbers, categories and gaps: normalised and trained on three ranks as in one process."""
+"""Normalize and train on a real table with numbers, categories and missing values, on three ranks as in one process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.ranks import Pools
+from tests.support.ranks import Pools
 
 CORPUS = os.environ.get("MATEX_CORPUS")
 pytestmark = pytest.mark.skipif(not CORPUS, reason="MATEX_CORPUS does not say where the corpus is")

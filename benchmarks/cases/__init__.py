@@ -1,0 +1,1 @@
+"""The cases: which readers are measured on which file, and the limits."""

@@ -1,0 +1,1 @@
+"""Files, processes and reports of the measurements."""

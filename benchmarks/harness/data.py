@@ -1,0 +1,118 @@
+"""Files to read: written once to a folder, and reused where they exist."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+SPARSE_BYTES = 1 << 40
+SMALL = 4  # --quick: files are so many times smaller
+
+
+@dataclass(frozen=True)
+class Task:
+    """Data to read.
+
+    Parameters
+    ----------
+    path : of an HDF5 file.
+    inputs, targets : names of its datasets.
+    batch_size : samples of a batch.
+    samples : in the file.
+    sample_bytes : of one sample in memory, without its target.
+    limit : samples that slow readers take in one pass, drawn at random from all of the file.
+    """
+
+    path: str
+    inputs: str
+    targets: str
+    batch_size: int
+    samples: int
+    sample_bytes: int
+    limit: int
+
+
+def contiguous(folder: Path, quick: bool = False) -> Task:
+    """Write contiguous float32 images of 48 KB: 786 MB."""
+    count = 16_000 // (SMALL if quick else 1)
+
+    def write(file: h5py.File) -> None:
+        images = file.create_dataset("image", (count, 3, 64, 64), "f4")
+        rng = np.random.default_rng(0)
+        for start in range(0, count, 1000):
+            images[start : start + 1000] = rng.random((1000, 3, 64, 64), np.float32)
+        file["label"] = np.arange(count)
+
+    path = _made(folder / f"contiguous-{count}.h5", write)
+    return Task(path, "image", "label", 64, count, 3 * 64 * 64 * 4, min(count, 3200))
+
+
+def chunks(folder: Path, quick: bool = False) -> Task:
+    """Write int16 images of 24 KB in shuffled and deflated chunks of 16: 1.6 GB decoded."""
+    count = 64_000 // (SMALL if quick else 1)
+
+    def write(file: h5py.File) -> None:
+        images = file.create_dataset(
+            "image", (count, 96, 128), "i2", chunks=(16, 96, 128), compression="gzip", compression_opts=1, shuffle=True
+        )
+        rng = np.random.default_rng(0)
+        for start in range(0, count, 16):
+            images[start : start + 16] = rng.normal(1000, 30, (16, 96, 128)).astype(np.int16)
+        file["label"] = np.arange(count)
+
+    path = _made(folder / f"chunks-{count}.h5", write)
+    return Task(path, "image", "label", 64, count, 96 * 128 * 2, 640)
+
+
+def rows(folder: Path, quick: bool = False) -> Task:
+    """Write contiguous rows of 28 float32: 560 MB."""
+    count = 5_000_000 // (SMALL if quick else 1)
+
+    def write(file: h5py.File) -> None:
+        file["x"] = np.random.default_rng(0).random((count, 28), np.float32)
+        file["y"] = (np.arange(count) % 2).astype(np.uint8)
+
+    path = _made(folder / f"rows-{count}.h5", write)
+    return Task(path, "x", "y", 1024, count, 28 * 4, 8 * 1024)
+
+
+def sparse(folder: Path) -> Task:
+    """Write a sparse file of contiguous float32 images of 48 KB: 1 TiB, almost nothing of it on disk."""
+    count = SPARSE_BYTES // (3 * 64 * 64 * 4)
+
+    def write(file: h5py.File) -> None:
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        space = h5py.h5s.create_simple((count, 3, 64, 64))
+        h5py.h5d.create(file.id, b"image", h5py.h5t.IEEE_F32LE, space, plist)
+        labels = h5py.h5s.create_simple((count,))
+        h5py.h5d.create(file.id, b"label", h5py.h5t.STD_U8LE, labels, plist)
+        file["image"][count - 1] = 1  # allots the space
+        file["label"][count - 1] = 1
+
+    return Task(_made(folder / "sparse.h5", write), "image", "label", 64, count, 3 * 64 * 64 * 4, 6400)
+
+
+def small(folder: Path) -> Task:
+    """Write 2,000 rows of 10 float64 in deflated chunks of 100."""
+
+    def write(file: h5py.File) -> None:
+        file.create_dataset("x", data=np.random.default_rng(0).random((2000, 10)), chunks=(100, 10), compression="gzip")
+        file["y"] = np.arange(2000)
+
+    return Task(_made(folder / "small.h5", write), "x", "y", 32, 2000, 80, 2000)
+
+
+def _made(path: Path, write: Callable[[h5py.File], None]) -> str:
+    """Return the path of a file, after writing it under another name and renaming it."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        with h5py.File(part, "w") as file:
+            write(file)
+        part.rename(path)
+    return str(path)

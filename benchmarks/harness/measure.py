@@ -1,0 +1,185 @@
+"""Interleaved measurements: each reader has its own processes, and other load meets all readers alike."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from threading import Timer
+from typing import IO, Any
+
+from benchmarks.harness.data import Task
+
+ROOT = Path(__file__).resolve().parent.parent
+TIME_LIMIT = 300.0  # seconds for one answer
+END_LIMIT = 20.0  # seconds to end in
+LAST_WORDS = 3000  # characters of a failed reader's output
+SETTINGS = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "GRPC_VERBOSITY": "NONE"}
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reader to measure.
+
+    Parameters
+    ----------
+    name : for the table.
+    kind : "ours", "peer" or "ceiling".
+    function : "room.function" that makes a pass of a task.
+    options : of the function.
+    ranks : processes under ``mpiexec``; 1: none of it.
+    threads : that decode, on each rank; 0: its share of the cores.
+    pinned : each rank has one core for itself.
+    """
+
+    name: str
+    kind: str
+    function: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    ranks: int = 1
+    threads: int = 0
+    pinned: bool = False
+
+
+@dataclass
+class Result:
+    """Figures of each repetition of a reader: lists of equal length."""
+
+    reader: Reader
+    task: Task
+    answers: list[dict[str, float]] = field(default_factory=list)
+    missing: str = ""
+
+    @property
+    def rates(self) -> list[float]:
+        """Return samples per second of each repetition."""
+        return [answer["samples"] / answer["seconds"] for answer in self.answers]
+
+    @property
+    def rate(self) -> float:
+        """Return the median of samples per second; 0 if it could not be measured."""
+        return median(self.rates) if self.answers else 0.0
+
+    @property
+    def bytes_rate(self) -> float:
+        """Return decoded bytes of the inputs per second."""
+        return self.rate * self.task.sample_bytes
+
+    @property
+    def epoch_cpu(self) -> float:
+        """Return the CPU seconds of an epoch, estimated where a pass is shorter than an epoch."""
+        return median([answer["cpu"] / answer["samples"] for answer in self.answers]) * self.task.samples
+
+    def over(self, other: Result) -> float:
+        """Return the ratio to another result's rate: the median of the ratios within each repetition."""
+        pairs = [ours / theirs for ours, theirs in zip(self.rates, other.rates, strict=False)]
+        return median(pairs) if pairs else float("nan")
+
+    def figure(self, name: str) -> float:
+        """Return the median of a probe's figure."""
+        return median([answer[name] for answer in self.answers])
+
+
+def interleaved(task: Task, readers: Sequence[Reader], repetitions: int) -> list[Result]:
+    """Run one pass of each reader after the other, in several rounds.
+
+    Raises
+    ------
+    RuntimeError : a reader ends or does not answer.
+    """
+    results = [Result(reader, task) for reader in readers]
+    with ExitStack() as stack:
+        running = [stack.enter_context(_started(result)) for result in results]
+        for _ in range(repetitions):
+            for result, process in zip(results, running, strict=True):
+                if result.missing:
+                    continue
+                answer = process.answer()
+                if "missing" in answer:
+                    result.missing = str(answer["missing"])
+                else:
+                    result.answers.append(answer)
+    return results
+
+
+def afresh(task: Task, reader: Reader, repetitions: int) -> Result:
+    """Run a probe in a new process for each repetition."""
+    result = Result(reader, task)
+    for _ in range(repetitions):
+        with _started(result) as process:
+            result.answers.append(process.answer())
+    return result
+
+
+@dataclass(frozen=True)
+class _Running:
+    """Process of a reader, and the file that receives the output of its libraries."""
+
+    name: str
+    process: subprocess.Popen[str]
+    talk: IO[str]
+
+    def answer(self) -> dict[str, Any]:
+        """Request passes and return the answer."""
+        ask, answers = self.process.stdin, self.process.stdout
+        if ask is None or answers is None:
+            raise RuntimeError(f"{self.name}: there are no pipes")
+        timer = Timer(TIME_LIMIT, self.process.terminate)
+        timer.start()
+        try:
+            with suppress(BrokenPipeError):  # it may have reported what it lacks, and ended
+                ask.write("pass\n")
+                ask.flush()
+            line = answers.readline()
+        finally:
+            timer.cancel()
+        if not line:
+            self.talk.seek(0)
+            last = self.talk.read()[-LAST_WORDS:]
+            raise RuntimeError(f"{self.name}: ended, or did not answer within {TIME_LIMIT:g} s\n{last}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@contextmanager
+def _started(result: Result) -> Iterator[_Running]:
+    reader = result.reader
+    spec = {"function": reader.function, "options": dict(reader.options), "ranks": reader.ranks}
+    spec |= {"pinned": reader.pinned}
+    command = [sys.executable, "-m", "benchmarks.harness.worker", json.dumps(spec | {"task": asdict(result.task)})]
+    if reader.ranks > 1:
+        command = [_mpiexec(), "-n", str(reader.ranks), *command]
+    threads = reader.threads or max(1, len(os.sched_getaffinity(0)) // reader.ranks)
+    environment = {**os.environ, **SETTINGS, "MATEX_THREADS": str(threads)}
+    with tempfile.TemporaryFile("w+") as talk:
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, env=environment, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=talk, text=True)
+        try:
+            yield _Running(reader.name, process, talk)
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Close the input of a process and wait for its end; terminate it after ``END_LIMIT`` seconds."""
+    if process.stdin is not None:
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+    try:
+        process.wait(END_LIMIT)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # mpiexec passes it on to its ranks
+        process.wait()
+
+
+def _mpiexec() -> str:
+    """Return the ``mpiexec`` of this environment, else that of the system."""
+    return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or "mpiexec"

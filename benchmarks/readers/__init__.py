@@ -1,0 +1,1 @@
+"""The readers that are measured: matex_data, its peers, and the machine's ceiling."""

@@ -1,0 +1,105 @@
+"""Contract for readers of further file formats.
+
+A reader is a function that turns one file into an `Index`: fields, number of rows, and for each field a `Layout` of
+the rows. It reads metadata only. The pipeline reads the rows, each rank its own, and shuffles and batches them. The
+following reader is complete. Its files have a header of 8 bytes and records of a label (int32) and a position (three
+float32)::
+
+    from pathlib import Path
+
+    import numpy as np
+
+    from matex_data.abc import Field, FieldNotFound, FileIndex, Format, FormatError, Index, Strided, group_interleaved
+
+    MAGIC, RECORD_BYTES = b"POINTS\\0\\1", 16
+
+    def index(path, names=None, *, byteorder="<"):
+        size = Path(path).stat().st_size - len(MAGIC)
+        if size % RECORD_BYTES:
+            raise FormatError("the file is truncated", file=path, expected="whole records", found=f"{size} bytes")
+        rows, i4, f4 = size // RECORD_BYTES, np.dtype(f"{byteorder}i4"), np.dtype(f"{byteorder}f4")
+        fields = {"label": Field("label", (), np.dtype("i4")), "position": Field("position", (3,), np.dtype("f4"))}
+        layouts = {
+            "label": Strided(rows, offset=8, stride=RECORD_BYTES, dtype=i4, shape=()),
+            "position": Strided(rows, offset=12, stride=RECORD_BYTES, dtype=f4, shape=(3,)),
+        }
+        selected = list(fields) if names is None else names
+        for name in selected:
+            if name not in fields:
+                raise FieldNotFound("the file has no such field", file=path, field=name, expected=list(fields))
+        layouts = group_interleaved({name: layouts[name] for name in selected})
+        return Index({name: fields[name] for name in selected}, [FileIndex(path, rows, layouts)])
+
+    POINTS = Format(index, suffixes=(".points",), magic=((0, MAGIC),))
+
+The package registers the format in its ``pyproject.toml``, after which `open_dataset` detects such files by content and
+by name, in directories too, and passes keyword options (here ``byteorder=``) to the reader::
+
+    [project.entry-points."matex_data.readers"]
+    points = "my_package:POINTS"
+
+Rules
+-----
+- ``names`` are the selected fields; None: all. Raise `FieldNotFound` for an unknown one; `near_matches` lists similar
+  names. Raise `FormatError` for a file that is damaged. Both name the file.
+- Each field has a layout with as many rows as the file. `Strided`: rows at even distances. `group_interleaved`: joins
+  strided fields of the same records, so that one read serves them all. `Transposed`: the sample axis is not the first.
+  `Chunked`: compressed chunks. `MemoryRows`: few rows, in the index itself. `LibraryRows`: subclass it for rows that
+  only the library of the format can read. `Layout`: the base class, for anything else that has byte ranges.
+- ``convert`` of a layout maps stored numbers to those of the field: a function ``(stored, out)`` of a module, or an
+  object that can be pickled. An index is broadcast to all ranks, so everything in it must be immutable and picklable.
+- `Field.dtype` is in native byte order. ``Strided.dtype`` may have either.
+- A `Codec` undoes a filter of chunks. It is registered under the entry point group ``matex_data.codecs``, by the number
+  of the filter in the registry of HDF5.
+- A large file that all ranks index at once has a second function, ``index_collectively``; see `Format` and
+  `IndexingRanks`.
+"""
+
+from __future__ import annotations
+
+from matex_data.codecs.pipeline import Codec, Filter, Pipeline
+from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError, near_matches
+from matex_data.fields import Field, Schema
+from matex_data.index.cache import ChunkCache
+from matex_data.index.chunked import Chunked
+from matex_data.index.interleaved import group_interleaved
+from matex_data.index.library import LibraryRows, MemoryRows
+from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, RowSelection
+from matex_data.index.scatter import Convert, scatter
+from matex_data.index.strided import Strided
+from matex_data.index.table import Column, Table
+from matex_data.index.transposed import Transposed
+from matex_data.readers.collective import IndexingRanks
+from matex_data.readers.formats import Format, Reader
+
+__all__ = [
+    "ChunkCache",
+    "Chunked",
+    "Codec",
+    "Column",
+    "Convert",
+    "DataError",
+    "DecodeError",
+    "Field",
+    "FieldNotFound",
+    "FileIndex",
+    "Filter",
+    "Format",
+    "FormatError",
+    "Index",
+    "IndexingRanks",
+    "Layout",
+    "LibraryRows",
+    "MemoryRows",
+    "Pipeline",
+    "ReadRequest",
+    "Reader",
+    "RowSelection",
+    "Schema",
+    "Strided",
+    "Table",
+    "Transposed",
+    "group_interleaved",
+    "near_matches",
+    "scatter",
+]

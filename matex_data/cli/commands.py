@@ -1,0 +1,175 @@
+"""Commands ``matex inspect | validate | bench | run``, also ``python -m matex_data``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from matex_data.errors import DataError, NoMpiLibrary
+from matex_data.mpi import abort
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Load scientific data for data-parallel training.")
+
+Paths = Annotated[list[str], typer.Argument(help="Files, glob patterns or directories of one dataset.")]
+Format = Annotated[str | None, typer.Option(help="Name of the format; detected from the files by default.")]
+Inputs = Annotated[list[str] | None, typer.Option("--field", help="Field to read; may be repeated. Default: all.")]
+
+Limit = Annotated[float, typer.Option(help="Seconds in which the HDF5 library has to open a file or to read a block.")]
+
+
+def main() -> None:
+    """Run the command ``matex``."""
+    try:
+        app()
+    except NoMpiLibrary as error:
+        abort.print_missing_mpi(error)
+        sys.exit(1)
+
+
+@app.command()
+def inspect(paths: Paths, format: Format = None, field: Inputs = None, batch_size: int = 256) -> None:
+    """Show the fields, the number of samples and the quality of the shuffle, without reading data."""
+    with _console() as console:
+        data = _open(paths, format, field)
+        console.print(f"{len(data):,} samples")
+        table = Table("field", "shape", "dtype", "attributes")
+        for name, value in data.schema.items():
+            dtype = f"{value.dtype} (ragged)" if value.ragged else str(value.dtype)
+            attributes = ", ".join(f"{key}={_short(text)}" for key, text in value.attributes.items())
+            table.add_row(name, str(value.shape), dtype, attributes)
+        for name, array in data.static.items():
+            table.add_row(name, str(array.shape), str(array.dtype), "the same for all samples")
+        console.print(table)
+        console.print(_shuffle_quality(data, batch_size))
+
+
+@app.command()
+def validate(
+    paths: Paths, format: Format = None, field: Inputs = None, batch_size: int = 1024, limit: Limit = 60.0
+) -> None:
+    """Read and decode every sample, report damaged data, and count missing values.
+
+    Open HDF5 and netCDF-4 files in a child process first, since the HDF5 library crashes on some damaged files.
+    """
+    with _console() as console:
+        _check_hdf5(paths, format, field, limit)
+        data = _open(paths, format, field)
+        ranks = data.ranks
+        batches = data.batches(-(-batch_size // ranks) * ranks, remainder="keep")
+        with Progress(console=console, transient=True) as progress:
+            for _ in progress.track(batches, total=len(batches), description="reading"):
+                pass
+        numbers = [name for name, value in data.schema.items() if value.dtype.kind in "biuf" and not value.ragged]
+        table = Table("field", "missing", "min", "mean", "max")
+        statistics = data.statistics(*numbers) if numbers else {}
+        for name in numbers:
+            row = statistics[name]
+            table.add_row(name, f"{row.missing:,}", f"{row.min:g}", f"{row.mean:g}", f"{row.max:g}")
+        console.print(f"{len(data):,} samples are sound")
+        console.print(table)
+
+
+@app.command()
+def bench(paths: Paths, format: Format = None, field: Inputs = None, batch_size: int = 256, epochs: int = 3) -> None:
+    """Measure shuffled epochs, and the speed of plain reads of the same files."""
+    with _console() as console:
+        data = _open(paths, format, field)
+        ranks = data.ranks
+        batches = data.batches(-(-batch_size // ranks) * ranks, shuffle=True, seed=0, remainder="keep")
+        table = Table("epoch", "seconds", "samples/s", "decoded MB/s", "waiting for data")
+        row_bytes = sum(value.row_bytes for value in data.schema.values())
+        for epoch in range(epochs):
+            waited, begin = data.profile.waiting, time.perf_counter()
+            for _ in batches:
+                pass
+            seconds = time.perf_counter() - begin
+            rate = len(data) / seconds
+            share = (data.profile.waiting - waited) / seconds
+            table.add_row(
+                str(epoch), f"{seconds:.2f}", f"{rate:,.0f}", f"{rate * row_bytes / 1e6:,.0f}", f"{share:.0%}"
+            )
+        console.print(table)
+        console.print(
+            f"{ranks} ranks; plain reads of the stored bytes: {_plain_speed(data.paths) / 1e6:,.0f} MB/s on a rank"
+        )
+        console.print(_shuffle_quality(data, batches.schedule.batch_size))
+
+
+@app.command(
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+def run(context: typer.Context) -> None:
+    """Run an unchanged Keras script on all ranks: mpiexec -n 4 matex run script.py --option-of-the-script."""
+    from matex_data.training.launcher import run
+
+    run.main(context.args)
+
+
+def _open(paths: list[str], format: str | None, fields: list[str] | None) -> Any:
+    from matex_data.opening import open_dataset
+
+    return open_dataset(paths if len(paths) > 1 else paths[0], format=format, inputs=fields or None)
+
+
+def _shuffle_quality(data: Any, batch_size: int) -> str:
+    """Return a line about the quality of the shuffle, with a remedy if it is low."""
+    quality = data.shuffle_quality(batch_size)
+    return f"shuffle: {quality}" + (f". {quality.remedy}" if quality.ratio > 2 else "")
+
+
+def _check_hdf5(paths: list[str], format: str | None, fields: list[str] | None, limit: float) -> None:
+    """Exit with the errors of all files that the HDF5 library cannot open. *Collective*."""
+    from matex_data.cli.probing import is_hdf5, probe
+    from matex_data.mpi.library import MPI
+    from matex_data.opening import expand
+
+    comm = MPI.COMM_WORLD
+    files = [file for file in expand(paths) if is_hdf5(file)][comm.rank :: comm.size]
+    errors = [error for errors in comm.allgather(probe(files, format, fields, limit)) for error in errors]
+    if errors and comm.rank == 0:
+        console = Console(stderr=True)
+        for error in errors:
+            console.print(str(error), style="red", markup=False, highlight=False)
+    if errors:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _console() -> Iterator[Console]:
+    """Context manager: a console that prints on rank 0; exit with the text of a ``DataError``, without a traceback."""
+    from matex_data.mpi.library import MPI
+
+    root = MPI.COMM_WORLD.rank == 0
+    console = Console(file=sys.stdout, quiet=not root)
+    try:
+        yield console
+    except DataError as error:
+        if root:
+            Console(stderr=True).print(str(error), style="red", markup=False, highlight=False)
+        raise typer.Exit(1) from None
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else text[:39] + "…"
+
+
+def _plain_speed(paths: tuple[str, ...], limit: int = 1 << 30) -> float:
+    """Return the bytes per second of plain reads of the files, at most the first GiB."""
+    buffer = bytearray(8 << 20)
+    read, begin = 0, time.perf_counter()
+    for path in paths:
+        with Path(path).open("rb", buffering=0) as file:
+            while read < limit and (count := file.readinto(buffer)):
+                read += count
+    return read / (time.perf_counter() - begin)

@@ -1,0 +1,198 @@
+"""Probe files in a child process, since the HDF5 library crashes or hangs on some damaged files.
+
+The child (``python -m matex_data.cli.probing``) does not use MPI. It opens each file as ``open_dataset`` does, reads
+the rows that only the library can read, and writes a line after each step. The parent waits for these lines.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from matex_data.errors import DataError, FormatError
+from matex_data.index.library import LibraryRows
+from matex_data.machine import environment_without_mpi, free_memory
+from matex_data.readers import FORMATS, HEAD_BYTES, detect, reader
+
+SECONDS = 60.0  # limit of a step of the library: to open a file, or to read one block of rows
+START_SECONDS = 300.0  # limit of the start of the child
+CHILD = (sys.executable, "-m", "matex_data.cli.probing")
+
+Step = Callable[[], None]
+
+
+def is_hdf5(path: str) -> bool:
+    """Return whether a file is in HDF5."""
+    try:
+        with Path(path).open("rb") as file:
+            return FORMATS["hdf5"].matches_magic(file.read(HEAD_BYTES))
+    except OSError:
+        return False
+
+
+def probe(
+    paths: Sequence[str],
+    format: str | None = None,
+    names: Sequence[str] | None = None,
+    seconds: float = SECONDS,
+    command: Sequence[str] = CHILD,
+) -> list[DataError]:
+    """Return the errors of files that cannot be opened, or on which the library crashes or hangs.
+
+    Parameters
+    ----------
+    paths : paths of the files.
+    format : name of the format; None: detected.
+    names : fields to read; None: all.
+    seconds : limit of one step of the library.
+    command : command that starts the child.
+    """
+    errors: list[DataError] = []
+    remaining = list(paths)
+    while remaining:
+        done, more = _run(remaining, format, names, seconds, command)
+        errors += more
+        remaining = remaining[done:]
+    return errors
+
+
+def _run(
+    paths: Sequence[str], format: str | None, names: Sequence[str] | None, seconds: float, command: Sequence[str]
+) -> tuple[int, list[DataError]]:
+    """Probe files in one child until it ends; return the number of files done, at least one, and their errors."""
+    done, errors = 0, []
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment_without_mpi()
+    ) as child:
+        assert child.stdin is not None and child.stdout is not None
+        try:
+            with suppress(BrokenPipeError), child.stdin as pipe:
+                pipe.write(json.dumps([list(paths), format, names, seconds, free_memory()]).encode())
+            for line in _lines(child.stdout, seconds):
+                kind, _, text = line.partition(" ")
+                if kind == "error":
+                    errors.append(pickle.loads(base64.b64decode(text)))
+                done += kind in ("error", "sound")
+            code = child.wait(START_SECONDS)
+        except (TimeoutError, subprocess.TimeoutExpired):
+            return done + 1, [*errors, _no_answer(paths[done], seconds)]
+        finally:
+            child.kill()
+    if done < len(paths):
+        errors.append(_ended(paths[done], code, seconds))
+        done += 1
+    return done, errors
+
+
+def _lines(pipe: IO[bytes], seconds: float) -> Iterator[str]:
+    """Yield the lines of a pipe until its end.
+
+    Raises
+    ------
+    TimeoutError : no line arrived for ``seconds``; for ``START_SECONDS`` before the first one.
+    """
+    data, limit = b"", START_SECONDS
+    while True:
+        if not select.select([pipe], [], [], limit)[0]:
+            raise TimeoutError
+        limit = seconds
+        more = os.read(pipe.fileno(), 1 << 16)
+        if not more:
+            return
+        *lines, data = (data + more).split(b"\n")
+        yield from (line.decode() for line in lines)
+
+
+def _no_answer(path: str, seconds: float) -> FormatError:
+    found = f"no answer for {seconds:g} seconds"
+    return FormatError("the HDF5 library hangs on the file", file=path, found=found, remedy=_REMEDY)
+
+
+def _ended(path: str, code: int, seconds: float) -> FormatError:
+    if code == -signal.SIGXCPU:
+        return _no_answer(path, seconds)
+    if code >= 0:
+        return FormatError("the file cannot be probed", file=path, found=f"a process that ended with code {code}")
+    name = signal.Signals(-code).name
+    problem = f"the HDF5 library crashes on the file (signal {-code}, {name})"
+    if code == -signal.SIGKILL:
+        problem = "the system has killed the process that opened the file; it may have used too much memory"
+    return FormatError(problem, file=path, remedy=_REMEDY)
+
+
+_REMEDY = "the file is damaged: restore it from its source, or exclude it"
+
+
+def main() -> None:
+    """Probe the files that standard input names; write one line per step to standard output."""
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # libraries may print to stdout
+    warnings.simplefilter("ignore")  # the parent shows them when it opens the files
+    paths, format, names, seconds, memory = json.load(sys.stdin)
+    _limit_memory(memory)
+
+    def step() -> None:
+        _limit_seconds(seconds)
+        out.write("step\n")
+
+    for path in paths:
+        step()
+        try:
+            _probe_file(path, format, names, step)
+        except DataError as error:
+            out.write(f"error {base64.b64encode(pickle.dumps(error)).decode()}\n")
+        except Exception as error:
+            unexpected = FormatError("the file cannot be read", file=path, found=f"{type(error).__name__}: {error}")
+            out.write(f"error {base64.b64encode(pickle.dumps(unexpected)).decode()}\n")
+        else:
+            out.write("sound\n")
+
+
+def _probe_file(path: str, format: str | None, names: Sequence[str] | None, step: Step) -> None:
+    """Open one file, and read the rows that only the library can read.
+
+    Raises
+    ------
+    DataError : the file cannot be read.
+    """
+    with Path(path).open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    index = reader(format or detect(path, head))(path, names)
+    for file_index in index.files:
+        for layout in file_index.layouts.values():
+            if isinstance(layout, LibraryRows):
+                for start in range(0, layout.rows, layout.block_rows):
+                    step()
+                    layout.read(start, min(start + layout.block_rows, layout.rows))
+
+
+def _limit_memory(free: int) -> None:
+    """Limit the memory that this process may still allocate, so that a damaged size raises MemoryError."""
+    if free < sys.maxsize:
+        with suppress(OSError, ValueError):
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + free, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def _limit_seconds(seconds: float) -> None:
+    """Limit the processor time of the next step, in case that the parent has died."""
+    with suppress(OSError, ValueError):
+        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + seconds) + 2, hard))
+
+
+if __name__ == "__main__":
+    main()

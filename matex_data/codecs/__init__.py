@@ -1,0 +1,1 @@
+"""Undo the filters that a chunk went through when it was written."""

@@ -1,0 +1,250 @@
+"""Undo the HDF5 filters of a chunk, on any thread: a thin layer over imagecodecs.
+
+Filters are identified by their number in the HDF5 registry (https://github.com/HDFGroup/hdf5_plugins,
+RegisteredFilterPlugins). A package adds a filter by an entry point of the group ``matex_data.codecs``, of which the
+name is the number and the value a `Codec`. In its ``pyproject.toml``::
+
+    [project.entry-points."matex_data.codecs"]
+    32028 = "my_package.my_codec:decode"
+
+A filter that neither this module nor an entry point decodes is left to the HDF5 library, which reads its chunks one
+after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from importlib.metadata import entry_points
+from typing import Any
+
+import imagecodecs
+import numpy as np
+
+from matex_data._types import Bytes
+from matex_data.codecs import bitshuffle, blosc2
+from matex_data.codecs.scratch import Memory, filter_output, is_scratch
+from matex_data.codecs.shuffle import WIDTHS, unshuffle
+from matex_data.errors import FormatError
+
+ENTRY_POINTS = "matex_data.codecs"
+
+DEFLATE, SHUFFLE, FLETCHER32, SZIP = 1, 2, 3, 4
+LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2 = 32000, 32001, 32004, 32008, 32015, 32026
+
+
+@dataclass(frozen=True)
+class Filter:
+    """One filter of a dataset.
+
+    Parameters
+    ----------
+    number : in the HDF5 registry.
+    options : the filter's client data values, as stored in the file.
+    """
+
+    number: int
+    options: tuple[int, ...] = ()
+
+
+class BrokenChunk(ValueError):
+    """A chunk whose bytes its filters cannot have written."""
+
+
+Codec = Callable[[Bytes, tuple[int, ...], int | None], Any]
+"""Decoder of a filter that a package adds: ``decode(data, options, nbytes)``.
+
+``data`` is uint8[n], not to be written. ``options`` are the filter's client data values; the element size in bytes if
+there are none. ``nbytes`` is the decoded size, or None if it is unknown. Return the decoded bytes as a NumPy array or
+any other buffer. Raise `ValueError` or `RuntimeError` for bytes that do not decode. The function is called on several
+threads at once: release the interpreter lock in it.
+"""
+
+Decode = Callable[[Bytes, tuple[int, ...], int | None, Memory], Bytes]
+"""Decoder of a filter of this package: like `Codec`, with an allocator for the decoded bytes."""
+
+
+def can_decode(step: Filter) -> bool:
+    """Return whether chunks that went through this filter can be decoded without the HDF5 library."""
+    if step.number == BITSHUFFLE:
+        return bool(imagecodecs.BITSHUFFLE.available) and bitshuffle.can_decode(step.options)
+    return step.number not in _UNAVAILABLE and _decoder(step.number) is not None
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Filters of a dataset.
+
+    Parameters
+    ----------
+    filters : in the order in which they were applied when the chunks were written.
+    itemsize : size of one stored element, in bytes.
+    nbytes : size of one decoded chunk, in bytes.
+    """
+
+    filters: tuple[Filter, ...]
+    itemsize: int
+    nbytes: int
+
+    def decode(self, stored: Bytes, mask: int = 0, out: Bytes | None = None) -> Bytes:
+        """Decode one chunk.
+
+        Parameters
+        ----------
+        stored : uint8[n], the chunk as stored in the file.
+        mask : filter mask; bit i is set if filter i was not applied to this chunk.
+        out : uint8[nbytes], contiguous, receives the decoded chunk.
+
+        Returns
+        -------
+        uint8[nbytes], the decoded chunk: ``out`` if it is given, else new memory, or ``stored`` itself.
+
+        Raises
+        ------
+        BrokenChunk : a checksum is wrong, or the compressed data are corrupt or of another length.
+        """
+        data = stored
+        for step, nbytes, is_last in self._steps(mask) if mask else self._all_steps:
+            data = _decode(step, data, nbytes, partial(filter_output, data, is_last, out), self.itemsize)
+        if data.nbytes != self.nbytes:
+            raise BrokenChunk(f"{data.nbytes} bytes instead of {self.nbytes}")
+        if out is None:
+            return data.copy() if is_scratch(data) else data
+        if data is not out:
+            out[...] = data
+        return out
+
+    @cached_property
+    def without_shuffle(self) -> Pipeline | None:
+        """Return the pipeline without its first filter if `unshuffle_rows` can undo that; else None.
+
+        It decodes a chunk to the planes of its elements. Shift the filter mask by one bit.
+        """
+        first, *others = self.filters or (None,)
+        shuffled = first is not None and first.number == SHUFFLE and first.options[:1] in ((), (self.itemsize,))
+        return Pipeline(tuple(others), self.itemsize, self.nbytes) if shuffled and self.itemsize in WIDTHS else None
+
+    @cached_property
+    def _all_steps(self) -> list[tuple[Filter, int | None, bool]]:
+        return self._steps(0)
+
+    def _steps(self, mask: int) -> list[tuple[Filter, int | None, bool]]:
+        """Return the filters to undo, in that order, each with its decoded size and whether it is the last one."""
+        applied = [step for i, step in enumerate(self.filters) if not mask >> i & 1]
+        return [(applied[i], self._decoded_size(applied[:i]), i == 0) for i in reversed(range(len(applied)))]
+
+    def _decoded_size(self, earlier: list[Filter]) -> int | None:
+        """Return the decoded size of a filter, given those applied before it; None if it is unknown."""
+        if any(step.number not in (SHUFFLE, FLETCHER32) for step in earlier):
+            return None
+        return self.nbytes + 4 * sum(step.number == FLETCHER32 for step in earlier)
+
+
+def _decode(step: Filter, data: Bytes, nbytes: int | None, memory: Memory, itemsize: int) -> Bytes:
+    decode, name = _decoder(step.number), _NAMES.get(step.number, f"filter {step.number}")
+    if decode is None:
+        raise BrokenChunk(f"{name} is not available")
+    try:
+        result = decode(data, step.options or (itemsize,), nbytes, memory)
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise BrokenChunk(f"{name}: {error}") from error
+    if nbytes is not None and result.nbytes != nbytes:
+        raise BrokenChunk(f"{name}: {result.nbytes} bytes instead of {nbytes}")
+    return result
+
+
+@cache
+def _decoder(number: int) -> Decode | None:
+    """Return the decoder of a filter: of this package, else of an entry point, else None.
+
+    Raises
+    ------
+    FormatError : the entry point cannot be loaded.
+    """
+    if number in _DECODERS:
+        return _DECODERS[number]
+    for entry in entry_points(group=ENTRY_POINTS, name=str(number)):
+        try:
+            return _from_codec(entry.load())
+        except Exception as error:
+            raise FormatError(
+                f"the codec {entry.value!r} of HDF5 filter {number} cannot be loaded",
+                expected=f"a function, as the package {_package(entry)!r} declares",
+                found=repr(error),
+                remedy="repair or uninstall that package",
+            ) from error
+    return None
+
+
+def _package(entry: Any) -> str:
+    return str(entry.dist.name) if entry.dist is not None else entry.module
+
+
+def _from_codec(codec: Codec) -> Decode:
+    def decode(data: Bytes, options: tuple[int, ...], nbytes: int | None, memory: Memory) -> Bytes:
+        return np.frombuffer(codec(data, options, nbytes), np.uint8)
+
+    return decode
+
+
+def _by(function: Callable[..., Any], **options: Any) -> Decode:
+    """Return the decoder that passes only the bytes to a function of imagecodecs."""
+
+    def decode(data: Bytes, _: tuple[int, ...], nbytes: int | None, memory: Memory) -> Bytes:
+        return _as_array(function(data, out=None if nbytes is None else memory(nbytes), **options))
+
+    return decode
+
+
+def _as_array(decoded: Any) -> Bytes:
+    return decoded if isinstance(decoded, np.ndarray) else np.frombuffer(decoded, np.uint8)
+
+
+def _unshuffle(data: Bytes, options: tuple[int, ...], nbytes: int | None, memory: Memory) -> Bytes:
+    width = options[0]
+    if width == 1 or data.nbytes < 2 * width:
+        return data
+    out = memory(data.nbytes)
+    unshuffle(data, width, out)
+    return out
+
+
+def _verify(data: Bytes, options: tuple[int, ...], nbytes: int | None, memory: Memory) -> Bytes:
+    """Verify the Fletcher-32 checksum behind the data, and cut it off."""
+    body, stored = data[:-4], int.from_bytes(data[-4:].tobytes(), "little")
+    found = int(imagecodecs.h5checksum_fletcher32(body))
+    # HDF5 before 1.6.3 swapped the bytes of each half; the library accepts both.
+    swapped = (found & 0x00FF00FF) << 8 | found >> 8 & 0x00FF00FF
+    if stored not in (found, swapped):
+        raise BrokenChunk(f"checksum {stored:#010x} stored, {found:#010x} found")
+    return body
+
+
+def _szip(data: Bytes, options: tuple[int, ...], nbytes: int | None, memory: Memory) -> Bytes:
+    """Decode szip. The options are those of H5Pget_filter; the decoded size in front of the data is checked here."""
+    if nbytes is not None and int.from_bytes(bytes(data[:4]), "little") != nbytes:
+        raise BrokenChunk("the length of the szip stream differs from that of the chunk")
+    out = None if nbytes is None else memory(nbytes)
+    return _as_array(imagecodecs.szip_decode(data, *options[:4], header=True, out=out))
+
+
+_INFLATE = imagecodecs.deflate_decode if imagecodecs.DEFLATE.available else imagecodecs.zlib_decode
+
+_DECODERS: dict[int, Decode] = {
+    DEFLATE: _by(_INFLATE),
+    SHUFFLE: _unshuffle,
+    FLETCHER32: _verify,
+    SZIP: _szip,
+    LZF: _by(imagecodecs.lzf_decode, header=False),
+    BLOSC: _by(imagecodecs.blosc_decode, numthreads=1),
+    LZ4: _by(imagecodecs.lz4h5_decode),
+    BITSHUFFLE: bitshuffle.decode,
+    ZSTD: _by(imagecodecs.zstd_decode),
+    BLOSC2: blosc2.decode,
+}
+_NAMES = {DEFLATE: "deflate", SHUFFLE: "shuffle", FLETCHER32: "fletcher32", SZIP: "szip", LZF: "lzf", BLOSC: "blosc"}
+_NAMES |= {LZ4: "lz4", BITSHUFFLE: "bitshuffle", ZSTD: "zstd", BLOSC2: "blosc2"}
+_CODECS = {SZIP: "SZIP", LZF: "LZF", BLOSC: "BLOSC", LZ4: "LZ4H5", ZSTD: "ZSTD", BLOSC2: "BLOSC2"}
+_UNAVAILABLE = {number for number, name in _CODECS.items() if not getattr(imagecodecs, name).available}
+"""Filters that this build of imagecodecs lacks."""

@@ -1,0 +1,224 @@
+"""Layout of rows in chunks, which may be compressed: HDF5 and netCDF-4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from matex_data._types import Array, Bytes, Integers
+from matex_data.codecs.pipeline import BrokenChunk, Pipeline
+from matex_data.codecs.scratch import thread_scratch
+from matex_data.codecs.shuffle import unshuffle_rows
+from matex_data.errors import DecodeError
+from matex_data.index.blocks import Blocks, even_blocks
+from matex_data.index.cache import ChunkCache, ChunkFuture
+from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection
+from matex_data.index.scatter import Convert, RowIndices, as_bytes, scatter
+from matex_data.machine import threads
+
+DECODE_BYTES = (1 << 20, 8 << 20)  # least and most decoded bytes of the chunks of one read request
+
+_Rows = tuple[RowIndices, RowIndices]
+"""Rows within a chunk, and their destinations."""
+_NO_ROWS: _Rows = (EMPTY, EMPTY)
+_Cell = tuple[tuple[slice, ...], tuple[slice, ...]]
+"""Region of a chunk in the output array (all rows), and in a row of the chunk."""
+
+
+@dataclass(frozen=True)
+class Chunked(Layout):
+    """Rows in chunks of equal shape, each of which is stored in one byte range.
+
+    Chunks are numbered in C order over the grid of chunks, the last axis fastest. A chunk that is missing from the
+    table was never written: its elements are ``fill``.
+
+    Parameters
+    ----------
+    shape : of the whole dataset, sample axis first.
+    chunk_shape : of one chunk, in the same order of axes; chunks at the far edges extend beyond the dataset.
+    dtype : as stored, of either byte order.
+    pipeline : the filters that were applied to the chunks.
+    number, offset, nbytes, mask : int64[n], the table of stored chunks, ascending in ``number``: the chunk, its byte
+        range in the file, and its filter mask.
+    fill : one element, of ``dtype`` in native byte order.
+    convert : writes the field's values for stored ones, element by element; None: they are equal.
+    axis : position of the sample axis in the stored chunks. ``shape``, ``chunk_shape`` and ``number`` have it first.
+    """
+
+    shape: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    pipeline: Pipeline
+    number: Integers
+    offset: Integers
+    nbytes: Integers
+    mask: Integers
+    fill: Any
+    convert: Convert | None = None
+    axis: int = 0
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]
+        return self.shape[0]
+
+    @property
+    def block_rows(self) -> int:  # type: ignore[override]
+        return self.chunk_shape[0]
+
+    def stored_bytes(self) -> int:
+        return int(self.nbytes.sum())
+
+    def end(self) -> int:
+        return int((self.offset + self.nbytes).max()) if len(self.offset) else 0
+
+    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+        depth, cells = self.chunk_shape[0], len(self._cells)
+        bands = even_blocks(rows, depth)
+        number = (bands.number[:, None] * cells + np.arange(cells)).reshape(-1)
+        entry = self._entries(number)
+        selection = _Selection(bands, entry, out, {})
+        whole = np.repeat(bands.count == np.minimum(depth, self.rows - bands.number * depth), cells)
+        to_read = whole & (entry >= 0)
+        for i in np.flatnonzero(entry < 0).tolist():
+            yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._fill, selection, i))
+        for i in np.flatnonzero(~whole & (entry >= 0)).tolist():
+            key = (id(self), int(number[i]))
+            cached = cache.get(key)
+            if cached is not None:
+                yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._copy_cached, selection, i, cached))
+                continue
+            selection.pending[i] = cache.reserve(key, self.pipeline.nbytes)
+            to_read[i] = True
+        for chunks in self._groups(np.flatnonzero(to_read)):
+            at = entry[chunks]
+            yield ReadRequest(self.offset[at], self.nbytes[at], on_complete=partial(self._decode, selection, chunks))
+
+    def _entries(self, number: Integers) -> Integers:
+        """Return the positions of these chunks in the table; -1 for missing ones."""
+        entry = np.searchsorted(self.number, number, side="right") - 1
+        found = self.number[entry] == number if len(self.number) else np.zeros(number.shape, bool)
+        return np.where(found & (entry >= 0), entry, -1)
+
+    @cached_property
+    def _cells(self) -> list[_Cell]:
+        """Regions of the chunks that share their rows (a band), in the order of their numbers."""
+        edges = [
+            [slice(a, min(a + c, n)) for a in range(0, n, c)]
+            for n, c in zip(self.shape[1:], self.chunk_shape[1:], strict=True)
+        ]
+        return [
+            ((slice(None), *cell), tuple(slice(0, edge.stop - edge.start) for edge in cell)) for cell in product(*edges)
+        ]
+
+    def _groups(self, chunks: Integers) -> Iterator[Integers]:
+        """Split the chunks into groups for one thread each: large ones, but at least two for each thread."""
+        (least, most), each = DECODE_BYTES, max(1, self.pipeline.nbytes)
+        count = max(1, min(most, max(least, len(chunks) * each // (2 * threads()))) // each)
+        return (chunks[start : start + count] for start in range(0, len(chunks), count))
+
+    def _decode(self, selection: _Selection, chunks: Integers, stored: Bytes) -> None:
+        """Decode a group of chunks; on an error, fail the pending futures of all that are left."""
+        numbers, entries = chunks.tolist(), selection.entry[chunks].tolist()
+        cells, band, rows, end = len(self._cells), -1, _NO_ROWS, 0
+        for done, (i, entry) in enumerate(zip(numbers, entries, strict=True)):
+            begin, end = end, end + int(self.nbytes[entry])
+            try:
+                if i // cells != band:
+                    band, rows = i // cells, self._rows(selection, i)
+                self._decode_chunk(selection, i, entry, rows, stored[begin:end])
+            except Exception as error:
+                located = self._located(entry, error) if isinstance(error, BrokenChunk) else error
+                for future in map(selection.pending.get, numbers[done:]):
+                    if future is not None and not future.done():
+                        future.set_exception(located)
+                raise located from error
+
+    def _located(self, entry: int, error: BrokenChunk) -> DecodeError:
+        return DecodeError(
+            "a chunk does not decode",
+            row=int(self.number[entry]) // len(self._cells) * self.chunk_shape[0],
+            byte=int(self.offset[entry]),
+            found=error,
+            remedy="the file is damaged there: restore it from its source",
+        )
+
+    def _decode_chunk(self, selection: _Selection, i: int, entry: int, rows: _Rows, stored: Bytes) -> None:
+        future, mask = selection.pending.get(i), int(self.mask[entry])
+        if future is None and self._decode_in_place(rows, selection.out, stored, mask):
+            return
+        scratch = future is None and self.pipeline.filters
+        data = self.pipeline.decode(stored, mask, thread_scratch(self.pipeline.nbytes) if scratch else None)
+        depth, *others = self.chunk_shape
+        chunk = data.view(self.dtype).reshape(*others[: self.axis], depth, *others[self.axis :])
+        if self.axis:
+            chunk = np.moveaxis(chunk, self.axis, 0)
+        if future is not None:
+            chunk = chunk.copy() if np.may_share_memory(data, stored) else chunk  # the read's memory is reused
+            if not future.done():  # a concurrent read of the window may have failed it
+                future.set_result(chunk)
+        self._scatter(selection, i, rows, chunk)
+
+    def _decode_in_place(self, rows: _Rows, out: Array, stored: Bytes, mask: int) -> bool:
+        """Decode a whole chunk straight to its destinations, and return True; return False if that is not possible."""
+        local, destination = rows
+        if not self._has_same_rows(out):
+            return False
+        planes = None if mask & 1 else self.pipeline.without_shuffle
+        if isinstance(destination, slice) and local == slice(0, self.chunk_shape[0]):
+            self.pipeline.decode(stored, mask, as_bytes(out[destination]))
+        elif planes is not None and not isinstance(destination, slice):
+            scratch = thread_scratch(planes.nbytes) if planes.filters else None
+            unshuffle_rows(planes.decode(stored, mask >> 1, scratch), out, destination)
+        else:
+            return False
+        return True
+
+    def _has_same_rows(self, out: Array) -> bool:
+        """Return whether the decoded bytes of a chunk are those of whole rows of ``out``."""
+        whole = self.chunk_shape[1:] == out.shape[1:] and not self.axis
+        return whole and self.convert is None and self.dtype == out.dtype and out.flags.c_contiguous
+
+    def _rows(self, selection: _Selection, i: int) -> _Rows:
+        """Return the selected rows of a chunk, counted from its first one, and their destinations."""
+        band = i // len(self._cells)
+        begin = int(selection.bands.number[band]) * self.chunk_shape[0]
+        return selection.bands.rows(band, begin), selection.bands.destinations(band)
+
+    def _scatter(self, selection: _Selection, i: int, rows: _Rows, chunk: Array) -> None:
+        local, destination = rows
+        outer, inner = self._cells[i % len(self._cells)]
+        scatter(selection.out[outer], destination, chunk[(local, *inner)], self.convert)
+
+    def _copy_cached(self, selection: _Selection, i: int, chunk: ChunkFuture, _: Bytes) -> None:
+        self._scatter(selection, i, self._rows(selection, i), chunk.result())
+
+    def _fill(self, selection: _Selection, i: int, _: Bytes) -> None:
+        """Fill the rows of a chunk that was never written."""
+        outer, inner = self._cells[i % len(self._cells)]
+        destination = selection.bands.destinations(i // len(self._cells))
+        count = destination.stop - destination.start if isinstance(destination, slice) else len(destination)
+        rows = np.broadcast_to(self.fill, (count, *(edge.stop for edge in inner)))
+        scatter(selection.out[outer], destination, rows, self.convert)
+
+
+@dataclass(frozen=True)
+class _Selection:
+    """Chunks that hold selected rows, numbered band by band.
+
+    Parameters
+    ----------
+    bands : the selected rows, grouped by bands: the chunks with the same rows.
+    entry : int64[bands * cells], position of each chunk in the table; -1: it was never written.
+    out : output array.
+    pending : by chunk, the futures of the cache that other windows may wait for.
+    """
+
+    bands: Blocks
+    entry: Integers
+    out: Array
+    pending: dict[int, ChunkFuture]

@@ -1,0 +1,69 @@
+"""Layouts without byte ranges: rows that a format's library reads, and rows that the index itself carries."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from threading import Lock
+
+from matex_data._types import Array, Bytes, Integers
+from matex_data.index.cache import ChunkCache
+from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection
+from matex_data.index.scatter import scatter
+
+_LIBRARY_LOCK = Lock()  # neither HDF5 nor netCDF may be entered by two threads
+
+
+class LibraryRows(Layout):
+    """Rows that only the format's library can read; each rank reads its own.
+
+    A subclass implements `read`. Use it for data without byte ranges: variable-length strings, references, virtual
+    and external datasets. Calls of the library do not overlap within a process, so decoding does not run in parallel.
+    """
+
+    rows: int
+    block_rows: int
+
+    @abstractmethod
+    def read(self, start: int, stop: int) -> Array:
+        """Read rows ``start`` to ``stop`` as the field's dtype. Never called on two threads at once."""
+
+    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+        done = 0
+        for start, stop in zip(rows.start.tolist(), rows.stop.tolist(), strict=True):
+            destination = rows.destination[done : done + stop - start]
+            done += stop - start
+            yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._read_into, start, stop, destination, out))
+
+    def _read_into(self, start: int, stop: int, destination: Integers, out: Array, _: Bytes) -> None:
+        with _LIBRARY_LOCK:
+            rows = self.read(start, stop)
+        scatter(out, destination, rows)
+
+
+@dataclass(frozen=True)
+class MemoryRows(Layout):
+    """Rows that the index carries: at most some 64 KiB, since the index is broadcast to all ranks.
+
+    Parameters
+    ----------
+    values : [rows, ...], one element of the field per row.
+    """
+
+    values: Array
+    block_rows: int = 1
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]
+        return len(self.values)
+
+    def stored_bytes(self) -> int:
+        return self.values.nbytes
+
+    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+        yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._copy_into, rows, out))
+
+    def _copy_into(self, rows: RowSelection, out: Array, _: Bytes) -> None:
+        scatter(out, rows.destination, self.values[rows.numbers])

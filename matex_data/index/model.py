@@ -1,0 +1,332 @@
+"""The index model: the contract between a reader and everything behind it.
+
+A reader turns a file into an `Index`: its fields, its number of samples, and for each field a `Layout` that maps rows
+to byte ranges. It reads metadata only. The engine passes a `RowSelection` and an output array to each layout, executes
+the `ReadRequest` objects that the layout yields, and calls their callbacks with the bytes.
+
+All of these objects are immutable. One rank builds the index of a file and broadcasts it by pickling.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from threading import Lock
+
+import numpy as np
+
+from matex_data._types import Array, Bytes, Integers
+from matex_data.errors import FormatError
+from matex_data.fields import Field, Schema
+from matex_data.index.cache import ChunkCache
+from matex_data.index.stamps import Stamp
+
+EMPTY: Integers = np.empty(0, np.int64)
+"""No byte ranges: ``ReadRequest(EMPTY, EMPTY, on_complete=...)`` reads nothing and only runs its callback."""
+
+
+@dataclass(frozen=True)
+class RowSelection:
+    """Rows of one file to read, and the index in the output array for each of them.
+
+    Parameters
+    ----------
+    start, stop : int64[k], disjoint ranges of rows in ascending order.
+    destination : int64[sum(stop - start)], the index in the output array for each row.
+
+    Examples
+    --------
+    Rows 2, 3 and 7 of a file, in reverse order:
+
+    >>> selection = RowSelection(np.array([2, 7]), np.array([4, 8]), np.array([2, 1, 0]))
+    >>> selection.numbers.tolist()
+    [2, 3, 7]
+    """
+
+    start: Integers
+    stop: Integers
+    destination: Integers
+
+    @property
+    def numbers(self) -> Integers:
+        """Row numbers, int64 of the length of ``destination``, ascending."""
+        counts = self.stop - self.start
+        return ranges(self.start, counts)
+
+    def tiles(self, most: int) -> Iterator[RowSelection]:
+        """Yield the selection in consecutive selections of at most ``most`` rows."""
+        ends = np.cumsum(self.stop - self.start)
+        for low in range(0, len(self.destination), most):
+            high = min(low + most, len(self.destination))
+            first, last = np.searchsorted(ends, (low, high - 1), side="right").tolist()
+            start, stop = self.start[first : last + 1].copy(), self.stop[first : last + 1].copy()
+            start[0] = stop[0] - (ends[first] - low)
+            stop[-1] -= ends[last] - high
+            yield RowSelection(start, stop, self.destination[low:high])
+
+
+def ranges(start: Integers, count: Integers) -> Integers:
+    """Return the concatenation of ``arange(start[i], start[i] + count[i])`` over all i.
+
+    >>> ranges(np.array([5, 0]), np.array([2, 3])).tolist()
+    [5, 6, 0, 1, 2]
+    """
+    ends = np.cumsum(count)
+    total = int(ends[-1]) if len(ends) else 0
+    numbers: Integers = np.arange(total, dtype=np.int64) + np.repeat(start - (ends - count), count)
+    return numbers
+
+
+OnComplete = Callable[[Bytes], None]
+"""Callback of a read request. It may run on any thread, and raises `DecodeError` for bytes that do not decode."""
+
+
+@dataclass(frozen=True)
+class ReadRequest:
+    """Byte ranges of one file to read, with their destination and a callback.
+
+    Parameters
+    ----------
+    offset, nbytes : int64[k], byte ranges of the file. With k = 0 nothing is read, and ``on_complete`` gets an empty
+        array.
+    target : uint8[n], memory that receives range i at ``target[at[i]:at[i] + nbytes[i]]``. None: the ranges are read
+        to scratch memory, one after the other, for ``on_complete``.
+    at : int64[k], or None without a target.
+    on_complete : called exactly once after the read, with the scratch memory (uint8, to be treated as read-only), or
+        with an empty array if there is a target. Scratch memory is reused after the call.
+    """
+
+    offset: Integers
+    nbytes: Integers
+    target: Bytes | None = None
+    at: Integers | None = None
+    on_complete: OnComplete | None = None
+
+
+def call_after_last(requests: Sequence[ReadRequest], action: Callable[[], None]) -> list[ReadRequest]:
+    """Return the requests with ``action`` attached: the last one to complete, in whatever order, calls it."""
+    countdown = _Countdown(len(requests), action)
+    return [replace(request, on_complete=partial(countdown.complete, request.on_complete)) for request in requests]
+
+
+class _Countdown:
+    """Thread-safe count of the requests that have not completed."""
+
+    def __init__(self, count: int, action: Callable[[], None]) -> None:
+        self._left = count
+        self._action = action
+        self._lock = Lock()
+
+    def complete(self, on_complete: OnComplete | None, data: Bytes) -> None:
+        """Run the callback of one request, then ``action`` if it was the last one."""
+        if on_complete is not None:
+            on_complete(data)
+        with self._lock:
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self._action()
+
+
+class Layout(ABC):
+    """Mapping of the rows of one field to byte ranges of one file.
+
+    A subclass is immutable, can be pickled, and is small enough to broadcast. `Strided`, `Transposed`, `Chunked`,
+    `LibraryRows` and `MemoryRows` cover most formats; derive from `Layout` for any other one.
+
+    Attributes
+    ----------
+    rows : number of rows.
+    block_rows : rows of a block, the unit that is cheapest to read; blocks are counted from row 0. 1 if every row can
+        be read alone.
+    """
+
+    rows: int
+    block_rows: int
+
+    @abstractmethod
+    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+        """Yield the reads after which ``out[rows.destination[i]]`` holds row ``rows.numbers[i]``, for all i.
+
+        Parameters
+        ----------
+        rows : rows to read.
+        out : [n, ...], array of the field's dtype; other rows of it must not be written.
+        cache : decoded chunks, for a layout that decodes more rows than it is asked for.
+        """
+
+    def borders(self) -> Integers | None:
+        """Return the first row of every block, if blocks differ in length; None: every ``block_rows`` rows."""
+        return None
+
+    def stored_bytes(self) -> int:
+        """Return the size of the rows in the file, in bytes; 0 if it is unknown."""
+        return 0
+
+    def end(self) -> int:
+        """Return the first byte position after all bytes that may be read; 0 if there are no byte ranges."""
+        return 0
+
+
+@dataclass(frozen=True)
+class FileIndex:
+    """One file of a data set.
+
+    Parameters
+    ----------
+    path : of the file.
+    rows : number of rows, equal for all fields.
+    layouts : the layout of each field, by name.
+    stamp : state of the file when it was indexed; None: unknown.
+    """
+
+    path: str
+    rows: int
+    layouts: Mapping[str, Layout]
+    stamp: Stamp | None = None
+
+
+PostProcess = Callable[[Mapping[str, Array], Integers], None]
+
+
+class Index:
+    """The samples of a data set: fields, and the files that hold their rows, concatenated.
+
+    Parameters
+    ----------
+    fields : the fields of a sample, by name.
+    files : one `FileIndex` per file, each with a layout for every field.
+    static : whole arrays that belong to no sample (a coordinate axis, a mask), by name.
+    facts : properties that all files of a data set must share beside the fields (units, a calendar), as text.
+    post_process : called with the output arrays, by name, and the int64 indices that were filled, once all rows of a
+        window are in memory. It may run on any thread.
+
+    Raises
+    ------
+    FormatError : a file lacks a field, or its fields differ in length.
+
+    Examples
+    --------
+    >>> from matex_data.index.strided import Strided
+    >>> temperature = Field("temperature", (3,), np.dtype("f4"))
+    >>> layout = Strided(rows=10, offset=128, stride=12, dtype=np.dtype("<f4"), shape=(3,))
+    >>> index = Index({"temperature": temperature}, [FileIndex("day1.bin", 10, {"temperature": layout})])
+    >>> len(index)
+    10
+    """
+
+    def __init__(
+        self,
+        fields: Schema,
+        files: Sequence[FileIndex],
+        static: Mapping[str, Array] | None = None,
+        facts: Mapping[str, str] | None = None,
+        post_process: PostProcess | None = None,
+    ) -> None:
+        self.fields = dict(fields)
+        self.files = tuple(files)
+        self.static = dict(static or {})
+        self.facts = dict(facts or {})
+        self.post_process = post_process
+        for file in self.files:
+            _check_file(file, self.fields)
+        self.first_row: Integers = np.concatenate(
+            [[0], np.cumsum([file.rows for file in self.files], dtype=np.int64)]
+        ).astype(np.int64)
+
+    def __len__(self) -> int:
+        return int(self.first_row[-1])
+
+    @cached_property
+    def raw(self) -> Index:
+        """Return the index without ``post_process``: missing values stay NaN."""
+        return self if self.post_process is None else Index(self.fields, self.files, self.static, self.facts)
+
+    def select(self, names: Sequence[str]) -> Index:
+        """Return the index with only the named fields."""
+        fields = {name: self.fields[name] for name in names}
+        files = [replace(f, layouts={n: f.layouts[n] for n in names}) for f in self.files]
+        return Index(fields, files, self.static, self.facts, self.post_process)
+
+    def with_stamps(self, stamps: Mapping[str, Stamp | None]) -> Index:
+        """Return the index with the stamps of its files, given by path."""
+        files = [replace(file, stamp=stamps.get(file.path)) for file in self.files]
+        return Index(self.fields, files, self.static, self.facts, self.post_process)
+
+
+def concatenate(indexes: Sequence[Index]) -> Index:
+    """Return one index of the files of all, in order.
+
+    Raises
+    ------
+    FormatError : the fields differ in name, shape or dtype, or the facts differ.
+    """
+    first = indexes[0]
+    for other in indexes[1:]:
+        if other.fields != first.fields:
+            raise _schema_error(first, other)
+        if other.facts != first.facts:
+            raise _fact_error(first, other)
+    return Index(first.fields, [file for index in indexes for file in index.files], first.static, first.facts)
+
+
+def _schema_error(first: Index, other: Index) -> FormatError:
+    names = [n for n in {**first.fields, **other.fields} if first.fields.get(n) != other.fields.get(n)]
+    return FormatError(
+        "the files do not have the same fields",
+        file=other.files[0].path,
+        field=names[0],
+        expected=f"{_describe(first.fields.get(names[0]))}, as in {first.files[0].path!r}",
+        found=_describe(other.fields.get(names[0])),
+        remedy="open files of one schema, or select the fields that they share with inputs= and targets=",
+    )
+
+
+def _fact_error(first: Index, other: Index) -> FormatError:
+    names = [n for n in {**first.facts, **other.facts} if first.facts.get(n) != other.facts.get(n)]
+    begin = next((file.path for file in first.files), None)
+    return FormatError(
+        f"the files do not agree on {names[0]}",
+        file=next((file.path for file in other.files), None),
+        expected=f"{first.facts.get(names[0], 'unspecified')}, as in {begin!r}",
+        found=other.facts.get(names[0], "unspecified"),
+        remedy=f"open only files with the same {names[0]}, or convert them",
+    )
+
+
+def _describe(field: Field | None) -> str:
+    if field is None:
+        return "no such field"
+    return f"{field.dtype} of shape {field.shape}" + (" (ragged)" if field.ragged else "")
+
+
+def _check_file(file: FileIndex, fields: Schema) -> None:
+    for name in fields:
+        if name not in file.layouts:
+            raise FormatError("the file lacks a field", file=file.path, field=name, expected=sorted(fields))
+        if file.layouts[name].rows != file.rows:
+            raise FormatError(
+                "the fields have different numbers of samples",
+                file=file.path,
+                field=name,
+                expected=f"{file.rows} samples",
+                found=_describe_lengths(file),
+                remedy="select fields of equal length with inputs= and targets=",
+            )
+
+
+def _describe_lengths(file: FileIndex) -> str:
+    """Return the lengths of the fields as text, the most common length first."""
+    fields: dict[int, list[str]] = {}
+    for name, layout in file.layouts.items():
+        fields.setdefault(layout.rows, []).append(name)
+    groups = sorted(fields.items(), key=lambda group: -len(group[1]))
+    shown = [f"{rows} samples in {_first_names(names)}" for rows, names in groups[:8]]
+    return "; ".join(shown + ([f"{len(groups) - 8} other lengths"] if len(groups) > 8 else []))
+
+
+def _first_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(repr(name) for name in names[:4]) + more

@@ -1,0 +1,149 @@
+"""Fields that share one read: columns of a table, and fields stacked to a matrix."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from matex_data._types import Array, Integers
+from matex_data.index.cache import ChunkCache
+from matex_data.index.model import Layout, ReadRequest, RowSelection
+
+Outputs = Sequence[tuple[str, Array]]
+"""Pairs of a column's name and the array that receives its rows."""
+
+
+class Table(ABC):
+    """Rows of several fields of one file that are read and decoded in one go.
+
+    A subclass is immutable, can be pickled, and is small enough to broadcast. Each field has the layout `Column`; the
+    engine calls the table once for all selected columns.
+
+    Attributes
+    ----------
+    rows : number of rows.
+    block_rows : rows of the longest block.
+    width : number of columns.
+    """
+
+    rows: int
+    block_rows: int
+    width: int
+
+    @abstractmethod
+    def requests(self, rows: RowSelection, outs: Outputs, cache: ChunkCache) -> Iterator[ReadRequest]:
+        """Yield the reads after which ``out[rows.destination[i]]`` holds row ``rows.numbers[i]``, for each column."""
+
+    @abstractmethod
+    def borders(self) -> Integers | None:
+        """Return the first row of every block; None: every ``block_rows`` rows."""
+
+    def stored_bytes(self) -> int:
+        """Return the size of the rows in the file, in bytes; 0 if it is unknown."""
+        return 0
+
+    def end(self) -> int:
+        """Return the first byte position after all bytes that may be read; 0 if there are no byte ranges."""
+        return 0
+
+
+@dataclass(frozen=True, eq=False)
+class Column(Layout):
+    """One column of a table.
+
+    Parameters
+    ----------
+    table : the table.
+    name : of the column.
+    """
+
+    table: Table
+    name: str
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]
+        return self.table.rows
+
+    @property
+    def block_rows(self) -> int:  # type: ignore[override]
+        return self.table.block_rows
+
+    def borders(self) -> Integers | None:
+        return self.table.borders()
+
+    def stored_bytes(self) -> int:
+        """Return the table's size divided by its number of columns."""
+        return self.table.stored_bytes() // max(1, self.table.width)
+
+    def end(self) -> int:
+        return self.table.end()
+
+    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+        return self.table.requests(rows, [(self.name, out)], cache)
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix(Layout):
+    """Stack of fields of equal shape: element i along the first axis of a row is field i.
+
+    Parameters
+    ----------
+    layouts : of the fields, at least one.
+    """
+
+    layouts: tuple[Layout, ...]
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]
+        return self.layouts[0].rows
+
+    @property
+    def block_rows(self) -> int:  # type: ignore[override]
+        return max(layout.block_rows for layout in self.layouts)
+
+    def borders(self) -> Integers | None:
+        return self.layouts[0].borders()
+
+    def stored_bytes(self) -> int:
+        return sum(layout.stored_bytes() for layout in self.layouts)
+
+    def end(self) -> int:
+        return max(layout.end() for layout in self.layouts)
+
+    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+        named = {str(i): layout for i, layout in enumerate(self.layouts)}
+        arrays = {str(i): out[:, i] for i in range(len(self.layouts))}
+        return (request for _, request in plan_reads(named, rows, arrays, cache))
+
+
+def plan_reads(
+    layouts: Mapping[str, Layout], rows: RowSelection, arrays: Mapping[str, Array], cache: ChunkCache
+) -> Iterator[tuple[str | None, ReadRequest]]:
+    """Yield the reads of several fields of one file, each with the name of its field; None: of several fields.
+
+    Parameters
+    ----------
+    layouts : of the file's fields, by name.
+    rows : rows to read.
+    arrays : the output array of each field to read, by name.
+    cache : decoded chunks.
+    """
+    tables: dict[int, tuple[Table, list[tuple[str, Array]]]] = {}
+    for name, array in arrays.items():
+        for layout, out in _unstack(layouts[name], array):
+            if isinstance(layout, Column):
+                tables.setdefault(id(layout.table), (layout.table, []))[1].append((layout.name, out))
+            else:
+                yield from ((name, request) for request in layout.requests(rows, out, cache))
+    for table, outs in tables.values():
+        yield from ((None, request) for request in table.requests(rows, outs, cache))
+
+
+def _unstack(layout: Layout, out: Array) -> Iterator[tuple[Layout, Array]]:
+    """Yield the layouts inside a matrix, each with its view of ``out``."""
+    if isinstance(layout, Matrix):
+        for i, inner in enumerate(layout.layouts):
+            yield from _unstack(inner, out[:, i])
+    else:
+        yield layout, out

@@ -1,0 +1,1 @@
+"""Read byte ranges of files into memory, collectively or by each rank alone."""

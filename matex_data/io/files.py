@@ -1,0 +1,230 @@
+"""Read byte ranges of files, by MPI-IO or by each rank alone. The only module that uses ``MPI.File``.
+
+ROMIO's data sieving and collective buffering read scattered ranges 3 to 100 times slower than plain reads of the same
+ranges, which are few and large here. Both are off unless the environment variable ``MATEX_IO_HINTS``
+("key=value,key=value") enables them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from matex_data.errors import DataError, DecodeError, PartitionError
+from matex_data.io import preadv
+from matex_data.io.coalesce import Ranges
+from matex_data.io.counters import Profile
+from matex_data.mpi.communicator import Communicator
+from matex_data.mpi.library import MPI
+from matex_data.mpi.watchdog import waiting_for
+
+MODES = ("auto", "collective", "independent")
+MOST_SHARED_FILES = 64  # that all ranks open; of more files, each rank opens those that it reads
+MOST_OPEN_FILES = 128
+
+
+def hints() -> dict[str, str]:
+    """Return the MPI-IO hints for opening files."""
+    values = {"romio_cb_read": "disable", "romio_ds_read": "disable"}
+    for pair in filter(None, os.environ.get("MATEX_IO_HINTS", "").split(",")):
+        key, _, value = pair.partition("=")
+        values[key.strip()] = value.strip()
+    return values
+
+
+def mode_for(io: str, files: int, comm: Communicator) -> str:
+    """Return the mode in which to read a dataset: "collective" or "independent".
+
+    A single rank reads independently, and so do all ranks if MPI does not provide ``MPI_THREAD_MULTIPLE``.
+
+    Parameters
+    ----------
+    io : mode that the user requests, one of ``MODES``.
+    files : number of files.
+    comm : the ranks that read.
+
+    Raises
+    ------
+    PartitionError : there is no such mode.
+    """
+    if io not in MODES:
+        raise PartitionError("unknown mode of reading", expected=f"io= one of {MODES}", found=repr(io))
+    if comm.alone or comm.liveness is None:
+        return "independent"
+    if io != "auto":
+        return io
+    return "collective" if files <= MOST_SHARED_FILES else "independent"
+
+
+class Files:
+    """The files of a dataset, open for reading. *Collective* in collective mode.
+
+    In independent mode, any number of threads may read at the same time. In collective mode, only the thread of the
+    user's program may open and close files, since both wait for the other ranks while they hold a lock of the MPI
+    library. Any one thread may read: reads do not wait as long as collective buffering is off.
+
+    Parameters
+    ----------
+    comm : ranks that read.
+    paths : paths of the files, the same on every rank.
+    mode : "collective" or "independent".
+    profile : counts the bytes that are read.
+
+    Raises
+    ------
+    DataError : the system cannot open a file.
+    """
+
+    def __init__(self, comm: Communicator, paths: Sequence[str], mode: str, profile: Profile | None = None) -> None:
+        self._comm = comm
+        self._profile = profile or Profile()
+        self.paths = tuple(paths)
+        self.collective = mode == "collective"
+        self._open: OrderedDict[int, Any] = OrderedDict()
+        self._lock = Lock()
+        if self.collective:
+            info = MPI.Info.Create(hints())
+            for number, path in enumerate(self.paths):
+                error: DataError | None = None
+                comm.barrier()
+                try:
+                    with waiting_for(comm.liveness):
+                        self._open[number] = MPI.File.Open(comm.mpi, path, MPI.MODE_RDONLY, info)
+                except MPI.Exception as mpi_error:
+                    error = _unreadable(path, mpi_error)
+                comm.agree(error)
+            info.Free()
+
+    def read(self, number: int, ranges: Ranges) -> None:
+        """Read ranges of a file. ``len(ranges.first)`` *collective* calls in collective mode.
+
+        Raises
+        ------
+        DecodeError : the file has become shorter since it was opened.
+        DataError : the system cannot read the file.
+        """
+        count = (self._read_collectively if self.collective else self._read_independently)(number, ranges)
+        self._profile.add(bytes=count)
+        if count != ranges.total:
+            raise _too_short(self.paths[number], ranges)
+
+    def _read_collectively(self, number: int, ranges: Ranges) -> int:
+        """Make one collective call for each run of adjacent ranges.
+
+        Allocate everything before the first call and free it after the last one, when Python code is not slowed down
+        by the bytes that have replaced it in the cache of the processor.
+        """
+        handle, pending = self._open[number], len(ranges.first)
+        try:
+            offsets = ranges.offset[ranges.first].tolist()
+            statuses = [MPI.Status() for _ in offsets]
+            with _mpi_buffers(ranges) as buffers:
+                for offset, buffer, status in zip(offsets, buffers, statuses, strict=True):
+                    pending -= 1
+                    handle.Read_at_all(offset, buffer, status)
+        except Exception as error:  # of MPI, or no memory for a datatype
+            self.read_nothing(number, pending)  # the other ranks make these calls
+            if isinstance(error, MPI.Exception):
+                raise _unreadable(self.paths[number], error) from error
+            raise
+        return sum(status.Get_elements(MPI.BYTE) for status in statuses)
+
+    def _read_independently(self, number: int, ranges: Ranges) -> int:
+        """Read without MPI."""
+        first = ranges.first
+        try:
+            descriptor = self._opened(number).descriptor
+            return preadv.read(descriptor, ranges.offset[first], first, ranges.address, ranges.nbytes)
+        except OSError as error:
+            raise _unreadable(self.paths[number], error) from error
+
+    def read_nothing(self, number: int, calls: int) -> None:
+        """Take part in reads of other ranks. *Collective* in collective mode.
+
+        Parameters
+        ----------
+        number : of the file.
+        calls : number of collective calls.
+        """
+        for _ in range(calls if self.collective else 0):
+            self._open[number].Read_at_all(0, [bytearray(), 0, MPI.BYTE])
+
+    def _opened(self, number: int) -> _OpenFile:
+        with self._lock:
+            if number not in self._open:
+                if len(self._open) >= MOST_OPEN_FILES:
+                    self._open.popitem(last=False)
+                try:
+                    self._open[number] = _OpenFile(self.paths[number])
+                except OSError as error:
+                    raise _unreadable(self.paths[number], error) from error
+            self._open.move_to_end(number)
+            opened: _OpenFile = self._open[number]
+        return opened
+
+    def close(self) -> None:
+        """Close all files. *Collective* in collective mode."""
+        if self.collective and self._open:
+            self._comm.barrier()
+        while self._open:
+            _, handle = self._open.popitem(last=False)  # in the order of opening, the same on every rank
+            if self.collective:
+                with waiting_for(self._comm.liveness):
+                    handle.Close()
+
+
+class _OpenFile:
+    """File descriptor, closed with the last reference."""
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        if hasattr(self, "descriptor"):
+            os.close(self.descriptor)
+
+
+@contextmanager
+def _mpi_buffers(ranges: Ranges) -> Iterator[list[Any]]:
+    """Context manager: the destination of each run, as a buffer or as a datatype of several buffers."""
+    first, nbytes = ranges.first, ranges.nbytes
+    begins, ends = first.tolist(), [*first[1:].tolist(), len(nbytes)]
+    totals = np.add.reduceat(nbytes, first).tolist() if begins else []
+    buffers: list[Any] = []
+    datatypes: list[MPI.Datatype] = []
+    try:
+        for begin, end, address, total in zip(begins, ends, ranges.address[first].tolist(), totals, strict=True):
+            if end - begin == 1:
+                buffers.append(MPI.memory.fromaddress(address, total))
+            else:
+                lengths, addresses = nbytes[begin:end].tolist(), ranges.address[begin:end].tolist()
+                datatypes.append(MPI.BYTE.Create_hindexed(lengths, addresses).Commit())
+                buffers.append([MPI.BOTTOM, 1, datatypes[-1]])
+        yield buffers
+    finally:
+        for datatype in datatypes:
+            datatype.Free()
+
+
+def _unreadable(path: str, error: Exception) -> DataError:
+    return DataError("the file cannot be read", file=path, found=error)
+
+
+def _too_short(path: str, ranges: Ranges) -> DecodeError:
+    size = Path(path).stat().st_size if Path(path).exists() else 0
+    end = int((ranges.offset + ranges.nbytes).max())
+    return DecodeError(
+        "the file is shorter than when it was opened",
+        file=path,
+        byte=size,
+        expected=f"at least {end} bytes",
+        found=f"{size} bytes",
+        remedy="do not write to the file while it is read; open it again",
+    )

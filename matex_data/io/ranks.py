@@ -1,0 +1,63 @@
+"""Ranks that index one file together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from matex_data.io.coalesce import Ranges
+from matex_data.io.files import Files, mode_for
+from matex_data.mpi.communicator import Communicator
+
+
+class MpiRanks:
+    """Ranks of a communicator, with the interface of ``matex_data.readers.ranks.IndexingRanks``.
+
+    Parameters
+    ----------
+    comm : communicator of these ranks.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        self._files: Files | None = None
+        self.rank = comm.rank
+        self.size = comm.size
+
+    def allgather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, by rank. *Collective*."""
+        return self._comm.allgather(value)
+
+    def agree(self, error: Exception | None) -> None:
+        """Raise the error of the lowest rank that has one, on every rank. *Collective*."""
+        self._comm.agree(error)
+
+    def read(self, path: str, offset: int, memory: NDArray[np.uint8]) -> None:
+        """Read bytes of a file; each rank has its own, or none. *Collective*.
+
+        Parameters
+        ----------
+        path : the file.
+        offset : first byte of this rank.
+        memory : uint8[n], destination.
+
+        Raises
+        ------
+        DataError : the file is too short, or cannot be read.
+        """
+        if self._files is None or self._files.paths != (path,):
+            self.close()
+            self._files = Files(self._comm, [path], mode_for("auto", 1, self._comm))
+        if len(memory):
+            columns = [np.array([value], np.int64) for value in (offset, len(memory), memory.ctypes.data)]
+            self._files.read(0, Ranges(*columns))
+        else:
+            self._files.read_nothing(0, 1)
+
+    def close(self) -> None:
+        """Close the file. *Collective*."""
+        if self._files is not None:
+            self._files.close()
+            self._files = None

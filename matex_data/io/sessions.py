@@ -1,0 +1,141 @@
+"""Reuse of communicators and open files.
+
+Every reader needs a communicator of its own. MPI libraries have some thousand communicators, and making or freeing one
+is collective, while the end of a Python object is not. When the ranks need a communicator, they therefore agree first
+on one whose user has been deleted on all of them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from matex_data.io.counters import Profile
+from matex_data.io.files import Files
+from matex_data.mpi import abort
+from matex_data.mpi.attributes import attached
+from matex_data.mpi.communicator import Communicator
+from matex_data.mpi.deadlines import Liveness, poll, wait_until
+from matex_data.mpi.library import MPI
+from matex_data.mpi.node import local_rank
+from matex_data.mpi.processes import is_child_process
+from matex_data.mpi.status import StatusExchange
+from matex_data.mpi.watchdog import waiting_for
+
+
+class ReadSession:
+    """Communicator and open files of one reader.
+
+    Parameters
+    ----------
+    comm : communicator for this session alone.
+    threaded : whether MPI provides ``MPI_THREAD_MULTIPLE``; otherwise each rank has its own status.
+
+    Attributes
+    ----------
+    closers : objects that use the communicator; closed before it is freed.
+    """
+
+    def __init__(self, comm: Communicator, threaded: bool) -> None:
+        self.comm = comm
+        self.status_exchange = StatusExchange(comm if threaded else Communicator(rank=comm.rank, size=comm.size))
+        self.files = Files(comm, [], "independent")
+        self.closers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._user: weakref.ref[Any] | None = None
+
+    @property
+    def unused(self) -> bool:
+        """Return whether the user of this session has been deleted on this rank."""
+        return self._user is None or self._user() is None
+
+    def assign(self, user: object) -> None:
+        """Reserve this session until ``user`` is deleted."""
+        self._user = weakref.ref(user)
+
+    def close(self) -> None:
+        """Close the users and the files, and free the communicator. *Collective*."""
+        for closer in list(self.closers):
+            closer.close()
+        for closer in list(self.closers):
+            closer.join()
+        self.files.close()
+        self.comm.free()
+
+
+class ReadSessions:
+    """The sessions of a communicator.
+
+    Parameters
+    ----------
+    comm : ranks that share datasets.
+    threaded : whether MPI provides ``MPI_THREAD_MULTIPLE``.
+    """
+
+    def __init__(self, comm: Communicator, threaded: bool = True) -> None:
+        self.comm = comm
+        self.threaded = threaded
+        self._sessions: list[ReadSession] = []
+
+    def open(self, paths: Sequence[str], mode: str, profile: Profile | None = None) -> ReadSession:
+        """Return an unused session with these files open. *Collective*.
+
+        Parameters
+        ----------
+        paths, mode, profile : as of ``Files``.
+
+        Raises
+        ------
+        DataError : a file cannot be opened; MPI has no communicator left.
+        PartitionError : another rank does not make this call.
+        """
+        used = [not session.unused for session in self._sessions]
+        idle = [self._sessions[number] for number in np.flatnonzero(np.array(self.comm.maximum(*used, 0)[:-1]) == 0)]
+        for session in idle:
+            session.files.close()
+        if not idle:
+            idle = [ReadSession(self.comm.duplicate(), self.threaded)]
+            self._sessions += idle
+        idle[0].files = Files(idle[0].comm, paths, mode, profile)
+        return idle[0]
+
+    def close(self) -> None:
+        """Close all sessions and free the communicators. *Collective*."""
+        for session in self._sessions:
+            session.close()
+        self._sessions.clear()
+        if self.comm.liveness is not None:
+            self.comm.liveness.close()
+        self.comm.free()
+
+
+def read_sessions(comm: MPI.Intracomm | None) -> ReadSessions:
+    """Return the sessions of a communicator. *Collective* at the first call for each communicator.
+
+    Parameters
+    ----------
+    comm : communicator of the user, duplicated here so that no message interferes with the user's; None: all ranks. A
+        process that a rank started or forked has sessions of its own, without MPI.
+
+    Raises
+    ------
+    PartitionError : another rank does not make this call.
+    """
+    if is_child_process():
+        return ReadSessions(Communicator())
+    comm = MPI.COMM_WORLD if comm is None else comm
+    if comm.size == 1:
+        return ReadSessions(Communicator())
+    return attached(comm, _connect)
+
+
+def _connect(comm: MPI.Intracomm) -> ReadSessions:
+    threaded = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
+    arrival = comm.Ibarrier()
+    wait_until(lambda seconds: poll(lambda: bool(arrival.Test()), seconds), None)
+    with waiting_for(None):
+        abort.connect(comm)
+        local_rank(comm)
+        return ReadSessions(Communicator(comm.Dup(), Liveness(comm.Dup()) if threaded else None), threaded)

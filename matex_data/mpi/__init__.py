@@ -1,0 +1,1 @@
+"""Communicators, error agreement, deadlines for every wait, and the end of a job."""

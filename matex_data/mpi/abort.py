@@ -1,0 +1,232 @@
+"""End the whole job when one rank fails, instead of leaving the other ranks in a wait.
+
+``install`` sets an exception hook. A rank that fails alone prints its traceback and calls ``MPI_Abort``. If all ranks
+fail with the same error within ``GRACE`` seconds, rank 0 prints it once and every rank exits by itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from matex_data.errors import NoMpiLibrary
+from matex_data.machine import launched_rank
+from matex_data.mpi.processes import is_child_process, mark_rank
+
+if TYPE_CHECKING:
+    from matex_data.mpi.library import MPI
+
+GRACE = 1.5
+"""Seconds that a failed rank waits for the other ranks to fail as well, before it aborts the job."""
+FLUSH_TIME = 0.2
+"""Seconds between the last output of a rank and ``MPI_Abort``, in which the launcher forwards the output."""
+KILL_TIME = 5.0
+"""Seconds that ``MPI_Finalize`` may take after an error on all ranks."""
+
+_comms: list[MPI.Intracomm] = []
+_exit = os._exit
+_visible_stderr: list[int] = []
+"""Duplicate of the file descriptor of stderr, while stderr is muted."""
+_requested_exit: list[tuple[int, str]] = []
+"""Exit code and message of ``exit_with``."""
+_exit_registered: list[bool] = []
+"""Not empty: an exit handler ends the job after those of the program."""
+
+
+def install() -> None:
+    """Set an exception hook that ends the job if it has several ranks."""
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
+        if isinstance(error, NoMpiLibrary):
+            return print_missing_mpi(error)
+        return _fail(kind, error, trace) if _several_ranks() else previous(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def print_missing_mpi(error: NoMpiLibrary) -> None:
+    """Write the error to stderr as one line, on the rank that the launcher numbers 0."""
+    launched = launched_rank()
+    if launched is None or launched.rank == 0:
+        sys.stderr.write(f"matex_data: {error}\n")
+
+
+def connect(comm: MPI.Intracomm) -> None:
+    """Let the ranks of ``comm`` compare their errors, to print an error of all ranks once. *Collective*."""
+    mark_rank()
+    if not _comms:
+        _comms.append(comm.Dup())
+
+
+def exit_with(code: int, message: str = "") -> None:
+    """Exit with a code, on all ranks if it is not 0. *Collective* if 0.
+
+    Parameters
+    ----------
+    code : exit code of the process.
+    message : text for stderr, printed once if all ranks have the same.
+    """
+    if code and _several_ranks():
+        _requested_exit[:] = [(code, message)]
+        if not _exit_registered:
+            _end_at_exit()
+    elif message:
+        sys.stderr.write(f"{message}\n")
+    sys.exit(code)
+
+
+def run_exit_handlers_first() -> None:
+    """Let ``exit_with`` end the job after the ``atexit`` handlers that the program registers from now on."""
+    _exit_registered.append(True)
+    atexit.register(_end_at_exit)
+
+
+def _end_at_exit() -> None:
+    if _requested_exit and _several_ranks():
+        code, message = _requested_exit.pop()
+        _end(code, message=message)
+
+
+def mute_stderr() -> int:
+    """Discard what this process writes to stderr, except fatal errors; return a file descriptor of the real stderr."""
+    sys.stderr.flush()
+    _visible_stderr.append(os.dup(2))
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    os.close(null)
+    return _visible_stderr[0]
+
+
+@contextmanager
+def stderr() -> Iterator[None]:
+    """Context manager: unmute stderr for a while."""
+    if not _visible_stderr:
+        yield
+        return
+    sys.stderr.flush()
+    null = os.dup(2)
+    os.dup2(_visible_stderr[0], 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(null, 2)
+        os.close(null)
+
+
+def unmute_stderr() -> None:
+    """Undo ``mute_stderr``, before the error that ends the process."""
+    if _visible_stderr:
+        sys.stderr.flush()
+        os.dup2(_visible_stderr.pop(), 2)
+
+
+def replace_exit() -> None:
+    """Make ``os._exit`` of one rank end the job with a nonzero exit code, since MPI does not notice it."""
+    original, process = os._exit, os.getpid()
+
+    def exit_job(status: int) -> NoReturn:
+        if os.getpid() == process and _several_ranks():
+            _end(status, "it called os._exit")
+        original(status)
+
+    os._exit = exit_job
+
+
+def _end(code: int, reason: str = "", message: str = "") -> NoReturn:
+    """Exit with a code; abort the job if another rank does not end within ``GRACE`` seconds.
+
+    Parameters
+    ----------
+    code : exit code.
+    reason : cause of an abort.
+    message : text for stderr, printed once if all ranks have the same.
+    """
+    all_end = bool(_comms) and _all_arrive(_comms[0])
+    same = all_end and len(set(_comms[0].allgather(message))) == 1
+    if message and not (same and _comms[0].rank > 0):
+        unmute_stderr()
+        sys.stderr.write(f"{message}\n")
+    if not all_end:
+        abort_job(f"this rank aborts the job, as the only one that ends: {reason}" if reason else "", code or 1)
+    _finalize(_comms[0], code)
+
+
+def _several_ranks() -> bool:
+    if is_child_process() or "mpi4py.MPI" not in sys.modules:
+        return False
+    from matex_data.mpi.library import MPI
+
+    return MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1
+
+
+def _fail(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
+    """Print an uncaught error and end the job."""
+    from matex_data.mpi.library import MPI
+
+    text = "".join(traceback.format_exception(kind, error, trace))
+    comm = _comms[0] if _comms else MPI.COMM_WORLD
+    unmute_stderr()
+    all_fail = bool(_comms) and _all_arrive(comm)
+    same = all_fail and len(set(comm.allgather((kind.__qualname__, str(error))))) == 1
+    if comm.rank == 0 or not same:
+        ranks = f"all {comm.size} ranks" if same else f"rank {comm.rank} of {comm.size}"
+        sys.stderr.write(f"\n---- uncaught error on {ranks}:\n{text}")
+    if all_fail:
+        _finalize(comm, 1)
+    if not _comms:
+        time.sleep(GRACE)  # the other ranks may print errors of their own
+    abort_job()
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def _all_arrive(comm: MPI.Intracomm) -> bool:
+    """Return whether all ranks make this call within ``GRACE`` seconds."""
+    from matex_data.mpi.deadlines import poll
+
+    request = comm.Ibarrier()
+    return poll(lambda: bool(request.Test()), GRACE)
+
+
+def abort_job(reason: str = "", code: int = 1) -> NoReturn:
+    """Print the reason to stderr and end all ranks with ``MPI_Abort``."""
+    from matex_data.mpi.library import MPI
+
+    unmute_stderr()
+    if reason:
+        sys.stderr.write(f"\n---- {reason}\n")
+    _flush()
+    time.sleep(FLUSH_TIME)
+    MPI.COMM_WORLD.Abort(code)
+    _exit(code)  # MPI_Abort returns in some libraries
+
+
+def _finalize(comm: MPI.Intracomm, code: int) -> NoReturn:
+    """Finalize MPI and exit. *Collective*."""
+    from matex_data.mpi import deadlines
+    from matex_data.mpi.library import MPI
+
+    _flush()
+    threading.Thread(target=_exit_later, args=(code,), daemon=True).start()
+    comm.Barrier()
+    deadlines.stop_threads()
+    MPI.Finalize()
+    _exit(code)
+
+
+def _exit_later(code: int) -> None:
+    time.sleep(KILL_TIME)
+    _exit(code)

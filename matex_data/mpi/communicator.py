@@ -1,0 +1,246 @@
+"""Collective operations on Python objects and small integer arrays, with a deadline for every wait."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from matex_data._types import Integers
+from matex_data.errors import DataError, PartitionError
+from matex_data.machine import out_of_memory
+from matex_data.mpi.deadlines import Liveness, poll, wait_until
+from matex_data.mpi.library import MPI
+from matex_data.mpi.processes import is_child_process
+from matex_data.mpi.watchdog import waiting_for
+
+
+class PendingMaximum:
+    """Non-blocking reduction: the element-wise maximum over all ranks. Any thread may call the methods.
+
+    Parameters
+    ----------
+    comm : communicator, in which all ranks start their reductions in the same order. *Collective*.
+    values : int64[n], of this rank.
+    """
+
+    def __init__(self, comm: Communicator, values: Integers) -> None:
+        self._comm = comm
+        self._values = values  # MPI reads it until all ranks have started the reduction
+        self._maximum = values if comm.alone else np.empty_like(values)
+        self._request: MPI.Request | None = None
+        self._lock = Lock()
+        if not comm.alone:
+            self._request = comm.mpi.Iallreduce(self._values, self._maximum, MPI.MAX)
+            _PENDING.add(self)
+
+    def done(self, seconds: float = 0.0) -> bool:
+        """Return whether the reduction completes within a number of seconds."""
+        return poll(self._test, seconds)
+
+    def wait(self) -> Integers:
+        """Return the maximum, int64[n].
+
+        Raises
+        ------
+        PartitionError : another rank does not start the reduction in time.
+        """
+        if not self._test():
+            self._comm.wait_until(self.done)
+        return self._maximum
+
+    def result(self) -> Integers:
+        """Return the maximum, int64[n]. Wait without a deadline, in a thread whose consumer has one."""
+        self.done(float("inf"))
+        return self._maximum
+
+    def _test(self) -> bool:
+        with self._lock:
+            if self._request is not None and self._request.Test():
+                self._request = None
+                _PENDING.discard(self)
+            return self._request is None
+
+
+_PENDING: set[PendingMaximum] = set()
+"""References to incomplete reductions, since MPI still accesses their memory."""
+
+
+def has_pending() -> bool:
+    """Return whether a reduction of this process is incomplete."""
+    return not all(reduction.done() for reduction in list(_PENDING))
+
+
+class Communicator:
+    """Ranks that share datasets; or a single process without MPI.
+
+    Parameters
+    ----------
+    mpi : communicator of MPI, for this object alone; None for a single process.
+    liveness : of these ranks; None if MPI allows no thread that could query them.
+    rank, size : without ``mpi``: position in the partition of the samples.
+    """
+
+    def __init__(
+        self, mpi: MPI.Intracomm | None = None, liveness: Liveness | None = None, rank: int = 0, size: int = 1
+    ) -> None:
+        self._mpi = mpi
+        self.liveness = liveness
+        self.rank = rank if mpi is None else int(mpi.rank)
+        self.size = size if mpi is None else int(mpi.size)
+        self._busy = Lock()
+
+    @property
+    def alone(self) -> bool:
+        """Return whether this process exchanges nothing with others: it is the only rank, or it was forked."""
+        return self._mpi is None or is_child_process()
+
+    @property
+    def mpi(self) -> MPI.Intracomm:
+        """Return the communicator of MPI.
+
+        Raises
+        ------
+        PartitionError : this process must not call MPI.
+        """
+        if self._mpi is None or is_child_process():
+            raise PartitionError(
+                f"this process was forked by rank {self.rank}, and cannot exchange data with the other ranks",
+                remedy="make collective calls before the fork; afterwards, iterate over batches() of a dataset without "
+                "shuffling, or with a seed: they hold the samples of this rank",
+            )
+        return self._mpi
+
+    def wait_until(self, happened: Callable[[float], bool]) -> None:
+        """Return when an event has happened; see ``deadlines.wait_until``."""
+        wait_until(happened, self.liveness)
+
+    def start_maximum(self, values: Any) -> PendingMaximum:
+        """Start to reduce int64[n] to the element-wise maximum over all ranks. *Collective*."""
+        return PendingMaximum(self, np.array(values, np.int64))
+
+    def maximum(self, *values: int) -> list[int]:
+        """Return the maximum of each value over all ranks. *Collective*.
+
+        Raises
+        ------
+        PartitionError : another rank does not make this call in time; another thread makes a collective call.
+        """
+        with self._exclusive():
+            return [int(value) for value in self.start_maximum(values).wait()]
+
+    def poll(self, request: MPI.Request) -> None:
+        """Return when the request has completed. Wait without a deadline, in a thread whose consumer has one."""
+        poll(request.Test)
+
+    def wait(self, request: MPI.Request) -> None:
+        """Return when a request for much data has completed, which all ranks are about to start.
+
+        MPI moves some 16 KB per test of a request, so that ``poll``, which sleeps between the tests, would be slow.
+        """
+        with waiting_for(self.liveness):
+            request.Wait()
+
+    def barrier(self) -> None:
+        """Return when all ranks have made this call. *Collective*. Raises like ``maximum``."""
+        self.maximum(0)
+
+    def allgather(self, value: Any) -> list[Any]:
+        """Return the Python objects of all ranks, by rank. *Collective*. Raises like ``maximum``."""
+        if self.size == 1:
+            return [value]
+        with self._exclusive():
+            self.start_maximum([0]).wait()
+            with waiting_for(self.liveness):
+                return list(self.mpi.allgather(value))
+
+    def broadcast(self, value: Any) -> Any:
+        """Return the Python object of rank 0. *Collective*. Raises like ``maximum``."""
+        if self.size == 1:
+            return value
+        with self._exclusive():
+            self.start_maximum([0]).wait()
+            with waiting_for(self.liveness):
+                return self.mpi.bcast(value)
+
+    def agree(self, error: BaseException | None) -> None:
+        """Raise the error of the lowest rank that has one, on every rank. *Collective*."""
+        if self.alone:
+            first = self._explain(error)
+        else:
+            (failed,) = self.maximum(error is not None)
+            first = self.first_error(error) if failed else None
+        if first is not None:
+            raise first
+
+    def first_error(self, own: BaseException | None) -> BaseException | None:
+        """Return the error of the lowest rank that has one. *Collective*."""
+        own = self._explain(own)
+        if self.alone:
+            return own
+        pickled = next((error for error in self.allgather(pickle_error(own)) if error is not None), None)
+        first: BaseException | None = None if pickled is None else pickle.loads(pickled)
+        return first
+
+    def _explain(self, error: BaseException | None) -> BaseException | None:
+        """Return the error; ``OutOfMemory`` with the rank in place of a lack of memory."""
+        return error and (out_of_memory(error, self.rank, "the data of this rank") or error)
+
+    def duplicate(self) -> Communicator:
+        """Return a new communicator of the same ranks. *Collective*.
+
+        Raises
+        ------
+        DataError : MPI has no communicator left.
+        """
+        if self.alone:
+            return Communicator(rank=self.rank, size=self.size)
+        self.barrier()
+        try:
+            with waiting_for(self.liveness):
+                return Communicator(self.mpi.Dup(), self.liveness)
+        except MPI.Exception as error:
+            raise DataError(
+                "MPI has no communicator left for another iterator",
+                expected="at most some 2,000 iterators, batches and TensorFlow datasets in use at once",
+                found=error,
+                remedy="delete those that are no longer needed (del), or open fewer at once",
+            ) from error
+
+    def free(self) -> None:
+        """Free the communicator. *Collective*."""
+        if not self.alone:
+            with waiting_for(self.liveness):
+                self.mpi.Free()
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        if not self._busy.acquire(blocking=False):
+            raise PartitionError(
+                "two threads of one rank make collective calls at the same time",
+                expected="one thread at a time, in the same order on all ranks",
+                remedy="call from one thread, or give each thread a communicator of its own: "
+                "open_dataset(..., comm=MPI.COMM_WORLD.Dup())",
+            )
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+
+def pickle_error(error: BaseException | None) -> bytes | None:
+    """Return the error as bytes that another rank can unpickle; a ``DataError`` with its text if that fails."""
+    if error is None:
+        return None
+    try:
+        pickled = pickle.dumps(error)
+        pickle.loads(pickled)
+    except Exception:  # pickling runs code of the class of the error
+        text = "".join(traceback.format_exception_only(error)).strip()
+        pickled = pickle.dumps(DataError(f"a rank failed: {text}"))
+    return pickled

@@ -1,0 +1,49 @@
+"""Processes that a rank starts or forks.
+
+They must not call MPI: an MPI library does not survive ``fork``, and a started process inherits the environment with
+which its rank introduced itself to the launcher. Such processes read data without MPI.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+
+import mpi4py
+
+RANK_PROCESS = "MATEX_RANK_PROCESS"
+"""Environment variable: process id of a rank, inherited by its children."""
+
+_forked = False
+
+
+def is_child_process() -> bool:
+    """Return whether a rank started or forked this process."""
+    return _forked or _STARTED
+
+
+def _started_by_rank() -> bool:
+    starting = getattr(multiprocessing.current_process(), "_inheriting", False)  # before parent_process() is set
+    by_multiprocessing = starting or multiprocessing.parent_process() is not None
+    return RANK_PROCESS in os.environ and (by_multiprocessing or os.environ[RANK_PROCESS] == str(os.getppid()))
+
+
+def _note_fork() -> None:
+    global _forked
+    _forked = True
+
+
+def mark_rank() -> None:
+    """Note in the environment that this process is a rank, for the processes that it starts."""
+    os.environ[RANK_PROCESS] = str(os.getpid())
+
+
+def disable_mpi_in_child() -> None:
+    """Prevent ``mpi4py.MPI`` from initializing MPI in a process that a rank started. Call it before that import."""
+    if _STARTED:
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = False
+
+
+_STARTED = _started_by_rank()
+os.register_at_fork(after_in_child=_note_fork)

@@ -1,0 +1,114 @@
+"""Batches of one rank as NumPy arrays, epoch by epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from matex_data._types import Integers
+from matex_data.fields import ElementSpec
+from matex_data.mpi.communicator import Communicator
+from matex_data.pipeline.epochs import Epochs
+from matex_data.pipeline.plan import Arrays
+from matex_data.pipeline.window import LoadedWindow
+from matex_data.sampling.state import Fingerprint
+
+
+@dataclass(frozen=True)
+class BatchWindow:
+    """Consecutive batches of one rank.
+
+    Parameters
+    ----------
+    arrays : field name -> samples of all batches, one batch after the other.
+    sizes : int64[batches], samples of each batch.
+    weight : float32[samples], the sample weights; None without padding.
+    """
+
+    arrays: Arrays
+    sizes: Integers
+    weight: NDArray[np.float32] | None
+
+
+class Batches:
+    """Iterable over this rank's rows of every global batch. Each iteration is the next epoch.
+
+    Iteration is *Collective*: all ranks begin an epoch, and take the same number of batches. The arrays are views of
+    memory that is reused once no array refers to it.
+
+    Parameters
+    ----------
+    epochs : source of the samples, in the order of the batches.
+    elements : structure of a batch.
+    fingerprint : facts that determine the order.
+    step : global batches to skip, counted from the first batch of epoch 0.
+    """
+
+    def __init__(self, epochs: Epochs, elements: ElementSpec, fingerprint: Fingerprint, step: int = 0) -> None:
+        self.schedule = epochs.schedule
+        self.elements = elements
+        self.fingerprint = fingerprint
+        self.rows = self.schedule.batch_size // epochs.size
+        self._epochs = epochs
+        self._epoch, self._step = divmod(step, self.schedule.steps) if self.schedule.steps else (0, 0)
+
+    @property
+    def comm(self) -> Communicator:
+        """Return the communicator of the ranks that shard these batches."""
+        return self._epochs.source.comm
+
+    def __len__(self) -> int:
+        """Return the number of batches of the next epoch, equal on all ranks."""
+        return self.schedule.steps - self._step
+
+    def state(self, step: int) -> dict[str, Any]:
+        """Return the state after ``step`` of these batches, counted from the first batch of epoch 0.
+
+        See ``Dataset.state``.
+        """
+        return self.fingerprint.state(step)
+
+    @property
+    def epoch(self) -> int:
+        """Return the number of the next epoch, from 0 on."""
+        return self._epoch
+
+    def begin_at(self, epoch: int) -> None:
+        """Set the number of the next epoch, which begins with its first batch. Equal on all ranks."""
+        self._epoch, self._step = epoch, 0
+
+    @property
+    def resumed(self) -> bool:
+        """True if the next epoch begins after its first batch."""
+        return self._step > 0
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield this rank's rows of each batch of the next epoch. *Collective*."""
+        for window in self.windows():
+            stops = np.cumsum(window.sizes).tolist()
+            for start, stop in zip([0, *stops[:-1]], stops, strict=True):
+                values = {name: array[start:stop] for name, array in window.arrays.items()}
+                weight = None if window.weight is None else window.weight[start:stop]
+                yield self.elements.assemble(values, weight)
+
+    def windows(self) -> Iterator[BatchWindow]:
+        """Yield the batches of the next epoch, those of one read at a time. *Collective*. Counts as an iteration."""
+        epoch, step = self._epoch, self._step
+        self._epoch, self._step = epoch + 1, 0
+        skip = step % self._epochs.read_steps
+        for window in self._epochs.windows(epoch, step - skip):
+            yield self._without(window, skip)
+            skip = 0
+
+    def _without(self, window: LoadedWindow, skip: int) -> BatchWindow:
+        """Return the window without its first ``skip`` batches."""
+        begin = int(window.sizes[:skip].sum())
+        weight = None
+        if self.schedule.remainder == "pad":
+            samples = window.sizes.sum() - window.padded
+            weight = (np.arange(begin, window.sizes.sum()) < samples).astype(np.float32)
+        return BatchWindow({name: array[begin:] for name, array in window.arrays.items()}, window.sizes[skip:], weight)

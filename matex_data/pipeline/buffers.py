@@ -1,0 +1,140 @@
+"""Aligned memory that is reused as soon as no array refers to it."""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from collections import deque
+from contextlib import suppress
+from os import register_at_fork
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from matex_data.fields import Field
+
+HUGE_PAGE = 2 << 20  # bytes
+KEPT_LARGE = 8  # free blocks that a pool keeps: as many as there can be windows in flight
+KEPT_SMALL = 32  # free blocks smaller than a huge page that a pool keeps
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+ALIGNMENT = 64  # bytes; TensorFlow uses memory of this alignment without a copy
+
+
+class _Lease:
+    """Owner of one block of memory. Arrays on the block keep it alive; its deletion returns the block to the pool.
+
+    It must not be an array, because NumPy collapses chains of views to the array that owns the memory.
+    """
+
+    def __init__(self, pool: BufferPool, memory: mmap.mmap) -> None:
+        self._pool = pool
+        self._memory = memory
+        address = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
+        self.__array_interface__ = {
+            "data": (address, False),
+            "shape": (len(memory),),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+    def __del__(self) -> None:
+        self._pool.give_back(self._memory)
+
+
+class BufferPool:
+    """Thread-safe pool of memory blocks.
+
+    A free block that is large enough is reused: the first write to a fresh page costs more than a copy to an old one.
+    """
+
+    def __init__(self) -> None:
+        self._free: deque[mmap.mmap] = deque()
+        self._returned: deque[mmap.mmap] = deque()  # by deleted owners
+        self._lock = Lock()
+        _POOLS.add(self)
+
+    def renew(self) -> None:
+        """Drop all free blocks and replace the lock, which a thread of the parent process may hold after a fork."""
+        self._free.clear()
+        self._returned.clear()
+        self._lock = Lock()
+
+    def bytes(self, count: int) -> NDArray[np.uint8]:
+        """Return uint8[count], aligned, with undefined contents.
+
+        Raises
+        ------
+        MemoryError : the system has no memory left.
+        """
+        with self._lock:
+            self._take_back()
+            # The block freed last is the likeliest to be in the processor's cache.
+            fitting = (m for m in reversed(self._free) if count <= len(m) <= 4 * max(count, HUGE_PAGE))
+            memory = next(fitting, None)
+            if memory is not None:
+                self._free.remove(memory)
+        if memory is None:
+            memory = _fresh(count)
+        return np.asarray(_Lease(self, memory))[:count]
+
+    def give_back(self, memory: mmap.mmap) -> None:
+        """Take back a block that no array refers to.
+
+        Python may collect an owner in any thread, and during any other method of this pool. So this method never
+        waits for a lock that its own thread may hold.
+        """
+        self._returned.append(memory)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._take_back()
+            finally:
+                self._lock.release()
+
+    def _take_back(self) -> None:
+        """Keep the returned blocks, and unmap the oldest ones where there are too many. The caller holds the lock."""
+        while self._returned:
+            memory = self._returned.popleft()
+            self._free.append(memory)
+            small = len(memory) < HUGE_PAGE
+            same_kind = [m for m in self._free if (len(m) < HUGE_PAGE) == small]
+            if len(same_kind) > (KEPT_SMALL if small else KEPT_LARGE):
+                self._free.remove(same_kind[0])
+
+    def arrays(self, fields: list[Field], rows: int) -> dict[str, NDArray[Any]]:
+        """Return a dict of arrays of ``rows`` samples for each field, in one block, with undefined contents."""
+        numeric = [field for field in fields if not field.array_dtype.hasobject]
+        sizes = [rows * field.row_bytes for field in numeric]
+        starts = np.cumsum([0] + [size + -size % ALIGNMENT for size in sizes])
+        block = self.bytes(int(starts[-1]))
+        arrays = {field.name: field.empty(rows) for field in fields if field.array_dtype.hasobject}
+        for field, start, size in zip(numeric, starts, sizes, strict=False):
+            memory = block[start : start + size]
+            arrays[field.name] = memory.view(field.array_dtype).reshape(rows, *field.shape)
+        return arrays
+
+
+_POOLS: weakref.WeakSet[BufferPool] = weakref.WeakSet()
+
+
+def _renew_all() -> None:
+    for pool in list(_POOLS):
+        pool.renew()
+
+
+register_at_fork(after_in_child=_renew_all)
+
+
+def _fresh(count: int) -> mmap.mmap:
+    """Map new memory of at least ``count`` bytes, in huge pages if it is large and the kernel has them."""
+    unit = HUGE_PAGE if count >= HUGE_PAGE else mmap.PAGESIZE
+    nbytes = max(unit, count + -count % unit)
+    try:
+        memory = mmap.mmap(-1, nbytes, _PRIVATE)
+    except OSError as error:
+        raise MemoryError(f"unable to allocate {nbytes} bytes ({error})") from error
+    if unit == HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory

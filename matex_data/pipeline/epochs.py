@@ -1,0 +1,241 @@
+"""Sources of the batches of an epoch: files that are read in every epoch, or samples that are kept in memory."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from matex_data._types import Integers
+from matex_data.errors import PartitionError
+from matex_data.index.library import LibraryRows
+from matex_data.machine import free_memory, memory_shortage
+from matex_data.mpi.communicator import Communicator
+from matex_data.pipeline.exchange import DistributedSamples, ExchangeEpochReader
+from matex_data.pipeline.plan import Arrays
+from matex_data.pipeline.prefetcher import Prefetcher
+from matex_data.pipeline.source import Source
+from matex_data.pipeline.window import EpochReader, FileEpochReader, LoadedWindow, ReadContext
+from matex_data.sampling.schedule import Schedule, Window, rank_range
+
+READ_BYTES = 64 << 20  # of one read of a rank, about, at most; each read costs Python time
+LEAST_READ_BYTES = 4 << 20
+EXCHANGE_BYTES = 16 << 20  # of one exchange of a rank, about, at most; a dozen times as much is in memory
+READS_IN_MEMORY = 64  # that the memory of a rank would hold; several are under way at once
+LEAST_READS = 6  # of an epoch, so that one is read while another is decoded and a third one is consumed
+
+
+def read_bytes(comm: Communicator) -> int:
+    """Return the bytes that each rank reads at once, from the memory that the ranks may use. *Collective*."""
+    least = -comm.maximum(-free_memory())[0]
+    return int(min(READ_BYTES, max(LEAST_READ_BYTES, least // READS_IN_MEMORY)))
+
+
+def read_ahead_steps(steps: int, window_steps: int, most: int) -> int:
+    """Return the steps that are read at once: whole windows, in few reads of about equal length, but not too few.
+
+    Parameters
+    ----------
+    steps : steps of an epoch.
+    window_steps : steps of a window, which is never divided.
+    most : limit on the steps read at once; a single window may exceed it.
+    """
+    windows = max(1, -(-steps // window_steps))
+    fit = max(1, min(most // window_steps, windows // LEAST_READS))
+    reads = -(-windows // fit)
+    return window_steps * -(-windows // reads)
+
+
+class Epochs(ABC):
+    """Loaded windows of one rank, epoch by epoch.
+
+    Parameters
+    ----------
+    source : the opened files.
+    schedule : order of the samples in all epochs.
+
+    Attributes
+    ----------
+    read_steps : steps that are read at once; whole windows of the schedule.
+    """
+
+    def __init__(self, source: Source, schedule: Schedule) -> None:
+        self.source = source
+        self.schedule = schedule
+        self.rank, self.size = source.comm.rank, source.comm.size
+        step_bytes = max(1, schedule.batch_size // self.size * source.row_bytes)
+        self.read_steps = read_ahead_steps(schedule.steps, schedule.window_steps, read_bytes(source.comm) // step_bytes)
+
+    @abstractmethod
+    def windows(self, epoch: int, start: int) -> Iterator[LoadedWindow]:
+        """Yield this rank's windows of ``read_steps`` steps each, from step ``start`` on. *Collective*."""
+
+
+class PrefetchedEpochs(Epochs):
+    """Epochs that a background thread loads ahead of the consumer. Only one of them is under way at a time."""
+
+    def __init__(self, source: Source, schedule: Schedule) -> None:
+        super().__init__(source, schedule)
+        self._context: ReadContext | None = None
+        self._process = os.getpid()
+        self._prefetcher: Prefetcher | None = None
+
+    def windows(self, epoch: int, start: int) -> Iterator[LoadedWindow]:
+        """Yield this rank's windows from step ``start`` on. End an unfinished earlier epoch. *Collective*."""
+        if self._process != os.getpid():  # after a fork, MPI, open files and threads belong to the parent process
+            self._context, self._process, self._prefetcher = None, os.getpid(), None
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+            self._prefetcher.join()
+        self._prefetcher = prefetcher = Prefetcher(self._reader(self._opened(), epoch, start))
+        try:
+            yield from prefetcher
+        finally:
+            prefetcher.close()
+
+    def _opened(self) -> ReadContext:
+        """Return the context of these epochs; open it first if need be. *Collective*."""
+        if self._context is None:
+            self._context = self._open()
+        return self._context
+
+    @abstractmethod
+    def _open(self) -> ReadContext:
+        """Open a context for these epochs. *Collective*."""
+
+    @abstractmethod
+    def _reader(self, context: ReadContext, epoch: int, start: int) -> EpochReader:
+        """Return the reader of one epoch."""
+
+
+class StreamedEpochs(PrefetchedEpochs):
+    """Epochs that are read from the files each time. *Collective*."""
+
+    def __init__(self, source: Source, schedule: Schedule) -> None:
+        super().__init__(source, schedule)
+        self._opened()
+
+    def _open(self) -> ReadContext:
+        return self.source.read_context()
+
+    def _reader(self, context: ReadContext, epoch: int, start: int) -> EpochReader:
+        return FileEpochReader(context, self.schedule, epoch, start, self.read_steps)
+
+
+class InMemoryEpochs(Epochs):
+    """Epochs over samples that each rank reads once, keeps, and shuffles as a whole every time. *Collective*.
+
+    Raises
+    ------
+    PartitionError : the shard of a rank does not fit into its memory.
+    """
+
+    def __init__(self, source: Source, schedule: Schedule) -> None:
+        whole = replace(schedule, window_steps=max(1, schedule.steps), fixed_block_order=True)
+        super().__init__(source, whole)
+        self.read_steps = max(1, read_bytes(source.comm) * self.size // max(1, schedule.batch_size * source.row_bytes))
+        shard = self._window(0).runs
+        remedy = 'leave out cache="memory", or use more machines'
+        source.comm.agree(
+            memory_shortage(shard.total * source.row_bytes, f"the shard of rank {self.rank}", remedy=remedy)
+        )
+        self._shard: Arrays = source.read(shard)
+
+    def windows(self, epoch: int, start: int) -> Iterator[LoadedWindow]:
+        """Yield this rank's windows from step ``start`` on, copied from its shard."""
+        window = self._window(epoch)
+        number = np.full(window.rows, -1, np.int64)
+        number[window.destination] = np.arange(window.runs.total)
+        for first in range(start, len(window.sizes), self.read_steps):
+            sizes = window.sizes[first : first + self.read_steps]
+            begin = int(window.sizes[:first].sum())
+            yield self._take(number[begin : begin + int(sizes.sum())], sizes)
+
+    def _window(self, epoch: int) -> Window:
+        return self.schedule.epoch(epoch).window(0, self.schedule.steps, self.rank, self.size)
+
+    def _take(self, number: Integers, sizes: Integers) -> LoadedWindow:
+        """Copy rows of the shard; ``number`` is -1 for padding, which comes last."""
+        fields = self.source.index.fields
+        arrays = self.source.buffers.arrays(list(fields.values()), len(number))
+        samples = int((number >= 0).sum())
+        for name, array in arrays.items():
+            np.take(self._shard[name], number[:samples], axis=0, out=array[:samples], mode="clip")
+            fields[name].blank(array[samples:])
+        return LoadedWindow(arrays, sizes, len(number) - samples)
+
+
+class SingleRowEpochs(StreamedEpochs):
+    """Epochs in a uniform permutation of all samples, which are read row by row. *Collective*.
+
+    Raises
+    ------
+    PartitionError : a field does not allow reads of single rows.
+    """
+
+    def __init__(self, source: Source, schedule: Schedule) -> None:
+        source.comm.agree(_single_row_error(source))
+        super().__init__(source, schedule)
+
+
+class ExchangedEpochs(PrefetchedEpochs):
+    """Epochs in a uniform permutation of all samples, which the ranks keep in memory and exchange. *Collective*.
+
+    Raises
+    ------
+    PartitionError : the shard of a rank does not fit into its memory; MPI does not allow calls from threads.
+    """
+
+    def __init__(self, source: Source, schedule: Schedule) -> None:
+        super().__init__(source, schedule)
+        most = EXCHANGE_BYTES // max(1, schedule.batch_size // self.size * source.row_bytes)
+        self.read_steps = max(1, min(self.read_steps, most))
+        comm, total = source.comm, schedule.segments.total
+        comm.agree(_exchange_error(source))
+        start, stop = rank_range(total, self.rank, self.size)
+        single = _single_row_error(source) is None
+        remedy = 'global_reads="rows" (reads single rows in every epoch), ' if single else ""
+        purpose = f'the shard of rank {self.rank} of {self.size}, which shuffle="global" keeps,'
+        remedy = f"use {remedy}more machines, fewer fields, or shuffle=True"
+        comm.agree(memory_shortage((stop - start) * source.row_bytes, purpose, remedy=remedy))
+        self._samples = DistributedSamples(comm, total, source.load(schedule.segments))
+        self._opened()
+
+    def _open(self) -> ReadContext:
+        return self.source.exchange_context()
+
+    def _reader(self, context: ReadContext, epoch: int, start: int) -> EpochReader:
+        return ExchangeEpochReader(context, self.schedule, self._samples, epoch, start, self.read_steps)
+
+
+def _exchange_error(source: Source) -> PartitionError | None:
+    """Return the error if the ranks cannot exchange samples in the background, else None."""
+    if source.comm.size == 1 or source.threaded:
+        return None
+    return PartitionError(
+        'shuffle="global" exchanges samples between the ranks in a thread, which this MPI does not allow',
+        expected="MPI_THREAD_MULTIPLE",
+        remedy='use an MPI library that provides it, global_reads="rows", or shuffle=True',
+    )
+
+
+def _single_row_error(source: Source) -> PartitionError | None:
+    """Return the error, with the first field at fault, if rows cannot be read singly, else None."""
+    for file in source.index.files:
+        for name in source.index.fields:
+            layout = file.layouts[name]
+            if layout.block_rows > 1 or layout.borders() is not None or isinstance(layout, LibraryRows):
+                stored = f"blocks of {layout.block_rows:,} rows" if layout.block_rows > 1 else "blocks of several rows"
+                return PartitionError(
+                    'global_reads="rows" reads single rows, which this field does not allow',
+                    file=file.path,
+                    field=name,
+                    expected="rows of fixed size, each of which can be read alone",
+                    found=f"{stored} (chunks, or text)",
+                    remedy='use global_reads="memory" if the data fit into the memory of all ranks, store the field '
+                    "contiguously, or use shuffle=True",
+                )
+    return None

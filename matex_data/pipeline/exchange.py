@@ -1,0 +1,307 @@
+"""Samples distributed over the memory of all ranks, and exchanged window by window.
+
+Each rank keeps one shard of all samples. For every window it sends the positions of its samples to the ranks that keep
+them, and receives the rows: one exchange of counts, one of positions, and one of rows for every field. The ranks meet,
+and agree before rows are sent, by non-blocking calls that they poll. After that all of them take part, and the
+exchange takes as long as MPI needs to move the data. A rank that has left the epoch, or has failed, participates in
+the exchanges agreed before.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+
+from matex_data._types import Array, Bytes, Integers
+from matex_data.fields import Field
+from matex_data.index.scatter import scatter
+from matex_data.io.counters import Profile
+from matex_data.io.files import Files
+from matex_data.mpi.communicator import Communicator
+from matex_data.mpi.library import MPI
+from matex_data.pipeline.plan import Arrays
+from matex_data.pipeline.pool import submit
+from matex_data.pipeline.window import EpochReader, LoadedWindow, PendingWindow, ReadContext
+from matex_data.sampling.schedule import Schedule, StepPositions, rank_range
+
+_NO_BYTES = np.empty(0, np.uint8)
+
+
+@dataclass(frozen=True)
+class DistributedSamples:
+    """Samples in the memory of all ranks.
+
+    Parameters
+    ----------
+    comm : the ranks.
+    total : number of samples; each rank keeps those of ``rank_range(total, rank, size)``.
+    arrays : field name -> this rank's shard.
+    """
+
+    comm: Communicator
+    total: int
+    arrays: Arrays
+
+    def owners(self, positions: Integers) -> Integers:
+        """Return the rank that keeps each sample, int64[samples]."""
+        first = np.array([rank_range(self.total, rank, self.comm.size)[0] for rank in range(self.comm.size)], np.int64)
+        return np.searchsorted(first, positions, side="right") - 1
+
+    def local(self, positions: Integers) -> Integers:
+        """Return the rows of this rank's ``arrays`` that hold these samples, int64[samples]."""
+        local: Integers = positions - rank_range(self.total, self.comm.rank, self.comm.size)[0]
+        return local
+
+
+class ExchangeEpochReader(EpochReader):
+    """Windows of an epoch whose samples come from the memory of the ranks.
+
+    Parameters
+    ----------
+    context : memory, and a communicator for these epochs alone.
+    schedule : uniform order of the samples in all epochs.
+    samples : samples of all ranks.
+    epoch : number of the epoch, from 0 on.
+    start : first step.
+    window_steps : steps of one window.
+    """
+
+    def __init__(
+        self,
+        context: ReadContext,
+        schedule: Schedule,
+        samples: DistributedSamples,
+        epoch: int,
+        start: int,
+        window_steps: int,
+    ) -> None:
+        super().__init__(context, schedule, epoch, start, window_steps)
+        self._samples = samples
+
+    def plan(self, begin: int, end: int) -> PendingWindow:
+        """Draw the samples of steps ``begin`` to ``end``, and allocate their arrays."""
+        with self.context.profile.timed("planning"):
+            comm = self._samples.comm
+            drawn = self.epoch.step_positions(begin, end, comm.rank, comm.size)
+            arrays = self.context.allocate(drawn.rows, len(drawn.positions))
+            padded = drawn.rows - len(drawn.positions)
+            return ExchangedWindow(self.context, self._samples, drawn, LoadedWindow(arrays, drawn.sizes, padded))
+
+
+class ExchangedWindow(PendingWindow):
+    """Window whose samples come from the memory of the ranks.
+
+    Parameters
+    ----------
+    context : memory and communicator.
+    samples : samples of all ranks.
+    drawn : samples of the window.
+    loaded : its arrays.
+    """
+
+    def __init__(
+        self, context: ReadContext, samples: DistributedSamples, drawn: StepPositions, loaded: LoadedWindow
+    ) -> None:
+        self.loaded = loaded
+        self._context = context
+        self._samples = samples
+        self._drawn = drawn
+        self._futures: list[Future[None]] = []
+
+    def counts(self, files: int) -> Integers:
+        """Return int64[files] zeros: no file is read."""
+        return np.zeros(files, np.int64)
+
+    def start(self, files: Files, agreed: Integers, profile: Profile) -> None:
+        """Exchange the samples, and start to scatter their rows into the window. *Collective*.
+
+        Raises
+        ------
+        MemoryError : memory has run out on this rank. The other ranks have been informed.
+        """
+        with profile.timed("reading"):
+            if self._samples.comm.size == 1:
+                self._futures = [submit(self._take)]
+            else:
+                self._futures = self._exchange()
+
+    def participate(self, files: Files, agreed: Integers) -> None:
+        """Exchange the samples for the other ranks. *Collective*."""
+        self.start(files, agreed, Profile())
+
+    def wait(self, profile: Profile) -> None:
+        """Wait until all rows are in the window. Raise the first error."""
+        with profile.timed("decoding"):
+            for future in self._futures:
+                future.result()
+        profile.add(samples=len(self._drawn.positions))
+
+    def _take(self) -> None:
+        """Copy the samples from this rank's own shard."""
+        positions = self._drawn.positions
+        for name, array in self.loaded.arrays.items():
+            np.take(self._samples.arrays[name], positions, axis=0, out=array[: len(positions)], mode="clip")
+
+    def _exchange(self) -> list[Future[None]]:
+        """Exchange positions, then rows; return the futures of scattering the received rows. *Collective*."""
+        comm, positions = self._context.session.comm, self._drawn.positions
+        fields = self._context.index.fields.values()
+        owner = self._samples.owners(positions)
+        order = np.argsort(owner, kind="stable")
+        wanted = _RankCounts.of(np.bincount(owner, minlength=comm.size))
+        requested = wanted.exchanged(comm)
+        received = np.empty(requested.total, np.int64)
+        comm.wait(comm.mpi.Ialltoallv([positions[order], *wanted, MPI.INT64_T], [received, *requested, MPI.INT64_T]))
+        first_error: Exception | None = None
+        transfers: dict[str, _Transfer] = {}
+        try:
+            local = self._samples.local(received)
+            for field in fields:
+                shard = self._samples.arrays[field.name]
+                transfers[field.name] = _pack(field, shard, local, requested, wanted, self._context)
+        except Exception as error:  # of any kind: the other ranks have to stop, too
+            first_error = error
+        for field in fields:
+            if field.array_dtype.hasobject:
+                transfer = transfers.get(field.name)
+                sizes = _RankCounts.of(np.zeros(comm.size, np.int64)) if transfer is None else transfer.sent
+                from_ranks = sizes.exchanged(comm)
+                if transfer is not None:
+                    transfer.received = from_ranks
+        try:
+            for transfer in transfers.values():
+                transfer.allocate(self._context)
+        except Exception as error:  # as above
+            first_error = first_error or error
+        (failed,) = comm.start_maximum([first_error is not None]).result()
+        if first_error is not None:
+            raise first_error
+        if failed:
+            return []
+        for transfer in transfers.values():
+            transfer.exchange(comm)
+        self._context.profile.add(exchanged=sum(transfer.from_others(comm.rank) for transfer in transfers.values()))
+        return [submit(transfer.unpack, self.loaded.arrays[name], order) for name, transfer in transfers.items()]
+
+
+@dataclass(frozen=True)
+class _RankCounts:
+    """Counts and offsets of the items to, or from, each rank.
+
+    Parameters
+    ----------
+    each : int64[ranks], number of items.
+    first : int64[ranks], position of the first item.
+    """
+
+    each: Integers
+    first: Integers
+
+    @classmethod
+    def of(cls, each: Integers) -> _RankCounts:
+        """Return counts of items in the order of the ranks."""
+        return cls(each.astype(np.int64), np.cumsum(each) - each)
+
+    @property
+    def total(self) -> int:
+        """Return the number of items of all ranks."""
+        return int(self.each.sum())
+
+    def __iter__(self) -> Iterator[Integers]:
+        """Yield counts and offsets, in the order of a buffer specification of mpi4py."""
+        return iter((self.each, self.first))
+
+    def exchanged(self, comm: Communicator) -> _RankCounts:
+        """Return the counts of each rank for this one. *Collective*."""
+        received = np.empty_like(self.each)
+        comm.poll(comm.mpi.Ialltoall(self.each, received))
+        return _RankCounts.of(received)
+
+
+@dataclass
+class _Transfer:
+    """Rows of one field on their way between the ranks, as items of ``item_bytes`` bytes.
+
+    Parameters
+    ----------
+    field : the field.
+    sent, received : items to, and from, each rank.
+    item_bytes : bytes of a row; 1 where rows are pickled.
+    data : uint8, the items to send.
+    memory : uint8, memory for the items to receive.
+    """
+
+    field: Field
+    sent: _RankCounts
+    received: _RankCounts
+    item_bytes: int
+    data: Bytes
+    memory: Bytes
+
+    def allocate(self, context: ReadContext) -> None:
+        """Allocate the memory to receive."""
+        self.memory = context.scratch.bytes(self.received.total * self.item_bytes)
+
+    def from_others(self, rank: int) -> int:
+        """Return the number of bytes that other ranks send to ``rank``."""
+        return int(self.received.total - self.received.each[rank]) * self.item_bytes
+
+    def exchange(self, comm: Communicator) -> None:
+        """Send and receive. *Collective*."""
+        if self.item_bytes == 0:
+            return
+        item = MPI.BYTE.Create_contiguous(self.item_bytes).Commit()
+        try:
+            comm.wait(comm.mpi.Ialltoallv([self.data, *self.sent, item], [self.memory, *self.received, item]))
+        finally:
+            item.Free()
+        self.data = _NO_BYTES  # releases the memory
+
+    def unpack(self, out: Array, order: Integers) -> None:
+        """Scatter the received rows into ``out[order]``."""
+        if self.field.array_dtype.hasobject:
+            ends = np.cumsum(self.received.each).tolist()
+            rows = [
+                row
+                for end, size in zip(ends, self.received.each.tolist(), strict=True)
+                if size
+                for row in pickle.loads(self.memory[end - size : end].tobytes())
+            ]
+            for at, row in zip(order.tolist(), rows, strict=True):
+                out[at] = row
+        elif self.item_bytes:
+            scatter(out, order, self.memory.view(out.dtype).reshape(-1, *out.shape[1:]))
+        self.memory = _NO_BYTES  # releases the memory
+
+
+def _pack(
+    field: Field, shard: Array, local: Integers, requested: _RankCounts, wanted: _RankCounts, context: ReadContext
+) -> _Transfer:
+    """Gather the rows that the ranks have requested, in the order of the ranks.
+
+    Parameters
+    ----------
+    field : the field.
+    shard : this rank's samples of the field.
+    local : int64[rows], the requested rows of ``shard``.
+    requested : number of rows that each rank requests from this one.
+    wanted : number of rows that this rank requests from each other one.
+    context : memory.
+    """
+    if field.array_dtype.hasobject:
+        ends = np.cumsum(requested.each).tolist()
+        pickles = [
+            pickle.dumps(list(shard[local[end - n : end]])) if n else b""
+            for end, n in zip(ends, requested.each.tolist(), strict=True)
+        ]
+        sizes = _RankCounts.of(np.array([len(data) for data in pickles], np.int64))
+        return _Transfer(field, sizes, sizes, 1, np.frombuffer(b"".join(pickles), np.uint8), _NO_BYTES)
+    data = context.scratch.bytes(len(local) * field.row_bytes)
+    if field.row_bytes:
+        rows = data.view(field.array_dtype).reshape(len(local), *field.shape)
+        np.take(shard, local, axis=0, out=rows, mode="clip")
+    return _Transfer(field, requested, wanted, field.row_bytes, data, _NO_BYTES)

@@ -1,0 +1,134 @@
+"""Plan of the reads of one window: byte ranges, grouped into large reads, and the decoding after each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from matex_data._types import Integers
+from matex_data.errors import DataError
+from matex_data.index import table
+from matex_data.index.cache import ChunkCache
+from matex_data.index.model import Index, ReadRequest, RowSelection, call_after_last
+from matex_data.index.runs import Runs
+from matex_data.io.coalesce import PendingRead, ReadTask, plan_tasks
+from matex_data.machine import threads
+from matex_data.pipeline.buffers import BufferPool
+
+Arrays = dict[str, NDArray[Any]]
+TASKS_PER_THREAD = 2  # read tasks of a window with much to decode
+_NO_BYTES = np.empty(0, np.uint8)
+
+
+@dataclass
+class ReadPlan:
+    """Reads of one window.
+
+    Parameters
+    ----------
+    tasks : read tasks by file number.
+    completions : functions to call that need no bytes.
+    memory : arrays that receive the bytes; the plan keeps them alive until all reads are complete.
+    chunks : cache in which other windows wait for chunks that these reads decode.
+    scratch : buffers for bytes that have to be decoded.
+    """
+
+    tasks: dict[int, list[ReadTask]] = field(default_factory=dict)
+    completions: list[Callable[[], None]] = field(default_factory=list)
+    memory: list[NDArray[Any]] = field(default_factory=list)
+    chunks: ChunkCache | None = None
+    scratch: BufferPool = field(default_factory=BufferPool)
+
+    def counts(self, files: int) -> Integers:
+        """Return int64[files], the number of collective reads of each file."""
+        counts = np.zeros(files, np.int64)
+        for number, tasks in self.tasks.items():
+            counts[number] = sum(task.count for task in tasks)
+        return counts
+
+    def allocate(self, task: ReadTask) -> NDArray[np.uint8]:
+        """Return scratch memory for a task, uint8; empty if it reads directly into the arrays."""
+        return self.scratch.bytes(task.scratch) if task.scratch else _NO_BYTES
+
+    def abandon(self, error: BaseException) -> None:
+        """Fail the chunks that other windows wait for with ``error``."""
+        if self.chunks is not None:
+            self.chunks.fail_pending(error)
+
+
+def plan_reads(
+    index: Index, runs: Runs, destination: Integers, arrays: Arrays, chunks: ChunkCache, scratch: BufferPool
+) -> ReadPlan:
+    """Plan the reads that fill ``arrays[name][destination[i]]`` with the i-th sample of ``runs``, for every field.
+
+    Parameters
+    ----------
+    index : index of the data set.
+    runs : samples in ascending order, numbered over all files.
+    destination : int64[runs.total], a row of the arrays for each sample.
+    arrays : field name -> array that receives the rows.
+    chunks : cache of decoded chunks.
+    scratch : buffers for bytes that have to be decoded.
+    """
+    requests = [
+        (number, name, request)
+        for number, rows in _rows_by_file(index, runs, destination)
+        for name, request in table.plan_reads(index.files[number].layouts, rows, arrays, chunks)
+    ]
+    if index.post_process is not None:
+        last = call_after_last(
+            [request for _, _, request in requests], partial(index.post_process, arrays, destination)
+        )
+        requests = [(number, name, request) for (number, name, _), request in zip(requests, last, strict=True)]
+    pending: dict[int, list[PendingRead]] = {}
+    plan = ReadPlan(memory=list(arrays.values()), chunks=chunks, scratch=scratch)
+    for number, name, request in requests:
+        path, complete = index.files[number].path, request.on_complete
+        on_complete = partial(_complete, complete, path, name) if complete else None
+        read = PendingRead(request.offset, request.nbytes, _address(request), on_complete)
+        if read.total:
+            pending.setdefault(number, []).append(read)
+        elif on_complete is not None:
+            plan.completions.append(partial(on_complete, _NO_BYTES))
+    plan.tasks = {number: plan_tasks(reads, TASKS_PER_THREAD * threads()) for number, reads in pending.items()}
+    return plan
+
+
+def _rows_by_file(index: Index, runs: Runs, destination: Integers) -> Iterator[tuple[int, RowSelection]]:
+    """Yield the number of each file that holds any of the samples, and its rows, counted within the file."""
+    if not len(runs.start):
+        return
+    stop = runs.start + runs.count
+    low, high = np.searchsorted(index.first_row, [runs.start[0], stop[-1] - 1], side="right") - 1
+    for number in range(int(low), int(high) + 1):
+        begin, end = index.first_row[number], index.first_row[number + 1]
+        selected = slice(np.searchsorted(stop, begin, side="right"), np.searchsorted(runs.start, end, side="left"))
+        start, last = np.maximum(runs.start[selected], begin), np.minimum(stop[selected], end)
+        total = int((last - start).sum())
+        if total:
+            first = int(runs.first[selected.start] + start[0] - runs.start[selected.start])
+            yield number, RowSelection(start - begin, last - begin, destination[first : first + total])
+
+
+def _address(request: ReadRequest) -> Integers | None:
+    """Return the memory address of each byte range, int64[k]; None for scratch memory."""
+    if request.target is None:
+        return None
+    at = np.cumsum(request.nbytes) - request.nbytes if request.at is None else request.at
+    address: Integers = request.target.ctypes.data + at
+    return address
+
+
+def _complete(
+    complete: Callable[[NDArray[np.uint8]], None], path: str, field: str | None, data: NDArray[np.uint8]
+) -> None:
+    """Call ``complete(data)``; add the file and the field to its error."""
+    try:
+        complete(data)
+    except DataError as error:
+        raise error.at(path, field) from error

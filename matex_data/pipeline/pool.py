@@ -1,0 +1,63 @@
+"""Pool of threads that plan, read and decode. One pool serves all data sets of the process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from os import register_at_fork
+from typing import Any
+
+from matex_data.errors import PartitionError
+from matex_data.machine import out_of_memory, threads
+from matex_data.mpi.library import MPI
+from matex_data.mpi.processes import is_child_process
+
+
+@cache
+def decoders() -> ThreadPoolExecutor:
+    """Return the pool of this process."""
+    return ThreadPoolExecutor(threads(), thread_name_prefix="matex-decode")
+
+
+register_at_fork(after_in_child=decoders.cache_clear)  # a forked process has none of these threads
+
+
+class Rejected(Future[Any]):
+    """Future of a task that the pool did not accept."""
+
+
+def submit(task: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    """Schedule ``task(*arguments)`` in the pool and return its future.
+
+    The future fails with ``OutOfMemory`` if the task runs out of memory. It is a ``Rejected`` one, failed already, if
+    the pool cannot start a thread (``OutOfMemory``) or has shut down with the interpreter (``PartitionError``).
+    """
+    try:
+        return decoders().submit(_run, task, *arguments)
+    except RuntimeError as error:
+        failure = explained(error, "a thread that decodes")
+        if failure is error:
+            failure = PartitionError(
+                "the program of a rank has ended in the middle of an epoch",
+                remedy="take the same number of batches on every rank",
+            )
+        failure.__cause__ = error
+        rejected = Rejected()
+        rejected.set_exception(failure)
+        return rejected
+
+
+def _run(task: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return task(*arguments)
+    except (MemoryError, OSError, RuntimeError, ImportError) as error:
+        failure = explained(error, "samples that are read and decoded")
+        if failure is error:
+            raise
+        raise failure from error
+
+
+def explained(error: Exception, purpose: str) -> Exception:
+    """Return ``OutOfMemory`` if ``error`` means that no memory was left for ``purpose``, else ``error`` itself."""
+    return out_of_memory(error, None if is_child_process() else MPI.COMM_WORLD.rank, purpose) or error

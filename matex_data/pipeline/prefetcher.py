@@ -1,0 +1,252 @@
+"""Background thread of one rank that reads the windows of an epoch ahead of the consumer.
+
+The ranks agree twice on every window: before it is read, and before it is consumed. So a chunk that cannot be decoded
+on one rank stops all ranks at the same batch, and no rank waits for another one that has left the epoch. The round
+that ends one window also carries the number of collective reads of the window after the next one, and the ranks read
+while it is under way.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from threading import Condition, Thread
+
+import numpy as np
+
+from matex_data._types import Integers
+from matex_data.errors import PartitionError
+from matex_data.mpi import communicator, deadlines
+from matex_data.mpi.abort import abort_job
+from matex_data.mpi.communicator import PendingMaximum
+from matex_data.mpi.library import MPI
+from matex_data.mpi.processes import is_child_process
+from matex_data.mpi.status import Status, split_result
+from matex_data.pipeline.execute import reads_in_pool
+from matex_data.pipeline.window import EpochReader, LoadedWindow, PendingWindow
+
+QUEUED = 1  # loaded windows that wait for the consumer, at most
+EXIT_TIMEOUT = 5.0  # seconds to end an epoch after all ranks have reached the end of their programs
+
+
+class Prefetcher:
+    """Iterator over the loaded windows of one rank, read by a background thread.
+
+    Parameters
+    ----------
+    reader : windows of the epoch.
+    """
+
+    def __init__(self, reader: EpochReader) -> None:
+        self._reader = reader
+        self._context = reader.context
+        self._session = reader.context.session
+        self._ready: deque[tuple[LoadedWindow, PendingMaximum]] = deque()
+        self._change = Condition()
+        self._stopped = self._ended = False
+        self._abandoned = False  # another rank has left before the end
+        self._error: BaseException | None = None
+        self._process = os.getpid()
+        self._thread = Thread(target=self._run, name="matex-read", daemon=True)
+        _ALIVE.add(self)
+        self._session.closers.add(self)
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # no memory for a thread; the other ranks wait for this rank's first round
+            self._ended = True
+            _ALIVE.discard(self)
+            self._session.closers.discard(self)
+            self._agree(self._begin_round(error, None), error)
+            raise self._error or error from error
+
+    def __iter__(self) -> Iterator[LoadedWindow]:
+        """Yield the windows in order. Raise the first error of any rank."""
+        for _ in range(len(self._reader)):
+            yield self._next()
+        self._wait_for_end()
+
+    def close(self) -> None:
+        """Stop reading. Return at once; the thread ends after the ranks have agreed."""
+        if self._process != os.getpid():
+            return
+        with self._change:
+            self._stopped = True
+            self._ready.clear()
+            self._change.notify_all()
+
+    def join(self) -> None:
+        """Wait until the thread ends, which it does when all ranks have left the epoch.
+
+        Raises
+        ------
+        PartitionError : a rank does not leave it in time.
+        """
+        if self._process == os.getpid():
+            self._session.comm.wait_until(self._ended_within)
+            self._thread.join()
+
+    def _ended_within(self, seconds: float) -> bool:
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _next(self) -> LoadedWindow:
+        """Return the next window, after all ranks have loaded theirs."""
+        if self._process != os.getpid():
+            raise _forked()
+        with self._context.profile.timed("waiting"):
+            self._wait(lambda: bool(self._ready) or self._ended)
+            with self._change:
+                window, round_ = self._ready.popleft() if self._ready else (None, None)
+                self._change.notify_all()
+            loaded = round_ is not None and split_result(round_.wait())[0] == Status.CONTINUE
+        if window is None or not loaded:
+            self._wait_for_end()
+            raise _abandoned() if self._abandoned else _superseded()
+        return window
+
+    def _wait_for_end(self) -> None:
+        self._wait(lambda: self._ended)
+        if self._error is not None:
+            raise self._error
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        def within(seconds: float) -> bool:
+            with self._change:
+                return self._change.wait_for(condition, seconds)
+
+        if not within(0.0):
+            self._session.comm.wait_until(within)
+
+    def _run(self) -> None:
+        try:
+            self._read_all()
+        except BaseException as error:  # the consumer raises it
+            self._error = self._error or error
+        finally:
+            with self._change:
+                self._ended = True
+                self._change.notify_all()
+            _ALIVE.discard(self)
+
+    def _read_all(self) -> None:
+        """Read each window while the window before it is decoded, and publish the one before that."""
+        planned, loading = self._reader.windows(), deque[PendingWindow]()
+        upcoming, error = _result(next(planned, None))
+        error = error or self._context.changed_file()
+        next_plan = next(planned, None)  # one after the other: a window may wait for chunks of earlier ones
+        agreed = self._agree(self._begin_round(error, upcoming), error)
+        depth = 1 if self._reads_itself() else 2
+        while agreed is not None and (upcoming or loading):
+            ready: PendingWindow | None = None
+            following, error = (None, error) if error else _result(next_plan)
+            next_plan = next(planned, None)
+            try:
+                if error is None and len(loading) >= (depth if upcoming else 1):
+                    loading[0].wait(self._context.profile)
+                    ready, depth = loading.popleft(), 2
+            except Exception as failure:  # of any kind: the other ranks have to raise it
+                error = failure
+            round_ = self._begin_round(error, following)
+            if ready is not None:
+                self._publish(ready.loaded, round_)
+            if upcoming is not None:
+                error = self._start(upcoming, agreed, error)
+                loading.append(upcoming)
+            upcoming, agreed = following, self._agree(round_, error)
+
+    def _reads_itself(self) -> bool:
+        """Return whether this thread reads; it then publishes the first window before it reads the second one.
+
+        All ranks have to get the same result, even with different numbers of threads.
+        """
+        files = self._session.files
+        return files.collective or (self._session.comm.size == 1 and not reads_in_pool(files))
+
+    def _start(self, window: PendingWindow, agreed: Integers, error: Exception | None) -> Exception | None:
+        """Start to load a window, or only participate after an error; return the first error. *Collective*."""
+        self._wait_for_room()
+        files = self._session.files
+        try:
+            if error is not None or self._stopped:
+                window.participate(files, agreed)
+            else:
+                window.start(files, agreed, self._context.profile)
+        except Exception as failure:  # of any kind: the other ranks have to raise it
+            return error or failure
+        return error
+
+    def _begin_round(self, error: Exception | None, following: PendingWindow | None) -> PendingMaximum:
+        """Send this rank's status, and the number of reads for ``following``, to the other ranks. *Collective*."""
+        count = len(self._context.index.files)
+        counts = np.zeros(count, np.int64) if following is None else following.counts(count)
+        status = Status.FAILED if error else Status.STOP if self._stopped else Status.CONTINUE
+        return self._session.status_exchange.start(status, counts)
+
+    def _agree(self, round_: PendingMaximum, error: Exception | None) -> Integers | None:
+        """Return the agreed number of reads of each file, int64[files]; None after an error or the end of a rank."""
+        status, agreed = split_result(round_.result())
+        if status == Status.FAILED:
+            self._error = self._session.status_exchange.first_error(error)
+        self._abandoned = status == Status.STOP and not self._stopped
+        return agreed if status == Status.CONTINUE else None
+
+    def _wait_for_room(self) -> None:
+        with self._change:
+            self._change.wait_for(lambda: len(self._ready) < QUEUED or self._stopped)
+
+    def _publish(self, window: LoadedWindow, round_: PendingMaximum) -> None:
+        """Queue a window. The consumer takes it once ``round_`` shows that all ranks have loaded theirs."""
+        with self._change:
+            if not self._stopped:
+                self._ready.append((window, round_))
+            self._change.notify_all()
+
+
+def _result(future: Future[PendingWindow] | None) -> tuple[PendingWindow | None, Exception | None]:
+    """Return the planned window, if there is one, and the error of planning it."""
+    try:
+        return (future.result() if future else None), None
+    except Exception as error:  # of any kind: the other ranks have to raise it
+        return None, error
+
+
+def _forked() -> PartitionError:
+    return PartitionError(
+        "this process was forked in the middle of an epoch, which only its parent process can continue",
+        remedy="begin a new epoch in the process that iterates: for batch in data.batches(...)",
+    )
+
+
+def _abandoned() -> PartitionError:
+    return PartitionError(
+        "another rank has left this epoch before its end",
+        remedy="take the same number of batches on every rank",
+    )
+
+
+def _superseded() -> PartitionError:
+    return PartitionError(
+        "this epoch was closed, or ended when the next epoch of the same batches began",
+        remedy="finish one epoch before the next one, or call data.batches(...) again for a second iterator",
+    )
+
+
+_ALIVE: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """End all epochs that the program has left, before MPI ends. mpi4py registered its own handler earlier."""
+    if is_child_process() or MPI.Is_finalized():
+        return
+    for prefetcher in list(_ALIVE):
+        prefetcher.close()
+    deadlines.leave()
+    if not deadlines.poll(lambda: not communicator.has_pending(), EXIT_TIMEOUT) and MPI.COMM_WORLD.size > 1:
+        abort_job("the job ends with an error: a rank has begun an epoch that others have not")
+    for prefetcher in list(_ALIVE):
+        prefetcher.join()

@@ -1,0 +1,135 @@
+"""Batches as a ``tf.data.Dataset``. No other module of the data path imports TensorFlow.
+
+Python passes windows of many batches to TensorFlow, which slices them without a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from matex_data._types import Array, Integers
+from matex_data.errors import FormatError
+from matex_data.fields import Field, Schema
+from matex_data.pipeline import data_parallel
+from matex_data.pipeline.batches import Batches, BatchWindow
+
+
+def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:
+    """Return a data set whose tensors share the memory of the batches. Each iteration is one epoch.
+
+    Raises
+    ------
+    FormatError : a field has a dtype that TensorFlow does not have.
+    """
+    schedule = batches.schedule
+    rows = None if schedule.remainder == "keep" else batches.rows
+    columns = [_Column(field, _dtype(field), rows) for field in schema.values()]
+    weighted = schedule.remainder == "pad"
+
+    def windows() -> Iterator[tuple[Array, ...]]:
+        for window in batches.windows():
+            for even in _of_equal_size(window):
+                arrays = [column.arrays(even.arrays[column.field.name], even.sizes) for column in columns]
+                weights = [] if even.weight is None else [even.weight.reshape(len(even.sizes), -1)]
+                yield (*chain.from_iterable(arrays), *weights)
+
+    def slices(*tensors: Any) -> tf.data.Dataset:
+        remaining = iter(tensors)
+        values = {column.field.name: column.batches(remaining) for column in columns}
+        return tf.data.Dataset.from_tensor_slices(batches.elements.assemble(values, next(remaining, None)))
+
+    specs = [*chain.from_iterable(column.specs for column in columns)]
+    if weighted:
+        specs.append(tf.TensorSpec((None, rows), tf.float32))
+    dataset = tf.data.Dataset.from_generator(windows, output_signature=tuple(specs)).flat_map(slices)
+    options = tf.data.Options()
+    options.autotune.enabled = False  # there is nothing to tune, and its thread may delay the end of an epoch
+    options.experimental_optimization.apply_default_optimizations = False  # cost some ms per epoch, gain nothing
+    dataset = dataset.with_options(options)
+    if not batches.resumed:
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(schedule.steps))
+    dataset.matex_batches = batches  # for checkpoints of the training
+    dataset.matex_sharded = batches.comm  # the launcher must not shard it again
+    data_parallel.enable()
+    return dataset
+
+
+def _of_equal_size(window: BatchWindow) -> Iterator[BatchWindow]:
+    """Split a window into windows whose batches have equal sizes: only the last batch of an epoch may differ."""
+    sizes = window.sizes
+    last = len(sizes) - (len(sizes) > 1 and sizes[-1] != sizes[0])
+    cut = int(sizes[:last].sum())
+    for rows, steps in ((slice(0, cut), slice(0, last)), (slice(cut, None), slice(last, None))):
+        if len(sizes[steps]):
+            weight = None if window.weight is None else window.weight[rows]
+            yield BatchWindow({name: array[rows] for name, array in window.arrays.items()}, sizes[steps], weight)
+
+
+@dataclass(frozen=True)
+class _Column:
+    """Field of a data set as tensors.
+
+    Parameters
+    ----------
+    field : the field.
+    dtype : dtype of the tensors.
+    rows : samples of a batch; None if batches may differ in size.
+    """
+
+    field: Field
+    dtype: tf.DType
+    rows: int | None
+
+    @property
+    def specs(self) -> list[tf.TensorSpec]:
+        """Specs of the arrays of a window."""
+        if self.field.ragged:
+            return [tf.TensorSpec((None,), dtype) for dtype in (self.dtype, tf.int64, tf.int64)]
+        return [tf.TensorSpec((None, self.rows, *self.field.shape), self.dtype)]
+
+    def arrays(self, samples: Array, sizes: Integers) -> list[Array]:
+        """Return the samples as one array (batches, samples, ...).
+
+        Ragged samples become three arrays: the values, the length of each sample, and the samples of each batch.
+        """
+        if self.field.ragged:
+            lengths = np.array([len(row) for row in samples], np.int64)
+            return [np.concatenate([*samples, np.empty(0, self.field.dtype)]), lengths, sizes]
+        return [samples.reshape(len(sizes), len(samples) // len(sizes), *self.field.shape)]
+
+    def batches(self, tensors: Iterator[Any]) -> Any:
+        """Return the batches, from the next tensors of those that ``arrays`` has returned."""
+        values = next(tensors)
+        if not self.field.ragged:
+            return values
+        samples = tf.RaggedTensor.from_row_lengths(values, next(tensors), validate=False)
+        sizes = next(tensors)
+        if self.rows is None:
+            return tf.RaggedTensor.from_row_lengths(samples, sizes, validate=False)
+        return tf.RaggedTensor.from_uniform_row_length(samples, self.rows, tf.size(sizes, tf.int64), validate=False)
+
+
+def _dtype(field: Field) -> tf.DType:
+    if field.dtype.kind in "OSU":
+        return tf.string
+    try:
+        return tf.as_dtype(field.dtype)
+    except TypeError as error:
+        raise FormatError(
+            "TensorFlow has no such dtype",
+            field=field.name,
+            expected="numbers, booleans or strings",
+            found=str(field.dtype),
+            remedy="read the field with batches() or load(), or select other fields with inputs= and targets=",
+        ) from error
+
+
+def normalization(axis: tuple[int, ...] | None, mean: Array, variance: Array) -> Any:
+    """Return the Keras layer that subtracts ``mean`` and divides by the square root of ``variance``."""
+    return tf.keras.layers.Normalization(axis=axis, mean=mean, variance=variance)

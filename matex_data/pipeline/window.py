@@ -1,0 +1,195 @@
+"""Windows of one rank while they are planned and loaded, and the readers that plan the windows of an epoch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from matex_data._types import Integers
+from matex_data.errors import DataError
+from matex_data.index.cache import ChunkCache
+from matex_data.index.model import Index
+from matex_data.io.counters import Profile
+from matex_data.io.files import Files
+from matex_data.io.sessions import ReadSession
+from matex_data.pipeline.buffers import BufferPool
+from matex_data.pipeline.execute import execute
+from matex_data.pipeline.plan import Arrays, ReadPlan, plan_reads
+from matex_data.pipeline.pool import submit
+from matex_data.sampling.schedule import EpochOrder, Schedule, Window
+
+
+@dataclass(eq=False)
+class ReadContext:
+    """Files, memory and counters that all epochs of some batches use, one epoch at a time.
+
+    Parameters
+    ----------
+    session : communicator and open files for these batches alone.
+    index : index of the data set.
+    buffers : memory of the windows.
+    scratch : memory for bytes to decode; separate, because blocks of one size would displace those of the other.
+    cache_bytes : capacity of the cache of decoded chunks, in bytes.
+    profile : counters of the data set.
+    changed_file : returns the error of a file that changed after it was indexed, or None.
+    """
+
+    session: ReadSession
+    index: Index
+    buffers: BufferPool
+    scratch: BufferPool
+    cache_bytes: int
+    profile: Profile
+    changed_file: Callable[[], DataError | None]
+
+    def __post_init__(self) -> None:
+        self.session.assign(self)
+
+    def allocate(self, rows: int, samples: int) -> Arrays:
+        """Return arrays of ``rows`` rows for all fields; rows from ``samples`` on are padding."""
+        fields = self.index.fields
+        arrays = self.buffers.arrays(list(fields.values()), rows)
+        for name, array in arrays.items():
+            fields[name].blank(array[samples:])
+        return arrays
+
+
+@dataclass
+class LoadedWindow:
+    """Rows of one window in memory.
+
+    Parameters
+    ----------
+    arrays : field name -> rows of all steps, one step after the other.
+    sizes : int64[steps], rows of each step.
+    padded : number of rows at the end that are padding.
+    """
+
+    arrays: Arrays
+    sizes: Integers
+    padded: int
+
+
+class PendingWindow(ABC):
+    """Window that is planned, or is being loaded.
+
+    Attributes
+    ----------
+    loaded : the window; its contents are undefined until ``wait`` returns.
+    """
+
+    loaded: LoadedWindow
+
+    @abstractmethod
+    def counts(self, files: int) -> Integers:
+        """Return int64[files], the number of collective reads of each file that this rank needs."""
+
+    @abstractmethod
+    def start(self, files: Files, agreed: Integers, profile: Profile) -> None:
+        """Start to load the window. *Collective*: all agreed reads are made, even if one of them fails."""
+
+    @abstractmethod
+    def participate(self, files: Files, agreed: Integers) -> None:
+        """Make the agreed reads for the other ranks, without a window for this one. *Collective*."""
+
+    @abstractmethod
+    def wait(self, profile: Profile) -> None:
+        """Wait until ``loaded`` is complete. Raise the first error."""
+
+
+class EpochReader(ABC):
+    """Windows of one rank in one epoch, from a step on.
+
+    Parameters
+    ----------
+    context : what the windows are loaded with.
+    schedule : order of the samples in all epochs.
+    epoch : number of the epoch, from 0 on.
+    start : first step.
+    window_steps : steps of one window; a multiple of those of the schedule.
+    """
+
+    def __init__(self, context: ReadContext, schedule: Schedule, epoch: int, start: int, window_steps: int) -> None:
+        self.context = context
+        self.begins = range(start, schedule.steps, window_steps)
+        self._schedule = schedule
+        self._number = epoch
+
+    def __len__(self) -> int:
+        """Return the number of windows."""
+        return len(self.begins)
+
+    def windows(self) -> Iterator[Future[PendingWindow]]:
+        """Yield the windows in order. Each is planned, in the pool, when it is requested."""
+        steps = self._schedule.steps
+        # In the pool, since one thread more than there are cores would slow down the decoding.
+        return (submit(self.plan, begin, min(begin + self.begins.step, steps)) for begin in self.begins)
+
+    @cached_property
+    def epoch(self) -> EpochOrder:
+        """Return the order of the samples in this epoch; computed in the pool, with the first window."""
+        return self._schedule.epoch(self._number)
+
+    @abstractmethod
+    def plan(self, begin: int, end: int) -> PendingWindow:
+        """Plan the window of steps ``begin`` to ``end``, and allocate its arrays."""
+
+
+@dataclass
+class FileWindow(PendingWindow):
+    """Window that is read from files.
+
+    Parameters
+    ----------
+    window : samples of the window.
+    loaded : its arrays.
+    plan : reads that fill them.
+    """
+
+    window: Window
+    loaded: LoadedWindow
+    plan: ReadPlan
+    _futures: list[Future[None]] = field(default_factory=list)
+
+    def counts(self, files: int) -> Integers:
+        """Return int64[files], the number of collective reads of each file."""
+        return self.plan.counts(files)
+
+    def start(self, files: Files, agreed: Integers, profile: Profile) -> None:
+        """Read, and start to decode. *Collective* in collective mode."""
+        with profile.timed("reading"):
+            self._futures = execute(self.plan, files, agreed)
+        self.plan = ReadPlan()  # releases the scratch memory
+
+    def participate(self, files: Files, agreed: Integers) -> None:
+        """Make the agreed reads of the other ranks. *Collective* in collective mode."""
+        execute(ReadPlan(), files, agreed)
+
+    def wait(self, profile: Profile) -> None:
+        """Wait until all samples are read and decoded. Raise the first error."""
+        with profile.timed("decoding"):
+            wait(self._futures)  # wakes this thread once, not once for each future
+            for future in self._futures:
+                future.result()
+        profile.add(samples=self.window.runs.total)
+
+
+class FileEpochReader(EpochReader):
+    """Windows of an epoch that is read from files."""
+
+    def __init__(self, context: ReadContext, schedule: Schedule, epoch: int, start: int, window_steps: int) -> None:
+        super().__init__(context, schedule, epoch, start, window_steps)
+        self._chunks = ChunkCache(context.cache_bytes)
+
+    def plan(self, begin: int, end: int) -> FileWindow:
+        """Plan the reads of steps ``begin`` to ``end``, and allocate their arrays."""
+        context, comm = self.context, self.context.session.comm
+        with context.profile.timed("planning"):
+            window = self.epoch.window(begin, end, comm.rank, comm.size)
+            samples = window.runs.total
+            arrays = context.allocate(window.rows, samples)
+            plan = plan_reads(context.index, window.runs, window.destination, arrays, self._chunks, context.scratch)
+        return FileWindow(window, LoadedWindow(arrays, window.sizes, window.rows - samples), plan)

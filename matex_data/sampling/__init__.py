@@ -1,0 +1,1 @@
+"""Assign samples to steps and ranks: pure functions of integers."""

@@ -1,0 +1,310 @@
+"""Assign samples to steps and ranks: pure functions of integers, without MPI and files.
+
+An epoch is a sequence of all samples: the blocks of the files, permuted if they are shuffled. The sequence is cut into
+*lanes* of equal length; global batch k takes the next ``batch_size / lanes`` samples of every lane. A rank owns
+adjacent positions of the batch, hence adjacent lanes, hence one contiguous section of the sequence: it reads only that,
+and the ranks exchange nothing. Samples are shuffled within a *window*: the section of each lane that serves a number of
+whole steps. Every other lane runs backwards, so that adjacent lanes reach the block that they share at the same time.
+Nothing of this depends on the number of ranks, and so neither do the global batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from matex_data._types import Integers
+from matex_data.errors import PartitionError
+from matex_data.index.model import ranges
+from matex_data.index.runs import Runs, compress, join, merge
+from matex_data.sampling.permutation import Permutation, generator, orders, salts
+
+REMAINDERS = ("drop", "pad", "keep")
+
+
+def rank_range(total: int, rank: int, size: int) -> tuple[int, int]:
+    """Return the start and stop of a rank's block of ``total`` items; the first ranks get one item more.
+
+    >>> [rank_range(10, rank, 3) for rank in range(3)]
+    [(0, 4), (4, 7), (7, 10)]
+    """
+    each, more = divmod(total, size)
+    start = rank * each + min(rank, more)
+    return start, start + each + (rank < more)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Samples of consecutive steps that one rank reads at once.
+
+    Parameters
+    ----------
+    runs : the samples, ascending, so that reads are sequential.
+    destination : int64[runs.total], position of each sample in the window.
+    sizes : int64[steps], number of rows of each step; the steps follow one another in the window.
+    rows : length of the window. It exceeds the number of samples where the last batch is padded.
+    """
+
+    runs: Runs
+    destination: Integers
+    sizes: Integers
+    rows: int
+
+
+@dataclass(frozen=True)
+class StepPositions:
+    """Samples of consecutive steps of one rank, in the order of the batches.
+
+    Parameters
+    ----------
+    positions : int64[samples], position of each sample in the data set.
+    sizes : int64[steps], number of rows of each step.
+    rows : sum of the sizes. It exceeds the number of samples where the last batch is padded.
+    """
+
+    positions: Integers
+    sizes: Integers
+    rows: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Assignment of samples to global batches, for all epochs.
+
+    `make_schedule` chooses lanes and windows from the data.
+
+    Parameters
+    ----------
+    segments : the samples of the data set in the order of the files, split where blocks end.
+    batch_size : samples of a global batch.
+    lanes : a divisor of ``batch_size``; 1 if samples are not shuffled.
+    window_steps : steps of a window.
+    seed : of the shuffle; None: the order of the files.
+    blocks : int64[segments], the block of each segment, numbered from 0 without gaps.
+    remainder : treatment of the samples that do not fill a batch: "drop", "pad" or "keep".
+    fixed_block_order : permute the blocks equally in every epoch, so that a rank always has the same samples.
+    uniform : draw batches from all samples with equal probability, without lanes and windows.
+
+    Examples
+    --------
+    Six samples in blocks of two, in batches of three, on one rank:
+
+    >>> segments = Runs(np.array([0, 2, 4]), np.array([2, 2, 2]))
+    >>> schedule = Schedule(segments, 3, lanes=1, window_steps=2, seed=7, blocks=np.arange(3))
+    >>> schedule.steps
+    2
+    >>> window = schedule.epoch(0).window(0, 2, rank=0, size=1)
+    >>> window.runs.total, sorted(window.destination.tolist()), window.sizes.tolist()
+    (6, [0, 1, 2, 3, 4, 5], [3, 3])
+    """
+
+    segments: Runs
+    batch_size: int
+    lanes: int
+    window_steps: int
+    seed: int | None
+    blocks: Integers
+    remainder: str = "drop"
+    fixed_block_order: bool = False
+    uniform: bool = False
+
+    @property
+    def full_steps(self) -> int:
+        """Number of full batches in an epoch."""
+        return self.segments.total // self.batch_size
+
+    @property
+    def left_over(self) -> int:
+        """Number of samples in the last batch, if it is neither full nor dropped; else 0."""
+        return 0 if self.remainder == "drop" else self.segments.total % self.batch_size
+
+    @property
+    def steps(self) -> int:
+        """Number of batches in an epoch, equal on every rank."""
+        return self.full_steps + (self.left_over > 0)
+
+    def epoch(self, number: int) -> EpochOrder:
+        """Return the order of one epoch, counted from 0."""
+        if self.seed is None or self.uniform:
+            return EpochOrder(self, self.segments, number)
+        # Segments of one block stay adjacent: otherwise more than one rank would have to read the block.
+        key = 0 if self.fixed_block_order else number
+        order = generator(self.seed, key).permutation(int(self.blocks.max(initial=-1)) + 1)
+        if len(order) < len(self.blocks):
+            order = np.argsort(order[self.blocks], kind="stable")
+        return EpochOrder(self, Runs(self.segments.start[order], self.segments.count[order]), number)
+
+
+@dataclass(frozen=True)
+class EpochOrder:
+    """Order of the samples in one epoch.
+
+    Parameters
+    ----------
+    schedule : of all epochs.
+    sequence : the samples in the permuted order of their blocks, from which the lanes are cut.
+    number : of the epoch.
+    """
+
+    schedule: Schedule
+    sequence: Runs
+    number: int
+
+    def window(self, begin: int, end: int, rank: int, size: int) -> Window:
+        """Return the window of a rank for steps ``begin`` to ``end``; ``begin`` is a multiple of ``window_steps``."""
+        schedule = self.schedule
+        if schedule.uniform:
+            own = self.step_positions(begin, end, rank, size)
+            runs, destination = _in_file_order(self.sequence.numbers(own.positions))
+            return Window(runs, destination, own.sizes, own.rows)
+        full = min(end, schedule.full_steps)
+        each = schedule.batch_size // size
+        sizes = np.full(max(0, full - begin), each, np.int64)
+        rows = each * len(sizes)
+        if schedule.seed is None:
+            runs, destination = self._in_order(begin, full, rank * each, each)
+        else:
+            runs, destination = self._shuffled(begin, full, rank * each, each)
+        if schedule.left_over and end > schedule.full_steps:
+            start, stop = rank_range(schedule.left_over, rank, size)
+            last = self._slice([schedule.full_steps * schedule.batch_size + start], [stop - start])
+            runs, destination = _sort(
+                join(runs, last), np.concatenate([destination, np.arange(rows, rows + stop - start)])
+            )
+            sizes = np.append(sizes, each if schedule.remainder == "pad" else stop - start)
+            rows += int(sizes[-1])
+        return Window(runs, destination, sizes, rows)
+
+    def step_positions(self, begin: int, end: int, rank: int, size: int) -> StepPositions:
+        """Return the samples of a rank in steps ``begin`` to ``end`` of a uniform permutation."""
+        schedule = self.schedule
+        each, batch_size = schedule.batch_size // size, schedule.batch_size
+        first = np.arange(begin, max(begin, min(end, schedule.full_steps)), dtype=np.int64) * batch_size + rank * each
+        positions = (first[:, None] + np.arange(each)).reshape(-1)
+        sizes = np.full(len(first), each, np.int64)
+        if schedule.left_over and end > schedule.full_steps:
+            start, stop = rank_range(schedule.left_over, rank, size)
+            positions = np.append(positions, np.arange(start, stop) + schedule.full_steps * batch_size)
+            sizes = np.append(sizes, each if schedule.remainder == "pad" else stop - start)
+        return StepPositions(self._permutation(positions), sizes, int(sizes.sum()))
+
+    @cached_property
+    def _permutation(self) -> Permutation:
+        return Permutation(self.schedule.segments.total, self.schedule.seed or 0, self.number)
+
+    def _slice(self, start: Any, count: Any) -> Runs:
+        return self.sequence.slice(np.asarray(start, np.int64), np.asarray(count, np.int64))
+
+    def _in_order(self, begin: int, end: int, low: int, each: int) -> tuple[Runs, Integers]:
+        """Return positions ``low`` to ``low + each`` of each batch, in the order of the files."""
+        start = np.arange(begin, max(begin, end), dtype=np.int64) * self.schedule.batch_size + low
+        runs = self._slice(start, np.full(len(start), each))
+        return _sort(runs, np.arange(runs.total, dtype=np.int64))
+
+    def _shuffled(self, begin: int, end: int, low: int, each: int) -> tuple[Runs, Integers]:
+        """Return positions ``low`` to ``low + each`` of each batch; the lanes at both ends may extend beyond them.
+
+        A *section* is the range of the sequence that one window takes from one lane.
+        """
+        schedule = self.schedule
+        width = schedule.batch_size // schedule.lanes  # samples that a lane contributes to a batch
+        length = schedule.full_steps * width
+        step = np.arange(begin, end, schedule.window_steps)
+        if not len(step):
+            return self._slice([], []), _NO_POSITIONS
+        lanes = np.arange(low // width, -(-(low + each) // width))
+        step, lane = np.repeat(step, len(lanes)), np.tile(lanes, len(step))
+        size = (np.minimum(step + schedule.window_steps, end) - step) * width  # smaller in the last window only
+        start = lane * length + np.where(lane % 2, length - step * width - size, step * width)
+        runs = self._slice(start, size)
+        sorted_position, destination, done = _sorted_positions(runs), np.empty(runs.total, np.int64), 0
+        full, salt = int((size == size[0]).sum()), salts(schedule.seed or 0, self.number, step, lane)
+        for tile in (*_tiles(0, full, size[0]), *_tiles(full, len(size), size[-1])):
+            order = orders(salt[tile], int(size[tile.start]))
+            shift, first = lane[tile] * width - low, (step[tile] - begin) * each
+            found = _window_positions(order, width, shift, each, first).reshape(-1)
+            of_tile = slice(*np.searchsorted(runs.first, (done, done + len(found))))
+            destination[ranges(sorted_position[of_tile], runs.count[of_tile])] = found
+            done += len(found)
+        return _drop_others(_sort_runs(runs), destination)
+
+
+TILE = 1 << 14  # samples whose positions are computed in one go: the temporary arrays stay in the processor's cache
+_NO_POSITIONS = np.empty(0, np.int64)
+
+
+def _tiles(begin: int, end: int, size: int) -> Iterator[slice]:
+    """Yield slices of the sections ``begin`` to ``end``, of ``size`` samples each, with about ``TILE`` samples."""
+    count = max(1, TILE // int(size))
+    return (slice(i, min(i + count, end)) for i in range(begin, end, count))
+
+
+def _window_positions(order: Integers, width: int, shift: Integers, each: int, first: Integers) -> Integers:
+    """Return the position in the window of each sample of some sections; -1 for samples of another rank.
+
+    Parameters
+    ----------
+    order : int64[sections, n], the samples of each section in random order, counted from 0.
+    width : samples of a lane in one batch.
+    shift : int64[sections], where the section's lane begins in this rank's range of the batch.
+    each : length of this rank's range of the batch.
+    first : int64[sections], position in the window of the first step's first sample.
+    """
+    step, position = np.divmod(order, width) if width > 1 else (order, np.zeros_like(order))
+    position += shift[:, None]
+    found = step * each + position + first[:, None]
+    if shift.min() < 0 or shift.max() > each - width:
+        found[(position < 0) | (position >= each)] = -1
+    return found
+
+
+def _sorted_positions(runs: Runs) -> Integers:
+    """Return where each run begins after all are sorted, int64[k]."""
+    order = np.argsort(runs.start, kind="stable")
+    count = runs.count[order]
+    position = np.empty_like(count)
+    position[order] = np.cumsum(count) - count
+    return position
+
+
+def _sort_runs(runs: Runs) -> Runs:
+    order = np.argsort(runs.start, kind="stable")
+    return merge(Runs(runs.start[order], runs.count[order]))
+
+
+def _sort(runs: Runs, destination: Integers) -> tuple[Runs, Integers]:
+    """Sort samples, and their destinations with them."""
+    moved = np.empty_like(destination)
+    moved[ranges(_sorted_positions(runs), runs.count)] = destination
+    return _sort_runs(runs), moved
+
+
+def _in_file_order(samples: Integers) -> tuple[Runs, Integers]:
+    """Return the sorted samples, and the original position of each."""
+    order = np.argsort(samples, kind="stable")
+    return compress(samples[order]), order
+
+
+def _drop_others(runs: Runs, destination: Integers) -> tuple[Runs, Integers]:
+    """Drop the samples of other ranks: those without a destination."""
+    if not len(destination) or destination.min() >= 0:
+        return runs, destination
+    own = destination >= 0
+    return compress(ranges(runs.start, runs.count)[own]), destination[own]
+
+
+def check_ranks(batch_size: int, size: int) -> None:
+    """Raise ``PartitionError`` if the number of ranks, ``size``, does not divide the global batch size."""
+    if batch_size % size:
+        below, above = batch_size // size * size, -(-batch_size // size) * size
+        near = " or ".join(str(n) for n in (below, above) if n)
+        raise PartitionError(
+            f"{size} ranks cannot share a batch of {batch_size} samples equally",
+            expected="a global batch size that the number of ranks divides",
+            found=f"batch_size={batch_size}",
+            remedy=f"use batch_size={near}",
+        )

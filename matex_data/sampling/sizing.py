@@ -1,0 +1,217 @@
+"""Choose the sizes of blocks, lanes and windows from the data and the batch size, never from the number of ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from matex_data._types import Integers
+from matex_data.errors import PartitionError
+from matex_data.index.model import Index
+from matex_data.index.runs import Runs, cut
+from matex_data.sampling.schedule import REMAINDERS, Schedule
+
+BLOCK_BYTES = (64 << 10, 256 << 10)
+"""Least and most of a block where any row can be read alone: large enough to read fast, small enough to mix well."""
+LEAST_BLOCKS = 1024  # of a data set of which any row can be read alone
+MOST_BLOCKS = 1 << 21
+MOST_LANES = 4096
+WINDOW_BYTES = 8 << 20  # least window: a few of this size stay in the processor's cache
+BATCH_BLOCKS = 2  # blocks of a window for each sample of a batch, if the limit on its bytes allows
+WINDOW_BLOCKS = 512  # least blocks of a window, if half of the limit on its bytes allows
+
+
+def choose_lanes(batch_size: int, limit: int) -> int:
+    """Return a divisor of the batch size near ``limit``, at most that, with many divisors: ranks divide the lanes.
+
+    >>> choose_lanes(256, 100), choose_lanes(60, 100)
+    (64, 60)
+    """
+    divisors = [d for d in range(1, min(batch_size, limit, MOST_LANES) + 1) if batch_size % d == 0]
+    largest = divisors[-1]
+    return max((d for d in divisors if 2 * d > largest), key=lambda d: (_divisor_count(d), d))
+
+
+def _divisor_count(number: int) -> int:
+    return sum(number % d == 0 for d in range(1, number + 1))
+
+
+def make_schedule(
+    samples: Runs,
+    borders: Integers,
+    batch_size: int,
+    row_bytes: int,
+    window_bytes: int,
+    *,
+    seed: int | None,
+    remainder: str,
+    uniform: bool = False,
+) -> Schedule:
+    """Return a schedule with lanes and windows chosen from the data and the batch size.
+
+    Parameters
+    ----------
+    samples : of the data set, in the order of the files.
+    borders : int64[k], first sample of each block, ascending.
+    batch_size : samples of a global batch.
+    row_bytes : bytes of a sample in memory.
+    window_bytes : most bytes of a window, over all ranks; it holds at least one step, and a block of every lane.
+    seed : of the shuffle, or None.
+    remainder : treatment of the samples that do not fill a batch: "drop", "pad" or "keep".
+    uniform : draw batches from all samples with equal probability.
+
+    Raises
+    ------
+    PartitionError : the batch size is below 1, or the remainder is unknown.
+    """
+    if batch_size < 1:
+        raise PartitionError("the batch size must be at least 1", found=batch_size)
+    if remainder not in REMAINDERS:
+        raise PartitionError("unknown value of remainder=", expected=REMAINDERS, found=repr(remainder))
+    if uniform:
+        return Schedule(
+            samples, batch_size, 1, 1, seed, np.zeros(len(samples.start), np.int64), remainder, uniform=True
+        )
+    segments = cut(samples, borders)
+    if len(samples.start) == 1:  # each segment is a block: few temporary arrays for maybe millions of them
+        blocks = np.arange(len(segments.start))
+    else:
+        block = np.searchsorted(borders, segments.start, side="right")
+        blocks = np.cumsum(np.diff(block, prepend=block[:1]) > 0)
+    count = int(blocks.max(initial=0)) + 1
+    row_bytes = max(1, row_bytes)
+    block_bytes = max(1, segments.total * row_bytes // count)
+    needed, better = BATCH_BLOCKS * batch_size * block_bytes, WINDOW_BLOCKS * block_bytes
+    window_bytes = min(window_bytes, max(WINDOW_BYTES, needed, min(better, window_bytes // 2)))
+    lanes = 1
+    if seed is not None:
+        lanes = choose_lanes(batch_size, max(1, min(count, window_bytes // (2 * block_bytes))))
+    most = max(1, window_bytes // (batch_size * row_bytes))
+    schedule = Schedule(segments, batch_size, lanes, most, seed, blocks.astype(np.int64, copy=False), remainder)
+    return replace(schedule, window_steps=_even(schedule.steps, most))
+
+
+def window_blocks(batch_size: int) -> int:
+    """Return the number of blocks that a window should have, if the limit on its bytes allows."""
+    return max(WINDOW_BLOCKS, BATCH_BLOCKS * batch_size)
+
+
+def _even(steps: int, most: int) -> int:
+    """Return the steps of a window, at most ``most``: as few windows as possible, of about equal length."""
+    return -(-steps // -(-steps // most)) if steps else most
+
+
+def choose_block_bytes(batch_size: int, window_bytes: int, total_bytes: int) -> int:
+    """Return the size of a block where any row can be read alone, so that half a window holds `window_blocks`."""
+    least, most = BLOCK_BYTES
+    return min(total_bytes // LEAST_BLOCKS, most, max(least, window_bytes // (2 * window_blocks(batch_size))))
+
+
+def choose_block_rows(depths: NDArray[Any], row_bytes: NDArray[Any], total_rows: int, block_bytes: int) -> int:
+    """Return the rows of a block: a multiple of the chunk depth, neither too small to read nor too large to mix well.
+
+    Parameters
+    ----------
+    depths : int64[fields], rows of a chunk of each field; 1 if any row can be read alone.
+    row_bytes : int64[fields], bytes of a row of each field.
+    total_rows : of the data set.
+    block_bytes : target size of a block, in bytes; chunks may be larger.
+    """
+    row = max(1, int(row_bytes.sum()))
+    target = max(block_bytes, total_rows * row // MOST_BLOCKS)
+    deepest, dominant = int(depths.max()), int(depths[np.argmax(row_bytes)])
+    depth = deepest if deepest * row <= target and total_rows // deepest >= 256 else dominant
+    return depth * max(1, target // (depth * row))
+
+
+def block_borders(index: Index, block_bytes: int) -> Integers:
+    """Return the first sample of every block of every file, int64[n].
+
+    Parameters
+    ----------
+    index : of the data set.
+    block_bytes : target size of a block, in bytes, where any row can be read alone or chunks are smaller.
+    """
+    row_bytes = np.array([field.row_bytes for field in index.fields.values()] or [1])
+    borders: list[Integers] = []
+    for file, first in zip(index.files, index.first_row.tolist(), strict=False):
+        layouts = [file.layouts[name] for name in index.fields]
+        uneven = layouts[int(np.argmax(row_bytes))].borders() if layouts else None
+        if uneven is not None and file.rows:
+            step = choose_block_rows(np.ones_like(row_bytes), row_bytes, len(index), block_bytes)
+            borders.append(first + uneven[np.flatnonzero(np.diff(uneven // step, prepend=-1))])
+            continue
+        depths = np.array([layout.block_rows for layout in layouts] or [1])
+        step = choose_block_rows(depths, row_bytes, len(index), block_bytes) if file.rows else 1
+        borders.append(np.arange(first, first + file.rows, step, dtype=np.int64))
+    if len(borders) == 1:
+        return borders[0]
+    return np.concatenate(borders) if borders else np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class ShuffleQuality:
+    """Measure of the shuffle: how well the batches of an epoch represent sorted data.
+
+    Parameters
+    ----------
+    batch_size : samples of a global batch.
+    blocks : number of blocks of the data set; the samples of a block are adjacent in a file and read in one go.
+    block_bytes : mean size of a block in memory, in bytes.
+    blocks_per_window : number of blocks that a window mixes.
+    lanes : number of positions in the sequence of blocks that each batch is drawn from.
+    samples_per_window : number of samples that a window shuffles.
+    ratio : standard deviation of a class's fraction of a batch, relative to uniform sampling, if each block holds a
+        single class. 1: as good as a shuffle of all samples; larger: worse.
+    """
+
+    batch_size: int
+    blocks: int
+    block_bytes: int
+    blocks_per_window: int
+    lanes: int
+    samples_per_window: int
+    ratio: float
+
+    @property
+    def remedy(self) -> str:
+        """Advice that brings the ratio closer to 1, as text."""
+        mebibytes = -(-window_blocks(self.batch_size) * self.block_bytes // (1 << 20))
+        return (
+            f"Store smaller chunks, open the files with window_bytes={mebibytes} << 20 (several such windows are "
+            'in memory, over all ranks) or with smaller block_bytes=, or use shuffle="global"'
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.blocks_per_window:,} of {self.blocks:,} blocks a window ({self.samples_per_window:,} samples), "
+            f"{self.lanes:,} lanes; the share of a class in a batch of {self.batch_size:,} varies "
+            f"{self.ratio:.2f} times as much as if drawn from all samples"
+        )
+
+
+def estimate_quality(schedule: Schedule, row_bytes: int) -> ShuffleQuality:
+    """Return the shuffle quality of a schedule with a seed.
+
+    The ratio is that of sampling without replacement in two stages: blocks of one class each for a window, then samples
+    of the window for a batch, equally many from each lane. ``docs/shuffling.md`` derives the formula.
+
+    Parameters
+    ----------
+    schedule : with a seed.
+    row_bytes : bytes of a sample in memory.
+    """
+    n, lanes, total = schedule.batch_size, schedule.lanes, max(1, schedule.segments.total)
+    if schedule.uniform:
+        return ShuffleQuality(n, total, row_bytes, total, 1, total, 1.0)
+    blocks = int(schedule.blocks.max(initial=0)) + 1
+    rows = min(total, schedule.window_steps * n)
+    mixed = min(float(blocks), max(blocks * rows / total, float(lanes)))
+    between = n * (1 / mixed - 1 / blocks)
+    rest = 1 - (n / lanes - 1) / max(1.0, rows / lanes - 1)
+    within = max(0.0, 1 - lanes / mixed + 1 / blocks) * max(0.0, rest)
+    ratio = float(np.sqrt(between + within))
+    return ShuffleQuality(n, blocks, total * row_bytes // blocks, round(mixed), lanes, rows, ratio)

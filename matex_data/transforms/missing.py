@@ -1,0 +1,165 @@
+"""Missing numbers. Readers deliver them as NaN; here they are replaced, masked or dropped.
+
+Replacement and masks are made once all rows of a window are in memory. Dropping takes one read of the data when it is
+opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from matex_data._types import Array, Integers
+from matex_data.errors import FormatError
+from matex_data.fields import Field
+from matex_data.index.cache import ChunkCache
+from matex_data.index.model import Index, Layout, ReadRequest, RowSelection
+from matex_data.index.runs import Runs, compress, merge
+from matex_data.pipeline.source import Source
+from matex_data.sampling.schedule import rank_range
+
+MODES = ("nan", "mask", "drop")
+MASK = "{}_mask"  # name of the field that is True where a number of another field is missing
+TILE = 1 << 18  # numbers tested at once: temporary arrays stay in the processor's cache
+Missing = str | float
+
+
+def check_missing(missing: Missing) -> None:
+    """Raise ``FormatError`` if ``missing`` is no valid value of ``missing=``."""
+    number = isinstance(missing, Real) and not isinstance(missing, bool)
+    if not number and missing not in MODES:
+        raise FormatError(
+            "unknown treatment of missing values",
+            expected=f"missing= one of {MODES}, or a number that replaces them",
+            found=repr(missing),
+        )
+
+
+def fields_to_read(names: Sequence[str] | None, missing: Missing, *made: str) -> list[str] | None:
+    """Return the fields to read for the named ones. Masks are left out: they are made with their fields.
+
+    Parameters
+    ----------
+    names : requested fields; None: all.
+    missing : value of ``missing=``.
+    made : names of fields that transforms make of others; they may have masks, too.
+    """
+    if names is None or missing != "mask":
+        return None if names is None else list(names)
+    masks = {MASK.format(name) for name in (*names, *made)}
+    return [name for name in names if name not in masks]
+
+
+def fill_missing(index: Index, missing: Missing, names: Sequence[str] | None) -> Index:
+    """Return an index whose missing numbers are replaced by ``missing``, or by 0 and marked in masks for "mask".
+
+    Parameters
+    ----------
+    index : index with missing numbers as NaN.
+    missing : value of ``missing=``; for "nan" and "drop" the index is returned as it is.
+    names : requested fields, masks among them; None: all.
+
+    Raises
+    ------
+    FormatError : the data already has a field with the name of a mask.
+    """
+    if isinstance(missing, str) and missing != "mask":
+        return index
+    floats = [field for field in index.fields.values() if field.dtype.kind == "f" and not field.ragged]
+    masked = [f for f in floats if missing == "mask" and (names is None or MASK.format(f.name) in names)]
+    masks = {MASK.format(field.name): field for field in masked}
+    for name in masks:
+        if name in index.fields:
+            raise FormatError(
+                "the data already has a field with the name of a mask",
+                field=name,
+                remedy="select fields with inputs= and targets=",
+            )
+    fields = {**index.fields, **{name: Field(name, field.shape, np.dtype(bool)) for name, field in masks.items()}}
+    files = [
+        replace(file, layouts={**file.layouts, **{name: _Mask(file.layouts[f.name]) for name, f in masks.items()}})
+        for file in index.files
+    ]
+    number = 0.0 if isinstance(missing, str) else float(missing)
+    post_process = partial(_replace, tuple(field.name for field in floats), number)
+    return Index(fields, files, index.static, post_process=post_process)
+
+
+@dataclass(frozen=True)
+class _Mask(Layout):
+    """Layout of a mask, for which no bytes are read."""
+
+    layout: Layout
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]
+        return self.layout.rows
+
+    @property
+    def block_rows(self) -> int:  # type: ignore[override]
+        return self.layout.block_rows
+
+    def borders(self) -> Integers | None:
+        return self.layout.borders()
+
+    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+        return iter(())
+
+
+def _replace(names: Sequence[str], number: float, arrays: Mapping[str, Array], destination: Integers) -> None:
+    """Replace the missing numbers in the rows ``destination`` of the named arrays, and fill their masks."""
+    for name in names:
+        if name in arrays:
+            _replace_in(arrays[name], arrays.get(MASK.format(name)), number, destination)
+
+
+def _replace_in(array: Array, mask: Array | None, number: float, destination: Integers) -> None:
+    step = max(1, TILE // max(1, prod(array.shape[1:])))
+    low, high = (int(destination.min()), int(destination.max()) + 1) if len(destination) else (0, 0)
+    contiguous = high - low == len(destination)
+    for i in range(0, len(destination), step):
+        selected: Any = slice(low + i, min(low + i + step, high)) if contiguous else destination[i : i + step]
+        rows = array[selected]
+        absent = np.isnan(rows)
+        if mask is not None:
+            mask[selected] = absent
+        if absent.any():
+            rows[absent] = number
+            array[selected] = rows
+
+
+def find_complete(source: Source) -> Runs:
+    """Return the samples without any missing number, equal on all ranks. *Collective*: each rank reads its block.
+
+    Raises
+    ------
+    DataError : the first error of any rank, on every rank.
+    """
+    total, comm = len(source.index), source.comm
+    names = [field.name for field in source.index.fields.values() if field.dtype.kind == "f" and not field.ragged]
+    everything = Runs(np.array([0]), np.array([total]))
+    if not names:
+        return everything
+    first, _ = rank_range(total, comm.rank, comm.size)
+    complete: list[Integers] = [np.empty(0, np.int64)]
+    for arrays in source.blocks(everything, names):
+        rows = len(arrays[names[0]])
+        complete.append(first + np.flatnonzero(_complete(arrays, rows)))
+        first += rows
+    own = compress(np.concatenate(complete))
+    by_rank = comm.allgather(own)
+    return merge(Runs(np.concatenate([r.start for r in by_rank]), np.concatenate([r.count for r in by_rank])))
+
+
+def _complete(arrays: Mapping[str, Array], rows: int) -> Array:
+    """Return bool[rows], True for samples without missing numbers."""
+    complete = np.ones(rows, bool)
+    for array in arrays.values():
+        complete &= ~np.isnan(array).any(axis=tuple(range(1, array.ndim)))
+    return complete

@@ -1,0 +1,211 @@
+"""Mean, standard deviation, range and missing values of fields, in one collective read, merged by a stable formula."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from matex_data.errors import FieldNotFound, FormatError, near_matches
+from matex_data.fields import Field
+from matex_data.index.runs import Runs
+from matex_data.pipeline.source import Source
+from matex_data.transforms.missing import MASK
+
+Floats = NDArray[np.float64]
+TILE = 1 << 18  # numbers summed at once: their float64 copies stay in the processor's cache
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Moments of the values of a field. Arrays have the shape of the axes that ``axis=`` keeps, else ().
+
+    Parameters
+    ----------
+    count, missing : int64, number of present and of missing (NaN) values.
+    mean : float64; 0 without any value.
+    deviations : float64, sum of the squared deviations from the mean.
+    min, max : float64; NaN without any value.
+    counts : int64[categories], frequency of each category; None for fields that are not categorical.
+    """
+
+    count: NDArray[np.int64]
+    missing: NDArray[np.int64]
+    mean: Floats
+    deviations: Floats
+    min: Floats
+    max: Floats
+    counts: NDArray[np.int64] | None = None
+
+    @property
+    def variance(self) -> Floats:
+        """Variance of the population, float64."""
+        return np.divide(self.deviations, self.count, out=np.full_like(self.mean, np.nan), where=self.count > 0)
+
+    @property
+    def std(self) -> Floats:
+        """Standard deviation of the population, float64."""
+        return np.sqrt(self.variance)
+
+    def merge(self, other: Moments) -> Moments:
+        """Return the moments of both sets of values.
+
+        Source: Chan, Golub and LeVeque, Updating Formulae (1979), equations 2.1a and 2.1b.
+        """
+        count = self.count + other.count
+        weight = np.divide(other.count, count, out=np.zeros_like(self.mean), where=count > 0)
+        gap = np.where(other.count > 0, other.mean, self.mean) - np.where(self.count > 0, self.mean, other.mean)
+        mean = np.where(self.count > 0, self.mean, other.mean) + gap * weight
+        deviations = self.deviations + other.deviations + gap**2 * self.count * weight
+        counts = None if self.counts is None or other.counts is None else self.counts + other.counts
+        return Moments(
+            count,
+            self.missing + other.missing,
+            mean,
+            deviations,
+            np.fmin(self.min, other.min),
+            np.fmax(self.max, other.max),
+            counts,
+        )
+
+
+class Statistics(Mapping[str, Moments]):
+    """Moments by field name. For a single field they are also attributes: ``data.statistics("x").mean``."""
+
+    def __init__(self, moments: Mapping[str, Moments], axis: tuple[int, ...] | None) -> None:
+        self._moments = dict(moments)
+        self._axis = axis
+
+    def __getitem__(self, name: str) -> Moments:
+        return self._moments[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._moments)
+
+    def __len__(self) -> int:
+        return len(self._moments)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or len(self._moments) != 1:
+            raise AttributeError(f"no attribute {name!r}; the fields are {', '.join(map(repr, self._moments))}")
+        return getattr(next(iter(self._moments.values())), name)
+
+    def __repr__(self) -> str:
+        rows = [
+            f"{name}: mean {m.mean}, std {m.std}, min {m.min}, max {m.max}, count {m.count}, missing {m.missing}"
+            for name, m in self._moments.items()
+        ]
+        return "Statistics(\n  " + "\n  ".join(rows) + "\n)"
+
+    def normalization(self, field: str) -> Any:
+        """Return the ``keras.layers.Normalization`` layer that gives the field mean 0 and variance 1."""
+        from matex_data.pipeline.tfdata import normalization
+
+        return normalization(self._axis, self[field].mean, self[field].variance)
+
+
+def statistics(source: Source, samples: Runs, names: Sequence[str], axis: int | Sequence[int] | None) -> Statistics:
+    """Return the moments of fields. *Collective*.
+
+    Parameters
+    ----------
+    source : the opened files.
+    samples : samples of all ranks, ascending.
+    names : field names; none: all numeric fields.
+    axis : axes of a batch to keep; None: none.
+
+    Raises
+    ------
+    FieldNotFound, FormatError : see ``Dataset.statistics``.
+    """
+    schema = source.index.fields
+    names = list(names) or [name for name, field in schema.items() if _numeric(field) and not _is_mask(schema, name)]
+    for name in names:
+        _check(schema, name)
+    kept = None if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
+    axes = {name: _kept_axes(schema[name], kept) for name in names}
+    moments = {name: _no_moments(schema[name], axes[name]) for name in names}
+    for arrays in source.blocks(samples, names):
+        for name, array in arrays.items():
+            moments[name] = reduce(Moments.merge, _moments(array, schema[name], axes[name]), moments[name])
+    by_rank = source.comm.allgather(moments)
+    return Statistics({name: reduce(Moments.merge, (rank[name] for rank in by_rank)) for name in names}, kept)
+
+
+def _numeric(field: Field) -> bool:
+    return field.dtype.kind in "biuf" and not field.ragged
+
+
+def _is_mask(schema: Mapping[str, Field], name: str) -> bool:
+    return name in {MASK.format(other) for other in schema}
+
+
+def _check(schema: Mapping[str, Field], name: str) -> None:
+    if name not in schema:
+        raise FieldNotFound("no such field", field=name, expected=f"one of {near_matches(name, schema)}")
+    if _is_mask(schema, name):
+        raise FormatError("a mask has no statistics", field=name, remedy="use the count of missing values of its field")
+    if not _numeric(schema[name]):
+        raise FormatError(
+            "the field has no numbers",
+            field=name,
+            expected="integers, floats or booleans",
+            found=f"{schema[name].dtype}{' (ragged)' if schema[name].ragged else ''}",
+        )
+
+
+def _kept_axes(field: Field, axis: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return the axes of a batch to keep, counted from 0."""
+    rank = len(field.shape) + 1
+    kept = tuple(sorted(a + rank if a < 0 else a for a in axis or ()))
+    if any(not 1 <= a < rank for a in kept):
+        if axis == (-1,):  # a scalar field: its last axis is that of the samples
+            return ()
+        raise FormatError(
+            "the field has no such axis", field=field.name, expected=f"1 to {rank - 1}", found=f"axis={axis}"
+        )
+    return kept
+
+
+def _no_moments(field: Field, kept: tuple[int, ...]) -> Moments:
+    shape = tuple(field.shape[a - 1] for a in kept)
+    zero, nan = np.zeros(shape, np.int64), np.full(shape, np.nan)
+    return Moments(zero, zero, np.zeros(shape), np.zeros(shape), nan, nan, _counts(np.empty(0, np.int64), field))
+
+
+def _counts(values: NDArray[Any], field: Field) -> NDArray[np.int64] | None:
+    categories = field.attributes.get("categories")
+    if categories is None:
+        return None
+    return np.bincount(values[values >= 0].astype(np.int64), minlength=len(categories)).astype(np.int64)
+
+
+def _moments(array: NDArray[Any], field: Field, kept: tuple[int, ...]) -> Iterator[Moments]:
+    """Yield the moments of an array, some rows at a time."""
+    step = max(1, TILE // max(1, array[:1].size))
+    others = tuple(a for a in range(array.ndim) if a not in kept)
+    for begin in range(0, len(array), step):
+        rows = array[begin : begin + step]
+        values = rows.astype(np.float64)
+        missing = np.isnan(values)
+        if field.attributes.get("categories") is not None:
+            missing |= values < 0  # the code of an unknown category
+        present = ~missing
+        count = present.sum(axis=others)
+        mean = values.sum(axis=others, where=present) / np.maximum(count, 1)
+        deviations = np.square(values - np.expand_dims(mean, others)).sum(axis=others, where=present)
+        low = np.min(values, axis=others, where=present, initial=np.inf)
+        high = np.max(values, axis=others, where=present, initial=-np.inf)
+        yield Moments(
+            np.asarray(count, np.int64),
+            np.asarray(missing.sum(axis=others), np.int64),
+            np.asarray(mean),
+            np.asarray(deviations),
+            np.where(count > 0, low, np.nan),
+            np.where(count > 0, high, np.nan),
+            _counts(rows, field),
+        )

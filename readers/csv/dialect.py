@@ -1,0 +1,229 @@
+"""Dialects: how a text is cut into records and fields, and how that is detected from its first bytes."""
+
+from __future__ import annotations
+
+import _csv
+import csv
+import io
+import re
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # a long field is no error
+
+SPACES = r"\s+"
+SEPARATORS = ("\t", ";", "|", ",", SPACES)  # of equally good ones the first
+TYPICAL = 0.5  # share of the records that must have one width for a separator to be accepted
+NUMBER = re.compile(r"\s*[-+]?(\d+(\.\d*)?|\.\d+)([eEdD][-+]?\d+)?\s*$|\s*[-+]?(nan|inf|infinity)\s*$", re.IGNORECASE)
+DATE = re.compile(r"\s*\d{4}-\d\d-\d\d([ T]\d\d:\d\d.*)?\s*$")
+
+_MARKUP_OR_SCRIPT = re.compile(rb"\s*(<\?xml|<!doctype|<html|#!\s*/)", re.IGNORECASE)
+_MARKUP_OR_SETTINGS = re.compile(r"\s*[<{\[]")  # XML without a declaration, JSON, INI
+_LOG_TIME = re.compile(r".*\d\d:\d\d:\d\d,\d{3}[^\d,]")  # the comma belongs to the seconds
+_CONTROL = bytes({*range(9), *range(14, 32), 127})  # all control characters except white space
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """Separators, quotes, comments and encoding of a text; names and meaning as in ``pandas.read_csv``.
+
+    Parameters
+    ----------
+    sep : one character, or ``"\\s+"`` for any number of blanks and tabs.
+    quotechar : None if no character quotes.
+    escapechar : makes the next character an ordinary one; None: a quote inside quotes is doubled.
+    comment : starts a comment that ends with its line.
+    comment_lines : only whole lines are comments.
+    decimal : the decimal point.
+    encoding : of the text, by Python's name.
+    """
+
+    sep: str = ","
+    quotechar: str | None = '"'
+    escapechar: str | None = None
+    comment: str | None = None
+    comment_lines: bool = False
+    decimal: str = "."
+    encoding: str = "utf-8"
+
+    @property
+    def separators(self) -> bytes:
+        """Return the bytes of which each ends a field."""
+        return b" \t" if self.sep == SPACES else self.sep.encode("latin-1")
+
+    @property
+    def blanks(self) -> bytes:
+        """Return the bytes that may stand before the first field of a line and before a comment."""
+        return b" \t" if self.sep == SPACES else b" \t".replace(self.separators, b"")
+
+    def reader(self, text: bytes, encoding: str = "latin-1") -> _csv.Reader:
+        """Return Python's own parser over a text in this dialect, without its comments."""
+        spaced = self.sep == SPACES
+        decoded = self.without_comments(text).decode(encoding, "surrogateescape")
+        return csv.reader(
+            io.StringIO(decoded.replace("\t", " ") if spaced else decoded, newline=""),
+            delimiter=" " if spaced else self.sep,
+            quotechar=self.quotechar,
+            quoting=csv.QUOTE_MINIMAL if self.quotechar else csv.QUOTE_NONE,
+            escapechar=self.escapechar,
+            skipinitialspace=spaced,
+        )
+
+    def fields(self, fields: list[str]) -> list[str]:
+        """Drop the empty field that blanks at the end of a line leave; return no fields for a blank line."""
+        if self.sep == SPACES and fields and not fields[-1]:
+            fields = fields[:-1]
+        return [] if len(fields) == 1 and not fields[0].strip() else fields
+
+    def records(self, text: bytes) -> list[list[str]]:
+        """Return the fields of every record, decoded as Latin-1; skip blank lines."""
+        return [record for record in map(self.fields, self.reader(text)) if record]
+
+    def without_comments(self, text: bytes) -> bytes:
+        """Return a text that begins outside quotes without its comments; its line ends stay."""
+        if self.comment is None or self.comment.encode() not in text:
+            return text
+        kept, position = [], 0
+        for begin, end in self.quotes_and_comments(text, False)[1]:
+            kept.append(text[position:begin].rstrip(self.blanks))
+            position = end
+        return b"".join([*kept, text[position:]])
+
+    def quotes_and_comments(self, text: bytes, inside: bool) -> tuple[list[int], list[tuple[int, int]]]:
+        """Find the quotes that open and close fields, and the comments, one character after the other.
+
+        Parameters
+        ----------
+        text : begins with a line.
+        inside : it begins inside quotes.
+
+        Returns
+        -------
+        positions of the quotes, which open and close alternately; begin and end of each comment.
+        """
+        quote, escape, comment = (c.encode() if c else None for c in (self.quotechar, self.escapechar, self.comment))
+        before_quote = b"\r\n" + self.separators
+        quotes, comments, skip = [], [], 0  # nothing before ``skip`` counts
+        pattern = b"|".join(re.escape(c) for c in (quote, comment) if c)
+        for match in re.finditer(pattern, text) if pattern else ():
+            at = match.start()
+            if at < skip:
+                continue
+            if match[0] == comment:
+                if not inside and (not self.comment_lines or self._begins_line(text, at)):
+                    ends = [end for end in (text.find(b"\n", at), text.find(b"\r", at)) if end >= 0]
+                    skip = min(ends, default=len(text))
+                    comments.append((at, skip))
+            elif escape and _is_escaped(text, at, escape):
+                continue
+            elif inside and text[at + 1 : at + 2] == quote:
+                skip = at + 2
+            elif inside or at == 0 or text[at - 1] in before_quote:
+                inside = not inside
+                quotes.append(at)
+        return quotes, comments
+
+    def _begins_line(self, text: bytes, at: int) -> bool:
+        begin = max(text.rfind(b"\n", 0, at), text.rfind(b"\r", 0, at)) + 1
+        return not text[begin:at].strip(self.blanks)
+
+
+def _is_escaped(text: bytes, at: int, escape: bytes) -> bool:
+    before = text[max(0, at - 1000) : at]
+    return (len(before) - len(before.rstrip(escape))) % 2 == 1
+
+
+def detect(text: bytes, given: Dialect, fixed: frozenset[str]) -> Dialect:
+    """Detect separator and comments of a text from its first records.
+
+    Parameters
+    ----------
+    text : whole records.
+    given : the dialect to start from.
+    fixed : names of the properties that the user has given, which stay.
+    """
+    dialect = given
+    if "comment" not in fixed and text.lstrip()[:1] in (b"#", b"%"):
+        dialect = replace(dialect, comment=text.lstrip()[:1].decode(), comment_lines=True)
+    if "sep" not in fixed:
+        scores = {sep: _consistency(text, replace(dialect, sep=sep)) for sep in SEPARATORS}
+        best = max(SEPARATORS, key=scores.__getitem__)
+        dialect = replace(dialect, sep=best if scores[best] >= TYPICAL else ",")
+    return dialect
+
+
+def _consistency(text: bytes, dialect: Dialect) -> float:
+    """Return the share of the records that have the most common width; 0 if that is one field."""
+    widths = [len(record) for record in dialect.records(text)]
+    width, count = Counter(widths).most_common(1)[0] if widths else (0, 0)
+    return count / len(widths) if width > 1 else 0.0
+
+
+def has_header(records: Sequence[Sequence[str]], decimal: str = ".") -> bool:
+    """Return whether the first record names the columns: all of it is text, or text above numbers or dates."""
+    first, rest = records[0], records[1:]
+    values = [_is_value(field, decimal) for field in first]
+    for column, value in enumerate(values):
+        below = [record[column] for record in rest if column < len(record) and record[column].strip()]
+        if not value and first[column].strip() and below and all(_is_value(field, decimal) for field in below):
+            return True
+    return not any(values)
+
+
+def _is_value(field: str, decimal: str) -> bool:
+    return NUMBER.match(field.replace(decimal, ".")) is not None or DATE.match(field) is not None
+
+
+def column_names(fields: Sequence[str]) -> list[str]:
+    """Return names as pandas makes them: ``"Unnamed: 2"`` for an empty one, ``"x.1"`` for a second ``"x"``."""
+    names = [field if field.strip() else f"Unnamed: {i}" for i, field in enumerate(fields)]
+    counts: Counter[str] = Counter()
+    for i, original in enumerate(names):
+        name, count = original, counts[original]
+        while count > 0:
+            counts[original] = count + 1
+            name = f"{original}.{count}"
+            count = count + 1 if name in names else counts[name]
+        names[i] = name
+        counts[name] = count + 1
+    return names
+
+
+def is_markup_or_script(text: bytes) -> bool:
+    """Return whether a text begins as XML, a web page or a script, whatever its name."""
+    return _MARKUP_OR_SCRIPT.match(text.removeprefix(b"\xef\xbb\xbf")) is not None
+
+
+def is_binary(text: bytes) -> bool:
+    """Return whether more than one byte in a hundred, and more than one, is a control character."""
+    return _control_count(text) > 1 + len(text) // 100
+
+
+def _control_count(text: bytes) -> int:
+    return len(text) - len(text.translate(None, _CONTROL))
+
+
+def is_table(text: bytes, whole: bool) -> bool:
+    """Return whether one separator cuts all records of a text into the same number of fields, at least two.
+
+    Blanks separate words as well as columns: more than half of such columns must hold numbers.
+
+    Parameters
+    ----------
+    whole : this is all of the text; otherwise its last record may be cut off.
+    """
+    text = text.removeprefix(b"\xef\xbb\xbf")
+    decoded = text.decode("latin-1")
+    if _control_count(text) or is_markup_or_script(text):
+        return False
+    if _MARKUP_OR_SETTINGS.match(decoded) or _LOG_TIME.match(decoded):
+        return False
+    dialect = detect(text, Dialect(), frozenset())
+    records = dialect.records(text)[: None if whole else -1]
+    if len(records) < 2 or len({len(record) for record in records}) > 1:
+        return False
+    columns = [column for column in zip(*records, strict=True) if any(field.strip() for field in column)]
+    numeric = sum(all(map(NUMBER.match, column[1:])) for column in columns)
+    return len(columns) > 1 and (dialect.sep != SPACES or 2 * numeric > len(columns))

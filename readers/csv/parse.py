@@ -1,0 +1,264 @@
+"""Columns of whole records: parsed by Arrow, off Python's lock; by Python's csv where Arrow refuses the text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import warnings
+from codecs import BOM_UTF8
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from matex_data._types import Bytes
+from matex_data.errors import DecodeError
+from matex_data.readers.csv.dialect import SPACES, Dialect
+from matex_data.readers.csv.options import MISSING, numbers
+from matex_data.readers.csv.records import CR, LF
+
+BLANK, TAB = 32, 9
+_ARROW_ONLY = r"(?i)0x|nan|inf.*\s|\s.*inf"
+"""Numbers in Arrow that are texts in pandas: 0x1F, NAN, nan(1), and infinity between blanks."""
+_INTEGER = r"^[ \t]*[-+]?[0-9]+[ \t]*$"
+_EXACT = 2**53  # floats hold every integer up to it
+_BAD_VALUE = re.compile(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to ([^:]+): (.*)", re.DOTALL)
+_warned: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Parser:
+    """Parser of the records of one file.
+
+    Parameters
+    ----------
+    path : of the file, for messages.
+    dialect : of the text.
+    names : of all its columns.
+    na_values : texts that stand for a missing value.
+    date_format : of times, as in ``strptime``; None: ISO 8601.
+    header : number of the record with the names.
+    """
+
+    path: str
+    dialect: Dialect
+    names: tuple[str, ...]
+    na_values: tuple[str, ...] = MISSING
+    date_format: str | None = None
+    header: int | None = None
+
+    def parse(self, data: Bytes, types: Mapping[str, Any], count: int, line: int) -> pa.Table:
+        """Parse columns; name the line of an error, and fill short records.
+
+        Parameters
+        ----------
+        data : whole records, as stored.
+        types : Arrow's type of each column to parse; None: infer it.
+        count : number of records.
+        line : number of lines before them.
+
+        Raises
+        ------
+        DecodeError : a record has too many fields, a value is not of its type, or the number of records differs.
+        """
+        try:
+            return self.parse_with_arrow(data, types, count)
+        except pa.ArrowInvalid as error:
+            return self._parse_with_python(data, types, count, line, error)
+
+    def parse_with_arrow(self, data: Bytes, types: Mapping[str, Any], count: int) -> pa.Table:
+        """Parse columns like ``parse``, but raise ``pyarrow.ArrowInvalid`` where anything is wrong."""
+        table = self._convert(self._simplified(data), types, self.dialect)
+        if table.num_rows != count:
+            raise pa.ArrowInvalid(f"{table.num_rows} records instead of {count}")
+        return table
+
+    def _simplified(self, data: Bytes) -> Bytes:
+        """Return the same records in UTF-8, without comments, and with one blank for many."""
+        text = data
+        if self.dialect.encoding != "utf-8" and data.max(initial=0) >= 128:
+            text = np.frombuffer(data.tobytes().decode(self.dialect.encoding).encode(), np.uint8)
+        if self.dialect.comment is not None:
+            text = np.frombuffer(self.dialect.without_comments(text.tobytes()), np.uint8)
+        return _single_blanks(text) if self.dialect.sep == SPACES else text
+
+    def _convert(self, text: Bytes, types: Mapping[str, Any], dialect: Dialect) -> pa.Table:
+        """Convert a text in UTF-8, and correct the columns of numbers that Arrow and pandas read differently."""
+        table = self._read(text, types, dialect)
+        doubtful = _doubtful_columns(table, text, types)
+        written = self._read(text, dict.fromkeys(doubtful, pa.binary()), dialect) if doubtful else table
+        for name in doubtful:
+            column = self._as_pandas(name, table[name], written[name], types[name])
+            table = table.set_column(table.column_names.index(name), name, column)
+        for number in numbers(self.na_values):
+            for i, column in enumerate(table.columns):
+                if pa.types.is_floating(column.type):
+                    missing = pc.equal(column, pa.scalar(number, column.type))
+                    column = pc.if_else(missing, pa.scalar(None, column.type), column)
+                    table = table.set_column(i, table.column_names[i], column)
+        return table
+
+    def _as_pandas(self, name: str, column: Any, written: Any, requested: Any) -> Any:
+        """Return a column as pandas reads it: of numbers, or of texts where one is no number.
+
+        Parameters
+        ----------
+        column, written : the column as Arrow reads it, and as it is written.
+        requested : its type; None: any.
+        """
+        strange = pc.match_substring_regex(written, _ARROW_ONLY)
+        if pc.any(strange).as_py():
+            if requested is None:
+                return written
+            row = pc.index(strange, True).as_py()
+            value = written[row].as_py().decode(errors="replace")
+            where = f"In CSV column #{self.names.index(name)}: Row #{row + 1}"  # as Arrow words it
+            raise pa.ArrowInvalid(f"{where}: CSV conversion error to {requested}: invalid value '{value}'")
+        if requested is None and pc.all(pc.match_substring_regex(written, _INTEGER)).as_py():
+            return _integers(written)
+        return column
+
+    def _read(self, text: Bytes, types: Mapping[str, Any], dialect: Dialect) -> pa.Table:
+        if text[:3].tobytes() == BOM_UTF8:  # Arrow drops one at the beginning, which is not that of the file here
+            text = np.frombuffer(BOM_UTF8 + text.tobytes(), np.uint8)
+        return pa.csv.read_csv(
+            pa.BufferReader(pa.py_buffer(text)),
+            read_options=pa.csv.ReadOptions(
+                use_threads=False, column_names=list(self.names), block_size=min(len(text) + 16, 2**31 - 1)
+            ),
+            parse_options=pa.csv.ParseOptions(
+                delimiter=" " if dialect.sep == SPACES else dialect.sep,
+                quote_char=dialect.quotechar or False,
+                escape_char=dialect.escapechar or False,
+                newlines_in_values=dialect.quotechar is not None,
+            ),
+            convert_options=pa.csv.ConvertOptions(
+                check_utf8=False,
+                column_types={name: kind for name, kind in types.items() if kind is not None},
+                include_columns=list(types),
+                null_values=list(self.na_values),
+                true_values=["True", "TRUE", "true"],
+                false_values=["False", "FALSE", "false"],
+                strings_can_be_null=True,
+                decimal_point=dialect.decimal,
+                timestamp_parsers=[self.date_format] if self.date_format else None,
+            ),
+        )
+
+    def _parse_with_python(
+        self, data: Bytes, types: Mapping[str, Any], count: int, line: int, error: Exception
+    ) -> pa.Table:
+        """Like ``parse``, but with Python's csv, after Arrow has refused the text with ``error``."""
+        records, lines = self._records(data, line)
+        if len(records) != count:
+            raise DecodeError(
+                f"the text from line {line + 1} on has changed since it was opened",
+                file=self.path,
+                expected=f"{count} records",
+                found=f"{len(records)} records ({error})",
+                remedy="let nobody write to the data while it is read, and open it again",
+            )
+        clean = io.StringIO(newline="")
+        csv.writer(clean, lineterminator="\n").writerows(records)
+        text = np.frombuffer(clean.getvalue().encode(), np.uint8)
+        try:
+            return self._convert(text, types, Dialect(decimal=self.dialect.decimal))
+        except pa.ArrowInvalid as second_error:
+            raise self._conversion_error(str(second_error), lines) from second_error
+
+    def _records(self, data: Bytes, line: int) -> tuple[list[list[str]], list[int]]:
+        """Return all records, as wide as there are columns, and the line in which each begins, counted from 1."""
+        width = len(self.names)
+        reader = self.dialect.reader(data.tobytes(), self.dialect.encoding)
+        records, lines, last_line = [], [], line
+        for raw in reader:
+            fields = self.dialect.fields(raw)
+            first_line, last_line = last_line + 1, line + reader.line_num
+            if not fields:
+                continue
+            if len(fields) > width:
+                raise DecodeError(
+                    f"the record in line {first_line} has too many fields, column {width + 1}",
+                    file=self.path,
+                    expected=f"{width} fields: {', '.join(self.names[:8])}{', ...' if width > 8 else ''}",
+                    found=f"{len(fields)} fields: {self.dialect.sep.join(fields)[:200]!r}",
+                    remedy="correct the line, or give sep=, quotechar=, skiprows= or comment=",
+                )
+            if len(fields) < width:
+                self._warn_of_short_records(first_line, len(fields))
+                fields = [*fields, *[""] * (width - len(fields))]
+            records.append(fields)
+            lines.append(first_line)
+        return records, lines
+
+    def _conversion_error(self, message: str, lines: Sequence[int]) -> DecodeError:
+        found = _BAD_VALUE.search(message)
+        if found is None:
+            return DecodeError("the text does not parse", file=self.path, found=message)
+        column, row = int(found[1]), int(found[2]) - 1
+        name, line = self.names[column], lines[row] if row < len(lines) else 0
+        return DecodeError(
+            f"a value in line {line}, column {column + 1}, is not of the type of its column",
+            file=self.path,
+            field=name,
+            expected=f"{found[3]}, as in the other lines",
+            found=found[4],
+            remedy=f"give dtype={{{name!r}: 'str'}}, add the text to na_values=, or open with infer='full'",
+        )
+
+    def _warn_of_short_records(self, line: int, width: int) -> None:
+        if self.path not in _warned:
+            _warned.add(self.path)
+            warnings.warn(
+                f"{self.path!r} has records with fewer fields than columns (line {line}: {width} of "
+                f"{len(self.names)}); the fields that they lack are missing",
+                stacklevel=2,
+            )
+
+
+def _single_blanks(data: Bytes) -> Bytes:
+    """Return the text with one blank for a run of blanks and tabs, and none at the start and end of a line."""
+    blank, edge = (data == BLANK) | (data == TAB), (data == LF) | (data == CR)
+    ends = np.append((blank | edge)[1:], True)
+    kept = data[~(blank & ends)]
+    blank, edge = (kept == BLANK) | (kept == TAB), (kept == LF) | (kept == CR)
+    kept = kept[~(blank & np.concatenate([[True], edge[:-1]]))]
+    return np.where(kept == TAB, np.uint8(BLANK), kept)
+
+
+def _doubtful_columns(table: pa.Table, text: Bytes, types: Mapping[str, Any]) -> list[str]:
+    """Return the columns of numbers in which a value may be a text in pandas, or may have lost digits."""
+    integers = [name for name in types if pa.types.is_integer(table[name].type)]
+    floats = [name for name in types if pa.types.is_floating(table[name].type)]
+    stored = text.tobytes() if integers else b""
+    hexadecimal = any(x in stored and b"0" + x in stored for x in (b"x", b"X"))  # a single byte is found faster
+    doubtful = integers if hexadecimal else []
+    for name in floats:
+        if not np.isfinite(pc.sum(table[name]).as_py() or 0) or (
+            types[name] is None and _may_have_lost_digits(table[name])
+        ):
+            doubtful.append(name)
+    return doubtful
+
+
+def _may_have_lost_digits(column: pa.ChunkedArray) -> bool:
+    """Return whether floats may have been written as integers that no float holds."""
+    largest = pc.max(pc.abs(column)).as_py()
+    return largest is not None and largest >= _EXACT and bool(pc.all(pc.equal(column, pc.round(column))).as_py())
+
+
+def _integers(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return texts of integers as the first of int64 and uint64 that holds them all, otherwise as they are."""
+    if pc.any(pc.match_substring(column, "+")).as_py():
+        return column  # Arrow has no integers with that sign
+    for kind in (pa.int64(), pa.uint64()):
+        try:
+            return pa.chunked_array([[None if text is None else int(text) for text in column.to_pylist()]], kind)
+        except (OverflowError, ValueError):
+            continue
+    return column

@@ -1,0 +1,417 @@
+"""Text tables: CSV, TSV and their relatives, indexed by all ranks exactly as a serial parser reads them."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from matex_data._types import Bytes, Integers
+from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
+from matex_data.fields import Field
+from matex_data.index.model import FileIndex, Index
+from matex_data.index.table import Column
+from matex_data.readers.collective import IndexingRanks, SingleRank
+from matex_data.readers.csv.compression import plain_text, stored_as
+from matex_data.readers.csv.dialect import Dialect, column_names, detect, has_header
+from matex_data.readers.csv.options import Options, check_options
+from matex_data.readers.csv.parse import Parser
+from matex_data.readers.csv.records import (
+    ENCODINGS,
+    Records,
+    block_bytes,
+    encodings_of,
+    last_line_end,
+    line_ends,
+    record_starts,
+    scan_file,
+    scan_text,
+)
+from matex_data.readers.csv.rows import TextRows
+from matex_data.readers.csv.types import TEXT, Summary, inferred_type, merge_summaries, requested_type
+from matex_data.sampling.schedule import rank_range
+
+SMALL_BYTES = 4 << 20  # a smaller file is indexed by one rank
+HEAD_BYTES = 1 << 20  # that must contain the first records
+DETECT_BYTES = 64 << 10  # from which the dialect is detected
+HEAD_RECORDS = 200  # from which header and width are detected
+SAMPLE_BLOCKS = 64  # of a large file, from which types are inferred
+BOM = b"\xef\xbb\xbf"
+
+ReadText = Callable[[int, int], Bytes]
+"""Returns the bytes of a text from one position to another."""
+
+
+def index(path: str, names: Sequence[str] | None = None, /, **options: Any) -> Index:
+    """Index the records of a text file; see ``index_collectively``."""
+    return index_collectively([path], names, SingleRank(), **options)
+
+
+def index_collectively(
+    paths: Sequence[str], names: Sequence[str] | None, ranks: IndexingRanks, /, **options: Any
+) -> Index:
+    """Index the records of text files with the same columns. *Collective*.
+
+    Each small file is indexed by one rank; of a large one each rank scans a segment.
+
+    Parameters
+    ----------
+    names : columns; None: all.
+    options : those of ``Options``.
+
+    Raises
+    ------
+    FieldNotFound : there is no column of that name.
+    FormatError : a file is empty, a quote is not closed, the files have different columns, an option is wrong.
+    DecodeError : a record has too many fields, or a value is not of the requested type.
+    DataError : a file cannot be read.
+    """
+    checked = check_options(options)
+
+    def inspect_own() -> list[_TextFile]:
+        return [_inspect(path, names, checked) for path in paths[ranks.rank :: ranks.size]]
+
+    by_rank = ranks.allgather(_agreed(inspect_own, ranks))
+    files: list[_TextFile] = [by_rank[i % ranks.size][i // ranks.size] for i in range(len(paths))]
+    for file in files:
+        if file.records is None:
+            _scan_large(file, checked, ranks)
+    _check_same_columns(files)
+    columns = _select_columns(files[0], names, checked)
+    for file in files:
+        if file.summaries is None:
+            file.summaries = _summarize_large(file, columns, checked, ranks)
+    if ranks.rank == 0:
+        _warn_of_compression(files)
+    return _build_index(files, columns, checked)
+
+
+def _agreed(task: Callable[[], Any], ranks: IndexingRanks) -> Any:
+    """Return the result of this rank's task, or raise the first error of all ranks. *Collective*."""
+    result, error = None, None
+    try:
+        result = task()
+    except Exception as raised:  # every rank has to raise it
+        error = raised
+    ranks.agree(error)
+    return result
+
+
+@dataclass
+class _TextFile:
+    """Facts about one file.
+
+    Parameters
+    ----------
+    size : of the file, in bytes.
+    stored : its compression or wide encoding, as ``stored_as`` returns.
+    start, line : byte of the text where the first record begins, and lines before it.
+    records : None: not scanned yet.
+    summaries : of the columns, by name; None: not inferred yet.
+    """
+
+    parser: Parser
+    size: int
+    stored: str
+    start: int
+    line: int
+    records: Records | None = None
+    summaries: dict[str, Summary] | None = None
+
+    def blocks(self) -> tuple[Integers, Integers, Integers]:
+        """Return ``offset``, ``first`` and ``line`` of ``TextRows``."""
+        assert self.records is not None
+        if self.stored:
+            return np.array([0, self.size]), np.array([0, self.records.count]), np.array([self.line])
+        return self.records.offset, self.records.first, self.records.line
+
+
+def _inspect(path: str, names: Sequence[str] | None, options: Options) -> _TextFile:
+    """Detect dialect and header of a file; index a small or compressed one."""
+    try:
+        size = Path(path).stat().st_size
+        head = np.fromfile(path, np.uint8, HEAD_BYTES)
+        stored = stored_as(head[:16].tobytes(), options.encoding)
+        is_large = not stored and size > SMALL_BYTES
+        if not is_large:
+            head = np.fromfile(path, np.uint8)
+    except OSError as error:
+        raise DataError("the file cannot be read", file=path, found=error) from error
+    if not is_large and len(head) != size:
+        raise DataError("the file changes while it is read", file=path, expected=f"{size} bytes", found=len(head))
+    if not stored:
+        file = _parse_head(path, head, size, stored, options)
+        return file if is_large else _index_small(file, head, block_bytes(size), names, options)
+    try:
+        text = plain_text(head, stored)
+    except DataError as error:
+        raise error.at(path, None) from error
+    if stored == options.encoding:
+        options = replace(options, encoding="utf-8")
+    return _index_small(_parse_head(path, text, size, stored, options), text, len(text) + 1, names, options)
+
+
+def _index_small(file: _TextFile, text: Bytes, step: int, names: Sequence[str] | None, options: Options) -> _TextFile:
+    file.records = scan_text(text, file.start, file.line, step, file.parser.dialect)
+    _check_records(file, options, lambda start, stop: text[start:stop])
+    columns = _select_columns(file, names, options)
+    file.summaries = _summarize(text[file.start :], file, columns, options, file.records.count, file.line)
+    return file
+
+
+def _parse_head(path: str, head: Bytes, size: int, stored: str, options: Options) -> _TextFile:
+    """Detect dialect, header, and the start of the records from the first bytes of a text."""
+    start = len(BOM) if head[: len(BOM)].tobytes() == BOM else 0
+    if options.skiprows:
+        ends = line_ends(head)
+        start = int(ends[options.skiprows - 1]) if options.skiprows <= len(ends) else len(head)
+    text = head[start:]
+    beginning = text[:DETECT_BYTES]
+    if len(beginning) == DETECT_BYTES:
+        beginning = beginning[: last_line_end(beginning) or None]
+    dialect = detect(beginning.tobytes(), options.dialect, options.fixed)
+    ends = line_ends(text)
+    starts = record_starts(text, ends, False, dialect)[0]
+    if not len(starts):
+        raise FormatError(
+            "the file is empty", file=path, expected="records", found=f"{size} bytes, line 1, column 1: no record"
+        )
+    stop = int(starts[HEAD_RECORDS]) if len(starts) > HEAD_RECORDS else len(text)
+    records = dialect.records(text[int(starts[0]) : stop].tobytes())
+    header = _header(records, dialect, options)
+    if header is not None and header >= len(records):
+        raise FormatError(
+            "there is no record with the names", file=path, expected=f"record {header}", found=f"{len(records)} records"
+        )
+    first = 0 if header is None else header + 1
+    fields = _names_in_comment(text[: int(starts[0])].tobytes(), dialect) if header is None else records[header]
+    names = _column_names(path, records[first:] or records, fields, options)
+    at = int(starts[first]) if first < len(starts) else len(text)
+    parser = Parser(
+        path,
+        dialect,
+        tuple(_decode_name(name, options.encoding) for name in names),
+        options.missing_texts,
+        options.date_format,
+        header,
+    )
+    lines = options.skiprows + int(np.searchsorted(ends, at, side="right"))
+    return _TextFile(parser, size, stored, start + at, lines)
+
+
+def _header(records: Sequence[Sequence[str]], dialect: Dialect, options: Options) -> int | None:
+    if options.header != "infer":
+        return int(options.header) if options.header is not None else None
+    return 0 if options.names is None and has_header(records, dialect.decimal) else None
+
+
+def _names_in_comment(text: bytes, dialect: Dialect) -> list[str]:
+    """Return the fields of the last comment before the first record, where ``numpy.savetxt`` writes the names."""
+    lines = text.strip().splitlines()
+    mark = (dialect.comment or "").encode()
+    if not lines or not mark or not lines[-1].lstrip().startswith(mark):
+        return []
+    return next(iter(dialect.records(lines[-1].lstrip(mark + b" "))), [])
+
+
+def _column_names(
+    path: str, records: Sequence[Sequence[str]], header: Sequence[str], options: Options
+) -> Iterable[str]:
+    width = Counter(len(record) for record in records).most_common(1)[0][0]
+    if options.names is not None:
+        if len(options.names) < width:
+            raise FormatError(
+                "there are more columns than names", file=path, expected=f"{width} names", found=f"{len(options.names)}"
+            )
+        return map(str, options.names)
+    if not header or (options.header is None and len(header) != width):
+        return map(str, range(width))
+    if len(header) == width - 1:  # no name for the column of row names in front, or for an empty one at the end
+        trailing = all(len(record) < width or not record[-1].strip() for record in records)
+        header = [*header, ""] if trailing else ["", *header]
+    return column_names(header)
+
+
+def _decode_name(name: str, encoding: str | None) -> str:
+    """Return the text of a name that has been decoded as Latin-1."""
+    stored = name.encode("latin-1")
+    for candidate in (encoding or "utf-8", "cp1252"):
+        try:
+            return stored.decode(candidate).removeprefix("\ufeff")
+        except UnicodeDecodeError:
+            continue
+    return name
+
+
+def _check_records(file: _TextFile, options: Options, read: ReadText) -> None:
+    """Raise if the records of a file have a fault, and choose the encoding of its text."""
+    records, path = file.records, file.parser.path
+    assert records is not None
+    if records.nul >= 0:
+        line, column = _line_and_column(file, records, records.nul, read)
+        remedy = "the file is damaged, or it is no text; UTF-16 without a byte order mark needs encoding='utf-16-le'"
+        raise FormatError(
+            f"there is a NUL byte in line {line}, column {column}", file=path, byte=records.nul, remedy=remedy
+        )
+    if records.open_quote >= 0:
+        line, column = _line_and_column(file, records, records.open_quote, read)
+        raise FormatError(
+            f"the quote in line {line}, column {column}, is not closed",
+            file=path,
+            byte=records.open_quote,
+            expected=f"another {file.parser.dialect.quotechar} before the end of the file",
+            remedy="the file may be truncated; if quotes have no meaning in it, give quotechar=None",
+        )
+    if not records.count:
+        raise FormatError(
+            f"the file has a header and no records behind it, line {file.line + 1}, column 1",
+            file=path,
+            expected="at least one record",
+            found=f"the columns {', '.join(file.parser.names[:8])}",
+            remedy="leave the file out; if its only line is a record, give header=None",
+        )
+    possible = records.encodings & encodings_of(read(0, file.start))
+    encoding = options.encoding or next(name for name in ENCODINGS if name in possible)
+    if encoding == "utf-8" and encoding not in possible:
+        raise FormatError("the text is not UTF-8", file=path, remedy="leave out encoding=, or give another one")
+    file.parser = replace(file.parser, dialect=replace(file.parser.dialect, encoding=encoding))
+
+
+def _line_and_column(file: _TextFile, records: Records, byte: int, read: ReadText) -> tuple[int, int]:
+    """Return line and column, counted from 1, of a byte of the text."""
+    block = int(np.searchsorted(records.offset[:-1], byte, side="right")) - 1
+    start, line = (int(records.offset[block]), int(records.line[block])) if block >= 0 else (file.start, file.line)
+    before = read(start, byte)
+    ends = line_ends(before)
+    fields = before[int(ends[-1]) if len(ends) else 0 :].tobytes()
+    return line + len(ends) + 1, 1 + sum(fields.count(sep) for sep in file.parser.dialect.separators)
+
+
+def _summarize(
+    data: Bytes, file: _TextFile, columns: Sequence[str], options: Options, count: int, line: int
+) -> dict[str, Summary]:
+    """Summarize ``count`` whole records behind ``line`` lines, in those columns whose type is not requested."""
+    distinct = {name for name in columns if options.requested_dtype(name) == "category"}
+    types = {name: None for name in columns if options.requested_dtype(name) is None}
+    types |= dict.fromkeys(distinct, TEXT.arrow)
+    if not types:
+        return {}
+    table = file.parser.parse(data, types, count, line)
+    return {name: Summary.of(table[name], name in distinct) for name in types}
+
+
+def _scan_large(file: _TextFile, options: Options, ranks: IndexingRanks) -> None:
+    """Find the records of a large file. *Collective*."""
+    path = file.parser.path
+    file.records = scan_file(path, file.start, file.line, file.size, file.parser.dialect, ranks)
+
+    def read(start: int, stop: int) -> Bytes:
+        return np.fromfile(path, np.uint8, stop - start, offset=start)
+
+    _agreed(lambda: _check_records(file, options, read), ranks)
+
+
+def _summarize_large(
+    file: _TextFile, columns: Sequence[str], options: Options, ranks: IndexingRanks
+) -> dict[str, Summary]:
+    """Summarize blocks spread over a large file, or all; the choice does not depend on the ranks. *Collective*."""
+    offset, first, line = file.blocks()
+    full = options.infer == "full" or any(options.requested_dtype(name) == "category" for name in columns)
+    count = len(line) if full else min(SAMPLE_BLOCKS, len(line))
+    selected = np.unique(np.linspace(0, len(line) - 1, count).astype(np.int64))
+    low, high = rank_range(len(selected), ranks.rank, ranks.size)
+    own = selected[low:high].tolist()
+    found: dict[str, Summary] = {}
+    error: Exception | None = None
+    memory = np.empty(int(np.diff(offset)[own].max(initial=0)), np.uint8)
+    for i in range(rank_range(len(selected), 0, ranks.size)[1]):
+        block = own[i] if i < len(own) and error is None else None
+        data = memory[: 0 if block is None else int(offset[block + 1] - offset[block])]
+        try:
+            ranks.read(file.parser.path, 0 if block is None else int(offset[block]), data)
+            if block is not None:
+                rows = int(first[block + 1] - first[block])
+                summaries = _summarize(data, file, columns, options, rows, int(line[block]))
+                found = merge_summaries([found, summaries])
+        except Exception as raised:  # the other ranks need this one for the rest of the reads
+            error = error or raised
+    ranks.agree(error)
+    return merge_summaries(ranks.allgather(found))
+
+
+def _select_columns(file: _TextFile, names: Sequence[str] | None, options: Options) -> list[str]:
+    """Return the selected columns: ``names``, or those of ``usecols=`` in the order of the file."""
+    path, columns = file.parser.path, file.parser.names
+    selected = list(columns)
+    if options.usecols is not None:
+        numbered = dict(enumerate(columns))
+        requested = [c if isinstance(c, str) else numbered.get(c, str(c)) for c in options.usecols]
+        _check_found(path, requested, columns)
+        selected = [name for name in columns if name in requested]
+    if names is not None:
+        _check_found(path, names, selected)
+        selected = list(names)
+    if isinstance(options.dtype, dict):
+        _check_found(path, options.dtype, columns)
+    return selected
+
+
+def _check_found(path: str, names: Iterable[str], columns: Sequence[str]) -> None:
+    for name in names:
+        if name not in columns:
+            raise FieldNotFound(
+                "there is no such column", file=path, field=name, expected=f"one of {near_matches(name, columns)}"
+            )
+
+
+def _check_same_columns(files: Sequence[_TextFile]) -> None:
+    first = files[0].parser
+    for file in files[1:]:
+        if file.parser.names != first.names:
+            raise FormatError(
+                "the files do not have the same columns",
+                file=file.parser.path,
+                expected=f"{', '.join(first.names)}, as in {first.path!r}",
+                found=", ".join(file.parser.names),
+                remedy="open files with the same columns, or give names= and header=",
+            )
+
+
+def _warn_of_compression(files: Sequence[_TextFile]) -> None:
+    stored = [file for file in files if file.stored]
+    if stored:
+        warnings.warn(
+            f"{stored[0].parser.path!r} is stored as {stored[0].stored}, of which no part can be read alone: every "
+            f"rank that needs rows of it unpacks all of it ({len(stored)} of {len(files)} files)",
+            stacklevel=2,
+        )
+
+
+def _build_index(files: Sequence[_TextFile], columns: Sequence[str], options: Options) -> Index:
+    summaries = merge_summaries(file.summaries or {} for file in files)
+    types = {}
+    for name in columns:
+        dtype, summary = options.requested_dtype(name), summaries.get(name, Summary())
+        if dtype is None:
+            types[name] = inferred_type(summary, options.parse_dates)
+        else:
+            types[name] = requested_type(name, dtype, sorted(summary.values))
+    parser, dialect = files[0].parser, files[0].parser.dialect
+    shown = {name: getattr(dialect, name) for name in ("sep", "quotechar", "escapechar", "comment", "decimal")}
+    shown["encoding"] = files[0].stored if files[0].stored.startswith("utf") else dialect.encoding
+    shown["header"] = parser.header
+    fields = {}
+    for name in columns:
+        attributes = {"column": parser.names.index(name), **shown, **types[name].attributes}
+        fields[name] = Field(name, (), types[name].dtype, attributes=attributes)
+    indexed = []
+    for file in files:
+        offset, first, line = file.blocks()
+        rows = TextRows(file.parser, types, int(first[-1]), offset, first, line, file.stored, file.start)
+        indexed.append(FileIndex(file.parser.path, rows.rows, {name: Column(rows, name) for name in columns}))
+    return Index(fields, indexed)

@@ -1,0 +1,205 @@
+"""Types of columns: inferred from their values or requested, agreed over all blocks and files, and delivered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from matex_data._types import Array
+from matex_data.errors import DecodeError, FormatError
+
+EPOCH = "seconds since 1970-01-01 00:00:00 UTC"
+_ARROW = {
+    "int64": pa.int64(),
+    "uint64": pa.uint64(),
+    "float64": pa.float64(),
+    "null": pa.float64(),
+    "bool": pa.bool_(),
+    "text": pa.binary(),
+    "category": pa.dictionary(pa.int32(), pa.binary()),
+    "micro": pa.timestamp("us"),
+    "nano": pa.timestamp("ns"),
+    "zoned": pa.timestamp("us", "UTC"),
+}
+_COMMON_KIND = {
+    frozenset(("int64", "uint64")): "uint64",
+    frozenset(("int64", "float64")): "float64",
+    frozenset(("uint64", "float64")): "float64",
+    frozenset(("micro", "nano")): "nano",
+}
+_UNITS = {"micro": 10**6, "nano": 10**9, "zoned": 10**6}  # of times, in one second
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Summary of the values of a column, as far as its type follows from it.
+
+    Parameters
+    ----------
+    kind : "null" if all are missing; "int64"; "uint64" if a value needs it; "float64"; "bool"; "micro", "nano" or
+        "zoned" for times; "text" for anything else.
+    missing : a value is missing.
+    negative : an integer is below 0.
+    values : all different values, where these are needed.
+    """
+
+    kind: str = "null"
+    missing: bool = False
+    negative: bool = False
+    values: frozenset[bytes] = frozenset()
+
+    @classmethod
+    def of(cls, column: pa.ChunkedArray, distinct: bool) -> Summary:
+        """Summarize a parsed column; ``distinct``: with all its values."""
+        kind, values = _kind(column.type), frozenset[bytes]()
+        negative = kind == "int64" and (pc.min(column).as_py() or 0) < 0
+        if distinct:
+            values = frozenset(pc.unique(column).drop_null().cast(pa.binary()).to_pylist())
+        return cls(kind, column.null_count > 0, negative, values)
+
+    def merge(self, other: Summary) -> Summary:
+        """Return the summary of the values of both."""
+        kinds = {self.kind, other.kind} - {"null"}
+        kind = "null" if not kinds else kinds.pop() if len(kinds) == 1 else _COMMON_KIND.get(frozenset(kinds), "text")
+        missing, negative = self.missing or other.missing, self.negative or other.negative
+        return Summary(kind, missing, negative, self.values | other.values)
+
+
+def merge_summaries(summaries: Iterable[Mapping[str, Summary]]) -> dict[str, Summary]:
+    """Merge summaries by name of the column."""
+    by_name: dict[str, list[Summary]] = {}
+    for columns in summaries:
+        for name, summary in columns.items():
+            by_name.setdefault(name, []).append(summary)
+    return {name: reduce(Summary.merge, found) for name, found in by_name.items()}
+
+
+def _kind(kind: Any) -> str:
+    if pa.types.is_date(kind):
+        return "micro"
+    if pa.types.is_timestamp(kind):
+        return "zoned" if kind.tz is not None else "nano" if kind.unit == "ns" else "micro"
+    if str(kind) in ("null", "int64", "uint64", "bool"):
+        return str(kind)
+    return "float64" if pa.types.is_floating(kind) else "text"
+
+
+@dataclass(frozen=True)
+class ColumnType:
+    """Type as which a column is parsed and delivered.
+
+    Parameters
+    ----------
+    kind : as of ``Summary``, or "category", or "number" for a requested dtype.
+    dtype : as delivered.
+    categories : texts whose positions are delivered; -1 stands for a missing value.
+    """
+
+    kind: str
+    dtype: np.dtype[Any]
+    categories: tuple[bytes, ...] = ()
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def arrow(self) -> Any:
+        """Return the type as which Arrow parses the column."""
+        if self.kind == "number":
+            return pa.float32() if self.dtype == np.float16 else pa.from_numpy_dtype(self.dtype)
+        return _ARROW[self.kind]
+
+    def values(self, column: pa.ChunkedArray) -> Array:
+        """Return the column as NumPy array that can be assigned to one of ``dtype``.
+
+        Raises
+        ------
+        DecodeError : a value is missing, and the type has no value for that.
+        """
+        array: Any = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+        if self.kind == "category":
+            position = {value: i for i, value in enumerate(self.categories)}
+            codes = np.array([*(position.get(value, -1) for value in array.dictionary.to_pylist()), -1], np.int32)
+            return np.asarray(codes[_to_numpy(array.indices.fill_null(len(codes) - 1))])
+        if self.kind == "text":
+            return _to_numpy(array.fill_null(b"") if array.null_count else array)
+        if array.null_count and self.dtype.kind != "f":
+            raise DecodeError(
+                "a value is missing, which the type of the column cannot express",
+                expected=f"a value of {self.dtype} in every record",
+                remedy="give dtype={name: 'float64'}, or open with infer='full'",
+            )
+        if self.kind == "bool":
+            return _to_numpy(array.cast(pa.uint8()))
+        return _seconds(array, _UNITS[self.kind]) if self.kind in _UNITS else _to_numpy(array)
+
+
+def _to_numpy(array: Any) -> Array:
+    converted: Array = array.to_numpy(zero_copy_only=False)
+    return converted
+
+
+def _seconds(array: Any, unit: int) -> Array:
+    whole, fraction = np.divmod(_to_numpy(array.cast(pa.int64()).fill_null(0)), unit)
+    seconds: Array = whole + fraction / unit  # a single division would round nanoseconds twice
+    seconds[_to_numpy(array.is_null())] = np.nan
+    return seconds
+
+
+TEXT = ColumnType("text", np.dtype(object))
+
+
+def requested_type(name: str, dtype: Any, categories: Sequence[bytes] = ()) -> ColumnType:
+    """Return the type for one of the user's ``dtype=``; ``categories`` are all values of the column.
+
+    Raises
+    ------
+    FormatError : there is no such type.
+    """
+    if isinstance(dtype, list | tuple):
+        return _category(tuple(str(value).encode() for value in dtype))
+    if dtype == "category":
+        return _category(tuple(categories))
+    if dtype in (str, bytes, object, "str", "string", "bytes", "object"):
+        return TEXT
+    expected = "a dtype of integers, floats or booleans, 'str', 'category', a list of categories, or 'datetime'"
+    error = FormatError("there is no such type for a column", field=name, expected=expected, found=repr(dtype))
+    try:
+        found = np.dtype("datetime64[us]" if dtype in ("date", "datetime") else dtype)
+    except TypeError:
+        raise error from None
+    if found.kind == "M":
+        return _time("micro")
+    if found.kind in "SU":
+        return TEXT
+    if found.kind == "b":
+        return ColumnType("bool", found)
+    if found.kind not in "iuf" or found.itemsize > 8:
+        raise error
+    return ColumnType("number", found.newbyteorder("="))
+
+
+def inferred_type(summary: Summary, parse_dates: bool) -> ColumnType:
+    """Return the type of a column with such values."""
+    if summary.kind in _UNITS:
+        return _time(summary.kind) if parse_dates else TEXT
+    if summary.kind == "text" or (summary.kind == "uint64" and (summary.missing or summary.negative)):
+        return TEXT  # no type of numbers holds all of them
+    if summary.kind == "uint64":
+        return ColumnType("uint64", np.dtype(np.uint64))
+    if summary.kind == "bool":
+        return ColumnType("bool", np.dtype(float if summary.missing else bool))
+    integers = summary.kind == "int64" and not summary.missing
+    return ColumnType("int64", np.dtype(np.int64)) if integers else ColumnType("float64", np.dtype(np.float64))
+
+
+def _time(kind: str) -> ColumnType:
+    return ColumnType(kind, np.dtype(np.float64), attributes={"units": EPOCH})
+
+
+def _category(values: tuple[bytes, ...]) -> ColumnType:
+    return ColumnType("category", np.dtype(np.int32), values, {"categories": [value.decode() for value in values]})

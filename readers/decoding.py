@@ -1,0 +1,89 @@
+"""Conversion of stored numbers to those of a field: byte order, sign, missing values, scale and offset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from matex_data._types import Array
+from matex_data.index.scatter import CONVERT_ITEMS
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Conversion of stored numbers: ``stored * scale + offset``, and NaN where they are missing.
+
+    With ``dtype`` alone it only converts the type and the byte order.
+
+    Parameters
+    ----------
+    dtype : of the decoded numbers.
+    stored_kind : "i" or "u": the stored integers are signed or unsigned, in contrast to their dtype; "": as the dtype.
+    missing : stored values that stand for missing numbers, as ``dtype``.
+    low, high : smallest and largest valid stored value, or None. Values outside are missing.
+    scale, offset : numbers, or None.
+    """
+
+    dtype: np.dtype[Any]
+    stored_kind: str = ""
+    missing: tuple[Any, ...] = ()
+    low: Any = None
+    high: Any = None
+    scale: Any = None
+    offset: Any = None
+
+    def __call__(self, rows: Array, out: Array) -> None:
+        with np.errstate(over="ignore"):  # numbers beyond the range of ``dtype`` become infinite, as in xarray
+            for stored, decoded in _cache_blocks(rows, out):
+                self._decode(stored, decoded)
+
+    def _decode(self, stored: Array, out: Array) -> None:
+        if self.stored_kind:
+            stored = stored.view(f"{stored.dtype.byteorder}{self.stored_kind}{stored.itemsize}")
+        np.copyto(out, stored, casting="unsafe")
+        missing = self._is_missing(out)
+        if self.scale is not None:
+            np.multiply(out, self.scale, out=out, casting="same_kind")
+        if self.offset is not None:
+            np.add(out, self.offset, out=out, casting="same_kind")
+        if missing is not None and missing.any():
+            np.copyto(out, np.nan, where=missing)
+
+    def _is_missing(self, numbers: Array) -> Array | None:
+        missing: Array | None = None
+        for value in self.missing:
+            missing = _or(missing, numbers == value)
+        if self.low is not None:
+            missing = _or(missing, numbers < self.low)
+        if self.high is not None:
+            missing = _or(missing, numbers > self.high)
+        return missing
+
+    def decode(self, stored: Array) -> Array:
+        """Return a whole array, decoded."""
+        out = np.empty(stored.shape, self.dtype)
+        self(stored.reshape(-1), out.reshape(-1))
+        return out
+
+
+def _or(a: Array | None, b: Array) -> Array:
+    return b if a is None else np.logical_or(a, b, out=a)
+
+
+def _cache_blocks(rows: Array, out: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield blocks of both arrays that fit into the processor's cache."""
+    if rows.size <= CONVERT_ITEMS:
+        yield rows, out
+    elif rows.flags.c_contiguous and out.flags.c_contiguous:
+        stored, decoded = rows.reshape(-1), out.reshape(-1)
+        for i in range(0, len(stored), CONVERT_ITEMS):
+            yield stored[i : i + CONVERT_ITEMS], decoded[i : i + CONVERT_ITEMS]
+    elif len(rows) == 1:
+        yield from _cache_blocks(rows[0], out[0])
+    else:
+        step = max(1, CONVERT_ITEMS * len(rows) // rows.size)
+        for i in range(0, len(rows), step):
+            yield from _cache_blocks(rows[i : i + step], out[i : i + step])

@@ -1,0 +1,190 @@
+"""Registry of file formats: the built-in ones, and those that other packages register.
+
+Another package registers a format under the entry point group ``matex_data.readers``. The entry is a `Format`, which
+takes part in the detection by content and by name, or a reader function, which ``format=`` selects.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from matex_data.errors import FormatError, near_matches
+from matex_data.index.model import Index
+
+GROUP = "matex_data.readers"
+
+Reader = Callable[..., Index]
+"""Function ``index(path, names, **options) -> Index``; see `matex_data.abc`."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """Recognition of a file format, and the functions that index its files.
+
+    Parameters
+    ----------
+    reader : function ``index(path, names=None, **options) -> Index``, or its address ``"package.module:function"``,
+        which is imported when the first file of the format is opened.
+    suffixes : lower-case ends of file names, for example ``(".h5", ".csv.gz")``.
+    magic : pairs of a byte offset and the bytes that files of the format have there.
+    names : patterns of file names without a telling suffix, as of ``pathlib.PurePath.match``, in lower case.
+    sidecars : patterns of files that belong to other files. A directory is opened without them.
+    collective_reader : function ``index_collectively(paths, names, ranks, **options) -> Index``, or its address, for a
+        format whose files all ranks index collectively; None: one rank indexes each file.
+    extra : pip requirement that brings the packages that the reader imports, for example ``"matex_data[csv]"``.
+        The error for a missing package shows it.
+    """
+
+    reader: str | Reader
+    suffixes: tuple[str, ...] = ()
+    magic: tuple[tuple[int, bytes], ...] = ()
+    names: tuple[str, ...] = ()
+    sidecars: tuple[str, ...] = ()
+    collective_reader: str | Reader | None = None
+    extra: str | None = None
+
+    def matches_name(self, path: str) -> bool:
+        """Return whether the file has a name of this format."""
+        lower = Path(path.lower())
+        return lower.name.endswith(self.suffixes) or any(lower.match(name) for name in self.names)
+
+    def matches_magic(self, head: bytes) -> bool:
+        """Return whether a file that starts with ``head`` has the magic bytes of this format."""
+        return any(head[offset : offset + len(magic)] == magic for offset, magic in self.magic)
+
+    def is_sidecar(self, path: str) -> bool:
+        """Return whether the file belongs to another file of this format."""
+        return any(Path(path.lower()).match(name) for name in self.sidecars)
+
+
+HDF5_MAGIC = tuple((offset, b"\x89HDF\r\n\x1a\n") for offset in (0, 512, 1024, 2048))
+CDF_MAGIC = ((0, b"CDF\x01"), (0, b"CDF\x02"), (0, b"CDF\x05"))
+NETCDF_SUFFIXES = (".nc", ".nc1", ".nc2", ".nc3", ".nc4", ".nc4c", ".nc5", ".cdf", ".netcdf", ".nc.gz")
+COMPRESSED = ("", ".gz", ".bz2", ".xz", ".zst")
+TABLE_SUFFIXES = tuple(f".{kind}{end}" for kind in ("csv", "tsv", "tab", "psv") for end in COMPRESSED)
+TEXT_SUFFIXES = tuple(f".{kind}{end}" for kind in ("txt", "dat", "asc") for end in COMPRESSED)
+IDX_NAMES = tuple(f"*[-.]idx[1-9]-*byte{end}" for end in ("", ".gz"))
+CIFAR_NAMES = ("data_batch_[1-5]", "test_batch", "cifar-100-*/train", "cifar-100-*/test")
+
+FORMATS: dict[str, Format] = {
+    "hdf5": Format(
+        "matex_data.readers.hdf5.reader:index",
+        suffixes=(".h5", ".hdf5", ".hdf", ".he5", ".nxs", ".mat"),
+        magic=HDF5_MAGIC,
+    ),
+    "netcdf": Format(
+        "matex_data.readers.netcdf.reader:index", suffixes=NETCDF_SUFFIXES, magic=(*CDF_MAGIC, *HDF5_MAGIC)
+    ),
+    "csv": Format(
+        "matex_data.readers.csv.reader:index",
+        suffixes=(*TABLE_SUFFIXES, *TEXT_SUFFIXES),
+        collective_reader="matex_data.readers.csv.reader:index_collectively",
+        extra="matex_data[csv]",
+    ),
+    "npy": Format("matex_data.readers.arrays:index", suffixes=(".npy",), magic=((0, b"\x93NUMPY"),)),
+    "npz": Format("matex_data.readers.arrays:index", suffixes=(".npz",)),
+    "raw": Format("matex_data.readers.arrays:index", suffixes=(".raw",)),
+    "idx": Format(
+        "matex_data.readers.idx:index",
+        suffixes=(".idx", ".idx.gz"),
+        names=IDX_NAMES,
+        sidecars=("*labels[-.]idx1-*",),
+    ),
+    "cifar": Format("matex_data.readers.cifar:index", names=(*CIFAR_NAMES, *(f"{name}.bin" for name in CIFAR_NAMES))),
+}
+"""Built-in formats by name. They take precedence over those of other packages."""
+
+
+def known_formats() -> list[str]:
+    """Return the names of all formats, built-in and registered by other packages."""
+    return sorted({*FORMATS, *(entry.name for entry in entry_points(group=GROUP))})
+
+
+def all_formats() -> Mapping[str, Format]:
+    """Return all formats by name, the built-in ones first."""
+    return {**FORMATS, **_plugin_formats()}
+
+
+@cache
+def _plugin_formats() -> Mapping[str, Format]:
+    """Load the formats of other packages. A broken one is left out with a warning: files of other formats open."""
+    found: dict[str, Format] = {}
+    for entry in entry_points(group=GROUP):
+        if entry.name not in FORMATS:
+            try:
+                found[entry.name] = _load(entry)
+            except FormatError as error:
+                warnings.warn(str(error), stacklevel=2)
+    return found
+
+
+def format_named(name: str) -> Format:
+    """Return the format of that name.
+
+    Raises
+    ------
+    FormatError : no package registers the format, or its entry point does not load.
+    """
+    if name in FORMATS:
+        return FORMATS[name]
+    for entry in entry_points(group=GROUP, name=name):
+        return _load(entry)
+    raise FormatError(
+        "there is no reader of that format", expected=f"one of {near_matches(name, known_formats())}", found=repr(name)
+    )
+
+
+def _load(entry: EntryPoint) -> Format:
+    problem, expected = f"the format {entry.name!r} does not load", "a matex_data.abc.Format or a reader function"
+    try:
+        value = entry.load()
+    except Exception as error:  # a module of another package may raise anything
+        remedy = f"repair or uninstall the package that registers {entry.value!r} in the group {GROUP!r}"
+        raise FormatError(problem, expected=expected, found=repr(error), remedy=remedy) from error
+    if isinstance(value, Format):
+        return value
+    if callable(value):
+        return Format(value)
+    raise FormatError(problem, expected=expected, found=f"{value!r} at {entry.value!r}")
+
+
+def load_function(name: str, function: str | Reader) -> Reader:
+    """Import a reader function of a format.
+
+    Parameters
+    ----------
+    name : name of the format, for the error.
+    function : address ``"package.module:function"``, or the function itself.
+
+    Raises
+    ------
+    FormatError : a package that the reader imports is not installed.
+    """
+    if callable(function):
+        return function
+    module, _, attribute = function.partition(":")
+    try:
+        loaded: Reader = getattr(import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        raise missing_package(name, error) from error
+    return loaded
+
+
+def missing_package(name: str, error: ModuleNotFoundError, path: str | None = None) -> FormatError:
+    """Return the error for a reader whose imports fail, with the install command."""
+    extra: Any = format_named(name).extra
+    requirement = extra or (error.name or "").partition(".")[0]
+    return FormatError(
+        f"the reader of {name!r} files needs a package that is not installed",
+        file=path,
+        expected=f"the package {error.name!r}",
+        found=error,
+        remedy=f"python -m pip install '{requirement}'",
+    )

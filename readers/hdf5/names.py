@@ -1,0 +1,140 @@
+"""Datasets of an HDF5 file by name, with near matches for a name that is not there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+
+import h5py
+
+from matex_data.errors import FieldNotFound, FormatError, near_matches
+from matex_data.machine import environment_without_mpi
+
+MAX_OBJECTS = 20_000  # in a file that is listed
+HINT_SECONDS = 20.0  # limit for the listing behind a hint
+HDF5_ERRORS = (
+    OSError, RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, MemoryError,
+)  # fmt: skip
+"""Exceptions of h5py for a damaged file, or one with features that h5py does not support."""
+
+
+def find(file: h5py.File, path: str, name: str) -> h5py.Dataset:
+    """Return the dataset of that name, with or without a leading slash.
+
+    Raises
+    ------
+    FieldNotFound : there is no such object.
+    FormatError : the object is no dataset, or cannot be opened.
+    """
+    try:
+        found = file[name]
+    except HDF5_ERRORS as error:
+        raise _open_error(file, path, name, error) from error
+    if isinstance(found, h5py.Dataset):
+        return found
+    kind = "a group" if isinstance(found, h5py.Group) else "a named datatype"
+    datasets = [other for other in _list_in_child(path) if other.startswith(name.strip("/"))]
+    remedy = f"name one of its datasets: {near_matches(name, datasets)}" if datasets else "name a dataset"
+    raise FormatError(
+        "the field is not a dataset", file=path, field=name, expected="a dataset", found=kind, remedy=remedy
+    )
+
+
+def _open_error(file: h5py.File, path: str, name: str, error: Exception) -> FormatError | FieldNotFound:
+    try:
+        link = file.get(name, getlink=True) if name.strip("/") else None
+    except HDF5_ERRORS:
+        link = None
+    if isinstance(link, h5py.SoftLink | h5py.ExternalLink):
+        target = f"{link.filename}:{link.path}" if isinstance(link, h5py.ExternalLink) else link.path
+        return FormatError("the target of the link does not exist", file=path, field=name, expected=target, found=error)
+    if link is not None:
+        return FormatError("the dataset cannot be opened", file=path, field=name, found=error)
+    names = _list_in_child(path)
+    expected = f"one of {near_matches(name.strip('/'), names)}" if names else None
+    return FieldNotFound("the file has no such dataset", file=path, field=name, expected=expected)
+
+
+def _list_in_child(path: str) -> list[str]:
+    """Return the names in a file for a hint in an error; an empty list if the listing fails.
+
+    A child process lists them, since HDF5 crashes on the listing of some damaged files.
+    """
+    command = [sys.executable, "-m", __name__, path]
+    try:
+        listed = subprocess.run(
+            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=HINT_SECONDS, env=environment_without_mpi()
+        )
+        return list(json.loads(listed.stdout))
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return []
+
+
+def _list(path: str) -> None:
+    """Print the names of all datasets, and of the links in the root group, as JSON."""
+    names: dict[str, None] = {}
+    with h5py.File(path, "r", locking=False) as file, suppress(*HDF5_ERRORS):
+        names.update(dict.fromkeys(_walk(file)))
+        names.update(dict.fromkeys(key for key in file if file.get(key, getclass=True, getlink=True) != h5py.HardLink))
+    print(json.dumps(list(names)))
+
+
+def dataset_names(file: h5py.File, path: str) -> list[str]:
+    """Return the name of every dataset of the file, each dataset once, by its first hard link.
+
+    Raises
+    ------
+    FormatError : the objects of the file cannot all be listed.
+    """
+    try:
+        return list(_walk(file))
+    except HDF5_ERRORS as error:
+        raise FormatError(
+            "the objects of the file cannot be listed",
+            file=path,
+            expected=f"groups that open, no more than {MAX_OBJECTS} objects",
+            found=error,
+            remedy="name the fields with inputs= and targets=",
+        ) from error
+
+
+def _walk(file: h5py.File) -> Iterator[str]:
+    """Yield the names of datasets, depth first.
+
+    Only links and the types of objects are read. ``h5o.visit`` reads sizes too, and so all chunk indexes, which is slow
+    in large files and crashes HDF5 1.14 in damaged ones.
+    """
+    seen = {h5py.h5g.get_objinfo(file.id, b"/").objno}  # addresses
+    pending = _hard_links(file.id, b"")
+    while pending:
+        group, link, name = pending.pop()
+        found = h5py.h5g.get_objinfo(group, link, follow_link=False)
+        if found.objno in seen:
+            continue
+        seen.add(found.objno)
+        if len(seen) > MAX_OBJECTS:
+            raise ValueError(f"more than {MAX_OBJECTS} objects")
+        if found.type == h5py.h5g.DATASET:
+            yield name.decode("utf-8", "surrogateescape")
+        elif found.type == h5py.h5g.GROUP:
+            pending += _hard_links(h5py.h5g.open(group, link), name + b"/")
+
+
+def _hard_links(group: h5py.h5g.GroupID, prefix: bytes) -> list[tuple[h5py.h5g.GroupID, bytes, bytes]]:
+    """Return the hard links of a group, last name first, as tuples of group, link and full name."""
+    found = []
+
+    def visit(name: bytes, info: h5py.h5l.LinkInfo) -> int | None:
+        if info.type == h5py.h5l.TYPE_HARD:
+            found.append((group, name, prefix + name))
+        return 1 if len(found) > MAX_OBJECTS else None
+
+    group.links.iterate(visit, info=True)
+    return found[::-1]
+
+
+if __name__ == "__main__":
+    _list(sys.argv[1])

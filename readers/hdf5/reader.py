@@ -1,0 +1,311 @@
+"""Index of HDF5 files: byte ranges of the rows of their datasets.
+
+Contiguous and chunked datasets become byte ranges if NumPy has the stored type; h5py reads all other datasets. File
+format: https://support.hdfgroup.org/documentation/hdf5/latest/_f_m_t3.html
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from matex_data.errors import DataError, FormatError
+from matex_data.fields import Field
+from matex_data.index.library import MemoryRows
+from matex_data.index.model import FileIndex, Index, Layout
+from matex_data.index.strided import Strided
+from matex_data.readers.hdf5.chunks import chunked_layout, unwritten_layout
+from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names, find
+from matex_data.readers.hdf5.rows import Hdf5Rows, missing_filters, open_file
+
+BLOCK_BYTES = 256 * 1024  # per read through the library, about
+PROBE_BYTES = 64 * 1024 * 1024  # largest chunk that is decoded as a check
+MAX_ATTRIBUTES = 64
+MAX_ATTRIBUTE_BYTES = 1024
+MAX_SHOWN = 8  # datasets in an error or a warning
+NO_AXIS = "the field has no sample axis"
+HDF5PLUGIN = {307, 32001, 32004, 32008, 32013, 32015, 32017, 32018, 32024, 32026, 32028, 32033}  # its filters
+REGISTRY = "https://github.com/HDFGroup/hdf5_plugins"
+
+
+def index(path: str, names: Sequence[str] | None = None) -> Index:
+    """Index the rows of datasets of an HDF5 file along their first axis.
+
+    Parameters
+    ----------
+    names : datasets by their path in the file, for example ``"run1/images"``. None: every dataset that has a first
+        axis and can be read; a warning lists those that cannot. Scalars are left out, a dataset with more than one name
+        is read once, and soft and external links are followed only if ``names`` has them.
+
+    Raises
+    ------
+    FieldNotFound : there is no dataset of that name.
+    FormatError : the file is damaged or no HDF5 file, or a dataset cannot be read or has no rows.
+    """
+    try:
+        with open_file(path) as file:
+            fields, layouts = _named(file, path, names) if names is not None else _all(file, path)
+    except DataError:
+        raise
+    except HDF5_ERRORS as error:
+        raise _file_error(path, error) from error
+    return Index(fields, [FileIndex(path, next(iter(layouts.values())).rows, layouts)])
+
+
+def _named(file: h5py.File, path: str, names: Sequence[str]) -> tuple[dict[str, Field], dict[str, Layout]]:
+    found = {name: dataset_rows(find(file, path, name), path, name) for name in names}
+    return {name: field for name, (field, _) in found.items()}, {name: layout for name, (_, layout) in found.items()}
+
+
+def _all(file: h5py.File, path: str) -> tuple[dict[str, Field], dict[str, Layout]]:
+    fields, layouts = {}, {}
+    unread: dict[str, FormatError] = {}
+    for name in dataset_names(file, path):
+        try:
+            fields[name], layouts[name] = dataset_rows(find(file, path, name), path, name)
+        except FormatError as error:
+            unread[name] = error
+    if not fields:
+        shown = [f"{name!r}: {error.problem}" for name, error in list(unread.items())[:MAX_SHOWN]]
+        found = "; ".join(shown) or "no dataset at all"
+        raise FormatError("the file has no samples", file=path, expected="a dataset with a sample axis", found=found)
+    _warn_of({name: error for name, error in unread.items() if error.problem != NO_AXIS}, path)
+    return fields, layouts
+
+
+def _warn_of(unread: Mapping[str, FormatError], path: str) -> None:
+    """Warn of datasets that may hold samples and cannot be read."""
+    if not unread:
+        return
+    lines = [f"{path}: {len(unread)} dataset{'s' * (len(unread) > 1)} cannot be read and are left out"]
+    for name, error in list(unread.items())[:MAX_SHOWN]:
+        facts = {"expected": error.expected, "found": error.found, "remedy": error.remedy}
+        shown = [f"{key}: {fact}" for key, fact in facts.items() if fact is not None]
+        lines.append("; ".join([f"  {name!r}: {error.problem}", *shown]))
+    if len(unread) > MAX_SHOWN:
+        lines.append(f"  and {len(unread) - MAX_SHOWN} more")
+    lines.append("  select the fields with inputs= and targets=")
+    warnings.warn("\n".join(lines), stacklevel=2)
+
+
+def dataset_rows(
+    dataset: h5py.Dataset, path: str, name: str, field_attributes: Mapping[str, Any] | None = None
+) -> tuple[Field, Layout]:
+    """Return the field and the layout of a dataset of the open file ``path``.
+
+    Parameters
+    ----------
+    field_attributes : attributes of the field; None: those of the dataset.
+
+    Raises
+    ------
+    FormatError : the dataset has no first axis, or cannot be read.
+    """
+    try:
+        if not dataset.shape:
+            raise _axis_error(dataset, path, name)
+        chosen = attributes(dataset) if field_attributes is None else field_attributes
+        return _field_and_layout(dataset, path, name, chosen)
+    except HDF5_ERRORS as error:
+        raise FormatError("the dataset cannot be read", file=path, field=name, found=error) from error
+
+
+def _axis_error(dataset: h5py.Dataset, path: str, name: str) -> FormatError:
+    found = "no data (a null dataspace)" if dataset.shape is None else "a single value"
+    expected = "a dataset whose first axis counts the samples"
+    return FormatError(NO_AXIS, file=path, field=name, expected=expected, found=found)
+
+
+def _field_and_layout(
+    dataset: h5py.Dataset, path: str, name: str, field_attributes: Mapping[str, Any]
+) -> tuple[Field, Layout]:
+    stored, item, ragged = _element(dataset.dtype)
+    native = stored if stored.names is not None else np.dtype(stored.newbyteorder("=").str)
+    shape = (*dataset.shape[1:], *item)
+    field = Field(name, shape, native, ragged, field_attributes)
+    plain = not ragged and _has_numpy_type(dataset)
+    layout = _byte_ranges(dataset, path, name, stored, item) if plain else None
+    return field, _library_rows(dataset, path, name, field) if layout is None else layout
+
+
+def _element(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
+    """Return the dtype of one number, the shape of one element, and whether elements have variable length."""
+    item_type = h5py.check_vlen_dtype(dtype)
+    if item_type is not None and h5py.check_string_dtype(dtype) is None:
+        return np.dtype(item_type), (), True
+    base = dtype
+    item: tuple[int, ...] = ()
+    while base.subdtype is not None:
+        inner, shape = base.subdtype
+        base, item = inner, item + shape
+    if base.names is None:
+        base = np.dtype(base.str)  # without the metadata that h5py adds to the dtype
+    return base, item, False
+
+
+def _has_numpy_type(dataset: h5py.Dataset) -> bool:
+    """Return whether the bytes in the file are those of a NumPy array: width, precision, padding and byte order."""
+    if dataset.dtype.hasobject:
+        return False
+    stored = dataset.id.get_type()
+    if isinstance(stored, h5py.h5t.TypeOpaqueID):
+        return True
+    return bool(stored == h5py.h5t.py_create(dataset.dtype, logical=True))
+
+
+def _byte_ranges(
+    dataset: h5py.Dataset, path: str, name: str, stored: np.dtype[Any], item: tuple[int, ...]
+) -> Layout | None:
+    """Return a layout of byte ranges; None if only the library can read the rows."""
+    plist = dataset.id.get_create_plist()
+    storage = plist.get_layout()
+    if plist.get_external_count() or not _is_in(path, dataset):
+        return None
+    layout: Layout | None = None
+    if storage == h5py.h5d.CHUNKED:
+        layout = chunked_layout(dataset, path, stored, item)
+    elif storage == h5py.h5d.COMPACT:
+        return MemoryRows(np.asarray(dataset[...], stored.newbyteorder("=") if stored.names is None else stored))
+    elif storage == h5py.h5d.CONTIGUOUS:
+        layout = _contiguous_layout(dataset, stored, item)
+    if layout is not None:
+        _check_end(layout, path, name)
+    return layout
+
+
+def _is_in(path: str, dataset: h5py.Dataset) -> bool:
+    """Return whether the dataset is stored in that file, and not in the target of an external link."""
+    name = os.fsdecode(h5py.h5f.get_name(dataset.id))
+    return name == path or Path(name).samefile(path)
+
+
+def _contiguous_layout(dataset: h5py.Dataset, stored: np.dtype[Any], item: tuple[int, ...]) -> Layout | None:
+    offset = dataset.id.get_offset()
+    if offset is None:
+        return unwritten_layout(dataset, stored, item)
+    shape = (*dataset.shape[1:], *item)
+    return Strided(dataset.shape[0], offset, prod(shape) * stored.itemsize, stored, shape)
+
+
+def _check_end(layout: Layout, path: str, name: str) -> None:
+    size = Path(path).stat().st_size
+    if layout.end() > size:
+        raise FormatError(
+            "the file is shorter than its datasets",
+            file=path,
+            field=name,
+            expected=f"at least {layout.end()} bytes",
+            found=f"{size} bytes",
+            remedy="the file is truncated: copy it again from its source",
+        )
+
+
+def _library_rows(dataset: h5py.Dataset, path: str, name: str, field: Field) -> Hdf5Rows:
+    """Return rows that h5py reads, after a check that it can read the dataset."""
+    missing = missing_filters(dataset)
+    if missing:
+        in_plugin = HDF5PLUGIN.issuperset(number for number, _ in missing)
+        advice = "python -m pip install 'matex_data[hdf5]', or " if in_plugin else ""
+        raise FormatError(
+            "the dataset is stored with a filter that is not installed",
+            file=path,
+            field=name,
+            expected="a filter that HDF5 has here",
+            found=", ".join(f"filter {number} ({text})" for number, text in missing),
+            remedy=f"{advice}set HDF5_PLUGIN_PATH to the folder of the filter's plugin, see {REGISTRY}",
+        )
+    _check_external(dataset, path, name)
+    chunk = dataset.chunks or (max(1, BLOCK_BYTES // max(1, field.row_bytes)),)
+    if dataset.size and prod(chunk) * dataset.dtype.itemsize <= PROBE_BYTES:
+        dataset[(slice(0, 1),) * dataset.ndim]
+    block = max(1, min(chunk[0], dataset.shape[0]))
+    return Hdf5Rows(path, name, dataset.shape[0], block, field.dtype, field.ragged)
+
+
+def _check_external(dataset: h5py.Dataset, path: str, name: str) -> None:
+    """Raise ``FormatError`` unless the raw data files of the dataset exist.
+
+    HDF5 searches the folder HDF5_EXTFILE_PREFIX, or the working directory if that is not set.
+    """
+    plist = dataset.id.get_create_plist()
+    prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", str(Path(path).resolve().parent))
+    for i in range(plist.get_external_count()):
+        raw = Path(prefix) / os.fsdecode(plist.get_external(i)[0])
+        if not raw.exists():
+            raise FormatError(
+                "the raw data file of the dataset is missing",
+                file=path,
+                field=name,
+                expected=str(raw),
+                found=f"no such file from the folder {str(Path.cwd())!r}",
+                remedy="set HDF5_EXTFILE_PREFIX to the folder of the file, or start in that folder",
+            )
+
+
+def attributes(dataset: h5py.Dataset) -> Mapping[str, Any]:
+    """Return the attributes that are numbers, texts or short arrays of them.
+
+    The names of an enumeration type are the attribute ``"enum"``.
+    """
+    found: dict[str, Any] = {}
+    names = h5py.check_enum_dtype(dataset.dtype)
+    if names is not None and len(names) <= MAX_ATTRIBUTES:
+        found["enum"] = dict(names)
+    for key in itertools.islice(_attribute_names(dataset), MAX_ATTRIBUTES):
+        value = _attribute(dataset, key)
+        if value is not None:
+            found[key] = value
+    return found
+
+
+def _attribute_names(dataset: h5py.Dataset) -> list[str]:
+    try:
+        return list(dataset.attrs)
+    except HDF5_ERRORS:
+        return []  # the rows are intact without their attributes
+
+
+def _attribute(dataset: h5py.Dataset, key: str) -> Any:
+    try:
+        attribute = dataset.attrs.get_id(key)
+        kind = attribute.dtype
+        if attribute.get_storage_size() > MAX_ATTRIBUTE_BYTES or (kind.hasobject and not h5py.check_string_dtype(kind)):
+            return None  # never read: HDF5 crashes on some damaged references and lists
+        value = dataset.attrs[key]
+    except HDF5_ERRORS:
+        return None
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        texts = value.reshape(-1).tolist()
+        return texts if all(isinstance(text, str) for text in texts) else None
+    if isinstance(value, np.bytes_ | bytes):
+        return value.decode("utf-8", "replace")
+    return value if isinstance(value, str | np.number | np.bool_ | np.ndarray) else None
+
+
+def _file_error(path: str, error: Exception) -> FormatError:
+    """Return the error for a file that HDF5 cannot open, with the cause where its message has it."""
+    text = str(error)
+    if not Path(path).exists():
+        return FormatError("there is no such file", file=path, found=error)
+    ends = re.search(r"truncated file: eof = (\d+).*stored_eof = (\d+)", text)
+    if ends:
+        return FormatError(
+            "the file is truncated",
+            file=path,
+            expected=f"{ends[2]} bytes",
+            found=f"{ends[1]} bytes",
+            remedy="copy it again from its source",
+        )
+    if "already open for" in text:
+        remedy = "close the program that writes the file; after a crash, clear the mark with h5clear -s"
+        return FormatError("the file is marked as open for writing", file=path, found=error, remedy=remedy)
+    return FormatError("the file cannot be opened as HDF5", file=path, expected="an HDF5 file", found=error)

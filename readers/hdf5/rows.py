@@ -1,0 +1,99 @@
+"""Rows that the HDF5 library reads, and the files that it keeps open for them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+from weakref import ref
+
+import h5py
+import numpy as np
+
+from matex_data._types import Array
+from matex_data.errors import DecodeError
+from matex_data.index.library import LibraryRows
+from matex_data.readers.hdf5.names import HDF5_ERRORS
+
+MAX_OPEN_FILES = 16  # per process
+
+
+@dataclass(frozen=True, eq=False)
+class Hdf5Rows(LibraryRows):
+    """Rows of a dataset that h5py reads and converts.
+
+    Parameters
+    ----------
+    path, name : of the file, and of the dataset in it.
+    rows : number of rows.
+    block_rows : rows of a chunk, or of about 256 KiB.
+    dtype : of the field; if ``ragged``, of one element of a sample.
+    ragged : each element is an array of its own length.
+    axis : sample axis of the dataset.
+    """
+
+    path: str
+    name: str
+    rows: int
+    block_rows: int
+    dtype: np.dtype[Any]
+    ragged: bool = False
+    axis: int = 0
+
+    def read(self, start: int, stop: int) -> Array:
+        try:
+            rows: Array = np.moveaxis(_dataset(self)[(slice(None),) * self.axis + (slice(start, stop),)], self.axis, 0)
+        except HDF5_ERRORS as error:
+            raise DecodeError(
+                "HDF5 cannot read the rows", file=self.path, field=self.name, row=start, found=error
+            ) from error
+        if not self.ragged:
+            return rows.astype(self.dtype, copy=False)
+        if not self.dtype.hasobject:
+            flat = rows.reshape(-1)
+            for i, item in enumerate(flat):
+                flat[i] = np.asarray(item, self.dtype)
+        return rows
+
+
+def open_file(path: str) -> h5py.File:
+    """Open a file for reading, without locks where possible: many parallel file systems do not support them."""
+    try:
+        return h5py.File(path, "r", locking=False)
+    except OSError as error:
+        if "locking flag" not in str(error):
+            raise
+        return h5py.File(path, "r")  # this process has the file open already, with locks
+
+
+_open: OrderedDict[ref[Hdf5Rows], tuple[h5py.File, h5py.Dataset]] = OrderedDict()
+
+
+def _dataset(rows: Hdf5Rows) -> h5py.Dataset:
+    """Return the open dataset. The file stays open while ``rows`` exists and is among those used last."""
+    key = ref(rows, lambda dead: _open.pop(dead, None))
+    if key not in _open:
+        file = open_file(rows.path)
+        _open[key] = (file, file[rows.name])
+        missing_filters(_open[key][1])  # registers the filters of hdf5plugin if they are needed
+        if len(_open) > MAX_OPEN_FILES:
+            _open.popitem(last=False)
+    _open.move_to_end(key)
+    return _open[key][1]
+
+
+def missing_filters(dataset: h5py.Dataset) -> list[tuple[int, str]]:
+    """Return number and name of each filter of the dataset that HDF5 lacks, also with the plugins of hdf5plugin."""
+    plist = dataset.id.get_create_plist()
+    steps = [plist.get_filter(i) for i in range(plist.get_nfilters())]
+    if all(h5py.h5z.filter_avail(step[0]) for step in steps):
+        return []
+    with suppress(ImportError):
+        import_module("hdf5plugin")
+    return [
+        (number, name.decode("utf-8", "replace") or "without a name")
+        for number, _, _, name in steps
+        if not h5py.h5z.filter_avail(number)
+    ]

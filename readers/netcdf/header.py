@@ -1,0 +1,231 @@
+"""Header of classic netCDF files: CDF-1, CDF-2 (64-bit offsets) and CDF-5 (64-bit data).
+
+The grammar is in https://docs.unidata.ucar.edu/netcdf-c/current/file_format_specifications.html and, for CDF-5,
+in https://cucis.eecs.northwestern.edu/projects/PnetCDF/CDF-5.html. All numbers are big-endian.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from matex_data.errors import FormatError
+
+DIMENSION, VARIABLE, ATTRIBUTE = 10, 11, 12
+TYPES = {1: "i1", 2: "S1", 3: ">i2", 4: ">i4", 5: ">f4", 6: ">f8", 7: "u1", 8: ">u2", 9: ">u4", 10: ">i8", 11: ">u8"}
+CLASSIC_TYPES = 6  # of CDF-1 and CDF-2; CDF-5 has all
+READ_BYTES = 1 << 16
+TAGS = {DIMENSION: "dimensions", VARIABLE: "variables", ATTRIBUTE: "attributes"}
+
+
+@dataclass(frozen=True)
+class CdfVariable:
+    """Header entry of a variable.
+
+    Parameters
+    ----------
+    dimensions : names, slowest axis first.
+    shape : lengths of the dimensions, with the number of records for the record dimension.
+    dtype : as stored.
+    offset : byte position of the first value.
+    record : the first axis is the record dimension, so that each record has one row of the variable.
+    """
+
+    name: str
+    dimensions: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    attributes: Mapping[str, Any]
+    offset: int
+    record: bool
+
+    @property
+    def slab_bytes(self) -> int:
+        """Bytes of the variable, or of its row of one record; without padding."""
+        return prod(self.shape[1:] if self.record else self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class CdfHeader:
+    """Parsed header.
+
+    Parameters
+    ----------
+    dimensions : length of each dimension.
+    unlimited : name of the record dimension, or None.
+    attributes : of the file.
+    variables : all variables.
+    record_bytes : bytes from one record to the next.
+    """
+
+    dimensions: Mapping[str, int]
+    unlimited: str | None
+    attributes: Mapping[str, Any]
+    variables: tuple[CdfVariable, ...]
+    record_bytes: int
+
+
+def read_header(file: BinaryIO, path: str, size: int) -> CdfHeader:
+    """Read the header of a file of ``size`` bytes.
+
+    Raises
+    ------
+    FormatError : the file is not a classic netCDF file, or its header contradicts the grammar.
+    """
+    return _HeaderParser(file, path, size).parse()
+
+
+class _HeaderParser:
+    """Recursive descent parser, which reads as much of the file as the header takes."""
+
+    def __init__(self, file: BinaryIO, path: str, size: int) -> None:
+        self._file = file
+        self._path = path
+        self._size = size
+        self._data = b""
+        self._position = 0
+        self._version = 0
+
+    def parse(self) -> CdfHeader:
+        magic = self._take(4)
+        self._version = magic[3]
+        if magic[:3] != b"CDF" or self._version not in (1, 2, 5):
+            raise self._error("the file is not a netCDF file", "the bytes 'CDF' and version 1, 2 or 5", repr(magic))
+        records = self._count(streaming=True)
+        dimensions = [self._dimension() for _ in range(self._list(DIMENSION))]
+        unlimited = [name for name, length in dimensions if length == 0]
+        if len(unlimited) > 1:
+            raise self._error("the file has more than one record dimension", "at most one of length 0", unlimited)
+        attributes = self._attributes()
+        variables = [self._variable(dimensions) for _ in range(self._list(VARIABLE))]
+        record_bytes = _record_bytes(variables)
+        if records is None:
+            records = self._count_streamed_records(variables, record_bytes)
+        return CdfHeader(
+            dimensions={name: length or records for name, length in dimensions},
+            unlimited=unlimited[0] if unlimited else None,
+            attributes=attributes,
+            variables=tuple(_with_records(variable, records) for variable in variables),
+            record_bytes=record_bytes,
+        )
+
+    def _count_streamed_records(self, variables: list[CdfVariable], record_bytes: int) -> int:
+        """Return the number of records of a file that was written as a stream, from the size of the file."""
+        last = max((v.offset + v.slab_bytes for v in variables if v.record), default=0)
+        if not last or not record_bytes or last > self._size:
+            return 0
+        return 1 + (self._size - last) // record_bytes
+
+    def _dimension(self) -> tuple[str, int]:
+        return self._name(), self._length()
+
+    def _attributes(self) -> dict[str, Any]:
+        return dict(self._attribute() for _ in range(self._list(ATTRIBUTE)))
+
+    def _attribute(self) -> tuple[str, Any]:
+        name, dtype = self._name(), self._type()
+        stored = self._padded(self._length() * dtype.itemsize)
+        if dtype.kind == "S":
+            return name, stored.decode("utf-8", "replace").rstrip("\0")
+        values = np.frombuffer(stored, dtype).astype(dtype.newbyteorder("="))
+        return name, values[0] if len(values) == 1 else values
+
+    def _variable(self, dimensions: list[tuple[str, int]]) -> CdfVariable:
+        name = self._name()
+        ids = [self._length() for _ in range(self._bounded(self._length(), 4, "axes"))]
+        if any(i >= len(dimensions) for i in ids):
+            raise self._error(f"the variable {name!r} has an unknown dimension", f"below {len(dimensions)}", ids)
+        attributes, dtype = self._attributes(), self._type()
+        self._length(signed=False)  # size in bytes; the shape has it too, also where it exceeds this number
+        offset = self._integer(4 if self._version == 1 else 8)
+        shape = tuple(dimensions[i][1] for i in ids)
+        if 0 in shape[1:]:
+            raise self._error(f"the variable {name!r} has the record dimension after another", "it first", ids)
+        names = tuple(dimensions[i][0] for i in ids)
+        variable = CdfVariable(name, names, shape, dtype, attributes, offset, bool(shape) and shape[0] == 0)
+        if offset < 0 or (variable.slab_bytes and not variable.record and offset < 32):
+            raise self._error(f"the variable {name!r} begins within the header", "an offset behind it", offset)
+        return variable
+
+    def _list(self, tag: int) -> int:
+        """Return the number of elements of the list at this position."""
+        found, count = self._integer(4), self._length()
+        if found == tag or (found == 0 and count == 0):
+            return self._bounded(count, 8, TAGS[tag])
+        raise self._error(f"the list of {TAGS[tag]} has the wrong tag", f"tag {tag}, or 0 and 0", found)
+
+    def _name(self) -> str:
+        name = self._padded(self._length()).partition(b"\0")[0]  # some programs include the zero byte of a C string
+        try:
+            return name.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise self._error("a name in the header is not a text", "UTF-8", repr(name[:40])) from error
+
+    def _type(self) -> np.dtype[Any]:
+        number = self._integer(4)
+        known = len(TYPES) if self._version == 5 else CLASSIC_TYPES
+        if not 1 <= number <= known:
+            raise self._error("the header names an unknown type", f"a number from 1 to {known}", number)
+        return np.dtype(TYPES[number])
+
+    def _count(self, streaming: bool = False) -> int | None:
+        width = 8 if self._version == 5 else 4
+        number = self._integer(width)
+        if streaming and number == -1:
+            return None
+        return self._not_negative(number)
+
+    def _length(self, signed: bool = True) -> int:
+        number = self._integer(8 if self._version == 5 else 4)
+        return self._not_negative(number) if signed else number
+
+    def _not_negative(self, number: int) -> int:
+        if number < 0:
+            raise self._error("a count in the header is negative", "0 or more", number)
+        return number
+
+    def _bounded(self, count: int, min_bytes: int, title: str) -> int:
+        """Return the count after a check that the file can hold so many items of at least ``min_bytes`` each."""
+        if count * min_bytes > self._size - self._position:
+            raise self._error(f"the header announces more {title} than the file can hold", "fewer", count)
+        return count
+
+    def _integer(self, width: int) -> int:
+        return int.from_bytes(self._take(width), "big", signed=True)
+
+    def _padded(self, count: int) -> bytes:
+        """Return the next ``count`` bytes, and skip the padding to a multiple of 4 without a check, as the library."""
+        data = self._take(self._bounded(count, 1, "bytes"))
+        self._take(-count % 4)
+        return data
+
+    def _take(self, count: int) -> bytes:
+        while len(self._data) < self._position + count:
+            more = self._file.read(max(READ_BYTES, count))
+            if not more:
+                remedy = "the file is truncated: copy it again from its source"
+                raise self._error("the file ends within its header", f"{count} more bytes", "its end", remedy)
+            self._data += more
+        self._position += count
+        return self._data[self._position - count : self._position]
+
+    def _error(self, problem: str, expected: object, found: object, remedy: str | None = None) -> FormatError:
+        byte = max(0, self._position - 4)
+        return FormatError(problem, file=self._path, byte=byte, expected=expected, found=found, remedy=remedy)
+
+
+def _record_bytes(variables: list[CdfVariable]) -> int:
+    """Return the bytes from one record to the next. Each row is padded to 4 bytes, except that of a lone variable."""
+    slabs = [variable.slab_bytes for variable in variables if variable.record]
+    return slabs[0] if len(slabs) == 1 else sum(slab + -slab % 4 for slab in slabs)
+
+
+def _with_records(variable: CdfVariable, records: int) -> CdfVariable:
+    if not variable.record:
+        return variable
+    shape = (records, *variable.shape[1:])
+    return replace(variable, shape=shape)

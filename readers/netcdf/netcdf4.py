@@ -1,0 +1,328 @@
+"""Variables of netCDF-4 files: HDF5 datasets whose axes have dimension scales.
+
+Storage of dimensions and coordinate variables: section "netCDF-4 format" in
+https://docs.unidata.ucar.edu/netcdf-c/current/file_format_specifications.html.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import h5py
+import numpy as np
+
+from matex_data._types import Array, Integers
+from matex_data.errors import FormatError
+from matex_data.fields import Field
+from matex_data.index.chunked import Chunked
+from matex_data.index.library import LibraryRows, MemoryRows
+from matex_data.index.model import Layout
+from matex_data.index.strided import Strided
+from matex_data.index.transposed import Transposed
+from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names
+from matex_data.readers.hdf5.reader import attributes, dataset_rows
+from matex_data.readers.hdf5.rows import Hdf5Rows, open_file
+from matex_data.readers.netcdf.cf import CfDecoding
+from matex_data.readers.netcdf.variables import FileContent, Variable
+
+NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
+NO_COORDINATE = "_nc4_non_coord_"  # prefix of a variable with the name of a dimension that is not its own
+ROOT_MARKS = (b"_NCProperties", b"_nc3_strict")
+MARKS = (b"_Netcdf4Dimid", b"_Netcdf4Coordinates")
+MAX_PROBES = 64  # objects of the root group that are searched for the marks of netCDF-4
+INTERNAL_ATTRIBUTES = {
+    "CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS",
+    "_Netcdf4Dimid", "_Netcdf4Coordinates", "_nc3_strict", "_NCProperties", "_NCCOPY",
+}  # fmt: skip
+"""Attributes of the storage: those of netCDF itself, and of the dimension scales of HDF5."""
+DEFAULT_FILL = {
+    "i1": -127, "i2": -32767, "i4": -2147483647, "i8": -9223372036854775806,
+    "u1": 255, "u2": 65535, "u4": 4294967295, "u8": 18446744073709551614,
+    "f4": 9.969209968386869e36, "f8": 9.969209968386869e36,
+}  # fmt: skip
+"""Values of netCDF for elements that were never written."""
+
+
+def is_netcdf4(path: str) -> bool:
+    """Return whether an HDF5 file was written as netCDF-4; False if it cannot be opened.
+
+    The library marks the root group (``_NCProperties``, since 4.4.1), variables and dimensions. A dimension scale is no
+    mark: plain HDF5 files have them too.
+    """
+    try:
+        with open_file(path) as file:
+            return any(h5py.h5a.exists(file.id, mark) for mark in ROOT_MARKS) or _has_marked_dataset(file.id)
+    except HDF5_ERRORS:
+        return False
+
+
+def _has_marked_dataset(group: h5py.h5g.GroupID) -> bool:
+    """Return whether one of the first datasets of a group is a variable or a dimension of netCDF."""
+    for link in _first_links(group):
+        if h5py.h5g.get_objinfo(group, link, follow_link=False).type == h5py.h5g.DATASET:
+            dataset = h5py.h5d.open(group, link)
+            if any(h5py.h5a.exists(dataset, mark) for mark in MARKS):
+                return True
+            if h5py.h5a.exists(dataset, b"NAME") and _is_dimension_only(h5py.Dataset(dataset)):
+                return True
+    return False
+
+
+def _first_links(group: h5py.h5g.GroupID) -> list[bytes]:
+    links: list[bytes] = []
+
+    def visit(name: bytes) -> int | None:
+        links.append(name)
+        return 1 if len(links) >= MAX_PROBES else None
+
+    group.links.iterate(visit)
+    return links
+
+
+def read_content(file: h5py.File, path: str) -> FileContent:
+    """Read variables and dimensions of an HDF5 file by the rules of netCDF-4.
+
+    Raises
+    ------
+    FormatError : the objects of the file cannot be listed.
+    """
+    datasets = {name: file[name] for name in dataset_names(file, path)}
+    scales = {name: dataset for name, dataset in datasets.items() if dataset.attrs.get("CLASS") == b"DIMENSION_SCALE"}
+    axes = _AxisNames(scales)
+    variables = [
+        Hdf5Variable(
+            name=_without_prefix(name),
+            dimensions=axes.of(name, dataset),
+            shape=dataset.shape,
+            dtype=dataset.dtype,
+            attributes=_user_attributes(dataset),
+            path=path,
+            dataset=dataset,
+        )
+        for name, dataset in datasets.items()
+        if dataset.shape is not None and not _is_dimension_only(dataset)
+    ]
+    lengths = axes.lengths(variables)
+    unlimited = [name for name, scale in scales.items() if scale.maxshape and scale.maxshape[0] is None]
+    return FileContent(path, [replace(v, lengths=lengths) for v in variables], lengths, unlimited)
+
+
+def _without_prefix(name: str) -> str:
+    group, slash, last = name.rpartition("/")
+    return group + slash + last.removeprefix(NO_COORDINATE)
+
+
+def _is_dimension_only(dataset: h5py.Dataset) -> bool:
+    """Return whether the dataset is a dimension without a variable."""
+    name = dataset.attrs.get("NAME", b"") if dataset.attrs.get("CLASS") == b"DIMENSION_SCALE" else b""
+    return bytes(name).startswith(NO_VARIABLE.encode()) if isinstance(name, bytes) else False
+
+
+def _user_attributes(dataset: h5py.Dataset) -> dict[str, Any]:
+    """Return the attributes without those of the storage; arrays of one number as that number."""
+    found = {key: value for key, value in attributes(dataset).items() if key not in INTERNAL_ATTRIBUTES}
+    for key, value in found.items():
+        if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.names is None:
+            found[key] = value.reshape(-1)[0]
+        elif isinstance(value, list) and len(value) == 1:
+            found[key] = value[0]
+    return found
+
+
+class _AxisNames:
+    """Names of the axes of datasets: their dimension scales, or names by length for axes without one."""
+
+    def __init__(self, scales: Mapping[str, h5py.Dataset]) -> None:
+        self._scales = scales
+        self._by_number = {
+            int(scale.attrs["_Netcdf4Dimid"]): name for name, scale in scales.items() if "_Netcdf4Dimid" in scale.attrs
+        }
+        self._by_address = {_address(scale.id): name for name, scale in scales.items()}
+        self._phony: dict[tuple[int, int], str] = {}
+
+    def of(self, name: str, dataset: h5py.Dataset) -> tuple[str, ...]:
+        """Return the dimensions of a dataset."""
+        numbers = dataset.attrs.get("_Netcdf4Coordinates")
+        if numbers is not None and all(int(number) in self._by_number for number in numbers):
+            return tuple(self._by_number[int(number)] for number in numbers)
+        names = [name] if name in self._scales else self._attached(dataset)
+        unnamed: list[int] = []
+        for axis, length in enumerate(dataset.shape or ()):
+            if axis >= len(names):
+                names.append("")
+            if not names[axis]:
+                unnamed.append(length)
+                names[axis] = self._phony_name(length, unnamed.count(length))
+        return tuple(names)
+
+    def _attached(self, dataset: h5py.Dataset) -> list[str]:
+        """Return the names of the scales of the dataset's axes; an empty name for an axis without one."""
+        try:
+            lists = dataset.attrs.get("DIMENSION_LIST", [])
+            return [self._by_address.get(_target(dataset, refs[0]), "") if len(refs) else "" for refs in lists]
+        except HDF5_ERRORS:
+            return []  # the numbers are intact with a damaged list of scales
+
+    def _phony_name(self, length: int, occurrence: int) -> str:
+        """Return the name that netCDF gives to an axis without scale, equal for axes of equal length."""
+        return self._phony.setdefault((length, occurrence), f"phony_dim_{len(self._phony)}")
+
+    def lengths(self, variables: list[Hdf5Variable]) -> dict[str, int]:
+        """Return the length of each dimension, the largest of all variables: unlimited ones may differ in length."""
+        lengths = {name: int(scale.shape[0]) if scale.shape else 0 for name, scale in self._scales.items()}
+        for variable in variables:
+            for name, length in zip(variable.dimensions, variable.shape, strict=True):
+                lengths[name] = max(lengths.get(name, 0), length)
+        return lengths
+
+
+def _address(dataset: h5py.h5d.DatasetID) -> tuple[int, int]:
+    """Return the address of an object in its file. To find its name, HDF5 would search the whole file."""
+    return h5py.h5g.get_objinfo(dataset, b".").objno  # type: ignore[no-any-return]
+
+
+def _target(dataset: h5py.Dataset, reference: h5py.Reference) -> tuple[int, int]:
+    """Return the address of the object that a reference in the dataset's file points to."""
+    return _address(h5py.h5r.dereference(reference, dataset.id))
+
+
+@dataclass(frozen=True)
+class Hdf5Variable(Variable):
+    """Variable in a dataset.
+
+    Parameters
+    ----------
+    path : of the file.
+    dataset : open dataset.
+    lengths : of all dimensions of the file.
+    """
+
+    path: str
+    dataset: h5py.Dataset
+    lengths: Mapping[str, int] = field(default_factory=dict)
+
+    def rows(self, axis: int, decoding: CfDecoding) -> tuple[Field, Layout]:
+        field, layout = dataset_rows(self.dataset, self.path, self.dataset.name.strip("/"), self.attributes)
+        if isinstance(layout, Chunked) and self._is_unwritten():
+            layout = replace(layout, fill=self._fill_value())
+        layout = _extend(_along(layout, axis, self), self.lengths[self.dimensions[axis]], self)
+        shape = (*self.shape, *field.shape[len(self.shape) - 1 :])
+        shape = shape[:axis] + shape[axis + 1 :]
+        if field.ragged or decoding.dtype.kind not in "iufbS":
+            return replace(field, name=self.name, shape=shape, attributes=self.attributes), layout
+        if decoding.dtype.kind == "S":
+            return _join_letters(Field(self.name, shape, field.dtype, attributes=self.attributes), layout, decoding)
+        decoded = Field(self.name, shape, decoding.dtype, attributes=decoding.attributes)
+        return decoded, layout if decoding.convert is None else _decode(layout, decoding)
+
+    def values(self) -> Array:
+        if self._is_unwritten():
+            return np.full(self.shape, self._fill_value(), self.dtype)
+        return np.asarray(self.dataset[...])
+
+    def _is_unwritten(self) -> bool:
+        """Return whether HDF5 has allocated no storage yet, so that netCDF shows its own fill value."""
+        status = self.dataset.id.get_space_status()
+        return status == h5py.h5d.SPACE_STATUS_NOT_ALLOCATED and self.dtype.str[1:] in DEFAULT_FILL
+
+    def _fill_value(self) -> Any:
+        return self.dtype.type(self.attributes.get("_FillValue", DEFAULT_FILL[self.dtype.str[1:]]))
+
+
+def _decode(layout: Layout, decoding: CfDecoding) -> Layout:
+    """Return the layout with decoded rows."""
+    if isinstance(layout, Strided | Chunked | Transposed):
+        return replace(layout, convert=decoding.convert)
+    if isinstance(layout, MemoryRows):
+        return MemoryRows(decoding.decode(layout.values))
+    return DecodedRows(layout, decoding) if isinstance(layout, LibraryRows) else layout
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedRows(LibraryRows):
+    """Rows of another layout, decoded after the library has read them."""
+
+    source: LibraryRows
+    decoding: CfDecoding
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]
+        return self.source.rows
+
+    @property
+    def block_rows(self) -> int:  # type: ignore[override]
+        return self.source.block_rows
+
+    def read(self, start: int, stop: int) -> Array:
+        return self.decoding.decode(self.source.read(start, stop))
+
+
+def _along(layout: Layout, axis: int, variable: Hdf5Variable) -> Layout:
+    """Return the layout of the rows along another axis."""
+    if axis == 0:
+        return layout
+    shape = variable.shape
+    if isinstance(layout, MemoryRows):
+        return MemoryRows(np.ascontiguousarray(np.moveaxis(layout.values, axis, 0)))
+    if isinstance(layout, Strided):
+        inner = layout.shape[len(shape) - 1 :]
+        before, after = shape[:axis], (*shape[axis + 1 :], *inner)
+        order = tuple(range(len(before) + len(after)))
+        return Transposed(shape[axis], layout.offset, before, after, layout.stride, layout.dtype, order)
+    if isinstance(layout, Hdf5Rows):
+        return replace(layout, rows=shape[axis], block_rows=(variable.dataset.chunks or shape)[axis], axis=axis)
+    return _chunks_along(layout, axis) if isinstance(layout, Chunked) else layout
+
+
+def _chunks_along(layout: Chunked, axis: int) -> Chunked:
+    """Return the layout with the chunks renumbered so that ``axis`` comes first."""
+    grid = [-(-n // c) for n, c in zip(layout.shape, layout.chunk_shape, strict=True)]
+    order = (axis, *(a for a in range(len(grid)) if a != axis))
+    count = len(layout.number)
+    coordinates = np.unravel_index(layout.number, grid) if count else tuple(layout.number for _ in grid)
+    number: Integers = np.zeros(count, np.int64)
+    for a in order:
+        number = number * grid[a] + coordinates[a]
+    ascending = np.argsort(number, kind="stable")
+    return replace(
+        layout,
+        shape=tuple(layout.shape[a] for a in order),
+        chunk_shape=tuple(layout.chunk_shape[a] for a in order),
+        number=number[ascending],
+        offset=layout.offset[ascending],
+        nbytes=layout.nbytes[ascending],
+        mask=layout.mask[ascending],
+        axis=axis,
+    )
+
+
+def _extend(layout: Layout, rows: int, variable: Hdf5Variable) -> Layout:
+    """Return the layout with ``rows`` rows, the length of the unlimited dimension; rows beyond its own are fill."""
+    if layout.rows == rows:
+        return layout
+    if isinstance(layout, Chunked):
+        return replace(layout, shape=(rows, *layout.shape[1:]))
+    raise FormatError(
+        "the field is shorter than its dimension",
+        file=variable.path,
+        field=variable.name,
+        expected=f"{rows} rows",
+        found=f"{layout.rows} rows, and data that only the HDF5 library can read",
+    )
+
+
+def _join_letters(field: Field, layout: Layout, decoding: CfDecoding) -> tuple[Field, Layout]:
+    """Return letters along the last axis as texts, if the letters of each text are contiguous; else unchanged."""
+    dtype, length = decoding.dtype, decoding.dtype.itemsize
+    if field.shape and field.shape[-1] == length and field.dtype.itemsize == 1 < length:
+        texts = replace(field, shape=field.shape[:-1], dtype=dtype)
+        if isinstance(layout, Strided):
+            return texts, replace(layout, dtype=dtype, shape=texts.shape)
+        if isinstance(layout, Chunked) and layout.chunk_shape[-1] == length:
+            shape, chunk_shape = layout.shape[:-1], layout.chunk_shape[:-1]
+            return texts, replace(layout, dtype=dtype, shape=shape, chunk_shape=chunk_shape, fill=b"")
+        if isinstance(layout, MemoryRows | LibraryRows):
+            return texts, _decode(layout, decoding)
+    return field, layout

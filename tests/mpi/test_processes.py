@@ -1,0 +1,38 @@
+"""The examples of docs/processes.md, on two ranks."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from tests.support.launch import ROOT, run_script
+
+EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "processes.md").read_text(), re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("processes") / "images.h5"
+    with h5py.File(path, "w") as file:
+        file["image"] = np.random.default_rng(0).permutation(960 * 16).astype("f4").reshape(960, 4, 4)
+    return path
+
+
+def test_processes_of_each_rank(images: Path) -> None:
+    done = run_script(2, EXAMPLES[0], str(images), timeout=90)
+    assert done.returncode == 0, done.stderr
+    with h5py.File(images) as file:
+        shares = file["image"][:].reshape(20, 2, -1).max(axis=(0, 2))
+    assert sorted(done.stdout.splitlines()) == sorted(f"brightest {share}" for share in shares)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
+def test_workers_of_a_data_loader(images: Path) -> None:
+    done = run_script(2, EXAMPLES[1], str(images), timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0 workers 480 samples"] * 2 + ["2 workers 480 samples"] * 2

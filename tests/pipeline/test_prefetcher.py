@@ -1,0 +1,90 @@
+"""Prefetch thread: ranks agree while they read, and all stop at the same batch."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from matex_data import DecodeError, open_dataset
+from matex_data.mpi.communicator import Communicator
+from matex_data.mpi.status import Status, StatusExchange, split_result
+from tests.support.ranks import Pool
+
+BATCH = 48
+TIMEOUT = 20.0  # seconds
+
+
+def _late_rank(comm: MPI.Intracomm) -> list[Any]:
+    """Return whether a round ended before rank 0 began it, and its result, twice."""
+    status_exchange, counts = StatusExchange(Communicator(comm.Dup())), np.array([comm.rank, 7 - comm.rank])
+    if comm.rank == 0 and comm.size > 1:
+        comm.barrier()
+    round_ = status_exchange.start(Status.STOP if comm.rank == comm.size - 1 else Status.CONTINUE, counts)
+    early = round_.done(0.05) if comm.rank or comm.size == 1 else False
+    if comm.rank and comm.size > 1:
+        comm.barrier()
+    assert round_.done(TIMEOUT)
+    return [early, *(split_result(round_.wait()) for _ in range(2))]
+
+
+def test_a_round_ends_when_all_ranks_have_begun_it(pool: Pool) -> None:
+    for early, *results in pool.run(_late_rank):
+        assert early == (pool.size == 1)
+        for status, counts in results:
+            assert status == Status.STOP and counts.tolist() == [pool.size - 1, 7]
+
+
+def _threads_by_rank(comm: MPI.Intracomm, path: str, io: str) -> list[int]:
+    before = {name: os.environ.get(name) for name in ("MATEX_THREADS", "MATEX_TIMEOUT")}
+    os.environ |= {"MATEX_THREADS": str(1 + comm.rank % 2), "MATEX_TIMEOUT": str(TIMEOUT)}
+    try:
+        batches = open_dataset(path, comm=comm, io=io, window_bytes=1).batches(BATCH, shuffle=True, seed=1)
+        return [sum(len(batch["x"]) for batch in batches) for _ in range(3)]
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            os.environ |= {} if value is None else {name: value}
+
+
+@pytest.mark.parametrize("io", ["independent", "collective"])
+@pytest.mark.parametrize("windows", [1, 2, 3])
+def test_ranks_with_different_numbers_of_threads(pool: Pool, tmp_path: Path, windows: int, io: str) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = np.zeros((windows * BATCH, 64), "f4")
+    counts = pool.run(_threads_by_rank, str(tmp_path / "x.h5"), io, timeout=3 * TIMEOUT)
+    assert counts == [[windows * BATCH // pool.size] * 3] * pool.size
+
+
+def _batches_before_the_error(comm: MPI.Intracomm, path: str, io: str) -> tuple[int, str]:
+    """Return the batches before the error, and the error. Higher ranks consume more slowly."""
+    taken, data = 0, open_dataset(path, comm=comm, io=io, window_bytes=1)
+    try:
+        for _ in data.batches(BATCH):
+            taken += 1
+            time.sleep(0.02 * comm.rank)
+    except DecodeError as error:
+        return taken, str(error)
+    return taken, ""
+
+
+@pytest.mark.openmpi
+@pytest.mark.parametrize("io", ["independent", "collective"])
+def test_slow_and_fast_ranks_stop_at_the_same_batch(pool: Pool, tmp_path: Path, io: str) -> None:
+    path, rows = str(tmp_path / "x.h5"), 20 * BATCH
+    with h5py.File(path, "w") as file:
+        made = file.create_dataset("x", data=np.zeros((rows, 64), "f4"), chunks=(BATCH // 4, 64), compression="gzip")
+        broken = made.id.get_chunk_info_by_coord((rows // 2, 0))
+    with Path(path).open("r+b") as raw:
+        raw.seek(broken.byte_offset)
+        raw.write(b"\xff" * broken.size)
+    outcomes = pool.run(_batches_before_the_error, path, io, timeout=60)
+    assert len(set(outcomes)) == 1
+    taken, error = outcomes[0]
+    assert taken == 9 and f"row {rows // 2}" in error  # the tenth batch is read with two others

@@ -1,0 +1,186 @@
+"""Batches of sorted files represent the whole file, and the reported quality is the measured one."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import psutil
+import pytest
+from mpi4py import MPI
+
+import matex_data as md
+from benchmarks.cases import shuffling
+from benchmarks.cases.shuffling import FILES, Sorted
+from matex_data import PartitionError
+from matex_data.index.runs import Runs
+from matex_data.io.counters import process_profile
+from matex_data.pipeline.epochs import EXCHANGE_BYTES
+from matex_data.sampling.sizing import ShuffleQuality, estimate_quality, make_schedule
+from tests.support.ranks import Pools
+
+SCALE = 8  # times fewer samples, in tests that are not slow
+ROWS, CHUNK, BATCH = 3000, 100, 60
+
+
+def _scaled(file: Sorted) -> Sorted:
+    return replace(file, samples=file.samples // SCALE)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.samples}-{file.batch_size}")
+@pytest.mark.parametrize("scaled", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_class_fractions_are_close_to_uniform_sampling(file: Sorted, scaled: bool) -> None:
+    file = _scaled(file) if scaled else file
+    found = shuffling.shares(file, shuffling.by_default(file))
+    assert found.ratio <= file.limit
+    assert found.neighbours <= shuffling.NEIGHBOURS
+    assert found.once and found.differ
+    assert shuffling.alike(file)
+
+
+@pytest.mark.parametrize("file", FILES[1:], ids=lambda file: f"{file.samples}-{file.batch_size}")
+def test_a_global_shuffle_is_uniform(file: Sorted) -> None:
+    found = shuffling.shares(_scaled(file), shuffling.everywhere(_scaled(file)))
+    assert abs(found.ratio - 1) < 0.1 and abs(found.neighbours - 1) < 0.2
+    assert found.once and found.differ
+
+
+@pytest.mark.parametrize("window_bytes", [8 << 20, 16 << 20, 64 << 20, 128 << 20])
+@pytest.mark.parametrize(("chunk", "batch"), [(16, 64), (16, 512), (200, 256), (1, 128), (1000, 256)])
+def test_estimated_ratio_equals_the_measured_one(chunk: int, batch: int, window_bytes: int) -> None:
+    """Measure blocks of one class each, as in the formula, over eight epochs."""
+    samples, row_bytes = 64_000, 2048
+    file = Sorted("", samples, (row_bytes // 4,), "f4", chunk, batch, 0.0)
+    every, borders = Runs(np.array([0]), np.array([samples])), np.arange(0, samples, chunk)
+    schedule = make_schedule(every, borders, batch, row_bytes, window_bytes, seed=1, remainder="drop")
+    classes = np.random.default_rng(1).permutation(len(borders)) % shuffling.CLASSES
+    found = []
+    for number in range(8):
+        batches = shuffling._of_schedule(schedule, number, 0, 1)
+        of = classes[batches // chunk]
+        found.append(np.stack([(of == each).mean(axis=1) for each in range(shuffling.CLASSES)]))
+    spread = np.concatenate(found, axis=1).std() / np.sqrt(0.1 * 0.9 / file.batch_size)
+    assert estimate_quality(schedule, row_bytes).ratio == pytest.approx(spread, rel=0.15, abs=0.05)
+
+
+def _open(path: Path, **options: Any) -> md.Dataset:
+    return md.open_dataset(path, comm=MPI.COMM_SELF, **options)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write rows of 4 KB in chunks of 100."""
+    path = tmp_path_factory.mktemp("quality") / "sorted.h5"
+    with h5py.File(path, "w") as file:
+        x = np.repeat(np.arange(ROWS, dtype="f4")[:, None], 1000, axis=1)
+        file.create_dataset("x", data=x, chunks=(CHUNK, 1000), compression="gzip", compression_opts=1)
+    return path
+
+
+def test_quality_of_a_file(path: Path) -> None:
+    whole = _open(path).shuffle_quality(BATCH)
+    assert (whole.blocks, whole.blocks_per_window, whole.samples_per_window) == (30, 30, ROWS)
+    assert whole.ratio <= 1 and str(whole).startswith("30 of 30 blocks a window")
+    small = _open(path, window_bytes=1 << 21).shuffle_quality(BATCH)
+    assert small.blocks_per_window < 6 and small.ratio > 2
+    assert f"window_bytes={-(-512 * 400_000 // 2**20)} << 20" in small.remedy  # 512 blocks
+    assert _open(path, window_bytes=1 << 21, cache="memory").shuffle_quality(BATCH).ratio <= 1
+    with pytest.raises(PartitionError, match="at least 1"):
+        _open(path).shuffle_quality(0)
+
+
+def test_block_bytes_option(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        file["x"] = np.zeros((20_000, 256), "f4")
+    by_default, larger = (_open(tmp_path / "rows.h5", block_bytes=b) for b in (None, 1 << 20))
+    assert by_default.shuffle_quality(BATCH).block_bytes <= 1 << 17
+    assert larger.shuffle_quality(BATCH).block_bytes == pytest.approx(1 << 20, rel=0.05)
+    state = by_default.batches(BATCH, shuffle=True, seed=1).state(3)
+    with pytest.raises(PartitionError, match=r"another .*blocks"):
+        larger.batches(BATCH, shuffle=True, start=state)
+    assert len(larger.batches(BATCH, start=by_default.batches(BATCH).state(2))) == 20_000 // BATCH - 2
+    with pytest.raises(PartitionError, match="a block is too small"):
+        _open(tmp_path / "rows.h5", block_bytes=0)
+
+
+def test_poor_shuffle_warns_once(path: Path) -> None:
+    data = _open(path, window_bytes=1 << 21)
+    with pytest.warns(UserWarning, match='not be well mixed.*shuffle="global"'):
+        data.batches(BATCH, shuffle=True, seed=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data.split(0.5, 0.5)[0].batches(BATCH, shuffle=True, seed=1)
+        _open(path, window_bytes=1 << 21).batches(BATCH)
+        _open(path, window_bytes=1 << 21).batches(BATCH, shuffle="global", seed=1)
+        _open(path).batches(BATCH, shuffle=True, seed=1)
+
+
+def test_files_of_one_sample_each(tmp_path: Path) -> None:
+    for number in range(120):
+        np.save(tmp_path / f"{number:03}.npy", np.full((1, 10), number))
+    found = _open(tmp_path).shuffle_quality(12)
+    assert (found.blocks, found.ratio) == (120, pytest.approx(1, abs=0.05))
+
+
+def test_quality_of_a_text_file(tmp_path: Path) -> None:
+    rows = np.arange(40_000)
+    lines = "\n".join(f"{n},{n / 7:.6f},{n * 3}" for n in rows.tolist())
+    (tmp_path / "sorted.csv").write_text(f"a,b,c\n{lines}\n")
+    data = _open(tmp_path / "sorted.csv", inputs=["a", "b", "c"])
+    found = data.shuffle_quality(64)
+    assert found.ratio <= 1.1 and found.blocks > 32
+    batches = data.batches(64, shuffle=True, seed=1)
+    counts = [np.bincount(batch["a"].astype(int) // 4000, minlength=10) for batch in batches]
+    assert np.std(counts) / np.sqrt(64 * 0.1 * 0.9) <= 1.1
+
+
+def _read(comm: MPI.Intracomm, path: Path, window_bytes: int) -> tuple[int, int]:
+    """Return the bytes of the file that this rank reads in an epoch, and the bytes of a chunk."""
+    data = md.open_dataset(path, comm=comm, window_bytes=window_bytes)
+    (layout,) = data._source.index.files[0].layouts.values()
+    before = process_profile().bytes
+    for _ in data.batches(BATCH, shuffle=True, seed=1, remainder="keep"):
+        pass
+    return process_profile().bytes - before, layout.stored_bytes() * CHUNK // ROWS
+
+
+@pytest.mark.parametrize(
+    ("size", "window_bytes"), [(1, 1 << 21), (1, 1 << 23), (2, 1 << 22), (2, 1 << 23), (2, 128 << 20), (3, 128 << 20)]
+)
+def test_each_chunk_is_read_once(path: Path, ranks: Pools, size: int, window_bytes: int) -> None:
+    for read, chunk in ranks(size).run(_read, path, window_bytes):
+        assert read <= 1.05 * ROWS / CHUNK * chunk / size + 2 * chunk
+
+
+def test_quality_of_a_uniform_schedule() -> None:
+    every = Runs(np.array([0]), np.array([1000]))
+    schedule = make_schedule(every, np.array([0]), 10, 8, 1 << 20, seed=1, remainder="drop", uniform=True)
+    assert isinstance(estimate_quality(schedule, 8), ShuffleQuality) and estimate_quality(schedule, 8).ratio == 1
+
+
+def _memory(comm: MPI.Intracomm, path: Path, window_bytes: int, shuffle: Any) -> tuple[int, int]:
+    """Return the memory that two epochs add after a warm-up, and the size of this rank's samples, in bytes."""
+    process = psutil.Process()
+    data = md.open_dataset(path, comm=comm, window_bytes=window_bytes)
+    next(iter(md.open_dataset(path, comm=comm, window_bytes=1).batches(64, shuffle=True, seed=1)))
+    before, most = process.memory_info().rss, 0
+    batches = data.batches(64, shuffle=shuffle, seed=1)
+    for _ in range(2):
+        for number, _ in enumerate(batches):
+            most = max(most, process.memory_info().rss if number % 20 == 0 else 0)
+    return most - before, len(data) * 1024 // comm.size
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_memory_is_limited_by_windows(tmp_path: Path, ranks: Pools, size: int) -> None:
+    path, window_bytes = tmp_path / "rows.h5", 16 << 20
+    with h5py.File(path, "w") as file:
+        file["x"] = np.ones((200_000, 256), "f4")
+    for added, own in ranks(size).run(_memory, path, window_bytes, True):
+        assert added < 7 * max(window_bytes / size, own / 6) + (32 << 20)  # a sixth of an epoch may be one window
+    for added, own in ranks(size).run(_memory, path, window_bytes, "global"):
+        assert added < own + 13 * EXCHANGE_BYTES + (32 << 20)  # seven windows; six that are sent or received

@@ -1,0 +1,303 @@
+"""Conformance suite of formats: a subclass writes files of its format, and declares their contents.
+
+Expected values come from the library that wrote the files, never from the code under test.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from matex_data import DataError, Dataset, FieldNotFound, open_dataset
+from matex_data.index.model import Layout
+from matex_data.io.counters import process_profile
+from tests.support.ranks import Pools
+
+SIZES = (1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4)))
+BATCH = 24  # samples; every number of ranks above divides it
+EPOCHS = 3
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Files of one format, and their contents.
+
+    Parameters
+    ----------
+    paths : as the user names them.
+    expected : every field as the independent library reads it, concatenated over the files.
+    identity : name of a field whose samples are all different.
+    options : options of ``open_dataset``.
+    """
+
+    paths: Any
+    expected: Arrays
+    identity: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def open(self, comm: MPI.Intracomm, **options: Any) -> Dataset:
+        """Open the files. *Collective*."""
+        return open_dataset(self.paths, comm=comm, **{**self.options, **options})
+
+
+class FormatSuite:
+    """Tests of a format; subclass as ``TestMyFormat``."""
+
+    @abstractmethod
+    def write(self, folder: Path) -> Case:
+        """Write files of different lengths with at least 100 samples, not a multiple of the batch size."""
+
+    @abstractmethod
+    def damage(self, folder: Path) -> Case:
+        """Write files of which one is broken, so that opening or reading it fails; ``expected`` is ignored."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def case(cls, tmp_path_factory: pytest.TempPathFactory) -> Case:
+        return cls().write(tmp_path_factory.mktemp("files"))
+
+    def test_schema_has_what_the_library_reads(self, case: Case) -> None:
+        data = case.open(MPI.COMM_SELF)
+        total = len(case.expected[case.identity])
+        assert len(data) == total
+        assert set(data.schema) == set(case.expected)
+        for name, array in case.expected.items():
+            if not data.schema[name].ragged:
+                assert data.schema[name].dtype == array.dtype.newbyteorder("=")
+                assert data.schema[name].shape == array.shape[1:]
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_load_gives_the_blocks_in_order(self, case: Case, ranks: Pools, size: int) -> None:
+        blocks = ranks(size).run(_load, case)
+        for name, expected in case.expected.items():
+            same(np.concatenate([block[name] for block in blocks]), expected)
+        lengths = [len(block[case.identity]) for block in blocks]
+        assert max(lengths) - min(lengths) <= 1
+
+    @pytest.mark.parametrize("remainder", ["drop", "pad", "keep"])
+    @pytest.mark.parametrize("size", SIZES)
+    def test_unshuffled_batches_follow_the_files(self, case: Case, ranks: Pools, size: int, remainder: str) -> None:
+        total = len(case.expected[case.identity])
+        count = total // BATCH if remainder == "drop" else -(-total // BATCH)
+        by_rank = ranks(size).run(_batches, case, remainder=remainder)
+        assert [len(batches) for batches in by_rank] == [count] * size
+        for step in range(count):
+            local = [batches[step] for batches in by_rank]
+            for name, expected in case.expected.items():
+                real = [_real(batch, name) for batch in local]
+                same(np.concatenate(real), expected[step * BATCH : (step + 1) * BATCH])
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_every_sample_once_in_an_epoch(self, case: Case, ranks: Pools, size: int) -> None:
+        orders = _by_epoch(ranks(size).run(_identities, case, remainder="keep"))
+        everything = np.sort(case.expected[case.identity])
+        for epoch in orders:
+            same(np.sort(np.concatenate(epoch)), everything)
+        assert not np.array_equal(np.concatenate(orders[0]), np.concatenate(orders[1]))
+
+    @pytest.mark.parametrize("size", SIZES[1:])
+    def test_global_batches_do_not_depend_on_the_ranks(self, case: Case, ranks: Pools, size: int) -> None:
+        alone = _by_epoch(ranks(1).run(_identities, case))
+        on_ranks = _by_epoch(ranks(size).run(_identities, case))
+        assert len(alone) == len(on_ranks) == EPOCHS
+        for one, other in zip(alone, on_ranks, strict=True):
+            for a, b in zip(one, other, strict=True):
+                same(np.sort(a), np.sort(b))
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_shuffled_samples_stay_whole(self, case: Case, ranks: Pools, size: int) -> None:
+        rows = {key(value): row for row, value in enumerate(case.expected[case.identity])}
+        for batches in ranks(size).run(_batches, case, shuffle=True, seed=5):
+            for batch in batches:
+                numbers = [rows[key(value)] for value in batch[case.identity]]
+                for name, expected in case.expected.items():
+                    same(batch[name], expected[numbers])
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_each_rank_reads_its_own_rows_alone(self, case: Case, ranks: Pools, size: int) -> None:
+        for read, needed, blocks in ranks(size).run(_bytes_read, case):
+            assert read <= needed * 1.05 + blocks
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_resume_on_another_number_of_ranks(self, case: Case, ranks: Pools, size: int) -> None:
+        whole = _by_epoch(ranks(1).run(_identities, case))
+        steps = len(whole[0])
+        rest = _by_epoch(ranks(size).run(_identities, case, step=steps + steps // 2))
+        for a, b in zip(whole[1][steps // 2 :] + whole[2], rest[0] + rest[1], strict=True):
+            same(np.sort(a), np.sort(b))
+
+    @pytest.mark.parametrize("size", SIZES[1:])
+    def test_tensors_are_the_arrays(self, case: Case, ranks: Pools, size: int) -> None:
+        assert all(ranks(size).run(_tensors_agree, case, timeout=120))
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_more_ranks_than_samples(self, case: Case, ranks: Pools, size: int) -> None:
+        first = case.expected[case.identity][:1]
+        for remainder, seen in (("drop", 0), ("pad", 1), ("keep", 1)):
+            by_rank = ranks(size).run(_of_one_sample, case, remainder)
+            assert len({len(batches) for batches in by_rank}) == 1
+            found = [value for batches in by_rank for batch in batches for value in _real(batch, case.identity)]
+            same(np.array(found, first.dtype), first[:seen])
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_damage_is_the_same_error_everywhere(self, ranks: Pools, size: int, tmp_path: Path) -> None:
+        outcomes = ranks(size).outcomes(_read_everything, self.damage(tmp_path), timeout=30)
+        assert all(isinstance(error, DataError) for error in outcomes), outcomes
+        assert len({str(error) for error in outcomes}) == 1
+        assert "file" in str(outcomes[0])
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_a_misspelt_field_is_the_same_error_everywhere(self, case: Case, ranks: Pools, size: int) -> None:
+        name = case.identity + "x"
+        outcomes = ranks(size).outcomes(_read_everything, case, inputs=name, timeout=30)
+        assert all(isinstance(error, FieldNotFound) for error in outcomes), outcomes
+        assert len({str(error) for error in outcomes}) == 1
+        assert repr(name) in str(outcomes[0]) and repr(case.identity) in str(outcomes[0])
+
+    @pytest.mark.parametrize("size", (2, pytest.param(1, marks=pytest.mark.slow)))
+    def test_memory_threads_and_files_stay(self, case: Case, ranks: Pools, size: int) -> None:
+        for before, after in ranks(size).run(_resources, case, timeout=120):
+            assert after["memory"] - before["memory"] < 20e6
+            assert after["threads"] <= before["threads"]
+            assert after["files"] <= before["files"]
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_many_batches_alive(self, case: Case, ranks: Pools, size: int) -> None:
+        rows = {key(value): row for row, value in enumerate(case.expected[case.identity])}
+        for batches in ranks(size).run(_held, case):
+            assert len(batches) >= 20
+            for batch in batches:
+                for name, expected in case.expected.items():
+                    same(batch[name], expected[[rows[key(value)] for value in batch[case.identity]]])
+
+
+def key(value: Any) -> Any:
+    """Return a hashable value that is equal for equal samples."""
+    return value.tobytes() if isinstance(value, np.ndarray | np.generic) else value
+
+
+def same(found: NDArray[Any], expected: NDArray[Any]) -> None:
+    """Check that arrays are equal by element; NaN equals NaN."""
+    assert found.shape == expected.shape
+    if expected.dtype.hasobject and expected.dtype.fields is None:
+        assert all(np.array_equal(a, b) for a, b in zip(found.ravel(), expected.ravel(), strict=True))
+    elif expected.dtype.kind in "fc":
+        np.testing.assert_array_equal(found, expected)
+    else:
+        assert np.array_equal(found, expected)
+
+
+def _real(batch: Arrays, name: str) -> NDArray[Any]:
+    return batch[name][batch["sample_weight"] > 0] if "sample_weight" in batch else batch[name]
+
+
+def _by_epoch(by_rank: list[list[list[NDArray[Any]]]]) -> list[list[NDArray[Any]]]:
+    """Concatenate the batches of all ranks: return epochs of global batches."""
+    return [[np.concatenate(batches) for batches in zip(*epochs, strict=True)] for epochs in zip(*by_rank, strict=True)]
+
+
+def _load(comm: MPI.Intracomm, case: Case) -> Arrays:
+    return case.open(comm).load()
+
+
+def _batches(comm: MPI.Intracomm, case: Case, **options: Any) -> list[Arrays]:
+    return [dict(batch) for batch in case.open(comm).batches(BATCH, **options)]
+
+
+def _identities(comm: MPI.Intracomm, case: Case, step: int = 0, **options: Any) -> list[list[NDArray[Any]]]:
+    data = case.open(comm)
+    start = data.state(step) if step else None
+    batches = data.batches(BATCH, shuffle=True, seed=7, start=start, **options)
+    return [[batch[case.identity].copy() for batch in batches] for _ in range(EPOCHS)]
+
+
+def _bytes_read(comm: MPI.Intracomm, case: Case) -> tuple[int, int, int]:
+    """Return the bytes that this rank reads in an epoch, those of its rows, and those of two blocks per field."""
+    data = case.open(comm)
+    index = data._source.index
+    stored = sum(part.stored_bytes() for file in index.files for part in file.layouts.values())
+    blocks = sum(max(_block_bytes(file.layouts[name]) for file in index.files) for name in index.fields)
+    before = process_profile().bytes
+    for _ in data.batches(BATCH, shuffle=True, seed=2, remainder="keep"):
+        pass
+    return process_profile().bytes - before, stored // comm.size, 2 * blocks
+
+
+def _block_bytes(part: Layout) -> int:
+    return part.stored_bytes() * min(part.block_rows, part.rows) // max(1, part.rows)
+
+
+def _tensors_agree(comm: MPI.Intracomm, case: Case) -> bool:
+    data = case.open(comm)
+    plain = {name: f for name, f in data.schema.items() if f.dtype.fields is None and f.dtype.kind != "V"}
+    data = case.open(comm, inputs=list(plain))
+    for remainder in ("drop", "keep"):
+        tensors = data.tf_dataset(BATCH, shuffle=True, seed=3, remainder=remainder)
+        arrays = list(data.batches(BATCH, shuffle=True, seed=3, remainder=remainder))
+        assert int(tensors.cardinality()) == len(arrays)
+        elements = list(tensors)
+        assert len(elements) == len(arrays)
+        for element, batch in zip(elements, arrays, strict=True):
+            for name, spec in tensors.element_spec.items():
+                assert spec.is_compatible_with(element[name])
+                found = element[name]
+                values = found.to_list() if plain[name].ragged else found.numpy()
+                expected = [list(row) for row in batch[name]] if plain[name].ragged else batch[name]
+                assert np.array_equal(values, expected, equal_nan=plain[name].dtype.kind == "f")
+    return True
+
+
+def _of_one_sample(comm: MPI.Intracomm, case: Case, remainder: str) -> list[Arrays]:
+    data = case.open(comm)
+    fraction = 1 / len(data)
+    return list(data.split(fraction, 1 - fraction)[0].batches(BATCH, remainder=remainder))
+
+
+def _read_everything(comm: MPI.Intracomm, case: Case, **options: Any) -> int:
+    return sum(1 for _ in case.open(comm, **options).batches(BATCH, shuffle=True, seed=1, remainder="keep"))
+
+
+def _resources(comm: MPI.Intracomm, case: Case) -> tuple[dict[str, int], dict[str, int]]:
+    batches = case.open(comm).batches(BATCH, shuffle=True, seed=1)
+    for _ in range(10):
+        for _ in batches:
+            pass
+    before = _measured()
+    for epoch in range(30):
+        for number, _ in enumerate(batches):
+            if epoch % 3 == 0 and number == 1:
+                break
+    for _ in batches:
+        pass
+    return before, _measured()
+
+
+def _measured() -> dict[str, int]:
+    gc.collect()
+    process = psutil.Process(os.getpid())
+    return {
+        "memory": process.memory_info().rss,
+        "threads": sum(not t.name.startswith("matex-decode") for t in threading.enumerate()),
+        "files": process.num_fds(),
+    }
+
+
+def _held(comm: MPI.Intracomm, case: Case) -> list[Arrays]:
+    batches = case.open(comm).batches(BATCH, shuffle=True, seed=4)
+    held = []
+    while len(held) < 20:
+        held += list(batches)
+    return held

@@ -1,0 +1,156 @@
+"""Run scripts with ``mpiexec`` under a time limit, and end all their processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import psutil
+import pytest
+
+from tests.support import shared_memory
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_SETTINGS = {
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_NUM_INTEROP_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "PYTHONFAULTHANDLER": "1",
+    "PYTHONUNBUFFERED": "",  # lines of the ranks would mix
+    # Tests use more ranks than cores; the names are those of Open MPI 4 and 5.
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+}
+
+
+class Hung(Exception):
+    """A script did not end within its time limit; the message holds its output and the stacks of its threads."""
+
+
+@dataclass(frozen=True)
+class Completed:
+    """Exit code, output and wall time in ``seconds`` of a script."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+
+def mpiexec() -> str:
+    """Return the ``mpiexec`` that ``MATEX_MPIEXEC`` names, the one of this environment, or the one of the system.
+
+    Skip the test if there is none; fail it if ``CI=true``.
+    """
+    if "MATEX_MPIEXEC" in os.environ:
+        return os.environ["MATEX_MPIEXEC"]
+    found = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
+    if found is None:
+        missing = "no mpiexec beside Python or on PATH: pip install mpich"
+        if os.environ.get("CI") == "true":
+            pytest.fail(missing)
+        pytest.skip(missing)
+    return found
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """Return this process's environment with one thread per rank, and with ``tests`` importable."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, **_SETTINGS, "PYTHONPATH": path, **changes}
+
+
+def run_script(
+    ranks: int, script: Path | str, *args: str, timeout: float = 60, env: Mapping[str, str] | None = None
+) -> Completed:
+    """Run a script (a path, or code as text) on ``ranks`` Python processes.
+
+    Raises
+    ------
+    Hung : the script did not end within ``timeout`` seconds; all its processes have been killed.
+    """
+    with _as_file(script) as path, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        command = [mpiexec(), "-n", str(ranks), sys.executable, str(path), *args]
+        begin = time.monotonic()
+        process = subprocess.Popen(
+            command,
+            env=environment(**(env or {})),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            _dump_stacks(process.pid)
+            kill(process)
+            raise Hung(f"{ranks} ranks of {path} hung ({timeout:g} s)\n{_text(out)}\n{_text(err)}") from None
+        finally:
+            kill(process)
+        return Completed(code, _text(out), _text(err), time.monotonic() - begin)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and all its descendants: MPI launchers give each rank a session of its own."""
+    children = _children(process.pid)
+    shared = shared_files(children)
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    process.kill()
+    process.wait()
+    psutil.wait_procs(children, timeout=5)
+    for path in shared:
+        path.unlink(missing_ok=True)
+
+
+def shared_files(processes: Iterable[psutil.Process]) -> set[Path]:
+    """Return the files of MPI's shared memory that processes map: they outlive processes that are killed."""
+    return {path for process in processes for path in shared_memory.mapped(process.pid)}
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _dump_stacks(pid: int) -> None:
+    """Make every Python process print the stacks of its threads, which its fault handler does on SIGABRT."""
+    ranks = [child for child in _children(pid) if "python" in child.name()]
+    for rank in ranks:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            rank.send_signal(signal.SIGABRT)
+    psutil.wait_procs(ranks, timeout=3)
+
+
+@contextlib.contextmanager
+def _as_file(script: Path | str) -> Iterator[Path]:
+    if isinstance(script, Path):
+        yield script
+        return
+    with tempfile.TemporaryDirectory(prefix="matex-script-") as folder:
+        path = Path(folder) / "script.py"
+        path.write_text(script)
+        yield path
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")

@@ -1,0 +1,257 @@
+"""Scripts for one process end with the same weights under ``matex run`` as in plain Python."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from tests.support.launch import ROOT, environment, run_script
+
+SCRIPTS = Path(__file__).parent / "scripts"
+DRIVER = ROOT / "tests" / "support" / "script_driver.py"
+QUICK = ("custom_loop", "generator", "own_fit", "session")
+MORE = ("arrays", "pipeline", "functional", "mixed", "clipping")
+"""Scripts by the job that runs them; ``session`` ends its job, since it switches TensorFlow to version 1."""
+LAUNCHER = "from matex_data.training.launcher.run import main; main()"
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, tuple[str, ...]], Path]:
+    """Return a function that runs scripts in one job, and returns the folder of their outputs. 0: plain Python."""
+
+    @functools.cache
+    def run(ranks: int, names: tuple[str, ...]) -> Path:
+        folder = tmp_path_factory.mktemp("scripts")
+        arguments = [str(DRIVER), str(folder), *(str(SCRIPTS / f"{name}.py") for name in names)]
+        if ranks:
+            done: Any = run_script(ranks, LAUNCHER, "--all-output", *arguments, timeout=240)
+        else:
+            command = [sys.executable, *arguments]
+            done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        return folder / SCRIPTS.name
+
+    return run
+
+
+def _results(folder: Path) -> list[str]:
+    return re.findall("^RESULT .*|^ORDER .*", (folder / "stdout").read_text(), re.MULTILINE)
+
+
+def _weights(folder: Path) -> dict[str, Any]:
+    """Return all arrays of the file that the script wrote."""
+    found: dict[str, Any] = {}
+    for path in folder.glob("x.weights.h5"):
+        with h5py.File(path) as file:
+            file.visititems(lambda key, item: found.update({key: item[()]}) if isinstance(item, h5py.Dataset) else None)
+    for path in folder.glob("x.weights.h5.npz"):
+        with np.load(path) as arrays:
+            found.update(arrays)
+    return found
+
+
+SIZES = [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
+def test_weights_equal_plain_python(name: str, size: int, outputs: Callable[[int, tuple[str, ...]], Path]) -> None:
+    names = QUICK if name in QUICK else MORE
+    results, expected = _results(outputs(0, names) / name), _weights(outputs(0, names) / name)
+    found = _results(outputs(size, names) / name)
+    assert len(found) == len(results)
+    for mine, reference in zip(found, results, strict=True):
+        numbers = [[float(word) for word in line.split()[1:]] for line in (mine, reference)]
+        np.testing.assert_allclose(*numbers, rtol=2e-4)
+    weights = _weights(outputs(size, names) / name)
+    assert weights.keys() == expected.keys()
+    assert expected
+    for key, array in expected.items():
+        np.testing.assert_allclose(weights[key], array, rtol=1e-3, atol=1e-4 * np.abs(array).max(), err_msg=key)
+
+
+def _write_idx(path: Path, array: Any) -> None:
+    header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
+    path.write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes()))
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with ``MNIST_data``: real digits, enlarged to 28 x 28, 1,003 for training and 201 to test."""
+    from sklearn.datasets import load_digits
+
+    folder = tmp_path_factory.mktemp("mnist")
+    (folder / "MNIST_data").mkdir()
+    images, labels = load_digits(return_X_y=True)
+    images = np.pad(np.kron(images.reshape(-1, 8, 8), np.ones((3, 3))), ((0, 0), (2, 2), (2, 2))) * 255 / 16
+    for name, rows in (("train", slice(0, 1003)), ("t10k", slice(1003, 1204))):
+        _write_idx(folder / "MNIST_data" / f"{name}-images-idx3-ubyte.gz", images[rows])
+        _write_idx(folder / "MNIST_data" / f"{name}-labels-idx1-ubyte.gz", labels[rows])
+    return folder
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_matex_script_of_2018(size: int, digits: Path, tmp_path: Path) -> None:
+    code = f"import os, sys; os.chdir(sys.argv.pop(1)); {LAUNCHER}"
+    out = str(tmp_path / "x.weights.h5")
+    done = run_script(size, code, str(digits), "--all-output", str(SCRIPTS / "matex_2018.py"), out, timeout=150)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split()[1:] for line in re.findall("^ROWS .*", done.stdout, re.MULTILINE)]
+    assert sum(int(train) for train, *_ in rows) == 1003  # no row lost, none twice
+    assert sum(int(test) for _, test, *_ in rows) == 201
+    assert {(steps, largest) for *_, steps, largest in rows} == {("126", "1.000")}  # a batch is 8 rows of all ranks
+    results = re.findall("^RESULT (.*)", done.stdout, re.MULTILINE)
+    assert len(results) == size
+    assert len(set(results)) == 1
+    assert float(results[0]) > 0.85
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_whole_batches_are_reported_once(size: int, outputs: Callable[[int, tuple[str, ...]], Path]) -> None:
+    stderr = "".join(path.read_text() for path in outputs(size, QUICK).glob("*/stderr.*"))
+    assert stderr.count("the generator given to fit runs on every rank") == 1
+    assert stderr.count("a training loop of this script runs with the whole batch on every rank") == 1
+    assert stderr.count("matex_data.training.shard(") == 1
+    assert stderr.count("MirroredStrategy: each rank is one replica") == 1
+
+
+FIT = """
+import sys
+import keras, numpy as np
+from matex_data import training
+
+sys.stdout.write(f"SUM {np.random.default_rng().normal(size=60).sum()}\\n")
+x = np.random.default_rng(training.world().rank).normal(size=(60, 3)).astype("float32")
+model = keras.Sequential([keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(x, x[:, :1], epochs=2, batch_size=20, verbose=0)
+"""
+
+
+def test_random_numbers_without_a_seed(tmp_path: Path) -> None:
+    """Generators of NumPy draw the same numbers on all ranks; data that differ nevertheless are reported once."""
+    (tmp_path / "script.py").write_text(FIT)
+    done = run_script(2, LAUNCHER, "--all-output", str(tmp_path / "script.py"), timeout=90)
+    assert done.returncode == 0, done.stderr
+    first, second = re.findall("^SUM (.*)", done.stdout, re.MULTILINE)
+    assert first == second
+    assert done.stderr.count("the ranks do not get the same batches") == 1
+
+
+PARTS = """
+import sys
+import keras, numpy as np, tensorflow as tf
+from matex_data import training
+
+keras.utils.set_random_seed(1)
+x = np.random.normal(size=(80, 3)).astype("float32")
+data = tf.data.Dataset.from_tensor_slices(x).batch(20)
+dense = keras.layers.Dense(1)
+dense(next(iter(data)))
+for batch in data:
+    break
+print("RESULT", *dense.kernel.numpy().ravel(), *dense.bias.numpy())
+rank, size = training.world().rank, training.world().size
+optimizer = training.distribute(keras.optimizers.SGD(0.1))
+for start in range(0, 80, 20):
+    batch = x[start + 20 * rank // size : start + 20 * (rank + 1) // size]
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(dense(batch) - batch[:, :1]))
+    optimizer.apply(tape.gradient(loss, dense.trainable_variables), dense.trainable_variables)
+print("RESULT", *dense.kernel.numpy().ravel(), *dense.bias.numpy())
+np.save(sys.argv[1], x)
+"""
+
+
+def test_batches_without_a_step_have_no_weight(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(PARTS)
+    done = run_script(2, LAUNCHER, str(tmp_path / "script.py"), str(tmp_path / "x.npy"), timeout=90)
+    assert done.returncode == 0, done.stderr
+    begin, found = ([float(word) for word in line.split()] for line in re.findall("^RESULT (.*)", done.stdout, re.M))
+    x, kernel, bias = np.load(tmp_path / "x.npy"), np.array(begin[:3]), begin[3]
+    for rows in x.reshape(4, 20, 3).astype(float):
+        error = rows @ kernel + bias - rows[:, 0]
+        kernel, bias = kernel - 0.1 * 2 * (error @ rows) / 20, bias - 0.1 * 2 * error.mean()
+    np.testing.assert_allclose(found, [*kernel, bias], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_no_verify_skips_the_self_check(tmp_path: Path) -> None:
+    script = SCRIPTS / "planted" / "contrastive.py"
+    done = run_script(2, LAUNCHER, "--no-verify", str(script), str(tmp_path / "x.weights.h5"), timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert "self-check" not in done.stderr
+
+
+def test_another_keras_backend_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("print('trained')")
+    code = f"import keras; keras.backend.backend = lambda: 'jax'; {LAUNCHER}"
+    done = run_script(2, code, str(tmp_path / "script.py"), timeout=90)
+    assert done.returncode != 0
+    assert "remedy: set KERAS_BACKEND=tensorflow" in done.stderr
+    assert "trained" not in done.stdout
+
+
+UNEVEN = """
+import keras, numpy as np
+from matex_data import training
+
+def batches():
+    for _ in range(5 + 3 * training.world().rank):
+        yield np.ones((8, 2), "float32"), np.ones((8, 1), "float32")
+
+model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(batches(), verbose=0)
+print("trained")
+"""
+
+
+def test_a_rank_with_more_batches_ends_the_job(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(UNEVEN)
+    done = run_script(2, LAUNCHER, str(tmp_path / "script.py"), timeout=120, env={"MATEX_TIMEOUT": "12"})
+    assert done.returncode != 0
+    assert re.search(r"another rank does not take part: this one has waited 1\d s", done.stderr)
+    assert f"this rank is at {tmp_path / 'script.py'}, line " in done.stderr
+    assert "trained" not in done.stdout
+
+
+ENDS = {
+    "sys.exit(3)": (3, ""),
+    "sys.exit('no such file')": (1, "no such file"),
+    "raise KeyError('missing')": (1, "all 2 ranks"),
+    "training.world().rank == 1 and sys.exit(4)": (4, ""),
+    "training.world().rank == 1 and 1 / 0": (1, "rank 1 of 2"),
+    "training.world().rank == 1 and __import__('os')._exit(0)": (1, "it called os._exit"),
+}
+
+
+COVERED = (
+    "sys.exit('no such file')",
+    "sys.exit(3)",
+    "training.world().rank == 1 and sys.exit(4)",
+    "training.world().rank == 1 and 1 / 0",
+)
+"""Ends that quick tests of ``test_files.py`` cover."""
+
+
+@pytest.mark.parametrize("end", [pytest.param(end, marks=pytest.mark.slow) if end in COVERED else end for end in ENDS])
+def test_a_failing_script_ends_the_job(end: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    waits = "training.allreduce([1.0])" if "rank" in end else "None"
+    script.write_text(f"import sys\nfrom matex_data import training\n{end}\n{waits}\nprint('trained')\n")
+    done = run_script(2, LAUNCHER, str(script), timeout=90)
+    code, text = ENDS[end]
+    assert done.returncode == code, done.stderr
+    assert text in done.stderr
+    assert "trained" not in done.stdout

@@ -1,0 +1,199 @@
+"""Callbacks on several ranks: stopping, learning rates, files, seeds, validation."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from tests.support import problems
+from tests.support.ranks import Pool, Pools
+
+
+def _validated(comm: Any, reference: bool = False) -> Any:
+    """Train with validation on 1,003 samples in 16 batches of 64, the last of which is empty on some ranks."""
+    import keras
+
+    from matex_data import training
+
+    train, valid = problems.table(96), problems.table(1003, seed=5)
+    model = problems.compiled(problems.perceptron(), keras.optimizers.SGD(0.5))
+    stop = keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
+    slower = keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.5, patience=0)
+    data, check = (problems.shard(a, b, comm.rank, comm.size) for a, b in ((train, 24), (valid, 64)))
+    options = {"validation_data": check, "epochs": 30, "callbacks": [stop, slower], "verbose": 0}
+    history = model.fit(data, **options) if reference else training.fit(model, data, comm=comm, **options)
+    return history.history, problems.weights(model), stop.stopped_epoch
+
+
+def test_validation_is_exact_and_all_ranks_stop(ranks: Pools, pool: Pool) -> None:
+    (logs, weights, stopped), *_ = ranks(1).run(_validated, reference=True)
+    results = pool.run(_validated, timeout=120)
+    assert 0 < stopped < 29
+    problems.assert_same_weights([result[1] for result in results], weights)
+    for history, _, epoch in results:
+        assert epoch == stopped
+        assert history == results[0][0]
+        for name, values in logs.items():
+            np.testing.assert_allclose(history[name], values, rtol=2e-6, err_msg=name)
+
+
+def _odd_validation(comm: Any) -> Any:
+    """Evaluate a model with learning rate 0 on fewer samples than there are ranks."""
+    import keras
+
+    from matex_data import training
+
+    model = problems.compiled(problems.perceptron(), keras.optimizers.SGD(0.0))
+    check = problems.shard(problems.table(2, seed=3), 2, comm.rank, comm.size)
+    data = problems.shard(problems.table(12), 12, comm.rank, comm.size)
+    history = training.fit(model, data, validation_data=check, epochs=2, comm=comm, verbose=0)
+    x, y = problems.table(2, seed=3)
+    return history.history, model.evaluate(x, y, verbose=0, return_dict=True)
+
+
+@pytest.mark.rank_counts(3)
+def test_ranks_without_validation_samples(pool: Pool) -> None:
+    for history, expected in pool.run(_odd_validation):
+        for name, value in expected.items():
+            np.testing.assert_allclose(history[f"val_{name}"], [value, value], rtol=1e-6)
+
+
+class _Stopper:
+    """Factory of a callback that stops one rank after a batch, and sets another learning rate on each."""
+
+    @staticmethod
+    def make(rank: int, stops: bool) -> Any:
+        import keras
+
+        class Stop(keras.callbacks.Callback):  # type: ignore[misc]
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                self.model.optimizer.learning_rate = 0.1 + rank
+                if stops and batch == 2:
+                    self.model.stop_training = True
+
+        return Stop()
+
+
+def _one_rank_stops(comm: Any) -> Any:
+    import keras
+
+    from matex_data import training
+
+    model = problems.compiled(problems.perceptron(), keras.optimizers.SGD(0.1))
+    data = problems.shard(problems.table(96), 12, comm.rank, comm.size)
+    stop = _Stopper.make(comm.rank, stops=comm.rank == comm.size - 1)
+    training.fit(model, data, epochs=3, callbacks=[stop], comm=comm, verbose=0)
+    return int(model.optimizer.iterations), float(model.optimizer.learning_rate), problems.weights(model)
+
+
+@pytest.mark.rank_counts(3, slow=(2,))
+def test_one_rank_stops_all(pool: Pool) -> None:
+    results = pool.run(_one_rank_stops)
+    assert {result[0] for result in results} == {3}
+    assert {result[1] for result in results} == {float(np.float32(0.1))}
+    problems.assert_same_weights([result[2] for result in results], results[0][2])
+
+
+def _files(comm: Any, folder: Path) -> Any:
+    """Train with callbacks that write to a path for each rank, which is not in the folder for temporary files."""
+    import keras
+
+    from matex_data import training
+
+    model = problems.compiled(problems.perceptron(), keras.optimizers.Adam())
+    data = problems.shard(problems.table(24), 12, comm.rank, comm.size)
+    mine = folder / str(comm.rank)
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(str(mine / "model.keras")),
+        keras.callbacks.CSVLogger(str(folder / f"{comm.rank}.csv")),
+        [keras.callbacks.BackupAndRestore(str(mine / "backup"), delete_checkpoint=False)],
+    ]
+    with mock.patch.object(tempfile, "tempdir", str(folder / "tmp")):
+        training.fit(model, data, epochs=2, callbacks=callbacks, comm=comm, verbose=0)
+    saved = keras.models.load_model(folder / "0" / "model.keras")
+    same = all(np.array_equal(a, b) for a, b in zip(saved.get_weights(), model.get_weights(), strict=True))
+    return same, type(saved.optimizer).__name__
+
+
+@pytest.mark.rank_counts(2)
+def test_only_rank_0_writes_files(pool: Pool, tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    assert pool.run(_files, tmp_path) == [(True, "Adam")] * pool.size
+    assert {path.name for path in tmp_path.iterdir()} == {"tmp", "0", "0.csv"}
+    assert {path.name for path in (tmp_path / "0").iterdir()} == {"model.keras", "backup"}
+
+
+def _restored(comm: Any, folder: Path, epochs: int) -> Any:
+    import keras
+
+    from matex_data import training
+
+    keras.utils.set_random_seed(1 + comm.rank)
+    model = problems.compiled(problems.perceptron(1 + comm.rank), keras.optimizers.Adam())
+    data = problems.shard(problems.table(24), 12, comm.rank, comm.size)
+    backup = keras.callbacks.BackupAndRestore(str(folder), delete_checkpoint=False)
+    history = training.fit(model, data, epochs=epochs, callbacks=[backup], comm=comm, verbose=0)
+    return problems.weights(model), len(history.epoch)
+
+
+@pytest.mark.rank_counts(2)
+def test_backup_restores_all_ranks(pool: Pool, tmp_path: Path) -> None:
+    straight = pool.run(_restored, tmp_path / "straight", 4)
+    pool.run(_restored, tmp_path / "broken", 3)
+    again = pool.run(_restored, tmp_path / "broken", 4)
+    assert [epochs for _, epochs in again] == [1, 1]
+    for weights, _ in again:
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(weights, straight[0][0], strict=True))
+
+
+def _dropout(comm: Any) -> Any:
+    import keras
+
+    from matex_data import training
+
+    keras.utils.set_random_seed(7)
+    dropout = keras.layers.Dropout(0.5)
+    model = keras.Sequential([dropout, keras.layers.Dense(3)])  # not built: no input shape
+    problems.compiled(model, keras.optimizers.SGD(0.1))
+    data = problems.shard(problems.table(24), 12, comm.rank, comm.size)
+    training.fit(model, data, comm=comm, verbose=0)
+    training.fit(model, data, comm=comm, verbose=0)
+    state = dropout.seed_generator.state.numpy()
+    return problems.weights(model), state.tolist(), dropout(np.ones((1, 64)), training=True).numpy().tolist()
+
+
+@pytest.mark.rank_counts(3)
+def test_same_weights_but_other_dropout(pool: Pool) -> None:
+    results = pool.run(_dropout)
+    problems.assert_same_weights([result[0] for result in results], results[0][0])
+    assert len({str(result[2]) for result in results}) == pool.size
+    assert len({result[1][1] for result in results}) == 1  # all have drawn the same number of times
+
+
+def _scaled(comm: Any, warm_up: float) -> Any:
+    import keras
+
+    from matex_data import training
+
+    rates = []
+    model = problems.compiled(problems.perceptron(), keras.optimizers.SGD(0.1))
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: rates.append(float(model.optimizer.learning_rate))
+    )
+    data = problems.shard(problems.table(40), 10, comm.rank, comm.size)
+    scale = training.ScaledLearningRate(factor=3, warm_up=warm_up)
+    training.fit(model, data, epochs=3, callbacks=[scale, note], comm=comm, verbose=0)
+    return rates
+
+
+@pytest.mark.rank_counts(1, 2)
+@pytest.mark.parametrize(("warm_up", "steps"), [(0, 0), (2, 8)])
+def test_learning_rate_warms_up(pool: Pool, warm_up: float, steps: int) -> None:
+    expected = [0.1 * (1 + 2 * min(1, (i + 1) / steps if steps else 1)) for i in range(12)]
+    for rates in pool.run(_scaled, warm_up):
+        np.testing.assert_allclose(rates, expected, rtol=1e-5)

@@ -1,0 +1,117 @@
+"""Missing numbers are kept, replaced, masked or dropped, equally on every number of ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from matex_data import FormatError, open_dataset
+from tests.support.ranks import Pool
+
+ROWS = 203
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> tuple[str, np.ndarray[Any, Any]]:
+    """Write two files; return their paths and the rows of "x" of both. Field "number" counts the rows."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(ROWS, 4, 3)).astype("f4")
+    x[rng.random(x.shape) < 0.03] = np.nan
+    for name, rows in (("a2.h5", slice(0, 90)), ("a10.h5", slice(90, ROWS))):
+        with h5py.File(tmp_path / name, "w") as file:
+            file.create_dataset("x", data=x[rows], chunks=(7, 2, 3), compression="gzip")
+            file["number"] = np.arange(ROWS)[rows]
+    return str(tmp_path / "*.h5"), x
+
+
+def _read(comm: MPI.Intracomm, paths: str, missing: Any, shuffle: bool) -> dict[str, Any]:
+    """Return the arrays of this rank in one epoch, and the number of samples."""
+    data = open_dataset(paths, missing=missing, comm=comm)
+    batches = [
+        {name: array.copy() for name, array in batch.items()}
+        for batch in data.batches(24, shuffle=shuffle, seed=5, remainder="keep")
+    ]
+    joined = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    return {"samples": len(data), "load": data.load(), **joined}
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("missing", ["nan", "mask", "drop", -7.5])
+def test_every_mode_on_every_number_of_ranks(stored: Any, pool: Pool, missing: Any, shuffle: bool) -> None:
+    paths, x = stored
+    absent = np.isnan(x)
+    kept = ~absent.any(axis=(1, 2)) if missing == "drop" else np.ones(ROWS, bool)
+    assert 0 < kept.sum() < ROWS or missing != "drop"
+    expected = np.where(absent, {"nan": np.nan, "mask": 0, "drop": np.nan}.get(missing, missing), x)
+    by_rank = pool.run(_read, paths, missing, shuffle)
+    assert {arrays["samples"] for arrays in by_rank} == {kept.sum()}
+    for found in (by_rank, [arrays["load"] for arrays in by_rank]):
+        number = np.concatenate([arrays["number"] for arrays in found])
+        assert np.array_equal(np.sort(number), np.flatnonzero(kept))
+        np.testing.assert_array_equal(np.concatenate([arrays["x"] for arrays in found]), expected[number])
+        if missing == "mask":
+            assert np.array_equal(np.concatenate([arrays["x_mask"] for arrays in found]), absent[number])
+
+
+def test_masks_are_fields(stored: Any) -> None:
+    paths, x = stored
+    data = open_dataset(paths, missing="mask", inputs=["x", "x_mask"], targets="number", comm=MPI.COMM_SELF)
+    assert data.schema["x_mask"].dtype == bool and data.schema["x_mask"].shape == (4, 3)
+    inputs, _ = next(iter(data.batches(10)))
+    assert np.array_equal(inputs["x_mask"], np.isnan(x[:10]))
+    bare = next(iter(open_dataset(paths, missing="mask", inputs="x", comm=MPI.COMM_SELF).batches(10)))
+    assert np.array_equal(bare, np.nan_to_num(x[:10]))
+
+
+def _write_columns(path: Path) -> np.ndarray[Any, Any]:
+    rng = np.random.default_rng(4)
+    columns = rng.normal(size=(60, 2))
+    columns[rng.random(columns.shape) < 0.2] = np.nan
+    with h5py.File(path, "w") as file:
+        file["a"], file["b"], file["label"] = columns[:, 0], columns[:, 1], np.arange(60)
+    return columns
+
+
+def test_a_stack_has_one_mask(tmp_path: Path) -> None:
+    path = tmp_path / "s.h5"
+    columns = _write_columns(path)
+    names = ["inputs_mask", "label"]
+    data = open_dataset(path, missing="mask", inputs=["a", "b"], targets=names, stack=True, comm=MPI.COMM_SELF)
+    x, targets = next(iter(data.batches(60, shuffle=True, seed=1)))
+    assert np.array_equal(x, np.nan_to_num(columns)[targets["label"]])
+    assert np.array_equal(targets["inputs_mask"], np.isnan(columns)[targets["label"]])
+
+
+def test_masks_are_not_stacked(tmp_path: Path) -> None:
+    path = tmp_path / "s.h5"
+    _write_columns(path)
+    with pytest.raises(FormatError, match=r"'a_mask'.*\n.*\n.*targets= may name"):
+        open_dataset(path, missing="mask", inputs=["a", "a_mask"], stack=True, comm=MPI.COMM_SELF)
+
+
+@pytest.mark.parametrize("missing", ["mask", 0.5])
+def test_windows_of_missing_numbers(stored: Any, missing: Any) -> None:
+    paths, x = stored
+    data = open_dataset(paths, missing=missing, inputs="x", window=5, stride=2, comm=MPI.COMM_SELF)
+    starts = np.concatenate([np.arange(0, 90 - 4, 2), np.arange(90, ROWS - 4, 2)])
+    found = np.concatenate([batch.copy() for batch in data.batches(16, remainder="keep")])
+    filled = np.where(np.isnan(x), 0 if missing == "mask" else missing, x)
+    np.testing.assert_array_equal(found, filled[starts[:, None] + np.arange(5)])
+
+
+def test_splits_of_complete_samples_are_disjoint(stored: Any) -> None:
+    data = open_dataset(stored[0], missing="drop", comm=MPI.COMM_SELF)
+    first, second = data.split(0.6, 0.4, seed=1)
+    numbers = np.concatenate([first.load()["number"], second.load()["number"]])
+    assert np.array_equal(np.sort(numbers), np.sort(data.load()["number"]))
+
+
+@pytest.mark.parametrize("missing", ["dorp", None, True])
+def test_an_unknown_mode(stored: Any, missing: Any) -> None:
+    with pytest.raises(FormatError, match="unknown treatment of missing values"):
+        open_dataset(stored[0], missing=missing, comm=MPI.COMM_SELF)

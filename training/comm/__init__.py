@@ -1,0 +1,1 @@
+"""Communicators of training, and collectives on NumPy arrays."""

@@ -1,0 +1,124 @@
+"""MPI collectives on NumPy arrays of any size; waiting ranks yield their core."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+
+from matex_data import machine
+from matex_data._types import Array
+from matex_data.mpi.deadlines import Liveness
+from matex_data.mpi.library import MPI
+from matex_data.mpi.watchdog import waiting_for
+
+Op = Literal["mean", "sum", "max", "min"]
+
+CALL_BYTES = 1 << 30
+"""Largest number of bytes in one MPI call; counts of some MPI libraries end at 2 GiB."""
+SPINS = 50
+"""Tests of a request before its thread begins to sleep, about 100 us."""
+SLEEP = 5e-5
+"""Seconds of sleep between two tests of a request."""
+_OPS: dict[str, MPI.Op] = {"mean": MPI.SUM, "sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
+
+
+class Collectives:
+    """Private communicator and the collectives that training runs on it. *Collective*.
+
+    Parameters
+    ----------
+    comm : communicator to duplicate; one of a single rank is used as it is.
+    liveness : reports the state of the other ranks to a waiting rank; None: they cannot be queried.
+    oversubscribed : the ranks of this node occupy all of its cores. MPI libraries spin while they wait, which takes
+        the core from the rank that they wait for; with True, waiting ranks sleep instead. None: compare the number
+        of ranks on this node with its cores.
+
+    Attributes
+    ----------
+    checked : digests of the operations that all ranks are known to agree on; see ``Channel.check_same``.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, liveness: Liveness | None, oversubscribed: bool | None = None) -> None:
+        self.comm = comm.Dup() if comm.size > 1 else comm
+        self.liveness = liveness
+        self.checked: set[bytes] = set()
+        self.oversubscribed = machine.local_size() >= machine.cores() if oversubscribed is None else oversubscribed
+
+    def reduce(self, flat: Array, op: Op = "sum") -> None:
+        """Reduce an array over all ranks, in place. *Collective*.
+
+        Parameters
+        ----------
+        flat : array of one dimension, of the same size and dtype on every rank.
+        op : "mean" sums like "sum"; the caller scales its array by its weight before.
+        """
+        for segment in _segments(flat):
+            if self.oversubscribed:
+                self._wait(self.comm.Iallreduce(MPI.IN_PLACE, segment, _OPS[op]))
+                continue
+            with waiting_for(self.liveness):
+                self.comm.Allreduce(MPI.IN_PLACE, segment, _OPS[op])
+
+    def broadcast(self, flat: Array, root: int = 0) -> None:
+        """Broadcast an array of one dimension from rank ``root``, in place. *Collective*."""
+        self.barrier()  # MPI_Bcast lets the root return, and leave the program, before the others have called it
+        for segment in _segments(flat.view(np.uint8)):
+            self._wait(self.comm.Ibcast(segment, root))
+
+    def gather(self, rows: Array) -> Array:
+        """Return the concatenated rows of all ranks, in the order of ranks. *Collective*.
+
+        Parameters
+        ----------
+        rows : array of shape (rows, ...); the number of rows may differ between ranks.
+        """
+        own_count, counts = np.array([len(rows)], np.int64), np.empty(self.comm.size, np.int64)
+        self._wait(self.comm.Iallgather(own_count, counts))
+        out = np.empty((int(counts.sum()), *rows.shape[1:]), rows.dtype)
+        row_bytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
+        ends = np.cumsum(counts)
+        if out.nbytes < CALL_BYTES:
+            sizes, offsets = counts * row_bytes, (ends - counts) * row_bytes
+            source = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+            self._wait(self.comm.Iallgatherv(source, [out.reshape(-1).view(np.uint8), sizes, offsets, MPI.BYTE]))
+            return out
+        out[ends[self.comm.rank] - counts[self.comm.rank] : ends[self.comm.rank]] = rows
+        for root, (count, end) in enumerate(zip(counts, ends, strict=True)):
+            self.broadcast(out[end - count : end].reshape(-1), root)
+        return out
+
+    def barrier(self) -> None:
+        """Return once all ranks have called this. *Collective*."""
+        self._wait(self.comm.Ibarrier())
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        """Return the Python objects of all ranks, by rank. *Collective*."""
+        self.barrier()
+        return list(self.comm.allgather(value))
+
+    def close(self) -> None:
+        """Free the communicator. *Collective*."""
+        if self.comm.size > 1:
+            self.comm.Free()
+
+    def _wait(self, request: MPI.Request) -> None:
+        """Wait for a request; the caller keeps its buffers alive until then."""
+        with waiting_for(self.liveness):
+            for _ in range(SPINS):
+                if request.Test():
+                    return
+                os.sched_yield()
+            while not request.Test():
+                time.sleep(SLEEP)
+
+
+def _segments(flat: Array) -> Iterator[Array]:
+    """Yield views of an array, each small enough for one MPI call."""
+    step = max(1, CALL_BYTES // flat.dtype.itemsize)
+    for start in range(0, flat.size, step):
+        yield flat[start : start + step]

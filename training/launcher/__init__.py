@@ -1,0 +1,1 @@
+"""``matex run``: train scripts written for one process on all ranks."""

@@ -1,0 +1,127 @@
+"""Random numbers by row: a shard of a batch draws the numbers that the whole batch draws for its rows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from matex_data.training.keras_api import keras_random
+
+_stateless_uniform = tf.random.stateless_uniform
+_stateless_normal = tf.random.stateless_normal
+
+
+@contextlib.contextmanager
+def draws_for_rows(rows: slice, total: int) -> Iterator[None]:
+    """Context manager: draw the random numbers of these rows of a whole batch, with fixed seeds.
+
+    Replaces dropout and the random functions of Keras and TensorFlow that take a shape; restores NumPy's state at the
+    end.
+
+    Parameters
+    ----------
+    rows : rows of the shard.
+    total : number of rows of the whole batch.
+    """
+    source = _Source(rows, total)
+    state = np.random.get_state()
+    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in _patches(source)]
+    try:
+        for owner, name, draw in _patches(source):
+            setattr(owner, name, draw)
+        yield
+    finally:
+        for owner, name, original in originals:
+            setattr(owner, name, original)
+        np.random.set_state(state)
+
+
+class _Source:
+    """Random numbers of a whole batch, from which a shard takes its rows."""
+
+    def __init__(self, rows: slice, total: int) -> None:
+        self._rows, self._total = rows, total
+        self._number = 0
+
+    def draw(self, shape: Any, kind: Callable[..., Any] = _stateless_uniform) -> Any:
+        """Return float32 numbers; if the first axis has the rows of the shard, those of the whole batch are drawn."""
+        self._number += 1
+        sizes = [int(size) for size in np.asarray(tf.convert_to_tensor(shape, tf.int32)).reshape(-1)]
+        seed = [self._number, 0]
+        if sizes and sizes[0] == self._rows.stop - self._rows.start:
+            return kind([self._total, *sizes[1:]], seed)[self._rows]
+        return kind(sizes, seed)
+
+    def normal(self, shape: Any) -> Any:
+        return self.draw(shape, _stateless_normal)
+
+    def integers(self, shape: Any, low: Any, high: Any) -> Any:
+        low, high = float(low), float(high)
+        return tf.floor(low + self.draw(shape) * (high - low))
+
+    def keep(self, inputs: Any, rate: Any, noise_shape: Any) -> Any:
+        """Apply dropout."""
+        inputs = tf.convert_to_tensor(inputs)
+        shape = (
+            tf.shape(inputs)
+            if noise_shape is None
+            else [size if own is None else own for size, own in zip(tf.shape(inputs), noise_shape, strict=True)]
+        )
+        kept = tf.cast(self.draw(shape) >= rate, inputs.dtype)
+        return inputs * kept / tf.cast(1 - rate, inputs.dtype)
+
+
+def _patches(source: _Source) -> list[tuple[Any, str, Any]]:
+    def k_normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None) -> Any:
+        return tf.cast(mean + stddev * source.normal(shape), dtype or keras.config.floatx())
+
+    def k_truncated(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None) -> Any:
+        return tf.cast(mean + stddev * tf.clip_by_value(source.normal(shape), -2, 2), dtype or keras.config.floatx())
+
+    def k_uniform(shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, seed: Any = None) -> Any:
+        return tf.cast(minval + source.draw(shape) * (maxval - minval), dtype or keras.config.floatx())
+
+    def k_randint(shape: Any, minval: Any, maxval: Any, dtype: Any = "int32", seed: Any = None) -> Any:
+        return tf.cast(source.integers(shape, minval, maxval), dtype)
+
+    def k_dropout(inputs: Any, rate: Any, noise_shape: Any = None, seed: Any = None) -> Any:
+        return source.keep(inputs, rate, noise_shape)
+
+    def normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = tf.float32, *_: Any, **__: Any) -> Any:
+        return tf.cast(mean + stddev * source.normal(shape), dtype)
+
+    def truncated(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = tf.float32, *_: Any, **__: Any) -> Any:
+        return tf.cast(mean + stddev * tf.clip_by_value(source.normal(shape), -2, 2), dtype)
+
+    def uniform(shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = tf.float32, *_: Any, **__: Any) -> Any:
+        if tf.as_dtype(dtype).is_integer:
+            return tf.cast(source.integers(shape, minval, maxval), dtype)
+        return tf.cast(minval + source.draw(shape) * ((1 if maxval is None else maxval) - minval), dtype)
+
+    def stateless_normal(shape: Any, seed: Any, *args: Any, **kwargs: Any) -> Any:
+        return normal(shape, *args, **kwargs)
+
+    def stateless_uniform(shape: Any, seed: Any, *args: Any, **kwargs: Any) -> Any:
+        return uniform(shape, *args, **kwargs)
+
+    def dropout(x: Any, rate: Any, noise_shape: Any = None, *_: Any, **__: Any) -> Any:
+        return source.keep(x, rate, noise_shape)
+
+    return [
+        (keras_random, "normal", k_normal),
+        (keras_random, "truncated_normal", k_truncated),
+        (keras_random, "uniform", k_uniform),
+        (keras_random, "randint", k_randint),
+        (keras_random, "dropout", k_dropout),
+        (tf.random, "normal", normal),
+        (tf.random, "truncated_normal", truncated),
+        (tf.random, "uniform", uniform),
+        (tf.random, "stateless_normal", stateless_normal),
+        (tf.random, "stateless_uniform", stateless_uniform),
+        (tf.nn, "dropout", dropout),
+    ]

@@ -1,0 +1,130 @@
+"""Custom training loops of scripts under the launcher.
+
+A loop over the script's own data runs with whole batches on every rank, as in one process, and averages nothing: the
+launcher cannot determine which data a loop trains on, nor the divisor of its loss. Gradients of sharded data are
+averaged.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from matex_data.pipeline import data_parallel
+from matex_data.training.comm.channel import Channel
+from matex_data.training.optimizer import averaged_gradients, gradient_weight, gradients_averaged, in_training_step
+from matex_data.training.reduction.ops import Reducer, broadcast_from_root
+from matex_data.training.reduction.sequence import in_session_graph
+from matex_data.training.reduction.tape import GradientPatches, average_untagged
+from matex_data.training.sharding.batch_weights import keras_iterating, patch_iteration
+
+log = logging.getLogger("matex_data.training")
+
+
+class LoopPatches:
+    """Patches of gradient tapes and of all optimizers, for custom training loops. *Collective*."""
+
+    def __init__(self, channel: Channel, reducer: Reducer) -> None:
+        self.channel = channel
+        self.reducer = reducer
+        self._warned = False
+        self._guard: Any = None
+        self._broadcast_flags: dict[int, Any] = {}
+        GradientPatches(self.average, self.is_active).__enter__()
+        for cls in _classes_with_own("apply", keras.optimizers.Optimizer):
+            cls.apply = _patched(cls.apply, self)
+        patch_iteration()
+        data_parallel.on_enable(self._fail_guarded_graphs)
+
+    def is_active(self) -> bool:
+        """Return whether gradients are those of a shard now; warn once about a loop over whole batches."""
+        if in_session_graph():
+            return True  # the session decides when it runs
+        if in_training_step() or keras_iterating.get():
+            return False
+        if not data_parallel.enabled():
+            self.warn_of_whole_batches()
+            self._guard_graph()
+        return data_parallel.enabled()
+
+    def average(self, gradients: list[Any]) -> list[Any]:
+        """Return the averages of gradients over the ranks. *Collective*."""
+        weight = gradient_weight(self.channel)
+        return self.reducer(gradients, weight)
+
+    def apply(self, original: Callable[..., Any], optimizer: Any, grads: Any, variables: Any) -> Any:
+        """Apply gradients, averaged if they are those of a shard. *Collective* then."""
+        if gradients_averaged() or not (in_training_step() or self.is_active()):
+            return original(optimizer, grads, variables)
+        if variables is not None and not in_training_step():
+            self._broadcast_once(optimizer, list(variables))
+        with averaged_gradients():
+            return original(optimizer, average_untagged(list(grads), self.average), variables)
+
+    def warn_of_whole_batches(self) -> None:
+        """Warn once about a loop over whole batches."""
+        if self.channel.rank == 0 and not self._warned:
+            log.warning(
+                "a training loop of this script runs with the whole batch on every rank: correct, but no faster than "
+                "one process\n"
+                "  remedy: loop over matex_data.training.shard(dataset), so that each rank trains on its rows"
+            )
+        self._warned = True
+
+    def _guard_graph(self) -> None:
+        """Make a graph that averages nothing raise an error once the program has sharded data."""
+        if tf.executing_eagerly():
+            return
+        with tf.init_scope():
+            self._guard = self._guard or tf.Variable(True, trainable=False, name="matex_whole_batches")
+        tf.debugging.Assert(
+            self._guard,
+            [
+                "this training step was traced before the data was sharded, so it does not average gradients\n"
+                "  remedy: call matex_data.training.shard, open_dataset or tf_dataset before the first training step"
+            ],
+        )
+
+    def _fail_guarded_graphs(self) -> None:
+        if self._guard is not None:
+            self._guard.assign(False)
+
+    def _broadcast_once(self, optimizer: Any, variables: list[Any]) -> None:
+        """Broadcast the variables of rank 0 in the first step; earlier they may be uninitialized. *Collective*."""
+        if id(optimizer) not in self._broadcast_flags:
+            with tf.init_scope():
+                self._broadcast_flags[id(optimizer)] = tf.Variable(False, trainable=False, name="matex_broadcast_done")
+        done = self._broadcast_flags[id(optimizer)]
+
+        def receive() -> Any:
+            received = broadcast_from_root(self.channel, [tf.convert_to_tensor(v) for v in variables])
+            for variable, value in zip(variables, received, strict=True):
+                variable.assign(value)
+            return done.assign(True)
+
+        tf.cond(done, lambda: done.read_value(), receive)
+
+
+def _patched(original: Callable[..., Any], loop_patches: LoopPatches) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        return loop_patches.apply(original, optimizer, grads, trainable_variables)
+
+    return apply
+
+
+def _classes_with_own(name: str, base: Any) -> list[Any]:
+    """Return the class from which ``base`` inherits a method, and all subclasses that define their own."""
+    classes = [cls for cls in base.__mro__ if name in vars(cls)][:1]
+    pending = [base]
+    while pending:
+        cls = pending.pop()
+        pending += cls.__subclasses__()
+        if name in vars(cls) and cls not in classes:
+            classes.append(cls)
+    return classes

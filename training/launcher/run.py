@@ -1,0 +1,140 @@
+"""``matex run script.py``: train a script written for one process on all ranks."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import logging
+import os
+import runpy
+import sys
+import threading
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matex_data.io.sessions import read_sessions
+from matex_data.mpi import abort
+from matex_data.mpi.abort import exit_with, replace_exit, run_exit_handlers_first
+from matex_data.training.comm.world import comm_or_world
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parse the command line of ``matex run`` and run the script. *Collective*."""
+    parser = argparse.ArgumentParser("matex run", description=__doc__)
+    parser.add_argument("--strategy", choices=("chained", "funneled", "concurrent"), default="chained")
+    parser.add_argument("--sync-batch-norm", action="store_true", help="normalize by the global batch")
+    parser.add_argument("--no-verify", dest="verify", action="store_false", help="skip the self-check of fit")
+    parser.add_argument("--all-output", action="store_true", help="print the output of every rank, not of rank 0 alone")
+    parser.add_argument("script", type=Path)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
+    given = vars(parser.parse_args(arguments))
+    run(given.pop("script"), given.pop("arguments"), **given)
+
+
+def run(
+    script: Path,
+    arguments: Sequence[str] = (),
+    *,
+    strategy: Any = "chained",
+    sync_batch_norm: bool = False,
+    verify: bool = True,
+    all_output: bool = False,
+) -> None:
+    """Run a script like ``python script.py``, on all ranks. *Collective*. An error of the script ends the process.
+
+    Parameters
+    ----------
+    script : path of the script.
+    arguments : arguments of the script.
+    strategy : how graphs communicate: "chained", "funneled" or "concurrent"; see ``distribute``.
+    sync_batch_norm : normalize by the statistics of the global batch.
+    verify : in the first step of ``fit``, compare the average of the ranks' gradients with that of the whole batch.
+    all_output : print the output of every rank; otherwise only that of rank 0, and the errors of all ranks.
+    """
+    comm = comm_or_world(None)
+    if comm.size > 1:
+        read_sessions(comm)  # connects the ranks, so that an error of one rank ends the job
+        replace_exit()
+        if comm.rank > 0 and not all_output:
+            _mute_output()
+        _patch(strategy, sync_batch_norm, verify)
+        run_exit_handlers_first()
+    _add_matex_data_set()
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.resolve().parent))
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) or end.code is None else 1
+        exit_with(code or 0, "" if end.code is None or isinstance(end.code, int) else f"{end.code}")
+    except BaseException:  # KeyboardInterrupt, too, has to end the job
+        abort.unmute_stderr()
+        sys.excepthook(*sys.exc_info())
+        exit_with(1)
+
+
+def _patch(strategy: Any, sync_batch_norm: bool, verify: bool) -> None:
+    """Seed all ranks equally, and patch Keras and TensorFlow. *Collective*."""
+    from matex_data.training import keras_api
+    from matex_data.training.comm.channel import open_channel
+    from matex_data.training.launcher.keras_patches import KerasPatches
+    from matex_data.training.launcher.loops import LoopPatches
+    from matex_data.training.launcher.saving import patch_saving
+    from matex_data.training.launcher.tf1 import SessionPatches
+    from matex_data.training.launcher.tf_distribute import patch_strategies
+    from matex_data.training.reduction.ops import Reducer
+    from matex_data.training.sharding.determinism import seed_all_ranks
+
+    _check_backend()
+    channel = open_channel(None)
+    keras_api.check(channel.rank)
+    seed_all_ranks(channel)
+    reducer = Reducer(channel, strategy)
+    KerasPatches(channel, reducer, sync_batch_norm, verify)
+    SessionPatches(channel, LoopPatches(channel, reducer))
+    patch_saving(channel)
+    patch_strategies(channel)
+
+
+def _check_backend() -> None:
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        raise SystemExit(
+            f"matex run needs the Keras backend tensorflow, not {keras.backend.backend()}\n"
+            "  remedy: set KERAS_BACKEND=tensorflow, or unset it"
+        )
+
+
+def _add_matex_data_set() -> None:
+    """Add MaTEx's ``DataSet`` to TensorFlow, where scripts for MaTEx expect it."""
+    import tensorflow as tf
+
+    import matex_data
+
+    tf.DataSet = lambda *args, **kwargs: matex_data.DataSet(*args, **kwargs)
+
+
+def _mute_output() -> None:
+    """Silence this rank, except for errors and for warnings of this package."""
+    sys.stdout.flush()
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, sys.stdout.fileno())
+    os.close(silence)
+    errors = abort.mute_stderr()
+    warnings.simplefilter("ignore")
+    faulthandler.enable(errors)
+    logging.getLogger("matex_data").addHandler(logging.StreamHandler(os.fdopen(os.dup(errors), "w")))
+    original = threading.excepthook
+
+    def hook(arguments: threading.ExceptHookArgs) -> None:
+        with abort.stderr():
+            original(arguments)
+
+    threading.excepthook = hook
+
+
+if __name__ == "__main__":
+    main()

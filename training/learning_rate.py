@@ -1,0 +1,70 @@
+"""Callbacks that adapt the learning rate to larger global batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from matex_data.training.comm.world import world
+
+
+class ScaledLearningRate(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Callback that multiplies the learning rate by ``factor``, after a gradual warm-up.
+
+    The linear scaling rule with warm-up of Goyal et al. 2017, arXiv:1706.02677. Use it if the global batch grows with
+    the number of ranks; a global batch of constant size needs no other learning rate.
+
+    Parameters
+    ----------
+    factor : multiple of the optimizer's learning rate after the warm-up; None: the number of ranks.
+    warm_up : number of epochs, which may be a fraction, in which the learning rate grows linearly, after each batch;
+        0: multiply it at once.
+
+    Raises
+    ------
+    ValueError : when training begins, if the learning rate is a schedule.
+
+    Examples
+    --------
+    >>> import keras, numpy as np, matex_data as md
+    >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    >>> model.compile(keras.optimizers.SGD(0.125), "mse")
+    >>> x = np.zeros((8, 1))
+    >>> scale = md.training.ScaledLearningRate(factor=4, warm_up=2)
+    >>> history = model.fit(x, x, batch_size=2, epochs=3, callbacks=[scale], verbose=0)
+    >>> float(model.optimizer.learning_rate.numpy())
+    0.5
+    """
+
+    def __init__(self, factor: float | None = None, warm_up: float = 5) -> None:
+        super().__init__()
+        self._factor = float(world().size if factor is None else factor)
+        self._warm_up = warm_up
+        self._base = 0.0
+        self._epoch = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Keep the optimizer's learning rate as the base."""
+        if not isinstance(self._rate(), keras.Variable):
+            raise ValueError(
+                "ScaledLearningRate cannot scale a learning rate schedule\n  remedy: multiply the schedule itself"
+            )
+        self._base = self._base or float(self._rate().numpy())
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Multiply the learning rate in the first epoch, if there is no warm-up."""
+        self._epoch = epoch
+        if epoch == 0 and not self._warm_up:
+            self._rate().assign(self._base * self._factor)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Set the learning rate of this batch during the warm-up; other callbacks may change it afterwards."""
+        steps = self.params.get("steps") or 1
+        done = (self._epoch + (batch + 1) / steps) / self._warm_up if self._warm_up else 2.0
+        if done < 1 + 1 / (steps * self._warm_up or 1):
+            self._rate().assign(self._base * (1 + (self._factor - 1) * min(done, 1.0)))
+
+    def _rate(self) -> Any:
+        optimizer = self.model.optimizer
+        return getattr(optimizer, "inner_optimizer", optimizer)._learning_rate

@@ -1,0 +1,1 @@
+"""Reductions over all ranks as operations of TensorFlow graphs."""

@@ -1,0 +1,235 @@
+"""Reductions over all ranks inside TensorFlow graphs: packed into buckets, in one order on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+from matex_data._types import Array
+from matex_data.mpi.library import MPI
+from matex_data.training.comm.channel import Channel, open_channel
+from matex_data.training.comm.collectives import Op
+from matex_data.training.comm.thread import CommunicationPool
+from matex_data.training.reduction.buckets import BUCKET_BYTES, Bucket, plan_buckets
+from matex_data.training.reduction.payloads import DensePayload, Payload, SparsePayload
+from matex_data.training.reduction.sequence import SequenceCounter, in_session_graph
+
+Strategy = Literal["chained", "funneled", "concurrent"]
+
+THREADS = {"chained": 0, "funneled": 1, "concurrent": 4}
+"""Communication threads of each strategy; with none, the threads of the graph communicate."""
+
+
+def allreduce(tensors: Any, op: Op = "mean", *, comm: MPI.Intracomm | None = None) -> Any:
+    """Reduce tensors element by element over all ranks, in graphs and in eager code. *Collective*.
+
+    Parameters
+    ----------
+    tensors : tensor, or nested structure of tensors, of the same shapes and dtypes on every rank. None stays None.
+        Of ``tf.IndexedSlices``, "mean" and "sum" gather the slices of all ranks.
+    op : "mean", "sum", "max" or "min".
+    comm : communicator; None: all ranks of the job.
+
+    Returns
+    -------
+    tensors : the same structure, with the same values on every rank.
+
+    Raises
+    ------
+    TypeError : the mean of integers, any operation on booleans or strings, or "max" or "min" of ``tf.IndexedSlices``.
+    ValueError : ``op`` is none of the four.
+
+    Examples
+    --------
+    >>> import tensorflow as tf, matex_data as md
+    >>> losses = tf.constant([0.5, 1.5])  # of the rows of this rank
+    >>> float(md.training.allreduce(tf.reduce_mean(losses)))  # on one rank: its own mean
+    1.0
+    """
+    if op not in ("mean", "sum", "max", "min"):
+        raise ValueError(f'op must be "mean", "sum", "max" or "min", not {op!r}')
+    # AutoGraph would convert this package's code, slowly, and warn about each call of MPI.
+    return tf.autograph.experimental.do_not_convert(_allreduce)(tensors, op, open_channel(comm))
+
+
+def _allreduce(tensors: Any, op: Op, channel: Channel) -> Any:
+    leaves = tf.nest.flatten(tensors)
+    kept = (tf.IndexedSlices, type(None))
+    leaves = [leaf if isinstance(leaf, kept) else tf.convert_to_tensor(leaf) for leaf in leaves]
+    for leaf in leaves:
+        _check(leaf, op)
+    weight = 1 / channel.size if op == "mean" else None
+    return tf.nest.pack_sequence_as(tensors, Reducer(channel)(leaves, weight, op))
+
+
+def _check(leaf: Any, op: Op) -> None:
+    if leaf is None:
+        return
+    if leaf.dtype in (tf.bool, tf.string) or (op == "mean" and leaf.dtype.is_integer):
+        raise TypeError(f"cannot compute the {op} of {leaf.dtype.name} values; cast them first (tf.cast)")
+    if isinstance(leaf, tf.IndexedSlices) and op in ("max", "min"):
+        raise TypeError(f"cannot compute the {op} of tf.IndexedSlices; convert them first (tf.convert_to_tensor)")
+
+
+class Reducer:
+    """Weighted sum of tensors over all ranks, by one strategy. *Collective*.
+
+    Parameters
+    ----------
+    strategy : "chained": threads of the graph communicate, one bucket after the other. "funneled": one communication
+        thread runs all operations in order. "concurrent": four threads do, each with a communicator of its own.
+    bucket_bytes : size from which a bucket is closed, in bytes.
+    dense_share : fraction of the rows of a variable, counted over all ranks, from which ``tf.IndexedSlices`` are
+        summed as a dense tensor; with fewer rows all slices are kept. None: always keep them.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        strategy: Strategy = "chained",
+        bucket_bytes: int = BUCKET_BYTES,
+        dense_share: float | None = None,
+    ) -> None:
+        if strategy not in THREADS:
+            raise ValueError(f"strategy must be one of {', '.join(THREADS)}, not {strategy!r}")
+        self.channel = channel
+        self.strategy: Strategy = strategy
+        self.bucket_bytes = bucket_bytes
+        self.dense_share = dense_share
+        self._pool = channel.pool(THREADS[strategy]) if THREADS[strategy] and channel.size > 1 else None
+
+    def __call__(self, tensors: Sequence[Any], weight: Any = None, op: Op = "sum") -> list[Any]:
+        """Return the sum over all ranks of ``weight`` times each tensor. *Collective*.
+
+        Parameters
+        ----------
+        weight : factor of this rank, a number or a scalar tensor; None: 1. With 0 this rank contributes exact zeros,
+            also for infinities and NaN.
+        op : "max" and "min" instead of the sum.
+        """
+        if self.channel.size == 1:
+            return list(tensors)
+        out = list(tensors)
+        dense = [i for i, t in enumerate(tensors) if t is not None and not isinstance(t, tf.IndexedSlices)]
+        sparse = [i for i, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)]
+        buckets = self._plan_buckets([tensors[i] for i in dense])
+        payloads = [DensePayload(self.channel, bucket, op) for bucket in buckets]
+        inputs = [[tensors[dense[p]] for p in payload.bucket.positions] for payload in payloads]
+        slices = [SparsePayload(self.channel, self.dense_share) for _ in sparse]
+        inputs += [[tensors[i].values, tensors[i].indices, _rows(tensors[i])] for i in sparse]
+        results = self._run([*payloads, *slices], inputs, weight) if inputs else []
+        for payload, reduced in zip(payloads, results, strict=False):
+            for position, tensor in zip(payload.bucket.positions, reduced, strict=True):
+                out[dense[position]] = tensor
+        for i, (values, indices) in zip(sparse, results[len(payloads) :], strict=True):
+            out[i] = tf.IndexedSlices(values, indices, tensors[i].dense_shape)
+        return out
+
+    def _plan_buckets(self, tensors: list[Any]) -> list[Bucket]:
+        sizes = [t.shape.num_elements() or 0 for t in tensors]
+        return plan_buckets(sizes, [np.dtype(t.dtype.as_numpy_dtype) for t in tensors], self.bucket_bytes)
+
+    def _run(self, payloads: list[Payload], inputs: list[list[Any]], weight: Any) -> list[list[Any]]:
+        weight = tf.constant(1, tf.float64) if weight is None else tf.convert_to_tensor(weight, tf.float64)
+        if self._pool is None or in_session_graph():
+            results = _run_chained(self.channel, payloads, inputs, weight)
+        else:
+            results = _run_in_pool(self.channel, self._pool, payloads, inputs, weight)
+        for payload, tensors, outputs in zip(payloads, inputs, results, strict=True):
+            payload.restore_shapes(tensors, outputs)
+        return results
+
+
+def _rows(slices: Any) -> Any:
+    """Return the number of rows of the dense tensor, or 0 if it is unknown."""
+    return tf.constant(0, tf.int64) if slices.dense_shape is None else tf.cast(slices.dense_shape[0], tf.int64)
+
+
+def broadcast_from_root(channel: Channel, tensors: Sequence[Any]) -> list[Any]:
+    """Return the tensors of rank 0, in graphs and in eager code. *Collective*."""
+
+    def run(number: Any, *arrays: Array) -> list[Any]:
+        copies = [np.array(array, order="C") for array in arrays]
+        for copy in copies:
+            channel.graph.broadcast(copy.reshape(-1))
+        return [number, *copies]
+
+    received = _run_once(channel, run, tensors)
+    for tensor, new in zip(tensors, received, strict=True):
+        new.set_shape(tensor.shape)
+    return received
+
+
+def gather_rows(channel: Channel, tensors: Sequence[Any]) -> list[Any]:
+    """Return the concatenated rows of all ranks, in the order of ranks, in graphs and in eager code. *Collective*.
+
+    Parameters
+    ----------
+    tensors : tensors of one dimension or more; the number of rows may differ between ranks.
+    """
+
+    def run(number: Any, *arrays: Array) -> list[Any]:
+        return [number, *(channel.graph.gather(np.ascontiguousarray(array)) for array in arrays)]
+
+    received = _run_once(channel, run, tensors)
+    for tensor, new in zip(tensors, received, strict=True):
+        new.set_shape([None, *tensor.shape[1:]])
+    return received
+
+
+def _run_once(channel: Channel, run: Any, tensors: Sequence[Any]) -> list[Any]:
+    """Run a collective function of NumPy arrays as one operation, in the order of the sequence counter."""
+    with _sequence_counter(channel, "chained").advance() as cursor:
+        dtypes = [tf.int64, *(tensor.dtype for tensor in tensors)]
+        cursor.number, *received = tf.numpy_function(run, [cursor.number, *tensors], dtypes)
+    return list(received)
+
+
+def _run_chained(channel: Channel, payloads: list[Payload], inputs: list[list[Any]], weight: Any) -> list[list[Any]]:
+    """Add one blocking operation for each payload; each takes the sequence number of the one before it."""
+    results = []
+    with _sequence_counter(channel, "chained").advance() as cursor:
+        for payload, tensors in zip(payloads, inputs, strict=True):
+
+            def run(number: Any, weight: Any, *arrays: Array, payload: Payload = payload) -> list[Any]:
+                return [number + 1, *payload.prepare(float(weight), arrays)(channel.graph)]
+
+            outputs = tf.numpy_function(run, [cursor.number, weight, *tensors], [tf.int64, *payload.dtypes(tensors)])
+            cursor.number, *reduced = outputs
+            results.append(reduced)
+    return results
+
+
+def _run_in_pool(
+    channel: Channel, pool: CommunicationPool, payloads: list[Payload], inputs: list[list[Any]], weight: Any
+) -> list[list[Any]]:
+    """Add two operations for each payload: submit it, and wait for it after all payloads are submitted."""
+    with _sequence_counter(channel, f"pool {id(pool)}").advance() as cursor:
+        submitted = []
+        for position, (payload, tensors) in enumerate(zip(payloads, inputs, strict=True)):
+
+            def start(number: Any, weight: Any, *arrays: Array, payload: Payload = payload) -> Any:
+                pool.submit(int(number), payload.prepare(float(weight), arrays))
+                return number
+
+            submitted.append(tf.numpy_function(start, [cursor.number + position, weight, *tensors], tf.int64))
+
+        def wait(number: Any, *_: Any) -> Any:
+            return pool.result(int(number))
+
+        results = [
+            list(tf.numpy_function(wait, [number, *submitted], payload.dtypes(tensors)))
+            for number, payload, tensors in zip(submitted, payloads, inputs, strict=True)
+        ]
+        with tf.control_dependencies(submitted):
+            cursor.number = cursor.number + len(payloads)
+    return results
+
+
+def _sequence_counter(channel: Channel, name: str) -> SequenceCounter:
+    counter = channel.counters.setdefault(name, SequenceCounter())
+    assert isinstance(counter, SequenceCounter)
+    return counter

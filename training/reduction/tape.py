@@ -1,0 +1,81 @@
+"""Average gradients where a script computes them.
+
+A script may clip gradients, scale them by their norm, add noise or accumulate them. Applied to averages, this gives
+the result of one process; an average of clipped gradients is another number.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from matex_data.training.keras_api import is_recording
+
+_TAG = "_matex_averaged"
+"""Attribute of tensors that are averages over the ranks."""
+Average = Callable[[list[Any]], list[Any]]
+
+
+class GradientPatches:
+    """Context manager: ``GradientTape.gradient`` and ``tf.gradients`` return averages over the ranks.
+
+    Gradients with respect to variables are averaged. Gradients with respect to other tensors, as in a gradient
+    penalty, stay local, and so do gradients that an outer tape may differentiate again; the optimizer averages those.
+
+    Parameters
+    ----------
+    average : function that averages gradients over the ranks. *Collective*.
+    enabled : function that returns whether to average now.
+    """
+
+    def __init__(self, average: Average, enabled: Callable[[], bool] = lambda: True) -> None:
+        self._average = average
+        self._enabled = enabled
+        self._originals: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> GradientPatches:
+        self._patch(tf.GradientTape, "gradient")
+        for owner in (tf, tf.compat.v1):
+            self._patch(owner, "gradients")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for owner, name, original in reversed(self._originals):
+            setattr(owner, name, original)
+        self._originals.clear()
+
+    def _patch(self, owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+        self._originals.append((owner, name, original))
+        keyword, position = ("xs", 1) if name == "gradients" else ("sources", 2)
+
+        @functools.wraps(original)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            gradients = original(*args, **kwargs)
+            if not self._enabled() or is_recording():
+                return gradients
+            return self._average_variables(kwargs[keyword] if keyword in kwargs else args[position], gradients)
+
+        setattr(owner, name, patched)
+
+    def _average_variables(self, sources: Any, gradients: Any) -> Any:
+        """Average the gradients whose sources are variables."""
+        leaves = tf.nest.flatten(gradients)
+        pairs = enumerate(zip(tf.nest.flatten(sources), leaves, strict=True))
+        selected = [i for i, (source, leaf) in pairs if hasattr(source, "assign") and leaf is not None]
+        for i, average in zip(selected, average_untagged([leaves[i] for i in selected], self._average), strict=True):
+            leaves[i] = average
+        return tf.nest.pack_sequence_as(gradients, leaves)
+
+
+def average_untagged(gradients: Sequence[Any], average: Average) -> list[Any]:
+    """Return averages of all gradients; those that are tagged as averages, and None, stay as they are."""
+    untagged = [i for i, gradient in enumerate(gradients) if gradient is not None and not hasattr(gradient, _TAG)]
+    result = list(gradients)
+    for i, gradient in zip(untagged, average([gradients[i] for i in untagged]) if untagged else [], strict=True):
+        setattr(gradient, _TAG, True)
+        result[i] = gradient
+    return result

@@ -1,0 +1,313 @@
+"""Checkpoint: one file with everything that training needs to resume. Rank 0 replaces it atomically.
+
+The file is an uncompressed ``.npz`` with the facts of the run as JSON and one array for each variable. Variables that
+are equal on all ranks are stored once, and matched by name; metrics, seeds and moving statistics are stored for each
+rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from matex_data._types import Array
+from matex_data.errors import FormatError, PartitionError
+from matex_data.training.comm.channel import Channel
+from matex_data.training.steps.variables import replicated_variables
+
+FILE = "training.npz"
+VERSION = 2
+_FACTS = "facts"
+_KINDS = {"position": dict, "data": list, "callbacks": list, "stopped": bool, "common": list, "own": list}
+"""Facts of a checkpoint and their types in JSON, beside the version and the dtypes and shapes of the arrays."""
+_POSITION = ("epoch", "step", "steps")
+
+
+class Checkpoint:
+    """Checkpoint that was read: its facts on all ranks, its arrays on rank 0.
+
+    Parameters
+    ----------
+    channel : ranks that resume from it.
+    path : path of the file.
+    facts : facts of the run, equal on all ranks.
+    arrays : arrays by name; empty on ranks other than 0.
+    """
+
+    def __init__(self, channel: Channel, path: Path, facts: dict[str, Any], arrays: dict[str, Array]) -> None:
+        self.path = path
+        self.facts = facts
+        self._channel = channel
+        self._arrays = arrays
+
+    def pop(self, name: str) -> Array:
+        """Return an array on all ranks, and release it on rank 0. *Collective*."""
+        dtype, shape = self.facts["arrays"][name]
+        array = self._arrays.pop(name) if self._channel.rank == 0 else np.empty(shape, _dtype(dtype))
+        if self._channel.size > 1:
+            self._channel.host.broadcast(array.reshape(-1))
+        return array
+
+
+def open_checkpoint(channel: Channel, folder: Path) -> Checkpoint | None:
+    """Read the checkpoint of a folder on rank 0; return None if there is none. *Collective*.
+
+    Remove the drafts that interrupted saves have left behind, too.
+
+    Raises
+    ------
+    FormatError : on all ranks, if the checkpoint is damaged.
+    """
+    found: Any = None
+    arrays: dict[str, Array] = {}
+    if channel.rank == 0:
+        with contextlib.suppress(OSError):  # drafts do no harm
+            _remove_drafts(folder)
+        try:
+            loaded = read(folder)
+            if loaded is not None:
+                arrays, found = loaded
+        except FormatError as error:
+            found = error
+    found = channel.host.allgather_object(found)[0] if channel.size > 1 else found
+    if isinstance(found, FormatError):
+        raise found
+    return None if found is None else Checkpoint(channel, folder / FILE, found, arrays)
+
+
+def write(folder: Path, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
+    """Replace the checkpoint of a folder atomically: a reader gets the old one or the new one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f".{FILE}.{os.getpid()}"
+    table = {name: [keras.backend.standardize_dtype(array.dtype), array.shape] for name, array in arrays.items()}
+    text = json.dumps({**facts, "version": VERSION, "arrays": table}).encode()
+    columns: dict[str, Any] = {_FACTS: np.frombuffer(text, np.uint8)}
+    columns |= {name: _plain(array) for name, array in arrays.items()}
+    try:
+        with draft.open("wb") as file:
+            np.savez(file, **columns)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(folder / FILE)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def read(folder: Path) -> tuple[dict[str, Array], dict[str, Any]] | None:
+    """Return arrays and facts of the checkpoint in a folder; None if there is none.
+
+    Raises
+    ------
+    FormatError : the file is no checkpoint, is damaged, or cannot be read.
+    """
+    path = folder / FILE
+    try:
+        if not path.exists():
+            return None
+        with np.load(path, allow_pickle=False) as file:
+            members = dict(file)  # reading a member compares its checksum
+        facts = json.loads(members.pop(_FACTS).tobytes())
+        version = facts.pop("version")
+    except Exception as error:  # a damaged file makes NumPy, zipfile and json raise errors of any class
+        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+    if version != VERSION:
+        raise FormatError(
+            "the checkpoint has another format version",
+            file=str(path),
+            expected=VERSION,
+            found=version,
+            remedy="resume with the release of matex_data that wrote it, or delete it to start again",
+        )
+    try:
+        _check(facts)
+        table = facts["arrays"]
+        if members.keys() != table.keys():
+            raise ValueError(f"arrays {sorted(members.keys() ^ table.keys())} are missing or unknown")
+        return {name: _typed(members.pop(name), *table[name]) for name in table}, facts
+    except Exception as error:  # as above
+        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+
+
+def capture(model: Any, channel: Channel) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Return the variables of a model and their names on rank 0; empty dicts on other ranks. *Collective*.
+
+    Variables that may differ between ranks are stacked over all ranks.
+    """
+    own = rank_variables(model)
+    values = [np.array(variable.value.numpy()) for variable in own]
+    by_rank = channel.host.allgather_object(values) if channel.size > 1 else [values]
+    if channel.rank > 0:
+        return {}, {}
+    replicated = replicated_variables(model)
+    arrays = {f"common{i}": np.array(variable.value.numpy()) for i, variable in enumerate(replicated)}
+    arrays |= {f"own{i}": np.stack(stack) for i, stack in enumerate(zip(*by_rank, strict=True))}
+    return arrays, {"common": _names(model), "own": [v.path for v in own]}
+
+
+def restore(model: Any, found: Checkpoint) -> list[Array]:
+    """Set the replicated variables; return the stacked values of the others for ``restore_rank_variables``.
+
+    *Collective*.
+
+    Raises
+    ------
+    PartitionError : the checkpoint belongs to another model or optimizer.
+    """
+    variables = replicated_variables(model)
+    positions = _positions(found.facts["common"], _names(model), found)
+    table = [found.facts["arrays"][f"common{i}"] for i in positions]
+    differ = [
+        (f"{v.path} of {v.dtype}{list(v.shape)}", f"{dtype}{list(shape)}")
+        for v, (dtype, shape) in zip(variables, table, strict=True)
+        if tuple(shape) != tuple(v.shape) or dtype != keras.backend.standardize_dtype(v.dtype)
+    ]
+    if differ:
+        raise _other_model(found, *differ[0])
+    for variable, i in zip(variables, positions, strict=True):
+        variable.assign(found.pop(f"common{i}"))
+    return [found.pop(f"own{i}") for i in range(len(found.facts["own"]))]
+
+
+def restore_rank_variables(model: Any, channel: Channel, stacked: Sequence[Array]) -> None:
+    """Set the metrics, seeds and moving statistics of this rank.
+
+    If the number of ranks has changed, rank 0 gets the sums of the metrics, and seeds keep their initial values.
+
+    Parameters
+    ----------
+    stacked : values of all ranks, in the order of ``rank_variables``.
+    """
+    metrics = len(model.metrics_variables)
+    for i, (variable, values) in enumerate(zip(rank_variables(model), stacked, strict=False)):
+        if values.shape[1:] != tuple(variable.shape):
+            continue
+        if len(values) == channel.size:
+            variable.assign(values[channel.rank])
+        elif i < metrics:
+            variable.assign(values.sum(0, dtype=values.dtype) * (channel.rank == 0))
+
+
+def rank_variables(model: Any) -> list[Any]:
+    """Return the variables that may differ between ranks: first of metrics, then seeds and moving statistics.
+
+    The weights of frozen layers are not among them: they are equal on all ranks.
+    """
+    frozen = {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
+    return [*model.metrics_variables, *(v for v in model.non_trainable_variables if id(v) not in frozen)]
+
+
+def _positions(stored: list[str], names: list[str], found: Checkpoint) -> list[int]:
+    """Return the position of each variable in the checkpoint.
+
+    Names decide. Keras numbers layers in the order in which a process creates them; if only these numbers differ, the
+    order decides.
+    """
+    if len(stored) == len(names) == len(set(names)) and set(stored) == set(names):
+        by_name = {name: i for i, name in enumerate(stored)}
+        return [by_name[name] for name in names]
+    if [_unnumbered(name) for name in stored] == [_unnumbered(name) for name in names]:
+        return list(range(len(names)))
+    missing = [name for name in names if name not in set(stored)]
+    unknown = [name for name in stored if name not in set(names)]
+    raise _other_model(
+        found,
+        f"{len(names)} variables, {(missing or names)[:3]} among them",
+        f"{len(stored)} variables, {(unknown or stored)[:3]} among them",
+    )
+
+
+def _names(model: Any) -> list[str]:
+    """Return the names of the replicated variables, without the numbers that Keras gives models and optimizers."""
+    pattern = rf"(?<![A-Za-z0-9]){re.escape(model.name)}(?=[/_])"
+    names = [re.sub(pattern, "model", variable.path) for variable in replicated_variables(model)]
+    weights = len(model.weights)
+    optimizers = (name.partition("/") for name in names[weights:])
+    return names[:weights] + [f"{_unnumbered(optimizer)}/{name}" for optimizer, _, name in optimizers]
+
+
+def _unnumbered(name: str) -> str:
+    return re.sub(r"_\d+(?=[/_]|$)", "", name)
+
+
+def _other_model(found: Checkpoint, expected: str, stored: str) -> PartitionError:
+    return PartitionError(
+        "this checkpoint belongs to another model or optimizer",
+        file=str(found.path),
+        expected=expected,
+        found=stored,
+        remedy="give another checkpoint folder, or build the model of the interrupted run",
+    )
+
+
+def _damaged(path: Path, found: str) -> FormatError:
+    return FormatError(
+        "this file is no checkpoint of a training run, or it is damaged",
+        file=str(path),
+        expected="a file written by training.fit",
+        found=found,
+        remedy="delete it to start again",
+    )
+
+
+def _check(facts: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` unless the facts are complete and of the types that ``training.fit`` saves."""
+    kinds = {**_KINDS, "arrays": dict}
+    wrong = [name for name in {*facts, *kinds} if not isinstance(facts.get(name), kinds.get(name, ()))]
+    if wrong:
+        raise ValueError(f"facts {sorted(wrong)} are missing, unknown or of another type")
+    position = facts["position"]
+    if position.keys() != set(_POSITION) or not all(isinstance(position[name], int) for name in _POSITION):
+        raise ValueError(f"the position is {position}")
+    if not all({"class", "options", "state", "arrays"} <= entry.keys() for entry in facts["callbacks"]):
+        raise ValueError("facts of callbacks are missing")
+    for kind in ("common", "own"):
+        if any(f"{kind}{i}" not in facts["arrays"] for i in range(len(facts[kind]))):
+            raise ValueError(f"arrays of {kind} variables are missing")
+
+
+def _remove_drafts(folder: Path) -> None:
+    """Remove the drafts of processes that no longer run."""
+    for draft in folder.glob(f".{FILE}.*"):
+        writer = draft.name.rpartition(".")[2]
+        if not writer.isdecimal() or int(writer) == os.getpid() or not _is_running(int(writer)):
+            draft.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # a process of another user
+        return True
+    return True
+
+
+def _plain(array: Array) -> Array:
+    """Return the bytes of an array whose dtype NumPy files do not have (bfloat16, float8), or the array itself."""
+    return array.reshape(-1).view(np.uint8) if array.dtype.kind == "V" or array.dtype.isbuiltin != 1 else array
+
+
+def _typed(array: Array, dtype: str, shape: Sequence[int]) -> Array:
+    expected = _dtype(dtype)
+    typed: Array = array
+    if array.dtype != expected and array.dtype == np.uint8:
+        typed = array.view(expected).reshape(shape)
+    if typed.dtype != expected or typed.shape != tuple(shape):
+        raise ValueError(f"an array of {array.dtype}{list(array.shape)} where {dtype}{list(shape)} was saved")
+    return np.ascontiguousarray(typed).reshape(shape)
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    dtype: np.dtype[Any] = np.dtype(tf.as_dtype(name).as_numpy_dtype)
+    return dtype

@@ -1,0 +1,340 @@
+"""Resume an interrupted run with the next global batch."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from matex_data.errors import DataError, PartitionError
+from matex_data.pipeline.batches import Batches
+from matex_data.sampling.state import read_step
+from matex_data.training.comm.channel import Channel
+from matex_data.training.restart import callback_state, checkpoint
+
+log = logging.getLogger("matex_data.training")
+
+DATA_OPTIONS = ("batch_size", "shuffle", "seed", "remainder")
+"""Options of ``fit`` that belong to ``Dataset.tf_dataset``."""
+
+
+@dataclass
+class TrainingPosition:
+    """Position of a run in its data.
+
+    Parameters
+    ----------
+    epoch : number of complete epochs.
+    step : global batches since the beginning of this epoch.
+    steps : global batches of an epoch.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    steps: int = 0
+
+
+class TrainingRun:
+    """Training run and its checkpoint folder. *Collective*.
+
+    Parameters
+    ----------
+    channel : ranks that train.
+    folder : folder of the checkpoint; None: neither save nor resume.
+
+    Attributes
+    ----------
+    found : checkpoint to resume from; None if there is none, or once it is restored.
+    start : position at which the run begins or resumes.
+    """
+
+    def __init__(self, channel: Channel, folder: Path | None) -> None:
+        self.channel = channel
+        self.folder = folder
+        self.found = checkpoint.open_checkpoint(channel, folder) if folder else None
+        self.start = TrainingPosition(**self.found.facts["position"]) if self.found else TrainingPosition()
+        self._batches: list[tuple[Batches, int]] = []  # sources of the data, each with its first epoch
+
+    def resumed_dataset(self, dataset: Any, options: dict[str, Any]) -> tf.data.Dataset:
+        """Return the training data from ``start`` on. *Collective*.
+
+        Parameters
+        ----------
+        dataset : ``tf.data.Dataset``, or an object with ``tf_dataset`` and ``state``, such as ``matex_data.Dataset``.
+        options : options of ``fit``; those of ``tf_dataset`` are removed from it.
+
+        Raises
+        ------
+        PartitionError : on all ranks, if the run began with other data.
+        """
+        if hasattr(dataset, "tf_dataset"):
+            given = {name: options.pop(name) for name in DATA_OPTIONS if name in options}
+            resumed = dataset.tf_dataset(given.pop("batch_size", 32), **given, start=self._state(dataset))
+        else:
+            resumed = self._pipeline(dataset)
+        self._batches = [(batches, batches.epoch) for batches in _sources(resumed)]
+        if self.folder and self._batches and options.get("steps_per_epoch"):
+            raise PartitionError(
+                "a checkpoint does not record the position of the data in epochs of steps_per_epoch",
+                expected="epochs that pass over all of the data",
+                found=f"steps_per_epoch={options['steps_per_epoch']}",
+                remedy="leave out steps_per_epoch, or the checkpoint",
+            )
+        if self.start.step:
+            resumed.cardinality = lambda: tf.constant(self.start.steps, tf.int64)  # only the first epoch is shorter
+        else:
+            self.start.steps = int(resumed.cardinality())
+        return resumed
+
+    def _state(self, dataset: Any) -> Any:
+        """Return the state at which a ``matex_data.Dataset`` begins."""
+        if self.found is None:
+            return None
+        saved = self.found.facts["data"]
+        if len(saved) != 1:
+            raise _other_data(len(saved), 1)
+        return {**saved[0], "step": read_step(saved[0]) + self.start.step}
+
+    def _pipeline(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Return a pipeline from ``start`` on; datasets of this package in it begin with the epoch of ``start``."""
+        if self.found is None:
+            return dataset
+        batches, saved = _sources(dataset), self.found.facts["data"]
+        if len(batches) != len(saved):
+            raise _other_data(len(saved), len(batches))
+        for source, state in zip(batches, saved, strict=True):
+            source.fingerprint.check(state)
+            source.begin_at(read_step(state) // max(1, source.schedule.steps))
+        if not self.start.step:
+            return dataset
+        steps = int(dataset.cardinality())
+        if steps >= 0 and steps != self.start.steps:
+            raise PartitionError(
+                "an epoch of the interrupted run has another number of steps",
+                expected=f"{self.start.steps} steps",
+                found=f"{steps} steps",
+                remedy="resume with the data and the batch size of the interrupted run, or without its checkpoint",
+            )
+        return _skip_once(dataset, self.start.step)
+
+    def last_epoch(self, user_callbacks: list[Any], epochs: int) -> int:
+        """Return the epoch with which to end: at once, if ``EarlyStopping`` has ended the run. *Collective*.
+
+        A run that was ended resumes if the callback now has more patience than it had waited.
+        """
+        if self.found is None or not self.found.facts["stopped"]:
+            return epochs
+        saved = self.found.facts["callbacks"]
+        ended = any(
+            saved[i]["state"]["stopped_epoch"] > 0 and saved[i]["state"]["wait"] >= callback.patience
+            for callback, i in callback_state.match(user_callbacks, saved, warn=False)
+            if isinstance(callback, keras.callbacks.EarlyStopping)
+        )
+        if not (self.channel.host.allgather_object(ended)[0] if self.channel.size > 1 else ended):
+            return epochs
+        if self.channel.rank == 0:
+            log.warning("EarlyStopping ended this run after %d epochs: nothing is left to train", self.start.epoch)
+        return min(epochs, self.start.epoch)
+
+    def leading_callbacks(self) -> list[Any]:
+        """Return the callbacks that run before all others."""
+        return [PartialEpoch(self.start)] if self.start.step else []
+
+    def trailing_callbacks(self, user_callbacks: list[Any], every: int | None) -> list[Any]:
+        """Return the callbacks that restore and save checkpoints; they run after all others.
+
+        Parameters
+        ----------
+        every : number of steps between checkpoints within an epoch; None: save after epochs only.
+        """
+        if self.folder is None:
+            return []
+        return [StepCheckpointSaver(self, user_callbacks, every) if every else CheckpointSaver(self, user_callbacks)]
+
+    def dataset_states(self, epoch: int) -> list[dict[str, Any]]:
+        """Return the states of this package's datasets in the pipeline at the beginning of an epoch."""
+        done = epoch - self.start.epoch
+        return [batches.state((first + done) * batches.schedule.steps) for batches, first in self._batches]
+
+
+class PartialEpoch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Callback that ends the resumed epoch after its last batch.
+
+    Without it, Keras would request one more batch and count it among the optimizer's iterations.
+    """
+
+    def __init__(self, start: TrainingPosition) -> None:
+        super().__init__()
+        self._steps_left = start.steps - start.step
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Leave the loop over batches after the last one."""
+        self._steps_left -= self.model.steps_per_execution
+        if self._steps_left <= 0 and not self.model.stop_training:
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Stay in the loop over epochs."""
+        if self._steps_left <= 0:
+            self.model.stop_training = False
+            self._steps_left = sys.maxsize
+
+
+class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Callback that restores a run when training begins, and saves it after every epoch."""
+
+    def __init__(self, run: TrainingRun, user_callbacks: list[Any]) -> None:
+        super().__init__()
+        self._run, self._user_callbacks = run, user_callbacks
+        self._identities = [callback_state.identity(callback) for callback in user_callbacks]
+        self._epoch = run.start.epoch
+        self._rank_values: list[Any] = []
+
+    @property
+    def restores(self) -> bool:
+        """Return whether all variables are about to be set."""
+        return self._run.found is not None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Restore the model and the callbacks. *Collective*."""
+        found = self._run.found
+        if found is None:
+            return
+        self._rank_values = checkpoint.restore(self.model, found)
+        checkpoint.restore_rank_variables(self.model, self._run.channel, self._rank_values)
+        self._restore_callbacks(found)
+        self._run.found = None  # release the arrays that nothing has restored
+
+    def _restore_callbacks(self, found: checkpoint.Checkpoint) -> None:
+        """Restore the callbacks; broadcast the arrays that those of rank 0 need. *Collective*."""
+        channel, entries = self._run.channel, found.facts["callbacks"]
+        pairs = callback_state.match(self._user_callbacks, entries, warn=channel.rank == 0)
+        needed = sorted(i for _, i in pairs)
+        needed = channel.host.allgather_object(needed)[0] if channel.size > 1 else needed
+        kept = {
+            i: {
+                name: [found.pop(f"callback{i}.{name}.{j}") for j in range(count)]
+                for name, count in entries[i]["arrays"].items()
+            }
+            for i in needed
+        }
+        for callback, i in pairs:
+            if i in kept:
+                callback_state.restore(callback, entries[i], kept[i])
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Restore the metrics of a resumed epoch, which Keras has reset."""
+        self._epoch = epoch
+        if self._resumed():
+            checkpoint.restore_rank_variables(self.model, self._run.channel, self._rank_values)
+        self._rank_values = []
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Save the run. *Collective*."""
+        self.save(epoch + 1, 0)
+
+    def _resumed(self) -> bool:
+        return self._epoch == self._run.start.epoch and self._run.start.step > 0
+
+    def save(self, epoch: int, step: int) -> None:
+        """Write a checkpoint on rank 0. *Collective*.
+
+        Raises
+        ------
+        DataError : on all ranks, if the checkpoint cannot be written.
+        """
+        run = self._run
+        arrays, names = checkpoint.capture(self.model, run.channel)
+        error: DataError | None = None
+        if run.channel.rank == 0 and run.folder is not None:
+            try:
+                self._write(run.folder, arrays, names, epoch, step)
+            except OSError as cause:
+                error = DataError(
+                    "the checkpoint cannot be written; the previous one is intact",
+                    file=str(run.folder / checkpoint.FILE),
+                    expected="a folder that rank 0 can write to, with enough free space",
+                    found=cause,
+                    remedy="free space there, or give another folder",
+                )
+        if run.channel.size > 1:
+            error = run.channel.host.allgather_object(error)[0]
+        if error is not None:
+            raise error
+
+    def _write(self, folder: Path, arrays: dict[str, Any], names: Mapping[str, Any], epoch: int, step: int) -> None:
+        run, entries = self._run, []
+        for i, (callback, identity) in enumerate(zip(self._user_callbacks, self._identities, strict=True)):
+            entry, kept = callback_state.capture(callback)
+            entries.append({**identity, **entry, "arrays": {name: len(values) for name, values in kept.items()}})
+            for name, values in kept.items():
+                arrays |= {f"callback{i}.{name}.{j}": value for j, value in enumerate(values)}
+        facts = {
+            "position": {**vars(run.start), "epoch": epoch, "step": step},
+            "data": run.dataset_states(epoch),
+            "callbacks": entries,
+            "stopped": step == 0 and bool(self.model.stop_training),
+        }
+        checkpoint.write(folder, arrays, {**facts, **names})
+
+
+class StepCheckpointSaver(CheckpointSaver):
+    """Callback like ``CheckpointSaver`` that saves within epochs, too.
+
+    Parameters
+    ----------
+    every : number of steps between two checkpoints.
+    """
+
+    def __init__(self, run: TrainingRun, user_callbacks: list[Any], every: int) -> None:
+        super().__init__(run, user_callbacks)
+        self._every = every
+        self._last = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Restore metrics like ``CheckpointSaver``, and start to count steps."""
+        super().on_epoch_begin(epoch, logs)
+        self._last = self._run.start.step if self._resumed() else 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Save the run if a checkpoint is due. *Collective* then."""
+        step = batch + 1 + (self._run.start.step if self._resumed() else 0)
+        if step - self._last >= self._every and step < self._run.start.steps:
+            self._last = step
+            self.save(self._epoch, step)
+
+
+def _sources(dataset: tf.data.Dataset) -> list[Batches]:
+    """Return the batches of this package that a pipeline reads."""
+    found = getattr(dataset, "matex_batches", None)
+    return [found] if found is not None else [b for source in dataset._inputs() for b in _sources(source)]
+
+
+def _other_data(expected: int, found: int) -> PartitionError:
+    return PartitionError(
+        "the interrupted run had other data",
+        expected=f"{expected} datasets of matex_data in the pipeline",
+        found=f"{found} datasets of matex_data in the pipeline",
+        remedy="resume with the data of the interrupted run, or give another checkpoint folder",
+    )
+
+
+def _skip_once(dataset: tf.data.Dataset, step: int) -> tf.data.Dataset:
+    """Return the dataset without its first ``step`` batches in the first epoch, and whole in later epochs."""
+    pending = [step]
+
+    def pop_count() -> Any:
+        return np.int64(pending.pop() if pending else 0)
+
+    def one_epoch(_: Any) -> tf.data.Dataset:
+        count = tf.ensure_shape(tf.numpy_function(pop_count, [], tf.int64), ())
+        return dataset.skip(count)
+
+    return tf.data.Dataset.range(1).flat_map(one_epoch)

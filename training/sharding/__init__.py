@@ -1,0 +1,1 @@
+"""This rank's rows of each batch, and the weight of each batch."""

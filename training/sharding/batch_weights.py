@@ -1,0 +1,245 @@
+"""Weight of this rank in each step of a loop over sharded batches.
+
+The gradient of a rank counts by its rows in the global batch. A loop does not show which batch a step uses. So the
+iterators record the batches that were taken since the last step; if these have different weights, the step fails
+with an error instead of a guess.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import tensorflow as tf
+
+from matex_data.errors import PartitionError
+from matex_data.mpi.communicator import Communicator
+from matex_data.training.keras_api import DatasetIterator
+from matex_data.training.reduction.sequence import SequenceCounter
+from matex_data.training.sharding.rows import batch_size, is_sharded, rank_row_counts, sharded_source, sharding_ranks
+
+log = logging.getLogger("matex_data.training")
+
+Counts = tuple[int, ...] | None
+"""Rows of each rank in a batch; None: equal numbers."""
+
+keras_iterating: ContextVar[bool] = ContextVar("keras_iterating", default=False)
+"""True while Keras iterates over datasets; its steps weigh their batches themselves."""
+
+_weights: WeakKeyDictionary[Communicator, BatchWeights] = WeakKeyDictionary()
+
+
+def batch_weights(ranks: Communicator) -> BatchWeights:
+    """Return the batches recorded for these ranks."""
+    return _weights.setdefault(ranks, BatchWeights(ranks))
+
+
+@contextlib.contextmanager
+def keras_iteration() -> Iterator[None]:
+    """Context manager: leave the weights of batches to Keras's own loops."""
+    token = keras_iterating.set(True)
+    try:
+        yield
+    finally:
+        keras_iterating.reset(token)
+
+
+class BatchWeights:
+    """Row counts of the batches taken since the last step, by iterator."""
+
+    def __init__(self, ranks: Communicator) -> None:
+        self._rank, self._size = ranks.rank, ranks.size
+        self._sequence = SequenceCounter()
+        self._taken: dict[int, set[Counts]] = {}
+        self._used: dict[int, set[Counts]] = {}
+
+    def record(self, iterator: int, counts: Counts) -> None:
+        """Record a batch that an iterator has returned.
+
+        Parameters
+        ----------
+        iterator : ``id`` of the iterator.
+        counts : rows of each rank; None: equal numbers.
+        """
+        equal_rows = counts is None or len(set(counts)) == 1
+        self._taken.setdefault(iterator, set()).add(None if equal_rows else counts)
+
+    def forget(self, iterator: int) -> None:
+        """Forget an exhausted or deleted iterator."""
+        self._taken.pop(iterator, None)
+        self._used.pop(iterator, None)
+
+    def next_step_weight(self) -> Any:
+        """Return the weight of this rank in the next step, a scalar float64 tensor.
+
+        Raises
+        ------
+        PartitionError : the batches since the last step have different row counts; in a graph, when it runs.
+        """
+        if tf.executing_eagerly() or self._size == 1:
+            return tf.constant(self._weight(), tf.float64)
+        with self._sequence.advance() as cursor:
+            cursor.number, weight = tf.numpy_function(
+                lambda number: (number, self._weight()), [cursor.number], [tf.int64, tf.float64]
+            )
+        weight.set_shape(())
+        return weight
+
+    def _weight(self) -> np.float64:
+        if self._taken:
+            self._used, self._taken = self._taken, {}
+        known = set().union(*self._used.values())
+        if len(known) > 1:
+            raise PartitionError(
+                "batches with different row counts per rank were taken since the last training step",
+                expected="one batch for each step, or batches with equal row counts on all ranks",
+                found=f"batches with {_describe(known)} rows on ranks 0 to {self._size - 1}",
+                remedy='drop unequal batches: shard(dataset, remainder="drop"), or tf_dataset(remainder="drop")',
+            )
+        counts = next(iter(known), None)
+        return np.float64(1 / self._size if counts is None else counts[self._rank] / sum(counts))
+
+
+def _describe(known: set[Counts]) -> str:
+    return " and ".join(sorted("equal" if counts is None else "+".join(map(str, counts)) for counts in known))
+
+
+class ShardedIterator(DatasetIterator):  # type: ignore[misc]  # TensorFlow has no types
+    """Python iterator over sharded batches that records the row counts of each batch."""
+
+    def configure(
+        self, ranks: Communicator, with_row_counts: bool, equal_rows: bool, compare: Callable[[], None]
+    ) -> None:
+        """Set the options of an iterator that TensorFlow has created.
+
+        Parameters
+        ----------
+        with_row_counts : elements are pairs of the rows of the global batch and this rank's batch.
+        equal_rows : all ranks have equal numbers of rows in every batch.
+        compare : called after each batch in eager code; see ``FirstBatchCheck.compare``.
+        """
+        self._matex = (ranks, with_row_counts, equal_rows, compare)
+
+    def __del__(self) -> None:
+        """Forget the batches of a loop that was left early."""
+        with contextlib.suppress(Exception):  # modules may be gone while the interpreter exits
+            self._forget()
+
+    def __next__(self) -> Any:
+        ranks, with_row_counts, equal_rows, compare = self._matex
+        if not equal_rows and not tf.executing_eagerly():
+            raise _graph_error()
+        try:
+            element = super().__next__()
+        except StopIteration:
+            self._forget()
+            raise
+        counts: Counts = None
+        if with_row_counts:
+            rows, element = element
+            counts = rank_row_counts(int(rows), ranks.size)
+            if not counts[-1] and ranks.rank == 0:
+                _warn_of_stand_ins(int(rows), ranks.size)
+        elif not equal_rows and (own_rows := batch_size(element)) is not None:
+            counts = tuple(ranks.allgather(int(own_rows)))
+        if tf.executing_eagerly():
+            compare()
+            batch_weights(ranks).record(id(self), counts)
+        return element
+
+    def get_next(self) -> Any:
+        """Return the next element, or raise ``OutOfRangeError``."""
+        try:
+            return self.__next__()
+        except StopIteration as end:
+            raise tf.errors.OutOfRangeError(None, None, "End of sequence") from end
+
+    @property
+    def _type_spec(self) -> Any:
+        """Return the type for arguments of a ``tf.function``, or raise an error for unequal batches."""
+        if not self._matex[2]:
+            raise _graph_error()
+        return super()._type_spec
+
+    def _forget(self) -> None:
+        batch_weights(self._matex[0]).forget(id(self))
+
+
+@functools.cache
+def _warn_of_stand_ins(rows: int, size: int) -> None:
+    log.warning(
+        "a batch of %d rows is split over %d ranks: ranks without a row repeat the first one; a training step ignores "
+        "it, but sums in your own code count it\n"
+        '  remedy: shard(dataset, remainder="drop"), or evaluate with model.evaluate',
+        rows,
+        size,
+    )
+
+
+def _graph_error() -> PartitionError:
+    return PartitionError(
+        "a tf.function iterates over batches with unequal row counts per rank, which it cannot record",
+        expected="a Python loop over the batches, or batches with equal row counts on all ranks",
+        remedy="loop outside of the tf.function, or drop unequal batches: "
+        'shard(dataset, remainder="drop"), or tf_dataset(remainder="drop")',
+    )
+
+
+def patch_iteration() -> None:
+    """Patch ``tf.data.Dataset`` once: loops over sharded datasets record the row counts of their batches."""
+    original = tf.data.Dataset.__iter__
+    if hasattr(original, "matex_original"):
+        return
+
+    def iterate(dataset: Any) -> Any:
+        by_keras = keras_iterating.get() or str(sys._getframe(1).f_globals.get("__name__")).startswith("keras.")
+        if by_keras or not is_sharded(dataset):
+            return original(dataset)
+        ranks = sharding_ranks(dataset)
+        with_row_counts = getattr(dataset, "matex_row_counts", None)
+        equal_rows = _has_equal_rows(dataset)
+        if not equal_rows and not tf.executing_eagerly():
+            raise _graph_error()
+        iterator = original(dataset if with_row_counts is None or equal_rows else with_row_counts)
+        if type(iterator) is DatasetIterator:
+            iterator.__class__ = ShardedIterator
+            compare = getattr(dataset, "matex_compare", lambda: None)
+            iterator.configure(ranks, with_row_counts is not None and not equal_rows, equal_rows, compare)
+        return iterator
+
+    iterate.matex_original = original  # type: ignore[attr-defined]
+    tf.data.Dataset.__iter__ = iterate
+    _patch_reduce()
+
+
+def _patch_reduce() -> None:
+    """Patch ``Dataset.reduce``, which runs the loops of AutoGraph: refuse unequal batches in graphs."""
+    original = tf.data.Dataset.reduce
+
+    @functools.wraps(original)
+    def reduce(dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        source = None if tf.executing_eagerly() or keras_iterating.get() else sharded_source(dataset)
+        if source is not None and not _has_equal_rows(source):
+            raise _graph_error()
+        return original(dataset, *args, **kwargs)
+
+    tf.data.Dataset.reduce = reduce
+
+
+def _has_equal_rows(dataset: tf.data.Dataset) -> bool:
+    """Return whether all ranks are known to have equal numbers of rows in every batch."""
+    one_rank = sharding_ranks(dataset).size == 1
+    return bool(one_rank or getattr(dataset, "matex_equal_rows", False) or _has_static_size(dataset))
+
+
+def _has_static_size(dataset: tf.data.Dataset) -> bool:
+    """Return whether the element spec has the batch size, which then is the same on all ranks."""
+    sizes = [spec.shape[0] for spec in tf.nest.flatten(dataset.element_spec) if getattr(spec, "shape", None)]
+    return bool(sizes) and None not in sizes

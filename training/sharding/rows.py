@@ -1,0 +1,193 @@
+"""Select this rank's rows of a global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+def rank_slice(rows: int, rank: int, size: int) -> slice:
+    """Return the slice of a batch that belongs to a rank: contiguous rows; the first ranks have one more.
+
+    Parameters
+    ----------
+    rows : number of rows of the batch.
+    rank, size : rank, and number of ranks.
+
+    Examples
+    --------
+    >>> [rank_slice(10, rank, 4) for rank in range(4)]
+    [slice(0, 3, None), slice(3, 6, None), slice(6, 8, None), slice(8, 10, None)]
+    """
+    return slice(*(_first_row(rows, at, size) for at in (rank, rank + 1)))
+
+
+def rank_row_counts(rows: int, size: int) -> tuple[int, ...]:
+    """Return the number of rows of a batch that belong to each rank."""
+    return tuple(rows // size + (rank < rows % size) for rank in range(size))
+
+
+def _first_row(rows: Any, rank: int, size: int) -> Any:
+    """Return the first row of a rank; ``rows`` is a number or a scalar tensor."""
+    if isinstance(rows, int):
+        return rank * (rows // size) + min(rank, rows % size)
+    return rank * (rows // size) + tf.minimum(tf.constant(rank, rows.dtype), rows % size)
+
+
+def leaves_per_sample(spec: Any) -> list[bool | None]:
+    """Return for each leaf of an element spec whether it has one row per sample; None if it depends on the data.
+
+    Other leaves, such as constant tables, are whole on every rank. If the spec leaves the batch size open, a leaf of
+    known length is such a table.
+    """
+    reference = _reference(spec)
+    return [_is_per_sample(leaf, reference) for leaf in tf.nest.flatten(spec)]
+
+
+def _is_per_sample(leaf: Any, reference: Any) -> bool | None:
+    shape = getattr(leaf, "shape", None)
+    if reference is None or shape is None or shape.rank == 0:
+        return False
+    if leaf is reference:
+        return True
+    if shape.rank is None or shape[0] is None:
+        return None
+    return bool(shape[0] == reference.shape[0])
+
+
+def static_rows(spec: Any, per_sample: Sequence[bool | None] | None = None) -> int | None:
+    """Return the number of rows of every batch; None if the element spec leaves it open.
+
+    Parameters
+    ----------
+    per_sample : result of ``leaves_per_sample``; None: compute it.
+    """
+    per_sample = leaves_per_sample(spec) if per_sample is None else per_sample
+    leaves = [leaf for leaf, known in zip(tf.nest.flatten(spec), per_sample, strict=True) if known]
+    return leaves[0].shape[0] if leaves and leaves[0].shape.rank else None
+
+
+def rank_rows(
+    element: Any, rank: int, size: int, per_sample: Sequence[bool | None] | None = None, stand_in: bool = False
+) -> Any:
+    """Return the rows of a batch that belong to a rank; see ``rank_slice``.
+
+    Parameters
+    ----------
+    element : nested tensors; leaves with one row per sample are sliced, others stay whole.
+    per_sample : result of ``leaves_per_sample`` for the dataset; None: compute it for ``element``.
+    stand_in : give a rank without rows the first row of the batch.
+    """
+    leaves = tf.nest.flatten(element)
+    if per_sample is None or len(per_sample) != len(leaves):  # Keras adds sample weights to a batch, or None
+        per_sample = leaves_per_sample(element)
+    reference = next((leaf for leaf, known in zip(leaves, per_sample, strict=True) if known), None)
+    if reference is None:
+        return element
+    rows = _rows(reference) if reference.shape.rank is None or reference.shape[0] is None else int(reference.shape[0])
+    start, stop = _first_row(rows, rank, size), _first_row(rows, rank + 1, size)
+    if stand_in:
+        start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
+        empty = start == stop
+        start, stop = tf.where(empty, tf.zeros_like(start), start), tf.where(empty, tf.ones_like(stop), stop)
+    selected = [_slice_leaf(leaf, rows, start, stop, known) for leaf, known in zip(leaves, per_sample, strict=True)]
+    return tf.nest.pack_sequence_as(element, selected)
+
+
+def _slice_leaf(leaf: Any, rows: Any, start: Any, stop: Any, per_sample: bool | None) -> Any:
+    if per_sample is False or leaf is None:
+        return leaf
+    if per_sample is None:  # slice the leaf if it is as long as this batch
+        length = _rows(leaf)
+        matches = length == tf.cast(rows, tf.int64)
+        start = tf.where(matches, tf.cast(start, tf.int64), tf.zeros_like(length))
+        stop = tf.where(matches, tf.cast(stop, tf.int64), length)
+    if isinstance(leaf, tf.SparseTensor):
+        start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
+        begin = tf.concat([[start], tf.zeros_like(leaf.dense_shape[1:])], 0)
+        return tf.sparse.slice(leaf, begin, tf.concat([[stop - start], leaf.dense_shape[1:]], 0))
+    return leaf[start:stop]
+
+
+def batch_size(data: Any) -> Any:
+    """Return the number of samples in a batch, a scalar int64 tensor; None if the data has no sample axis."""
+    reference = _reference(data)
+    return None if reference is None else _rows(reference)
+
+
+def _rows(leaf: Any) -> Any:
+    if isinstance(leaf, tf.RaggedTensor):
+        return tf.cast(leaf.nrows(), tf.int64)
+    if isinstance(leaf, tf.SparseTensor):
+        return leaf.dense_shape[0]
+    return tf.shape(leaf, tf.int64)[0]
+
+
+def _reference(data: Any) -> Any:
+    """Return the leaf whose rows are the samples: the first target, since inputs may be tables; else the first input.
+
+    Among several inputs, prefer one whose length the spec leaves open: the length of a table is known.
+    """
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+    for leaves in (tf.nest.flatten(y), tf.nest.flatten(x)):
+        found = [leaf for leaf in leaves if getattr(leaf, "shape", None) is not None and leaf.shape.rank != 0]
+        if found:
+            return next((leaf for leaf in found if leaf.shape.rank is None or leaf.shape[0] is None), found[0])
+    return None
+
+
+def shard_rows(dataset: tf.data.Dataset, rank: int, size: int) -> tf.data.Dataset:
+    """Shard the dataset: keep this rank's rows of each batch. All ranks need the same batches in the same order."""
+    per_sample = leaves_per_sample(dataset.element_spec)
+
+    def select(*args: Any) -> Any:
+        return rank_rows(dataset_element(dataset, args), rank, size, per_sample)
+
+    return deterministic(dataset).map(select)
+
+
+def deterministic(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Return the dataset with its elements in the same order on all ranks."""
+    options = tf.data.Options()
+    options.deterministic = True
+    return dataset.with_options(options)
+
+
+def dataset_element(dataset: tf.data.Dataset, args: tuple[Any, ...]) -> Any:
+    """Return the element that ``Dataset.map`` has unpacked into arguments."""
+    return args if isinstance(dataset.element_spec, tuple) else args[0]
+
+
+def is_sharded(x: Any) -> bool:
+    """Return whether data holds this rank's rows alone: a dataset of this package, or arrays that are marked so."""
+    if isinstance(x, tf.data.Dataset):
+        return sharding_ranks(x) is not None
+    return any(getattr(leaf, "matex_sharded", False) for leaf in tf.nest.flatten(x))
+
+
+def sharding_ranks(dataset: tf.data.Dataset) -> Any:
+    """Return the communicator of the ranks that a dataset is sharded over; None if it is whole on every rank."""
+    source = sharded_source(dataset)
+    return None if source is None else source.matex_sharded
+
+
+def sharded_source(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
+    """Return the sharded dataset at the beginning of a pipeline; None if there is none."""
+    if getattr(dataset, "matex_sharded", None) is not None:
+        return dataset
+    found = (sharded_source(source) for source in dataset._inputs())
+    return next((source for source in found if source is not None), None)
+
+
+def is_batched(dataset: tf.data.Dataset) -> bool:
+    """Return whether elements are batches rather than samples, as far as the pipeline shows."""
+    shapes: list[Any] = [getattr(spec, "shape", None) for spec in tf.nest.flatten(dataset.element_spec)]
+    if any(shape is None or shape.rank == 0 for shape in shapes):
+        return False
+    if any(shape.rank and shape[0] is None for shape in shapes):
+        return True
+    name = type(dataset).__name__
+    return "Batch" in name or any(is_batched(source) for source in dataset._inputs() if "Unbatch" not in name)

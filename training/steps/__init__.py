@@ -1,0 +1,1 @@
+"""Training and evaluation steps of one model on all ranks."""

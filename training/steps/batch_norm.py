@@ -1,0 +1,92 @@
+"""Batch normalization over the global batch, and equal moving statistics on all ranks."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from matex_data.training.comm.channel import Channel
+from matex_data.training.optimizer import batch_weight
+from matex_data.training.reduction.ops import Reducer
+
+
+def global_moments(layer: Any, reducer: Reducer) -> Any:
+    """Return a replacement for ``layer._moments`` that computes mean and variance over all ranks."""
+    return _GlobalMoments(layer, reducer)
+
+
+def global_moment_variables(model: Any) -> list[Any]:
+    """Return the moving statistics of layers that use the global batch; every batch changes them on every rank."""
+    layers = [layer for layer in model._flatten_layers() if isinstance(vars(layer).get("_moments"), _GlobalMoments)]
+    return [variable for layer in layers for variable in layer.non_trainable_variables]
+
+
+class _GlobalMoments:
+    """Mean and variance over all ranks. Each call is *collective*."""
+
+    def __init__(self, layer: Any, reducer: Reducer) -> None:
+        self._layer = layer
+        self._reducer = reducer
+
+    def __call__(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        reducer, axes = self._reducer, self._layer._reduction_axes
+        elements = tf.ones_like(inputs) if mask is None else _broadcast_mask(mask, inputs)
+        has_samples = tf.cast(batch_weight(reducer.channel.size) > 0, inputs.dtype)  # 0 for a rank with a stand-in row
+        count = tf.reduce_sum(elements, axes)
+        mean = tf.math.divide_no_nan(tf.reduce_sum(inputs * elements, axes), count)
+        shape = [size if axis not in axes else 1 for axis, size in enumerate(inputs.shape)]
+        squares = tf.reduce_sum(tf.square(inputs - tf.reshape(mean, shape)) * elements, axes)
+        moments = tf.stack([count * has_samples, mean, squares * has_samples])
+        counts, means, spreads = tf.unstack(_gather(moments, reducer), axis=1)
+        return _merge(tf.stop_gradient(counts), means, spreads)
+
+
+def _broadcast_mask(mask: Any, inputs: Any) -> Any:
+    return tf.broadcast_to(tf.cast(mask, inputs.dtype)[..., None], tf.shape(inputs))
+
+
+def _merge(counts: Any, means: Any, spreads: Any) -> tuple[Any, Any]:
+    """Merge counts, means and sums of squared deviations to one mean and variance (Chan, Golub and LeVeque 1979)."""
+    total = tf.reduce_sum(counts, 0)
+    mean = tf.math.divide_no_nan(tf.reduce_sum(counts * means, 0), total)
+    between = tf.reduce_sum(counts * tf.square(means - mean), 0)
+    return mean, tf.math.divide_no_nan(tf.reduce_sum(spreads, 0) + between, total)
+
+
+def _gather(tensor: Any, reducer: Reducer) -> Any:
+    """Return the stacked tensors of all ranks; differentiable. *Collective*, and so is its gradient."""
+    rank, size = reducer.channel.rank, reducer.channel.size
+    weight = batch_weight(size)
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
+    def gather(tensor: Any) -> Any:
+        padding = [[rank, size - 1 - rank]] + [[0, 0]] * tensor.shape.rank
+        (stacked,) = reducer([tf.pad(tensor[None], padding)])
+
+        def gradient(upstream: Any) -> Any:
+            """Return the gradient of the weighted loss over this rank's weight, which multiplies it again later."""
+            (total,) = reducer([upstream], weight)
+            return tf.math.divide_no_nan(total[rank], tf.cast(weight, total.dtype))
+
+        return stacked, gradient
+
+    return gather(tensor)
+
+
+def average_moving_statistics(model: Any, channel: Channel) -> None:
+    """Average the weights that are not trained, such as moving means, where ranks differ. *Collective*."""
+    if channel.size == 1:
+        return
+    variables = [v for v in model.non_trainable_weights if keras.backend.is_float_dtype(v.dtype)]
+    sums = np.array([zlib.crc32(np.ascontiguousarray(v.value.numpy()).tobytes()) for v in variables], np.int64)
+    extremes = np.concatenate([sums, -sums])
+    channel.host.reduce(extremes, "max")
+    differ = extremes[: len(sums)] != -extremes[len(sums) :]
+    for variable in [v for v, differs in zip(variables, differ, strict=True) if differs]:
+        value = np.array(variable.value.numpy(), np.float64)
+        channel.host.reduce(value.reshape(-1))
+        variable.assign((value / channel.size).astype(variable.value.numpy().dtype))

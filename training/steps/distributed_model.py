@@ -1,0 +1,205 @@
+"""Context manager: train one compiled Keras model data-parallel."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from matex_data.training.comm.channel import Channel
+from matex_data.training.optimizer import attach_reducer, batch_weight, detach_reducer, is_distributed
+from matex_data.training.reduction.ops import Reducer
+from matex_data.training.reduction.tape import GradientPatches
+from matex_data.training.sharding.rows import leaves_per_sample, static_rows
+from matex_data.training.steps.batch_norm import average_moving_statistics, global_moments
+from matex_data.training.steps.evaluation import DistributedTestStep
+from matex_data.training.steps.losses import DistributedLoss
+from matex_data.training.steps.metrics import combined_logs, replace_custom_metrics
+from matex_data.training.steps.step import DistributedStep
+from matex_data.training.steps.variables import broadcast_in, build, replicated_variables, separate_seeds
+
+log = logging.getLogger("matex_data.training")
+
+
+class DistributedModel:
+    """Context manager: ``fit`` and ``evaluate`` of one compiled Keras model run data-parallel.
+
+    Entering replaces methods of this model; leaving restores them. Both, and ``prepare``, are *collective*.
+
+    Parameters
+    ----------
+    model : compiled Keras model.
+    channel : ranks that train the model.
+    sync_batch_norm : use the statistics of the global batch in all ``BatchNormalization`` layers; otherwise only in
+        those with ``synchronized=True``.
+    reducer : averages gradients; None: a new one with the default strategy.
+
+    Attributes
+    ----------
+    step : replacement for ``train_step``.
+    test : replacement for ``test_step``.
+    prepared : ``prepare`` has run.
+    verified : no self-check is due; see ``launcher.verification``.
+    """
+
+    def __init__(
+        self, model: Any, channel: Channel, sync_batch_norm: bool = False, reducer: Reducer | None = None
+    ) -> None:
+        self.model = model
+        self.channel = channel
+        self._reducer = reducer or Reducer(channel)
+        self.step = DistributedStep(model, GradientPatches(self.average), channel)
+        self._sync_batch_norm = sync_batch_norm
+        self._compiled = model._loss_tracker
+        self.prepared = False
+        self.verified = channel.size == 1
+        self._losses: list[DistributedLoss] = []
+        self._losses_replaced = False
+        self._originals: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> DistributedModel:
+        self._replace(self.model, "train_step", self.step)
+        self._replace(self.model, "train_function", None)
+        self.test = DistributedTestStep(self.model, self._reducer, self._prepare_test)
+        if self.channel.size > 1:
+            self._replace(self.model, "test_step", self.test)
+            self._replace(self.model, "test_function", None)
+            self._replace(self.model, "test_on_batch", self.test.on_batch)
+        self._replace(self.model, "_get_metrics_result_or_logs", self._epoch_logs)
+        self._attached = self.channel.size > 1 and not is_distributed(self.model.optimizer)
+        if self._attached and self.model.optimizer is not None:
+            attach_reducer(self.model.optimizer, self._reducer)
+        if self.channel.size > 1 and self.model.jit_compile:
+            self._disable_xla()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for owner, name, value in reversed(self._originals):
+            if value is _ABSENT:
+                object.__delattr__(owner, name)
+            else:
+                object.__setattr__(owner, name, value)
+        self._originals.clear()
+        if self._attached:
+            detach_reducer(self.model.optimizer)
+
+    def is_current(self) -> bool:
+        """Return whether the model has not been compiled again since the context was entered."""
+        return self._compiled is self.model._loss_tracker
+
+    def prepare(self, element_spec: Any, whole_batches: bool = False) -> None:
+        """Create the variables of the model and broadcast them from rank 0. *Collective*.
+
+        Parameters
+        ----------
+        element_spec : element spec of the training data.
+        whole_batches : every rank gets whole batches, of which its steps select its rows.
+        """
+        build(self.model, element_spec)
+        if self.channel.size == 1:
+            return
+        broadcast_in(self.channel, replicated_variables(self.model))
+        separate_seeds(self.model, 0 if self.step.whole else self.channel.rank)
+        per_sample = leaves_per_sample(element_spec) if whole_batches else None
+        reducer = None if _equal_batches(self.channel, element_spec, per_sample) else self._reducer
+        if self.prepared and (reducer, per_sample) != (self.step.reducer, self.step.per_sample):
+            self.model.make_train_function(force=True)  # the existing graph weighs batches differently
+        self.step.reducer, self.step.per_sample = reducer, per_sample
+        if not self.prepared:
+            self.prepared = True
+            self._replace_losses()
+            self._replace_normalizations()
+
+    def average(self, gradients: list[Any]) -> list[Any]:
+        """Return the averages of gradients over the ranks. *Collective*."""
+        return self._reducer(gradients, batch_weight(self.channel.size))
+
+    def train_on_whole(self, whole: bool) -> None:
+        """Choose whether every rank trains on whole batches, as one process does, or on its rows."""
+        self.verified = True
+        self.step.whole = self.test.whole = whole
+        separate_seeds(self.model, 0 if whole else self.channel.rank)
+
+    def set_sum_losses(self, sums: bool) -> bool:
+        """Take losses that are one number for a batch as sums, or as means; return whether there are such losses."""
+        for loss in self._losses:
+            loss.sums = sums and loss.scalar
+        return any(loss.scalar for loss in self._losses)
+
+    def normalizes_locally(self) -> bool:
+        """Return whether a trainable ``BatchNormalization`` uses the statistics of this rank's rows alone."""
+        return any(layer.trainable for layer in self._normalizations(synchronized=False))
+
+    @contextlib.contextmanager
+    def global_normalization(self) -> Iterator[None]:
+        """Context manager: all ``BatchNormalization`` layers use the statistics of the global batch."""
+        layers = self._normalizations(synchronized=False)
+        for layer in layers:
+            object.__setattr__(layer, "_moments", global_moments(layer, self._reducer))
+        try:
+            yield
+        finally:
+            for layer in layers:
+                object.__delattr__(layer, "_moments")
+
+    def _prepare_test(self, data: Any) -> None:
+        """Replace the losses and metrics of a model that is evaluated before it is trained."""
+        spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), data)
+        if not self._losses_replaced:
+            # Some models work in their own test_step alone, and fail with any error elsewhere.
+            with tf.init_scope(), contextlib.suppress(Exception):
+                self.model._symbolic_build(data_batch=spec)
+            self._replace_losses()
+
+    def _replace_losses(self) -> None:
+        if self._losses_replaced:
+            return
+        self._losses_replaced = True
+        replace_custom_metrics(self.model, self.channel, self._replace)
+        compiled = self.model._compile_loss
+        if compiled is not None and compiled._flat_losses:
+            replaced = [
+                entry._replace(loss=DistributedLoss(entry.loss, self._reducer)) for entry in compiled._flat_losses
+            ]
+            self._losses = [entry.loss for entry in replaced]
+            self._replace(compiled, "_flat_losses", replaced)
+
+    def _replace_normalizations(self) -> None:
+        for layer in self._normalizations(synchronized=True):
+            self._replace(layer, "_moments", global_moments(layer, self._reducer))
+
+    def _normalizations(self, synchronized: bool) -> list[Any]:
+        layers = [x for x in self.model._flatten_layers() if isinstance(x, keras.layers.BatchNormalization)]
+        return [layer for layer in layers if (self._sync_batch_norm or layer.synchronized) == synchronized]
+
+    def _disable_xla(self) -> None:
+        if self.channel.rank == 0:
+            log.warning("XLA cannot compile communication: %s trains without jit_compile", self.model.name)
+        self._replace(self.model, "_jit_compile", False)
+
+    def _epoch_logs(self, logs: Any) -> Any:
+        """Return the logs of an epoch or of an evaluation over all ranks. *Collective*."""
+        if self.channel.size == 1 or self.step.whole:
+            return type(self.model)._get_metrics_result_or_logs(self.model, logs)
+        average_moving_statistics(self.model, self.channel)
+        return combined_logs(self.model, self.channel, logs)
+
+    def _replace(self, owner: Any, name: str, value: Any) -> None:
+        self._originals.append((owner, name, vars(owner).get(name, _ABSENT)))
+        object.__setattr__(owner, name, value)
+
+
+_ABSENT = object()
+
+
+def _equal_batches(channel: Channel, element_spec: Any, per_sample: list[bool | None] | None) -> bool:
+    """Return whether all ranks have equal numbers of rows in every batch, by their element specs. *Collective*."""
+    rows = static_rows(element_spec, per_sample)
+    by_rank = channel.host.allgather_object(rows)
+    if per_sample is not None:
+        return rows is not None and rows % channel.size == 0
+    return by_rank[0] is not None and len(set(by_rank)) == 1

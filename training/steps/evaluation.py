@@ -1,0 +1,97 @@
+"""Evaluation step on this rank's rows of a global batch, in lockstep with the other ranks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from matex_data.training.optimizer import training_step
+from matex_data.training.reduction.ops import Reducer
+from matex_data.training.sharding.rows import batch_size
+from matex_data.training.steps.step import run_guarded
+
+
+class DistributedTestStep:
+    """Replacement for a model's ``test_step`` that weighs each rank by its samples, like ``DistributedStep``.
+
+    In lockstep, all ranks evaluate one global batch at a time. Losses that are sums, or means over masks or sample
+    weights, are then those of the global batch.
+
+    Parameters
+    ----------
+    model : compiled Keras model.
+    reducer : sums the sample counts of the ranks.
+    prepare : called with the data before the model's own step is traced.
+
+    Attributes
+    ----------
+    lockstep : all ranks have the same number of batches. Otherwise each rank evaluates its batches by itself, and the
+        metric states are combined at the end.
+    whole : evaluate the whole batches on every rank.
+    """
+
+    def __init__(self, model: Any, reducer: Reducer, prepare: Callable[[Any], None]) -> None:
+        self._model = model
+        self._reducer = reducer
+        self._prepare = prepare
+        self._test_step: Callable[[Any], Any] = model.test_step
+        self._local_function: Any = None
+        self.lockstep = True
+        self.whole = False
+
+    def __call__(self, data: Any) -> Any:
+        """Evaluate this rank's rows. *Collective* in lockstep."""
+        count = batch_size(data)
+        if count is None or self.whole or not self.lockstep:
+            return self._test_step(data)
+        self._prepare(data)
+        (total,) = self._reducer([tf.cast(count, tf.float64)])
+        with training_step(tf.math.divide_no_nan(tf.cast(count, tf.float64), total)):
+            return run_guarded(self._model, self._test_step, data, count)
+
+    def set_lockstep(self, lockstep: bool) -> None:
+        """Choose whether the next evaluation runs in lockstep."""
+        if lockstep is not self.lockstep:
+            self.lockstep = lockstep
+            self._model.test_function = None
+
+    def pad_batches(self, dataset: Any) -> Any:
+        """Append empty batches, so that this rank has as many batches as any other. *Collective*.
+
+        If the number of batches of a rank is unknown, return the dataset as it is and leave lockstep.
+        """
+        known = isinstance(dataset, tf.data.Dataset)
+        by_rank = self._reducer.channel.host.allgather_object(int(dataset.cardinality()) if known else -1)
+        self.set_lockstep(min(by_rank) >= 0)
+        if not self.lockstep:
+            return dataset
+        missing = max(by_rank) - by_rank[self._reducer.channel.rank]
+        return append_empty_batches(dataset, missing) if missing else dataset
+
+    @contextlib.contextmanager
+    def on_this_rank(self) -> Iterator[None]:
+        """Context manager: evaluate whole batches on this rank alone."""
+        model, distributed_function = self._model, self._model.test_function
+        object.__setattr__(model, "test_step", self._test_step)
+        object.__setattr__(model, "test_function", self._local_function)
+        try:
+            yield
+        finally:
+            self._local_function = model.test_function
+            object.__setattr__(model, "test_step", self)
+            object.__setattr__(model, "test_function", distributed_function)
+
+    def on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Run Keras's ``test_on_batch`` on the whole batch, on this rank alone."""
+        with self.on_this_rank():
+            return type(self._model).test_on_batch(self._model, *args, **kwargs)
+
+
+def append_empty_batches(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
+    """Return the dataset followed by ``count`` batches of no rows."""
+    spec = dataset.element_spec
+    empty_batch = tf.nest.map_structure(lambda leaf: tf.zeros([0, *leaf.shape[1:]], leaf.dtype), spec)
+    return dataset.concatenate(tf.data.Dataset.from_tensors(empty_batch).repeat(count))

@@ -1,0 +1,83 @@
+"""Losses whose divisor is not the number of samples, made exact over all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from matex_data.training.keras_api import apply_mask, get_keras_mask
+from matex_data.training.optimizer import batch_weight, in_training_step
+from matex_data.training.reduction.ops import Reducer
+
+
+class DistributedLoss:
+    """Loss whose gradients, averaged by samples, give the gradient of the loss of the global batch.
+
+    Most losses are means over samples and need no change. A sum, and a mean over a mask or over sample weights, are
+    rescaled to this rank's fraction of the global divisor.
+
+    Parameters
+    ----------
+    loss : Keras loss.
+    reducer : sums the divisors of the ranks.
+
+    Attributes
+    ----------
+    scalar : the loss is a function that returns one number for a batch, so its divisor is unknown.
+    sums : take this number as a sum over the batch.
+    """
+
+    def __init__(self, loss: Any, reducer: Reducer) -> None:
+        self.loss = loss
+        self.scalar = self.sums = False
+        self._reducer = reducer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loss, name)
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        """Return the loss. *Collective* in a training step, if it depends on a mask or on sample weights."""
+        reduction = getattr(self.loss, "reduction", None)
+        if not in_training_step() or reduction in (None, "none"):
+            return self.loss(y_true, y_pred, sample_weight)
+        value, mask = self._with_mask(y_true, y_pred, sample_weight)
+        weight = batch_weight(self._reducer.channel.size)
+        if reduction == "sum" or self.sums:
+            return tf.math.divide_no_nan(value, tf.cast(weight, value.dtype))
+        divisor = _divisor(reduction, mask, sample_weight)
+        if divisor is None:
+            return value
+        (total,) = self._reducer([divisor])
+        fraction = tf.math.divide_no_nan(tf.cast(divisor, tf.float64), tf.cast(total, tf.float64))
+        return value * tf.cast(tf.math.divide_no_nan(fraction, tf.cast(weight, tf.float64)), value.dtype)
+
+    def _with_mask(self, y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[Any, Any]:
+        """Return the loss and its mask, which combines the mask of the prediction and that of ``ignore_class``."""
+        masks = [get_keras_mask(y_pred)]
+        call = self.loss.call
+
+        def recording(y_true: Any, y_pred: Any) -> Any:
+            losses = call(y_true, y_pred)
+            self.scalar = losses.shape.rank == 0
+            masks.append(get_keras_mask(losses))
+            return losses
+
+        own = vars(self.loss).get("call")
+        self.loss.call = recording
+        try:
+            value = self.loss(y_true, y_pred, sample_weight)
+        finally:
+            del self.loss.call
+            if own is not None:
+                self.loss.call = own
+        known = [tf.cast(mask, tf.bool) for mask in masks if mask is not None]
+        return value, (known[0] & known[-1]) if known else None
+
+
+def _divisor(reduction: str, mask: Any, sample_weight: Any) -> Any:
+    """Return the divisor of the loss; None if it is the number of elements, which is proportional to the samples."""
+    if reduction == "mean_with_sample_weight" and sample_weight is not None:
+        weights = apply_mask(tf.cast(sample_weight, tf.float32), mask, "float32", reduction)
+        return tf.reduce_sum(weights)
+    return None if mask is None else tf.reduce_sum(tf.cast(mask, tf.float32))

@@ -1,0 +1,289 @@
+"""Metrics over all ranks: combine their states, not their results."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from matex_data.training.comm.channel import Channel
+from matex_data.training.keras_api import CompileMetrics, MetricsList, get_keras_mask, set_keras_mask
+from matex_data.training.optimizer import batch_weight, in_training_step
+from matex_data.training.reduction.ops import gather_rows
+
+
+def combined_logs(model: Any, channel: Channel, logs: Any) -> Any:
+    """Return the logs of an epoch, or of a batch, over all ranks. *Collective*.
+
+    A value that equals the result of a metric of the model on this rank, under any key, becomes the result of this
+    metric over all ranks. Other numbers, such as a norm that ``train_step`` returns, become the mean over ranks,
+    weighted by their rows of the last batch. Nested dicts stay nested; Keras flattens them.
+
+    Parameters
+    ----------
+    logs : logs of this rank's last step; empty if it had no batch.
+    """
+    rows = _take_rows(model)
+    before = _results(model)
+    equal = {id(v) for v in _equal_variables(model)}
+    combine_states(channel, [v for v in model.metrics_variables if id(v) not in equal])
+    result = model.get_metrics_result()
+    if not isinstance(logs, dict):
+        return result
+    own = None
+    if logs and rows != 0:
+        values = {key: _number(value) for key, value in _flat(logs).items()}
+        sources = {key: _equal_results(key, value, before) for key, value in values.items()}
+        own = (set(logs) == set(result), values, sources, rows, _keys(logs))
+    by_rank = [found for found in channel.host.allgather_object(own) if found is not None]
+    if not by_rank:
+        return logs
+    if all(is_result for is_result, *_ in by_rank):
+        return result
+    after = _results(model)
+    _, first, candidates, _, keys = by_rank[0]
+    out = {}
+    for key in first:
+        common = [i for i in candidates[key] if all(i in sources[key] for _, _, sources, _, _ in by_rank)]
+        out[key] = after[common[0]][1] if common else _mean([(values[key], n) for _, values, _, n, _ in by_rank])
+    return _filled(keys, out)
+
+
+def _keys(logs: dict[str, Any]) -> dict[str, Any]:
+    return {key: _keys(value) if isinstance(value, dict) else None for key, value in logs.items()}
+
+
+def _filled(keys: dict[str, Any], flat: dict[str, Any]) -> dict[str, Any]:
+    """Return nested dicts of these keys, with the values of a flat dict."""
+    return {key: flat[key] if inner is None else _filled(inner, flat) for key, inner in keys.items()}
+
+
+def _flat(logs: dict[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in logs.items():
+        flat.update(_flat(value) if isinstance(value, dict) else {key: value})
+    return flat
+
+
+def _results(model: Any) -> list[tuple[str, Any]]:
+    """Return names and results of the model's metrics, with one entry for each key of a result that is a dict."""
+    pairs: list[tuple[str, Any]] = []
+    for metric in model.metrics:
+        result = metric.result()
+        pairs += result.items() if isinstance(result, dict) else [(metric.name, result)]
+    return [(name, _number(value)) for name, value in pairs]
+
+
+def _number(value: Any) -> Any:
+    """Return tensors and numbers as arrays, and any other value unchanged."""
+    if not isinstance(value, (str, bytes)) and hasattr(value, "numpy"):
+        value = value.numpy()
+    array = np.asarray(value)
+    return array if array.dtype.kind in "biuf" or array.dtype.name == "bfloat16" else value
+
+
+def _equal_results(key: str, value: Any, results: list[tuple[str, Any]]) -> list[int]:
+    """Return the positions of the results that equal a value, those under its own key first.
+
+    The tolerance is for rounding, which differs between graphs and eager code.
+    """
+    if not isinstance(value, np.ndarray):
+        return []
+    number = value.astype(np.float64)
+    equal = [
+        i
+        for i, (_, result) in enumerate(results)
+        if isinstance(result, np.ndarray)
+        and result.shape == number.shape
+        and np.allclose(result.astype(np.float64), number, rtol=1e-6, atol=0, equal_nan=True)
+    ]
+    return sorted(equal, key=lambda i: results[i][0] != key)
+
+
+def _mean(values: list[tuple[Any, int | None]]) -> Any:
+    """Return the mean of the ranks' values, weighted by known row counts; the first value if they are no numbers."""
+    arrays = [value for value, _ in values]
+    if not all(isinstance(array, np.ndarray) and array.shape == arrays[0].shape for array in arrays):
+        return arrays[0]
+    weights = [1 if rows is None else rows for _, rows in values]
+    return np.average([array.astype(np.float64) for array in arrays], axis=0, weights=weights)
+
+
+def record_rows(model: Any, count: Any) -> None:
+    """Record the number of rows of this rank's batch until logs are combined."""
+    if "_matex_rows" not in vars(model):
+        with tf.init_scope():
+            object.__setattr__(model, "_matex_rows", tf.Variable(-1, trainable=False, dtype=tf.int64))
+    model._matex_rows.assign(count)
+
+
+def _take_rows(model: Any) -> int | None:
+    """Return the recorded number of rows and clear it; None: all ranks have equal numbers."""
+    noted = vars(model).get("_matex_rows")
+    if noted is None:
+        return None
+    rows = int(noted.numpy())
+    noted.assign(-1)
+    return None if rows < 0 else rows
+
+
+@contextlib.contextmanager
+def weighted_means(model: Any, weight: Any) -> Iterator[None]:
+    """Context manager: scalars that update a ``Mean`` count with the weight of this rank.
+
+    Such scalars are the loss of a batch and the losses of its outputs. The weights of all ranks sum to one, so the
+    states of the ranks sum to the state of one process.
+    """
+    means = [m for m in model.metrics if type(m).update_state is keras.metrics.Mean.update_state]
+    for metric in means:
+        object.__setattr__(metric, "update_state", _weighted_update(metric.update_state, weight))
+    try:
+        yield
+    finally:
+        for metric in means:
+            object.__delattr__(metric, "update_state")
+
+
+def _weighted_update(original: Any, weight: Any) -> Any:
+    def update_state(values: Any, sample_weight: Any = None) -> Any:
+        scalar = sample_weight is None and len(keras.ops.shape(values)) == 0
+        return original(values, weight if scalar else sample_weight)
+
+    return update_state
+
+
+def replace_custom_metrics(model: Any, channel: Channel, replace: Callable[[Any, str, Any], None]) -> None:
+    """Make metrics that Keras does not define see the global batch on every rank, in distributed steps.
+
+    Their state may be anything, such as a maximum or a mean over batches, which the states of the ranks do not give.
+    A metric function is replaced if it returns one number for a batch.
+
+    Parameters
+    ----------
+    replace : function that sets an attribute of an object until the model is no longer distributed.
+    """
+    for metric in _flat_metrics(model.metrics):
+        custom = not type(metric).update_state.__module__.startswith("keras.")
+        function = getattr(metric, "_fn", None)
+        by_batch = isinstance(metric, keras.metrics.MeanMetricWrapper) and not _of_keras(function)
+        if custom or by_batch:
+            replace(metric, "update_state", _GatheredUpdate(metric, channel, None if custom else function))
+
+
+def gathered_variables(model: Any) -> list[Any]:
+    """Return the variables of metrics that see global batches in the most recently traced step."""
+    gathered = [m for m in _flat_metrics(model.metrics) if getattr(vars(m).get("update_state"), "in_graph", False)]
+    return [variable for metric in gathered for variable in metric.variables]
+
+
+def _equal_variables(model: Any) -> list[Any]:
+    """Return the variables of metrics that have seen global batches, so that they are equal on all ranks."""
+    updates = [(m, vars(m).get("update_state")) for m in _flat_metrics(model.metrics)]
+    gathered = [m for m, update in updates if isinstance(update, _GatheredUpdate) and bool(update.gathered.numpy())]
+    return [variable for metric in gathered for variable in metric.variables]
+
+
+def _flat_metrics(metrics: list[Any]) -> list[Any]:
+    """Return the metrics, with the containers of ``compile`` replaced by their contents."""
+    containers = (CompileMetrics, MetricsList)
+    return [one for m in metrics for one in (_flat_metrics(m.metrics) if isinstance(m, containers) else [m])]
+
+
+def _of_keras(function: Any) -> bool:
+    module = getattr(function, "__module__", None) or type(function).__module__
+    return bool(module.startswith("keras."))
+
+
+class _GatheredUpdate:
+    """``update_state`` of a metric with the gathered rows of all ranks. *Collective* in distributed steps.
+
+    Parameters
+    ----------
+    metric : its ``update_state`` is called.
+    function : function that the metric wraps; rows are gathered only if it returns a single number. None: always.
+
+    Attributes
+    ----------
+    in_graph : the most recently traced step gathers the rows.
+    gathered : variable; True if the most recent step has gathered them, so that the state is equal on all ranks.
+    """
+
+    def __init__(self, metric: Any, channel: Channel, function: Any) -> None:
+        self._metric = metric
+        self._original = metric.update_state
+        self._channel = channel
+        self._function = function
+        self.in_graph = False
+        with tf.init_scope():
+            self.gathered = tf.Variable(False, trainable=False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.in_graph = in_training_step() and self._needs_whole_batch(args, kwargs)
+        self.gathered.assign(self.in_graph)
+        if not self.in_graph:
+            return self._original(*args, **kwargs)
+        leaves = tf.nest.flatten([args, kwargs])
+        masks = [get_keras_mask(leaf) for leaf in leaves]
+        has_samples = tf.cast(batch_weight(1) > 0, tf.int32)  # 0 for a rank with a stand-in row
+        own = [leaf[: has_samples * tf.shape(leaf)[0]] for leaf in (*leaves, *masks) if leaf is not None]
+        rows = iter(gather_rows(self._channel, own))
+        gathered_leaves = [None if leaf is None else next(rows) for leaf in leaves]
+        gathered_masks = [None if mask is None else next(rows) for mask in masks]
+        for leaf, mask in zip(gathered_leaves, gathered_masks, strict=True):
+            if leaf is not None and mask is not None:
+                set_keras_mask(leaf, mask)
+        args, kwargs = tf.nest.pack_sequence_as([args, kwargs], gathered_leaves)
+        return self._original(*args, **kwargs)
+
+    def _needs_whole_batch(self, args: Any, kwargs: Any) -> bool:
+        """Return whether the arguments have rows, and the function, if any, returns one number for them."""
+        leaves = [leaf for leaf in tf.nest.flatten([args, kwargs]) if leaf is not None]
+        if not leaves or any(not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0) for leaf in leaves):
+            return False
+        if self._function is None:
+            return True
+        values = self._function(*args[:2], **self._metric._fn_kwargs)
+        return len(keras.ops.shape(values)) == 0
+
+
+def combine_states(channel: Channel, variables: list[Any]) -> None:
+    """Combine metric variables over all ranks, each by the aggregation that it declares. *Collective*."""
+    if channel.size == 1:
+        return
+    shapes = [(tuple(v.shape), str(v.dtype), _rule(v)) for v in variables]
+    channel.check_same(f"combine metrics {shapes}")
+    for exact in (np.dtype(np.int64), np.dtype(np.float64)):
+        selected = [v for v in variables if _rule(v) != "root" and _exact_dtype(v) == exact]
+        _combine(channel, selected, exact)
+    for variable in variables:
+        if _rule(variable) == "root":
+            value = np.array(variable.value.numpy(), order="C")
+            channel.host.broadcast(value.reshape(-1))
+            variable.assign(value)
+
+
+def _combine(channel: Channel, variables: list[Any], dtype: np.dtype[Any]) -> None:
+    if not variables:
+        return
+    values = [v.value.numpy() for v in variables]
+    flat = np.concatenate([value.reshape(-1).astype(dtype) for value in values])
+    channel.host.reduce(flat)
+    ends = np.cumsum([value.size for value in values])
+    for variable, old, end in zip(variables, values, ends, strict=True):
+        value = flat[end - old.size : end].reshape(old.shape)
+        variable.assign((value / channel.size if _rule(variable) == "mean" else value).astype(old.dtype))
+
+
+def _exact_dtype(variable: Any) -> np.dtype[Any]:
+    kind = np.dtype(variable.dtype).kind if variable.dtype != "bfloat16" else "f"
+    return np.dtype(np.int64) if kind in "iub" else np.dtype(np.float64)
+
+
+def _rule(variable: Any) -> str:
+    """Return the declared aggregation of a variable: "sum", "mean", or "root" for the value of rank 0."""
+    declared = getattr(variable, "aggregation", "sum")
+    return {"sum": "sum", "mean": "mean"}.get(declared, "root")

@@ -1,0 +1,112 @@
+"""Training step on this rank's rows of a global batch; ranks may have unequal numbers of rows, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from matex_data.training.comm.channel import Channel
+from matex_data.training.optimizer import averaged_gradients, batch_weight, training_step
+from matex_data.training.reduction.ops import Reducer
+from matex_data.training.sharding.rows import batch_size, rank_rows
+from matex_data.training.steps.batch_norm import global_moment_variables
+from matex_data.training.steps.metrics import gathered_variables, record_rows, weighted_means
+
+
+class DistributedStep:
+    """Replacement for a model's ``train_step`` that weighs each rank by its samples.
+
+    Parameters
+    ----------
+    model : compiled Keras model.
+    patches : context manager around the model's own step.
+    channel : ranks that train the model.
+
+    Attributes
+    ----------
+    reducer : sums the sample counts of the ranks; None if all ranks have batches of one size, which then weigh equally.
+    per_sample : for whole batches, of which the step selects this rank's rows: the result of ``leaves_per_sample``.
+        None: batches are sharded already.
+    whole : train on the whole batch on every rank, without averaging.
+    samples_seen : variable with the number of samples of this rank so far.
+    """
+
+    def __init__(self, model: Any, patches: AbstractContextManager[Any], channel: Channel) -> None:
+        self._model = model
+        self._patches = patches
+        self._channel = channel
+        self._train_step: Callable[[Any], Any] = model.train_step
+        self.reducer: Reducer | None = None
+        self.per_sample: list[bool | None] | None = None
+        self.whole = False
+        self.samples_seen = tf.Variable(0, trainable=False, dtype=tf.int64, name="matex_samples")
+
+    def __call__(self, data: Any) -> Any:
+        """Train on this rank's rows. *Collective*."""
+        if self.whole:
+            return self.train_on_whole_batch(data)
+        total = None if self.per_sample is None else batch_size(data)
+        if self.per_sample is not None:
+            data = rank_rows(data, self._channel.rank, self._channel.size, self.per_sample)
+        count = batch_size(data)
+        if count is not None:
+            self.samples_seen.assign_add(count)
+        if count is None or self.reducer is None:
+            with training_step(), self._patches:
+                return self._train_step(data)
+        if total is None:
+            (total,) = self.reducer([tf.cast(count, tf.float64)])
+        weight = tf.math.divide_no_nan(tf.cast(count, tf.float64), tf.cast(total, tf.float64))
+        with training_step(weight), self._patches:
+            return run_guarded(self._model, self._train_step, data, count)
+
+    def train_on_whole_batch(self, data: Any) -> Any:
+        """Train on the whole batch, as one process does."""
+        count = batch_size(data)
+        if count is not None:  # the progress bar multiplies by the number of ranks
+            self.samples_seen.assign_add(count // self._channel.size)
+        with averaged_gradients():  # the gradients of all ranks are equal
+            return self._train_step(data)
+
+
+def run_guarded(model: Any, run: Callable[[Any], Any], data: Any, count: Any) -> Any:
+    """Run a step within ``optimizer.training_step``, on a rank without samples on a stand-in row.
+
+    The stand-in keeps this rank in all collectives of the step; it changes no variable of this rank.
+
+    Parameters
+    ----------
+    run : the model's own step.
+    count : number of samples in ``data``, a scalar int64 tensor.
+    """
+    record_rows(model, count)
+    metrics = [v for v in model.metrics_variables if v.dtype != "string"]
+    excluded = {id(v) for v in (*model.metrics_variables, *global_moment_variables(model))}
+    state = metrics + [v for v in model.non_trainable_variables if id(v) not in excluded and _depends_on_samples(v)]
+    before = [tf.identity(v.value) for v in state]
+    with weighted_means(model, batch_weight(1)):
+        logs = run(tf.nest.map_structure(lambda leaf: _with_stand_in(leaf, count), data))
+    whole = {id(v) for v in gathered_variables(model)}
+    for variable, value in zip(state, before, strict=True):
+        if id(variable) not in whole:
+            variable.assign(tf.cond(count > 0, lambda v=variable: tf.identity(v.value), lambda x=value: x))
+    return logs
+
+
+def _with_stand_in(leaf: Any, count: Any) -> Any:
+    """Return the tensor, or one row of zeros if it has no rows."""
+    if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0) or leaf.shape[0]:
+        return leaf
+    one = tf.concat([[1], tf.shape(leaf)[1:]], 0)
+    out = tf.cond(count > 0, lambda: leaf, lambda: tf.zeros(one, leaf.dtype))
+    out.set_shape([None, *leaf.shape[1:]])
+    return out
+
+
+def _depends_on_samples(variable: Any) -> bool:
+    """Return whether samples change the variable; seeds and step counters change equally on all ranks."""
+    return "seed_generator" not in variable.path and keras.backend.is_float_dtype(variable.dtype)

@@ -1,0 +1,88 @@
+"""Variables of a model: creation, broadcast, and which of them are equal on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from matex_data.mpi.library import MPI
+from matex_data.training.comm.channel import Channel, open_channel
+
+SEED_STEP = 0x9E3779B9
+"""Difference of the seeds of neighbouring ranks: 2**32 over the golden ratio, which keeps all ranks far apart."""
+
+
+def broadcast(variables: Iterable[Any], root: int = 0, *, comm: MPI.Intracomm | None = None) -> None:
+    """Broadcast the values of variables from rank ``root``. *Collective*.
+
+    Parameters
+    ----------
+    variables : Keras or TensorFlow variables, of the same number, shapes and dtypes on every rank.
+    root : rank whose values all ranks get.
+    comm : communicator; None: all ranks of the job.
+
+    Raises
+    ------
+    RuntimeError : on all ranks, if the ranks have different variables.
+
+    Examples
+    --------
+    >>> import keras, matex_data as md
+    >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    >>> md.training.broadcast(model.variables)  # all ranks now start from the weights of rank 0
+    """
+    broadcast_in(open_channel(comm), list(variables), root)
+
+
+def broadcast_in(channel: Channel, variables: list[Any], root: int = 0) -> None:
+    """Broadcast like ``broadcast``, in a given channel. *Collective*."""
+    if channel.size == 1:
+        return
+    shapes = [(tuple(variable.shape), str(variable.dtype)) for variable in variables]
+    channel.check_same(f"broadcast {shapes} from rank {root}")
+    for variable in variables:
+        value = np.array(variable.numpy() if hasattr(variable, "numpy") else variable.value.numpy(), order="C")
+        channel.host.broadcast(value.reshape(-1), root)
+        if channel.rank != root:
+            variable.assign(value)
+
+
+def build(model: Any, element_spec: Any) -> None:
+    """Create the variables of a compiled model, its metrics and its optimizer, without reading any data.
+
+    Parameters
+    ----------
+    element_spec : element spec of the dataset that the model trains on.
+    """
+    try:
+        model._symbolic_build(data_batch=element_spec)
+    except Exception:  # some models work in their own train_step alone, and fail with any error elsewhere
+        tf.function(model.train_step).get_concrete_function(element_spec)
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+
+
+def optimizers(model: Any) -> list[Any]:
+    """Return the optimizer that a model is compiled with, and those among its attributes."""
+    own = [v for v in vars(model).values() if hasattr(v, "apply_gradients") and v is not model.optimizer]
+    return [optimizer for optimizer in [model.optimizer, *own] if optimizer is not None]
+
+
+def replicated_variables(model: Any) -> list[Any]:
+    """Return the variables that are equal on all ranks: weights and optimizer state, neither seeds nor metrics."""
+    return [*model.weights, *(variable for optimizer in optimizers(model) for variable in optimizer.variables)]
+
+
+def separate_seeds(model: Any, rank: int) -> None:
+    """Give the random layers of each rank, such as dropout, seeds of their own; rank 0 keeps those of one process."""
+    for layer in model._flatten_layers():
+        for generator in getattr(layer, "_seed_generators", []):
+            if rank == getattr(generator, "_matex_rank", 0):
+                continue
+            shift = (rank - getattr(generator, "_matex_rank", 0)) * SEED_STEP
+            seed, *rest = (int(x) for x in generator.state.value.numpy())
+            generator.state.assign([(seed + shift) % 2**32, *rest])
+            object.__setattr__(generator, "_matex_rank", rank)
