@@ -19,7 +19,6 @@ hypothesis.settings.load_profile("quick")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "xdist_group(name): tests of one process, where pytest-xdist runs two")
     config.addinivalue_line("markers", "rank_counts(*counts, slow=()): sizes of the fixture pool")
     config.addinivalue_line("markers", "slow: left out by `make test`, run by `make test-all`")
     config.addinivalue_line("markers", "openmpi: run with Open MPI, too")
@@ -35,10 +34,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group the tests for two processes: one keeps the pools, so that their ranks import TensorFlow once."""
-    for item in items:
-        uses_pools = not {"ranks", "pool"}.isdisjoint(getattr(item, "fixturenames", ()))
-        item.add_marker(pytest.mark.xdist_group("pools" if uses_pools else str(item.path)))
+    """Sort the files with the longest tests first, so that two processes end at about the same time."""
+    items.sort(key=lambda item: "training" not in item.path.parts)
 
 
 @pytest.fixture(scope="session")

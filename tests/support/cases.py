@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from tests.support.launch import ROOT, environment, run_script
+from tests.support.launch import ROOT, run_script
 
 SCRIPT = ROOT / "tests" / "training" / "launcher" / "scripts" / "reported.py"
 LAUNCHER = "from matex_data.training.launcher.run import main; main()"
@@ -31,11 +29,7 @@ MORE = (
 @functools.cache
 def reported(ranks: int, cases: tuple[str, ...]) -> dict[str, Any]:
     """Run cases in one job, and return their printed values by name. 0 ranks: plain Python."""
-    if ranks:
-        done: Any = run_script(ranks, LAUNCHER, str(SCRIPT), *cases, timeout=200)
-    else:
-        command = [sys.executable, str(SCRIPT), *cases]
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200)
+    done = run_script(ranks, *([LAUNCHER, str(SCRIPT)] if ranks else [SCRIPT]), *cases, timeout=200)
     assert done.returncode == 0, done.stderr
     lines = [line.removeprefix("CASE ") for line in done.stdout.splitlines() if line.startswith("CASE ")]
     assert len(lines) == len(cases), done.stderr  # rank 0 alone prints

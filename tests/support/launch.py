@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,6 +24,7 @@ import pytest
 from tests.support import shared_memory
 
 ROOT = Path(__file__).resolve().parents[2]
+FORK_SERVER = Path(__file__).with_name("fork_server.py")
 
 _SETTINGS = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -75,20 +79,32 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def run_script(
-    ranks: int, script: Path | str, *args: str, timeout: float = 60, env: Mapping[str, str] | None = None
+    ranks: int,
+    script: Path | str,
+    *args: str,
+    timeout: float = 60,
+    env: Mapping[str, str] | None = None,
+    forked: bool = True,
 ) -> Completed:
     """Run a script (a path, or code as text) on ``ranks`` Python processes.
+
+    Parameters
+    ----------
+    ranks : number of ranks; 0: one process without ``mpiexec``.
+    forked : fork the processes from one that has imported TensorFlow, unless ``env`` has variables that it reads then.
 
     Raises
     ------
     Hung : the script did not end within ``timeout`` seconds; all its processes have been killed.
     """
     with _as_file(script) as path, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        command = [mpiexec(), "-n", str(ranks), sys.executable, str(path), *args]
+        launcher = [mpiexec(), "-n", str(ranks)] if ranks else []
+        variables = environment(**(env or {}))
+        python = fork_client() if forked and not _READ_AT_START.search(" ".join(env or {})) else [sys.executable]
         begin = time.monotonic()
         process = subprocess.Popen(
-            command,
-            env=environment(**(env or {})),
+            [*launcher, *python, str(path), *args],
+            env=variables,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
@@ -103,6 +119,38 @@ def run_script(
         finally:
             kill(process)
         return Completed(code, _text(out), _text(err), time.monotonic() - begin)
+
+
+_READ_AT_START = re.compile("(TF|OMP|KERAS|PYTHON|LD|CUDA|MPI4PY)_")
+"""Environment variables that Python, TensorFlow or an MPI library reads when it starts."""
+
+
+@functools.cache
+def _fork_server() -> tuple[subprocess.Popen[bytes], str]:
+    """Start the fork server of this process; return it, and the path of its socket."""
+    folder = tempfile.mkdtemp(prefix="matex-fork-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = f"{folder}/socket"
+    with Path(folder, "stderr").open("w") as errors:
+        server = subprocess.Popen(
+            [sys.executable, str(FORK_SERVER), "serve", path],
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,
+        )
+    return server, path
+
+
+def fork_client() -> list[str]:
+    """Return the start of a command that has its program forked by the fork server."""
+    server, path = _fork_server()
+    while not Path(path).exists():
+        if server.poll() is not None:
+            raise RuntimeError(f"the fork server ended:\n{Path(path).with_name('stderr').read_text()}")
+        time.sleep(0.05)
+    return [sys.executable, "-E", "-S", str(FORK_SERVER), "client", path]
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -125,10 +173,16 @@ def shared_files(processes: Iterable[psutil.Process]) -> set[Path]:
 
 
 def _children(pid: int) -> list[psutil.Process]:
+    """Return the descendants of a process, and the processes that the fork server forked for them."""
     try:
-        return psutil.Process(pid).children(recursive=True)
+        found = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
+    for client in list(found) if _fork_server.cache_info().currsize else []:
+        with contextlib.suppress(FileNotFoundError, psutil.NoSuchProcess):
+            forked = psutil.Process(int(Path(f"{_fork_server()[1]}.{client.pid}").read_text()))
+            found += [forked, *forked.children(recursive=True)]
+    return found
 
 
 def _dump_stacks(pid: int) -> None:

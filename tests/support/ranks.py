@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Container, Mapping
@@ -18,7 +17,8 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from pathlib import Path
 from typing import Any
 
-from tests.support.launch import ROOT, environment, kill, mpiexec
+from tests.support import rank_worker
+from tests.support.launch import ROOT, environment, fork_client, kill, mpiexec
 from tests.support.rank_worker import Answer
 
 START_LIMIT = 60.0
@@ -144,7 +144,7 @@ class _Workers:
     def _start(self, size: int) -> None:
         __tracebackhide__ = True
         key = secrets.token_bytes(16)
-        command = [mpiexec(), "-n", str(size), sys.executable, "-m", "tests.support.rank_worker", str(self._folder)]
+        command = [mpiexec(), "-n", str(size), *fork_client(), rank_worker.__file__, str(self._folder)]
         with socket.socket(socket.AF_UNIX) as server, (self._folder / "mpiexec.out").open("ab") as output:
             server.bind(str(self._folder / "socket"))
             server.listen(size)

@@ -77,7 +77,7 @@ print(sorted(name for name in ("tensorflow", "keras") if name in sys.modules), m
 
 
 def test_importing_the_package_imports_no_tensorflow() -> None:
-    assert run_script(2, IMPORTS).stdout.split("\n")[:2] == ["[] 2", "[] 2"]
+    assert run_script(2, IMPORTS, forked=False).stdout.split("\n")[:2] == ["[] 2", "[] 2"]
 
 
 def test_training_works_without_other_ranks() -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.launch import environment, run_script
+from tests.support.launch import run_script
 
 LAUNCHER = "from matex_data.training.launcher.run import main; main()"
 SIZES = [2, pytest.param(3, marks=pytest.mark.slow)]
@@ -43,8 +41,7 @@ print("LOSS", *[f"{loss:.4f}" for loss in history.history["loss"]])
 @pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_script_configures_tensorflow(size: int, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(CONFIGURES)
-    command = [sys.executable, str(tmp_path / "script.py")]
-    plain = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+    plain = run_script(0, tmp_path / "script.py", timeout=120)
     done = run_script(size, LAUNCHER, str(tmp_path / "script.py"), timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout == plain.stdout
@@ -177,7 +174,8 @@ finally:
 @pytest.mark.parametrize("ranks", ["all", pytest.param("one", marks=pytest.mark.openmpi)])
 def test_exit_handlers_run(ranks: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(ENDS)
-    done = run_script(2, LAUNCHER, "--all-output", str(tmp_path / "script.py"), str(tmp_path), ranks, timeout=50)
+    arguments = ["--all-output", str(tmp_path / "script.py"), str(tmp_path), ranks]
+    done = run_script(2, LAUNCHER, *arguments, timeout=50, forked=False)
     assert done.returncode == 3, done.stderr
     assert done.stdout.count("finally") == (2 if ranks == "all" else 1)
     assert [path.read_text() for path in sorted(tmp_path.glob("[01]"))] == ["handler ran\n"] * (

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import gzip
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import h5py
 import numpy as np
 import pytest
 
-from tests.support.launch import ROOT, environment, run_script
+from tests.support.launch import ROOT, run_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DRIVER = ROOT / "tests" / "support" / "script_driver.py"
@@ -32,12 +30,8 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, tuple[st
     @functools.cache
     def run(ranks: int, names: tuple[str, ...]) -> Path:
         folder = tmp_path_factory.mktemp("scripts")
-        arguments = [str(DRIVER), str(folder), *(str(SCRIPTS / f"{name}.py") for name in names)]
-        if ranks:
-            done: Any = run_script(ranks, LAUNCHER, "--all-output", *arguments, timeout=240)
-        else:
-            command = [sys.executable, *arguments]
-            done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240)
+        command = [LAUNCHER, "--all-output", str(DRIVER)] if ranks else [DRIVER]
+        done = run_script(ranks, *command, str(folder), *(str(SCRIPTS / f"{name}.py") for name in names), timeout=240)
         assert done.returncode == 0, done.stderr
         return folder / SCRIPTS.name
 
@@ -250,7 +244,7 @@ def test_a_failing_script_ends_the_job(end: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     waits = "training.allreduce([1.0])" if "rank" in end else "None"
     script.write_text(f"import sys\nfrom matex_data import training\n{end}\n{waits}\nprint('trained')\n")
-    done = run_script(2, LAUNCHER, str(script), timeout=90)
+    done = run_script(2, LAUNCHER, str(script), timeout=90, forked=False)
     code, text = ENDS[end]
     assert done.returncode == code, done.stderr
     assert text in done.stderr

@@ -8,8 +8,6 @@ whole on every rank; ``sharded`` has loops with ``training.shard``; ``planted`` 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ import h5py
 import numpy as np
 import pytest
 
-from tests.support.launch import ROOT, Hung, environment, run_script
+from tests.support.launch import ROOT, Hung, run_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DRIVER = ROOT / "tests" / "support" / "script_driver.py"
@@ -139,16 +137,13 @@ def _run(scripts: list[str], ranks: int, folder: Path) -> Job:
 
 def _start(scripts: list[str], ranks: int, folder: Path, limit: float) -> str:
     """Run the driver; return its standard error."""
+    command, variables = [LAUNCHER, str(DRIVER)], {"MATEX_TIMEOUT": "30"}
+    if ranks == PLAIN:
+        command, variables = [DRIVER], {"MATEX_DRIVER_PLAIN": "1"}
     paths = [str(SCRIPTS / f"{name}.py") for name in scripts]
     try:
-        if ranks == PLAIN:
-            command = [sys.executable, str(DRIVER), str(folder), *paths]
-            env = environment(MATEX_DRIVER_PLAIN="1")
-            stderr = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit).stderr
-        else:
-            env = {"MATEX_TIMEOUT": "30"}
-            stderr = run_script(ranks, LAUNCHER, str(DRIVER), str(folder), *paths, timeout=limit, env=env).stderr
-    except (Hung, subprocess.TimeoutExpired) as error:
+        stderr = run_script(ranks, *command, str(folder), *paths, timeout=limit, env=variables).stderr
+    except Hung as error:
         stderr = str(error)
     return NOISE.sub("", stderr)
 
