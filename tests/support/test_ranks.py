@@ -149,6 +149,7 @@ def test_a_process_that_ends_is_a_failure_and_the_next_task_runs(ranks: Pools, f
     assert len(ranks(3).run(_sum, 1)) == 3
 
 
+@pytest.mark.slow
 def test_few_pools_stay_alive() -> None:
     pools = Pools()
     try:

@@ -232,11 +232,12 @@ ENDS = {
 
 COVERED = (
     "sys.exit('no such file')",
+    "raise KeyError('missing')",
     "sys.exit(3)",
     "training.world().rank == 1 and sys.exit(4)",
     "training.world().rank == 1 and 1 / 0",
 )
-"""Ends that quick tests of ``test_files.py`` cover."""
+"""Ends that quick tests of ``test_files.py`` and ``test_deadlines.py`` cover."""
 
 
 @pytest.mark.parametrize("end", [pytest.param(end, marks=pytest.mark.slow) if end in COVERED else end for end in ENDS])
