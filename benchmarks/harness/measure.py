@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from benchmarks.harness.data import Task
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT = 300.0  # seconds for one answer
 END_LIMIT = 20.0  # seconds to end in
 LAST_WORDS = 3000  # characters of a failed reader's output
