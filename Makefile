@@ -65,10 +65,11 @@ faults: $(VENV)/installed-test
 fuzz: $(VENV)/installed-test
 	@$(BIN)/python -m tests.fuzz
 
-# Lines and branches that this process executes: ranks and jobs are processes of their own.
 coverage: $(VENV)/installed-test
-	@$(BIN)/python -m coverage run --branch --source matex_data,readers,training -m pytest $(QUICK)
-	@$(BIN)/python -m coverage report
+	@rm -rf build/coverage
+	@$(BIN)/python -m coverage run --data-file=build/coverage/data $(PYTEST) $(QUICK)
+	@$(BIN)/python -m coverage combine -q --data-file=build/coverage/data build/coverage
+	@$(BIN)/python -m coverage report --data-file=build/coverage/data
 
 lint: $(VENV)/installed-test
 	@echo "== ruff"

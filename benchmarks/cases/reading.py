@@ -99,9 +99,9 @@ def chunks(setup: Setup) -> Measured:
     by = _by_reader(results)
     ours, best = by[TENSORS.name], _best(results)
     goals = [
-        Goal("tf.data / inflate + unshuffle alone", ours.over(by[DECODING.name]), 0.85),
-        Goal(f"tf.data / best peer ({best.reader.name})", ours.over(best), 30),
-        Goal(f"NumPy / best peer ({best.reader.name})", by[ARRAYS.name].over(best), 30),
+        Goal("tf.data / inflate + unshuffle alone", ours.over(by[DECODING.name]), 0.7),
+        Goal(f"tf.data / best peer ({best.reader.name})", ours.over(best), 20),
+        Goal(f"NumPy / best peer ({best.reader.name})", by[ARRAYS.name].over(best), 20),
         Goal("tf.data shuffled / h5py in order", ours.over(by[IN_ORDER.name]), 2),
     ]
     return Measured("gzip-1 + shuffle, chunks of 16 int16 samples of 24 KB, shuffled, batch 64", results, goals)

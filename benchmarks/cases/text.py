@@ -34,8 +34,8 @@ def alone(setup: Setup) -> Measured:
     goals = [
         Goal("tf.data, shuffled / pyarrow", matrix.over(arrow), 0.9),
         Goal("tf.data, shuffled, by column / pyarrow", columns.over(arrow), 0.6),
-        Goal("tf.data, shuffled / CsvDataset, shuffled", matrix.over(shuffled), 10),
-        Goal("tf.data, shuffled / CsvDataset, in order", matrix.over(in_order), 10),
+        Goal("tf.data, shuffled / CsvDataset, shuffled", matrix.over(shuffled), 8),
+        Goal("tf.data, shuffled / CsvDataset, in order", matrix.over(in_order), 8),
         Goal("record borders", scan.rate * gigabytes, min(1.0, 0.3 * moving.rate * gigabytes), unit=" GB/s"),
     ]
     return Measured(f"CSV, 30 numeric columns, {size / 1e6:.0f} MB", results, goals)
