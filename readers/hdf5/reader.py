@@ -11,6 +11,7 @@ import os
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,12 @@ import numpy as np
 
 from matex_data.errors import DataError, FormatError
 from matex_data.fields import Field
+from matex_data.index.chunked import Chunked, MemberPath
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
 from matex_data.readers.hdf5.chunks import chunked_layout, unwritten_layout
+from matex_data.readers.hdf5.members import Table, find_field, leaf_names, member_layouts, member_type
 from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names, find
 from matex_data.readers.hdf5.rows import Hdf5Rows, missing_filters, open_file
 
@@ -32,6 +35,7 @@ PROBE_BYTES = 64 * 1024 * 1024  # largest chunk that is decoded as a check
 MAX_ATTRIBUTES = 64
 MAX_ATTRIBUTE_BYTES = 1024
 MAX_SHOWN = 8  # datasets in an error or a warning
+MEMBERS = "members"  # attribute of a table: the names by which its members are fields
 NO_AXIS = "the field has no sample axis"
 HDF5PLUGIN = {307, 32001, 32004, 32008, 32013, 32015, 32017, 32018, 32024, 32026, 32028, 32033}  # its filters
 REGISTRY = "https://github.com/HDFGroup/hdf5_plugins"
@@ -62,8 +66,18 @@ def index(path: str, names: Sequence[str] | None = None) -> Index:
 
 
 def _named(file: h5py.File, path: str, names: Sequence[str]) -> tuple[dict[str, Field], dict[str, Layout]]:
-    found = {name: dataset_rows(find(file, path, name), path, name) for name in names}
-    return {name: field for name, (field, _) in found.items()}, {name: layout for name, (_, layout) in found.items()}
+    found: dict[str, tuple[Field, Layout]] = {}
+    tables: dict[str, tuple[Table, dict[str, MemberPath]]] = {}
+    for name in names:
+        field = find_field(file, path, name)
+        if isinstance(field, h5py.Dataset):
+            found[name] = dataset_rows(field, path, name)
+        else:
+            table, member_path = field
+            tables.setdefault(table.dataset.name, (table, {}))[1][name] = member_path
+    for table, members in tables.values():
+        found |= member_rows(table, path, members)
+    return {name: found[name][0] for name in names}, {name: found[name][1] for name in names}
 
 
 def _all(file: h5py.File, path: str) -> tuple[dict[str, Field], dict[str, Layout]]:
@@ -113,10 +127,65 @@ def dataset_rows(
     try:
         if not dataset.shape:
             raise _axis_error(dataset, path, name)
-        chosen = attributes(dataset) if field_attributes is None else field_attributes
-        return _field_and_layout(dataset, path, name, chosen)
+        if field_attributes is None:
+            field_attributes = attributes(dataset, dataset.dtype)
+            if dataset.dtype.names is not None:
+                field_attributes = {**field_attributes, MEMBERS: _member_names(dataset, name)}
+        return _field_and_layout(dataset, path, name, field_attributes)
     except HDF5_ERRORS as error:
         raise FormatError("the dataset cannot be read", file=path, field=name, found=error) from error
+
+
+def _member_names(dataset: h5py.Dataset, name: str) -> list[str]:
+    return [f"{name}/{member_name}" for member_name in Table(dataset).names()]
+
+
+def member_rows(table: Table, path: str, members: Mapping[str, MemberPath]) -> dict[str, tuple[Field, Layout]]:
+    """Return field and layout of members of a table of the open file ``path``, read together where that is possible.
+
+    Parameters
+    ----------
+    members : paths of the members, by the name of their field.
+
+    Raises
+    ------
+    FormatError : the table cannot be read.
+    """
+    dataset, first = table.dataset, next(iter(members))
+    try:
+        fields = {name: _member_field(table, name, member_path) for name, member_path in members.items()}
+        layouts = _member_byte_ranges(table, path, members)
+        for name, layout in layouts.items():
+            _check_end(layout, path, name)
+        for name in members.keys() - layouts.keys():
+            layouts[name] = _library_rows(dataset, path, name, fields[name], table, members[name])
+    except HDF5_ERRORS as error:
+        raise FormatError("the table cannot be read", file=path, field=first, found=error) from error
+    return {name: (fields[name], layouts[name]) for name in members}
+
+
+def _member_field(table: Table, name: str, member_path: MemberPath) -> Field:
+    dtype, shape = member_type(table, member_path)
+    stored, item, ragged = _element(dtype)
+    native = stored if stored.names is not None else np.dtype(stored.newbyteorder("=").str)
+    found = attributes(table.dataset, dtype)
+    if native.names is not None:
+        found = {**found, MEMBERS: [f"{name}/{inner}" for inner in leaf_names(native)]}
+    return Field(name, (*shape, *item), native, ragged, found)
+
+
+def _member_byte_ranges(table: Table, path: str, members: Mapping[str, MemberPath]) -> dict[str, Layout]:
+    """Return layouts of the members that have byte ranges."""
+    dataset, plist = table.dataset, table.dataset.id.get_create_plist()
+    if plist.get_external_count() or not _is_in(path, dataset):
+        return {}
+
+    def chunked(stored: np.dtype[Any]) -> Chunked | None:
+        if plist.get_layout() == h5py.h5d.CHUNKED:
+            return chunked_layout(dataset, path, stored, ())
+        return unwritten_layout(dataset, stored, ())
+
+    return member_layouts(table, members, chunked)
 
 
 def _axis_error(dataset: h5py.Dataset, path: str, name: str) -> FormatError:
@@ -209,8 +278,15 @@ def _check_end(layout: Layout, path: str, name: str) -> None:
         )
 
 
-def _library_rows(dataset: h5py.Dataset, path: str, name: str, field: Field) -> Hdf5Rows:
-    """Return rows that h5py reads, after a check that it can read the dataset."""
+def _library_rows(
+    dataset: h5py.Dataset,
+    path: str,
+    name: str,
+    field: Field,
+    table: Table | None = None,
+    member_path: MemberPath = (),
+) -> Hdf5Rows:
+    """Return rows that h5py reads, of the dataset or a member of it, after a check that it can read the dataset."""
     missing = missing_filters(dataset)
     if missing:
         in_plugin = HDF5PLUGIN.issuperset(number for number, _ in missing)
@@ -228,7 +304,11 @@ def _library_rows(dataset: h5py.Dataset, path: str, name: str, field: Field) -> 
     if dataset.size and prod(chunk) * dataset.dtype.itemsize <= PROBE_BYTES:
         dataset[(slice(0, 1),) * dataset.ndim]
     block = max(1, min(chunk[0], dataset.shape[0]))
-    return Hdf5Rows(path, name, dataset.shape[0], block, field.dtype, field.ragged)
+    rows = Hdf5Rows(path, name, dataset.shape[0], block, field.dtype, field.ragged)
+    if table is None:
+        return rows
+    column = None if table.columns is None else table.columns.index(member_path[0])
+    return replace(rows, name=dataset.name, member=member_path if column is None else (), column=column)
 
 
 def _check_external(dataset: h5py.Dataset, path: str, name: str) -> None:
@@ -251,13 +331,18 @@ def _check_external(dataset: h5py.Dataset, path: str, name: str) -> None:
             )
 
 
-def attributes(dataset: h5py.Dataset) -> Mapping[str, Any]:
+def attributes(dataset: h5py.Dataset, dtype: np.dtype[Any] | None = None) -> Mapping[str, Any]:
     """Return the attributes that are numbers, texts or short arrays of them.
 
     The names of an enumeration type are the attribute ``"enum"``.
+
+    Parameters
+    ----------
+    dataset : the dataset.
+    dtype : of the field; None: that of the dataset.
     """
     found: dict[str, Any] = {}
-    names = h5py.check_enum_dtype(dataset.dtype)
+    names = h5py.check_enum_dtype(dataset.dtype if dtype is None else dtype)
     if names is not None and len(names) <= MAX_ATTRIBUTES:
         found["enum"] = dict(names)
     for key in itertools.islice(_attribute_names(dataset), MAX_ATTRIBUTES):
