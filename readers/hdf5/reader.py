@@ -26,8 +26,9 @@ from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
 from matex_data.readers.hdf5.chunks import chunked_layout, unwritten_layout
+from matex_data.readers.hdf5.jagged import Pairings, Rows
 from matex_data.readers.hdf5.members import Table, find_field, leaf_names, member_layouts, member_type
-from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names, find
+from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names
 from matex_data.readers.hdf5.rows import Hdf5Rows, missing_filters, open_file
 
 BLOCK_BYTES = 256 * 1024  # per read through the library, about
@@ -41,59 +42,74 @@ HDF5PLUGIN = {307, 32001, 32004, 32008, 32013, 32015, 32017, 32018, 32024, 32026
 REGISTRY = "https://github.com/HDFGroup/hdf5_plugins"
 
 
-def index(path: str, names: Sequence[str] | None = None) -> Index:
+def index(path: str, names: Sequence[str] | None = None, offsets: Mapping[str, Any] | None = None) -> Index:
     """Index the rows of datasets of an HDF5 file along their first axis.
 
     Parameters
     ----------
-    names : datasets by their path in the file, for example ``"run1/images"``. None: every dataset that has a first
-        axis and can be read; a warning lists those that cannot. Scalars are left out, a dataset with more than one name
-        is read once, and soft and external links are followed only if ``names`` has them.
+    names : datasets by their path in the file, for example ``"run1/images"``, or members of compound tables, for
+        example ``"jets/pt"``. None: every dataset that has a first axis and can be read; a warning lists those that
+        cannot. Scalars are left out, a dataset with more than one name is read once, and soft and external links are
+        followed only if ``names`` has them.
+    offsets : where samples of variable length begin. A key is the content: a dataset, a table, or a group of datasets.
+        A value is the dataset of offsets or counts, ``"jets/offsets"``, which may say what it holds,
+        ``("jets/n", "counts")``, or the datasets of first elements and counts. None: known conventions; {}: none.
 
     Raises
     ------
     FieldNotFound : there is no dataset of that name.
-    FormatError : the file is damaged or no HDF5 file, or a dataset cannot be read or has no rows.
+    FormatError : the file is damaged or no HDF5 file, a dataset cannot be read or has no rows, or offsets do not fit.
     """
     try:
         with open_file(path) as file:
-            fields, layouts = _named(file, path, names) if names is not None else _all(file, path)
+            pairings = Pairings.of(file, path, offsets)
+            rows = pairings.pair(_all(file, path, pairings) if names is None else _named(file, path, names, pairings))
     except DataError:
         raise
     except HDF5_ERRORS as error:
         raise _file_error(path, error) from error
+    layouts = {name: layout for name, (_, layout) in rows.items()}
+    fields = {name: field for name, (field, _) in rows.items()}
     return Index(fields, [FileIndex(path, next(iter(layouts.values())).rows, layouts)])
 
 
-def _named(file: h5py.File, path: str, names: Sequence[str]) -> tuple[dict[str, Field], dict[str, Layout]]:
-    found: dict[str, tuple[Field, Layout]] = {}
+def _named(
+    file: h5py.File,
+    path: str,
+    names: Sequence[str],
+    pairings: Pairings,
+    unread: dict[str, FormatError] | None = None,
+) -> Rows:
+    """Return the fields of these names; errors of single fields go to ``unread``, or are raised without it."""
+    found: Rows = {}
     tables: dict[str, tuple[Table, dict[str, MemberPath]]] = {}
     for name in names:
-        field = find_field(file, path, name)
-        if isinstance(field, h5py.Dataset):
-            found[name] = dataset_rows(field, path, name)
-        else:
-            table, member_path = field
-            tables.setdefault(table.dataset.name, (table, {}))[1][name] = member_path
+        try:
+            item = find_field(file, path, pairings.dataset_name(name))
+            if isinstance(item, h5py.Dataset):
+                found[name] = dataset_rows(item, path, name)
+                continue
+        except FormatError as error:
+            if unread is None:
+                raise
+            unread[name] = error
+            continue
+        table, member_path = item
+        tables.setdefault(table.dataset.name, (table, {}))[1][name] = member_path
     for table, members in tables.values():
         found |= member_rows(table, path, members)
-    return {name: found[name][0] for name in names}, {name: found[name][1] for name in names}
+    return {name: found[name] for name in names if name in found}
 
 
-def _all(file: h5py.File, path: str) -> tuple[dict[str, Field], dict[str, Layout]]:
-    fields, layouts = {}, {}
+def _all(file: h5py.File, path: str, pairings: Pairings) -> Rows:
     unread: dict[str, FormatError] = {}
-    for name in dataset_names(file, path):
-        try:
-            fields[name], layouts[name] = dataset_rows(find(file, path, name), path, name)
-        except FormatError as error:
-            unread[name] = error
-    if not fields:
+    rows = _named(file, path, pairings.listed(dataset_names(file, path)), pairings, unread)
+    if not rows:
         shown = [f"{name!r}: {error.problem}" for name, error in list(unread.items())[:MAX_SHOWN]]
         found = "; ".join(shown) or "no dataset at all"
         raise FormatError("the file has no samples", file=path, expected="a dataset with a sample axis", found=found)
     _warn_of({name: error for name, error in unread.items() if error.problem != NO_AXIS}, path)
-    return fields, layouts
+    return rows
 
 
 def _warn_of(unread: Mapping[str, FormatError], path: str) -> None:
@@ -140,7 +156,7 @@ def _member_names(dataset: h5py.Dataset, name: str) -> list[str]:
     return [f"{name}/{member_name}" for member_name in Table(dataset).names()]
 
 
-def member_rows(table: Table, path: str, members: Mapping[str, MemberPath]) -> dict[str, tuple[Field, Layout]]:
+def member_rows(table: Table, path: str, members: Mapping[str, MemberPath]) -> Rows:
     """Return field and layout of members of a table of the open file ``path``, read together where that is possible.
 
     Parameters
