@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 from matex_data._types import Array, Bytes, Integers
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Layout, ReadRequest, RowSelection
-from matex_data.index.scatter import Convert, scatter
+from matex_data.index.scatter import Convert, matrix_view, scatter
 from matex_data.index.strided import SCATTER_BYTES, Strided
 from matex_data.index.table import Column, Outputs, Table
 
@@ -137,10 +138,23 @@ def _bounds(group: list[_Output]) -> tuple[int, int]:
 
 
 def _scatter(group: list[_Output], begin: int, pitch: int, destination: Integers, data: Bytes) -> None:
+    matrix = matrix_view([out for _, out in group]) if _are_columns([field for field, _ in group]) else None
+    if matrix is not None:
+        first = group[0][0]
+        group = [(replace(first, shape=(len(group),), strides=(first.dtype.itemsize,)), matrix)]
     for field, out in group:
         row = np.ndarray(field.shape, field.dtype, data, field.offset - begin, field.strides)
         stored = np.lib.stride_tricks.as_strided(row, (len(destination), *field.shape), (pitch, *row.strides))
         scatter(out, destination, stored, field.convert)
+
+
+def _are_columns(fields: Sequence[RecordField]) -> bool:
+    """Return whether the fields are neighbouring numbers of one type, in this order."""
+    first = fields[0]
+    return all(
+        field.shape == () and field.convert is None and field.dtype == first.dtype and field.offset == begin
+        for field, begin in zip(fields, itertools.count(first.offset, first.dtype.itemsize), strict=False)
+    )
 
 
 def group_interleaved(layouts: Mapping[str, Layout]) -> dict[str, Layout]:

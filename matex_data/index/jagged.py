@@ -155,14 +155,15 @@ class Jagged(Table):
     def _cut(self, rows: RowSelection, outputs: list[tuple[Array, Array]]) -> None:
         """Cut the elements into samples, which are views."""
         numbers = rows.numbers
-        begin = self.offsets[numbers].astype(np.int64)
-        ends = np.cumsum(self.offsets[numbers + 1].astype(np.int64) - begin).tolist()
-        slices = list(map(slice, [0, *ends[:-1]], ends))
+        first = self.offsets[numbers].astype(np.int64)
+        ends = np.cumsum(self.offsets[numbers + 1].astype(np.int64) - first).tolist()
+        begins = [0, *ends[:-1]]
         destination: Any = rows.destination
         if are_consecutive(rows.destination):
             destination = slice(int(rows.destination[0]), int(rows.destination[-1]) + 1)
         for flat, out in outputs:
-            out[destination] = np.fromiter(map(flat.__getitem__, slices), object, len(slices))
+            samples = [flat[begin:end] for begin, end in zip(begins, ends, strict=True)]
+            out[destination] = np.fromiter(samples, object, len(samples))
 
 
 def compact(offsets: Integers) -> Array:
