@@ -18,6 +18,8 @@ from matex_data.index.scatter import are_consecutive
 from matex_data.index.table import Column, Outputs, Table, plan_reads
 
 TILE_BYTES = 4 << 20  # of the elements that are read to one array, about
+MOST_BLOCKS = 8  # of the content in a block of samples: an eighth is read twice, if samples reach over their ends
+ENOUGH_BLOCKS = 512  # of samples; less would shuffle poorly
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,8 @@ class Jagged(Table):
     def borders(self) -> Integers | None:
         """Return the first sample of every block: blocks of samples follow those of the largest content with blocks.
 
-        A sample belongs to the block in which its first element lies. So only the content's blocks at the border of
-        two blocks of samples may be needed for both.
+        A sample belongs to the block in which its first element lies. A block of samples has several blocks of a
+        content that has many, since the one at its end is read again for the next block.
         """
         return self._borders
 
@@ -95,6 +97,7 @@ class Jagged(Table):
             if layout.block_rows <= 1:
                 return None
             borders = np.arange(0, layout.rows, layout.block_rows, dtype=np.int64)
+        borders = borders[:: min(MOST_BLOCKS, max(1, len(borders) // ENOUGH_BLOCKS))]
         borders = borders[borders <= int(self.offsets[-1])].astype(self.offsets.dtype)
         first = np.searchsorted(self.offsets[:-1], borders, side="left").astype(np.int64)
         return np.unique(np.append(0, first[first < self.rows])).astype(np.int64)

@@ -69,23 +69,16 @@ class Pairings:
         return name
 
     def listed(self, names: Sequence[str]) -> list[str]:
-        """Return the fields to read if none is asked for: those of these datasets that are no offsets."""
-        listed = list(names) if self.conventions is None else self.conventions.listed(names)
-        paired = [self.pairing(self.dataset_name(name)) for name in listed]
-        sources = {source for pairing in paired if pairing is not None for source in pairing.sources}
-        return [name for name in listed if name not in sources or self._may_be_counts(name, paired)]
+        """Return the fields to read if none is asked for, of a file with these datasets."""
+        return list(names) if self.conventions is None else self.conventions.listed(names)
 
-    def _may_be_counts(self, name: str, paired: Sequence[Pairing | None]) -> bool:
-        """Return whether a dataset may be kept beside the content that it divides: it has a number for each sample."""
-        kinds = {pairing.kind for pairing in paired if pairing is not None and name in pairing.sources}
-        return kinds <= {"counts", RANGES}
-
-    def pair(self, rows: Rows) -> Rows:
+    def pair(self, rows: Rows, whole: bool) -> Rows:
         """Return the fields with those of variable length in place of their contents.
 
         Parameters
         ----------
         rows : fields as their datasets are.
+        whole : they are all fields of the file: offsets are left out, but not counts.
 
         Raises
         ------
@@ -96,20 +89,26 @@ class Pairings:
             pairing = self.pairing(self.dataset_name(name))
             if pairing is not None and not (pairing.found and field.shape):
                 paired.setdefault(pairing, []).append(name)
-        covered = {name for names in paired.values() for name in names}
-        lengths = {layout.rows for name, (_, layout) in rows.items() if name not in covered}
+        sources = {source for pairing in paired for source in pairing.sources}
+        other = sources.union(*paired.values())
+        lengths = {layout.rows for name, (_, layout) in rows.items() if name.strip("/") not in other}
         samples = lengths.pop() if len(lengths) == 1 else None
         jagged: Rows = {}
         for pairing, names in paired.items():
-            jagged |= self._jagged(pairing, {name: rows[name] for name in names}, samples)
-        return {name: jagged.get(name, found) for name, found in rows.items()}
+            divided, kinds = self._jagged(pairing, {name: rows[name] for name in names}, samples)
+            jagged |= divided
+            if kinds <= {"counts", RANGES}:
+                sources -= set(pairing.sources)
+        return {name: jagged.get(name, row) for name, row in rows.items() if not whole or name not in sources}
 
-    def _jagged(self, pairing: Pairing, rows: Rows, samples: int | None) -> Rows:
+    def _jagged(self, pairing: Pairing, rows: Rows, samples: int | None) -> tuple[Rows, set[str]]:
+        """Return the fields of a pairing that are divided into samples, and the kinds of offsets that divide them."""
         sources = [self._numbers(pairing, name) for name in pairing.sources]
         found: Rows = {}
+        kinds: set[str] = set()
         for length in {layout.rows for _, layout in rows.values()}:
             fields = {name: field for name, (field, layout) in rows.items() if layout.rows == length}
-            offsets = self._offsets(pairing, sources, length, samples)
+            kind, offsets = self._offsets(pairing, sources, length, samples)
             if offsets is None:
                 continue
             for field in fields.values():
@@ -117,7 +116,8 @@ class Pairings:
             contents = {name: Content(rows[name][1], field.dtype) for name, field in fields.items()}
             layouts = jagged_columns(offsets, contents)
             found |= {name: (replace(field, ragged=True), layouts[name]) for name, field in fields.items()}
-        return found
+            kinds.add(kind)
+        return found, kinds
 
     def _numbers(self, pairing: Pairing, name: str) -> Integers:
         """Read the numbers of a source.
@@ -148,10 +148,12 @@ class Pairings:
             )
         return numbers
 
-    def _offsets(self, pairing: Pairing, sources: list[Integers], length: int, samples: int | None) -> Integers | None:
-        """Return the offsets; None for a dataset of a group with a row for each sample, which is not divided."""
+    def _offsets(
+        self, pairing: Pairing, sources: list[Integers], length: int, samples: int | None
+    ) -> tuple[str, Integers | None]:
+        """Return their kind and the offsets; None for a dataset of a group that is not divided: it has n rows."""
         if pairing.kind == RANGES:
-            return self._of_ranges(pairing, sources, length)
+            return RANGES, self._of_ranges(pairing, sources, length)
         (values,) = sources
         if pairing.kind is not None:
             offsets = offsets_of(values, pairing.kind, length)
@@ -159,10 +161,10 @@ class Pairings:
         else:
             found = readings(values, length, samples)
         if len(found) == 1:
-            return next(iter(found.values()))
+            return next(iter(found.items()))
         is_group = isinstance(self.file.get(pairing.content), h5py.Group)
         if not found and is_group and length in (len(values), len(values) - 1):
-            return None
+            return "", None
         raise self._mismatch(pairing, values, length, found)
 
     def _of_ranges(self, pairing: Pairing, sources: list[Integers], length: int) -> Integers:
@@ -198,17 +200,24 @@ class Pairings:
                 field=pairing.content,
                 expected="numbers that are only offsets, or only counts",
                 found="; ".join(kinds),
-                remedy=f"say which: offsets={{{pairing.content!r}: ({source!r}, {next(reversed(found))!r})}}",
+                remedy=f"say which: {self._told(pairing, next(reversed(found)))}",
             )
-        kinds = [pairing.kind] if pairing.kind else list(KINDS)
+        remedy = f"name the dataset that belongs to this content, as in {EXAMPLE}"
+        if pairing.kind is None and offsets_of(values, "starts", length) is not None:
+            remedy = f"if these are the first elements of samples, say so: {self._told(pairing, 'starts')}"
+        kinds = [pairing.kind] if pairing.kind else [kind for kind in KINDS if kind != "starts"]
         return FormatError(
             f"the numbers of {source!r} do not divide the content",
             file=self.path,
             field=pairing.content,
             expected=f"{length} elements, divided by " + ", or ".join(KINDS[kind] for kind in kinds),
             found=_describe(values),
-            remedy=f"name the dataset that belongs to this content, as in {EXAMPLE}",
+            remedy=remedy,
         )
+
+    def _told(self, pairing: Pairing, kind: str) -> str:
+        """Return the option that says what the source of a pairing holds."""
+        return f'offsets={{"{pairing.content}": ("{pairing.sources[0]}", "{kind}")}}'
 
     def _check(self, field: Field) -> None:
         if field.shape or field.ragged:

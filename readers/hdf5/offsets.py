@@ -63,10 +63,10 @@ def offsets_of(values: Integers, kind: str, length: int) -> Integers | None:
 
 
 def readings(values: Integers, length: int, rows: int | None = None) -> dict[str, Integers]:
-    """Return the offsets for each kind of `KINDS` that fits, and that differs from those before.
+    """Return the offsets for each of the kinds "offsets", "ends" and "counts" that fits and differs from those before.
 
-    Numbers from 0 to the length of the content are n + 1 offsets, unless the number of samples is another one:
-    otherwise the first or the last sample would have to be empty.
+    First elements alone never prove to be such: they do not tell where the last sample ends. Numbers from 0 to the
+    length of the content are n + 1 offsets, unless the number of samples is another one.
 
     Parameters
     ----------
@@ -77,15 +77,15 @@ def readings(values: Integers, length: int, rows: int | None = None) -> dict[str
     --------
     >>> list(readings(np.array([0, 2, 2, 5]), 5)), list(readings(np.array([2, 0, 3]), 5))
     (['offsets'], ['counts'])
-    >>> list(readings(np.array([0, 1, 2, 3]), 6)), list(readings(np.array([1, 1, 1]), 3))
-    (['starts', 'counts'], ['counts'])
+    >>> list(readings(np.array([0, 0, 5]), 5)), list(readings(np.array([0, 0, 5]), 5, rows=2))
+    (['offsets', 'counts'], ['offsets'])
     """
     found: dict[str, Integers] = {}
-    for kind in KINDS:
+    for kind in ("offsets", "ends", "counts"):
         offsets = offsets_of(values, kind, length)
         if offsets is None or (rows is not None and len(offsets) != rows + 1):
             continue
-        if kind in ("starts", "ends") and "offsets" in found and rows is None:
+        if kind == "ends" and "offsets" in found:
             continue
         if not any(np.array_equal(offsets, other) for other in found.values()):
             found[kind] = offsets

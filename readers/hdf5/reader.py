@@ -63,7 +63,8 @@ def index(path: str, names: Sequence[str] | None = None, offsets: Mapping[str, A
     try:
         with open_file(path) as file:
             pairings = Pairings.of(file, path, offsets)
-            rows = pairings.pair(_all(file, path, pairings) if names is None else _named(file, path, names, pairings))
+            rows = _all(file, path, pairings) if names is None else _named(file, path, names, pairings)
+            rows = pairings.pair(rows, whole=names is None)
     except DataError:
         raise
     except HDF5_ERRORS as error:

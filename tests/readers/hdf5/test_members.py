@@ -124,7 +124,7 @@ def _jets(path: Path, rows: int = 5000) -> np.ndarray[Any, Any]:
     data["flavour"], data["p4"]["x"] = random.integers(0, 5, rows), np.arange(rows)
     with h5py.File(path, "w") as file:
         file["jets"] = data
-        file.create_dataset("packed", data=data, chunks=(64,), compression=1, shuffle=True)
+        file.create_dataset("packed", data=data, chunks=(min(64, rows),), compression=1, shuffle=True)
     return data
 
 
@@ -221,7 +221,8 @@ def _tables(folder: Path) -> list[Path]:
 
 class TestMembers(FormatSuite):
     def write(self, folder: Path) -> Case:
-        names = [f"{table}/{name}" for table in ("jets", "packed") for name in ("id", "p4/y", "v", "name", "good")]
+        names = [f"jets/{name}" for name in ("id", "p4/y", "name", "good")]
+        names += [f"packed/{name}" for name in ("id", "p4/x", "v")]
         read: dict[str, list[Any]] = {name: [] for name in names}
         for path in _tables(folder):
             with h5py.File(path) as file:
