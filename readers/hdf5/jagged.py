@@ -200,7 +200,7 @@ class Pairings:
                 field=pairing.content,
                 expected="numbers that are only offsets, or only counts",
                 found="; ".join(kinds),
-                remedy=f"say which: {self._told(pairing, next(reversed(found)))}",
+                remedy=f"say which: {self._told(pairing, list(found)[-1])}",
             )
         remedy = f"name the dataset that belongs to this content, as in {EXAMPLE}"
         if pairing.kind is None and offsets_of(values, "starts", length) is not None:

@@ -54,9 +54,8 @@ class Table:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Dtype of a record in memory."""
-        if self.columns is None:
-            return self.dataset.dtype
-        return np.dtype([(name, self.dataset.dtype) for name in self.columns])
+        dtype: np.dtype[Any] = self.dataset.dtype
+        return dtype if self.columns is None else np.dtype([(name, dtype) for name in self.columns])
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -246,7 +245,7 @@ def _has_bytes(record: np.dtype[Any], table: Table, path: MemberPath) -> bool:
 def _record_field(record: np.dtype[Any], row_shape: tuple[int, ...], path: MemberPath) -> RecordField:
     offset, shape, strides = 0, row_shape, c_strides(row_shape, record.itemsize)
     for name in path:
-        fields = record.fields or {}
+        fields: Mapping[str, Any] = record.fields or {}
         record, begin = fields[name][:2]
         offset += begin
         while record.subdtype is not None:

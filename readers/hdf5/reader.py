@@ -19,7 +19,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from matex_data.errors import DataError, FormatError
+from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.chunked import Chunked, MemberPath
 from matex_data.index.library import MemoryRows
@@ -33,6 +33,7 @@ from matex_data.readers.hdf5.rows import Hdf5Rows, missing_filters, open_file
 
 BLOCK_BYTES = 256 * 1024  # per read through the library, about
 PROBE_BYTES = 64 * 1024 * 1024  # largest chunk that is decoded as a check
+PROBE_ROWS = 16  # samples of variable length whose mean length is measured
 MAX_ATTRIBUTES = 64
 MAX_ATTRIBUTE_BYTES = 1024
 MAX_SHOWN = 8  # datasets in an error or a warning
@@ -322,10 +323,20 @@ def _library_rows(
         dataset[(slice(0, 1),) * dataset.ndim]
     block = max(1, min(chunk[0], dataset.shape[0]))
     rows = Hdf5Rows(path, name, dataset.shape[0], block, field.dtype, field.ragged)
-    if table is None:
-        return rows
-    column = None if table.columns is None else table.columns.index(member_path[0])
-    return replace(rows, name=dataset.name, member=member_path if column is None else (), column=column)
+    if table is not None:
+        column = None if table.columns is None else table.columns.index(member_path[0])
+        rows = replace(rows, name=dataset.name, member=member_path if column is None else (), column=column)
+    return replace(rows, inner=_estimate_inner(rows)) if field.ragged else rows
+
+
+def _estimate_inner(rows: Hdf5Rows) -> int:
+    """Return the size of the elements of all samples, in bytes, by the length of the first ones; 0 if unreadable."""
+    try:
+        samples = rows.read(0, min(rows.rows, PROBE_ROWS)).reshape(-1)
+    except DecodeError:
+        return 0
+    length = sum(np.size(sample) for sample in samples)
+    return rows.rows * length * rows.dtype.itemsize // max(1, min(rows.rows, PROBE_ROWS))
 
 
 def _check_external(dataset: h5py.Dataset, path: str, name: str) -> None:

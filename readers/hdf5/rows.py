@@ -35,6 +35,7 @@ class Hdf5Rows(LibraryRows):
     axis : sample axis of the dataset.
     member : names that lead to the member of a compound type that is read; (): all of it.
     column : of a matrix, which is read alone; None: all of it.
+    inner : size of the elements of all ragged samples in memory, in bytes, estimated.
     """
 
     path: str
@@ -46,6 +47,10 @@ class Hdf5Rows(LibraryRows):
     axis: int = 0
     member: MemberPath = ()
     column: int | None = None
+    inner: int = 0
+
+    def inner_bytes(self) -> int:
+        return self.inner
 
     def read(self, start: int, stop: int) -> Array:
         try:
