@@ -45,7 +45,8 @@ Rules
 - Each field has a layout with as many rows as the file. `Strided`: rows at even distances. `group_interleaved`: joins
   strided fields of the same records, so that one read serves them all. `Transposed`: the sample axis is not the first.
   `Chunked`: compressed chunks. `MemoryRows`: few rows, in the index itself. `LibraryRows`: subclass it for rows that
-  only the library of the format can read. `Layout`: the base class, for anything else that has byte ranges.
+  only the library of the format can read. `jagged_columns`: samples of variable length, over layouts of their
+  elements. `Layout`: the base class, for anything else that has byte ranges.
 - ``convert`` of a layout maps stored numbers to those of the field: a function ``(stored, out)`` of a module, or an
   object that can be pickled. An index is broadcast to all ranks, so everything in it must be immutable and picklable.
 - `Field.dtype` is in native byte order. ``Strided.dtype`` may have either.
@@ -63,6 +64,7 @@ from matex_data.fields import Field, Schema
 from matex_data.index.cache import ChunkCache
 from matex_data.index.chunked import Chunked
 from matex_data.index.interleaved import group_interleaved
+from matex_data.index.jagged import Content, Jagged, jagged_columns
 from matex_data.index.library import LibraryRows, MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, RowSelection
 from matex_data.index.scatter import Convert, scatter
@@ -77,6 +79,7 @@ __all__ = [
     "Chunked",
     "Codec",
     "Column",
+    "Content",
     "Convert",
     "DataError",
     "DecodeError",
@@ -88,6 +91,7 @@ __all__ = [
     "FormatError",
     "Index",
     "IndexingRanks",
+    "Jagged",
     "Layout",
     "LibraryRows",
     "MemoryRows",
@@ -100,6 +104,7 @@ __all__ = [
     "Table",
     "Transposed",
     "group_interleaved",
+    "jagged_columns",
     "near_matches",
     "scatter",
 ]

@@ -64,6 +64,11 @@ class DataError(Exception):
         facts["field"] = self.field or field
         return _rebuild(kind, problem, facts)
 
+    def at_row(self, row: int) -> DataError:
+        """Return the error with another row."""
+        kind, problem, facts = self.__reduce__()[1]
+        return _rebuild(kind, problem, {**facts, "row": row})
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Ranks exchange facts as text: not every object can be pickled.
         facts = {

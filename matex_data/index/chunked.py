@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
@@ -19,10 +19,13 @@ from matex_data.index.blocks import Blocks, even_blocks
 from matex_data.index.cache import ChunkCache, ChunkFuture
 from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection
 from matex_data.index.scatter import Convert, RowIndices, as_bytes, scatter
+from matex_data.index.table import Outputs, Table
 from matex_data.machine import threads
 
 DECODE_BYTES = (1 << 20, 8 << 20)  # least and most decoded bytes of the chunks of one read request
 
+MemberPath = tuple[str, ...]
+"""Names that lead to a member of a structured dtype, from the outside in; (): the whole element."""
 _Rows = tuple[RowIndices, RowIndices]
 """Rows within a chunk, and their destinations."""
 _NO_ROWS: _Rows = (EMPTY, EMPTY)
@@ -77,11 +80,24 @@ class Chunked(Layout):
         return int((self.offset + self.nbytes).max()) if len(self.offset) else 0
 
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+        return self.read_members(rows, [((), out)], cache)
+
+    def read_members(
+        self, rows: RowSelection, outs: Sequence[tuple[MemberPath, Array]], cache: ChunkCache
+    ) -> Iterator[ReadRequest]:
+        """Yield the reads of members of a structured ``dtype``; a chunk is decoded once for all of them.
+
+        Parameters
+        ----------
+        rows : rows to read.
+        outs : pairs of a member and the array that receives it.
+        cache : decoded chunks.
+        """
         depth, cells = self.chunk_shape[0], len(self._cells)
         bands = even_blocks(rows, depth)
         number = (bands.number[:, None] * cells + np.arange(cells)).reshape(-1)
         entry = self._entries(number)
-        selection = _Selection(bands, entry, out, {})
+        selection = _Selection(bands, entry, outs, {})
         whole = np.repeat(bands.count == np.minimum(depth, self.rows - bands.number * depth), cells)
         to_read = whole & (entry >= 0)
         for i in np.flatnonzero(entry < 0).tolist():
@@ -149,12 +165,13 @@ class Chunked(Layout):
 
     def _decode_chunk(self, selection: _Selection, i: int, entry: int, rows: _Rows, stored: Bytes) -> None:
         future, mask = selection.pending.get(i), int(self.mask[entry])
-        if future is None and self._decode_in_place(rows, selection.out, stored, mask):
+        (path, out), *others = selection.outs
+        if future is None and not (path or others) and self._decode_in_place(rows, out, stored, mask):
             return
         scratch = future is None and self.pipeline.filters
         data = self.pipeline.decode(stored, mask, thread_scratch(self.pipeline.nbytes) if scratch else None)
-        depth, *others = self.chunk_shape
-        chunk = data.view(self.dtype).reshape(*others[: self.axis], depth, *others[self.axis :])
+        depth, *edges = self.chunk_shape
+        chunk = data.view(self.dtype).reshape(*edges[: self.axis], depth, *edges[self.axis :])
         if self.axis:
             chunk = np.moveaxis(chunk, self.axis, 0)
         if future is not None:
@@ -192,7 +209,8 @@ class Chunked(Layout):
     def _scatter(self, selection: _Selection, i: int, rows: _Rows, chunk: Array) -> None:
         local, destination = rows
         outer, inner = self._cells[i % len(self._cells)]
-        scatter(selection.out[outer], destination, chunk[(local, *inner)], self.convert)
+        for path, out in selection.outs:
+            scatter(out[outer], destination, member(chunk, path)[(local, *inner)], self.convert)
 
     def _copy_cached(self, selection: _Selection, i: int, chunk: ChunkFuture, _: Bytes) -> None:
         self._scatter(selection, i, self._rows(selection, i), chunk.result())
@@ -203,7 +221,8 @@ class Chunked(Layout):
         destination = selection.bands.destinations(i // len(self._cells))
         count = destination.stop - destination.start if isinstance(destination, slice) else len(destination)
         rows = np.broadcast_to(self.fill, (count, *(edge.stop for edge in inner)))
-        scatter(selection.out[outer], destination, rows, self.convert)
+        for path, out in selection.outs:
+            scatter(out[outer], destination, member(rows, path), self.convert)
 
 
 @dataclass(frozen=True)
@@ -214,11 +233,61 @@ class _Selection:
     ----------
     bands : the selected rows, grouped by bands: the chunks with the same rows.
     entry : int64[bands * cells], position of each chunk in the table; -1: it was never written.
-    out : output array.
+    outs : pairs of a member of the stored elements and the array that receives it.
     pending : by chunk, the futures of the cache that other windows may wait for.
     """
 
     bands: Blocks
     entry: Integers
-    out: Array
+    outs: Sequence[tuple[MemberPath, Array]]
     pending: dict[int, ChunkFuture]
+
+
+def member(rows: Array, path: MemberPath) -> Array:
+    """Return the view of a member of structured rows.
+
+    >>> rows = np.zeros(5, [("id", "i4"), ("p", [("x", "f4"), ("y", "f4", (3,))])])
+    >>> member(rows, ("p", "y")).shape
+    (5, 3)
+    """
+    for name in path:
+        rows = rows[name]
+    return rows
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkedMembers(Table):
+    """Members of chunked rows of a structured dtype.
+
+    Parameters
+    ----------
+    chunked : the rows.
+    members : the selected members, by the name of their field.
+    """
+
+    chunked: Chunked
+    members: Mapping[str, MemberPath]
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]
+        return self.chunked.rows
+
+    @property
+    def block_rows(self) -> int:  # type: ignore[override]
+        return self.chunked.block_rows
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        return len(self.members)
+
+    def borders(self) -> Integers | None:
+        return None
+
+    def stored_bytes(self) -> int:
+        return self.chunked.stored_bytes()
+
+    def end(self) -> int:
+        return self.chunked.end()
+
+    def requests(self, rows: RowSelection, outs: Outputs, cache: ChunkCache) -> Iterator[ReadRequest]:
+        return self.chunked.read_members(rows, [(self.members[name], out) for name, out in outs], cache)

@@ -169,6 +169,10 @@ class Layout(ABC):
         """Return the first byte position after all bytes that may be read; 0 if there are no byte ranges."""
         return 0
 
+    def inner_bytes(self) -> int:
+        """Return the size of the elements of all ragged samples in memory, in bytes; 0 if it is unknown."""
+        return 0
+
 
 @dataclass(frozen=True)
 class FileIndex:
@@ -243,6 +247,11 @@ class Index:
     def raw(self) -> Index:
         """Return the index without ``post_process``: missing values stay NaN."""
         return self if self.post_process is None else Index(self.fields, self.files, self.static, self.facts)
+
+    def row_bytes(self, name: str) -> int:
+        """Return the mean size of a sample of a field in memory, in bytes, with the elements of ragged ones."""
+        inner = sum(file.layouts[name].inner_bytes() for file in self.files) if self.fields[name].ragged else 0
+        return self.fields[name].row_bytes + inner // max(1, len(self))
 
     def select(self, names: Sequence[str]) -> Index:
         """Return the index with only the named fields."""

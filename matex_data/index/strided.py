@@ -96,6 +96,10 @@ class Strided(Layout):
 
     def _read_in_place(self, rows: RowSelection, out: Array) -> ReadRequest:
         """Return a request that reads straight into ``out``, one range per run that is contiguous on both sides."""
+        if self.stride == self.row_bytes and are_consecutive(rows.destination):
+            count = rows.stop - rows.start
+            at = int(rows.destination[0]) + np.cumsum(count) - count
+            return ReadRequest(*self._byte_ranges(rows), target=as_bytes(out), at=at * self.row_bytes)
         numbers, destination = rows.numbers, rows.destination
         contiguous = (np.diff(numbers) == 1) & (np.diff(destination) == 1) & (self.stride == self.row_bytes)
         first, count = runs_where(contiguous)

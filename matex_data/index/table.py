@@ -47,6 +47,10 @@ class Table(ABC):
         """Return the first byte position after all bytes that may be read; 0 if there are no byte ranges."""
         return 0
 
+    def inner_bytes(self, name: str) -> int:
+        """Return the size of the elements of all samples of a ragged column in memory, in bytes; 0 if it is unknown."""
+        return 0
+
 
 @dataclass(frozen=True, eq=False)
 class Column(Layout):
@@ -78,6 +82,9 @@ class Column(Layout):
 
     def end(self) -> int:
         return self.table.end()
+
+    def inner_bytes(self) -> int:
+        return self.table.inner_bytes(self.name)
 
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         return self.table.requests(rows, [(self.name, out)], cache)

@@ -75,7 +75,7 @@ class Source:
         self.block_bytes, self.global_reads = block_bytes, global_reads
         self.index = index
         self.window_bytes = window_bytes
-        self.row_bytes = max(1, sum(field.row_bytes for field in index.fields.values()))
+        self.row_bytes = max(1, sum(index.row_bytes(name) for name in index.fields))
         self.comm = comm = sessions.comm
         self.mode = mode_for(io, len(index.files), comm)
         self.profile = Profile()
@@ -169,7 +169,7 @@ class Source:
         DataError : the first error of any rank, on every rank.
         """
         fields = [self.index.fields[name] for name in names]
-        row_bytes = max(1, sum(field.row_bytes for field in fields))
+        row_bytes = max(1, sum(self.index.row_bytes(name) for name in names))
         ranges = (
             (part, np.arange(part.total), partial(self.buffers.arrays, fields, part.total))
             for part, _ in self._ranges(self._block(runs), row_bytes)

@@ -126,8 +126,16 @@ def _dtype(field: Field) -> tf.DType:
             field=field.name,
             expected="numbers, booleans or strings",
             found=str(field.dtype),
-            remedy="read the field with batches() or load(), or select other fields with inputs= and targets=",
+            remedy=_remedy(field),
         ) from error
+
+
+def _remedy(field: Field) -> str:
+    members = [str(name) for name in field.attributes.get("members", ())]
+    if members:
+        shown = ", ".join(f'"{name}"' for name in members[:2])
+        return f"select members of the table: inputs=[{shown}]; or read it whole with batches() or load()"
+    return "read the field with batches() or load(), or select other fields with inputs= and targets="
 
 
 def normalization(axis: tuple[int, ...] | None, mean: Array, variance: Array) -> Any:

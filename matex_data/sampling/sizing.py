@@ -135,7 +135,7 @@ def block_borders(index: Index, block_bytes: int) -> Integers:
     index : of the data set.
     block_bytes : target size of a block, in bytes, where any row can be read alone or chunks are smaller.
     """
-    row_bytes = np.array([field.row_bytes for field in index.fields.values()] or [1])
+    row_bytes = np.array([index.row_bytes(name) for name in index.fields] or [1])
     borders: list[Integers] = []
     for file, first in zip(index.files, index.first_row.tolist(), strict=False):
         layouts = [file.layouts[name] for name in index.fields]

@@ -115,7 +115,7 @@ def statistics(source: Source, samples: Runs, names: Sequence[str], axis: int | 
     ----------
     source : the opened files.
     samples : samples of all ranks, ascending.
-    names : field names; none: all numeric fields.
+    names : field names; none: all numeric fields. Of a ragged field, all elements of the samples count.
     axis : axes of a batch to keep; None: none.
 
     Raises
@@ -137,7 +137,7 @@ def statistics(source: Source, samples: Runs, names: Sequence[str], axis: int | 
 
 
 def _numeric(field: Field) -> bool:
-    return field.dtype.kind in "biuf" and not field.ragged
+    return field.dtype.kind in "biuf"
 
 
 def _is_mask(schema: Mapping[str, Field], name: str) -> bool:
@@ -154,19 +154,22 @@ def _check(schema: Mapping[str, Field], name: str) -> None:
             "the field has no numbers",
             field=name,
             expected="integers, floats or booleans",
-            found=f"{schema[name].dtype}{' (ragged)' if schema[name].ragged else ''}",
+            found=schema[name].dtype,
         )
 
 
 def _kept_axes(field: Field, axis: tuple[int, ...] | None) -> tuple[int, ...]:
     """Return the axes of a batch to keep, counted from 0."""
-    rank = len(field.shape) + 1
+    rank = 1 if field.ragged else len(field.shape) + 1
     kept = tuple(sorted(a + rank if a < 0 else a for a in axis or ()))
     if any(not 1 <= a < rank for a in kept):
         if axis == (-1,):  # a scalar field: its last axis is that of the samples
             return ()
         raise FormatError(
-            "the field has no such axis", field=field.name, expected=f"1 to {rank - 1}", found=f"axis={axis}"
+            "the field has no such axis",
+            field=field.name,
+            expected=f"1 to {rank - 1}" if rank > 1 else "no axis: the statistics are those of all elements",
+            found=f"axis={axis}",
         )
     return kept
 
@@ -185,7 +188,9 @@ def _counts(values: NDArray[Any], field: Field) -> NDArray[np.int64] | None:
 
 
 def _moments(array: NDArray[Any], field: Field, kept: tuple[int, ...]) -> Iterator[Moments]:
-    """Yield the moments of an array, some rows at a time."""
+    """Yield the moments of an array, some rows at a time; of a ragged field those of the elements of its samples."""
+    if field.ragged:
+        array = np.concatenate([*array.reshape(-1), np.empty(0, field.dtype)])
     step = max(1, TILE // max(1, array[:1].size))
     others = tuple(a for a in range(array.ndim) if a not in kept)
     for begin in range(0, len(array), step):

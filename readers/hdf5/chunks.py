@@ -84,7 +84,7 @@ def fill_value(dataset: h5py.Dataset, dtype: np.dtype[Any], item: tuple[int, ...
     plist = dataset.id.get_create_plist()
     if plist.fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED:
         return np.zeros((), dtype)[()]
-    if item:
+    if item or dataset.dtype.hasobject or dataset.dtype.itemsize != dtype.itemsize:
         return None
     value = np.zeros((), dataset.dtype)
     try:

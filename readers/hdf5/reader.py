@@ -11,6 +11,7 @@ import os
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,68 +19,99 @@ from typing import Any
 import h5py
 import numpy as np
 
-from matex_data.errors import DataError, FormatError
+from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.fields import Field
+from matex_data.index.chunked import Chunked, MemberPath
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
 from matex_data.readers.hdf5.chunks import chunked_layout, unwritten_layout
-from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names, find
+from matex_data.readers.hdf5.jagged import Pairings, Rows
+from matex_data.readers.hdf5.members import Table, find_field, leaf_names, member_layouts, member_type
+from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names
 from matex_data.readers.hdf5.rows import Hdf5Rows, missing_filters, open_file
 
 BLOCK_BYTES = 256 * 1024  # per read through the library, about
 PROBE_BYTES = 64 * 1024 * 1024  # largest chunk that is decoded as a check
+PROBE_ROWS = 16  # samples of variable length whose mean length is measured
 MAX_ATTRIBUTES = 64
 MAX_ATTRIBUTE_BYTES = 1024
 MAX_SHOWN = 8  # datasets in an error or a warning
+MEMBERS = "members"  # attribute of a table: the names by which its members are fields
 NO_AXIS = "the field has no sample axis"
 HDF5PLUGIN = {307, 32001, 32004, 32008, 32013, 32015, 32017, 32018, 32024, 32026, 32028, 32033}  # its filters
 REGISTRY = "https://github.com/HDFGroup/hdf5_plugins"
 
 
-def index(path: str, names: Sequence[str] | None = None) -> Index:
+def index(path: str, names: Sequence[str] | None = None, offsets: Mapping[str, Any] | None = None) -> Index:
     """Index the rows of datasets of an HDF5 file along their first axis.
 
     Parameters
     ----------
-    names : datasets by their path in the file, for example ``"run1/images"``. None: every dataset that has a first
-        axis and can be read; a warning lists those that cannot. Scalars are left out, a dataset with more than one name
-        is read once, and soft and external links are followed only if ``names`` has them.
+    names : datasets by their path in the file, for example ``"run1/images"``, or members of compound tables, for
+        example ``"jets/pt"``. None: every dataset that has a first axis and can be read; a warning lists those that
+        cannot. Scalars are left out, a dataset with more than one name is read once, and soft and external links are
+        followed only if ``names`` has them.
+    offsets : where samples of variable length begin. A key is the content: a dataset, a table, or a group of datasets.
+        A value is the dataset of offsets or counts, ``"jets/offsets"``, which may say what it holds,
+        ``("jets/n", "counts")``, or the datasets of first elements and counts. None: known conventions; {}: none.
 
     Raises
     ------
     FieldNotFound : there is no dataset of that name.
-    FormatError : the file is damaged or no HDF5 file, or a dataset cannot be read or has no rows.
+    FormatError : the file is damaged or no HDF5 file, a dataset cannot be read or has no rows, or offsets do not fit.
     """
     try:
         with open_file(path) as file:
-            fields, layouts = _named(file, path, names) if names is not None else _all(file, path)
+            pairings = Pairings.of(file, path, offsets)
+            rows = _all(file, path, pairings) if names is None else _named(file, path, names, pairings)
+            rows = pairings.pair(rows, whole=names is None)
     except DataError:
         raise
     except HDF5_ERRORS as error:
         raise _file_error(path, error) from error
+    layouts = {name: layout for name, (_, layout) in rows.items()}
+    fields = {name: field for name, (field, _) in rows.items()}
     return Index(fields, [FileIndex(path, next(iter(layouts.values())).rows, layouts)])
 
 
-def _named(file: h5py.File, path: str, names: Sequence[str]) -> tuple[dict[str, Field], dict[str, Layout]]:
-    found = {name: dataset_rows(find(file, path, name), path, name) for name in names}
-    return {name: field for name, (field, _) in found.items()}, {name: layout for name, (_, layout) in found.items()}
-
-
-def _all(file: h5py.File, path: str) -> tuple[dict[str, Field], dict[str, Layout]]:
-    fields, layouts = {}, {}
-    unread: dict[str, FormatError] = {}
-    for name in dataset_names(file, path):
+def _named(
+    file: h5py.File,
+    path: str,
+    names: Sequence[str],
+    pairings: Pairings,
+    unread: dict[str, FormatError] | None = None,
+) -> Rows:
+    """Return the fields of these names; errors of single fields go to ``unread``, or are raised without it."""
+    found: Rows = {}
+    tables: dict[str, tuple[Table, dict[str, MemberPath]]] = {}
+    for name in names:
         try:
-            fields[name], layouts[name] = dataset_rows(find(file, path, name), path, name)
+            item = find_field(file, path, pairings.dataset_name(name))
+            if isinstance(item, h5py.Dataset):
+                found[name] = dataset_rows(item, path, name)
+                continue
         except FormatError as error:
+            if unread is None:
+                raise
             unread[name] = error
-    if not fields:
+            continue
+        table, member_path = item
+        tables.setdefault(table.dataset.name, (table, {}))[1][name] = member_path
+    for table, members in tables.values():
+        found |= member_rows(table, path, members)
+    return {name: found[name] for name in names if name in found}
+
+
+def _all(file: h5py.File, path: str, pairings: Pairings) -> Rows:
+    unread: dict[str, FormatError] = {}
+    rows = _named(file, path, pairings.listed(dataset_names(file, path)), pairings, unread)
+    if not rows:
         shown = [f"{name!r}: {error.problem}" for name, error in list(unread.items())[:MAX_SHOWN]]
         found = "; ".join(shown) or "no dataset at all"
         raise FormatError("the file has no samples", file=path, expected="a dataset with a sample axis", found=found)
     _warn_of({name: error for name, error in unread.items() if error.problem != NO_AXIS}, path)
-    return fields, layouts
+    return rows
 
 
 def _warn_of(unread: Mapping[str, FormatError], path: str) -> None:
@@ -113,10 +145,65 @@ def dataset_rows(
     try:
         if not dataset.shape:
             raise _axis_error(dataset, path, name)
-        chosen = attributes(dataset) if field_attributes is None else field_attributes
-        return _field_and_layout(dataset, path, name, chosen)
+        if field_attributes is None:
+            field_attributes = attributes(dataset, dataset.dtype)
+            if dataset.dtype.names is not None:
+                field_attributes = {**field_attributes, MEMBERS: _member_names(dataset, name)}
+        return _field_and_layout(dataset, path, name, field_attributes)
     except HDF5_ERRORS as error:
         raise FormatError("the dataset cannot be read", file=path, field=name, found=error) from error
+
+
+def _member_names(dataset: h5py.Dataset, name: str) -> list[str]:
+    return [f"{name}/{member_name}" for member_name in Table(dataset).names()]
+
+
+def member_rows(table: Table, path: str, members: Mapping[str, MemberPath]) -> Rows:
+    """Return field and layout of members of a table of the open file ``path``, read together where that is possible.
+
+    Parameters
+    ----------
+    members : paths of the members, by the name of their field.
+
+    Raises
+    ------
+    FormatError : the table cannot be read.
+    """
+    dataset, first = table.dataset, next(iter(members))
+    try:
+        fields = {name: _member_field(table, name, member_path) for name, member_path in members.items()}
+        layouts = _member_byte_ranges(table, path, members)
+        for name, layout in layouts.items():
+            _check_end(layout, path, name)
+        for name in members.keys() - layouts.keys():
+            layouts[name] = _library_rows(dataset, path, name, fields[name], table, members[name])
+    except HDF5_ERRORS as error:
+        raise FormatError("the table cannot be read", file=path, field=first, found=error) from error
+    return {name: (fields[name], layouts[name]) for name in members}
+
+
+def _member_field(table: Table, name: str, member_path: MemberPath) -> Field:
+    dtype, shape = member_type(table, member_path)
+    stored, item, ragged = _element(dtype)
+    native = stored if stored.names is not None else np.dtype(stored.newbyteorder("=").str)
+    found = attributes(table.dataset, dtype)
+    if native.names is not None:
+        found = {**found, MEMBERS: [f"{name}/{inner}" for inner in leaf_names(native)]}
+    return Field(name, (*shape, *item), native, ragged, found)
+
+
+def _member_byte_ranges(table: Table, path: str, members: Mapping[str, MemberPath]) -> dict[str, Layout]:
+    """Return layouts of the members that have byte ranges."""
+    dataset, plist = table.dataset, table.dataset.id.get_create_plist()
+    if plist.get_external_count() or not _is_in(path, dataset):
+        return {}
+
+    def chunked(stored: np.dtype[Any]) -> Chunked | None:
+        if plist.get_layout() == h5py.h5d.CHUNKED:
+            return chunked_layout(dataset, path, stored, ())
+        return unwritten_layout(dataset, stored, ())
+
+    return member_layouts(table, members, chunked)
 
 
 def _axis_error(dataset: h5py.Dataset, path: str, name: str) -> FormatError:
@@ -209,8 +296,15 @@ def _check_end(layout: Layout, path: str, name: str) -> None:
         )
 
 
-def _library_rows(dataset: h5py.Dataset, path: str, name: str, field: Field) -> Hdf5Rows:
-    """Return rows that h5py reads, after a check that it can read the dataset."""
+def _library_rows(
+    dataset: h5py.Dataset,
+    path: str,
+    name: str,
+    field: Field,
+    table: Table | None = None,
+    member_path: MemberPath = (),
+) -> Hdf5Rows:
+    """Return rows that h5py reads, of the dataset or a member of it, after a check that it can read the dataset."""
     missing = missing_filters(dataset)
     if missing:
         in_plugin = HDF5PLUGIN.issuperset(number for number, _ in missing)
@@ -228,7 +322,21 @@ def _library_rows(dataset: h5py.Dataset, path: str, name: str, field: Field) -> 
     if dataset.size and prod(chunk) * dataset.dtype.itemsize <= PROBE_BYTES:
         dataset[(slice(0, 1),) * dataset.ndim]
     block = max(1, min(chunk[0], dataset.shape[0]))
-    return Hdf5Rows(path, name, dataset.shape[0], block, field.dtype, field.ragged)
+    rows = Hdf5Rows(path, name, dataset.shape[0], block, field.dtype, field.ragged)
+    if table is not None:
+        column = None if table.columns is None else table.columns.index(member_path[0])
+        rows = replace(rows, name=dataset.name, member=member_path if column is None else (), column=column)
+    return replace(rows, inner=_estimate_inner(rows)) if field.ragged else rows
+
+
+def _estimate_inner(rows: Hdf5Rows) -> int:
+    """Return the size of the elements of all samples, in bytes, by the length of the first ones; 0 if unreadable."""
+    try:
+        samples = rows.read(0, min(rows.rows, PROBE_ROWS)).reshape(-1)
+    except DecodeError:
+        return 0
+    length = sum(np.size(sample) for sample in samples)
+    return rows.rows * length * rows.dtype.itemsize // max(1, min(rows.rows, PROBE_ROWS))
 
 
 def _check_external(dataset: h5py.Dataset, path: str, name: str) -> None:
@@ -251,13 +359,18 @@ def _check_external(dataset: h5py.Dataset, path: str, name: str) -> None:
             )
 
 
-def attributes(dataset: h5py.Dataset) -> Mapping[str, Any]:
+def attributes(dataset: h5py.Dataset, dtype: np.dtype[Any] | None = None) -> Mapping[str, Any]:
     """Return the attributes that are numbers, texts or short arrays of them.
 
     The names of an enumeration type are the attribute ``"enum"``.
+
+    Parameters
+    ----------
+    dataset : the dataset.
+    dtype : of the field; None: that of the dataset.
     """
     found: dict[str, Any] = {}
-    names = h5py.check_enum_dtype(dataset.dtype)
+    names = h5py.check_enum_dtype(dataset.dtype if dtype is None else dtype)
     if names is not None and len(names) <= MAX_ATTRIBUTES:
         found["enum"] = dict(names)
     for key in itertools.islice(_attribute_names(dataset), MAX_ATTRIBUTES):

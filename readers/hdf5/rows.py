@@ -14,6 +14,7 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.errors import DecodeError
+from matex_data.index.chunked import MemberPath, member
 from matex_data.index.library import LibraryRows
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 
@@ -32,6 +33,9 @@ class Hdf5Rows(LibraryRows):
     dtype : of the field; if ``ragged``, of one element of a sample.
     ragged : each element is an array of its own length.
     axis : sample axis of the dataset.
+    member : names that lead to the member of a compound type that is read; (): all of it.
+    column : of a matrix, which is read alone; None: all of it.
+    inner : size of the elements of all ragged samples in memory, in bytes, estimated.
     """
 
     path: str
@@ -41,10 +45,16 @@ class Hdf5Rows(LibraryRows):
     dtype: np.dtype[Any]
     ragged: bool = False
     axis: int = 0
+    member: MemberPath = ()
+    column: int | None = None
+    inner: int = 0
+
+    def inner_bytes(self) -> int:
+        return self.inner
 
     def read(self, start: int, stop: int) -> Array:
         try:
-            rows: Array = np.moveaxis(_dataset(self)[(slice(None),) * self.axis + (slice(start, stop),)], self.axis, 0)
+            rows = self._read(_dataset(self), start, stop)
         except HDF5_ERRORS as error:
             raise DecodeError(
                 "HDF5 cannot read the rows", file=self.path, field=self.name, row=start, found=error
@@ -56,6 +66,13 @@ class Hdf5Rows(LibraryRows):
             for i, item in enumerate(flat):
                 flat[i] = np.asarray(item, self.dtype)
         return rows
+
+    def _read(self, dataset: h5py.Dataset, start: int, stop: int) -> Array:
+        if self.column is not None:
+            return np.asarray(dataset[start:stop, self.column])
+        if self.member:
+            return member(dataset.fields(self.member[0])[start:stop], self.member[1:])
+        return np.moveaxis(dataset[(slice(None),) * self.axis + (slice(start, stop),)], self.axis, 0)
 
 
 def open_file(path: str) -> h5py.File:

@@ -214,7 +214,12 @@ def _load(comm: MPI.Intracomm, case: Case) -> Arrays:
 
 
 def _batches(comm: MPI.Intracomm, case: Case, **options: Any) -> list[Arrays]:
-    return [dict(batch) for batch in case.open(comm).batches(BATCH, **options)]
+    return [_fields(batch) for batch in case.open(comm).batches(BATCH, **options)]
+
+
+def _fields(batch: Any) -> Arrays:
+    """Return the fields of a batch, with the weights that stand beside them where ``inputs=`` has names."""
+    return {**batch[0], "sample_weight": batch[1]} if isinstance(batch, tuple) else dict(batch)
 
 
 def _identities(comm: MPI.Intracomm, case: Case, step: int = 0, **options: Any) -> list[list[NDArray[Any]]]:
@@ -253,17 +258,17 @@ def _tensors_agree(comm: MPI.Intracomm, case: Case) -> bool:
         for element, batch in zip(elements, arrays, strict=True):
             for name, spec in tensors.element_spec.items():
                 assert spec.is_compatible_with(element[name])
-                found = element[name]
-                values = found.to_list() if plain[name].ragged else found.numpy()
-                expected = [list(row) for row in batch[name]] if plain[name].ragged else batch[name]
-                assert np.array_equal(values, expected, equal_nan=plain[name].dtype.kind == "f")
+                if plain[name].ragged:
+                    assert element[name].to_list() == [row.tolist() for row in batch[name]]
+                    continue
+                assert np.array_equal(element[name].numpy(), batch[name], equal_nan=plain[name].dtype.kind == "f")
     return True
 
 
 def _of_one_sample(comm: MPI.Intracomm, case: Case, remainder: str) -> list[Arrays]:
     data = case.open(comm)
     fraction = 1 / len(data)
-    return list(data.split(fraction, 1 - fraction)[0].batches(BATCH, remainder=remainder))
+    return [_fields(batch) for batch in data.split(fraction, 1 - fraction)[0].batches(BATCH, remainder=remainder)]
 
 
 def _read_everything(comm: MPI.Intracomm, case: Case, **options: Any) -> int:

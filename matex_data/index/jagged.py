@@ -1,0 +1,180 @@
+"""Layout of samples of variable length: the elements of all samples one after the other, and where each one begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from matex_data._types import Array, Bytes, Integers
+from matex_data.errors import DataError
+from matex_data.index.cache import ChunkCache
+from matex_data.index.model import EMPTY, Layout, OnComplete, ReadRequest, RowSelection, call_after_last
+from matex_data.index.runs import Runs, merge
+from matex_data.index.scatter import are_consecutive
+from matex_data.index.table import Column, Outputs, Table, plan_reads
+
+TILE_BYTES = 4 << 20  # of the elements that are read to one array, about
+MOST_BLOCKS = 8  # of the content in a block of samples: an eighth is read twice, if samples reach over their ends
+ENOUGH_BLOCKS = 512  # of samples; less would shuffle poorly
+
+
+@dataclass(frozen=True)
+class Content:
+    """Elements of one field of all samples, in order.
+
+    Parameters
+    ----------
+    layout : a row for each element.
+    dtype : of the field, in native byte order.
+    """
+
+    layout: Layout
+    dtype: np.dtype[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Jagged(Table):
+    """Fields of variable length with the same number of elements in each sample: a sample is a 1-D array.
+
+    The layouts of the contents read the elements of neighbouring samples as one range. Contents that are columns of
+    one table are read together.
+
+    Parameters
+    ----------
+    offsets : integers[rows + 1], non-decreasing. Sample i has the elements ``offsets[i]`` to ``offsets[i + 1]``. Held
+        in memory by each rank: see `compact`.
+    contents : of the fields, by name.
+
+    Examples
+    --------
+    Three samples of 2, 0 and 3 elements:
+
+    >>> from matex_data.index.library import MemoryRows
+    >>> content = Content(MemoryRows(np.array([1.5, 2.5, 3.5, 4.5, 5.5])), np.dtype("f8"))
+    >>> jagged = Jagged(compact(np.array([0, 2, 2, 5])), {"pt": content})
+    >>> out = np.empty(3, object)
+    >>> selection = RowSelection(np.array([0]), np.array([3]), np.array([0, 1, 2]))
+    >>> for request in jagged.requests(selection, [("pt", out)], ChunkCache(0)):
+    ...     request.on_complete(np.empty(0, np.uint8))
+    >>> [sample.tolist() for sample in out]
+    [[1.5, 2.5], [], [3.5, 4.5, 5.5]]
+    """
+
+    offsets: Array
+    contents: Mapping[str, Content]
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]
+        return len(self.offsets) - 1
+
+    @property
+    def block_rows(self) -> int:  # type: ignore[override]
+        borders = self._borders
+        return 1 if borders is None else int(np.diff(borders, append=self.rows).max(initial=1))
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        return len(self.contents)
+
+    def borders(self) -> Integers | None:
+        """Return the first sample of every block: blocks of samples follow those of the largest content with blocks.
+
+        A sample belongs to the block in which its first element lies. A block of samples has several blocks of a
+        content that has many, since the one at its end is read again for the next block.
+        """
+        return self._borders
+
+    @cached_property
+    def _borders(self) -> Integers | None:
+        layouts = [content.layout for content in self.contents.values()]
+        layout = max(layouts, key=lambda layout: (layout.block_rows > 1, layout.stored_bytes()))
+        borders = layout.borders()
+        if borders is None:
+            if layout.block_rows <= 1:
+                return None
+            borders = np.arange(0, layout.rows, layout.block_rows, dtype=np.int64)
+        borders = borders[:: min(MOST_BLOCKS, max(1, len(borders) // ENOUGH_BLOCKS))]
+        borders = borders[borders <= int(self.offsets[-1])].astype(self.offsets.dtype)
+        first = np.searchsorted(self.offsets[:-1], borders, side="left").astype(np.int64)
+        return np.unique(np.append(0, first[first < self.rows])).astype(np.int64)
+
+    def stored_bytes(self) -> int:
+        return sum(content.layout.stored_bytes() for content in self.contents.values())
+
+    def end(self) -> int:
+        return max(content.layout.end() for content in self.contents.values())
+
+    def inner_bytes(self, name: str) -> int:
+        return int(self.offsets[-1] - self.offsets[0]) * self.contents[name].dtype.itemsize
+
+    def requests(self, rows: RowSelection, outs: Outputs, cache: ChunkCache) -> Iterator[ReadRequest]:
+        if not len(rows.destination):
+            return
+        for tile in self._tiles(rows, outs):
+            yield from self._read(tile, outs, cache)
+
+    def _tiles(self, rows: RowSelection, outs: Outputs) -> Iterator[RowSelection]:
+        """Split the selection where contents have no blocks; chunks are decoded to one array, each of them once."""
+        if self._borders is not None or not self.rows:
+            return iter([rows])
+        inner = sum(self.inner_bytes(name) for name, _ in outs)
+        return rows.tiles(max(1, TILE_BYTES * self.rows // max(1, inner)))
+
+    def _read(self, rows: RowSelection, outs: Outputs, cache: ChunkCache) -> Iterator[ReadRequest]:
+        selected = self._elements(rows)
+        total = len(selected.destination)
+        flat = {name: np.empty(total, self.contents[name].dtype) for name, _ in outs}
+        layouts = {name: self.contents[name].layout for name, _ in outs}
+        requests = [self._located(request) for _, request in plan_reads(layouts, selected, flat, cache) if total]
+        finish = partial(self._cut, rows, [(flat[name], out) for name, out in outs])
+        return iter(call_after_last(requests or [ReadRequest(EMPTY, EMPTY)], finish))
+
+    def _located(self, request: ReadRequest) -> ReadRequest:
+        """Return the request with the sample in place of the element as the row of its errors."""
+        if request.on_complete is None:
+            return request
+        return replace(request, on_complete=partial(self._complete, request.on_complete))
+
+    def _complete(self, on_complete: OnComplete, data: Bytes) -> None:
+        try:
+            on_complete(data)
+        except DataError as error:
+            if error.row is None:
+                raise
+            raise error.at_row(max(0, int(np.searchsorted(self.offsets, error.row, side="right")) - 1)) from error
+
+    def _elements(self, rows: RowSelection) -> RowSelection:
+        """Return the elements of the samples, one after the other."""
+        start = self.offsets[rows.start].astype(np.int64)
+        count = self.offsets[rows.stop].astype(np.int64) - start
+        some = count > 0
+        runs = merge(Runs(start[some], count[some]))
+        return RowSelection(runs.start, runs.start + runs.count, np.arange(runs.total, dtype=np.int64))
+
+    def _cut(self, rows: RowSelection, outputs: list[tuple[Array, Array]]) -> None:
+        """Cut the elements into samples, which are views."""
+        numbers = rows.numbers
+        first = self.offsets[numbers].astype(np.int64)
+        ends = np.cumsum(self.offsets[numbers + 1].astype(np.int64) - first).tolist()
+        begins = [0, *ends[:-1]]
+        destination: Any = rows.destination
+        if are_consecutive(rows.destination):
+            destination = slice(int(rows.destination[0]), int(rows.destination[-1]) + 1)
+        for flat, out in outputs:
+            samples = [flat[begin:end] for begin, end in zip(begins, ends, strict=True)]
+            out[destination] = np.fromiter(samples, object, len(samples))
+
+
+def compact(offsets: Integers) -> Array:
+    """Return offsets in the smallest unsigned integer type that holds them, since each rank keeps all of them."""
+    return offsets.astype(np.min_scalar_type(int(offsets[-1])))
+
+
+def jagged_columns(offsets: Integers, contents: Mapping[str, Content]) -> dict[str, Layout]:
+    """Return the layouts of the fields of one `Jagged` table, by name."""
+    table = Jagged(compact(offsets), dict(contents))
+    return {name: Column(table, name) for name in contents}

@@ -1,0 +1,303 @@
+"""Members of compound tables, and columns of matrices, as fields of their own: ``jets/pt`` of the table ``jets``.
+
+A member keeps a constant distance from one record to the next, so its rows are byte ranges as those of a dataset are.
+Members of one table are read together: the bytes of a record, or a chunk, once for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import h5py
+import numpy as np
+
+from matex_data.errors import FieldNotFound, near_matches
+from matex_data.index.chunked import Chunked, ChunkedMembers, MemberPath, member
+from matex_data.index.interleaved import InterleavedRecords, RecordField, c_strides
+from matex_data.index.library import MemoryRows
+from matex_data.index.model import Layout
+from matex_data.index.table import Column
+from matex_data.readers.hdf5.names import HDF5_ERRORS, find
+
+GAP_BYTES = 4096  # between members, or records, that are read rather than skipped: storage reads whole pages
+MAX_COLUMNS = 1024  # of a matrix whose columns can be selected
+COLUMN_NAMES = "properties"  # attribute with the names of a matrix's columns, in LHEH5 (arXiv:2309.13154)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Dataset whose elements are records.
+
+    Parameters
+    ----------
+    dataset : of a compound type, or a matrix whose columns count as members.
+    columns : names of the columns of a matrix; None: a compound type.
+    """
+
+    dataset: h5py.Dataset
+    columns: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, dataset: h5py.Dataset) -> Table | None:
+        """Return the table that a dataset is; None if it has no members."""
+        if not dataset.shape:
+            return None
+        if dataset.dtype.names is not None:
+            return cls(dataset)
+        if dataset.ndim == 2 and dataset.shape[1] <= MAX_COLUMNS and dataset.dtype.kind in "biufcS":
+            return cls(dataset, column_names(dataset) or tuple(map(str, range(dataset.shape[1]))))
+        return None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of a record in memory."""
+        dtype: np.dtype[Any] = self.dataset.dtype
+        return dtype if self.columns is None else np.dtype([(name, dtype) for name in self.columns])
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of the records in one row."""
+        return () if self.columns is not None else tuple(self.dataset.shape[1:])
+
+    def names(self) -> list[str]:
+        """Return the names of all members that have no members themselves."""
+        return leaf_names(self.dtype)
+
+    def path(self, name: str) -> MemberPath | None:
+        """Return the names that lead to a member, of which some may have a slash; None if there is no such member."""
+        return _path(self.dtype, name.split("/"))
+
+
+def column_names(dataset: h5py.Dataset) -> tuple[str, ...] | None:
+    """Return the names of a matrix's columns that its attribute ``properties`` lists; None without such a list."""
+    with suppress(*HDF5_ERRORS):
+        if COLUMN_NAMES not in dataset.attrs or dataset.ndim != 2:
+            return None
+        values = np.atleast_1d(dataset.attrs[COLUMN_NAMES])
+        names = tuple(v.decode() if isinstance(v, bytes) else str(v) for v in values.tolist())
+        return names if len(set(names)) == dataset.shape[1] else None
+    return None
+
+
+def find_field(file: h5py.File, path: str, name: str) -> h5py.Dataset | tuple[Table, MemberPath]:
+    """Return the dataset of that name, or else the table that has such a member, and the path of the member.
+
+    Raises
+    ------
+    FieldNotFound : there is no such dataset or member.
+    FormatError : the object is no dataset, or cannot be opened.
+    """
+    found = None if _exists(file, name) else _find_table(file, name)
+    if found is None:
+        return find(file, path, name)
+    table, begin, rest = found
+    member_path = table.path(rest)
+    if member_path is not None:
+        return table, member_path
+    names = [f"{begin}/{member_name}" for member_name in table.names()]
+    problem = "the table has no such member" if table.columns is None else "the matrix has no such column"
+    raise FieldNotFound(problem, file=path, field=name, expected=f"one of {near_matches(name, names)}")
+
+
+def _exists(file: h5py.File, name: str) -> bool:
+    with suppress(*HDF5_ERRORS):
+        file[name]
+        return True
+    return False
+
+
+def _find_table(file: h5py.File, name: str) -> tuple[Table, str, str] | None:
+    """Return the table that a name of the form ``table/member`` begins with, its name, and that of the member.
+
+    None if the name does not begin with that of a table.
+    """
+    words = name.split("/")
+    for count in range(len(words) - 1, 0, -1):
+        begin = "/".join(words[:count])
+        found = None
+        with suppress(*HDF5_ERRORS):
+            found = file[begin] if begin else None
+        if isinstance(found, h5py.Dataset):
+            table = Table.of(found)
+            return None if table is None else (table, begin, "/".join(words[count:]))
+        if found is not None:
+            return None
+    return None
+
+
+def leaf_names(dtype: np.dtype[Any]) -> list[str]:
+    """Return the names of all members of a dtype that have no members themselves.
+
+    >>> leaf_names(np.dtype([("id", "i4"), ("p", [("x", "f4"), ("y", "f4")])]))
+    ['id', 'p/x', 'p/y']
+    """
+    return ["/".join(path) for path in _leaves(dtype)]
+
+
+def _leaves(dtype: np.dtype[Any]) -> Iterator[MemberPath]:
+    for name in dtype.names or ():
+        inner = dtype[name].base
+        if inner.names is None:
+            yield (name,)
+        else:
+            yield from ((name, *path) for path in _leaves(inner))
+
+
+def _path(dtype: np.dtype[Any], words: list[str]) -> MemberPath | None:
+    for count in range(len(words), 0, -1):
+        name = "/".join(words[:count])
+        if name in (dtype.names or ()):
+            if count == len(words):
+                return (name,)
+            rest = _path(dtype[name].base, words[count:])
+            if rest is not None:
+                return (name, *rest)
+    return None
+
+
+def member_type(table: Table, path: MemberPath) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Return the dtype of a member, which may have a shape of its own, and the shape of a row without that shape."""
+    dtype, shape = table.dtype, table.row_shape
+    for name in path:
+        if dtype.subdtype is not None:
+            shape += dtype.shape
+        dtype = dtype.base[name]
+    return dtype, shape
+
+
+def member_layouts(
+    table: Table, members: Mapping[str, MemberPath], chunked: Callable[[np.dtype[Any]], Chunked | None]
+) -> dict[str, Layout]:
+    """Return layouts of byte ranges for the members that have them.
+
+    Parameters
+    ----------
+    table : the table.
+    members : paths of the selected members, by the name of their field.
+    chunked : returns the layout of the dataset, chunked or never written, whose elements have the given dtype.
+    """
+    dataset = table.dataset
+    record = _stored_record(table)
+    readable = {name: path for name, path in members.items() if record is not None and _has_bytes(record, table, path)}
+    if record is None or not readable:
+        return {}
+    storage = dataset.id.get_create_plist().get_layout()
+    if storage == h5py.h5d.COMPACT:
+        return {name: MemoryRows(_values(table, path)) for name, path in readable.items()}
+    offset = dataset.id.get_offset() if storage == h5py.h5d.CONTIGUOUS else None
+    if offset is not None:
+        return dict(_contiguous(table, record, readable, offset))
+    rows = chunked(record if table.columns is None else record[0])
+    if rows is None:
+        return {}
+    if table.columns is None:
+        together = ChunkedMembers(rows, readable)
+        return {name: Column(together, name) for name in readable}
+    return dict(_columns_of_chunks(table, rows, readable))
+
+
+def _stored_record(table: Table) -> np.dtype[Any] | None:
+    """Return the dtype of a record in the file, with the members that NumPy has types for; None if there are none."""
+    if table.dataset.dtype.hasobject:
+        return None  # HDF5 reports the positions in memory, which differ from those in the file
+    stored = _stored_type(table.dataset.id.get_type())
+    if table.columns is None or stored is None:
+        return stored
+    return np.dtype([(name, stored) for name in table.columns])
+
+
+def _stored_type(stored: h5py.h5t.TypeID) -> np.dtype[Any] | None:
+    """Return the NumPy type whose bytes are those in the file; None if there is none, or only for other members."""
+    if isinstance(stored, h5py.h5t.TypeArrayID):
+        inner = _stored_type(stored.get_super())
+        return None if inner is None else np.dtype((inner, stored.get_array_dims()))
+    dtype = stored.dtype
+    if dtype.names is None:
+        same = isinstance(stored, h5py.h5t.TypeOpaqueID) or stored == h5py.h5t.py_create(dtype, logical=True)
+        return np.dtype(dtype.str) if same and not dtype.hasobject else None
+    types = [_stored_type(stored.get_member_type(i)) for i in range(stored.get_nmembers())]
+    kept = [i for i, inner in enumerate(types) if inner is not None]
+    if not kept:
+        return None
+    return np.dtype(
+        {
+            "names": [dtype.names[i] for i in kept],
+            "formats": [types[i] for i in kept],
+            "offsets": [stored.get_member_offset(i) for i in kept],
+            "itemsize": stored.get_size(),
+        }
+    )
+
+
+def _has_bytes(record: np.dtype[Any], table: Table, path: MemberPath) -> bool:
+    """Return whether the stored record has the member, with all members of its own."""
+    for name in path:
+        if name not in (record.base.names or ()):
+            return False
+        record = record.base[name]
+    expected, _ = member_type(table, path)
+    return list(_leaves(record.base)) == list(_leaves(expected.base))
+
+
+def _record_field(record: np.dtype[Any], row_shape: tuple[int, ...], path: MemberPath) -> RecordField:
+    offset, shape, strides = 0, row_shape, c_strides(row_shape, record.itemsize)
+    for name in path:
+        fields: Mapping[str, Any] = record.fields or {}
+        record, begin = fields[name][:2]
+        offset += begin
+        while record.subdtype is not None:
+            base, dims = record.subdtype
+            shape, strides, record = shape + dims, strides + c_strides(dims, base.itemsize), base
+    return RecordField(offset, record, shape, strides)
+
+
+def _contiguous(
+    table: Table, record: np.dtype[Any], members: Mapping[str, MemberPath], offset: int
+) -> Iterator[tuple[str, Layout]]:
+    fields = {name: _record_field(record, table.row_shape, path) for name, path in members.items()}
+    row_bytes = record.itemsize * int(np.prod(table.row_shape, dtype=np.int64))
+    together = InterleavedRecords(table.dataset.shape[0], offset, row_bytes, fields, GAP_BYTES)
+    return ((name, Column(together, name)) for name in members)
+
+
+def _columns_of_chunks(table: Table, rows: Chunked, members: Mapping[str, MemberPath]) -> Iterator[tuple[str, Layout]]:
+    """Yield columns of a matrix: those in the same chunks are decoded together."""
+    columns, width = table.columns or (), rows.chunk_shape[1]
+    cells = -(-rows.shape[1] // width)
+    for cell in range(cells):
+        own = {name: path for name, path in members.items() if columns.index(path[0]) // width == cell}
+        if not own:
+            continue
+        names = [*columns[cell * width : (cell + 1) * width]]
+        names += [f"{len(names) + i} beyond the edge" for i in range(width - len(names))]
+        record = np.dtype([(name, rows.dtype) for name in names])
+        stored = rows.number % cells == cell
+        part = replace(
+            rows,
+            shape=rows.shape[:1],
+            chunk_shape=rows.chunk_shape[:1],
+            dtype=record,
+            number=rows.number[stored] // cells,
+            offset=rows.offset[stored],
+            nbytes=rows.nbytes[stored],
+            mask=rows.mask[stored],
+            fill=np.full((), rows.fill, rows.dtype).repeat(width).view(record)[0],
+        )
+        together = ChunkedMembers(part, own)
+        yield from ((name, Column(together, name)) for name in own)
+
+
+def _values(table: Table, path: MemberPath) -> np.ndarray[Any, Any]:
+    """Return all values of a member."""
+    rows = table.dataset[...]
+    return np.ascontiguousarray(rows[:, table.columns.index(path[0])] if table.columns else member(rows, path))
+
+
+def read_column(table: Table, path: MemberPath) -> np.ndarray[Any, Any]:
+    """Read a member through h5py: all rows of it."""
+    if table.columns is not None:
+        return np.asarray(table.dataset[:, table.columns.index(path[0])])
+    return np.asarray(member(table.dataset.fields(path[0])[...], path[1:]))
