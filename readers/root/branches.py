@@ -13,7 +13,7 @@ from uproot.interpretation import Interpretation
 from uproot.interpretation.grouped import AsGrouped
 from uproot.interpretation.jagged import AsJagged
 from uproot.interpretation.numerical import AsDtype
-from uproot.interpretation.objects import AsStridedObjects
+from uproot.interpretation.objects import AsObjects, AsStridedObjects
 from uproot.interpretation.strings import AsStrings
 
 from matex_data._types import Integers
@@ -56,6 +56,10 @@ class Branches(ABC):
     @abstractmethod
     def form(self, name: str) -> ak.forms.Form:
         """Return the awkward form of an entry. Raise `UnreadableType` if uproot cannot interpret it."""
+
+    @abstractmethod
+    def probe(self, name: str) -> None:
+        """Read one entry if only that shows whether uproot can. Raise `UnreadableType` if it cannot."""
 
     @abstractmethod
     def edges(self, name: str) -> Integers:
@@ -141,8 +145,8 @@ class TreeBranches(Branches):
 
     def attributes(self, name: str) -> Mapping[str, Any]:
         title = self._branches[name].title
-        plain = not title or title.partition("/")[0] == self._branches[name].name
-        return {"type": self.typename(name)} if plain else {"type": self.typename(name), "title": title}
+        described = title and not title.startswith(self._branches[name].name)  # otherwise: name, shape and type code
+        return {"type": self.typename(name), "title": title} if described else {"type": self.typename(name)}
 
     def form(self, name: str) -> ak.forms.Form:
         branch = self._branches[name]
@@ -152,8 +156,18 @@ class TreeBranches(Branches):
         try:
             return interpretation.awkward_form(branch.file)
         except Exception as error:  # of many kinds, and some are raised for any unusual type
-            reason = getattr(error, "because", f"{type(error).__name__}: {error}".split("\n")[0])
+            reason = getattr(error, "because", None) or _first_line(error)
             raise UnreadableType(f"uproot cannot read it as arrays: {reason}") from error
+
+    def probe(self, name: str) -> None:
+        branch = self._branches[name]
+        element = branch.interpretation
+        element = element.content if isinstance(element, AsJagged) else element
+        if isinstance(element, AsObjects | AsStridedObjects) and branch.num_entries:
+            try:
+                branch.array(entry_start=0, entry_stop=1, library="ak")
+            except Exception as error:  # of many kinds
+                raise UnreadableType(f"uproot cannot read its objects: {_first_line(error)}") from error
 
     def edges(self, name: str) -> Integers:
         return np.unique(np.asarray(self._branches[name].entry_offsets, np.int64))
@@ -181,6 +195,11 @@ class TreeBranches(Branches):
         if features is None or not features.member("fIOBits") & OFFSETS_LEFT_OUT:
             return False
         return isinstance(branch.interpretation, AsJagged) and branch.count_branch is not None
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).split("\n") if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:2])}"
 
 
 def _encoding(interpretation: Any) -> Encoding | None:
@@ -231,8 +250,11 @@ class TupleFields(Branches):
             for key in path:
                 form = form.content(key)
         except Exception as error:  # of many kinds
-            raise UnreadableType(f"uproot cannot read it as arrays: {error}".split("\n")[0]) from error
+            raise UnreadableType(f"uproot cannot read it as arrays: {_first_line(error)}") from error
         return form
+
+    def probe(self, name: str) -> None:
+        pass  # the form tells
 
     def edges(self, name: str) -> Integers:
         first = [int(cluster.num_first_entry) for cluster in self.ntuple.cluster_summaries]

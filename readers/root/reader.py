@@ -136,6 +136,7 @@ def _members(branches: Branches, branch: str) -> dict[str, Member]:
         raise UnreadableType(f"uproot finds no entries: {error}".split("\n")[0]) from error
     if entries != branches.rows:
         raise UnreadableType(f"it has {entries} entries, and the tree {branches.rows}")
+    branches.probe(branch)
     return found
 
 
