@@ -23,7 +23,8 @@ class Field:
     dtype : as delivered, in native byte order. ``object``: byte strings of any length. A structured dtype: compound
         data, which are available as NumPy arrays only.
     ragged : each sample is a 1-D array of ``dtype`` of its own length; a batch of them is an object array.
-    attributes : of the field in the file (units, names, ...).
+    attributes : of the field in the file (units, names, ...). ``nested=True``: the elements of the ragged samples are
+        arrays themselves.
 
     Examples
     --------
@@ -42,6 +43,11 @@ class Field:
     def array_dtype(self) -> np.dtype[Any]:
         """Dtype of an array of samples."""
         return np.dtype(object) if self.ragged else self.dtype
+
+    @property
+    def nested(self) -> bool:
+        """Whether the elements of a sample are arrays of different lengths; available as NumPy arrays only."""
+        return bool(self.attributes.get("nested", False))
 
     @property
     def row_bytes(self) -> int:

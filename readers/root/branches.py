@@ -107,6 +107,7 @@ class TreeBranches(Branches):
     key: str
     tree: Any
     _branches: dict[str, Any] = field(init=False, default_factory=dict)
+    _edges: dict[bytes, Integers] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, branch in self.tree.iteritems(recursive=True):
@@ -170,7 +171,8 @@ class TreeBranches(Branches):
                 raise UnreadableType(f"uproot cannot read its objects: {_first_line(error)}") from error
 
     def edges(self, name: str) -> Integers:
-        return np.unique(np.asarray(self._branches[name].entry_offsets, np.int64))
+        edges = np.unique(np.asarray(self._branches[name].entry_offsets, np.int64))
+        return self._edges.setdefault(edges.tobytes(), edges)  # most branches share one array, in the index too
 
     def stored_bytes(self, name: str) -> int:
         return int(self._branches[name].member("fZipBytes"))
@@ -182,11 +184,11 @@ class TreeBranches(Branches):
         kinds = {member.kind for member in members.values()}
         in_baskets = len(branch.embedded_baskets) == 0 and not self._lacks_offsets(branch)
         if encoding is None or "nested" in kinds or not in_baskets:
-            return self.library_table(name, members, clusters, np.unique(entries))
+            return self.library_table(name, members, clusters, self.edges(name))
         filled = np.flatnonzero(np.diff(entries))
         offset, nbytes = (np.asarray(branch.member(key), np.int64)[filled] for key in ("fBasketSeek", "fBasketBytes"))
         ratio = branch.uncompressed_bytes / max(1, int(nbytes.sum()))
-        edges = np.append(entries[filled], entries[-1])
+        edges = self.edges(name)
         return Baskets(self.path, name, members, edges, clusters, offset, nbytes, max(1.0, ratio), encoding)
 
     def _lacks_offsets(self, branch: Any) -> bool:

@@ -126,4 +126,5 @@ def _member(
             return Member(path, Field(name, dimensions + inner, base, attributes=attributes), "flat")
     if dimensions == (VARIABLE,) and not text:
         return Member(path, Field(name, (), dtype, ragged=True, attributes=attributes), "jagged")
-    return Member(path, Field(name, (), np.dtype(object), ragged=True, attributes=attributes), "nested")
+    deep = {"nested": True} if len(dimensions) > 1 or not text else {}
+    return Member(path, Field(name, (), np.dtype(object), ragged=True, attributes={**attributes, **deep}), "nested")

@@ -54,9 +54,9 @@ def place(entries: Entries, rows: RowIndices, member: Member, out: Array, destin
     out, destination : output array, and the index in it for each of ``rows``.
     """
     if isinstance(entries, ak.Array):
-        selected = entries[rows]
         for name in member.path:
-            selected = selected[name]
+            entries = entries[name]
+        selected = ak.to_packed(entries[rows])
         entries, rows = _from_awkward(selected, member), slice(0, len(selected))
     elif not isinstance(entries, Lists):
         scatter(out, destination, _member_of(entries[rows], member))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ def index(path: str, names: Sequence[str] | None = None, *, tree: str | None = N
     file = open_file(path)
     try:
         with file:
+            _check_end(file, path)
             key = choose_tree(file, path, tree)
             found = file[key]
             kind = TreeBranches if hasattr(found, "branches") else TupleFields
@@ -49,6 +51,20 @@ def index(path: str, names: Sequence[str] | None = None, *, tree: str | None = N
         raise
     except Exception as error:  # uproot raises errors of many kinds for a damaged file
         raise file_error(path, error) from error
+
+
+def _check_end(file: Any, path: str) -> None:
+    """Raise ``FormatError`` if the file is shorter than its header says."""
+    size = Path(path).stat().st_size
+    if size < file.file.fEND:
+        raise FormatError(
+            "the file is truncated",
+            file=path,
+            byte=size,
+            expected=f"{file.file.fEND} bytes",
+            found=f"{size} bytes",
+            remedy="copy it again from its source",
+        )
 
 
 @dataclass

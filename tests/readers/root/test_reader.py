@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from matex_data.readers.root.baskets import Baskets, unpack
 from matex_data.readers.root.clusters import Clusters
 from matex_data.readers.root.reader import index
 from tests.support.format_suite import Case, FormatSuite
-from tests.support.ranks import Pools
 from tests.support.serial import every_row, random_rows
 
 ROWS = (150, 37, 1, 110)
@@ -162,7 +162,7 @@ def test_detection_by_content_and_by_name(tmp_path: Path) -> None:
     assert detect(path, Path(path).read_bytes()[:100]) == "root"
     assert len(opened(path)) == 5
     (tmp_path / "text.root").write_text("no ROOT file\n")
-    with pytest.raises(FormatError, match="(?s)cannot be read as ROOT.*text.root"):
+    with pytest.raises(FormatError, match=r"(?s)cannot be read as ROOT.*text\.root"):
         opened(str(tmp_path / "text.root"))
 
 
@@ -242,8 +242,6 @@ def test_short_names_of_branches_in_branches() -> None:
 
 
 def _corpus(name: str) -> str:
-    import os
-
     folder = os.environ.get("MATEX_CORPUS")
     if folder is None:
         pytest.skip("MATEX_CORPUS names no folder with ROOT files")
@@ -256,6 +254,14 @@ def test_lists_of_lists_are_arrays_of_arrays_and_no_tensors() -> None:
     assert [[list(inner) for inner in sample] for sample in samples][:3] == [[], [[], []], [[10.0], [], [10.0, 20.0]]]
     with pytest.raises(FormatError, match=r"(?s)'x'.*vector<.*double"):
         data.tf_dataset(2)
+
+
+def test_lists_of_strings_are_ragged_tensors() -> None:
+    data = opened(_corpus("uproot-stl_containers.root"), inputs="vector_string")
+    samples = data.load()["vector_string"]
+    assert [list(sample) for sample in samples][:2] == [[b"one"], [b"one", b"two"]]
+    (batch,) = data.tf_dataset(5)
+    assert batch.to_list() == [list(sample) for sample in samples]
 
 
 def test_layouts_of_branches() -> None:
@@ -288,7 +294,7 @@ def test_a_damaged_basket_names_branch_and_entry(tmp_path: Path, compression: st
     assert len(every_row(found, "event")) == 160
 
 
-def test_a_truncated_file(tmp_path: Path, ranks: Pools) -> None:
+def test_a_truncated_file(tmp_path: Path) -> None:
     path = write(tmp_path / "events.root", events(160))
     content = Path(path).read_bytes()
     for size in (50, 300, len(content) // 2, len(content) - 10):
