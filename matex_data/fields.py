@@ -46,7 +46,7 @@ class Field:
 
     @property
     def nested(self) -> bool:
-        """Whether the elements of a sample are arrays of different lengths; available as NumPy arrays only."""
+        """Return whether the elements of a sample are arrays of different lengths; available as NumPy arrays only."""
         return bool(self.attributes.get("nested", False))
 
     @property

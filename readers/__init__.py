@@ -68,6 +68,7 @@ class UnsupportedFormat:
 
 
 PARTICLE_FORMATS = (
+    UnsupportedFormat("a compressed ROOT file (uproot, after decompression)", (0, b"root\0")),
     UnsupportedFormat("a Les Houches event file (pylhe)", (0, b"<"), b"<LesHouchesEvents"),
     UnsupportedFormat("a HepMC event file (pyhepmc)", (0, b"HepMC::")),
     UnsupportedFormat("an LCIO file (pylcio)", (4, b"\xab\xad\xca\xfe")),

@@ -91,7 +91,7 @@ FORMATS: dict[str, Format] = {
     "root": Format(
         "matex_data.readers.root.reader:index",
         suffixes=(".root",),
-        magic=((0, b"root"),),
+        magic=((0, b"root\0"),),  # the version follows, less than 2**24
         extra="matex_data[particles]",
     ),
     "npy": Format("matex_data.readers.arrays:index", suffixes=(".npy",), magic=((0, b"\x93NUMPY"),)),

@@ -141,10 +141,10 @@ def unpack(stored: Bytes, count: int, path: str) -> tuple[Bytes, Array | None]:
     ValueError : the header is not that of a basket with ``count`` entries, or a checksum is wrong.
     Exception : of the codec, for compressed data that it cannot decode.
     """
-    nbytes, _, unpacked, _, key_bytes, _ = KEY.unpack_from(stored)
+    nbytes, _, unpacked, _, key_bytes, _ = KEY.unpack(stored[: KEY.size].tobytes())
     if nbytes != len(stored) or not KEY.size + BASKET.size < key_bytes <= nbytes or unpacked < 0:
         raise ValueError(f"no key of a basket of {len(stored)} bytes")
-    *_, entries, last = BASKET.unpack_from(stored, key_bytes - BASKET.size - 1)
+    *_, entries, last = BASKET.unpack(stored[key_bytes - BASKET.size - 1 : key_bytes - 1].tobytes())
     border = last - key_bytes
     if entries != count or not 0 <= border <= unpacked:
         raise ValueError(f"a basket of {entries} entries and {border} of {unpacked} bytes, in place of {count} entries")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import awkward as ak
 import numpy as np
@@ -39,8 +39,8 @@ class Lists:
         return Lists(np.concatenate([[0], np.cumsum(count)]), self.content[ranges(start, count)])
 
 
-Entries = Array | Lists | ak.Array
-"""Decoded entries of a branch."""
+Entries: TypeAlias = Any
+"""Decoded entries of a branch: an array, `Lists`, or an ``ak.Array`` (awkward has no types for mypy)."""
 
 
 def place(entries: Entries, rows: RowIndices, member: Member, out: Array, destination: RowIndices) -> None:
