@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
+
+from matex_data.errors import FieldNotFound, near_matches
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,8 @@ class Field:
     dtype : as delivered, in native byte order. ``object``: byte strings of any length. A structured dtype: compound
         data, which are available as NumPy arrays only.
     ragged : each sample is a 1-D array of ``dtype`` of its own length; a batch of them is an object array.
-    attributes : of the field in the file (units, names, ...).
+    attributes : of the field in the file (units, names, ...). ``nested=True``: the elements of the ragged samples are
+        arrays themselves.
 
     Examples
     --------
@@ -39,6 +43,11 @@ class Field:
     def array_dtype(self) -> np.dtype[Any]:
         """Dtype of an array of samples."""
         return np.dtype(object) if self.ragged else self.dtype
+
+    @property
+    def nested(self) -> bool:
+        """Return whether the elements of a sample are arrays of different lengths; available as NumPy arrays only."""
+        return bool(self.attributes.get("nested", False))
 
     @property
     def row_bytes(self) -> int:
@@ -65,12 +74,55 @@ Schema = Mapping[str, Field]
 WEIGHT = "sample_weight"
 """Name of the sample weights in a dict element."""
 Names = str | Sequence[str] | None
-"""Field names: a single one, a list, or none."""
+"""Field names or patterns: a single one, a list, or none."""
 
 
 def as_list(names: Names) -> list[str]:
     """Return the names as a list."""
     return [] if names is None else [names] if isinstance(names, str) else list(names)
+
+
+def is_pattern(name: str) -> bool:
+    """Return whether a name has wildcards: ``*``, ``?`` or ``[...]``."""
+    return any(character in name for character in "*?[")
+
+
+def expand_names(names: Iterable[str], available: Collection[str], file: str | None = None) -> list[str]:
+    """Return the names with each pattern replaced by the available names that match it, without duplicates.
+
+    A name that is available is never a pattern, and a name without wildcards is kept as it is.
+
+    Parameters
+    ----------
+    names : names and patterns; wildcards are those of ``fnmatch``: ``*``, ``?`` and ``[...]``.
+    available : names of the fields, in order.
+    file : path of the file, for the error.
+
+    Raises
+    ------
+    FieldNotFound : no available name matches a pattern.
+
+    Examples
+    --------
+    >>> expand_names(["MET_pt", "Muon_*"], ["run", "Muon_pt", "Muon_eta", "MET_pt"])
+    ['MET_pt', 'Muon_pt', 'Muon_eta']
+    """
+    expanded: dict[str, None] = {}
+    for name in names:
+        if name in available or not is_pattern(name):
+            expanded[name] = None
+            continue
+        matching = [other for other in available if fnmatchcase(other, name)]
+        if not matching:
+            raise FieldNotFound(
+                "no field matches the pattern",
+                file=file,
+                field=name,
+                expected=f"a pattern that matches one of {near_matches(name, available)}",
+                found=f"{len(available)} fields, none of which match",
+            )
+        expanded.update(dict.fromkeys(matching))
+    return list(expanded)
 
 
 @dataclass(frozen=True)
@@ -79,7 +131,7 @@ class ElementSpec:
 
     Parameters
     ----------
-    inputs, targets : a field name, for a single array; a list of names, for a dict; or None.
+    inputs, targets : a field name, for a single array; a list of names, or a pattern, for a dict; or None.
 
     Examples
     --------
@@ -97,6 +149,20 @@ class ElementSpec:
             return None
         return list(dict.fromkeys([*as_list(self.inputs), *as_list(self.targets)]))
 
+    def expanded(self, available: Collection[str]) -> ElementSpec:
+        """Return the structure with patterns replaced by the available names that match them.
+
+        Raises
+        ------
+        FieldNotFound : no available name matches a pattern.
+
+        Examples
+        --------
+        >>> ElementSpec("Muon_*", "weight").expanded(["Muon_pt", "Muon_eta", "weight"])
+        ElementSpec(inputs=['Muon_pt', 'Muon_eta'], targets='weight')
+        """
+        return ElementSpec(_expanded(self.inputs, available), _expanded(self.targets, available))
+
     def assemble(self, values: Mapping[str, Any], weight: Any = None) -> Any:
         """Return the element with the given values.
 
@@ -111,6 +177,12 @@ class ElementSpec:
         if weight is not None:
             sides.append(weight)
         return sides[0] if len(sides) == 1 else tuple(sides)
+
+
+def _expanded(names: Names, available: Collection[str]) -> Names:
+    if names is None or (isinstance(names, str) and (names in available or not is_pattern(names))):
+        return names
+    return expand_names(as_list(names), available)
 
 
 def _side(names: Names, values: Mapping[str, Any]) -> Any:

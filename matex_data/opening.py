@@ -62,7 +62,8 @@ def open_dataset(
         name, with numbers by value: file2 before file10.
     format : str, such as "hdf5". None: detected from the first bytes of the files, then from their suffix.
     inputs, targets : str, or list of str. Names of fields. Neither: an element is a dict of all fields. Only inputs:
-        ``x``. Both: ``(x, y)``. A list gives a dict by name.
+        ``x``. Both: ``(x, y)``. A list gives a dict by name, and so does a pattern such as ``"Muon_*"``, which stands
+        for all fields that match it.
     comm : mpi4py.MPI.Intracomm. The ranks that share the data. None: all ranks.
     stack : bool. Stack ``inputs``, numeric fields of one shape, into one array of shape (samples, fields, ...), the
         field "inputs".
@@ -124,11 +125,13 @@ def open_dataset(
     )
     made = [STACKED] if stack else []
     index = _index_all(sessions.comm, files, format, fields_to_read(elements.names, missing, *made), options)
+    elements = elements.expanded(index.fields)
     if stack:
-        index = stack_fields(index, as_list(inputs), STACKED, fields_to_read(as_list(targets), missing, *made) or [])
-        elements = ElementSpec(STACKED, targets)
+        stacked, others = as_list(elements.inputs), as_list(elements.targets)
+        index = stack_fields(index, stacked, STACKED, fields_to_read(others, missing, *made) or [])
+        elements = ElementSpec(STACKED, elements.targets)
     if window is not None:
-        index, ahead = sliding_windows(index, elements.inputs, targets, window, stride, horizon)
+        index, ahead = sliding_windows(index, elements.inputs, elements.targets, window, stride, horizon)
         elements = ElementSpec(elements.inputs, ahead)
     filled = fill_missing(index, missing, elements.names)
     source = Source(sessions, filled, io, window_bytes, cache, block_bytes, global_reads)

@@ -7,12 +7,13 @@ errors name the file. `matex_data.abc` describes the contract for readers in oth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
-from matex_data.errors import FormatError
+from matex_data.errors import FieldNotFound, FormatError
+from matex_data.fields import expand_names, is_pattern
 from matex_data.index.model import Index
 from matex_data.index.stamps import Stamp
 from matex_data.readers.collective import IndexingRanks
@@ -67,7 +68,7 @@ class UnsupportedFormat:
 
 
 PARTICLE_FORMATS = (
-    UnsupportedFormat("a ROOT file (uproot)", (0, b"root")),
+    UnsupportedFormat("a compressed ROOT file (uproot, after decompression)", (0, b"root\0")),
     UnsupportedFormat("a Les Houches event file (pylhe)", (0, b"<"), b"<LesHouchesEvents"),
     UnsupportedFormat("a HepMC event file (pyhepmc)", (0, b"HepMC::")),
     UnsupportedFormat("an LCIO file (pylcio)", (4, b"\xab\xad\xca\xfe")),
@@ -164,7 +165,8 @@ def reader(name: str) -> Reader:
         check_options(name, function, options, leading=2)
         stamp = _stamp(path)  # before the reader: a change while it runs has to show
         try:
-            return function(path, names, **options).with_stamps({path: stamp})
+            found = _with_patterns(names, path, lambda chosen: function(path, chosen, **options))
+            return found.with_stamps({path: stamp})
         except ModuleNotFoundError as error:
             raise missing_package(name, error, path) from error
 
@@ -192,10 +194,26 @@ def collective_reader(name: str) -> Reader | None:
     ) -> Index:
         check_options(name, function, options, leading=3)
         own = {path: _stamp(path) for path in paths[ranks.rank :: ranks.size]}
-        index: Index = function(paths, names, ranks, **options)
+        index = _with_patterns(names, paths[0], lambda chosen: function(paths, chosen, ranks, **options))
         return index.with_stamps({path: stamp for stamps in ranks.allgather(own) for path, stamp in stamps.items()})
 
     return index_collectively
+
+
+def _with_patterns(names: Sequence[str] | None, path: str, read: Callable[[Sequence[str] | None], Index]) -> Index:
+    """Return the index of the fields ``names``; patterns are expanded if the reader has no fields of these names.
+
+    Parameters
+    ----------
+    path : of the file, for errors.
+    read : reads the index of the given fields; None: of all fields.
+    """
+    try:
+        return read(names)
+    except FieldNotFound:
+        if not any(map(is_pattern, names or [])):
+            raise
+    return read(expand_names(names or [], read(None).fields, path))
 
 
 def _stamp(path: str) -> Stamp | None:

@@ -88,6 +88,12 @@ FORMATS: dict[str, Format] = {
         collective_reader="matex_data.readers.csv.reader:index_collectively",
         extra="matex_data[csv]",
     ),
+    "root": Format(
+        "matex_data.readers.root.reader:index",
+        suffixes=(".root",),
+        magic=((0, b"root\0"),),  # the version follows, less than 2**24
+        extra="matex_data[particles]",
+    ),
     "npy": Format("matex_data.readers.arrays:index", suffixes=(".npy",), magic=((0, b"\x93NUMPY"),)),
     "npz": Format("matex_data.readers.arrays:index", suffixes=(".npz",)),
     "raw": Format("matex_data.readers.arrays:index", suffixes=(".raw",)),

@@ -22,7 +22,7 @@ SOURCES = sorted(path for folder in ROOMS for path in (ROOT / folder).rglob("*.p
 BELOW: dict[str, set[str]] = {
     "_types": set(),
     "errors": set(),
-    "fields": {"_types"},
+    "fields": {"_types", "errors"},
     "machine": {"errors"},
 }
 """Packages, and modules beside them, with what each may import; every package may import all that is below it."""

@@ -116,6 +116,14 @@ class _Column:
 
 
 def _dtype(field: Field) -> tf.DType:
+    if field.nested:
+        raise FormatError(
+            "lists of lists of different lengths are no tensors",
+            field=field.name,
+            expected="numbers, strings, or lists of these",
+            found=field.attributes.get("type", "lists of lists"),
+            remedy="read the field with batches() or load(), or select other fields with inputs= and targets=",
+        )
     if field.dtype.kind in "OSU":
         return tf.string
     try:

@@ -112,7 +112,6 @@ def test_other_texts_are_tables_by_name(tmp_path: Path) -> None:
 
 
 PARTICLES = {
-    "ROOT": b"root\x00\x00\xf2\x88\x00\x00\x00d",
     "Les Houches": b'<LesHouchesEvents version="3.0">\n<init>\n',
     "Les Houches behind a declaration": b'<?xml version="1.0"?>\n<!-- a > b -->\n<LesHouchesEvents version="1.0">\n',
     "HepMC": b"\nHepMC::Version 2.06.09\nHepMC::IO_GenEvent-START_EVENT_LISTING\n",
@@ -126,6 +125,14 @@ def test_errors_for_particle_files_name_the_format(tmp_path: Path, kind: str) ->
         packer = {".gz": gzip.compress, ".bz2": bz2.compress}.get(Path(name).suffix, bytes)
         with pytest.raises(FormatError, match=rf"particle files(.|\n)*{kind.split()[0]}"):
             detected(tmp_path, packer(PARTICLES[kind]), name)
+
+
+def test_root_files(tmp_path: Path) -> None:
+    head = b"root\x00\x00\xf2\x88\x00\x00\x00d"
+    assert detected(tmp_path, head, "events.dat") == "root"
+    with pytest.raises(FormatError, match="compressed ROOT"):
+        detected(tmp_path, gzip.compress(head), "events.root.gz")
+    assert detected(tmp_path, b"root,1\n2,3\n4,5\n", "users") == "csv"
 
 
 def test_magic_bytes_come_before_names_and_names_before_parsing(tmp_path: Path) -> None:
@@ -165,7 +172,7 @@ def test_every_file_of_the_corpus_has_its_format() -> None:
         ).add(kind)
     assert found["csv"] == {"csv"}
     assert found["rank.train"] == found["images"] == {"unknown"}
-    assert found["particle"] == {"particle", "hdf5"}
+    assert found["particle"] == {"particle", "hdf5", "root"}
     assert found["hdf5"] | found["netcdf"] <= {"hdf5", "netcdf"}
 
 

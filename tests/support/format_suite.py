@@ -258,10 +258,10 @@ def _tensors_agree(comm: MPI.Intracomm, case: Case) -> bool:
         for element, batch in zip(elements, arrays, strict=True):
             for name, spec in tensors.element_spec.items():
                 assert spec.is_compatible_with(element[name])
-                if plain[name].ragged:
-                    assert element[name].to_list() == [row.tolist() for row in batch[name]]
-                    continue
-                assert np.array_equal(element[name].numpy(), batch[name], equal_nan=plain[name].dtype.kind == "f")
+                found = element[name].to_list() if plain[name].ragged else element[name].numpy()
+                rows = zip(found, batch[name], strict=True) if plain[name].ragged else [(found, batch[name])]
+                is_float = plain[name].dtype.kind == "f"
+                assert all(np.array_equal(value, expected, equal_nan=is_float) for value, expected in rows)
     return True
 
 

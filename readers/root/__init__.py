@@ -1,0 +1,1 @@
+"""Reader of ROOT files: ``TTree`` and ``RNTuple``."""

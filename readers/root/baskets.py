@@ -1,0 +1,221 @@
+"""Baskets of a ``TTree``: byte ranges of the file, and their decoding with uproot.
+
+A basket is a TKey, and compressed blocks of data; where entries differ in length, their byte offsets follow the data.
+Format: https://root.cern.ch/doc/master/classTBasket.html,
+https://github.com/root-project/root/blob/master/io/doc/TFile/datarecord.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from struct import Struct
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import numpy as np
+import uproot
+from uproot.compression import decompress
+from uproot.interpretation.jagged import AsJagged
+from uproot.interpretation.library import NumPy
+from uproot.interpretation.numerical import AsDtype
+from uproot.interpretation.strings import AsStrings
+
+from matex_data._types import Array, Bytes, Integers
+from matex_data.errors import DecodeError
+from matex_data.index.model import ReadRequest
+from matex_data.machine import threads
+from matex_data.readers.root.blocks import DecodedBlocks, Selection
+from matex_data.readers.root.place import Entries, Lists
+
+DECODE_BYTES = (1 << 20, 8 << 20)  # least and most decoded bytes of the baskets of one read request
+KEY = Struct(">ihiIhh")  # TKey: bytes, version, uncompressed bytes, date, bytes of the key, cycle
+BASKET = Struct(">Hiiii")  # behind it: version, buffer size, entry size, entries, end of the data
+_OFFSET = np.dtype(">i4")
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """Encoding of the entries of a basket.
+
+    Parameters
+    ----------
+    kind : "flat": every entry has one element. "jagged": any number of elements. "text": a string.
+    dtype : of an element, as stored; a subarray for elements of more dimensions. Of strings: uint8.
+    header_bytes : bytes in front of each entry.
+    length_bytes : encoding of a string's length: "1-5" or "4".
+    padded : entries may begin with further header bytes.
+    """
+
+    kind: Literal["flat", "jagged", "text"]
+    dtype: np.dtype[Any]
+    header_bytes: int = 0
+    length_bytes: str = "1-5"
+    padded: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Baskets(DecodedBlocks):
+    """Branch in baskets, each of which is one byte range.
+
+    Parameters
+    ----------
+    offset, nbytes : int64[baskets], byte ranges in the file.
+    ratio : bytes of the branch in memory for each byte in the file.
+    encoding : of the entries.
+    """
+
+    offset: Integers
+    nbytes: Integers
+    ratio: float
+    encoding: Encoding
+
+    def stored_bytes(self) -> int:
+        return int(self.nbytes.sum())
+
+    def end(self) -> int:
+        return int((self.offset + self.nbytes).max(initial=0))
+
+    def decoded_bytes(self, block: int) -> int:
+        return int(self.nbytes[block] * self.ratio)
+
+    def block_requests(self, selection: Selection, positions: Integers) -> Iterator[ReadRequest]:
+        for group in self._groups(selection, positions):
+            at = selection.blocks.number[group]
+            yield ReadRequest(self.offset[at], self.nbytes[at], on_complete=partial(self._decode, selection, group))
+
+    def _groups(self, selection: Selection, positions: Integers) -> list[Integers]:
+        """Split the baskets into groups for one thread each: large ones, but at least two for each thread."""
+        if not len(positions):
+            return []
+        ends = np.cumsum(self.nbytes[selection.blocks.number[positions]] * self.ratio)
+        least, most = DECODE_BYTES
+        size = min(most, max(least, float(ends[-1]) / (2 * threads())))
+        return np.split(positions, np.flatnonzero(np.diff(ends // size)) + 1)
+
+    def _decode(self, selection: Selection, positions: Integers, stored: Bytes) -> None:
+        """Decode a group of baskets; on an error, fail the pending futures of all that are left."""
+        numbers, end = positions.tolist(), 0
+        for done, i in enumerate(numbers):
+            basket = int(selection.blocks.number[i])
+            begin, end = end, end + int(self.nbytes[basket])
+            try:
+                self.finish(selection, i, self._entries(basket, stored[begin:end], i in selection.pending))
+            except Exception as error:  # uproot and the codecs raise errors of many kinds
+                located = error if isinstance(error, DecodeError) else self._located(basket, error)
+                selection.fail(numbers[done:], located)
+                raise located from error
+
+    def _entries(self, basket: int, stored: Bytes, kept: bool) -> Entries:
+        """Decode a basket; ``kept``: it outlives the memory of ``stored``."""
+        count = int(self.edges[basket + 1] - self.edges[basket])
+        data, offsets = unpack(stored, count, self.path)
+        if kept and np.may_share_memory(data, stored):
+            data = data.copy()
+        return decode(data, offsets, count, self.encoding)
+
+    def _located(self, basket: int, error: Exception) -> DecodeError:
+        return DecodeError(
+            "a basket does not decode",
+            file=self.path,
+            field=self.branch,
+            row=int(self.edges[basket]),
+            byte=int(self.offset[basket]),
+            found=f"{type(error).__name__}: {error}",
+            remedy="the file is damaged there: restore it from its source",
+        )
+
+
+def unpack(stored: Bytes, count: int, path: str) -> tuple[Bytes, Array | None]:
+    """Return the uncompressed data of a basket, and the byte offsets of its entries.
+
+    Parameters
+    ----------
+    stored : the basket as in the file.
+    count : number of entries that it should have.
+    path : of the file, for errors.
+
+    Raises
+    ------
+    ValueError : the header is not that of a basket with ``count`` entries, or a checksum is wrong.
+    Exception : of the codec, for compressed data that it cannot decode.
+    """
+    nbytes, _, unpacked, _, key_bytes, _ = KEY.unpack(stored[: KEY.size].tobytes())
+    if nbytes != len(stored) or not KEY.size + BASKET.size < key_bytes <= nbytes or unpacked < 0:
+        raise ValueError(f"no key of a basket of {len(stored)} bytes")
+    *_, entries, last = BASKET.unpack(stored[key_bytes - BASKET.size - 1 : key_bytes - 1].tobytes())
+    border = last - key_bytes
+    if entries != count or not 0 <= border <= unpacked:
+        raise ValueError(f"a basket of {entries} entries and {border} of {unpacked} bytes, in place of {count} entries")
+    packed = nbytes - key_bytes
+    raw = stored[key_bytes:] if packed == unpacked else _decompress(stored[key_bytes:], unpacked, path)
+    if border == unpacked:
+        return raw, None
+    offsets = raw[border:].view(_OFFSET)[1:] - key_bytes
+    if len(offsets) != count + 1:
+        raise ValueError(f"{len(offsets)} byte offsets of {count} entries")
+    offsets[-1] = border
+    if offsets[0] < 0 or (np.diff(offsets) < 0).any():
+        raise ValueError("the byte offsets of the entries do not ascend")
+    return raw[:border], offsets
+
+
+def _decompress(packed: Bytes, unpacked: int, path: str) -> Bytes:
+    chunk = uproot.source.chunk.Chunk.wrap(SimpleNamespace(file_path=path), packed)
+    blocks: list[tuple[str, int, int]] = []
+    data = decompress(chunk, uproot.source.cursor.Cursor(0), {}, len(packed), unpacked, blocks)
+    filled = sum(nbytes for _, _, nbytes in blocks)
+    if filled != unpacked:
+        raise ValueError(f"{filled} bytes after decompression, in place of {unpacked}")
+    return np.asarray(data.raw_data)
+
+
+def decode(data: Bytes, offsets: Array | None, count: int, encoding: Encoding) -> Entries:
+    """Return the entries of a basket, as they are stored.
+
+    Parameters
+    ----------
+    data : uncompressed.
+    offsets : byte offset of each entry, and the end of the last one; None: all entries are of the same length, or
+        strings in one row.
+    count : number of entries.
+
+    Raises
+    ------
+    ValueError : the data are not ``count`` entries of the encoding.
+    """
+    if encoding.kind == "flat":
+        return _flat(data, count, encoding)
+    if encoding.kind == "text":
+        strings = AsStrings(encoding.header_bytes, encoding.length_bytes)
+        found = strings.basket_array(data, offsets, None, None, {}, 0, NumPy(), {})
+        return _checked(Lists(np.asarray(found.offsets), np.frombuffer(found.content, np.uint8)), count)
+    if offsets is None:
+        raise ValueError("no byte offsets of entries of different lengths")
+    length = np.diff(offsets) - encoding.header_bytes
+    if (length < 0).any() or (length % encoding.dtype.itemsize).any():
+        raise ValueError(f"the lengths of the entries are no multiples of {encoding.dtype.itemsize} bytes")
+    if offsets[0] and not encoding.header_bytes:
+        raise ValueError(f"the first entry begins at byte {offsets[0]}")
+    jagged = AsJagged(AsDtype(encoding.dtype), encoding.header_bytes)
+    lists = jagged.basket_array(data, offsets, None, None, {}, 0, NumPy(), {})
+    return _checked(Lists(np.asarray(lists.offsets), lists.content), count)
+
+
+def _flat(data: Bytes, count: int, encoding: Encoding) -> Array:
+    itemsize = encoding.dtype.itemsize
+    length = len(data) // max(1, count)
+    if length * count != len(data) or length < itemsize or (length > itemsize and not encoding.padded):
+        raise ValueError(f"{len(data)} bytes for {count} entries of {itemsize} bytes")
+    base, shape = encoding.dtype.subdtype or (encoding.dtype, ())
+    if length == itemsize:
+        return data.view(base).reshape(count, *shape)
+    return np.ascontiguousarray(data.reshape(count, length)[:, length - itemsize :]).view(base).reshape(count, *shape)
+
+
+def _checked(lists: Lists, count: int) -> Lists:
+    offsets = lists.offsets
+    if len(offsets) != count + 1 or offsets[0] or (np.diff(offsets) < 0).any() or offsets[-1] > len(lists.content):
+        raise ValueError(f"no {count} entries within {len(lists.content)} bytes")
+    return lists

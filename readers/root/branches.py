@@ -1,0 +1,269 @@
+"""Branches of a ``TTree`` and fields of an ``RNTuple``: their types, and where their entries are stored."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import awkward as ak
+import numpy as np
+from uproot.interpretation import Interpretation
+from uproot.interpretation.grouped import AsGrouped
+from uproot.interpretation.jagged import AsJagged
+from uproot.interpretation.numerical import AsDtype
+from uproot.interpretation.objects import AsObjects, AsStridedObjects
+from uproot.interpretation.strings import AsStrings
+
+from matex_data._types import Integers
+from matex_data.readers.root.baskets import Baskets, Encoding
+from matex_data.readers.root.blocks import DecodedBlocks
+from matex_data.readers.root.clusters import Clusters
+from matex_data.readers.root.members import Member, UnreadableType
+
+OFFSETS_LEFT_OUT = 1  # bit of TTree's fIOFeatures: baskets without byte offsets where a branch of counts has them
+OBJECT_BYTES = 64  # guessed size of an entry of variable length
+
+
+class Branches(ABC):
+    """Branches of one tree, by name.
+
+    Attributes
+    ----------
+    path : of the file.
+    key : of the tree in the file.
+    rows : number of entries.
+    """
+
+    path: str
+    key: str
+    rows: int
+
+    @property
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Names of all branches that have entries."""
+
+    @abstractmethod
+    def has(self, name: str) -> bool:
+        """Return whether there is a branch of that name that has entries."""
+
+    @abstractmethod
+    def typename(self, name: str) -> str:
+        """Return the C++ type of a branch."""
+
+    @abstractmethod
+    def form(self, name: str) -> ak.forms.Form:
+        """Return the awkward form of an entry. Raise `UnreadableType` if uproot cannot interpret it."""
+
+    @abstractmethod
+    def probe(self, name: str) -> None:
+        """Read one entry if only that shows whether uproot can. Raise `UnreadableType` if it cannot."""
+
+    @abstractmethod
+    def edges(self, name: str) -> Integers:
+        """Return the first entry of each basket or cluster of a branch, and the number of entries."""
+
+    @abstractmethod
+    def stored_bytes(self, name: str) -> int:
+        """Return the size of a branch in the file, in bytes; 0 if it is unknown."""
+
+    @abstractmethod
+    def table(self, name: str, members: Mapping[str, Member], clusters: Integers) -> DecodedBlocks:
+        """Return the layout of a branch."""
+
+    def parts(self, name: str) -> list[str]:
+        """Return the branches that a branch consists of, if it has no entries itself."""
+        return []
+
+    def full_name(self, name: str) -> str:
+        """Return the name of the branch that has this short name; the name itself if no or several branches do."""
+        return name
+
+    def attributes(self, name: str) -> Mapping[str, Any]:
+        """Return the attributes of the fields of a branch."""
+        return {"type": self.typename(name)}
+
+    def library_table(
+        self, name: str, members: Mapping[str, Member], clusters: Integers, edges: Integers
+    ) -> DecodedBlocks:
+        """Return the layout of a branch whose entries uproot reads."""
+        known = sum(m.field.row_bytes if m.kind == "flat" else OBJECT_BYTES for m in members.values())
+        return Clusters(self.path, name, members, edges, clusters, self.key, known)
+
+
+@dataclass(frozen=True)
+class TreeBranches(Branches):
+    """Branches of a ``TTree``.
+
+    Parameters
+    ----------
+    path, key : of the file, and of the tree in it.
+    tree : the tree of uproot.
+    """
+
+    path: str
+    key: str
+    tree: Any
+    _branches: dict[str, Any] = field(init=False, default_factory=dict)
+    _edges: dict[bytes, Integers] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, branch in self.tree.iteritems(recursive=True):
+            self._branches.setdefault(name, branch)
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]
+        return int(self.tree.num_entries)
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in self._branches if self.has(name)]
+
+    def has(self, name: str) -> bool:
+        return name in self._branches and not isinstance(self._branches[name].interpretation, AsGrouped)
+
+    def parts(self, name: str) -> list[str]:
+        branch = self._branches.get(name)
+        if branch is None or not isinstance(branch.interpretation, AsGrouped):
+            return []
+        return [other for other in self.names if other.startswith(f"{name}/")]
+
+    def full_name(self, name: str) -> str:
+        if name in self._branches:
+            return name
+        named = [full for full, branch in self._branches.items() if branch.name == name]
+        return named[0] if len(named) == 1 else name
+
+    def typename(self, name: str) -> str:
+        found = str(self._branches[name].typename)
+        if found != "unknown":
+            return found
+        branch = self._branches[name]
+        kinds = [leaf.member("fTypeName", none_if_missing=True) for leaf in branch.member("fLeaves")]
+        return str(branch.member("fClassName", none_if_missing=True) or ", ".join(filter(None, kinds)) or "unknown")
+
+    def attributes(self, name: str) -> Mapping[str, Any]:
+        title = self._branches[name].title
+        described = title and not title.startswith(self._branches[name].name)  # otherwise: name, shape and type code
+        return {"type": self.typename(name), "title": title} if described else {"type": self.typename(name)}
+
+    def form(self, name: str) -> ak.forms.Form:
+        branch = self._branches[name]
+        interpretation = branch.interpretation
+        if not isinstance(interpretation, Interpretation):
+            raise UnreadableType(f"uproot has no interpretation of it: {getattr(interpretation, 'reason', 'unknown')}")
+        try:
+            return interpretation.awkward_form(branch.file)
+        except Exception as error:  # of many kinds, and some are raised for any unusual type
+            reason = getattr(error, "because", None) or _first_line(error)
+            raise UnreadableType(f"uproot cannot read it as arrays: {reason}") from error
+
+    def probe(self, name: str) -> None:
+        branch = self._branches[name]
+        element = branch.interpretation
+        element = element.content if isinstance(element, AsJagged) else element
+        if isinstance(element, AsObjects | AsStridedObjects) and branch.num_entries:
+            try:
+                branch.array(entry_start=0, entry_stop=1, library="ak")
+            except Exception as error:  # of many kinds
+                raise UnreadableType(f"uproot cannot read its objects: {_first_line(error)}") from error
+
+    def edges(self, name: str) -> Integers:
+        edges = np.unique(np.asarray(self._branches[name].entry_offsets, np.int64))
+        return self._edges.setdefault(edges.tobytes(), edges)  # most branches share one array, in the index too
+
+    def stored_bytes(self, name: str) -> int:
+        return int(self._branches[name].member("fZipBytes"))
+
+    def table(self, name: str, members: Mapping[str, Member], clusters: Integers) -> DecodedBlocks:
+        branch = self._branches[name]
+        entries = np.asarray(branch.entry_offsets, np.int64)
+        encoding = _encoding(branch.interpretation)
+        kinds = {member.kind for member in members.values()}
+        in_baskets = len(branch.embedded_baskets) == 0 and not self._lacks_offsets(branch)
+        if encoding is None or "nested" in kinds or not in_baskets:
+            return self.library_table(name, members, clusters, self.edges(name))
+        filled = np.flatnonzero(np.diff(entries))
+        offset, nbytes = (np.asarray(branch.member(key), np.int64)[filled] for key in ("fBasketSeek", "fBasketBytes"))
+        ratio = branch.uncompressed_bytes / max(1, int(nbytes.sum()))
+        edges = self.edges(name)
+        return Baskets(self.path, name, members, edges, clusters, offset, nbytes, max(1.0, ratio), encoding)
+
+    def _lacks_offsets(self, branch: Any) -> bool:
+        """Return whether the entries of a branch are separated by the counts of another branch alone."""
+        features = self.tree.member("fIOFeatures", none_if_missing=True)
+        if features is None or not features.member("fIOBits") & OFFSETS_LEFT_OUT:
+            return False
+        return isinstance(branch.interpretation, AsJagged) and branch.count_branch is not None
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).split("\n") if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:2])}"
+
+
+def _encoding(interpretation: Any) -> Encoding | None:
+    """Return the encoding of entries that byte ranges hold; None: only uproot can read them."""
+    if isinstance(interpretation, AsStrings):
+        header, length = interpretation.header_bytes, interpretation.length_bytes
+        return Encoding("text", np.dtype("u1"), header, length)
+    jagged = isinstance(interpretation, AsJagged)
+    element = interpretation.content if isinstance(interpretation, AsJagged) else interpretation
+    if type(element) not in (AsDtype, AsStridedObjects) or element.to_dtype != element.from_dtype.newbyteorder("="):
+        return None
+    header = interpretation.header_bytes if isinstance(interpretation, AsJagged) else 0
+    padded = isinstance(element, AsStridedObjects) and element.all_headers_prepended and not jagged
+    return Encoding("jagged" if jagged else "flat", element.from_dtype, header, padded=padded)
+
+
+@dataclass(frozen=True)
+class TupleFields(Branches):
+    """Top-level fields of an ``RNTuple``.
+
+    Parameters
+    ----------
+    path, key : of the file, and of the RNTuple in it.
+    ntuple : the RNTuple of uproot.
+    """
+
+    path: str
+    key: str
+    ntuple: Any
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]
+        return int(self.ntuple.num_entries)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.ntuple.keys(recursive=False))
+
+    def has(self, name: str) -> bool:
+        return name in self.names
+
+    def typename(self, name: str) -> str:
+        return str(self.ntuple[name].typename)
+
+    def form(self, name: str) -> ak.forms.Form:
+        try:
+            form, path = self.ntuple[name].to_akform()
+            for key in path:
+                form = form.content(key)
+        except Exception as error:  # of many kinds
+            raise UnreadableType(f"uproot cannot read it as arrays: {_first_line(error)}") from error
+        return form
+
+    def probe(self, name: str) -> None:
+        pass  # the form tells
+
+    def edges(self, name: str) -> Integers:
+        first = [int(cluster.num_first_entry) for cluster in self.ntuple.cluster_summaries]
+        return np.unique(np.array([0, *first, self.rows], np.int64))
+
+    def stored_bytes(self, name: str) -> int:
+        return 0
+
+    def table(self, name: str, members: Mapping[str, Member], clusters: Integers) -> DecodedBlocks:
+        return self.library_table(name, members, clusters, self.edges(name))

@@ -1,0 +1,121 @@
+"""Open ROOT files, and the trees in them, through uproot."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import uproot
+
+from matex_data.errors import FormatError, near_matches
+
+TREES = ("TTree", "TNtuple", "TNtupleD", "ROOT::RNTuple")
+MAX_OPEN_FILES = 16  # per process
+MAX_SHOWN = 12  # keys in an error
+
+
+def open_file(path: str) -> Any:
+    """Open a file; reads are plain ones, without threads, and nothing is cached.
+
+    Raises
+    ------
+    FormatError : it is no ROOT file, or a damaged one.
+    """
+    try:
+        return uproot.open(
+            {path: None},
+            handler=uproot.source.file.MultithreadedFileSource,
+            use_threads=False,
+            object_cache=None,
+            array_cache=None,
+        )
+    except Exception as error:  # uproot raises errors of many kinds for a damaged file
+        raise file_error(path, error) from error
+
+
+def file_error(path: str, error: Exception) -> FormatError:
+    """Return the error for a file that uproot cannot read."""
+    if not Path(path).exists():
+        return FormatError("there is no such file", file=path, found=error)
+    return FormatError(
+        "the file cannot be read as ROOT",
+        file=path,
+        expected="a ROOT file",
+        found=f"{type(error).__name__}: {error}",
+        remedy="if it is a ROOT file, it is damaged: copy it again from its source",
+    )
+
+
+def choose_tree(file: Any, path: str, tree: str | None) -> str:
+    """Return the key of a tree, with its cycle.
+
+    Parameters
+    ----------
+    tree : name, with the folders in the file, and maybe with a cycle (``"events;2"``); otherwise the highest cycle
+        is chosen. None: the only one.
+
+    Raises
+    ------
+    FormatError : there is no tree, none of that name, or more than one and no name.
+    """
+    classes: Mapping[str, str] = file.classnames(recursive=True, cycle=True)
+    cycles: dict[str, list[int]] = {}
+    for key, kind in classes.items():
+        if kind in TREES:
+            name, _, cycle = key.rpartition(";")
+            cycles.setdefault(name, []).append(int(cycle))
+    if tree is None:
+        if len(cycles) != 1:
+            raise _number_error(path, classes, list(cycles))
+        tree = next(iter(cycles))
+    name = tree.strip("/")
+    if classes.get(name) in TREES:
+        return name
+    if name not in cycles:
+        raise FormatError(
+            "the file has no such tree",
+            file=path,
+            expected=f"one of {near_matches(name, cycles)}",
+            found=f"tree={tree!r}",
+        )
+    return f"{name};{max(cycles[name])}"
+
+
+def _number_error(path: str, classes: Mapping[str, str], trees: list[str]) -> FormatError:
+    if trees:
+        return FormatError(
+            "the file has several trees",
+            file=path,
+            expected="one tree",
+            found=", ".join(map(repr, trees)),
+            remedy=f"name one of them, for example tree={trees[0]!r}",
+        )
+    shown = [f"{key!r} ({kind})" for key, kind in list(classes.items())[:MAX_SHOWN]]
+    more = f" and {len(classes) - MAX_SHOWN} more" if len(classes) > MAX_SHOWN else ""
+    return FormatError(
+        "the file has no tree",
+        file=path,
+        expected="a TTree or an RNTuple",
+        found=", ".join(shown) + more or "no keys at all",
+        remedy="open a file that holds events; histograms and other objects have no samples",
+    )
+
+
+_State = tuple[str, str, int, int, int]
+"""Path, key of the tree, inode, size and time of the last change of a file."""
+_open: OrderedDict[_State, tuple[Any, Any]] = OrderedDict()
+
+
+def open_tree(path: str, key: str) -> Any:
+    """Return a tree whose file stays open while it is among those used last. Never to be called by two threads."""
+    found = Path(path).stat()
+    state = path, key, found.st_ino, found.st_size, found.st_mtime_ns
+    if state not in _open:
+        file = open_file(path)
+        _open[state] = file, file[key]
+        if len(_open) > MAX_OPEN_FILES:
+            _open.popitem(last=False)[1][0].close()
+    _open.move_to_end(state)
+    return _open[state][1]

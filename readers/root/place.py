@@ -1,0 +1,155 @@
+"""Copy decoded entries to their destinations in an output array."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import awkward as ak
+import numpy as np
+
+from matex_data._types import Array
+from matex_data.index.model import ranges
+from matex_data.index.scatter import RowIndices, scatter
+from matex_data.readers.root.members import Member
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Lists of different lengths, one for each entry.
+
+    Parameters
+    ----------
+    offsets : integers[entries + 1], the beginning of each list, and the end of the last one.
+    content : the elements of all lists, of either byte order; bytes (uint8) for strings.
+    """
+
+    offsets: Array
+    content: Array
+
+    def select(self, rows: RowIndices) -> Lists:
+        """Return the lists of these entries."""
+        if isinstance(rows, slice):
+            first, last = int(self.offsets[rows.start]), int(self.offsets[rows.stop])
+            return Lists(self.offsets[rows.start : rows.stop + 1] - first, self.content[first:last])
+        start = self.offsets[rows].astype(np.int64)
+        count = self.offsets[rows + 1] - start
+        return Lists(np.concatenate([[0], np.cumsum(count)]), self.content[ranges(start, count)])
+
+
+Entries: TypeAlias = Any
+"""Decoded entries of a branch: an array, `Lists`, or an ``ak.Array`` (awkward has no types for mypy)."""
+
+
+def place(entries: Entries, rows: RowIndices, member: Member, out: Array, destination: RowIndices) -> None:
+    """Assign ``out[destination] = entries[rows]`` for one member of the branch. The rows are copied.
+
+    Parameters
+    ----------
+    entries : of a branch; a structured array, or lists of one, if the branch has members.
+    rows : entries to copy, counted from the first of ``entries``.
+    member : field of the branch.
+    out, destination : output array, and the index in it for each of ``rows``.
+    """
+    if isinstance(entries, ak.Array):
+        for name in member.path:
+            entries = entries[name]
+        selected = ak.to_packed(entries[rows])
+        entries, rows = _from_awkward(selected, member), slice(0, len(selected))
+    elif not isinstance(entries, Lists):
+        scatter(out, destination, _member_of(entries[rows], member))
+        return
+    if isinstance(entries, Lists):
+        lists = entries.select(rows)
+        samples = _texts(lists) if member.kind == "text" else _arrays(lists, member)
+        out[destination] = np.fromiter(samples, object, len(lists.offsets) - 1)
+    else:
+        scatter(out, destination, entries)
+
+
+def _member_of(values: Array, member: Member) -> Array:
+    """Return a member of structured values, or their native and nested counterpart if it has members itself."""
+    if values.dtype.names is None:
+        return values
+    dtype = member.field.dtype
+    if member.path:
+        return _nested_view(values, member.path)
+    out = np.empty(values.shape, dtype)
+    _fill(out, values, ())
+    return out
+
+
+def _nested_view(values: Array, path: Sequence[str]) -> Array:
+    """Return a member of values whose nested members are named ``outer/inner``."""
+    return values["/".join(path)]
+
+
+def _fill(out: Array, values: Array, path: tuple[str, ...]) -> None:
+    for name in out.dtype.names or ():
+        if out[name].dtype.names is None:
+            out[name] = _nested_view(values, (*path, name))
+        else:
+            _fill(out[name], values, (*path, name))
+
+
+def _texts(lists: Lists) -> Sequence[bytes]:
+    data, cuts = lists.content.tobytes(), lists.offsets.tolist()
+    return [data[a:b] for a, b in pairwise(cuts)]
+
+
+def _arrays(lists: Lists, member: Member) -> Sequence[Array]:
+    """Return the lists as arrays of the field's dtype, all of them views of one new array."""
+    values = np.array(_member_of(lists.content, member), member.field.dtype)
+    cuts = lists.offsets.tolist()
+    return [values[a:b] for a, b in pairwise(cuts)]
+
+
+def _from_awkward(array: ak.Array, member: Member) -> Array | Lists:
+    if member.kind == "flat":
+        return _plain(array, member)
+    if member.kind == "nested":
+        return _object_array(_items(ak.to_layout(array)))
+    layout = ak.to_layout(array).to_ListOffsetArray64(True)
+    content = layout.content[: layout.offsets[-1]]
+    if member.kind == "text":
+        return Lists(layout.offsets.data, np.asarray(content.data))
+    return Lists(layout.offsets.data, _plain(ak.Array(content), member))
+
+
+def _plain(array: ak.Array, member: Member) -> Array:
+    """Return numbers, or records of numbers, as an array of the field's dtype."""
+    dtype = member.field.dtype
+    if dtype.names is None:
+        return np.asarray(ak.to_numpy(array, allow_missing=False))
+    out = np.empty((len(array), *member.field.shape), dtype)
+    _fill_awkward(out, array)
+    return out
+
+
+def _fill_awkward(out: Array, array: ak.Array) -> None:
+    for name in out.dtype.names or ():
+        if out[name].dtype.names is None:
+            out[name] = ak.to_numpy(array[name], allow_missing=False)
+        else:
+            _fill_awkward(out[name], array[name])
+
+
+def _items(layout: ak.contents.Content) -> list[Any]:
+    """Return the elements of nested lists: byte strings, arrays of numbers, or object arrays of these."""
+    lists = layout.to_ListOffsetArray64(True)
+    cuts = lists.offsets.data.tolist()
+    if layout.parameter("__array__") in ("string", "bytestring"):
+        data = np.asarray(lists.content.data)[: cuts[-1]].tobytes()
+        return [data[a:b] for a, b in pairwise(cuts)]
+    content = lists.content[: cuts[-1]]
+    if content.is_numpy:
+        values = np.array(ak.to_numpy(content, allow_missing=False))
+        return [values[a:b] for a, b in pairwise(cuts)]
+    inner = _items(content)
+    return [_object_array(inner[a:b]) for a, b in pairwise(cuts)]
+
+
+def _object_array(items: Sequence[Any]) -> Array:
+    return np.fromiter(items, object, len(items))

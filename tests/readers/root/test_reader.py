@@ -1,0 +1,318 @@
+"""ROOT files: conformance suite, choice of trees and branches, blocks, types, and error messages."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import awkward as ak
+import numpy as np
+import pytest
+import uproot
+from mpi4py import MPI
+
+from matex_data import DataError, FieldNotFound, open_dataset
+from matex_data.errors import DecodeError, FormatError
+from matex_data.index.cache import ChunkCache
+from matex_data.index.model import RowSelection
+from matex_data.readers import detect
+from matex_data.readers.root.baskets import Baskets, unpack
+from matex_data.readers.root.clusters import Clusters
+from matex_data.readers.root.reader import index
+from tests.support.format_suite import Case, FormatSuite
+from tests.support.serial import every_row, random_rows
+
+ROWS = (150, 37, 1, 110)
+BASKET = 16  # entries
+
+
+def events(rows: int, first: int = 0) -> dict[str, Any]:
+    """Return branches of events with 0 to 4 muons each."""
+    rng = np.random.default_rng(first)
+    count = rng.integers(0, 5, rows)
+    muons = {
+        "pt": ak.unflatten(rng.exponential(20, count.sum()).astype("f4"), count),
+        "charge": ak.unflatten(rng.integers(0, 2, count.sum(), dtype="i4") * 2 - 1, count),
+    }
+    return {
+        "event": np.arange(first, first + rows),
+        "MET_pt": rng.exponential(30, rows),
+        "trigger": rng.integers(0, 2, rows).astype(bool),
+        "position": rng.normal(size=(rows, 3)).astype("f4"),
+        "Muon": ak.zip(muons),
+    }
+
+
+def write(path: Path, branches: dict[str, Any], tree: str = "events", basket: int = BASKET, **options: Any) -> str:
+    """Write a tree with baskets of ``basket`` entries."""
+    rows = len(next(iter(branches.values())))
+    with uproot.recreate(path, **options) as file:
+        types = {name: _type(array) for name, array in branches.items()}
+        file.mktree(tree, types)
+        for begin in range(0, rows, basket):
+            file[tree].extend({name: array[begin : begin + basket] for name, array in branches.items()})
+    return str(path)
+
+
+def _type(array: Any) -> Any:
+    return array.type.content if isinstance(array, ak.Array) else np.dtype((array.dtype, array.shape[1:]))
+
+
+def _files(folder: Path) -> list[str]:
+    first = np.cumsum((0, *ROWS[:-1]))
+    return [write(folder / f"run{i}.root", events(rows, first[i])) for i, rows in enumerate(ROWS)]
+
+
+def _objects(array: ak.Array) -> np.ndarray[Any, Any]:
+    return np.fromiter((np.asarray(row) for row in array), object, len(array))
+
+
+class TestRoot(FormatSuite):
+    def write(self, folder: Path) -> Case:
+        paths = _files(folder)
+        arrays = ak.concatenate([uproot.open(path)["events"].arrays(library="ak") for path in paths])
+        expected = {name: np.asarray(arrays[name]) for name in ("event", "MET_pt", "trigger", "position", "nMuon")}
+        expected |= {name: _objects(arrays[name]) for name in ("Muon_pt", "Muon_charge")}
+        return Case(str(folder / "*.root"), expected, "event")
+
+    def damage(self, folder: Path) -> Case:
+        damage_basket(_files(folder)[0], "Muon_pt", 3)
+        return Case(str(folder / "*.root"), {}, "event")
+
+
+def damage_basket(path: str, branch: str, basket: int) -> None:
+    """Flip bytes of the compressed data of a basket."""
+    with uproot.open(path) as file:
+        seek = int(file["events"][branch].member("fBasketSeek")[basket])
+        nbytes = int(file["events"][branch].member("fBasketBytes")[basket])
+    content = bytearray(Path(path).read_bytes())
+    for i in range(seek + nbytes - 24, seek + nbytes - 4):
+        content[i] ^= 0x5A
+    Path(path).write_bytes(content)
+
+
+def opened(path: str, **options: Any) -> Any:
+    return open_dataset(path, comm=MPI.COMM_SELF, **options)
+
+
+@pytest.mark.parametrize("compression", ["ZLIB", "LZMA", "LZ4", "ZSTD", None])
+def test_compressions(tmp_path: Path, compression: str | None) -> None:
+    codec = compression and getattr(uproot, compression)(4)
+    path = write(tmp_path / "events.root", events(500), basket=200, compression=codec)
+    found = index(path)
+    with uproot.open(path) as file:
+        for name in ("event", "position"):
+            assert np.array_equal(every_row(found, name), file["events"][name].array(library="np"))
+        muons = file["events"]["Muon_pt"].array(library="np")
+    assert all(np.array_equal(a, b) for a, b in zip(every_row(found, "Muon_pt"), muons, strict=True))
+    rows, numbers = random_rows(found, "Muon_pt", np.random.default_rng(1))
+    assert all(np.array_equal(a, b) for a, b in zip(rows, muons[numbers], strict=True))
+
+
+def test_patterns_of_names(tmp_path: Path) -> None:
+    path = write(tmp_path / "events.root", events(50))
+    x, y = next(iter(opened(path, inputs="Muon_*", targets=["MET_pt", "trig*"]).batches(10)))
+    assert list(x) == ["Muon_pt", "Muon_charge"]
+    assert list(y) == ["MET_pt", "trigger"]
+    assert list(opened(path, inputs=["*_pt", "Muon_*"]).schema) == ["MET_pt", "Muon_pt", "Muon_charge"]
+    with pytest.raises(FieldNotFound, match=r"(?s)no field matches.*'Muom_\*'.*'Muon_pt'"):
+        opened(path, inputs="Muom_*")
+    with pytest.raises(FieldNotFound, match=r"(?s)no such branch.*'Muon_ptt'.*'Muon_pt'"):
+        opened(path, inputs="Muon_ptt")
+
+
+def test_a_plain_name_wins_over_a_pattern(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", **{"x[1]": np.arange(3), "x1": np.arange(3) + 10})
+    data = opened(str(tmp_path / "a.npz"), inputs="x[1]")
+    assert data.load()["x[1]"].tolist() == [0, 1, 2]
+    assert list(opened(str(tmp_path / "a.npz"), inputs="x[12]").schema) == ["x1"]
+
+
+def test_choice_of_the_tree(tmp_path: Path) -> None:
+    path = tmp_path / "trees.root"
+    with uproot.recreate(path) as file:
+        file.mktree("a", {"x": "i4"}).extend({"x": np.arange(3, dtype="i4")})
+        file.mktree("sub/b", {"x": "i4"}).extend({"x": np.arange(5, dtype="i4")})
+        file.mktree("a", {"x": "i4"}).extend({"x": np.arange(4, dtype="i4")})
+    with pytest.raises(FormatError, match=r"(?s)several trees.*'a', 'sub/b'.*tree="):
+        opened(str(path))
+    assert len(opened(str(path), tree="a")) == 4  # the highest cycle
+    assert len(opened(str(path), tree="a;1")) == 3
+    assert len(opened(str(path), tree="/sub/b")) == 5
+    with pytest.raises(FormatError, match=r"(?s)no such tree.*'sub/b'.*tree='sub/c'"):
+        opened(str(path), tree="sub/c")
+
+
+def test_files_without_a_tree(tmp_path: Path) -> None:
+    path = tmp_path / "histograms.root"
+    with uproot.recreate(path) as file:
+        file["mass"] = np.histogram(np.arange(10))
+    with pytest.raises(FormatError, match=r"(?s)no tree.*'mass;1' \(TH1D\)"):
+        opened(str(path))
+    with uproot.recreate(path):
+        pass
+    with pytest.raises(FormatError, match="no keys"):
+        opened(str(path))
+
+
+def test_detection_by_content_and_by_name(tmp_path: Path) -> None:
+    path = write(tmp_path / "events.dat", events(5))
+    assert detect(path, Path(path).read_bytes()[:100]) == "root"
+    assert len(opened(path)) == 5
+    (tmp_path / "text.root").write_text("no ROOT file\n")
+    with pytest.raises(FormatError, match=r"(?s)cannot be read as ROOT.*text\.root"):
+        opened(str(tmp_path / "text.root"))
+
+
+def test_trees_without_entries(tmp_path: Path) -> None:
+    write(tmp_path / "1.root", events(0))
+    write(tmp_path / "2.root", events(20))
+    write(tmp_path / "3.root", events(0))
+    assert len(opened(str(tmp_path / "1.root"))) == 0
+    assert list(opened(str(tmp_path / "1.root")).batches(4)) == []
+    data = opened(str(tmp_path / "*.root"))
+    assert len(data) == 20
+    assert len(data.load()["Muon_pt"]) == 20
+
+
+def test_files_that_lack_a_branch(tmp_path: Path) -> None:
+    for i in range(5):
+        branches = events(20)
+        if i == 3:
+            del branches["MET_pt"]
+        write(tmp_path / f"{i}.root", branches)
+    with pytest.raises(DataError, match=r"3\.root.*'MET_pt'"):
+        opened(str(tmp_path / "*.root"))
+    with pytest.raises(FieldNotFound, match=r"3\.root.*'MET_pt'"):
+        opened(str(tmp_path / "*.root"), inputs="MET_pt")
+    assert len(opened(str(tmp_path / "*.root"), inputs="Muon_*")) == 100
+
+
+def test_blocks_are_the_clusters_that_the_branches_share(tmp_path: Path) -> None:
+    path = tmp_path / "clusters.root"
+    with uproot.recreate(path) as file:
+        tree = file.mktree("t", {"x": "f8"})
+        for rows in (30, 10, 25):
+            tree.extend({"x": np.arange(rows, dtype="f8")})
+    layout = index(str(path)).files[0].layouts["x"]
+    borders = layout.borders()
+    assert borders is not None and borders.tolist() == [0, 30, 40]
+    assert layout.block_rows == 30
+
+
+def test_a_rank_reads_only_the_baskets_of_its_rows(tmp_path: Path) -> None:
+    path = write(tmp_path / "events.root", events(160))
+    layout = index(path, ["Muon_pt"]).files[0].layouts["Muon_pt"]
+    rows = RowSelection(np.array([20, 70]), np.array([40, 71]), np.arange(21))
+    requests = list(layout.requests(rows, np.empty(21, object), ChunkCache(0)))
+    with uproot.open(path) as file:
+        seek = file["events"]["Muon_pt"].member("fBasketSeek")
+    assert np.sort(np.concatenate([request.offset for request in requests])).tolist() == seek[[1, 2, 4]].tolist()
+
+
+def test_the_index_is_small(tmp_path: Path) -> None:
+    path = write(tmp_path / "events.root", events(3200))
+    assert len(pickle.dumps(index(path))) < 7 * 200 * 16 + 8000  # two integers for each basket
+
+
+def test_a_structure_is_read_by_its_members_or_as_a_whole() -> None:
+    path = _corpus("uproot-HZZ-objects.root")
+    whole = index(path, ["jetp4"])
+    assert whole.fields["jetp4"].dtype.names == ("fP", "fE")
+    energies = index(path, ["jetp4.fE"])
+    jets = every_row(whole, "jetp4")
+    assert all(np.array_equal(a["fE"], b) for a, b in zip(jets, every_row(energies, "jetp4.fE"), strict=True))
+    layouts = index(path, ["jetp4.*"]).files[0].layouts
+    assert len(layouts) == 4
+    assert len({id(layout.table) for layout in layouts.values()}) == 1  # their baskets are read once
+    with pytest.raises(FieldNotFound, match=r"'jetp4\.fQ'"):
+        index(path, ["jetp4.fQ"])
+
+
+def test_short_names_of_branches_in_branches() -> None:
+    path = _corpus("uproot-issue-214.root")
+    found = index(path, ["hits.id"])
+    full = index(path, ["Evt/hits/hits.id"])
+    pairs = zip(every_row(found, "hits.id"), every_row(full, "Evt/hits/hits.id"), strict=True)
+    assert all(np.array_equal(a, b) for a, b in pairs)
+    with pytest.raises(FormatError, match=r"(?s)'Evt/hits'.*'Evt/hits/\*'"):
+        index(path, ["Evt/hits"])
+
+
+def _corpus(name: str) -> str:
+    folder = os.environ.get("MATEX_CORPUS")
+    if folder is None:
+        pytest.skip("MATEX_CORPUS names no folder with ROOT files")
+    return str(Path(folder) / "particle" / "root" / name)
+
+
+def test_lists_of_lists_are_arrays_of_arrays_and_no_tensors() -> None:
+    data = opened(_corpus("uproot-vectorVectorDouble.root"))
+    samples = data.load()["x"]
+    assert [[list(inner) for inner in sample] for sample in samples][:3] == [[], [[], []], [[10.0], [], [10.0, 20.0]]]
+    with pytest.raises(FormatError, match=r"(?s)'x'.*vector<.*double"):
+        data.tf_dataset(2)
+
+
+def test_lists_of_strings_are_ragged_tensors() -> None:
+    data = opened(_corpus("uproot-stl_containers.root"), inputs="vector_string")
+    samples = data.load()["vector_string"]
+    assert [list(sample) for sample in samples][:2] == [[b"one"], [b"one", b"two"]]
+    (batch,) = data.tf_dataset(5)
+    assert batch.to_list() == [list(sample) for sample in samples]
+
+
+def test_layouts_of_branches() -> None:
+    found = index(_corpus("uproot-vectorVectorDouble.root"))
+    assert isinstance(found.files[0].layouts["x"].table, Clusters)
+    found = index(_corpus("uproot-HZZ-zstd.root"))
+    assert all(isinstance(layout.table, Baskets) for layout in found.files[0].layouts.values())
+
+
+def test_unreadable_branches_are_left_out_with_a_warning() -> None:
+    path = _corpus("uproot-issue-214.root")
+    with pytest.warns(UserWarning, match=r"(?s)left out.*usr_data.holder.*select"):
+        index(path)
+    with pytest.raises(FormatError, match=r"(?s)'Evt/AAObject/usr_data/usr_data.holder'.*Holder_base"):
+        index(path, ["Evt/AAObject/usr_data/usr_data.holder"])
+
+
+@pytest.mark.parametrize("compression", ["ZLIB", "LZ4", None])
+def test_a_damaged_basket_names_branch_and_entry(tmp_path: Path, compression: str | None) -> None:
+    codec = compression and getattr(uproot, compression)(4)
+    path = write(tmp_path / "events.root", events(160), basket=40, compression=codec)
+    damage_basket(path, "Muon_pt", 2)
+    found = index(path)
+    try:
+        every_row(found, "Muon_pt")
+    except DecodeError as error:
+        assert error.file == path and error.field == "Muon_pt" and error.row == 80 and error.byte
+    else:
+        assert compression is None  # without a checksum
+    assert len(every_row(found, "event")) == 160
+
+
+def test_a_truncated_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "events.root", events(160))
+    content = Path(path).read_bytes()
+    for size in (50, 300, len(content) // 2, len(content) - 10):
+        Path(path).write_bytes(content[:size])
+        with pytest.raises(DataError) as caught:
+            opened(path).load()
+        assert path in str(caught.value)
+
+
+def test_a_basket_that_was_overwritten(tmp_path: Path) -> None:
+    path = write(tmp_path / "events.root", events(160))
+    layout = index(path, ["event"]).files[0].layouts["event"]
+    stored = np.frombuffer(Path(path).read_bytes(), np.uint8)
+    begin = int(layout.table.offset[0])
+    basket = stored[begin : begin + int(layout.table.nbytes[0])]
+    assert unpack(basket, BASKET, path)[1] is None
+    for wrong in (basket[:-1], np.zeros_like(basket)):
+        with pytest.raises(ValueError, match="key"):
+            unpack(wrong, BASKET, path)
+    with pytest.raises(ValueError, match="entries"):
+        unpack(basket, BASKET + 1, path)
