@@ -64,6 +64,8 @@ Schema = Mapping[str, Field]
 
 WEIGHT = "sample_weight"
 """Name of the sample weights in a dict element."""
+MASK = "{}_mask"
+"""Name of the field that marks missing numbers of another field, or the elements of a padded one."""
 Names = str | Sequence[str] | None
 """Field names: a single one, a list, or none."""
 
@@ -80,6 +82,7 @@ class ElementSpec:
     Parameters
     ----------
     inputs, targets : a field name, for a single array; a list of names, for a dict; or None.
+    weights : name of the field with the sample weights; None: each sample counts 1.
 
     Examples
     --------
@@ -89,13 +92,19 @@ class ElementSpec:
 
     inputs: Names = None
     targets: Names = None
+    weights: str | None = None
 
     @property
     def names(self) -> list[str] | None:
-        """Names of the required fields, without duplicates; None: all fields."""
+        """Names of the fields of an element, without duplicates; None: all fields."""
         if self.inputs is None and self.targets is None:
             return None
         return list(dict.fromkeys([*as_list(self.inputs), *as_list(self.targets)]))
+
+    @property
+    def required(self) -> list[str] | None:
+        """Names of the fields of an element and of its weights, without duplicates; None: all fields."""
+        return None if self.names is None else list(dict.fromkeys([*self.names, *as_list(self.weights)]))
 
     def assemble(self, values: Mapping[str, Any], weight: Any = None) -> Any:
         """Return the element with the given values.
