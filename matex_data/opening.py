@@ -140,7 +140,7 @@ def open_dataset(
     check_missing(missing)
     elements = ElementSpec(inputs, targets, weights)
     check_elements(elements)
-    events = EventOptions(where, tuple(as_list(flatten)), dict(pad or {}), keep)
+    events = EventOptions(where, tuple(as_list(flatten)), pad or {}, keep)
     events.check(window, weights)
     sessions = read_sessions(comm)
     files = _resolve(
@@ -158,8 +158,8 @@ def open_dataset(
     index, samples, identity = events.apply(index, opened, elements)
     check_weights(elements, index.fields)
     if stack:
-        kept = fields_to_read([*as_list(targets), *as_list(weights)], masked, *made) or []
-        index = stack_fields(index, as_list(inputs), STACKED, kept)
+        others = dict.fromkeys([*as_list(targets), *as_list(weights)])
+        index = stack_fields(index, as_list(inputs), STACKED, [name for name in others if name in index.fields])
         elements = replace(elements, inputs=STACKED)
     if window is not None:
         index, ahead = sliding_windows(index, elements.inputs, targets, window, stride, horizon)

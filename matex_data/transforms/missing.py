@@ -121,19 +121,20 @@ def _replace_in(array: Array, mask: Array | None, number: float, destination: In
             array[selected] = rows
 
 
-def find_complete(source: Source, samples: Runs) -> Runs:
+def find_complete(source: Source, samples: Runs | None) -> Runs:
     """Return the samples without any missing number, equal on all ranks. *Collective*: each rank reads its block.
 
     Parameters
     ----------
     source : opened files.
-    samples : samples to choose from, ascending.
+    samples : samples to choose from, ascending; None: all.
 
     Raises
     ------
     DataError : the first error of any rank, on every rank.
     """
     names = [field.name for field in source.index.fields.values() if field.dtype.kind == "f" and not field.ragged]
+    samples = samples or Runs(np.array([0]), np.array([len(source.index)]))
     return select_samples(source, samples, names, _complete) if names else samples
 
 
