@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from mpi4py import MPI
 
 from matex_data import FieldNotFound, open_dataset
 from sample_data.make import JETS, write_jets
+from tests.support.launch import ROOT
 from tests.support.ranks import Pools
 
 PIPELINES = ("ragged", "padded", "flattened", "table")
@@ -55,3 +58,15 @@ def test_the_jets_are_the_same_each_time(files: str, tmp_path: Path) -> None:
     second = write_jets(tmp_path)
     assert len(second) == len(JETS)
     assert [(Path(files).parent / path.name).read_bytes() for path in second] == [path.read_bytes() for path in second]
+
+
+def test_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_jets(tmp_path / "sample_data" / "jets")
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "variable_length.md").read_text()
+    code = "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    output: list[str] = []
+    example = doctest.DocTestParser().get_doctest(code, {}, "variable_length.md", None, None)
+    assert len(example.examples) > 10
+    doctest.DocTestRunner().run(example, out=output.append)
+    assert output == []

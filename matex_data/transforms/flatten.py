@@ -49,7 +49,7 @@ def flatten_fields(source: Source, events: Runs, flatten: Sequence[str]) -> tupl
         _flatten_file(file, index.fields, flattened, counted, counts[first : first + file.rows])
         for file, first in zip(index.files, index.first_row.tolist(), strict=False)
     ]
-    digest = hashlib.blake2b(np.ascontiguousarray(counts, "<i8"), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(counts.astype("<i8").tobytes(), digest_size=16).hexdigest()
     return Index(fields, files, index.static, index.facts), digest
 
 

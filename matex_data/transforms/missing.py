@@ -140,5 +140,7 @@ def find_complete(source: Source, samples: Runs | None) -> Runs:
 
 def _complete(arrays: Mapping[str, Array]) -> Array:
     """Return bool[samples], True for samples without missing numbers."""
-    complete = [~np.isnan(array).any(axis=tuple(range(1, array.ndim))) for array in arrays.values()]
-    return np.logical_and.reduce(complete)
+    complete: Array = np.logical_and.reduce(
+        [~np.isnan(array).any(axis=tuple(range(1, array.ndim))) for array in arrays.values()]
+    )
+    return complete
