@@ -136,6 +136,10 @@ def open_dataset(
     >>> x, y = next(iter(series.batches(10)))
     >>> x.shape, y.shape
     ((10, 24), (10, 6))
+    >>> high = md.open_dataset("events.h5", inputs="image", targets="label", weights="energy", where="energy > 5")
+    >>> x, y, w = next(iter(high.batches(10)))
+    >>> w.shape, len(high) < 100
+    ((10,), True)
     """
     check_missing(missing)
     elements = ElementSpec(inputs, targets, weights)

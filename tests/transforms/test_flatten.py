@@ -14,7 +14,7 @@ from mpi4py import MPI
 from matex_data import FieldNotFound, FormatError, PartitionError, open_dataset
 from matex_data.readers.hdf5.rows import Hdf5Rows
 from tests.support.ranks import Pool
-from tests.transforms.events import global_batches, joined, load, read, write_events
+from tests.transforms.events import Batch, global_batches, joined, load, read, write_events
 
 SELF = MPI.COMM_SELF
 
@@ -61,6 +61,23 @@ def test_every_object_once_in_an_epoch(folder: Path, events: ak.Array, ranks: An
             np.testing.assert_array_equal(epoch[name][found], expected[name][order])
     for one, other in zip(*runs, strict=True):
         np.testing.assert_array_equal(np.sort(one["number"]), np.sort(other["number"]))
+
+
+def _global_order(comm: MPI.Intracomm, folder: Path, opened: Any, shuffle: Any) -> list[Batch]:
+    data = open_dataset(str(folder), comm=comm, **opened)
+    return [{n: a.copy() for n, a in batch.items()} for batch in data.batches(24, shuffle=shuffle, seed=1)]
+
+
+@pytest.mark.parametrize(("cache", "shuffle"), [("memory", True), (None, "global")])
+@pytest.mark.parametrize("options", [{"flatten": "Muon_*"}, {"pad": {"Muon_*": 2}}])
+def test_every_kind_of_shuffle(
+    folder: Path, events: ak.Array, ranks: Any, cache: Any, shuffle: Any, options: Any
+) -> None:
+    opened = {"inputs": ["Muon_pt", "Muon_charge", "number"], "cache": cache, **options}
+    runs = [global_batches(ranks(size).run(_global_order, folder, opened, shuffle)) for size in (1, 3)]
+    for one, other in zip(*runs, strict=True):
+        for name in ("Muon_pt", "Muon_charge", "number"):
+            np.testing.assert_array_equal(np.sort(one[name], axis=None), np.sort(other[name], axis=None))
 
 
 def test_resume_on_another_number_of_ranks(folder: Path, events: ak.Array, ranks: Any) -> None:
