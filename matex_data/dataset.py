@@ -432,7 +432,7 @@ class Dataset:
 
     @cached_property
     def _facts(self) -> dict[str, Any]:
-        return identify_samples(self._source.index, self._elements, self._samples)
+        return identify_samples(self._source.index, self._elements, self._samples, self._source.transforms)
 
     def _fingerprint(
         self, batch_size: int, shuffle: Shuffle, seed: int | None, remainder: str, start: State | None

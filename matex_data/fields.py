@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -73,6 +73,8 @@ Schema = Mapping[str, Field]
 
 WEIGHT = "sample_weight"
 """Name of the sample weights in a dict element."""
+MASK = "{}_mask"
+"""Name of the field that marks missing numbers of another field, or the elements of a padded one."""
 Names = str | Sequence[str] | None
 """Field names or patterns: a single one, a list, or none."""
 
@@ -132,6 +134,7 @@ class ElementSpec:
     Parameters
     ----------
     inputs, targets : a field name, for a single array; a list of names, or a pattern, for a dict; or None.
+    weights : name of the field with the sample weights; None: each sample counts 1.
 
     Examples
     --------
@@ -141,13 +144,19 @@ class ElementSpec:
 
     inputs: Names = None
     targets: Names = None
+    weights: str | None = None
 
     @property
     def names(self) -> list[str] | None:
-        """Names of the required fields, without duplicates; None: all fields."""
+        """Names of the fields of an element, without duplicates; None: all fields."""
         if self.inputs is None and self.targets is None:
             return None
         return list(dict.fromkeys([*as_list(self.inputs), *as_list(self.targets)]))
+
+    @property
+    def required(self) -> list[str] | None:
+        """Names of the fields of an element and of its weights, without duplicates; None: all fields."""
+        return None if self.names is None else list(dict.fromkeys([*self.names, *as_list(self.weights)]))
 
     def expanded(self, available: Collection[str]) -> ElementSpec:
         """Return the structure with patterns replaced by the available names that match them.
@@ -158,10 +167,11 @@ class ElementSpec:
 
         Examples
         --------
-        >>> ElementSpec("Muon_*", "weight").expanded(["Muon_pt", "Muon_eta", "weight"])
-        ElementSpec(inputs=['Muon_pt', 'Muon_eta'], targets='weight')
+        >>> spec = ElementSpec("Muon_*", "weight").expanded(["Muon_pt", "Muon_eta", "weight"])
+        >>> spec.inputs, spec.targets
+        (['Muon_pt', 'Muon_eta'], 'weight')
         """
-        return ElementSpec(_expanded(self.inputs, available), _expanded(self.targets, available))
+        return replace(self, inputs=_expanded(self.inputs, available), targets=_expanded(self.targets, available))
 
     def assemble(self, values: Mapping[str, Any], weight: Any = None) -> Any:
         """Return the element with the given values.

@@ -8,6 +8,8 @@ import os
 import pickle
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +22,12 @@ from matex_data.io.sessions import read_sessions
 from matex_data.mpi.communicator import Communicator, pickle_error
 from matex_data.pipeline.source import Source
 from matex_data.readers import HEAD_BYTES, collective_reader, detect, has_known_name, reader
-from matex_data.transforms.missing import Missing, check_missing, fields_to_read, fill_missing, find_complete
+from matex_data.transforms.events import EventOptions
+from matex_data.transforms.missing import Missing, check_missing, fill_missing, find_complete
+from matex_data.transforms.names import fields_to_read
+from matex_data.transforms.pad import FIRST, Keep, Pad
 from matex_data.transforms.stack import stack_fields
+from matex_data.transforms.weights import check_elements, check_weights
 from matex_data.transforms.windows import sliding_windows
 
 if TYPE_CHECKING:
@@ -39,7 +45,12 @@ def open_dataset(
     format: str | None = None,
     inputs: Names = None,
     targets: Names = None,
+    weights: str | None = None,
     comm: MPI.Intracomm | None = None,
+    where: str | None = None,
+    flatten: Names = None,
+    pad: Pad | None = None,
+    keep: Keep = FIRST,
     stack: bool = False,
     window: int | None = None,
     stride: int = 1,
@@ -64,7 +75,18 @@ def open_dataset(
     inputs, targets : str, or list of str. Names of fields. Neither: an element is a dict of all fields. Only inputs:
         ``x``. Both: ``(x, y)``. A list gives a dict by name, and so does a pattern such as ``"Muon_*"``, which stands
         for all fields that match it.
+    weights : str. Name of a numeric field whose values, as float32, are the sample weights: elements are ``(x, y, w)``,
+        or dicts with ``"sample_weight"``.
     comm : mpi4py.MPI.Intracomm. The ranks that share the data. None: all ranks.
+    where : str. Select the events for which an expression is true, such as ``"(MET > 30) & (nJet < 4)"``, of fields
+        with one number for each event; numexpr evaluates it when the data are opened. A name that is no Python
+        identifier stands in backticks: ``"`jets/pt` > 30"``.
+    flatten : str, or list of str. Names or patterns (``"Muon_*"``) of ragged fields of the same objects. The objects
+        are the samples; the other fields of their event are repeated.
+    pad : dict of int by name or pattern, such as ``{"Muon_*": 8}``. The ragged field becomes dense, of shape (8,), with
+        zeros behind, and the field ``<name>_mask`` is True for real elements.
+    keep : elements that ``pad`` keeps if there are more. "first"; or the name of a ragged field of the same objects,
+        by which they are sorted in descending order; or a dict of these by name or pattern of the padded fields.
     stack : bool. Stack ``inputs``, numeric fields of one shape, into one array of shape (samples, fields, ...), the
         field "inputs".
     window : int, in samples. Each sample of the data set is ``window`` consecutive samples of one file, of shape
@@ -88,6 +110,8 @@ def open_dataset(
         replace them by 0, and set the field ``<name>_mask`` to True there. "drop": leave out samples with any; this
         takes one read of the data when it is opened.
     options : options of the format's reader.
+
+    These options apply in the order ``where``, ``flatten``, ``pad``, ``stack``, ``window``, ``missing``.
 
     Returns
     -------
@@ -113,29 +137,43 @@ def open_dataset(
     >>> x, y = next(iter(series.batches(10)))
     >>> x.shape, y.shape
     ((10, 24), (10, 6))
+    >>> high = md.open_dataset("events.h5", inputs="image", targets="label", weights="energy", where="energy > 5")
+    >>> x, y, w = next(iter(high.batches(10)))
+    >>> w.shape, len(high) < 100
+    ((10,), True)
     """
     check_missing(missing)
-    elements = ElementSpec(inputs, targets)
+    elements = ElementSpec(inputs, targets, weights)
+    check_elements(elements)
+    events = EventOptions(where, tuple(as_list(flatten)), pad or {}, keep)
+    events.check(window, weights)
     sessions = read_sessions(comm)
     files = _resolve(
         sessions.comm,
         paths,
-        f"{inputs=}, {targets=}, {format=}, {stack=}, {window=}, {stride=}, "
-        f"{horizon=}, {io=}, {window_bytes=}, {block_bytes=}, {global_reads=}, {cache=}, {missing=}, {options=}",
+        f"{inputs=}, {targets=}, {weights=}, {format=}, {where=}, {flatten=}, {pad=}, {keep=}, {stack=}, {window=}, "
+        f"{stride=}, {horizon=}, {io=}, {window_bytes=}, {block_bytes=}, {global_reads=}, {cache=}, {missing=}, "
+        f"{options=}",
     )
     made = [STACKED] if stack else []
-    index = _index_all(sessions.comm, files, format, fields_to_read(elements.names, missing, *made), options)
+    masked = ["*"] if missing == "mask" else list(events.pad)
+    names = fields_to_read(elements.required, masked, *made)
+    index = _index_all(sessions.comm, files, format, events.fields_to_read(names), options)
     elements = elements.expanded(index.fields)
+    opened = partial(Source, sessions, io=io, window_bytes=window_bytes, cache=None)
+    index, samples, identity = events.apply(index, opened, elements)
+    check_weights(elements, index.fields)
     if stack:
-        stacked, others = as_list(elements.inputs), as_list(elements.targets)
-        index = stack_fields(index, stacked, STACKED, fields_to_read(others, missing, *made) or [])
-        elements = ElementSpec(STACKED, elements.targets)
+        others = dict.fromkeys([*as_list(elements.targets), *as_list(weights)])
+        kept = [name for name in others if name in index.fields]
+        index = stack_fields(index, as_list(elements.inputs), STACKED, kept)
+        elements = replace(elements, inputs=STACKED)
     if window is not None:
         index, ahead = sliding_windows(index, elements.inputs, elements.targets, window, stride, horizon)
         elements = ElementSpec(elements.inputs, ahead)
     filled = fill_missing(index, missing, elements.names)
-    source = Source(sessions, filled, io, window_bytes, cache, block_bytes, global_reads)
-    return Dataset(source, elements, find_complete(source) if missing == "drop" else None)
+    source = Source(sessions, filled, io, window_bytes, cache, block_bytes, global_reads, identity)
+    return Dataset(source, elements, find_complete(source, samples) if missing == "drop" else samples)
 
 
 def _resolve(comm: Communicator, paths: Paths, arguments: str) -> list[str]:

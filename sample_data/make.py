@@ -1,6 +1,8 @@
-"""Write the handwritten digits that come with scikit-learn to several HDF5 files: small, real, and the same each time.
+"""Write small data sets for the examples to HDF5 files, the same each time: handwritten digits, and simulated jets.
 
-The digits are those of the "Optical Recognition of Handwritten Digits" data set of the UCI repository (1,797 of them).
+The digits are those of the "Optical Recognition of Handwritten Digits" data set of the UCI repository (1,797 of them),
+which comes with scikit-learn. The jets are drawn from a toy model of particles in one core, or in the two cores of a
+heavy particle's decay.
 """
 
 from __future__ import annotations
@@ -18,6 +20,12 @@ HERE = Path(__file__).resolve().parent
 LENGTHS = (700, 461, 333, 303)
 """Samples of each file: unequal, and no multiple of a chunk, as files of experiments are."""
 CHUNK_ROWS = 16
+JETS = (400, 277, 0, 251)
+"""Jets of each file; one file has none."""
+HEAVY = 80.0
+"""Mass of the particle that decays to two cores, in GeV."""
+JET = np.dtype([("pt", "<f4"), ("eta", "<f4"), ("mass", "<f4"), ("constituents", "<i4")])
+"""Row of the table of jets: transverse momentum in GeV, pseudorapidity, mass in GeV, number of particles."""
 
 
 def write_digits(out: Path) -> list[Path]:
@@ -38,6 +46,56 @@ def write_digits(out: Path) -> list[Path]:
     return paths
 
 
+def write_jets(out: Path) -> list[Path]:
+    """Files ``jets-0.h5``, ... with the particles of each jet, a table of jets, labels and weights.
+
+    ``constituent_pt`` (GeV), ``constituent_eta`` and ``constituent_phi`` (relative to the jet) are float32 of variable
+    length; ``jets`` is a compound table; ``label`` (int64) is 1 for two cores; ``weight`` (float32) may be negative.
+    """
+    rng = np.random.default_rng(1)
+    out.mkdir(parents=True, exist_ok=True)
+    paths = [out / f"jets-{number}.h5" for number in range(len(JETS))]
+    for path, count in zip(paths, JETS, strict=True):
+        label = rng.integers(0, 2, count)
+        weight = rng.choice([1.0, 1.0, 1.0, 0.5, -0.25], count).astype("<f4")
+        particles = [_particles(rng, bool(two_cores)) for two_cores in label]
+        table = np.array([_row(rng, *jet) for jet in particles], JET)
+        with h5py.File(path, "w") as file:
+            for axis, name in enumerate(("constituent_pt", "constituent_eta", "constituent_phi")):
+                _write_ragged(file, name, [jet[axis] for jet in particles])
+            for name, values in (("jets", table), ("label", label), ("weight", weight)):
+                file.create_dataset(name, data=values, track_times=False)
+    return paths
+
+
+def _particles(rng: np.random.Generator, two_cores: bool) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Return transverse momenta in GeV, and positions in eta and phi relative to the jet, of 3 to some 40 particles."""
+    count = 3 + rng.poisson(14 if two_cores else 11)
+    pt = rng.exponential(1.0, count) ** 1.5
+    pt *= rng.uniform(250, 400) / pt.sum()
+    eta, phi = rng.normal(0, 0.08, (2, count))
+    if two_cores:
+        angle, share = rng.uniform(0, 2 * np.pi), rng.uniform(0.3, 0.7)
+        distance = HEAVY / (pt.sum() * np.sqrt(share * (1 - share)))
+        core = np.where(rng.random(count) < share, 1 - share, -share) * distance
+        eta, phi = eta + core * np.cos(angle), phi + core * np.sin(angle)
+    return pt.astype("<f4"), eta.astype("<f4"), phi.astype("<f4")
+
+
+def _row(rng: np.random.Generator, pt: NDArray[Any], eta: NDArray[Any], phi: NDArray[Any]) -> tuple[float, ...]:
+    """Return the row of ``JET`` for massless particles near the axis of the jet."""
+    deta, dphi = eta[:, None] - eta, phi[:, None] - phi
+    mass_squared = (pt[:, None] * pt * (np.cosh(deta) - np.cos(dphi))).sum()
+    return pt.sum(), rng.normal(0, 1), np.sqrt(mass_squared), len(pt)
+
+
+def _write_ragged(file: h5py.File, name: str, rows: list[NDArray[Any]]) -> None:
+    chunks = (CHUNK_ROWS,) if rows else None
+    dataset = file.create_dataset(name, (len(rows),), h5py.vlen_dtype("<f4"), chunks=chunks, track_times=False)
+    for i, row in enumerate(rows):
+        dataset[i] = row
+
+
 def _write(file: h5py.File, name: str, values: NDArray[Any]) -> None:
     chunk = (CHUNK_ROWS, *values.shape[1:])
     # Without times the same call gives the same bytes.
@@ -47,8 +105,11 @@ def _write(file: h5py.File, name: str, values: NDArray[Any]) -> None:
 def main() -> None:
     """Write the files and say where they are."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=HERE / "digits", help="folder to write to (default: %(default)s)")
-    for path in write_digits(parser.parse_args().out):
+    parser.add_argument("data", nargs="?", choices=["digits", "jets"], default="digits", help="default: %(default)s")
+    parser.add_argument("--out", type=Path, help="folder to write to (default: that name, beside this script)")
+    arguments = parser.parse_args()
+    write = {"digits": write_digits, "jets": write_jets}[arguments.data]
+    for path in write(arguments.out or HERE / arguments.data):
         print(f"   {path} ({path.stat().st_size:,} bytes)")
 
 

@@ -26,7 +26,7 @@ class BatchWindow:
     ----------
     arrays : field name -> samples of all batches, one batch after the other.
     sizes : int64[batches], samples of each batch.
-    weight : float32[samples], the sample weights; None without padding.
+    weight : float32[samples], the sample weights; None without weights and padding.
     """
 
     arrays: Arrays
@@ -111,4 +111,7 @@ class Batches:
         if self.schedule.remainder == "pad":
             samples = window.sizes.sum() - window.padded
             weight = (np.arange(begin, window.sizes.sum()) < samples).astype(np.float32)
+        if self.elements.weights is not None:
+            values = window.arrays[self.elements.weights][begin:].astype(np.float32)  # zeros where padded
+            weight = values if weight is None else values * weight
         return BatchWindow({name: array[begin:] for name, array in window.arrays.items()}, window.sizes[skip:], weight)

@@ -45,6 +45,7 @@ class Source:
     cache : "memory": each rank reads its shard once and keeps it; None: read in every epoch.
     block_bytes : size of the blocks that are read and shuffled as one, in bytes; None: from the batch size.
     global_reads : "memory" or "rows", the access to samples with ``shuffle="global"``.
+    transforms : digest or text of the transforms that made the samples of the index; resuming compares it.
 
     Raises
     ------
@@ -60,6 +61,7 @@ class Source:
         cache: str | None,
         block_bytes: int | None = None,
         global_reads: str = "memory",
+        transforms: str = "",
     ) -> None:
         if cache not in (None, "memory"):
             raise PartitionError("unknown cache", expected='cache="memory" or None', found=repr(cache))
@@ -73,7 +75,7 @@ class Source:
             raise PartitionError("a block is too small", expected="block_bytes of 1 or more", found=block_bytes)
         self.cache = cache
         self.block_bytes, self.global_reads = block_bytes, global_reads
-        self.index = index
+        self.index, self.transforms = index, transforms
         self.window_bytes = window_bytes
         self.row_bytes = max(1, sum(index.row_bytes(name) for name in index.fields))
         self.comm = comm = sessions.comm
@@ -153,7 +155,7 @@ class Source:
             pass
         return arrays
 
-    def blocks(self, runs: Runs, names: Sequence[str]) -> Iterator[Arrays]:
+    def blocks(self, runs: Runs, names: Sequence[str], row_bytes: int | None = None) -> Iterator[Arrays]:
         """Yield fields of this rank's block of the samples, some megabytes at a time. *Collective*.
 
         Missing numbers are NaN, whatever ``missing=`` of ``open_dataset``. Every rank gets the same number of blocks;
@@ -163,13 +165,14 @@ class Source:
         ----------
         runs : samples of all ranks, ascending.
         names : fields to read.
+        row_bytes : of a sample in memory, about; None: as the layouts estimate it.
 
         Raises
         ------
         DataError : the first error of any rank, on every rank.
         """
         fields = [self.index.fields[name] for name in names]
-        row_bytes = max(1, sum(self.index.row_bytes(name) for name in names))
+        row_bytes = row_bytes or max(1, sum(self.index.row_bytes(name) for name in names))
         ranges = (
             (part, np.arange(part.total), partial(self.buffers.arrays, fields, part.total))
             for part, _ in self._ranges(self._block(runs), row_bytes)

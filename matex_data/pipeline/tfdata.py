@@ -29,8 +29,9 @@ def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:
     """
     schedule = batches.schedule
     rows = None if schedule.remainder == "keep" else batches.rows
-    columns = [_Column(field, _dtype(field), rows) for field in schema.values()]
-    weighted = schedule.remainder == "pad"
+    names = batches.elements.names
+    columns = [_Column(f, _dtype(f), rows) for f in schema.values() if names is None or f.name in names]
+    weighted = schedule.remainder == "pad" or batches.elements.weights is not None
 
     def windows() -> Iterator[tuple[Array, ...]]:
         for window in batches.windows():

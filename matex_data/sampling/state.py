@@ -34,13 +34,22 @@ ORDER = ("lanes", "window_steps", "cache", "blocks")
 ``open_dataset`` (``window_bytes``, ``block_bytes``, ``cache``)."""
 
 
-def identify_samples(index: Index, elements: ElementSpec, samples: Runs) -> dict[str, Any]:
-    """Return facts that identify the samples, independent of the files' folder and the number of ranks."""
+def identify_samples(index: Index, elements: ElementSpec, samples: Runs, transforms: str = "") -> dict[str, Any]:
+    """Return facts that identify the samples, independent of the files' folder and the number of ranks.
+
+    Parameters
+    ----------
+    index : index of the data set.
+    elements : structure of a batch.
+    samples : the samples, ascending.
+    transforms : text that identifies the transforms that made samples of other samples.
+    """
     files = [[PurePath(file.path).name, int(file.rows)] for file in index.files]
     digest = hashlib.blake2b(json.dumps(files).encode(), digest_size=16)
     selected = samples.count > 0
     whole = merge(Runs(samples.start[selected], samples.count[selected]))
     _update(digest, whole.start, whole.count)
+    digest.update("".join((transforms, elements.weights or "")).encode())
     return {
         "samples": samples.total,
         "inputs": _as_plain(elements.inputs),
@@ -147,8 +156,9 @@ def _mismatch(differ: list[str], start: State, facts: Mapping[str, Any]) -> Part
 
 _REMEDY = "resume with the options that the run began with"
 _REMEDIES = {
-    "samples": "resume with the files, and the split, that the run began with",
-    "digest": "resume with the files (their names and rows), and the split, that the run began with",
+    "samples": "resume with the files, the split, and the where= and flatten=, that the run began with",
+    "digest": "resume with the files (their names and rows), the split, and the where=, flatten=, keep= and weights=, "
+    "that the run began with",
     "blocks": "resume with files whose chunks, and with the block_bytes= and the release, that the run began with",
     **dict.fromkeys(
         ("lanes", "window_steps", "cache"),

@@ -17,15 +17,14 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
-from matex_data.fields import Field
+from matex_data.fields import MASK, Field
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Index, Layout, ReadRequest, RowSelection
-from matex_data.index.runs import Runs, compress, merge
+from matex_data.index.runs import Runs
 from matex_data.pipeline.source import Source
-from matex_data.sampling.schedule import rank_range
+from matex_data.transforms.select import select_samples
 
 MODES = ("nan", "mask", "drop")
-MASK = "{}_mask"  # name of the field that is True where a number of another field is missing
 TILE = 1 << 18  # numbers tested at once: temporary arrays stay in the processor's cache
 Missing = str | float
 
@@ -39,21 +38,6 @@ def check_missing(missing: Missing) -> None:
             expected=f"missing= one of {MODES}, or a number that replaces them",
             found=repr(missing),
         )
-
-
-def fields_to_read(names: Sequence[str] | None, missing: Missing, *made: str) -> list[str] | None:
-    """Return the fields to read for the named ones. Masks are left out: they are made with their fields.
-
-    Parameters
-    ----------
-    names : requested fields; None: all.
-    missing : value of ``missing=``.
-    made : names of fields that transforms make of others; they may have masks, too.
-    """
-    if names is None or missing != "mask":
-        return None if names is None else list(names)
-    masks = {MASK.format(name) for name in (*names, *made)}
-    return [name for name in names if name not in masks]
 
 
 def fill_missing(index: Index, missing: Missing, names: Sequence[str] | None) -> Index:
@@ -79,7 +63,7 @@ def fill_missing(index: Index, missing: Missing, names: Sequence[str] | None) ->
             raise FormatError(
                 "the data already has a field with the name of a mask",
                 field=name,
-                remedy="select fields with inputs= and targets=",
+                remedy='select fields with inputs= and targets=; with pad=, give missing= a number or "nan"',
             )
     fields = {**index.fields, **{name: Field(name, field.shape, np.dtype(bool)) for name, field in masks.items()}}
     files = [
@@ -87,7 +71,8 @@ def fill_missing(index: Index, missing: Missing, names: Sequence[str] | None) ->
         for file in index.files
     ]
     number = 0.0 if isinstance(missing, str) else float(missing)
-    post_process = partial(_replace, tuple(field.name for field in floats), number)
+    mask_of = {field.name: MASK.format(field.name) if field in masked else None for field in floats}
+    post_process = partial(_replace, mask_of, number)
     return Index(fields, files, index.static, post_process=post_process)
 
 
@@ -112,11 +97,13 @@ class _Mask(Layout):
         return iter(())
 
 
-def _replace(names: Sequence[str], number: float, arrays: Mapping[str, Array], destination: Integers) -> None:
+def _replace(
+    mask_of: Mapping[str, str | None], number: float, arrays: Mapping[str, Array], destination: Integers
+) -> None:
     """Replace the missing numbers in the rows ``destination`` of the named arrays, and fill their masks."""
-    for name in names:
+    for name, mask in mask_of.items():
         if name in arrays:
-            _replace_in(arrays[name], arrays.get(MASK.format(name)), number, destination)
+            _replace_in(arrays[name], None if mask is None else arrays[mask], number, destination)
 
 
 def _replace_in(array: Array, mask: Array | None, number: float, destination: Integers) -> None:
@@ -134,32 +121,26 @@ def _replace_in(array: Array, mask: Array | None, number: float, destination: In
             array[selected] = rows
 
 
-def find_complete(source: Source) -> Runs:
+def find_complete(source: Source, samples: Runs | None) -> Runs:
     """Return the samples without any missing number, equal on all ranks. *Collective*: each rank reads its block.
+
+    Parameters
+    ----------
+    source : opened files.
+    samples : samples to choose from, ascending; None: all.
 
     Raises
     ------
     DataError : the first error of any rank, on every rank.
     """
-    total, comm = len(source.index), source.comm
     names = [field.name for field in source.index.fields.values() if field.dtype.kind == "f" and not field.ragged]
-    everything = Runs(np.array([0]), np.array([total]))
-    if not names:
-        return everything
-    first, _ = rank_range(total, comm.rank, comm.size)
-    complete: list[Integers] = [np.empty(0, np.int64)]
-    for arrays in source.blocks(everything, names):
-        rows = len(arrays[names[0]])
-        complete.append(first + np.flatnonzero(_complete(arrays, rows)))
-        first += rows
-    own = compress(np.concatenate(complete))
-    by_rank = comm.allgather(own)
-    return merge(Runs(np.concatenate([r.start for r in by_rank]), np.concatenate([r.count for r in by_rank])))
+    samples = samples or Runs(np.array([0]), np.array([len(source.index)]))
+    return select_samples(source, samples, names, _complete) if names else samples
 
 
-def _complete(arrays: Mapping[str, Array], rows: int) -> Array:
-    """Return bool[rows], True for samples without missing numbers."""
-    complete = np.ones(rows, bool)
-    for array in arrays.values():
-        complete &= ~np.isnan(array).any(axis=tuple(range(1, array.ndim)))
+def _complete(arrays: Mapping[str, Array]) -> Array:
+    """Return bool[samples], True for samples without missing numbers."""
+    complete: Array = np.logical_and.reduce(
+        [~np.isnan(array).any(axis=tuple(range(1, array.ndim))) for array in arrays.values()]
+    )
     return complete

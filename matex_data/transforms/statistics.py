@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matex_data.errors import FieldNotFound, FormatError, near_matches
-from matex_data.fields import Field
+from matex_data.fields import MASK, Field
 from matex_data.index.runs import Runs
 from matex_data.pipeline.source import Source
-from matex_data.transforms.missing import MASK
 
 Floats = NDArray[np.float64]
 TILE = 1 << 18  # numbers summed at once: their float64 copies stay in the processor's cache

@@ -1,0 +1,104 @@
+"""Events of variable length: the options of ``open_dataset`` that select events and shape their objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from matex_data.errors import PartitionError
+from matex_data.fields import ElementSpec
+from matex_data.index.model import Index
+from matex_data.index.runs import Runs
+from matex_data.pipeline.source import Source
+from matex_data.transforms.flatten import flatten_fields
+from matex_data.transforms.names import matches
+from matex_data.transforms.pad import FIRST, Keep, check_pad, pad_fields, sort_fields
+from matex_data.transforms.where import Expression, check_where, find_where, parse
+
+
+@dataclass(frozen=True)
+class EventOptions:
+    """Options of ``open_dataset`` in the order in which they apply.
+
+    Parameters
+    ----------
+    where : expression that selects events; None: all.
+    flatten : names and patterns of ragged fields whose elements become the samples.
+    pad : lengths of ragged fields that become dense, by name or pattern.
+    keep : rule by which padding keeps elements.
+    """
+
+    where: str | None
+    flatten: tuple[str, ...]
+    pad: Mapping[str, int]
+    keep: Keep
+
+    @cached_property
+    def expression(self) -> Expression | None:
+        """Parsed ``where``."""
+        return None if self.where is None else parse(self.where)
+
+    def check(self, window: int | None, weights: str | None) -> None:
+        """Raise an error if the options contradict each other.
+
+        Raises
+        ------
+        FormatError : ``where`` is no expression.
+        PartitionError : a length of ``pad`` is below 1; there is nothing to keep; windows would have gaps or no weight.
+        """
+        _ = self.expression
+        check_pad(self.pad)
+        if self.keep != FIRST and not self.pad:
+            raise PartitionError("keep= is a rule for pad=", expected="pad=", found=f"keep={self.keep!r} alone")
+        given = {"where": self.where, "flatten": self.flatten, "weights": weights}
+        excluded = [name for name, value in given.items() if value] if window is not None else []
+        if excluded:
+            raise PartitionError(
+                f"window= and {excluded[0]}= exclude each other: windows consist of consecutive events of a file",
+                expected=f"window= or {excluded[0]}=",
+                remedy=f"leave out {excluded[0]}=, or write the wanted events to a file of their own",
+            )
+
+    def fields_to_read(self, names: Sequence[str] | None) -> list[str] | None:
+        """Return the fields to read: those named, and those that the options need. None: all fields."""
+        if names is None:
+            return None
+        columns = self.expression.fields if self.expression else []
+        return list(dict.fromkeys([*names, *columns, *(sort_fields(self.keep) if self.pad else [])]))
+
+    def apply(
+        self, index: Index, opened: Callable[[Index], Source], elements: ElementSpec
+    ) -> tuple[Index, Runs | None, str]:
+        """Return the index, the selected samples (None: all), and a text that identifies the samples. *Collective*.
+
+        Parameters
+        ----------
+        index : index of the files, whose samples are events.
+        opened : function that opens the files of an index. *Collective*.
+        elements : structure of a batch; fields that it does not require are left out of the result.
+        """
+        identity = ""
+        samples: Runs | None = None
+        if self.expression is not None or self.flatten:
+            if self.expression is not None:
+                check_where(self.expression, index.fields)
+            source = opened(index)
+            samples = Runs(np.array([0]), np.array([len(index)]))
+            if self.expression is not None:
+                samples = find_where(source, samples, self.expression)
+            if self.flatten:
+                (index, identity), samples = flatten_fields(source, samples, self.flatten), None
+        if self.pad:
+            index = pad_fields(index, self.pad, self.keep, elements.names)
+            identity += repr(self.keep) if self.keep != FIRST else ""
+        return _only(index, elements.required), samples, identity
+
+
+def _only(index: Index, required: Sequence[str] | None) -> Index:
+    """Return the index with the fields that any of the required names and patterns fits."""
+    if required is None:
+        return index
+    return index.select([name for name in index.fields if any(matches(pattern, name) for pattern in required)])

@@ -1,0 +1,85 @@
+"""Field names and patterns in the options of transforms: ``"Muon_pt"``, ``"Muon_*"``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from matex_data.errors import FieldNotFound, near_matches
+from matex_data.fields import MASK, Schema
+
+
+def is_pattern(name: str) -> bool:
+    """Return whether a name stands for several: ``*`` is any text, ``?`` any character."""
+    return "*" in name or "?" in name
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Return whether a name equals ``pattern``, or fits it.
+
+    >>> matches("Muon_*", "Muon_pt"), matches("Muon_*", "nMuon"), matches("hits[0]", "hits[0]")
+    (True, False, True)
+    """
+    expression = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
+    return pattern == name or re.fullmatch(expression, name, re.DOTALL) is not None
+
+
+def fields_to_read(names: Sequence[str] | None, masked: Iterable[str], *made: str) -> list[str] | None:
+    """Return the fields to read for the named ones. Masks are left out: they are made with their fields.
+
+    Parameters
+    ----------
+    names : requested names and patterns; None: all fields.
+    masked : names and patterns of the fields that have masks.
+    made : names of fields that transforms make of others; they may have masks, too.
+
+    Examples
+    --------
+    >>> fields_to_read(["Muon_pt", "Muon_pt_mask", "trigger_mask"], ["Muon_*"])
+    ['Muon_pt', 'trigger_mask']
+    """
+    if names is None:
+        return None
+    patterns = list(masked)
+    ending = MASK.format("")
+
+    def is_mask(name: str) -> bool:
+        base = name.removesuffix(ending)
+        requested = any(matches(other, base) for other in (*names, *made) if other != name)
+        return base != name and requested and any(matches(pattern, base) for pattern in patterns)
+
+    return [name for name in names if not is_mask(name)]
+
+
+def ragged_fields(fields: Schema, patterns: Iterable[str], option: str) -> dict[str, str]:
+    """Return the ragged fields that fit the patterns, each with the pattern; an exact name comes before a pattern.
+
+    Parameters
+    ----------
+    fields : of the data set.
+    patterns : names and patterns; a pattern leaves out fields that are not ragged.
+    option : name of the option, for the error.
+
+    Raises
+    ------
+    FieldNotFound : a name is no ragged field that is read, or a pattern fits none.
+    """
+    ragged = [name for name, field in fields.items() if field.ragged]
+    found: dict[str, str] = {}
+    for pattern in sorted(patterns, key=is_pattern):
+        fitting = [name for name in ragged if matches(pattern, name)]
+        if not fitting:
+            raise _not_ragged(pattern, fields, ragged, option)
+        found = {**dict.fromkeys(fitting, pattern), **found}
+    return {name: found[name] for name in ragged if name in found}
+
+
+def _not_ragged(pattern: str, fields: Schema, ragged: Sequence[str], option: str) -> FieldNotFound:
+    field = fields.get(pattern)
+    return FieldNotFound(
+        f"{option}= names no field whose samples vary in length, among the fields that are read",
+        field=pattern,
+        expected=f"one of {near_matches(pattern, ragged)}",
+        found="no such field" if field is None else f"{field.dtype} of shape {field.shape}",
+        remedy=f"correct the name, or select the field with inputs= and targets=, or leave it out of {option}=",
+    )

@@ -1,0 +1,164 @@
+"""Padded fields and their masks, compared with awkward."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import awkward as ak
+import numpy as np
+import pytest
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from matex_data import DataError, FieldNotFound, FormatError, PartitionError, open_dataset
+from matex_data.transforms.pad import descending
+from tests.support.ranks import Pool
+from tests.transforms.events import global_batches, joined, load, read, write_events
+
+SELF = MPI.COMM_SELF
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("events")
+
+
+@pytest.fixture(scope="module")
+def events(folder: Path) -> ak.Array:
+    return write_events(folder)
+
+
+def _padded(values: ak.Array, length: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the dense samples and the mask as awkward makes them."""
+    dense = ak.pad_none(values, length, clip=True)
+    real = ak.to_numpy(ak.is_none(dense, axis=1))
+    return ak.to_numpy(ak.fill_none(dense, 0)).astype(ak.to_numpy(ak.flatten(values)).dtype), ~real
+
+
+def _sorted(events: ak.Array, name: str, key: str) -> ak.Array:
+    return events[name][ak.argsort(events[key], ascending=False, stable=True)]
+
+
+@pytest.mark.parametrize("length", [1, 3, 9])
+@pytest.mark.parametrize("keep", ["first", "Muon_pt", {"Muon_*": "Muon_charge"}])
+def test_samples_and_masks(folder: Path, events: ak.Array, pool: Pool, length: int, keep: Any) -> None:
+    pad = {"Muon_*": length} if isinstance(keep, str) else {"Muon_*": length, "Jet_pt": 2}
+    by_rank = pool.run(read, folder, pad=pad, keep=keep)
+    loaded = pool.run(load, folder, pad=pad, keep=keep)
+    key = {"first": None, "Muon_pt": "Muon_pt"}.get(keep, "Muon_charge") if isinstance(keep, str) else "Muon_charge"
+    for found in (joined(global_batches(by_rank)), joined([block for _, block in loaded])):
+        for name in ("Muon_pt", "Muon_charge"):
+            dense, mask = _padded(events[name] if key is None else _sorted(events, name, key), length)
+            np.testing.assert_array_equal(found[name], dense[found["number"]])
+            np.testing.assert_array_equal(found[name + "_mask"], mask[found["number"]])
+            assert found[name].dtype == dense.dtype and found[name + "_mask"].dtype == bool
+    if "Jet_pt" in pad:
+        np.testing.assert_array_equal(found["Jet_pt"], _padded(events["Jet_pt"], 2)[0][found["number"]])
+
+
+def test_batches_do_not_depend_on_the_ranks_and_resume(folder: Path, events: ak.Array, ranks: Any) -> None:
+    options = {"pad": {"Muon_*": 3}, "inputs": ["number", "Muon_pt"]}
+    alone = global_batches(ranks(1).run(read, folder, **options))
+    steps = len(alone) // 2
+    rest = global_batches(ranks(3).run(read, folder, step=steps + 2, **options))
+    for one, other in zip(alone[steps + 2 :], rest, strict=False):
+        for name in one:
+            np.testing.assert_array_equal(np.sort(one["number"]), np.sort(other["number"]))
+            order = np.argsort(other["number"])[np.argsort(np.argsort(one["number"]))]
+            np.testing.assert_array_equal(one[name], other[name][order])
+
+
+def test_fields_and_masks_by_name(folder: Path, events: ak.Array) -> None:
+    data = open_dataset(str(folder), pad={"Muon_*": 4}, inputs="Muon_pt", targets=["MET", "Muon_pt_mask"], comm=SELF)
+    assert set(data.schema) == {"Muon_pt", "Muon_pt_mask", "MET"}
+    assert data.schema["Muon_pt"].shape == (4,) and not data.schema["Muon_pt"].ragged
+
+
+def test_element_specs(folder: Path, events: ak.Array) -> None:
+    data = open_dataset(str(folder), inputs=["Muon_pt", "Muon_pt_mask", "Jet_pt"], pad={"Muon_pt": 4}, comm=SELF)
+    spec = data.tf_dataset(8).element_spec
+    assert spec["Muon_pt"].shape == (8, 4) and spec["Muon_pt_mask"].dtype.name == "bool"
+    assert type(spec["Jet_pt"]).__name__ == "RaggedTensorSpec"
+    batch, expected = next(iter(data.tf_dataset(8))), _padded(events["Muon_pt"], 4)
+    np.testing.assert_array_equal(batch["Muon_pt"].numpy(), expected[0][:8])
+    np.testing.assert_array_equal(batch["Muon_pt_mask"].numpy(), expected[1][:8])
+
+
+def test_a_stack_of_fields_and_a_mask(folder: Path, events: ak.Array) -> None:
+    names = ["Muon_pt", "Muon_charge", "Muon_pt_mask"]
+    data = open_dataset(str(folder), inputs=names, targets="MET", pad={"Muon_*": 4}, stack=True, comm=SELF)
+    x, _ = next(iter(data.batches(50)))
+    pt, mask = _padded(events["Muon_pt"], 4)
+    np.testing.assert_array_equal(x, np.stack([pt, _padded(events["Muon_charge"], 4)[0], mask], 1)[:50])
+
+
+def test_numbers_for_missing_ones_leave_the_mask(tmp_path: Path) -> None:
+    events = write_events(tmp_path)
+    data = open_dataset(str(tmp_path), pad={"Muon_*": 4}, missing=0.5, comm=SELF)
+    np.testing.assert_array_equal(data.load()["Muon_pt_mask"], _padded(events["Muon_pt"], 4)[1])
+
+
+def test_the_masks_of_two_options_are_an_error(folder: Path, events: ak.Array) -> None:
+    with pytest.raises(FormatError, match=r"name of a mask .*'Muon_pt_mask'(.*\n)*.*with pad="):
+        open_dataset(str(folder), pad={"Muon_*": 4}, missing="mask", comm=SELF)
+
+
+def _error(comm: MPI.Intracomm, folder: Path, **options: Any) -> None:
+    for _ in open_dataset(str(folder), comm=comm, **options).batches(24):
+        pass
+
+
+def test_other_lengths_than_those_to_sort_by(folder: Path, events: ak.Array, pool: Pool) -> None:
+    outcomes = pool.outcomes(_error, folder, pad={"Muon_*": 2, "Jet_pt": 2}, keep="Muon_pt")
+    assert len({str(error) for error in outcomes}) == 1
+    assert isinstance(outcomes[0], FormatError) and outcomes[0].field == "Jet_pt"
+    row = outcomes[0].row
+    assert row is not None and str(outcomes[0].file).endswith("0.h5")
+    muons, jets = len(events["Muon_pt"][row]), len(events["Jet_pt"][row])
+    assert muons != jets
+    assert f"{muons} elements, as in 'Muon_pt'" in str(outcomes[0]) and f"{jets} elements in 'Jet_pt'" in str(
+        outcomes[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "text"),
+    [
+        ({"pad": {"Muon_*": 0}}, PartitionError, "lengths of 1 or more"),
+        ({"pad": ["Muon_pt"]}, PartitionError, "a dict of field names"),
+        ({"pad": {"Muno_pt": 3}}, FieldNotFound, "'Muno_pt'(.*\n)*.*'Muon_pt'"),
+        ({"pad": {"MET": 3}}, FieldNotFound, r"float32 of shape \(\)"),
+        ({"pad": {"Muon_pt": 3}, "inputs": "MET"}, FieldNotFound, "among the fields that are read"),
+        ({"pad": {"Muon_pt": 3}, "keep": "MET"}, FieldNotFound, "keep= names no field"),
+        ({"keep": "Muon_pt"}, PartitionError, "keep= is a rule for pad="),
+    ],
+)
+def test_wrong_options(folder: Path, events: ak.Array, options: Any, kind: type[DataError], text: str) -> None:
+    with pytest.raises(kind, match=text):
+        open_dataset(str(folder), comm=SELF, **options)
+
+
+def _open_with_lengths(comm: MPI.Intracomm, folder: Path) -> None:
+    open_dataset(str(folder), pad={"Muon_pt": 3 + comm.rank}, comm=comm)
+
+
+@pytest.mark.rank_counts(3)
+def test_ranks_with_other_lengths(folder: Path, events: ak.Array, pool: Pool) -> None:
+    outcomes = pool.outcomes(_open_with_lengths, folder)
+    assert all(isinstance(error, PartitionError) and "pad={'Muon_pt': 4}" in str(error) for error in outcomes)
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u8", "i8", "f4", "?"])
+def test_descending_order_is_that_of_awkward(dtype: str) -> None:
+    rng = np.random.default_rng(1)
+    counts = rng.integers(0, 7, 200)
+    values = rng.integers(0, 256, (counts.sum(), 8)).astype("u1").view("i8").ravel()
+    values = (values & 1).astype(bool) if dtype == "?" else (values >> (0 if dtype[1] == "8" else 60)).astype(dtype)
+    expected = ak.argsort(ak.unflatten(values, counts), ascending=False, stable=True)
+    first = np.repeat(np.cumsum(counts) - counts, counts)
+    np.testing.assert_array_equal(descending(values, counts), ak.to_numpy(ak.flatten(expected)) + first)
+
+
+def test_missing_numbers_are_last() -> None:
+    assert descending(np.array([np.nan, -np.inf, 2.0]), np.array([3])).tolist() == [2, 1, 0]

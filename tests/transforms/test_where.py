@@ -1,0 +1,188 @@
+"""Events selected by an expression, compared with boolean masks of awkward and NumPy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import awkward as ak
+import h5py
+import numexpr
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from matex_data import DataError, FieldNotFound, FormatError, PartitionError, open_dataset
+from matex_data.io.counters import process_profile
+from matex_data.transforms.where import parse
+from tests.support.ranks import Pool
+from tests.transforms.events import global_batches, joined, load, read, write_events
+
+SELF = MPI.COMM_SELF
+CONDITIONS = {
+    "nMuon >= 2": lambda e: e["nMuon"] >= 2,
+    "(MET > 30.1) & (nMuon < 4)": lambda e: (ak.values_astype(e["MET"], "f8") > 30.1) & (e["nMuon"] < 4),
+    "(`jets/pt` > 0) | ~(MET**2 < sqrt(400))": lambda e: (e["jets/pt"] > 0) | ~(e["MET"] ** 2 < 20),
+    "where(nMuon == 1, MET, -MET) > 0": lambda e: (e["nMuon"] == 1) & (e["MET"] > 0),
+    "nMuon / 2 > 1.4": lambda e: e["nMuon"] / 2 > 1.4,  # no division of integers
+    "nMuon % 2 == 1": lambda e: e["nMuon"] % 2 == 1,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("events")
+
+
+@pytest.fixture(scope="module")
+def events(folder: Path) -> ak.Array:
+    return write_events(folder)
+
+
+@pytest.mark.parametrize("where", CONDITIONS)
+def test_selected_events(folder: Path, events: ak.Array, pool: Pool, where: str) -> None:
+    chosen = events[CONDITIONS[where](events)]
+    assert 0 < len(chosen) < len(events)
+    blocks = pool.run(load, folder, where=where)
+    assert {samples for samples, _ in blocks} == {len(chosen)}
+    found = joined([block for _, block in blocks])
+    for name in ("number", "MET", "jets/pt"):
+        np.testing.assert_array_equal(found[name], ak.to_numpy(chosen[name]))
+    assert [row.tolist() for row in found["Muon_pt"]] == chosen["Muon_pt"].to_list()
+
+
+def test_batches_of_selected_events(folder: Path, events: ak.Array, ranks: Any) -> None:
+    options = {"where": "nMuon >= 2", "pad": {"Muon_pt": 3}, "inputs": ["Muon_pt", "number"]}  # nMuon is not requested
+    chosen = ak.to_numpy(events["number"][events["nMuon"] >= 2])
+    by_rank = {size: ranks(size).run(read, folder, **options) for size in (1, 3)}
+    assert set(by_rank[3][0][0]) == {"Muon_pt", "number"}
+    assert len({len(batches) for batches in by_rank[3]}) == 1
+    alone, shared = (global_batches(batches) for batches in by_rank.values())
+    for one, other in zip(alone, shared, strict=True):
+        np.testing.assert_array_equal(np.sort(one["number"]), np.sort(other["number"]))
+    numbers = joined(shared[: len(shared) // 2])["number"]
+    np.testing.assert_array_equal(np.sort(numbers), chosen)
+    rest = global_batches(ranks(3).run(read, folder, step=2, **options))
+    np.testing.assert_array_equal(np.sort(rest[0]["number"]), np.sort(alone[2]["number"]))
+
+
+def test_splits_of_selected_events(folder: Path, events: ak.Array) -> None:
+    first, second = open_dataset(str(folder), where="nMuon >= 2", comm=SELF).split(0.5, 0.5, seed=1)
+    numbers = np.concatenate([first.load()["number"], second.load()["number"]])
+    np.testing.assert_array_equal(np.sort(numbers), ak.to_numpy(events["number"][events["nMuon"] >= 2]))
+
+
+def test_selected_events_without_missing_numbers(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(2, 200))
+    x[rng.random(200) < 0.2] = np.nan
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["y"] = x, y
+    data = open_dataset(tmp_path / "a.h5", where="y > 0", missing="drop", comm=SELF)
+    np.testing.assert_array_equal(data.load()["x"], x[(y > 0) & ~np.isnan(x)])
+
+
+def test_only_the_columns_are_read(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["large"] = np.arange(1000.0), np.zeros((1000, 100))
+    before = process_profile().bytes
+    assert len(open_dataset(tmp_path / "a.h5", where="x < 10", comm=SELF)) == 10
+    assert process_profile().bytes - before == 8000
+
+
+def test_nothing_selected(folder: Path, events: ak.Array, pool: Pool) -> None:
+    for samples, block in pool.run(load, folder, where="MET < 0"):
+        assert samples == 0 and len(block["MET"]) == 0
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u2", "u4", "u8", "f2", "f4", "?"])
+def test_columns_of_any_dtype(tmp_path: Path, dtype: str) -> None:
+    values = np.random.default_rng(2).integers(0, 100, 300).astype(dtype)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = values
+    where = "x" if dtype == "?" else "x * x > 2500"  # of int8: no overflow
+    expected = values if dtype == "?" else values.astype("f8") ** 2 > 2500
+    np.testing.assert_array_equal(open_dataset(tmp_path / "a.h5", where=where, comm=SELF).load()["x"], values[expected])
+
+
+@pytest.mark.parametrize(
+    ("where", "kind", "text"),
+    [
+        ("nMoun > 1", FieldNotFound, "'nMoun'(.*\n)*.*'nMuon'"),
+        ("jets/pt > 1", FieldNotFound, "'jets'(.*\n)*.*backticks: `jets/pt`"),
+        ("Muon_pt > 3", FormatError, "'Muon_pt'(.*\n)*.*ragged"),
+        ("vertex > 0", FormatError, "'vertex'(.*\n)*.*float64 of shape"),
+        ("MET > 30 & nMuon < 4", FormatError, "parentheses"),
+        ("MET > 30 and nMuon < 4", FormatError, "with & | ~"),
+        ("nMuon", FormatError, "values of dtype int64"),
+        ("MET.real > 1", FormatError, "MET.real"),
+        ("sum(MET) > 1", FormatError, "reduction"),
+        ("`jets/pt > 1", FormatError, "invalid syntax"),
+        ("2 > 1", FormatError, "without a field"),
+        ("", FormatError, "invalid syntax"),
+        ("(lambda: MET)() > 1", FormatError, "the syntax"),
+        ("__import__('os').system('true')", FormatError, "the syntax"),
+        ("MET > [x for x in (1,)][0]", FormatError, "the syntax"),
+        ("oops(MET) > 1", FormatError, "not callable"),
+        ("MET == '1'", FormatError, "the syntax"),
+    ],
+)
+def test_no_condition(folder: Path, events: ak.Array, where: str, kind: type[DataError], text: str) -> None:
+    with pytest.raises(kind, match=text):
+        open_dataset(str(folder), where=where, comm=SELF)
+
+
+def test_windows_need_consecutive_events(folder: Path, events: ak.Array) -> None:
+    with pytest.raises(PartitionError, match="window= and where= exclude each other"):
+        open_dataset(str(folder), where="MET > 1", window=3, comm=SELF)
+
+
+def _open(comm: MPI.Intracomm, path: Path, **options: Any) -> None:
+    open_dataset(str(path), comm=comm, **options)
+
+
+def test_numbers_that_do_not_fit_are_the_same_error_everywhere(tmp_path: Path, pool: Pool) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.array([*range(100), 2**63], "u8")  # in the block of the last rank alone
+    outcomes = pool.outcomes(_open, tmp_path / "a.h5", where="x > 3", timeout=30)
+    assert all(isinstance(error, FormatError) for error in outcomes)
+    assert len({str(error) for error in outcomes}) == 1 and str(2**63) in str(outcomes[0])
+
+
+def test_a_damaged_column_is_the_same_error_everywhere(tmp_path: Path, pool: Pool) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", data=np.arange(1000.0), chunks=(100,), compression="gzip")
+        where = file["x"].id.get_chunk_info(9).byte_offset
+    with (tmp_path / "a.h5").open("r+b") as raw:
+        raw.seek(where)
+        raw.write(b"damage")
+    outcomes = pool.outcomes(_open, tmp_path / "a.h5", where="x > 3", timeout=30)
+    assert all(isinstance(error, DataError) and error.field == "x" for error in outcomes)
+    assert len({str(error) for error in outcomes}) == 1
+
+
+def _without_numexpr(comm: MPI.Intracomm, path: Path) -> None:
+    """Open with a condition, where rank 0 has no numexpr."""
+    import sys
+
+    saved = sys.modules.get("numexpr")
+    if comm.rank == 0:
+        sys.modules["numexpr"] = None  # type: ignore[assignment]
+    try:
+        open_dataset(str(path), where="MET > 1", comm=comm)
+    finally:
+        sys.modules.pop("numexpr")
+        if saved is not None:
+            sys.modules["numexpr"] = saved
+
+
+def test_numexpr_is_optional(folder: Path, events: ak.Array, pool: Pool) -> None:
+    for error in pool.outcomes(_without_numexpr, folder, timeout=30):
+        assert isinstance(error, FormatError) and "pip install 'matex_data[particles]'" in str(error)
+
+
+def test_names_in_backticks_are_taken_as_they_are() -> None:
+    expression = parse("(`Muon.pt` > 3) & (`a b` + quoted_0 + `quoted_0` < `class`) & (sin(sin_) > 0)")
+    assert expression.fields == ["Muon.pt", "a b", "quoted_0", "class", "sin_"]
+    columns = {variable: np.arange(3.0) for variable in expression.columns}
+    assert numexpr.validate(expression.code, local_dict=columns) is None
