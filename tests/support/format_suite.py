@@ -254,9 +254,10 @@ def _tensors_agree(comm: MPI.Intracomm, case: Case) -> bool:
             for name, spec in tensors.element_spec.items():
                 assert spec.is_compatible_with(element[name])
                 found = element[name]
-                values = found.to_list() if plain[name].ragged else found.numpy()
-                expected = [list(row) for row in batch[name]] if plain[name].ragged else batch[name]
-                assert np.array_equal(values, expected, equal_nan=plain[name].dtype.kind == "f")
+                rows = [np.array(row) for row in found.to_list()] if plain[name].ragged else [found.numpy()]
+                expected = batch[name] if plain[name].ragged else [batch[name]]
+                equal_nan = plain[name].dtype.kind == "f"
+                assert all(np.array_equal(*pair, equal_nan=equal_nan) for pair in zip(rows, expected, strict=True))
     return True
 
 
