@@ -83,8 +83,7 @@ def detect(path: str, head: bytes) -> str:
     """Return the name of the format of a file.
 
     Magic bytes decide first, then the begin of the text, then the name. Text tables have neither: all of ``head`` is
-    parsed. An HDF5 file
-    is netCDF-4 if it has the marks of that library.
+    parsed. An HDF5 file is netCDF-4 or openPMD if it has the marks of these.
 
     Parameters
     ----------
@@ -101,16 +100,17 @@ def detect(path: str, head: bytes) -> str:
     text = b"" if by_magic else compression.plain_head(head)
     by_text = [name for name, format in formats.items() if format.matches_text(text)]
     for name in (*by_both, *by_magic, *by_text, *(name for name in by_name if name != "csv")):
-        return "netcdf" if name == "hdf5" and _is_netcdf4(path) else name
+        return _kind_of_hdf5(path) if name == "hdf5" else name
     if _is_text_table(path, head, named="csv" in by_name):
         return "csv"
     raise _unknown_format(path, head)
 
 
-def _is_netcdf4(path: str) -> bool:
+def _kind_of_hdf5(path: str) -> str:
     from matex_data.readers.netcdf.netcdf4 import is_netcdf4  # imports h5py, which most formats do without
+    from matex_data.readers.openpmd.series import is_openpmd
 
-    return is_netcdf4(path)
+    return "openpmd" if is_openpmd(path) else "netcdf" if is_netcdf4(path) else "hdf5"
 
 
 def _is_text_table(path: str, head: bytes, named: bool) -> bool:

@@ -89,6 +89,7 @@ FORMATS: dict[str, Format] = {
     "netcdf": Format(
         "matex_data.readers.netcdf.reader:index", suffixes=NETCDF_SUFFIXES, magic=(*CDF_MAGIC, *HDF5_MAGIC)
     ),
+    "openpmd": Format("matex_data.readers.openpmd.reader:index"),  # HDF5 files with a mark
     "csv": Format(
         "matex_data.readers.csv.reader:index",
         suffixes=(*TABLE_SUFFIXES, *TEXT_SUFFIXES),

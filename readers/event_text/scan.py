@@ -189,7 +189,7 @@ class _Segment:
     def of(cls, scanner: Scanner, end: int, step: int) -> _Segment:
         """Return the events before byte ``end`` in blocks of ``step`` bytes; -1: all events."""
         starts = np.array(scanner.starts, np.int64)
-        extra = sum(at < end for at in scanner.extra) if end >= 0 else len(scanner.extra)
+        extra = len(scanner.extra)
         starts = starts[starts < end] if end >= 0 else starts
         block = _first_of_each(starts // step)
         return cls(starts[block], block, len(starts), extra, step)
