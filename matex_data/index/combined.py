@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -44,6 +44,7 @@ class Concatenated(Layout):
     Parameters
     ----------
     parts : of one field; none: there are no rows.
+    first : int64[n], first row of every block, where blocks are shared with other fields; None: those of the parts.
 
     Examples
     --------
@@ -57,6 +58,7 @@ class Concatenated(Layout):
     """
 
     parts: tuple[Layout, ...]
+    first: Integers | None = None
 
     @property
     def rows(self) -> int:  # type: ignore[override]
@@ -64,11 +66,13 @@ class Concatenated(Layout):
 
     @property
     def block_rows(self) -> int:  # type: ignore[override]
+        if self.first is not None:
+            return int(np.diff(self.first, append=self.rows).max(initial=1))
         return max((part.block_rows for part in self.parts), default=1)
 
     def borders(self) -> Integers | None:
-        if self.block_rows == 1:
-            return None
+        if self.first is not None or self.block_rows == 1:
+            return self.first
         found, begin = [EMPTY], 0
         for part in self.parts:
             step = part.block_rows if part.block_rows > 1 else PLAIN_BLOCK
@@ -94,6 +98,21 @@ class Concatenated(Layout):
                 first, last = np.searchsorted(numbers, (begin, end))
                 yield from part.requests(RowSelection(start, stop, rows.destination[first:last]), out, cache)
             begin = end
+
+
+def with_shared_blocks(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
+    """Return concatenated layouts of several fields with the blocks of the one whose blocks are largest.
+
+    Rows of a block are read together, so that no chunk is decoded for two blocks.
+    """
+    deepest = max(layouts.values(), key=lambda layout: layout.block_rows, default=None)
+    if not isinstance(deepest, Concatenated) or deepest.block_rows == 1:
+        return dict(layouts)
+    first = deepest.borders()
+    return {
+        name: replace(layout, first=first) if isinstance(layout, Concatenated) else layout
+        for name, layout in layouts.items()
+    }
 
 
 @dataclass(frozen=True, eq=False)

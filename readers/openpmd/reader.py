@@ -12,7 +12,7 @@ import numpy as np
 
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field
-from matex_data.index.combined import Concatenated, Constant, WholeParts
+from matex_data.index.combined import Concatenated, Constant, WholeParts, with_shared_blocks
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.readers.hdf5.names import HDF5_ERRORS
@@ -133,7 +133,7 @@ def _particles(
         layouts[name] = rows[0] if len(rows) == 1 else Concatenated(tuple(rows))
     if not fields:
         raise FormatError("the species has no records", file=path, field=known[0], expected="a record with numbers")
-    return fields, layouts
+    return fields, with_shared_blocks(layouts)
 
 
 def _iterations(

@@ -130,8 +130,8 @@ def series(path: Path, counts: Mapping[int, int], first: int = 0, encoding: str 
 class TestParticles(FormatSuite):
     def write(self, folder: Path) -> Case:
         paths = [
-            series(folder / "data_1.h5", {100: 90, 20: 1, 3: 130}),
-            series(folder / "data_2.h5", {5: 40}, 300),
+            series(folder / "data_1.h5", {100: 400, 20: 1, 3: 600}),
+            series(folder / "data_2.h5", {5: 200}, 2000),
         ]
         expected = [fields for path in paths for fields in by_hand(path)]
         return Case(str(folder / "*.h5"), joined(expected), "id")
