@@ -138,9 +138,9 @@ class WholeParts(Layout):
     def stored_bytes(self) -> int:
         return sum(part.stored_bytes() for part in self.parts)
 
-    def inner_bytes(self, name: str = "") -> int:
-        """Return the size of all elements in memory, in bytes."""
-        return sum(part.rows for part in self.parts) * self.dtype.itemsize
+    def inner_bytes(self) -> int:
+        """Return the size of the elements of all rows of variable length in memory, in bytes."""
+        return sum(part.rows for part in self.parts) * self.dtype.itemsize if self.ragged else 0
 
     def end(self) -> int:
         return max((part.end() for part in self.parts), default=0)

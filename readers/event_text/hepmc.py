@@ -26,12 +26,12 @@ from matex_data.readers.event_text.scan import Events, Marks, event_starts
 
 INTEGER, SHORT, REAL = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.float64)
 EVENT_FIELDS = dict.fromkeys(("event_number", "nparticles", "nvertices"), INTEGER)
-PARTICLE_FIELDS = {
+PARTICLE_FIELDS: dict[str, np.dtype[Any]] = {
     **dict.fromkeys(("id", "pid", "status"), SHORT),
     **dict.fromkeys(("px", "py", "pz", "e", "generated_mass"), REAL),
 }
 LINK_FIELDS = dict.fromkeys(("production_vertex", "end_vertex"), SHORT)
-VERTEX_FIELDS = {**dict.fromkeys(("id", "status"), SHORT), **dict.fromkeys("xyzt", REAL)}
+VERTEX_FIELDS: dict[str, np.dtype[Any]] = {**dict.fromkeys(("id", "status"), SHORT), **dict.fromkeys("xyzt", REAL)}
 PDF_FIELDS = ("parton_id1", "parton_id2", "x1", "x2", "scale", "xf1", "xf2", "pdf_id1", "pdf_id2")
 VERTICES, PDF, WEIGHTS = "vertices/", "pdf_info/", "weights"
 ENERGIES, LENGTHS = ("px", "py", "pz", "e", "generated_mass"), tuple(VERTICES + axis for axis in "xyzt")
@@ -97,7 +97,8 @@ class HepmcHeader:
         if self.has_pdf:
             kinds = {PDF + name: INTEGER if "_id" in name else REAL for name in PDF_FIELDS}
             fields |= {name: Field(name, (), dtype) for name, dtype in kinds.items()}
-        ragged = {**PARTICLE_FIELDS, **LINK_FIELDS, **{VERTICES + name: dtype for name, dtype in VERTEX_FIELDS.items()}}
+        ragged: dict[str, np.dtype[Any]] = {**PARTICLE_FIELDS, **LINK_FIELDS}
+        ragged |= {VERTICES + name: dtype for name, dtype in VERTEX_FIELDS.items()}
         fields |= {name: Field(name, (), dtype, True, self._units(name)) for name, dtype in ragged.items()}
         facts = {name: self._units(name)["units"] for name in fields if self._units(name)}
         return fields, {**facts, WEIGHTS: f"the weights {', '.join(self.weights)}"}
@@ -126,9 +127,9 @@ def read_header(path: str, text: IO[bytes]) -> HepmcHeader:
         starts = event_starts(MARKS, bytes(data))
     listing = _LISTING.match(data)
     if listing is None or bytes(listing[1]) not in KINDS:
-        begin = bytes(data[:60]).lstrip().split(b"\n")[0]
+        found = bytes(data[:60]).lstrip().split(b"\n")[0]
         expected = f"one of {[f'HepMC::{kind.decode()}-START_EVENT_LISTING' for kind in KINDS]}"
-        raise header_error(path, "the file is no list of HepMC events", byte=0, expected=expected, found=begin)
+        raise header_error(path, "the file is no list of HepMC events", byte=0, expected=expected, found=found)
     begin = starts[0] - 1 if starts else len(data)
     header = bytes(data[: begin + 1])
     run = HepmcParser(header, KINDS[bytes(listing[1])], "", "")

@@ -29,8 +29,12 @@ from matex_data.readers.event_text.rows import Columns, EventParser, split_rows
 from matex_data.readers.event_text.scan import Events, Marks, event_starts
 
 INTEGER, REAL = np.dtype(np.int64), np.dtype(np.float64)
-EVENT_FIELDS = {"nparticles": INTEGER, "pid": INTEGER, **dict.fromkeys(("weight", "scale", "aqed", "aqcd"), REAL)}
-PARTICLE_FIELDS = {
+EVENT_FIELDS: dict[str, np.dtype[Any]] = {
+    "nparticles": INTEGER,
+    "pid": INTEGER,
+    **dict.fromkeys(("weight", "scale", "aqed", "aqcd"), REAL),
+}
+PARTICLE_FIELDS: dict[str, np.dtype[Any]] = {
     **dict.fromkeys(("id", "status", "mother1", "mother2", "color1", "color2"), INTEGER),
     **dict.fromkeys(("px", "py", "pz", "e", "m", "lifetime", "spin"), REAL),
 }

@@ -27,14 +27,11 @@ READ_BYTES = 64 << 10  # of a header, per read
 
 
 class Header(Protocol):
-    """Facts that stand before the first event of a file; immutable, and small enough to broadcast.
+    """Facts that stand before the first event of a file; immutable, and small enough to broadcast."""
 
-    Attributes
-    ----------
-    begin : byte of the text before which there are no events.
-    """
-
-    begin: int
+    @property
+    def begin(self) -> int:
+        """Byte of the text before which there are no events."""
 
     def schema(self, path: str, events: Events) -> tuple[Mapping[str, Field], Mapping[str, str]]:
         """Return the fields of an event, and the facts that all files must share.

@@ -71,6 +71,10 @@ class EventRows(Table):
     def stored_bytes(self) -> int:
         return self.size if self.stored else int(self.offset[-1] - self.offset[0])
 
+    def inner_bytes(self, name: str) -> int:
+        """Return about the size of all elements of a field in memory: a number has some 8 characters or more."""
+        return int(self.offset[-1] - self.offset[0]) // max(1, self.width)
+
     def end(self) -> int:
         return self.size if self.stored else int(self.offset[-1])
 

@@ -184,7 +184,7 @@ def _meshes(
     path: str, used: Sequence[Iteration], count: int, units: str, names: Sequence[str] | None, taken: Collection[str]
 ) -> dict[str, tuple[Field, Layout]]:
     """Return field and layout of each mesh component that has the same shape in all iterations."""
-    stored = [{name: both for name, *both in components(one.meshes)} for one in used]
+    stored = [{name: (record, part) for name, record, part in components(one.meshes)} for one in used]
     found: dict[str, tuple[Field, Layout]] = {}
     for name in stored[0] if stored else ():
         field_name = f"meshes/{name}" if name in taken else name

@@ -1,4 +1,4 @@
-"""Where the records of an openPMD series lie in an HDF5 file: iterations, species, meshes.
+"""Groups of an openPMD series in an HDF5 file: iterations, species, meshes.
 
 Base standard: https://github.com/openPMD/openPMD-standard/blob/1.1.0/STANDARD.md, version 2.0.0 in the same place. The
 extension of accelerator physics: https://github.com/openPMD/openPMD-standard/blob/upcoming-2.0.0/EXT_BeamPhysics.md.
