@@ -37,7 +37,7 @@ VERTICES, PDF, WEIGHTS = "vertices/", "pdf_info/", "weights"
 ENERGIES, LENGTHS = ("px", "py", "pz", "e", "generated_mass"), tuple(VERTICES + axis for axis in "xyzt")
 KINDS = {b"Asciiv3": "hepmc3", b"IO_GenEvent": "hepmc2"}
 """Names of the formats in a file and in pyhepmc."""
-MARKS = Marks(rb"(?P<event>\nE[ \t])|(?P<extra>\nHepMC::\w{1,20}-END_EVENT_LISTING)", lead=1)
+MARKS = Marks(rb"\n(?P<event>E[ \t])", lead=1)
 _LISTING = re.compile(rb"\s*(?:HepMC::Version[^\n]*\n)?HepMC::(\w+)-START_EVENT_LISTING[ \t\r]*(?=\n)")
 _FURTHER_LISTING = re.compile(rb"\nHepMC::\w+-START_EVENT_LISTING[ \t\r]*((?:\n(?!E[ \t])[^\n]*)*)")
 _NUMBER = rb"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)"

@@ -42,8 +42,8 @@ WEIGHTS = "weights"
 UNITS = {**dict.fromkeys(("scale", "px", "py", "pz", "e", "m"), "GeV"), "lifetime": "mm"}
 CLOSE = b"</LesHouchesEvents>"
 MARKS = Marks(
-    rb"(?P<event><event(?=[\s>/]))|(?P<end></LesHouchesEvents)|(?P<begin><!--|<!\[CDATA\[)|(?P<close>-->|\]\]>)"
-    rb"|(?P<extra><(?:rwgt|weights)(?=[\s>]))"
+    rb"<(?:(?P<event>event(?=[\s>/]))|(?P<end>/LesHouchesEvents)|(?P<begin>!--|!\[CDATA\[)"
+    rb"|(?P<extra>(?:rwgt|weights)(?=[\s>])))"
 )
 _INIT = b"<init>\n0 0 0 0 0 0 0 0 0 0\n</init>"  # no value of an event depends on it
 _GROUP = re.compile(rb"</?eventgroup(?:\s[^<>]*)?>")
