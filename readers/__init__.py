@@ -16,6 +16,7 @@ from matex_data.errors import FieldNotFound, FormatError
 from matex_data.fields import expand_names, is_pattern
 from matex_data.index.model import Index
 from matex_data.index.stamps import Stamp
+from matex_data.readers import compression
 from matex_data.readers.collective import IndexingRanks
 from matex_data.readers.formats import (
     FORMATS,
@@ -69,8 +70,6 @@ class UnsupportedFormat:
 
 PARTICLE_FORMATS = (
     UnsupportedFormat("a compressed ROOT file (uproot, after decompression)", (0, b"root\0")),
-    UnsupportedFormat("a Les Houches event file (pylhe)", (0, b"<"), b"<LesHouchesEvents"),
-    UnsupportedFormat("a HepMC event file (pyhepmc)", (0, b"HepMC::")),
     UnsupportedFormat("an LCIO file (pylcio)", (4, b"\xab\xad\xca\xfe")),
 )
 
@@ -84,8 +83,8 @@ def has_known_name(path: str) -> bool:
 def detect(path: str, head: bytes) -> str:
     """Return the name of the format of a file.
 
-    Magic bytes decide first, then the name. Text tables have no magic bytes: all of ``head`` is parsed. An HDF5 file
-    is netCDF-4 if it has the marks of that library.
+    Magic bytes decide first, then the begin of the text, then the name. Text tables have neither: all of ``head`` is
+    parsed. An HDF5 file is netCDF-4 or openPMD if it has the marks of these.
 
     Parameters
     ----------
@@ -99,17 +98,20 @@ def detect(path: str, head: bytes) -> str:
     by_name = [name for name, format in formats.items() if format.matches_name(path)]
     by_magic = [name for name, format in formats.items() if format.matches_magic(head)]
     by_both = [name for name in by_name if name in by_magic]
-    for name in (*by_both, *by_magic, *(name for name in by_name if name != "csv")):
-        return "netcdf" if name == "hdf5" and _is_netcdf4(path) else name
+    text = b"" if by_magic else compression.plain_head(head)
+    by_text = [name for name, format in formats.items() if format.matches_text(text)]
+    for name in (*by_both, *by_magic, *by_text, *(name for name in by_name if name != "csv")):
+        return _kind_of_hdf5(path) if name == "hdf5" else name
     if _is_text_table(path, head, named="csv" in by_name):
         return "csv"
     raise _unknown_format(path, head)
 
 
-def _is_netcdf4(path: str) -> bool:
+def _kind_of_hdf5(path: str) -> str:
     from matex_data.readers.netcdf.netcdf4 import is_netcdf4  # imports h5py, which most formats do without
+    from matex_data.readers.openpmd.series import is_openpmd
 
-    return is_netcdf4(path)
+    return "openpmd" if is_openpmd(path) else "netcdf" if is_netcdf4(path) else "hdf5"
 
 
 def _is_text_table(path: str, head: bytes, named: bool) -> bool:
@@ -120,7 +122,9 @@ def _is_text_table(path: str, head: bytes, named: bool) -> bool:
     FormatError : the file holds particle events, or the CSV reader is not installed.
     """
     try:
-        from matex_data.readers.csv import compression, dialect  # imports Arrow, which most formats do without
+        import pyarrow  # noqa: F401 (by the reader, which would fail later)
+
+        from matex_data.readers.csv import dialect
     except ModuleNotFoundError as error:
         if named:
             raise missing_package("csv", error, path) from error

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 
 from matex_data._types import Array
-from matex_data.index.scatter import CONVERT_ITEMS
+from matex_data.index.chunked import Chunked
+from matex_data.index.library import LibraryRows, MemoryRows
+from matex_data.index.model import Layout
+from matex_data.index.scatter import CONVERT_ITEMS, Convert
+from matex_data.index.strided import Strided
+from matex_data.index.transposed import Transposed
 
 
 @dataclass(frozen=True)
@@ -87,3 +92,44 @@ def _cache_blocks(rows: Array, out: Array) -> Iterator[tuple[Array, Array]]:
         step = max(1, CONVERT_ITEMS * len(rows) // rows.size)
         for i in range(0, len(rows), step):
             yield from _cache_blocks(rows[i : i + step], out[i : i + step])
+
+
+class Decoder(Protocol):
+    """Decoder of whole arrays; can be pickled."""
+
+    def decode(self, stored: Array) -> Array:
+        """Return an array, decoded."""
+
+
+def decode_layout(layout: Layout, convert: Convert | None, decoder: Decoder) -> Layout:
+    """Return the layout with decoded rows; layouts of other kinds unchanged.
+
+    Parameters
+    ----------
+    convert : decodes rows that are read as bytes, see `matex_data.index.scatter.Convert`.
+    decoder : decodes rows that the library of the format reads, or that the index carries.
+    """
+    if isinstance(layout, Strided | Chunked | Transposed):
+        return replace(layout, convert=convert)
+    if isinstance(layout, MemoryRows):
+        return MemoryRows(decoder.decode(layout.values))
+    return DecodedRows(layout, decoder) if isinstance(layout, LibraryRows) else layout
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedRows(LibraryRows):
+    """Rows of another layout, decoded after the library has read them."""
+
+    source: LibraryRows
+    decoder: Decoder
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]
+        return self.source.rows
+
+    @property
+    def block_rows(self) -> int:  # type: ignore[override]
+        return self.source.block_rows
+
+    def read(self, start: int, stop: int) -> Array:
+        return self.decoder.decode(self.source.read(start, stop))

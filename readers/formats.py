@@ -6,6 +6,7 @@ takes part in the detection by content and by name, or a reader function, which 
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ class Format:
         which is imported when the first file of the format is opened.
     suffixes : lower-case ends of file names, for example ``(".h5", ".csv.gz")``.
     magic : pairs of a byte offset and the bytes that files of the format have there.
+    text : regular expression that the begin of a text of this format matches, decompressed if need be.
     names : patterns of file names without a telling suffix, as of ``pathlib.PurePath.match``, in lower case.
     sidecars : patterns of files that belong to other files. A directory is opened without them.
     collective_reader : function ``index_collectively(paths, names, ranks, **options) -> Index``, or its address, for a
@@ -45,6 +47,7 @@ class Format:
     reader: str | Reader
     suffixes: tuple[str, ...] = ()
     magic: tuple[tuple[int, bytes], ...] = ()
+    text: bytes | None = None
     names: tuple[str, ...] = ()
     sidecars: tuple[str, ...] = ()
     collective_reader: str | Reader | None = None
@@ -58,6 +61,10 @@ class Format:
     def matches_magic(self, head: bytes) -> bool:
         """Return whether a file that starts with ``head`` has the magic bytes of this format."""
         return any(head[offset : offset + len(magic)] == magic for offset, magic in self.magic)
+
+    def matches_text(self, text: bytes) -> bool:
+        """Return whether a text that begins with ``text`` is of this format."""
+        return self.text is not None and re.match(self.text, text) is not None
 
     def is_sidecar(self, path: str) -> bool:
         """Return whether the file belongs to another file of this format."""
@@ -82,6 +89,7 @@ FORMATS: dict[str, Format] = {
     "netcdf": Format(
         "matex_data.readers.netcdf.reader:index", suffixes=NETCDF_SUFFIXES, magic=(*CDF_MAGIC, *HDF5_MAGIC)
     ),
+    "openpmd": Format("matex_data.readers.openpmd.reader:index"),  # HDF5 files with a mark
     "csv": Format(
         "matex_data.readers.csv.reader:index",
         suffixes=(*TABLE_SUFFIXES, *TEXT_SUFFIXES),
@@ -92,6 +100,20 @@ FORMATS: dict[str, Format] = {
         "matex_data.readers.root.reader:index",
         suffixes=(".root",),
         magic=((0, b"root\0"),),  # the version follows, less than 2**24
+        extra="matex_data[particles]",
+    ),
+    "lhe": Format(
+        "matex_data.readers.event_text.lhe:index",
+        suffixes=tuple(f".lhe{end}" for end in COMPRESSED),
+        text=rb"(?:\xef\xbb\xbf)?\s*<(?s:.*?)(?<=<)LesHouchesEvents[\s>]",
+        collective_reader="matex_data.readers.event_text.lhe:index_collectively",
+        extra="matex_data[particles]",
+    ),
+    "hepmc": Format(
+        "matex_data.readers.event_text.hepmc:index",
+        suffixes=tuple(f".{kind}{end}" for kind in ("hepmc", "hepmc2", "hepmc3") for end in COMPRESSED),
+        text=rb"\s*HepMC::",
+        collective_reader="matex_data.readers.event_text.hepmc:index_collectively",
         extra="matex_data[particles]",
     ),
     "npy": Format("matex_data.readers.arrays:index", suffixes=(".npy",), magic=((0, b"\x93NUMPY"),)),

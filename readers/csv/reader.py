@@ -17,7 +17,7 @@ from matex_data.fields import Field
 from matex_data.index.model import FileIndex, Index
 from matex_data.index.table import Column
 from matex_data.readers.collective import IndexingRanks, SingleRank
-from matex_data.readers.csv.compression import plain_text, stored_as
+from matex_data.readers.compression import plain_text, stored_as
 from matex_data.readers.csv.dialect import Dialect, column_names, detect, has_header
 from matex_data.readers.csv.options import Options, check_options
 from matex_data.readers.csv.parse import Parser

@@ -17,7 +17,7 @@ from matex_data.index.cache import ChunkCache, ChunkFuture
 from matex_data.index.model import EMPTY, ReadRequest, RowSelection, ranges
 from matex_data.index.scatter import matrix_view, scatter
 from matex_data.index.table import Outputs, Table
-from matex_data.readers.csv.compression import plain_text
+from matex_data.readers.compression import plain_text
 from matex_data.readers.csv.parse import Parser
 from matex_data.readers.csv.types import ColumnType
 

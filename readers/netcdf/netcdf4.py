@@ -21,6 +21,7 @@ from matex_data.index.library import LibraryRows, MemoryRows
 from matex_data.index.model import Layout
 from matex_data.index.strided import Strided
 from matex_data.index.transposed import Transposed
+from matex_data.readers.decoding import decode_layout
 from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names
 from matex_data.readers.hdf5.reader import attributes, dataset_rows
 from matex_data.readers.hdf5.rows import Hdf5Rows, open_file
@@ -215,7 +216,7 @@ class Hdf5Variable(Variable):
         if decoding.dtype.kind == "S":
             return _join_letters(Field(self.name, shape, field.dtype, attributes=self.attributes), layout, decoding)
         decoded = Field(self.name, shape, decoding.dtype, attributes=decoding.attributes)
-        return decoded, layout if decoding.convert is None else _decode(layout, decoding)
+        return decoded, layout if decoding.convert is None else decode_layout(layout, decoding.convert, decoding)
 
     def values(self) -> Array:
         if self._is_unwritten():
@@ -229,34 +230,6 @@ class Hdf5Variable(Variable):
 
     def _fill_value(self) -> Any:
         return self.dtype.type(self.attributes.get("_FillValue", DEFAULT_FILL[self.dtype.str[1:]]))
-
-
-def _decode(layout: Layout, decoding: CfDecoding) -> Layout:
-    """Return the layout with decoded rows."""
-    if isinstance(layout, Strided | Chunked | Transposed):
-        return replace(layout, convert=decoding.convert)
-    if isinstance(layout, MemoryRows):
-        return MemoryRows(decoding.decode(layout.values))
-    return DecodedRows(layout, decoding) if isinstance(layout, LibraryRows) else layout
-
-
-@dataclass(frozen=True, eq=False)
-class DecodedRows(LibraryRows):
-    """Rows of another layout, decoded after the library has read them."""
-
-    source: LibraryRows
-    decoding: CfDecoding
-
-    @property
-    def rows(self) -> int:  # type: ignore[override]
-        return self.source.rows
-
-    @property
-    def block_rows(self) -> int:  # type: ignore[override]
-        return self.source.block_rows
-
-    def read(self, start: int, stop: int) -> Array:
-        return self.decoding.decode(self.source.read(start, stop))
 
 
 def _along(layout: Layout, axis: int, variable: Hdf5Variable) -> Layout:
@@ -324,5 +297,5 @@ def _join_letters(field: Field, layout: Layout, decoding: CfDecoding) -> tuple[F
             shape, chunk_shape = layout.shape[:-1], layout.chunk_shape[:-1]
             return texts, replace(layout, dtype=dtype, shape=shape, chunk_shape=chunk_shape, fill=b"")
         if isinstance(layout, MemoryRows | LibraryRows):
-            return texts, _decode(layout, decoding)
+            return texts, decode_layout(layout, decoding.convert, decoding)
     return field, layout

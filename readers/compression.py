@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from matex_data._types import Bytes
 from matex_data.errors import DataError, DecodeError
@@ -25,9 +24,15 @@ _OPENERS: dict[str, Callable[[bytes], Any]] = {
     "gzip": lambda stored: gzip.GzipFile(fileobj=io.BytesIO(stored)),
     "bz2": lambda stored: bz2.BZ2File(io.BytesIO(stored)),
     "xz": lambda stored: lzma.LZMAFile(io.BytesIO(stored)),  # noqa: SIM115
-    "zstd": lambda stored: pa.input_stream(pa.BufferReader(stored), compression="zstd"),
+    "zstd": lambda stored: _open_zstd(stored),
 }
 _DECODING_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
+
+
+def _open_zstd(stored: bytes) -> Any:
+    import pyarrow as pa  # which the readers of other compressed texts do without
+
+    return pa.input_stream(pa.BufferReader(stored), compression="zstd")
 
 
 def stored_as(head: bytes, encoding: str | None) -> str:
@@ -91,5 +96,5 @@ def plain_head(head: bytes) -> bytes:
         if stored == "zstd":
             return bytes(_OPENERS[stored](head).read(len(head)))
         return head.decode(stored, "ignore").encode() if stored else head
-    except _DECODING_ERRORS:
+    except (*_DECODING_ERRORS, ModuleNotFoundError):
         return b""

@@ -15,8 +15,8 @@ from mpi4py import MPI
 
 from matex_data import machine, open_dataset
 from matex_data.errors import DecodeError, PartitionError
-from matex_data.readers.csv import compression
-from matex_data.readers.csv.compression import plain_text
+from matex_data.readers import compression
+from matex_data.readers.compression import plain_text
 
 
 def _zstd(data: bytes) -> bytes:

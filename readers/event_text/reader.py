@@ -1,0 +1,153 @@
+"""Index of event texts: each small or compressed file by one rank, a large one by all ranks."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import numpy as np
+
+from matex_data._types import Bytes
+from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
+from matex_data.fields import Field
+from matex_data.index.model import FileIndex, Index, concatenate
+from matex_data.index.table import Column
+from matex_data.readers.collective import IndexingRanks
+from matex_data.readers.compression import plain_text, stored_as
+from matex_data.readers.event_text.rows import EventParser, EventRows
+from matex_data.readers.event_text.scan import Events, Marks, scan_file, scan_text
+
+SMALL_BYTES = 4 << 20  # a smaller file is indexed by one rank
+HEADER_BYTES = 64 << 20  # largest header
+READ_BYTES = 64 << 10  # of a header, per read
+
+
+class Header(Protocol):
+    """Facts that stand before the first event of a file; immutable, and small enough to broadcast."""
+
+    @property
+    def begin(self) -> int:
+        """Byte of the text before which there are no events."""
+
+    def schema(self, path: str, events: Events) -> tuple[Mapping[str, Field], Mapping[str, str]]:
+        """Return the fields of an event, and the facts that all files must share.
+
+        Raises
+        ------
+        FormatError : the file is truncated.
+        """
+
+    def parser(self, names: Sequence[str]) -> EventParser:
+        """Return the parser of these fields."""
+
+
+@dataclass(frozen=True)
+class EventFormat:
+    """A text format of events.
+
+    Parameters
+    ----------
+    marks : by which its texts are cut into events.
+    read_header : function ``(path, text) -> Header`` that reads the begin of a binary file or stream.
+    """
+
+    marks: Marks
+    read_header: Callable[[str, IO[bytes]], Header]
+
+
+@dataclass
+class _File:
+    path: str
+    size: int
+    stored: str
+    header: Header
+    events: Events | None
+
+
+def index_files(format: EventFormat, paths: Sequence[str], names: Sequence[str] | None, ranks: IndexingRanks) -> Index:
+    """Index the events of text files with the same fields. *Collective*.
+
+    Parameters
+    ----------
+    names : fields; None: all.
+
+    Raises
+    ------
+    FieldNotFound : there is no field of that name.
+    FormatError : a file is truncated or of another format, or the files have different fields.
+    DataError : a file cannot be read.
+    """
+    own: list[_File] = []
+    error: Exception | None = None
+    try:
+        own = [_inspect(format, path) for path in paths[ranks.rank :: ranks.size]]
+    except Exception as raised:  # every rank has to raise it
+        error = raised
+    ranks.agree(error)
+    by_rank = ranks.allgather(own)
+    files: list[_File] = [by_rank[i % ranks.size][i // ranks.size] for i in range(len(paths))]
+    for file in files:
+        if file.events is None:
+            file.events = scan_file(file.path, file.header.begin, file.size, format.marks, ranks)
+    if ranks.rank == 0:
+        _warn_of_compression(files)
+    return concatenate([_index(file, file.events, names) for file in files if file.events is not None])
+
+
+def _inspect(format: EventFormat, path: str) -> _File:
+    """Read the header of a file; find the events of a small or compressed one."""
+    try:
+        size = Path(path).stat().st_size
+        with Path(path).open("rb") as file:
+            stored = stored_as(file.read(16), "utf-8")
+            if stored or size <= SMALL_BYTES:
+                text = np.fromfile(path, np.uint8)
+            else:
+                file.seek(0)
+                return _File(path, size, stored, format.read_header(path, file), None)
+    except OSError as error:
+        raise DataError("the file cannot be read", file=path, found=error) from error
+    text = _unpacked(path, text, stored)
+    header = format.read_header(path, io.BytesIO(text.tobytes()))
+    return _File(path, size, stored, header, scan_text(text, header.begin, format.marks))
+
+
+def _unpacked(path: str, data: Bytes, stored: str) -> Bytes:
+    try:
+        return plain_text(data, stored) if stored else data
+    except DataError as error:
+        raise error.at(path, None) from error
+
+
+def _warn_of_compression(files: Sequence[_File]) -> None:
+    stored = [file for file in files if file.stored]
+    if stored and sum(file.size for file in stored) > SMALL_BYTES:
+        warnings.warn(
+            f"{stored[0].path!r} is stored as {stored[0].stored}, of which no part can be read alone: every rank that "
+            f"needs events of it unpacks all of it ({len(stored)} of {len(files)} files)",
+            stacklevel=2,
+        )
+
+
+def _index(file: _File, events: Events, names: Sequence[str] | None) -> Index:
+    fields, facts = file.header.schema(file.path, events)
+    selected = list(fields) if names is None else list(names)
+    for name in selected:
+        if name not in fields:
+            expected = f"one of {near_matches(name, fields)}"
+            raise FieldNotFound("the events have no such field", file=file.path, field=name, expected=expected)
+    parser = file.header.parser(selected)
+    rows = EventRows(file.path, parser, len(selected), events.offset, events.first, file.stored, file.size)
+    layouts = {name: Column(rows, name) for name in selected}
+    kept = {name: fact for name, fact in facts.items() if name in selected}
+    return Index({name: fields[name] for name in selected}, [FileIndex(file.path, rows.rows, layouts)], facts=kept)
+
+
+def header_error(path: str, problem: str, **facts: Any) -> FormatError:
+    """Return the error for a file whose header is damaged."""
+    remedy = "the file is damaged or truncated: restore it from its source"
+    return FormatError(problem, file=path, **{"remedy": remedy, **facts})

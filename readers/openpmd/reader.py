@@ -1,0 +1,331 @@
+"""Index of openPMD series in HDF5: a sample is a particle, or a whole iteration."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import h5py
+import numpy as np
+
+from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
+from matex_data.fields import Field
+from matex_data.index.combined import Concatenated, Constant, WholeParts, with_shared_blocks
+from matex_data.index.library import MemoryRows
+from matex_data.index.model import FileIndex, Index, Layout
+from matex_data.readers.hdf5.names import HDF5_ERRORS
+from matex_data.readers.hdf5.rows import open_file
+from matex_data.readers.openpmd.components import UNITS, Component, read_component
+from matex_data.readers.openpmd.series import Iteration, components, read_iterations, select
+
+SAMPLES = ("particle", "iteration")
+ALIASES = {
+    **{f"{record}/{axis}": prefix + axis for record, prefix in (("position", ""), ("momentum", "p")) for axis in "xyz"},
+    **{f"electricField/{axis}": f"E{axis}" for axis in "xyz"},
+    **{f"magneticField/{axis}": f"B{axis}" for axis in "xyz"},
+    "time": "t",
+    "particleStatus": "status",
+}
+"""Names of openPMD-beamphysics for components of particles; other components are called ``"record/component"``."""
+OFFSET = "Offset"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the reader, checked.
+
+    Parameters
+    ----------
+    species : names; none: all.
+    units : one of ``UNITS``.
+    """
+
+    species: tuple[str, ...]
+    units: str
+
+
+def index(
+    path: str,
+    names: Sequence[str] | None = None,
+    *,
+    sample: str = "particle",
+    species: str | Sequence[str] | None = None,
+    iterations: int | Sequence[int] | None = None,
+    units: str = "si",
+) -> Index:
+    """Index the particles or the iterations of an openPMD file.
+
+    Parameters
+    ----------
+    names : fields; None: all. Components of particles are called as in openPMD-beamphysics (``x``, ``px``, ``t``,
+        ``weight``, ...), others ``"record/component"``.
+    sample : "particle": the particles of one species, of all iterations one after the other. "iteration": one sample
+        for each iteration; components of particles are of variable length, meshes are arrays of fixed shape.
+    species : particles to read; None: all, of which ``sample="particle"`` allows one. With more than one, the fields
+        are called ``"species/x"``.
+    iterations : numbers of the iterations to read; None: all.
+    units : "si": units of the SI. "beamphysics": the same, but momenta in eV/c. "stored": numbers as stored.
+
+    Raises
+    ------
+    FieldNotFound : there is no such field.
+    FormatError : the file is no openPMD series or damaged, it lacks a species or an iteration, or iterations differ
+        in their records.
+    """
+    _check("sample", sample, SAMPLES)
+    _check("units", units, UNITS)
+    options = Options((species,) if isinstance(species, str) else tuple(species or ()), units)
+    numbers = None if iterations is None else [int(n) for n in np.ravel(np.asarray(iterations, np.int64))]
+    try:
+        with open_file(path) as file:
+            found = read_iterations(file, path)
+            chosen = select(file, path, found, numbers)
+            build = _particles if sample == "particle" else _iterations
+            fields, layouts = build(path, found, chosen, options, names)
+    except DataError:
+        raise
+    except HDF5_ERRORS as error:
+        raise FormatError(
+            "the openPMD series cannot be read", file=path, expected="an HDF5 file by the standard", found=error
+        ) from error
+    rows = next(iter(layouts.values())).rows
+    facts = {f"unit of {name}": str(field.attributes.get("units")) for name, field in fields.items()}
+    return Index(fields, [FileIndex(path, rows, layouts)], facts=facts)
+
+
+def _check(option: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise FormatError(f"the option {option}= has no such value", expected=f"one of {known}", found=repr(value))
+
+
+def _particles(
+    path: str, found: Sequence[Iteration], chosen: Sequence[Iteration], options: Options, names: Sequence[str] | None
+) -> tuple[dict[str, Field], dict[str, Layout]]:
+    """Return fields and layouts of the particles of one species, of all chosen iterations."""
+    known = _species(path, found, options)
+    if not known:
+        raise FormatError(
+            "the file has no particles",
+            file=path,
+            expected="a species of particles",
+            found=f"the meshes {sorted({name for one in found for name in one.meshes})}",
+            remedy="open it with sample='iteration': each iteration is a sample, and its meshes are fields",
+        )
+    if len(known) > 1:
+        raise FormatError(
+            "the file has more than one species of particles",
+            file=path,
+            expected="one species",
+            found=f"{known}",
+            remedy=f"give species={known[0]!r}, or sample='iteration'",
+        )
+    having = [one for one in found if known[0] in one.species]
+    used = [one for one in chosen if known[0] in one.species]
+    read = [_read_particles(path, one.species[known[0]], options.units, names) for one in used or having[:1]]
+    counts = [_count(path, one, one.species[known[0]], parts) for one, parts in zip(used, read, strict=False)]
+    fields, layouts = dict[str, Field](), dict[str, Layout]()
+    for name in _selected(path, read, names):
+        parts = _of_all(path, name, used or having, read)
+        fields[name] = _field(path, name, parts, parts[0].shape[1:])
+        rows = [part.rows(count, fields[name].dtype) for part, count in zip(parts, counts, strict=False) if count]
+        layouts[name] = rows[0] if len(rows) == 1 else Concatenated(tuple(rows))
+    if not fields:
+        raise FormatError("the species has no records", file=path, field=known[0], expected="a record with numbers")
+    return fields, with_shared_blocks(layouts)
+
+
+def _iterations(
+    path: str, found: Sequence[Iteration], chosen: Sequence[Iteration], options: Options, names: Sequence[str] | None
+) -> tuple[dict[str, Field], dict[str, Layout]]:
+    """Return fields and layouts of whole iterations: the particles of all species, meshes, number and time."""
+    known = _species(path, found, options)
+    used = chosen or found[:1]
+    prefixes = {name: f"{name}/" if len(known) > 1 else "" for name in known}
+    fields, layouts = dict[str, Field](), dict[str, Layout]()
+    particles = [_all_particles(path, one, prefixes, options.units, names) for one in used]
+    for name in _selected(path, particles, None):
+        present = [parts[name][0] if name in parts else None for parts in particles]
+        if any(present):
+            fields[name] = replace(_field(path, name, [part for part in present if part], ()), ragged=True)
+            rows = [
+                Constant(0, 0) if part is None else part.rows(parts[name][1], fields[name].dtype)
+                for part, parts in zip(present, particles, strict=True)
+            ]
+            layouts[name] = WholeParts(tuple(rows[: len(chosen)]), True, fields[name].dtype)
+    for name, (field, layout) in _meshes(path, used, len(chosen), options.units, names, set(fields)).items():
+        fields[name], layouts[name] = field, layout
+    times = np.array([one.time for one in chosen])
+    for name, values in (("iteration", np.array([one.number for one in chosen], np.int64)), ("time", times)):
+        if name not in fields:
+            fields[name] = Field(name, (), values.dtype, attributes={"units": "s"} if name == "time" else {})
+            layouts[name] = MemoryRows(values)
+    selected = _selected(path, [fields], names)
+    return {name: fields[name] for name in selected}, {name: layouts[name] for name in selected}
+
+
+def _all_particles(
+    path: str, iteration: Iteration, prefixes: Mapping[str, str], units: str, names: Sequence[str] | None
+) -> dict[str, tuple[Component | None, int]]:
+    """Return the components of all species in an iteration, each with the number of particles, by field name."""
+    found: dict[str, tuple[Component | None, int]] = {}
+    for species, prefix in prefixes.items():
+        if species in iteration.species:
+            group = iteration.species[species]
+            wanted = None if names is None else [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+            read = _read_particles(path, group, units, wanted)
+            count = _count(path, iteration, group, read)
+            found |= {prefix + name: (part, count) for name, part in read.items()}
+    return found
+
+
+def _meshes(
+    path: str, used: Sequence[Iteration], count: int, units: str, names: Sequence[str] | None, taken: Collection[str]
+) -> dict[str, tuple[Field, Layout]]:
+    """Return field and layout of each mesh component that has the same shape in all iterations."""
+    stored = [{name: (record, part) for name, record, part in components(one.meshes)} for one in used]
+    found: dict[str, tuple[Field, Layout]] = {}
+    for name in stored[0] if stored else ():
+        field_name = f"meshes/{name}" if name in taken else name
+        if names is not None and field_name not in names:
+            continue
+        read = [
+            {name: read_component(path, name, *meshes[name], units, grid=one.grid)} if name in meshes else {}
+            for one, meshes in zip(used, stored, strict=True)
+        ]
+        try:
+            parts = _of_all(path, name, used, read)
+            _check_shapes(path, name, used, parts)
+        except FormatError as error:
+            if names is not None:
+                raise
+            warnings.warn(f"{path}: the mesh {name!r} is left out: {error}", stacklevel=2)
+            continue
+        field = replace(_field(path, field_name, parts, parts[0].shape), name=field_name)
+        rows = [part.rows(part.shape[0], field.dtype) for part in parts[:count]]
+        found[field_name] = field, WholeParts(tuple(rows), False, field.dtype)
+    return found
+
+
+def _check_shapes(path: str, name: str, used: Sequence[Iteration], parts: Sequence[Component]) -> None:
+    for iteration, part in zip(used, parts, strict=True):
+        if part.shape != parts[0].shape:
+            raise FormatError(
+                "the mesh has not the same shape in all iterations",
+                file=path,
+                field=name,
+                expected=f"{parts[0].shape}, as in iteration {used[0].number}",
+                found=f"{part.shape} in iteration {iteration.number}",
+                remedy="select iterations of equal shape with iterations=",
+            )
+
+
+def _species(path: str, found: Sequence[Iteration], options: Options) -> list[str]:
+    known = list(dict.fromkeys(name for iteration in found for name in iteration.species))
+    for name in options.species:
+        if name not in known:
+            raise FormatError(f"the file has no species {name!r}", file=path, expected=f"one of {known}")
+    return [name for name in known if not options.species or name in options.species]
+
+
+def _read_particles(
+    path: str, group: h5py.Group, units: str, names: Sequence[str] | None
+) -> dict[str, Component | None]:
+    """Return the components of a species by field name; None: of a field that is not in ``names``.
+
+    Offsets belong to their records, unless numbers are delivered as stored.
+    """
+    stored = {name: (record, component) for name, record, component in components(group)}
+    found: dict[str, Component | None] = {}
+    for name, (record, component) in stored.items():
+        record_name, slash, axis = name.partition("/")
+        base = record_name.removesuffix(OFFSET) + slash + axis
+        if units != "stored" and base != name and base in stored:
+            continue
+        field = ALIASES.get(name, name)
+        if names is not None and field not in names:
+            found[field] = None
+            continue
+        offset = None if units == "stored" else stored.get(record_name + OFFSET + slash + axis)
+        added = None if offset is None else read_component(path, record_name + OFFSET, *offset, units)
+        found[field] = read_component(path, name, record, component, units, added)
+    return found
+
+
+def _count(path: str, iteration: Iteration, group: h5py.Group, read: Mapping[str, Component | None]) -> int:
+    """Return the number of particles of a species in an iteration; constant components may be shorter."""
+    lengths = {name: part.shape[0] for name, part in read.items() if part is not None and part.layout is not None}
+    if "numParticles" in group.attrs:
+        lengths["the attribute 'numParticles'"] = int(np.ravel(group.attrs["numParticles"])[0])
+    if not lengths:
+        lengths = {name: part.shape[0] for name, part in read.items() if part is not None}
+    if len(set(lengths.values())) > 1:
+        raise FormatError(
+            f"the records of iteration {iteration.number} differ in length",
+            file=path,
+            expected="a number for each particle",
+            found=", ".join(f"{count} in {name}" for name, count in list(lengths.items())[:8]),
+        )
+    return next(iter(lengths.values()), 0)
+
+
+def _selected(path: str, read: Sequence[Mapping[str, Any]], names: Sequence[str] | None) -> list[str]:
+    """Return the names of all fields, or ``names``.
+
+    Raises
+    ------
+    FieldNotFound : there is no such field.
+    """
+    known = list(dict.fromkeys(name for parts in read for name in parts))
+    for name in names or ():
+        if name not in known:
+            expected = f"one of {near_matches(name, known)}"
+            raise FieldNotFound("the series has no such field", file=path, field=name, expected=expected)
+    return known if names is None else list(names)
+
+
+def _of_all(
+    path: str, name: str, used: Sequence[Iteration], read: Sequence[Mapping[str, Component | None]]
+) -> list[Component]:
+    """Return the component of that name in each iteration.
+
+    Raises
+    ------
+    FormatError : an iteration lacks it.
+    """
+    found = []
+    for iteration, parts in zip(used, read, strict=False):
+        part = parts.get(name)
+        if part is None:
+            raise FormatError(
+                f"iteration {iteration.number} lacks a record that others have",
+                file=path,
+                field=name,
+                expected=f"as in iteration {used[0].number}",
+                found=", ".join(sorted(parts)),
+                remedy="select other fields with inputs=, or iterations with iterations=",
+            )
+        found.append(part)
+    return found
+
+
+def _field(path: str, name: str, parts: Sequence[Component], shape: tuple[int, ...]) -> Field:
+    """Return the field of a component.
+
+    Raises
+    ------
+    FormatError : the iterations differ in its unit.
+    """
+    first = parts[0].attributes
+    for part in parts:
+        if part.attributes.get("units") != first.get("units"):
+            raise FormatError(
+                "the iterations do not agree on the unit of a record",
+                file=path,
+                field=name,
+                expected=first.get("units"),
+                found=part.attributes.get("units"),
+                remedy="open it with units='si', which converts the numbers",
+            )
+    return Field(name, shape, np.result_type(*(part.dtype for part in parts)), attributes=first)
