@@ -134,6 +134,9 @@ def read_header(path: str, text: IO[bytes]) -> HepmcHeader:
     header = bytes(data[: begin + 1])
     run = HepmcParser(header, KINDS[bytes(listing[1])], "", "")
     if not starts:
+        if b"-END_EVENT_LISTING" not in data:
+            expected = "an event, or the line that ends the list of events"
+            raise header_error(path, "the file is truncated", byte=len(data), expected=expected, found="none")
         return HepmcHeader(begin, run, (), False)
     try:
         (first,) = run.events(bytes(data[starts[0] : starts[1] if len(starts) > 1 else len(data)]))

@@ -42,7 +42,7 @@ WEIGHTS = "weights"
 UNITS = {**dict.fromkeys(("scale", "px", "py", "pz", "e", "m"), "GeV"), "lifetime": "mm"}
 CLOSE = b"</LesHouchesEvents>"
 MARKS = Marks(
-    rb"<(?:(?P<event>event(?=[\s>/]))|(?P<end>/LesHouchesEvents)|(?P<begin>!--|!\[CDATA\[)"
+    rb"<(?:(?P<event>event(?=[\s>/]))|(?P<end>/LesHouchesEvents\s{0,20}>)|(?P<begin>!--|!\[CDATA\[)"
     rb"|(?P<extra>(?:rwgt|weights)(?=[\s>])))"
 )
 _INIT = b"<init>\n0 0 0 0 0 0 0 0 0 0\n</init>"  # no value of an event depends on it

@@ -93,6 +93,8 @@ def index_files(format: EventFormat, paths: Sequence[str], names: Sequence[str] 
     for file in files:
         if file.events is None:
             file.events = scan_file(file.path, file.header.begin, file.size, format.marks, ranks)
+            if not file.events.count:
+                raise header_error(file.path, "the file has no events", expected="an event", found=f"{file.size} bytes")
     if ranks.rank == 0:
         _warn_of_compression(files)
     return concatenate([_index(file, file.events, names) for file in files if file.events is not None])
@@ -113,7 +115,19 @@ def _inspect(format: EventFormat, path: str) -> _File:
         raise DataError("the file cannot be read", file=path, found=error) from error
     text = _unpacked(path, text, stored)
     header = format.read_header(path, io.BytesIO(text.tobytes()))
-    return _File(path, size, stored, header, scan_text(text, header.begin, format.marks))
+    events = scan_text(text, header.begin, format.marks)
+    if not events.count:
+        _check_without_events(path, text[header.begin : events.offset[-1]], header)
+    return _File(path, size, stored, header, events)
+
+
+def _check_without_events(path: str, text: Bytes, header: Header) -> None:
+    """Raise ``FormatError`` if the text of a file without events, of which no rank reads a block, is damaged."""
+    try:
+        header.parser([]).parse(text.tobytes(), [])
+    except DataError as error:
+        byte = header.begin + (error.byte or 0)
+        raise header_error(path, error.problem, byte=byte, expected=error.expected, found=error.found) from error
 
 
 def _unpacked(path: str, data: Bytes, stored: str) -> Bytes:

@@ -234,6 +234,7 @@ DAMAGE = {
     "half of the text": (lambda text: text[: len(text) // 2], "event 20"),
     "another beginning": (lambda text: text.replace(b"-START", b"-BEGIN"), "no list of HepMC events"),
     "another format": (lambda text: text.replace(b"::Asciiv3", b"::IO_Ascii"), "no list of HepMC events"),
+    "a header alone": (lambda text: text[: text.index(b"\nE ")], "truncated"),
     "nothing": (lambda text: b"", "no list of HepMC events"),
 }
 

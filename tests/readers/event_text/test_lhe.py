@@ -222,6 +222,8 @@ DAMAGE = {
     "a number that is too large": (lambda text: text.replace("    13 ", " 1e300 ", 1), "too large"),
     "bytes that are no text": (lambda text: text.replace("    13 ", " \ufffd\x00 ", 1), "no XML in event 14"),
     "no end": (lambda text: text.removesuffix("</LesHouchesEvents>"), "truncated"),
+    "no event, but text": (lambda text: re.sub(r"(?s)<event>.*</event>", "a & b", text), "no XML"),
+    "an end that is cut off": (lambda text: text[:-1], "truncated"),
     "half of the text": (lambda text: text[: len(text) // 2], "truncated"),
     "a header alone": (lambda text: text[:200], "truncated"),
     "another root": (lambda text: text.replace("LesHouchesEvents", "events"), "header"),
