@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import awkward as ak
@@ -21,6 +22,7 @@ from matex_data.readers.root.baskets import Baskets, Encoding
 from matex_data.readers.root.blocks import DecodedBlocks
 from matex_data.readers.root.clusters import Clusters
 from matex_data.readers.root.members import Member, UnreadableType
+from matex_data.readers.root.probe import first_line, unreadable
 
 OFFSETS_LEFT_OUT = 1  # bit of TTree's fIOFeatures: baskets without byte offsets where a branch of counts has them
 OBJECT_BYTES = 64  # guessed size of an entry of variable length
@@ -107,6 +109,7 @@ class TreeBranches(Branches):
     key: str
     tree: Any
     _branches: dict[str, Any] = field(init=False, default_factory=dict)
+    _probed: set[str] = field(init=False, default_factory=set)
     _edges: dict[bytes, Integers] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -157,18 +160,36 @@ class TreeBranches(Branches):
         try:
             return interpretation.awkward_form(branch.file)
         except Exception as error:  # of many kinds, and some are raised for any unusual type
-            reason = getattr(error, "because", None) or _first_line(error)
+            reason = getattr(error, "because", None) or first_line(error)
             raise UnreadableType(f"uproot cannot read it as arrays: {reason}") from error
 
     def probe(self, name: str) -> None:
-        branch = self._branches[name]
-        element = branch.interpretation
-        element = element.content if isinstance(element, AsJagged) else element
-        if isinstance(element, AsObjects | AsStridedObjects) and branch.num_entries:
+        if self._has_class(name):
+            reason = self._unreadable.get(name)
+            if reason is not None:
+                raise UnreadableType(f"uproot cannot read its objects: {reason}")
+        elif self._has_structure(name) and name not in self._probed:
             try:
-                branch.array(entry_start=0, entry_stop=1, library="ak")
+                self._branches[name].array(entry_start=0, entry_stop=1, library="ak")
             except Exception as error:  # of many kinds
-                raise UnreadableType(f"uproot cannot read its objects: {_first_line(error)}") from error
+                raise UnreadableType(f"uproot cannot read its objects: {first_line(error)}") from error
+            self._probed.add(name)
+
+    def _has_class(self, name: str) -> bool:
+        """Return whether entries are objects of a class and of no fixed size."""
+        interpretation = self._branches[name].interpretation
+        return isinstance(interpretation, AsObjects) and "Model_" in repr(interpretation)
+
+    def _has_structure(self, name: str) -> bool:
+        interpretation = self._branches[name].interpretation
+        element = interpretation.content if isinstance(interpretation, AsJagged) else interpretation
+        return isinstance(element, AsObjects | AsStridedObjects) and bool(self._branches[name].num_entries)
+
+    @cached_property
+    def _unreadable(self) -> Mapping[str, str]:
+        """Return the reasons why uproot cannot read branches of objects, by name of the branch."""
+        names = [name for name in self._branches if self._has_class(name) and self._branches[name].num_entries]
+        return unreadable(self.path, self.key, names)
 
     def edges(self, name: str) -> Integers:
         edges = np.unique(np.asarray(self._branches[name].entry_offsets, np.int64))
@@ -197,11 +218,6 @@ class TreeBranches(Branches):
         if features is None or not features.member("fIOBits") & OFFSETS_LEFT_OUT:
             return False
         return isinstance(branch.interpretation, AsJagged) and branch.count_branch is not None
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).split("\n") if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines[:2])}"
 
 
 def _encoding(interpretation: Any) -> Encoding | None:
@@ -252,7 +268,7 @@ class TupleFields(Branches):
             for key in path:
                 form = form.content(key)
         except Exception as error:  # of many kinds
-            raise UnreadableType(f"uproot cannot read it as arrays: {_first_line(error)}") from error
+            raise UnreadableType(f"uproot cannot read it as arrays: {first_line(error)}") from error
         return form
 
     def probe(self, name: str) -> None:

@@ -14,6 +14,7 @@ from matex_data.errors import DecodeError
 from matex_data.index.model import EMPTY, ReadRequest
 from matex_data.readers.root.blocks import DecodedBlocks, Selection
 from matex_data.readers.root.files import open_tree
+from matex_data.readers.root.probe import first_line
 
 _LOCK = Lock()  # the trees of uproot that this process keeps open
 
@@ -59,7 +60,7 @@ class Clusters(DecodedBlocks):
                 file=self.path,
                 field=self.branch,
                 row=start,
-                found=f"{type(error).__name__}: {error}",
+                found=first_line(error),
                 remedy="the file may be damaged there: restore it from its source",
             ) from error
         return entries

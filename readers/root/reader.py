@@ -18,6 +18,7 @@ from matex_data.index.table import Column
 from matex_data.readers.root.branches import Branches, TreeBranches, TupleFields
 from matex_data.readers.root.files import choose_tree, file_error, open_file
 from matex_data.readers.root.members import Member, UnreadableType, members, whole_record
+from matex_data.readers.root.probe import first_line
 
 MAX_SHOWN = 8  # branches in an error or a warning
 MAX_CLUSTER_BYTES = 32 << 20  # stored bytes of the selected branches in one block, about
@@ -149,7 +150,7 @@ def _members(branches: Branches, branch: str) -> dict[str, Member]:
     try:
         entries = int(branches.edges(branch)[-1])
     except Exception as error:  # uproot raises errors of many kinds for baskets that do not add up
-        raise UnreadableType(f"uproot finds no entries: {error}".split("\n")[0]) from error
+        raise UnreadableType(f"uproot finds no entries: {first_line(error)}") from error
     if entries != branches.rows:
         raise UnreadableType(f"it has {entries} entries, and the tree {branches.rows}")
     branches.probe(branch)
