@@ -108,10 +108,17 @@ def detect(path: str, head: bytes) -> str:
 
 
 def _kind_of_hdf5(path: str) -> str:
-    from matex_data.readers.netcdf.netcdf4 import is_netcdf4  # imports h5py, which most formats do without
+    """Return the format of an HDF5 file; "hdf5" if it cannot be opened."""
+    from matex_data.readers.hdf5.names import HDF5_ERRORS
+    from matex_data.readers.hdf5.rows import open_file  # imports h5py, which most formats do without
+    from matex_data.readers.netcdf.netcdf4 import is_netcdf4
     from matex_data.readers.openpmd.series import is_openpmd
 
-    return "openpmd" if is_openpmd(path) else "netcdf" if is_netcdf4(path) else "hdf5"
+    try:
+        with open_file(path) as file:
+            return "openpmd" if is_openpmd(file) else "netcdf" if is_netcdf4(file) else "hdf5"
+    except HDF5_ERRORS:
+        return "hdf5"
 
 
 def _is_text_table(path: str, head: bytes, named: bool) -> bool:

@@ -33,7 +33,12 @@ def _train(comm: MPI.Intracomm, files: str, pipeline: str) -> dict[str, Any]:
     return train(files, pipeline, epochs=2)
 
 
-@pytest.mark.parametrize("pipeline", PIPELINES)
+QUICK = ("ragged", "table")
+
+
+@pytest.mark.parametrize(
+    "pipeline", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in PIPELINES]
+)
 def test_two_ranks_train_as_one_process(files: str, ranks: Pools, pipeline: str) -> None:
     if pipeline == "table":
         _need_members(files)

@@ -24,7 +24,7 @@ from matex_data.index.transposed import Transposed
 from matex_data.readers.decoding import decode_layout
 from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names
 from matex_data.readers.hdf5.reader import attributes, dataset_rows
-from matex_data.readers.hdf5.rows import Hdf5Rows, open_file
+from matex_data.readers.hdf5.rows import Hdf5Rows
 from matex_data.readers.netcdf.cf import CfDecoding
 from matex_data.readers.netcdf.variables import FileContent, Variable
 
@@ -46,17 +46,13 @@ DEFAULT_FILL = {
 """Values of netCDF for elements that were never written."""
 
 
-def is_netcdf4(path: str) -> bool:
-    """Return whether an HDF5 file was written as netCDF-4; False if it cannot be opened.
+def is_netcdf4(file: h5py.File) -> bool:
+    """Return whether an HDF5 file was written as netCDF-4.
 
     The library marks the root group (``_NCProperties``, since 4.4.1), variables and dimensions. A dimension scale is no
     mark: plain HDF5 files have them too.
     """
-    try:
-        with open_file(path) as file:
-            return any(h5py.h5a.exists(file.id, mark) for mark in ROOT_MARKS) or _has_marked_dataset(file.id)
-    except HDF5_ERRORS:
-        return False
+    return any(h5py.h5a.exists(file.id, mark) for mark in ROOT_MARKS) or _has_marked_dataset(file.id)
 
 
 def _has_marked_dataset(group: h5py.h5g.GroupID) -> bool:

@@ -14,8 +14,6 @@ import h5py
 import numpy as np
 
 from matex_data.errors import FormatError
-from matex_data.readers.hdf5.names import HDF5_ERRORS
-from matex_data.readers.hdf5.rows import open_file
 
 MARK = "openPMD"
 NUMBER = "%T"
@@ -42,13 +40,9 @@ class Iteration:
     grid: h5py.Group | None = None
 
 
-def is_openpmd(path: str) -> bool:
-    """Return whether an HDF5 file is an openPMD series; False if it cannot be opened."""
-    try:
-        with open_file(path) as file:
-            return bool(h5py.h5a.exists(file.id, MARK.encode()))
-    except HDF5_ERRORS:
-        return False
+def is_openpmd(file: h5py.File) -> bool:
+    """Return whether an HDF5 file is an openPMD series."""
+    return bool(h5py.h5a.exists(file.id, MARK.encode()))
 
 
 def text(value: Any) -> str:

@@ -228,7 +228,7 @@ def _reference(comm: Any, name: str) -> Any:
 
 QUICK = {
     **dict.fromkeys(("accumulation", "eagerly", "embedding", "float16", "global_clipnorm", "masked"), 2),
-    **dict.fromkeys(("moving_average", "several_steps", "sum", "unused", "weighted"), 2),
+    **dict.fromkeys(("several_steps", "sum", "unused", "weighted"), 2),
     **dict.fromkeys(("batch_norm", "own_clipping", "uneven"), 3),
 }
 """Numbers of ranks of the cases that run by default; on three ranks, batches are divided into unequal blocks."""

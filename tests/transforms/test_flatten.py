@@ -12,6 +12,7 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import FieldNotFound, FormatError, PartitionError, open_dataset
+from matex_data.readers.hdf5.reader import PROBE_ROWS
 from matex_data.readers.hdf5.rows import Hdf5Rows
 from tests.support.ranks import Pool
 from tests.transforms.events import Batch, global_batches, joined, load, read, write_events
@@ -114,7 +115,9 @@ def test_an_event_is_read_once_for_all_of_its_objects(
     read_rows = Hdf5Rows.read
     monkeypatch.setattr(Hdf5Rows, "read", lambda own, a, b: rows.append(b - a) or read_rows(own, a, b))
     data = open_dataset(str(folder), flatten="Muon_*", inputs="Muon_charge", comm=SELF)
-    assert sum(rows) == len(events)  # to count the objects
+    assert (
+        0 <= sum(rows) - len(events) <= len(data.paths) * PROBE_ROWS
+    )  # to count the objects; the reader measures some
     rows.clear()
     data.load()
     assert sum(rows) == int(ak.sum(events["nMuon"] > 0))

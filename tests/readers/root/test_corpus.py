@@ -26,7 +26,7 @@ from tests.support.serial import every_row, random_rows
 CORPUS = Path(os.environ.get("MATEX_CORPUS", "/nowhere")) / "particle" / "root"
 FILES = sorted(CORPUS.glob("*.root"))
 TREES = ("TTree", "ROOT::RNTuple")
-LARGE = 1_000_000  # bytes; such files of the corpus have hundreds of branches of objects
+LARGE = 500_000  # bytes; such files of the corpus take minutes: some have hundreds of branches of objects
 BRANCHES = 12
 """Branches of a tree that are read on ranks, spread over the tree; all of them are read in this process."""
 
@@ -167,9 +167,11 @@ def _refused(comm: MPI.Intracomm, path: Path, key: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_every_file_on_ranks(ranks: Pools, size: int) -> None:
-    found = ranks(size).run(_compare, [path for path in FILES if path.stat().st_size < LARGE], timeout=300)
+@pytest.mark.parametrize("large", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 3])
+def test_every_file_on_ranks(ranks: Pools, size: int, large: bool) -> None:
+    paths = [path for path in FILES if (path.stat().st_size > LARGE) == large]
+    found = ranks(size).run(_compare, paths, timeout=500)
     assert [others for _, others in found] == [[]] * size
     assert len({count for count, _ in found}) == 1
-    assert found[0][0] > 300
+    assert found[0][0] > (20 if large else 300)

@@ -86,7 +86,15 @@ def _trained(comm: Any, rows: int, case: str) -> list[Any]:
     return [variable.numpy() for variable in model.trainable_variables]
 
 
-LOOPS = [("graph", 36), ("graph", 41), ("graph", 37), ("eager", 37), ("inner", 41), ("left", 37), ("mapped", 41)]
+LOOPS = [
+    ("graph", 36),
+    pytest.param("graph", 41, marks=pytest.mark.slow),
+    ("graph", 37),
+    ("eager", 37),
+    ("inner", 41),
+    ("left", 37),
+    ("mapped", 41),
+]
 
 
 @pytest.mark.parametrize("size", SIZES)
