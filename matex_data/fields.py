@@ -75,6 +75,7 @@ WEIGHT = "sample_weight"
 """Name of the sample weights in a dict element."""
 MASK = "{}_mask"
 """Name of the field that marks missing numbers of another field, or the elements of a padded one."""
+NO_MATCH = "no field matches the pattern"
 Names = str | Sequence[str] | None
 """Field names or patterns: a single one, a list, or none."""
 
@@ -117,7 +118,7 @@ def expand_names(names: Iterable[str], available: Collection[str], file: str | N
         matching = [other for other in available if fnmatchcase(other, name)]
         if not matching:
             raise FieldNotFound(
-                "no field matches the pattern",
+                NO_MATCH,
                 file=file,
                 field=name,
                 expected=f"a pattern that matches one of {near_matches(name, available)}",

@@ -13,7 +13,7 @@ from functools import wraps
 from typing import Any
 
 from matex_data.errors import FieldNotFound, FormatError
-from matex_data.fields import expand_names, is_pattern
+from matex_data.fields import NO_MATCH, expand_names, is_pattern
 from matex_data.index.model import Index
 from matex_data.index.stamps import Stamp
 from matex_data.readers import compression
@@ -221,8 +221,8 @@ def _with_patterns(names: Sequence[str] | None, path: str, read: Callable[[Seque
     """
     try:
         return read(names)
-    except FieldNotFound:
-        if not any(map(is_pattern, names or [])):
+    except FieldNotFound as error:
+        if error.problem == NO_MATCH or not any(map(is_pattern, names or [])):
             raise
     return read(expand_names(names or [], read(None).fields, path))
 

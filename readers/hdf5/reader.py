@@ -12,6 +12,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import h5py
 import numpy as np
 
 from matex_data.errors import DataError, DecodeError, FormatError
-from matex_data.fields import Field
+from matex_data.fields import Field, expand_names, is_pattern
 from matex_data.index.chunked import Chunked, MemberPath
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
@@ -49,7 +50,7 @@ def index(path: str, names: Sequence[str] | None = None, offsets: Mapping[str, A
     Parameters
     ----------
     names : datasets by their path in the file, for example ``"run1/images"``, or members of compound tables, for
-        example ``"jets/pt"``. None: every dataset that has a first axis and can be read; a warning lists those that
+        example ``"jets/pt"``; or patterns of these, such as ``"jets/*"``. None: every dataset that has a first axis and can be read; a warning lists those that
         cannot. Scalars are left out, a dataset with more than one name is read once, and soft and external links are
         followed only if ``names`` has them.
     offsets : where samples of variable length begin. A key is the content: a dataset, a table, or a group of datasets.
@@ -64,7 +65,10 @@ def index(path: str, names: Sequence[str] | None = None, offsets: Mapping[str, A
     try:
         with open_file(path) as file:
             pairings = Pairings.of(file, path, offsets)
-            rows = _all(file, path, pairings) if names is None else _named(file, path, names, pairings)
+            if names is None:
+                rows = _all(file, path, pairings)
+            else:
+                rows = _named(file, path, _expanded(file, path, names, pairings), pairings)
             rows = pairings.pair(rows, whole=names is None)
     except DataError:
         raise
@@ -73,6 +77,20 @@ def index(path: str, names: Sequence[str] | None = None, offsets: Mapping[str, A
     layouts = {name: layout for name, (_, layout) in rows.items()}
     fields = {name: field for name, (field, _) in rows.items()}
     return Index(fields, [FileIndex(path, next(iter(layouts.values())).rows, layouts)])
+
+
+def _expanded(file: h5py.File, path: str, names: Sequence[str], pairings: Pairings) -> Sequence[str]:
+    """Return the names with patterns replaced by datasets that match, or by members of tables where no dataset does."""
+    if not any(map(is_pattern, names)):
+        return names
+    datasets = pairings.listed(dataset_names(file, path))
+    tables = {name: file[name] for name in datasets if isinstance(file.get(name), h5py.Dataset)}
+    members = [f"{name}/{leaf}" for name, table in tables.items() for leaf in leaf_names(table.dtype)]
+    expanded: list[str] = []
+    for name in names:
+        matches = any(fnmatchcase(dataset, name) for dataset in datasets)
+        expanded += expand_names([name], datasets if matches or name in file else members, path)
+    return list(dict.fromkeys(expanded))
 
 
 def _named(

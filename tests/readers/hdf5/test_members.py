@@ -240,3 +240,18 @@ class TestMembers(FormatSuite):
         content[chunk.byte_offset + chunk.size // 2] ^= 0x10
         path.write_bytes(content)
         return Case(str(folder / "*.h5"), {}, "packed/id", {"inputs": ["packed/id", "packed/v"]})
+
+
+def test_patterns_select_datasets_or_members(tmp_path: Path) -> None:
+    """Datasets of another length do not matter, and members count where no dataset matches."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["jets"] = np.zeros(6, [("pt", "f4"), ("p", [("x", "f8"), ("y", "f8")])])
+        file["event/run"], file["event/number"], file["axis"] = np.arange(6), np.arange(6), np.arange(4)
+    path = str(tmp_path / "a.h5")
+    assert list(open_dataset(path, inputs="event/*", comm=MPI.COMM_SELF).schema) == ["event/number", "event/run"]
+    data = open_dataset(path, inputs="jets/p*", targets="event/run", comm=MPI.COMM_SELF)
+    assert set(data.schema) == {"jets/pt", "jets/p/x", "jets/p/y", "event/run"}
+    x, y = next(iter(data.batches(3)))
+    assert set(x) == {"jets/pt", "jets/p/x", "jets/p/y"} and y.tolist() == [0, 1, 2]
+    with pytest.raises(FieldNotFound, match="no field matches the pattern"):
+        open_dataset(path, inputs="muons/*", comm=MPI.COMM_SELF)
