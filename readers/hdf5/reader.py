@@ -49,10 +49,10 @@ def index(path: str, names: Sequence[str] | None = None, offsets: Mapping[str, A
 
     Parameters
     ----------
-    names : datasets by their path in the file, for example ``"run1/images"``, or members of compound tables, for
-        example ``"jets/pt"``; or patterns of these, such as ``"jets/*"``. None: every dataset that has a first axis and can be read; a warning lists those that
-        cannot. Scalars are left out, a dataset with more than one name is read once, and soft and external links are
-        followed only if ``names`` has them.
+    names : datasets by their path in the file, for example ``"run1/images"``, members of compound tables, for example
+        ``"jets/pt"``, or patterns of these, ``"jets/*"``. None: every dataset that has a first axis and can be read; a
+        warning lists those that cannot. Scalars are left out, a dataset with more than one name is read once, and soft
+        and external links are followed only if ``names`` has them.
     offsets : where samples of variable length begin. A key is the content: a dataset, a table, or a group of datasets.
         A value is the dataset of offsets or counts, ``"jets/offsets"``, which may say what it holds,
         ``("jets/n", "counts")``, or the datasets of first elements and counts. None: known conventions; {}: none.
