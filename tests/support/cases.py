@@ -16,9 +16,10 @@ LAUNCHER = "from matex_data.training.launcher.run import main; main()"
 
 QUICK = (
     *("outputs_sum", "beside_few_rows", "nested", "on_batch"),
-    *("predictions", "predictions_several_steps", "predictions_stopped", "predictions_ragged"),
+    *("predictions", "predictions_ragged"),
 )
 MORE = (
+    *("predictions_several_steps", "predictions_stopped"),
     *("outputs_weighted", "outputs", "outputs_eagerly", "outputs_few_rows", "outputs_masked", "sum_alone"),
     *("guide", "guide_few_rows", "beside", "weights_and_split", "on_single_batches"),
     *("aggregations", "many_classes", "own_metrics", "own_metrics_equal_batches"),

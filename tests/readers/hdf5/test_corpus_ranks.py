@@ -55,7 +55,7 @@ def _refused(comm: MPI.Intracomm, path: Path, name: str | None) -> bool:
     return False
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 3])  # one process: test_corpus.py
 @pytest.mark.parametrize("first", range(0, len(FILES), FILES_PER_TASK))
 def test_every_dataset_against_h5py(ranks: Pools, size: int, first: int) -> None:
     found = ranks(size).run(_compare, FILES[first : first + FILES_PER_TASK], timeout=300)
