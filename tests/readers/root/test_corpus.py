@@ -174,4 +174,4 @@ def test_every_file_on_ranks(ranks: Pools, size: int, large: bool) -> None:
     found = ranks(size).run(_compare, paths, timeout=500)
     assert [others for _, others in found] == [[]] * size
     assert len({count for count, _ in found}) == 1
-    assert found[0][0] > (20 if large else 300)
+    assert found[0][0] > (20 if large else 200)
