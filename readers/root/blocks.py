@@ -14,8 +14,8 @@ from matex_data.index.blocks import Blocks, uneven_blocks
 from matex_data.index.cache import ChunkCache, ChunkFuture
 from matex_data.index.model import EMPTY, ReadRequest, RowSelection
 from matex_data.index.table import Outputs, Table
-from matex_data.readers.root.members import Member
 from matex_data.readers.root.entries import Entries, scatter_entries
+from matex_data.readers.root.members import Member
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ class DecodedBlocks(Table):
 
     @abstractmethod
     def block_requests(self, selection: Selection, positions: Integers) -> Iterator[ReadRequest]:
-        """Yield the reads of the blocks at these positions of the selection, which `complete` or `fail` each of them."""
+        """Yield the reads of the blocks at these positions of the selection; each is passed to `complete` or `fail`."""
 
     @abstractmethod
     def decoded_bytes(self, block: int) -> int:
