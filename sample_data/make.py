@@ -1,8 +1,8 @@
-"""Write small data sets for the examples to HDF5 files, the same each time: handwritten digits, and simulated jets.
+"""Write small data sets for the examples, the same each time: digits, jets, photographs, and cells under a microscope.
 
 The digits are those of the "Optical Recognition of Handwritten Digits" data set of the UCI repository (1,797 of them),
-which comes with scikit-learn. The jets are drawn from a toy model of particles in one core, or in the two cores of a
-heavy particle's decay.
+and the photographs are those of a temple and of a flower; both come with scikit-learn. The jets are drawn from a toy
+model of particles in one core, or in the two cores of a heavy particle's decay. The cells are bright ellipses in noise.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 import h5py
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
+from PIL import Image
+from sklearn.datasets import load_digits, load_sample_images
 
 HERE = Path(__file__).resolve().parent
 LENGTHS = (700, 461, 333, 303)
@@ -26,6 +27,10 @@ HEAVY = 80.0
 """Mass of the particle that decays to two cores, in GeV."""
 JET = np.dtype([("pt", "<f4"), ("eta", "<f4"), ("mass", "<f4"), ("constituents", "<i4")])
 """Row of the table of jets: transverse momentum in GeV, pseudorapidity, mass in GeV, number of particles."""
+TILE, TILE_STRIDE = 64, 32
+"""Edge of a tile of a photograph, and distance between the corners of two tiles, in pixels."""
+CELLS, CELL_IMAGE = 96, 64
+"""Images of cells, and the edge of one, in pixels."""
 
 
 def write_digits(out: Path) -> list[Path]:
@@ -89,6 +94,38 @@ def _row(rng: np.random.Generator, pt: NDArray[Any], eta: NDArray[Any], phi: NDA
     return pt.sum(), rng.normal(0, 1), np.sqrt(mass_squared), len(pt)
 
 
+def write_photos(out: Path) -> list[Path]:
+    """Folders ``flower`` and ``temple`` with JPEG tiles, 64 x 64 pixels, of two photographs."""
+    photos = dict(zip(("temple", "flower"), load_sample_images().images, strict=True))
+    paths = []
+    for name, photo in sorted(photos.items()):
+        (out / name).mkdir(parents=True, exist_ok=True)
+        corners = [range(0, length - TILE + 1, TILE_STRIDE) for length in photo.shape[:2]]
+        for number, (top, left) in enumerate((top, left) for top in corners[0] for left in corners[1]):
+            paths.append(out / name / f"tile-{number}.jpg")
+            Image.fromarray(photo[top : top + TILE, left : left + TILE]).save(paths[-1], quality=90)
+    return paths
+
+
+def write_cells(out: Path) -> list[Path]:
+    """Folders ``images`` (16-bit gray PNG) and ``masks`` (8-bit PNG: 1 is a cell) with files of equal names."""
+    rng = np.random.default_rng(2)
+    paths = []
+    for folder in ("images", "masks"):
+        (out / folder).mkdir(parents=True, exist_ok=True)
+    y, x = np.mgrid[:CELL_IMAGE, :CELL_IMAGE]
+    for number in range(CELLS):
+        mask = np.zeros((CELL_IMAGE, CELL_IMAGE), bool)
+        for _ in range(rng.integers(2, 6)):
+            (row, column), (height, width) = rng.uniform(0, CELL_IMAGE, 2), rng.uniform(4, 10, 2)
+            mask |= ((y - row) / height) ** 2 + ((x - column) / width) ** 2 < 1
+        light = 2000 + 1500 * mask + rng.normal(0, 600, mask.shape)
+        for folder, pixels in (("images", light.clip(0, 65535).astype(np.uint16)), ("masks", mask.astype(np.uint8))):
+            paths.append(out / folder / f"cells-{number}.png")
+            Image.fromarray(pixels).save(paths[-1])
+    return paths
+
+
 def _write_ragged(file: h5py.File, name: str, rows: list[NDArray[Any]]) -> None:
     chunks = (CHUNK_ROWS,) if rows else None
     dataset = file.create_dataset(name, (len(rows),), h5py.vlen_dtype("<f4"), chunks=chunks, track_times=False)
@@ -102,15 +139,19 @@ def _write(file: h5py.File, name: str, values: NDArray[Any]) -> None:
     file.create_dataset(name, data=values, chunks=chunk, compression="gzip", shuffle=True, track_times=False)
 
 
+WRITERS = {"digits": write_digits, "jets": write_jets, "photos": write_photos, "cells": write_cells}
+
+
 def main() -> None:
     """Write the files and say where they are."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", nargs="?", choices=["digits", "jets"], default="digits", help="default: %(default)s")
+    parser.add_argument("data", nargs="?", choices=WRITERS, default="digits", help="default: %(default)s")
     parser.add_argument("--out", type=Path, help="folder to write to (default: that name, beside this script)")
     arguments = parser.parse_args()
-    write = {"digits": write_digits, "jets": write_jets}[arguments.data]
-    for path in write(arguments.out or HERE / arguments.data):
-        print(f"   {path} ({path.stat().st_size:,} bytes)")
+    paths = WRITERS[arguments.data](arguments.out or HERE / arguments.data)
+    for folder in sorted({path.parent for path in paths}):
+        sizes = [path.stat().st_size for path in paths if path.parent == folder]
+        print(f"   {folder} ({len(sizes):,} files, {sum(sizes):,} bytes)")
 
 
 if __name__ == "__main__":

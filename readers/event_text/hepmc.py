@@ -22,7 +22,7 @@ from matex_data.index.model import Index
 from matex_data.readers.collective import IndexingRanks, SingleRank
 from matex_data.readers.event_text.reader import HEADER_BYTES, READ_BYTES, EventFormat, header_error, index_files
 from matex_data.readers.event_text.rows import Columns, EventParser, split_rows
-from matex_data.readers.event_text.scan import Events, Marks, event_starts
+from matex_data.readers.event_text.scan import Events, EventSyntax, event_starts
 
 INTEGER, SHORT, REAL = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.float64)
 EVENT_FIELDS = dict.fromkeys(("event_number", "nparticles", "nvertices"), INTEGER)
@@ -37,7 +37,7 @@ VERTICES, PDF, WEIGHTS = "vertices/", "pdf_info/", "weights"
 ENERGIES, LENGTHS = ("px", "py", "pz", "e", "generated_mass"), tuple(VERTICES + axis for axis in "xyzt")
 KINDS = {b"Asciiv3": "hepmc3", b"IO_GenEvent": "hepmc2"}
 """Names of the formats in a file and in pyhepmc."""
-MARKS = Marks(rb"\n(?P<event>E[ \t])", lead=1)
+SYNTAX = EventSyntax(rb"\n(?P<event>E[ \t])", lead=1)
 _LISTING = re.compile(rb"\s*(?:HepMC::Version[^\n]*\n)?HepMC::(\w+)-START_EVENT_LISTING[ \t\r]*(?=\n)")
 _FURTHER_LISTING = re.compile(rb"\nHepMC::\w+-START_EVENT_LISTING[ \t\r]*((?:\n(?!E[ \t])[^\n]*)*)")
 _NUMBER = rb"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)"
@@ -69,7 +69,7 @@ def index_collectively(paths: Sequence[str], names: Sequence[str] | None, ranks:
     FormatError : a file is no HepMC file, or the files differ in their units or weights.
     DecodeError : the first event of a file is damaged.
     """
-    return index_files(EventFormat(MARKS, read_header), paths, names, ranks)
+    return index_files(EventFormat(SYNTAX, read_header), paths, names, ranks)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def read_header(path: str, text: IO[bytes]) -> HepmcHeader:
     starts: list[int] = []
     while len(starts) < 2 and len(data) < HEADER_BYTES and (part := text.read(READ_BYTES)):
         data += part
-        starts = event_starts(MARKS, bytes(data))
+        starts = event_starts(SYNTAX, bytes(data))
     listing = _LISTING.match(data)
     if listing is None or bytes(listing[1]) not in KINDS:
         found = bytes(data[:60]).lstrip().split(b"\n")[0]
@@ -201,7 +201,7 @@ class HepmcParser:
         ------
         DecodeError : an event is damaged, or has other units.
         """
-        starts = event_starts(MARKS, b"\n" + text)
+        starts = event_starts(SYNTAX, b"\n" + text)
         starts = [start - 1 for start in starts]
         self._check_text(text, starts)
         found: list[pyhepmc.GenEvent] = []

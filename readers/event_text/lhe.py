@@ -26,7 +26,7 @@ from matex_data.index.model import Index
 from matex_data.readers.collective import IndexingRanks, SingleRank
 from matex_data.readers.event_text.reader import HEADER_BYTES, READ_BYTES, EventFormat, header_error, index_files
 from matex_data.readers.event_text.rows import Columns, EventParser, split_rows
-from matex_data.readers.event_text.scan import Events, Marks, event_starts
+from matex_data.readers.event_text.scan import Events, EventSyntax, event_starts
 
 INTEGER, REAL = np.dtype(np.int64), np.dtype(np.float64)
 EVENT_FIELDS: dict[str, np.dtype[Any]] = {
@@ -41,7 +41,7 @@ PARTICLE_FIELDS: dict[str, np.dtype[Any]] = {
 WEIGHTS = "weights"
 UNITS = {**dict.fromkeys(("scale", "px", "py", "pz", "e", "m"), "GeV"), "lifetime": "mm"}
 CLOSE = b"</LesHouchesEvents>"
-MARKS = Marks(
+SYNTAX = EventSyntax(
     rb"<(?:(?P<event>event(?=[\s>/]))|(?P<end>/LesHouchesEvents\s{0,20}>)|(?P<begin>!--|!\[CDATA\[)"
     rb"|(?P<extra>(?:rwgt|weights)(?=[\s>])))"
 )
@@ -69,7 +69,7 @@ def index_collectively(paths: Sequence[str], names: Sequence[str] | None, ranks:
     FieldNotFound : there is no such field.
     FormatError : a file is truncated or no LHE file, or the files differ in their weights.
     """
-    return index_files(EventFormat(MARKS, read_header), paths, names, ranks)
+    return index_files(EventFormat(SYNTAX, read_header), paths, names, ranks)
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class LheParser:
         DecodeError : the text is no XML, an event cannot be read, or it has another number of particles.
         """
         text = _GROUP.sub(lambda group: b" " * len(group[0]), text)  # the text may begin or end within a group
-        starts = event_starts(MARKS, text)
+        starts = event_starts(SYNTAX, text)
         document = self.prologue + text + CLOSE
         _check_xml(document, len(self.prologue), starts)
         found: list[pylhe.LHEEvent] = []

@@ -19,7 +19,7 @@ from matex_data.index.table import Column
 from matex_data.readers.collective import IndexingRanks
 from matex_data.readers.compression import plain_text, stored_as
 from matex_data.readers.event_text.rows import EventParser, EventRows
-from matex_data.readers.event_text.scan import Events, Marks, scan_file, scan_text
+from matex_data.readers.event_text.scan import Events, EventSyntax, scan_file, scan_text
 
 SMALL_BYTES = 4 << 20  # a smaller file is indexed by one rank
 HEADER_BYTES = 64 << 20  # largest header
@@ -51,11 +51,11 @@ class EventFormat:
 
     Parameters
     ----------
-    marks : by which its texts are cut into events.
+    syntax : by which its texts are cut into events.
     read_header : function ``(path, text) -> Header`` that reads the begin of a binary file or stream.
     """
 
-    marks: Marks
+    syntax: EventSyntax
     read_header: Callable[[str, IO[bytes]], Header]
 
 
@@ -92,7 +92,7 @@ def index_files(format: EventFormat, paths: Sequence[str], names: Sequence[str] 
     files: list[_File] = [by_rank[i % ranks.size][i // ranks.size] for i in range(len(paths))]
     for file in files:
         if file.events is None:
-            file.events = scan_file(file.path, file.header.begin, file.size, format.marks, ranks)
+            file.events = scan_file(file.path, file.header.begin, file.size, format.syntax, ranks)
             if not file.events.count:
                 raise header_error(file.path, "the file has no events", expected="an event", found=f"{file.size} bytes")
     if ranks.rank == 0:
@@ -115,7 +115,7 @@ def _inspect(format: EventFormat, path: str) -> _File:
         raise DataError("the file cannot be read", file=path, found=error) from error
     text = _unpacked(path, text, stored)
     header = format.read_header(path, io.BytesIO(text.tobytes()))
-    events = scan_text(text, header.begin, format.marks)
+    events = scan_text(text, header.begin, format.syntax)
     if not events.count:
         _check_without_events(path, text[header.begin : events.offset[-1]], header)
     return _File(path, size, stored, header, events)

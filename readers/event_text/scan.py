@@ -23,8 +23,8 @@ _COMMENTS = {b"<!--": b"-->", b"<![CDATA[": b"]]>"}
 
 
 @dataclass(frozen=True)
-class Marks:
-    """Marks by which a text is cut into events.
+class EventSyntax:
+    """Marks in a text by which it is cut into events.
 
     Parameters
     ----------
@@ -77,13 +77,13 @@ class Scanner:
     extra : positions of the ``extra`` marks.
     """
 
-    def __init__(self, marks: Marks, offset: int, stop: int, comment: bytes = b"") -> None:
+    def __init__(self, syntax: EventSyntax, offset: int, stop: int, comment: bytes = b"") -> None:
         self.comment = comment
         self.end = -1
         self.starts: list[int] = []
         self.extra: list[int] = []
-        self._marks = marks
-        self._pattern = re.compile(marks.pattern)
+        self._syntax = syntax
+        self._pattern = re.compile(syntax.pattern)
         self._offset = offset
         self._stop = stop
         self._kept = b""
@@ -114,16 +114,16 @@ class Scanner:
         if kind == "begin":
             self.comment = _COMMENTS[mark]
         elif kind == "event":
-            self.starts.append(at + self._marks.lead)
+            self.starts.append(at + self._syntax.lead)
         elif kind == "extra":
             self.extra.append(at)
         elif self.end < 0:
             self.end = at
 
 
-def event_starts(marks: Marks, text: bytes) -> list[int]:
+def event_starts(syntax: EventSyntax, text: bytes) -> list[int]:
     """Return the bytes where the events of a whole text begin."""
-    scanner = Scanner(marks, 0, len(text))
+    scanner = Scanner(syntax, 0, len(text))
     scanner.feed(text, last=True)
     return scanner.starts
 
@@ -134,15 +134,15 @@ def block_bytes(size: int) -> int:
     return 1 << (target - 1).bit_length()
 
 
-def scan_text(text: Bytes, offset: int, marks: Marks) -> Events:
+def scan_text(text: Bytes, offset: int, syntax: EventSyntax) -> Events:
     """Find the events of a text in memory from byte ``offset`` on."""
-    scanner = Scanner(marks, offset, len(text))
+    scanner = Scanner(syntax, offset, len(text))
     for begin in range(offset, len(text), READ_BYTES):
         scanner.feed(text[begin : begin + READ_BYTES].tobytes(), last=begin + READ_BYTES >= len(text))
     return _join([_Segment.of(scanner, scanner.end, block_bytes(len(text)))], scanner.end, offset, len(text))
 
 
-def scan_file(path: str, offset: int, size: int, marks: Marks, ranks: IndexingRanks) -> Events:
+def scan_file(path: str, offset: int, size: int, syntax: EventSyntax, ranks: IndexingRanks) -> Events:
     """Find the events of a large file, of which each rank scans one segment. *Collective*.
 
     Parameters
@@ -153,7 +153,7 @@ def scan_file(path: str, offset: int, size: int, marks: Marks, ranks: IndexingRa
     borders = [offset + (size - offset) * rank // ranks.size for rank in range(ranks.size + 1)]
     comments = [b""] * ranks.size
     while True:
-        scanner = Scanner(marks, borders[ranks.rank], borders[ranks.rank + 1], comments[ranks.rank])
+        scanner = Scanner(syntax, borders[ranks.rank], borders[ranks.rank + 1], comments[ranks.rank])
         _scan_segment(scanner, path, borders, size, ranks)
         found = [b"", *ranks.allgather(scanner.comment)[:-1]]
         if found == comments:

@@ -27,7 +27,7 @@ from matex_data.errors import DecodeError
 from matex_data.index.model import ReadRequest
 from matex_data.machine import threads
 from matex_data.readers.root.blocks import DecodedBlocks, Selection
-from matex_data.readers.root.place import Entries, Lists
+from matex_data.readers.root.entries import Entries, Lists
 
 DECODE_BYTES = (1 << 20, 8 << 20)  # least and most decoded bytes of the baskets of one read request
 KEY = Struct(">ihiIhh")  # TKey: bytes, version, uncompressed bytes, date, bytes of the key, cycle
@@ -101,7 +101,7 @@ class Baskets(DecodedBlocks):
             basket = int(selection.blocks.number[i])
             begin, end = end, end + int(self.nbytes[basket])
             try:
-                self.finish(selection, i, self._entries(basket, stored[begin:end], i in selection.pending))
+                self.complete(selection, i, self._entries(basket, stored[begin:end], i in selection.pending))
             except Exception as error:  # uproot and the codecs raise errors of many kinds
                 located = error if isinstance(error, DecodeError) else self._located(basket, error)
                 selection.fail(numbers[done:], located)
@@ -147,7 +147,7 @@ def unpack(stored: Bytes, count: int, path: str) -> tuple[Bytes, Array | None]:
     *_, entries, last = BASKET.unpack(stored[key_bytes - BASKET.size - 1 : key_bytes - 1].tobytes())
     border = last - key_bytes
     if entries != count or not 0 <= border <= unpacked:
-        raise ValueError(f"a basket of {entries} entries and {border} of {unpacked} bytes, in place of {count} entries")
+        raise ValueError(f"a basket of {entries} entries and {border} of {unpacked} bytes, instead of {count} entries")
     packed = nbytes - key_bytes
     raw = stored[key_bytes:] if packed == unpacked else _decompress(stored[key_bytes:], unpacked, path)
     if border == unpacked:
@@ -167,7 +167,7 @@ def _decompress(packed: Bytes, unpacked: int, path: str) -> Bytes:
     data = decompress(chunk, uproot.source.cursor.Cursor(0), {}, len(packed), unpacked, blocks)
     filled = sum(nbytes for _, _, nbytes in blocks)
     if filled != unpacked:
-        raise ValueError(f"{filled} bytes after decompression, in place of {unpacked}")
+        raise ValueError(f"{filled} bytes after decompression, instead of {unpacked}")
     return np.asarray(data.raw_data)
 
 

@@ -14,8 +14,8 @@ from matex_data.index.blocks import Blocks, uneven_blocks
 from matex_data.index.cache import ChunkCache, ChunkFuture
 from matex_data.index.model import EMPTY, ReadRequest, RowSelection
 from matex_data.index.table import Outputs, Table
+from matex_data.readers.root.entries import Entries, scatter_entries
 from matex_data.readers.root.members import Member
-from matex_data.readers.root.place import Entries, place
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,27 +69,27 @@ class DecodedBlocks(Table):
 
     @abstractmethod
     def block_requests(self, selection: Selection, positions: Integers) -> Iterator[ReadRequest]:
-        """Yield the reads of the blocks at these positions of the selection, which `finish` or `fail` each of them."""
+        """Yield the reads of the blocks at these positions of the selection; each is passed to `complete` or `fail`."""
 
     @abstractmethod
     def decoded_bytes(self, block: int) -> int:
         """Return the size of a decoded block in memory, in bytes, about."""
 
-    def finish(self, selection: Selection, i: int, entries: Entries) -> None:
+    def complete(self, selection: Selection, i: int, entries: Entries) -> None:
         """Copy the selected rows of a decoded block, and pass the block on to other windows."""
         future = selection.pending.get(i)
         if future is not None and not future.done():  # a concurrent read of the window may have failed it
             future.set_result(entries)
-        self._place(selection, i, entries)
+        self._scatter(selection, i, entries)
 
     def _copy_cached(self, selection: Selection, i: int, block: ChunkFuture, _: Bytes) -> None:
-        self._place(selection, i, block.result())
+        self._scatter(selection, i, block.result())
 
-    def _place(self, selection: Selection, i: int, entries: Entries) -> None:
+    def _scatter(self, selection: Selection, i: int, entries: Entries) -> None:
         blocks = selection.blocks
         local = blocks.rows(i, int(self.edges[blocks.number[i]]))
         for name, out in selection.outs:
-            place(entries, local, self.members[name], out, blocks.destinations(i))
+            scatter_entries(entries, local, self.members[name], out, blocks.destinations(i))
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class Clusters(DecodedBlocks):
 
     def _decode(self, selection: Selection, i: int, _: Bytes) -> None:
         try:
-            self.finish(selection, i, self._read(int(selection.blocks.number[i])))
+            self.complete(selection, i, self._read(int(selection.blocks.number[i])))
         except Exception as error:
             selection.fail([i], error)
             raise
@@ -53,7 +53,7 @@ class Clusters(DecodedBlocks):
                 branch = open_tree(self.path, self.tree)[self.branch]
                 entries = branch.array(entry_start=start, entry_stop=stop, library="ak")
             if len(entries) != stop - start:
-                raise ValueError(f"{len(entries)} entries, in place of {stop - start}")
+                raise ValueError(f"{len(entries)} entries, instead of {stop - start}")
         except Exception as error:  # uproot and the codecs raise errors of many kinds
             raise DecodeError(
                 "uproot cannot read the entries",

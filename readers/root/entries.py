@@ -43,7 +43,7 @@ Entries: TypeAlias = Any
 """Decoded entries of a branch: an array, `Lists`, or an ``ak.Array`` (awkward has no types for mypy)."""
 
 
-def place(entries: Entries, rows: RowIndices, member: Member, out: Array, destination: RowIndices) -> None:
+def scatter_entries(entries: Entries, rows: RowIndices, member: Member, out: Array, destination: RowIndices) -> None:
     """Assign ``out[destination] = entries[rows]`` for one member of the branch. The rows are copied.
 
     Parameters
