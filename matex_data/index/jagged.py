@@ -13,8 +13,8 @@ from matex_data._types import Array, Bytes, Integers
 from matex_data.errors import DataError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import EMPTY, Layout, OnComplete, ReadRequest, RowSelection, call_after_last
+from matex_data.index.ragged import scatter_lists
 from matex_data.index.runs import Runs, merge
-from matex_data.index.scatter import are_consecutive
 from matex_data.index.table import Column, Outputs, Table, plan_reads
 
 TILE_BYTES = 4 << 20  # of the elements that are read to one array, about
@@ -156,17 +156,12 @@ class Jagged(Table):
         return RowSelection(runs.start, runs.start + runs.count, np.arange(runs.total, dtype=np.int64))
 
     def _cut(self, rows: RowSelection, outputs: list[tuple[Array, Array]]) -> None:
-        """Cut the elements into samples, which are views."""
+        """Cut the elements into samples."""
         numbers = rows.numbers
-        first = self.offsets[numbers].astype(np.int64)
-        ends = np.cumsum(self.offsets[numbers + 1].astype(np.int64) - first).tolist()
-        begins = [0, *ends[:-1]]
-        destination: Any = rows.destination
-        if are_consecutive(rows.destination):
-            destination = slice(int(rows.destination[0]), int(rows.destination[-1]) + 1)
+        lengths = self.offsets[numbers + 1].astype(np.int64) - self.offsets[numbers].astype(np.int64)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
         for flat, out in outputs:
-            samples = [flat[begin:end] for begin, end in zip(begins, ends, strict=True)]
-            out[destination] = np.fromiter(samples, object, len(samples))
+            scatter_lists(out, rows.destination, offsets, flat)
 
 
 def compact(offsets: Integers) -> Array:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from matex_data._types import Integers
+from matex_data._types import Array, Integers
 from matex_data.fields import ElementSpec
+from matex_data.index.ragged import RaggedArray, joined
 from matex_data.mpi.communicator import Communicator
 from matex_data.pipeline.epochs import Epochs
-from matex_data.pipeline.plan import Arrays
 from matex_data.pipeline.window import LoadedWindow
 from matex_data.sampling.state import Fingerprint
 
@@ -29,7 +29,7 @@ class BatchWindow:
     weight : float32[samples], the sample weights; None without weights and padding.
     """
 
-    arrays: Arrays
+    arrays: Mapping[str, Array | RaggedArray]
     sizes: Integers
     weight: NDArray[np.float32] | None
 
@@ -91,7 +91,7 @@ class Batches:
         for window in self.windows():
             stops = np.cumsum(window.sizes).tolist()
             for start, stop in zip([0, *stops[:-1]], stops, strict=True):
-                values = {name: array[start:stop] for name, array in window.arrays.items()}
+                values = {name: _samples(array[start:stop]) for name, array in window.arrays.items()}
                 weight = None if window.weight is None else window.weight[start:stop]
                 yield self.elements.assemble(values, weight)
 
@@ -114,4 +114,9 @@ class Batches:
         if self.elements.weights is not None:
             values = window.arrays[self.elements.weights][begin:].astype(np.float32)  # zeros where padded
             weight = values if weight is None else values * weight
-        return BatchWindow({name: array[begin:] for name, array in window.arrays.items()}, window.sizes[skip:], weight)
+        arrays = {name: joined(array)[begin:] for name, array in window.arrays.items()}
+        return BatchWindow(arrays, window.sizes[skip:], weight)
+
+
+def _samples(array: Array | RaggedArray) -> Array:
+    return array.samples() if isinstance(array, RaggedArray) else array

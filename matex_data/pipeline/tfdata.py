@@ -16,6 +16,7 @@ import tensorflow as tf
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
 from matex_data.fields import Field, Schema
+from matex_data.index.ragged import RaggedArray
 from matex_data.pipeline import data_parallel
 from matex_data.pipeline.batches import Batches, BatchWindow
 
@@ -100,12 +101,14 @@ class _Column:
             return [tf.TensorSpec((None, *self.field.element_shape), self.dtype), *lengths]
         return [tf.TensorSpec((None, self.rows, *self.field.shape), self.dtype)]
 
-    def arrays(self, samples: Array, sizes: Integers) -> list[Array]:
+    def arrays(self, samples: Array | RaggedArray, sizes: Integers) -> list[Array]:
         """Return the samples as one array (batches, samples, ...).
 
         Ragged samples become arrays of their elements, of the lengths of the rows along each axis, from the first axis
         on, and of the samples of each batch.
         """
+        if isinstance(samples, RaggedArray):
+            return [samples.values, samples.lengths, sizes]
         if self.field.ragged:
             axes = self._ragged_axes
             if axes == 1:  # a third of the time of the general case

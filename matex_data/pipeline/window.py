@@ -12,6 +12,7 @@ from matex_data._types import Integers
 from matex_data.errors import DataError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Index
+from matex_data.index.ragged import empty_output, joined
 from matex_data.io.counters import Profile
 from matex_data.io.files import Files
 from matex_data.io.sessions import ReadSession
@@ -51,7 +52,8 @@ class ReadContext:
     def allocate(self, rows: int, samples: int) -> Arrays:
         """Return arrays of ``rows`` rows for all fields; rows from ``samples`` on are padding."""
         fields = self.index.fields
-        arrays = self.buffers.arrays(list(fields.values()), rows)
+        arrays = self.buffers.arrays([field for field in fields.values() if not field.ragged], rows)
+        arrays |= {name: empty_output(field, rows) for name, field in fields.items() if field.ragged}
         for name, array in arrays.items():
             fields[name].blank(array[samples:])
         return arrays
@@ -174,6 +176,8 @@ class FileWindow(PendingWindow):
             wait(self._futures)  # wakes this thread once, not once for each future
             for future in self._futures:
                 future.result()
+            for array in self.loaded.arrays.values():
+                joined(array)  # here rather than in the thread of the consumer
         profile.add(samples=self.window.runs.total)
 
 

@@ -13,6 +13,7 @@ from matex_data.errors import FormatError, PartitionError
 from matex_data.fields import MASK, Field, Schema
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, RowSelection, ranges
+from matex_data.index.ragged import empty_output
 from matex_data.index.scatter import scatter
 from matex_data.index.table import Column, Outputs, Table
 from matex_data.transforms.names import ragged_fields
@@ -166,7 +167,7 @@ class Padded(Table):
             name = column if column in self.lengths else padded[column]
             wanted.setdefault(name, []).append((column != name, out))
         needed = dict.fromkeys([*wanted, *(self.sort_by[name] for name in wanted if name in self.sort_by)])
-        samples = {name: self.fields[name].empty(len(rows.destination)) for name in needed}
+        samples = {name: empty_output(self.fields[name], len(rows.destination)) for name in needed}
         selection = RowSelection(rows.start, rows.stop, np.arange(len(rows.destination)))
         pad = partial(self._pad, samples, rows, wanted)
         yield from read_fields(self.layouts, selection, samples, cache, self.path, pad)

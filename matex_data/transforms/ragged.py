@@ -13,6 +13,7 @@ from matex_data.errors import DataError
 from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import EMPTY, Layout, OnComplete, ReadRequest, RowSelection, call_after_last
+from matex_data.index.ragged import RaggedArray, joined
 from matex_data.index.table import plan_reads
 
 
@@ -21,9 +22,12 @@ def join_samples(samples: Array, field: Field) -> tuple[Array, Integers]:
 
     Parameters
     ----------
-    samples : object[samples], 1-D arrays.
+    samples : object[samples], 1-D arrays; or an output array of `empty_output`.
     field : the ragged field.
     """
+    found = joined(samples)
+    if isinstance(found, RaggedArray):
+        return found.values, found.lengths
     lengths = np.fromiter(map(len, samples), np.int64, len(samples))
     return np.concatenate([np.empty(0, field.dtype), *samples], dtype=field.dtype, casting="unsafe"), lengths
 

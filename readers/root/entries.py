@@ -12,6 +12,7 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.index.model import ranges
+from matex_data.index.ragged import scatter_lists
 from matex_data.index.scatter import RowIndices, scatter
 from matex_data.readers.root.members import Member
 
@@ -63,8 +64,11 @@ def scatter_entries(entries: Entries, rows: RowIndices, member: Member, out: Arr
         return
     if isinstance(entries, Lists):
         lists = entries.select(rows)
-        samples = _texts(lists) if member.kind == "text" else _arrays(lists, member)
-        out[destination] = np.fromiter(samples, object, len(lists.offsets) - 1)
+        if member.kind == "text":
+            out[destination] = np.fromiter(_texts(lists), object, len(lists.offsets) - 1)
+        else:
+            content = np.array(_member_of(lists.content, member), member.field.dtype)
+            scatter_lists(out, destination, lists.offsets, content)
     else:
         scatter(out, destination, entries)
 
@@ -97,13 +101,6 @@ def _fill(out: Array, values: Array, path: tuple[str, ...]) -> None:
 def _texts(lists: Lists) -> Sequence[bytes]:
     data, cuts = lists.content.tobytes(), lists.offsets.tolist()
     return [data[a:b] for a, b in pairwise(cuts)]
-
-
-def _arrays(lists: Lists, member: Member) -> Sequence[Array]:
-    """Return the lists as arrays of the field's dtype, all of them views of one new array."""
-    values = np.array(_member_of(lists.content, member), member.field.dtype)
-    cuts = lists.offsets.tolist()
-    return [values[a:b] for a, b in pairwise(cuts)]
 
 
 def _from_awkward(array: ak.Array, member: Member) -> Array | Lists:
