@@ -13,7 +13,11 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import DataError, DecodeError, PartitionError, open_dataset
-from matex_data.pipeline.skipping import SkippingRead
+from matex_data.errors import OutOfMemory
+from matex_data.fields import Field
+from matex_data.index.chunked import Chunked
+from matex_data.pipeline.skipping import SkippingRead, leave_out
+from matex_data.pipeline.window import NO_ROWS, LoadedWindow
 from tests.support.ranks import Pools
 
 ROWS, CHUNK, BATCH = 1003, 16, 24
@@ -227,6 +231,70 @@ def test_files_of_other_formats(ranks: Pools, size: int, suffix: str, tmp_path: 
         assert skipped == results[0][1]
         assert {name for name, *_ in skipped} == {path.name}
         assert all(("line 79" if suffix == ".csv" else "shorter") in problem for *_, problem in skipped)
+
+
+@pytest.mark.parametrize("remainder", ["drop", "pad"])
+def test_tensors_are_the_arrays(damaged: Path, remainder: str) -> None:
+    pytest.importorskip("tensorflow")
+    data = open_dataset(damaged, comm=MPI.COMM_SELF, on_error="skip")
+    with pytest.warns(UserWarning, match="are skipped"):
+        tensors, arrays = data.tf_dataset(BATCH, remainder=remainder), list(data.batches(BATCH, remainder=remainder))
+        found = list(tensors)
+    rows = BATCH if remainder == "pad" else None
+    assert {spec.shape[0] for spec in tensors.element_spec.values()} == {rows}
+    assert int(tensors.cardinality()) == len(found) == len(arrays)
+    for batch, expected in zip(found, arrays, strict=True):
+        assert batch.keys() == expected.keys()
+        assert all(np.array_equal(batch[name].numpy(), expected[name]) for name in batch)
+    assert min(len(batch["id"]) for batch in arrays) == (BATCH if rows else 0)  # of one batch nothing is left
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_rows_leave_their_steps(pad: bool) -> None:
+    fields = {
+        "x": Field("x", (), np.dtype("f4")),
+        "image": Field("image", (), np.dtype("u1"), ragged=True, inner=(None, None)),
+    }
+    arrays = {name: field.empty(7) for name, field in fields.items()}
+    arrays["x"][:] = np.arange(7)
+    for row in range(7):
+        arrays["image"][row] = np.full((1, row), row, "u1")
+    padding = np.array([6]) if pad else NO_ROWS
+    left = leave_out(LoadedWindow(arrays, np.array([3, 0, 4]), padding), np.array([4, 1, 3]), fields, pad)
+    if pad:
+        assert left.padding.tolist() == [1, 3, 4, 6] and left.sizes.tolist() == [3, 0, 4]
+        assert left.arrays["x"].tolist() == [0, 0, 2, 0, 0, 5, 6]
+        assert [image.shape for image in left.arrays["image"]] == [
+            (1, 0),
+            (0, 0),
+            (1, 2),
+            (0, 0),
+            (0, 0),
+            (1, 5),
+            (1, 6),
+        ]
+    else:
+        assert left.sizes.tolist() == [2, 0, 2] and not len(left.padding)
+        assert left.arrays["x"].tolist() == [0, 2, 5, 6]
+        assert [image.shape[1] for image in left.arrays["image"]] == [0, 2, 5, 6]
+
+
+def test_errors_that_are_not_in_the_samples_are_raised(damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(Chunked, "_decode_chunk", failing)
+    with pytest.raises(OutOfMemory):
+        _outcome(MPI.COMM_SELF, damaged, "skip")
+
+
+def test_a_file_that_has_changed_is_refused(sound: Path, tmp_path: Path) -> None:
+    path = tmp_path / "changed.h5"
+    path.write_bytes(sound.read_bytes())
+    batches = open_dataset(path, comm=MPI.COMM_SELF, on_error="skip").batches(BATCH)
+    _truncate(path)
+    with pytest.raises(DecodeError, match="shorter than when it was opened"):
+        list(batches)
 
 
 def _model() -> Any:
