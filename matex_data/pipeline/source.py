@@ -116,7 +116,14 @@ class Source:
             self.mode = "independent"
         session = self._sessions.open(paths, self.mode, self.profile)
         return ReadContext(
-            session, self.index, self.buffers, self.scratch, cache_bytes, self.profile, self.changed_file
+            session,
+            self.index,
+            self.buffers,
+            self.scratch,
+            cache_bytes,
+            self.profile,
+            self.changed_file,
+            lists=self.skipped is None,
         )
 
     def exchange_context(self) -> ReadContext:

@@ -40,6 +40,7 @@ class ReadContext:
     cache_bytes : capacity of the cache of decoded chunks, in bytes.
     profile : counters of the data set.
     changed_file : returns the error of a file that changed after it was indexed, or None.
+    lists : ragged samples may be kept as lists; False where samples are left out of a window one by one.
     """
 
     session: ReadSession
@@ -49,6 +50,7 @@ class ReadContext:
     cache_bytes: int
     profile: Profile
     changed_file: Callable[[], DataError | None]
+    lists: bool = True
 
     def __post_init__(self) -> None:
         self.session.assign(self)
@@ -56,8 +58,9 @@ class ReadContext:
     def allocate(self, rows: int, samples: int) -> Arrays:
         """Return arrays of ``rows`` rows for all fields; rows from ``samples`` on are padding."""
         fields = self.index.fields
-        arrays = self.buffers.arrays([field for field in fields.values() if not field.ragged], rows)
-        arrays |= {name: empty_output(field, rows) for name, field in fields.items() if field.ragged}
+        lists = [name for name, field in fields.items() if field.ragged and self.lists]
+        arrays = self.buffers.arrays([field for name, field in fields.items() if name not in lists], rows)
+        arrays |= {name: empty_output(fields[name], rows) for name in lists}
         for name, array in arrays.items():
             fields[name].blank(array[samples:])
         return arrays
