@@ -103,16 +103,16 @@ class SkippedSamples:
         found: Integers = (runs.first[run] + position)[within]
         return found
 
-    def add(self, numbers: Integers, error: DataError) -> None:
-        """Add samples that this rank cannot read, all for the same reason."""
-        self._profile.add(skipped=self._merge({number: self._record(number, error) for number in numbers.tolist()}))
+    def add(self, errors: Mapping[int, DataError]) -> None:
+        """Add samples that this rank cannot read, by number, with the errors of their reads."""
+        self._profile.add(skipped=self._merge({number: self._record(number, errors[number]) for number in errors}))
 
     def _merge(self, found: Mapping[int, SkippedSample]) -> int:
         """Add samples, and return the number of those that were not known."""
         with self._lock:
             before = len(self._records)
             self._records.update(found)
-            self._numbers = np.array(sorted(self._records), np.int64)
+            self._numbers = np.union1d(self._numbers, np.fromiter(found, np.int64, len(found)))
             return len(self._records) - before
 
     def _record(self, number: int, error: DataError) -> SkippedSample:
@@ -217,21 +217,23 @@ class SkippingRead:
         -------
         error : it, or one of the new reads, if it is not in the samples.
         """
-        failed: list[Integers] = [NO_ROWS]
+        failed: dict[int, DataError] = {}
         if error is not None:
             if not _is_in_samples(error) and not isinstance(error, InvalidStateError):  # another window failed a chunk
                 return error
             try:
                 with busy("reads samples again to find those that are damaged"):
-                    for begin, end, reason in self._unreadable(0, self.runs.total):
-                        failed.append(np.arange(begin, end))
-                        self._skipped.add(self.runs.numbers(failed[-1]), reason)
+                    failed = {
+                        at: e for begin, end, e in self._unreadable(0, self.runs.total) for at in range(begin, end)
+                    }
             except Exception as other:
                 return other
-        positions = np.concatenate(failed)
+        positions = np.fromiter(failed, np.int64, len(failed))
+        numbers = self.runs.numbers(positions).tolist()
+        self._skipped.add(dict(zip(numbers, failed.values(), strict=True)))
         self.absent = np.concatenate([self.absent, self.destination[positions]])
-        self._tally.skipped += [*self._known.tolist(), *self.runs.numbers(positions).tolist()]
-        self._tally.delivered += self.runs.total - len(positions)
+        self._tally.skipped += [*self._known.tolist(), *numbers]
+        self._tally.delivered += self.runs.total - len(numbers)
         return None
 
     def _unreadable(self, begin: int, end: int) -> Iterator[tuple[int, int, DataError]]:
@@ -347,9 +349,9 @@ class SkippingWindow(PendingWindow):
                 self._window.wait(profile)
             except Exception as error:
                 self._error = error
-        error = self._read.finish(self._error)
-        if error is not None:
-            raise error
+        failure = self._read.finish(self._error)
+        if failure is not None:
+            raise failure
         self.loaded = leave_out(self.loaded, self._read.absent, self._fields, self._pad)
 
 
