@@ -34,6 +34,7 @@ from matex_data.sampling.schedule import Schedule, Window
 
 ON_ERROR = ("raise", "skip")
 MOST_NAMED = 5  # samples in a warning
+PROBES = 9  # samples of a block that fail alone before all of it counts as damaged
 _OTHER_ERRORS = (PartitionError, OutOfMemory, FieldNotFound, UnsupportedVersion)
 
 
@@ -223,9 +224,7 @@ class SkippingRead:
                 return error
             try:
                 with busy("reads samples again to find those that are damaged"):
-                    failed = {
-                        at: e for begin, end, e in self._unreadable(0, self.runs.total) for at in range(begin, end)
-                    }
+                    failed = dict(self._unreadable(0, self.runs.total))
             except Exception as other:
                 return other
         positions = np.fromiter(failed, np.int64, len(failed))
@@ -236,24 +235,29 @@ class SkippingRead:
         self._tally.delivered += self.runs.total - len(numbers)
         return None
 
-    def _unreadable(self, begin: int, end: int) -> Iterator[tuple[int, int, DataError]]:
-        """Read samples ``begin`` to ``end``, and yield the ranges that cannot be read, with their errors."""
+    def _unreadable(self, begin: int, end: int) -> Iterator[tuple[int, DataError]]:
+        """Read samples ``begin`` to ``end``, and yield those that cannot be read, with their errors."""
         error = self._read(begin, end)
         if error is None:
             return
         if not isinstance(error, DataError) or not _is_in_samples(error):
             raise error
         if end - begin == 1 or self._is_one_damage(begin, end, error):
-            yield begin, end, error
+            yield from ((at, error) for at in range(begin, end))
             return
         middle = (begin + end) // 2
         yield from self._unreadable(begin, middle)
         yield from self._unreadable(middle, end)
 
     def _is_one_damage(self, begin: int, end: int, error: DataError) -> bool:
-        """Return whether the samples are of one block, of which the first and the last alone fail with this error."""
-        in_one_block = _are_of_one_block(self._index, self.runs.numbers(np.array([begin, end - 1])), error.field)
-        return in_one_block and all(str(self._read(at, at + 1)) == str(error) for at in (begin, end - 1))
+        """Return whether the samples are of one block, and the first, the last and some others fail with this error.
+
+        So not every sample of a damaged chunk is read alone.
+        """
+        if not _are_of_one_block(self._index, self.runs.numbers(np.array([begin, end - 1])), error.field):
+            return False
+        alone = np.unique(np.linspace(begin, end - 1, PROBES).astype(np.int64)).tolist()
+        return all(str(self._read(at, at + 1)) == str(error) for at in alone)
 
     def _read(self, begin: int, end: int) -> Exception | None:
         """Read samples by this rank alone, and return the first error.
