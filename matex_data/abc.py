@@ -49,10 +49,11 @@ Rules
   elements. `Layout`: the base class, for anything else that has byte ranges.
 - ``convert`` of a layout maps stored numbers to those of the field: a function ``(stored, out)`` of a module, or an
   object that can be pickled. An index is broadcast to all ranks, so everything in it must be immutable and picklable.
-- `Field.dtype` is in native byte order. ``Strided.dtype`` may have either.
-- The output array of a ragged field is an object array, to which a layout assigns one array for each sample. Pass the
-  elements of many samples to `scatter_lists` at once instead, where they lie one after the other: that takes a tenth of
-  the time for samples of a few elements.
+- `Field.dtype` is in native byte order. ``Strided.dtype`` may have either. A sample of a ragged field is an array of
+  the shape ``Field.inner``, in which None stands for axes that vary. Its layout has ``inner_bytes``, from which the
+  sizes of the windows follow. The output array is an object array of samples; pass lists of numbers to `scatter_lists`,
+  many at once: that takes a tenth of the time of an array for each of them.
+- A layout raises `DecodeError` for samples that are damaged, in ``on_complete``: ``on_error="skip"`` leaves them out.
 - A `Codec` undoes a filter of chunks. It is registered under the entry point group ``matex_data.codecs``, by the number
   of the filter in the registry of HDF5.
 - A large file that all ranks index at once has a second function, ``index_collectively``; see `Format` and
