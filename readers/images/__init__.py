@@ -1,1 +1,1 @@
-"""Images: folders of files, tar shards, and stacks of pages in one TIFF file."""
+"""Images: folders of files, shards, stacks; JPEG, PNG, TIFF, GIF, BMP, WebP and FITS."""

@@ -1,0 +1,128 @@
+"""Images from the bytes of their files, in the wanted mode, size and dtype."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from PIL import Image
+
+from matex_data._types import Array
+from matex_data.errors import DataError, DecodeError
+from matex_data.readers.images.decoding import pillow
+from matex_data.readers.images.decoding.convert import convert_image, convert_pixels, converted_shape
+from matex_data.readers.images.decoding.kinds import HEAD_BYTES, Data, as_buffer, image_kind
+from matex_data.readers.images.decoding.options import ImageInfo, ImageOptions
+from matex_data.readers.images.decoding.picture import Header, Pixels
+from matex_data.readers.images.decoding.resize import resize_array, resize_image
+
+
+def image_info(
+    data: Data, options: ImageOptions, path: str | None = None, page: int = 0, count_pages: bool = True
+) -> ImageInfo:
+    """Return shape, dtype and pages of an image, from its header.
+
+    Parameters
+    ----------
+    data : bytes of the whole file.
+    path : name of the file, for errors.
+    page : of a file with several.
+    count_pages : False: do not count the pages, ``pages`` is 1.
+
+    Raises
+    ------
+    FormatError : it is no image, or cannot be read.
+    DecodeError : the image is larger than ``options.max_pixels``.
+    """
+    kind = "other"
+    try:
+        buffer = as_buffer(data)
+        kind = image_kind(bytes(buffer[:HEAD_BYTES]))
+        info = _delivered(_header(buffer, kind, options, page), options)
+        return info if count_pages else replace(info, pages=1)
+    except MemoryError:
+        raise
+    except DataError as error:
+        raise _at(error, path) from error.__cause__
+    except Exception as error:
+        raise _at(pillow.no_image(kind, error), path) from error
+
+
+def decode_image(data: Data, options: ImageOptions, path: str | None = None, page: int = 0) -> Array:
+    """Return an image as an array. Safe in several threads.
+
+    Parameters
+    ----------
+    data : bytes of the whole file.
+    path : name of the file, for errors.
+    page : of a file with several.
+
+    Raises
+    ------
+    DataError : the image is damaged, cut off, larger than ``options.max_pixels``, or no image.
+    """
+    kind = "other"
+    try:
+        buffer = as_buffer(data)
+        kind = image_kind(bytes(buffer[:HEAD_BYTES]))
+        return _deliver(_decode(buffer, kind, options, page), options)
+    except MemoryError:
+        raise
+    except DataError as error:
+        raise _at(error, path) from error.__cause__
+    except Exception as error:
+        raise _damaged(kind, error, path) from error
+
+
+def _header(buffer: bytes | memoryview, kind: str, options: ImageOptions, page: int) -> Header:
+    return pillow.image_header(buffer, kind, options.max_pixels, page)
+
+
+def _decode(buffer: bytes | memoryview, kind: str, options: ImageOptions, page: int) -> Image.Image | Pixels:
+    return pillow.decode(buffer, kind, options.max_pixels, page)
+
+
+def _delivered(header: Header, options: ImageOptions) -> ImageInfo:
+    shape, dtype = converted_shape(header, options.mode)
+    if options.size is not None:
+        shape = (*options.size, *shape[2:])
+    mode = header.mode if options.mode == "native" else options.mode
+    attributes = {"mode": mode}
+    if dtype.kind == "b":
+        attributes["value_range"] = "0 to 1"
+    elif dtype.kind in "iu":
+        attributes["value_range"] = f"{np.iinfo(dtype).min} to {np.iinfo(dtype).max}"
+    return ImageInfo(shape, options.dtype or dtype, header.pages, attributes)
+
+
+def _deliver(picture: Image.Image | Pixels, options: ImageOptions) -> Array:
+    wanted = (
+        convert_image(picture, options.mode)
+        if isinstance(picture, Image.Image)
+        else convert_pixels(picture, options.mode)
+    )
+    if isinstance(wanted, Image.Image):
+        sized = wanted if options.size is None else resize_image(wanted, options.size, options.resample)
+        array = np.asarray(sized)
+        if options.mode == "gray":
+            array = array[..., None]
+    else:
+        array = wanted.array if options.size is None else resize_array(wanted.array, options.size, options.resample)
+    return array if options.dtype is None else array.astype(options.dtype, copy=False)
+
+
+def _at(error: DataError, path: str | None) -> DataError:
+    return error if path is None else error.at(path, None)
+
+
+def _damaged(kind: str, error: Exception, path: str | None) -> DataError:
+    if kind == "other":
+        refused: DataError = pillow.no_image(kind, error)
+    else:
+        refused = DecodeError(
+            "the image does not decode",
+            expected=f"a whole, undamaged {kind.upper()} image",
+            found=repr(error),
+            remedy="write the file again, or leave it out (on_error='skip' passes over damaged samples)",
+        )
+    return _at(refused, path)
