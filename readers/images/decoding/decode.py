@@ -38,7 +38,7 @@ def image_info(
     try:
         buffer = as_buffer(data)
         kind = image_kind(bytes(buffer[:HEAD_BYTES]))
-        info = _delivered(_header(buffer, kind, options, page), options)
+        info = delivered_info(_header(buffer, kind, options, page), options)
         return info if count_pages else replace(info, pages=1)
     except MemoryError:
         raise
@@ -65,7 +65,7 @@ def decode_image(data: Data, options: ImageOptions, path: str | None = None, pag
     try:
         buffer = as_buffer(data)
         kind = image_kind(bytes(buffer[:HEAD_BYTES]))
-        return _deliver(_decode(buffer, kind, options, page), options)
+        return deliver(_decode(buffer, kind, options, page), options)
     except MemoryError:
         raise
     except DataError as error:
@@ -82,7 +82,8 @@ def _decode(buffer: bytes | memoryview, kind: str, options: ImageOptions, page: 
     return pillow.decode(buffer, kind, options.max_pixels, page)
 
 
-def _delivered(header: Header, options: ImageOptions) -> ImageInfo:
+def delivered_info(header: Header, options: ImageOptions) -> ImageInfo:
+    """Return shape and dtype of the array that `deliver` returns for an image with this header."""
     shape, dtype = converted_shape(header, options.mode)
     if options.size is not None:
         shape = (*options.size, *shape[2:])
@@ -95,7 +96,8 @@ def _delivered(header: Header, options: ImageOptions) -> ImageInfo:
     return ImageInfo(shape, options.dtype or dtype, header.pages, attributes)
 
 
-def _deliver(picture: Image.Image | Pixels, options: ImageOptions) -> Array:
+def deliver(picture: Image.Image | Pixels, options: ImageOptions) -> Array:
+    """Return decoded pixels in the mode, size and dtype of the options."""
     wanted = (
         convert_image(picture, options.mode)
         if isinstance(picture, Image.Image)
