@@ -74,22 +74,27 @@ class StoredPage:
         return self.height * self.width * self.samples * self.dtype.itemsize
 
     @property
+    def native(self) -> np.dtype[Any]:
+        """Dtype of a page as Pillow gives it, which has no mode for gray of signed 16-bit integers."""
+        widened = self.samples == 1 and self.dtype.kind == "i" and self.dtype.itemsize == 2
+        return np.dtype(np.int32) if widened else self.dtype.newbyteorder("=")
+
+    @property
     def is_raw(self) -> bool:
         """Return whether the bytes of a page are those of its array, but for the byte order."""
         return dict(self.tags).get(259, (1,)) == (1,) and not self.planar
 
     def info(self, options: ImageOptions) -> ImageInfo:
         """Return shape and dtype of a page as it is delivered."""
-        mode = PILLOW_MODES.get(self.dtype.name, "") if self.samples == 1 else ""
+        name = PILLOW_MODES.get(self.native.name, "L") if self.samples == 1 else MODES[self.samples]
         channels = None if self.samples == 1 else self.samples
-        native = self.dtype.newbyteorder("=")
-        return delivered_info(Header(mode or MODES[self.samples], self.height, self.width, channels, native), options)
+        return delivered_info(Header(name, self.height, self.width, channels, self.native), options)
 
     def deliver(self, array: Array, options: ImageOptions) -> Array:
-        """Return the array of a page in the mode, size and dtype of the options."""
-        native = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
-        mode = MODES[self.samples]
-        return deliver(Image.fromarray(native) if native.dtype == np.uint8 else Pixels(native, mode), options)
+        """Return the array of a page, of the dtype ``native``, in the mode, size and dtype of the options."""
+        array = np.ascontiguousarray(array)
+        picture = Image.fromarray(array) if array.dtype == np.uint8 else Pixels(array, MODES[self.samples])
+        return deliver(picture, options)
 
     def planes(self, array: Array) -> Array:
         """Return the view of a page's array by plane: [planes, height, width, samples of the plane]."""
@@ -198,7 +203,7 @@ class StackPages(Layout):
 
     def _target(self, out: Array, destination: int) -> Array:
         """Return the array that receives the pixels of a page."""
-        return out[destination] if self.is_plain else np.empty(self.page.shape, self.page.dtype.newbyteorder("="))
+        return out[destination] if self.is_plain else np.empty(self.page.shape, self.page.native)
 
     def _finish(self, array: Array, destination: int, out: Array) -> None:
         if not self.is_plain:

@@ -25,7 +25,6 @@ GRAY, RGB = 1, 2  # photometric interpretations
 UNASSOCIATED_ALPHA = 2  # an extra sample
 RAW = 1  # no compression
 LOSSLESS = frozenset((RAW, 5, 8, 32773, 32946, 34925, 50000))  # LZW, deflate, PackBits, deflate, LZMA, Zstandard
-DTYPES = frozenset(("uint8", "uint16", "int32", "float32"))  # that Pillow and tifffile read alike
 
 
 def stack_layout(path: str, options: ImageOptions) -> tuple[Field, Layout] | None:
@@ -115,7 +114,7 @@ def _is_plain(page: tifffile.TiffPage) -> bool:
     colours = (samples == 3 and not extra) or (samples == 4 and extra == (UNASSOCIATED_ALPHA,))
     return (
         page.dtype is not None
-        and page.dtype.name in DTYPES
+        and page.dtype.kind in "uif"
         and page.bitspersample == page.dtype.itemsize * 8
         and page.compression in LOSSLESS
         and (page.predictor == 1 or page.compression != RAW)

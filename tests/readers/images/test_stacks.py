@@ -61,7 +61,7 @@ STORED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", "float32"])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
 @pytest.mark.parametrize("options", STORED, ids=str)
 def test_gray_pages(tmp_path: Path, options: dict[str, Any], dtype: str) -> None:
     path = tmp_path / "stack.tif"
@@ -81,6 +81,16 @@ def test_colour_pages(tmp_path: Path, options: dict[str, Any], planar: str) -> N
     stored = pixels if planar == "contig" else np.moveaxis(pixels, -1, 1)
     tifffile.imwrite(path, stored, photometric="rgb", planarconfig=planar, metadata=None, **options)
     same(every_row(stack(path), "image"), pixels)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "uint32", "int32", "float16", "float64"])
+def test_other_numbers(tmp_path: Path, dtype: str) -> None:
+    path = tmp_path / "stack.tif"
+    for options in ({}, {"compression": "zlib", "byteorder": ">"}):
+        tifffile.imwrite(path, volume(dtype=dtype) - 100, photometric="minisblack", **options)
+        found = every_row(stack(path), "image")
+        same(found, tifffile.imread(path))
+        assert found.dtype == decode_image(path.read_bytes(), NATIVE).dtype
 
 
 def test_raw_pages_are_read_in_place(tmp_path: Path) -> None:
