@@ -5,20 +5,20 @@ The metadata are read by tifffile. Format: TIFF 6.0, https://www.itu.int/itudoc/
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 import numpy as np
 import tifffile
 
 from matex_data._types import Array, Integers
-from matex_data.errors import FormatError
+from matex_data.errors import DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.model import Layout
 from matex_data.index.strided import Strided
 from matex_data.readers.decoding import Decoding
 from matex_data.readers.images.decoding import ImageOptions
 from matex_data.readers.images.decoding.picture import check_pixels
+from matex_data.readers.images.decoding.tiff import page_offsets
 from matex_data.readers.images.stack_pages import StackPages, StoredPage
 
 GRAY, RGB = 1, 2  # photometric interpretations
@@ -40,39 +40,43 @@ def stack_layout(path: str, options: ImageOptions) -> tuple[Field, Layout] | Non
     DecodeError : the pages are larger than ``options.max_pixels``.
     """
     try:
+        chain = _chain(path)
         with tifffile.TiffFile(path) as file:
-            _check_chain(path, file)
-            found = _pages(file)
-    except (FormatError, OSError, MemoryError):
+            found = _pages(file) if len(file.pages) == len(chain) else None
+    except (FormatError, OSError):
         raise
     except Exception:  # tifffile raises many kinds; the decoder of single pages has the better errors
         return None
     if found is None:
         return None
     page, offset, nbytes = found
-    check_pixels(page.width, page.height, options.max_pixels)
+    try:
+        check_pixels(page.width, page.height, options.max_pixels)
+    except DecodeError as error:
+        raise error.at(path, None) from None
     info = page.info(options)
     field = Field("image", info.shape, info.dtype, attributes={**info.attributes})
     return field, _layout(StackPages(page, _compact(offset), _compact(nbytes), options), info.dtype)
 
 
-def _check_chain(path: str, file: tifffile.TiffFile) -> None:
-    """Raise unless the chain of pages has an end: tifffile leaves out the pages behind a damaged link."""
-    at = file.pages.next_page_offset
-    if at is None:
-        return
-    file.filehandle.seek(at)
-    link = file.filehandle.read(file.tiff.offsetsize)
-    (offset,) = struct.unpack(file.tiff.offsetformat, link) if len(link) == file.tiff.offsetsize else (-1,)
-    if offset < 0 or offset >= file.filehandle.size:
+def _chain(path: str) -> list[int]:
+    """Return the position of each page's directory.
+
+    Raises
+    ------
+    FormatError : the chain of pages leaves the file; tifffile leaves out what is behind a damaged link.
+    """
+    try:
+        return page_offsets(memoryview(np.memmap(path, np.uint8, mode="r")))
+    except FormatError as error:
         raise FormatError(
             "the file is truncated: pages are missing",
             file=path,
-            byte=at,
-            expected=f"the position of page {len(file.pages)}, below {file.filehandle.size}",
-            found="the end of the file" if offset < 0 else offset,
+            byte=error.byte,
+            expected=error.expected,
+            found="the position of a page beyond it",
             remedy="copy it again from its source",
-        )
+        ) from error
 
 
 def _pages(file: tifffile.TiffFile) -> tuple[StoredPage, Integers, Integers] | None:
