@@ -52,7 +52,7 @@ def index(*fields: Field) -> Index:
 
 
 def opened(comm: MPI.Intracomm, cache: str | None = None) -> Dataset:
-    source = Source(read_sessions(comm), index(COLOUR, GRAY), io="auto", window_bytes=1 << 20, cache=cache)
+    source = Source(read_sessions(comm), index(COLOUR, GRAY), io="independent", window_bytes=1 << 20, cache=cache)
     return Dataset(source, ElementSpec())
 
 

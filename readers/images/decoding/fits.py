@@ -71,11 +71,9 @@ def _first_image(file: Any, size: int, max_pixels: int) -> Any:
                     remedy="write its planes to images of their own",
                 )
             check_pixels(shape[-1], shape[-2], max_pixels)
-            where = part.fileinfo()
-            if where is not None and where["datLoc"] + part.size > size:
-                raise DecodeError(
-                    "the FITS image is cut off", expected=f"{where['datLoc'] + part.size} bytes", found=f"{size} bytes"
-                )
+            end = part.fileinfo()["datLoc"] + (0 if _is_compressed(part) else part.size)
+            if end > size:
+                raise DecodeError("the FITS image is cut off", expected=f"{end} bytes", found=f"{size} bytes")
             return part
     raise FormatError(
         "the FITS file has no image",
@@ -83,3 +81,7 @@ def _first_image(file: Any, size: int, max_pixels: int) -> Any:
         found=f"{len(file)} parts without one",
         remedy="tables are no images: leave the file out",
     )
+
+
+def _is_compressed(part: Any) -> bool:
+    return type(part).__name__ == "CompImageHDU"  # its size is that of the image, not that of the stored bytes
