@@ -17,6 +17,7 @@ from matex_data.index.model import Layout
 from matex_data.index.strided import Strided
 from matex_data.readers.decoding import Decoding
 from matex_data.readers.images.decoding import ImageOptions
+from matex_data.readers.images.decoding.kinds import HEAD_BYTES, image_kind
 from matex_data.readers.images.decoding.picture import check_pixels
 from matex_data.readers.images.decoding.tiff import page_offsets
 from matex_data.readers.images.stack_pages import StackPages, StoredPage
@@ -65,9 +66,13 @@ def _chain(path: str) -> list[int]:
     Raises
     ------
     FormatError : the chain of pages leaves the file; tifffile leaves out what is behind a damaged link.
+    ValueError : it is no TIFF file.
     """
+    data = memoryview(np.memmap(path, np.uint8, mode="r"))
+    if image_kind(bytes(data[:HEAD_BYTES])) != "tiff":
+        raise ValueError("no TIFF file")
     try:
-        return page_offsets(memoryview(np.memmap(path, np.uint8, mode="r")))
+        return page_offsets(data)
     except FormatError as error:
         raise FormatError(
             "the file is truncated: pages are missing",

@@ -177,8 +177,12 @@ def test_pages_that_cannot_be_laid_out(tmp_path: Path) -> None:
         assert stack_layout(str(path), NATIVE) is None
     Image.fromarray(volume((40, 33), "uint8")).convert("1").save(path)
     assert stack_layout(str(path), NATIVE) is None
+    for content in (b"", b"GIF89a" + bytes(40)):
+        path.write_bytes(content)
+        assert stack_layout(str(path), NATIVE) is None
     path.write_bytes(b"II*\0")
-    assert stack_layout(str(path), NATIVE) is None
+    with pytest.raises(FormatError, match="truncated"):
+        stack_layout(str(path), NATIVE)
 
 
 def test_too_many_pixels(tmp_path: Path) -> None:
