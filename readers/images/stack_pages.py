@@ -30,7 +30,7 @@ STRUCTURE = (256, 257, 258, 259, 262, 266, 277, 278, 284, 317, 322, 323, 338, 33
 """Tags that tell how segments are stored, from the width of the image to the format of its numbers."""
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 PILLOW_MODES = {"uint16": "I;16", "int32": "I", "float32": "F"}
-Decode = Callable[..., tuple[Array, tuple[int, ...], tuple[int, ...]]]
+Decode = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class StoredPage:
         """Return the form of a page of a file with this byte order."""
         values = [(code, page.tags.valueof(code)) for code in STRUCTURE]
         tags = tuple((code, tuple(np.atleast_1d(value).tolist())) for code, value in values if value is not None)
-        stored = np.dtype(page.dtype).newbyteorder(byteorder)  # type: ignore[call-overload]
+        stored: np.dtype[Any] = np.dtype(f"{byteorder}{np.dtype(page.dtype).str[1:]}")
         planar = page.planarconfig == 2 and page.samplesperpixel > 1
         return cls(page.imagelength, page.imagewidth, page.samplesperpixel, planar, stored, tags, len(page.dataoffsets))
 
@@ -191,9 +191,9 @@ class StackPages(Layout):
         array = self._target(out, destination)
         requests = []
         for segments in _groups(self.nbytes[number].astype(np.int64)):
-            ranges = (table[number, segments].astype(np.int64) for table in (self.offset, self.nbytes))
+            offset, nbytes = (table[number, segments].astype(np.int64) for table in (self.offset, self.nbytes))
             complete = partial(self._decode_segments, number, segments.tolist(), array)
-            requests.append(ReadRequest(*ranges, on_complete=complete))
+            requests.append(ReadRequest(offset, nbytes, on_complete=complete))
         return iter(call_after_last(requests, partial(self._finish, array, destination, out)))
 
     def _ranges(self, numbers: Integers) -> tuple[Integers, Integers]:

@@ -68,7 +68,7 @@ def _chain(path: str) -> list[int]:
     FormatError : the chain of pages leaves the file; tifffile leaves out what is behind a damaged link.
     ValueError : it is no TIFF file.
     """
-    data = memoryview(np.memmap(path, np.uint8, mode="r"))
+    data = np.memmap(path, np.uint8, mode="r").data
     if image_kind(bytes(data[:HEAD_BYTES])) != "tiff":
         raise ValueError("no TIFF file")
     try:

@@ -40,7 +40,7 @@ def index(
     names: Sequence[str] | None = None,
     *,
     mode: str = "native",
-    size: Sequence[int] | None = None,
+    size: tuple[int, int] | None = None,
     resample: str = "bilinear",
     dtype: Any = None,
     max_pixels: int = MAX_PIXELS,
@@ -67,7 +67,7 @@ def index(
     FieldNotFound : there is no such field.
     FormatError : the shard is compressed, damaged or truncated, a sample lacks a field, or images differ in size.
     """
-    options = ImageOptions(mode, None if size is None else tuple(size), resample, dtype, max_pixels)
+    options = ImageOptions(mode, size, resample, dtype, max_pixels)
     shard = read_shard(path)
     selected = list(shard.members) if names is None else list(names)
     _check_names(path, shard, [*selected, *(masks or ()), *raw])

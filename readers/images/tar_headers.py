@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from matex_data.errors import DataError, FormatError
 from matex_data.readers.compression import stored_as
@@ -125,7 +125,7 @@ def _members(path: str, file: IO[bytes]) -> Iterator[tuple[str, ByteRange]]:
     seen: dict[str, ByteRange] = {}
     size, end = os.fstat(file.fileno()).st_size, 0
     try:
-        archive = tarfile.TarFile(fileobj=file, mode="r")
+        archive: Any = tarfile.TarFile(fileobj=file, mode="r")
         while (info := archive.next()) is not None:
             archive.members.clear()  # which would hold an object of a kilobyte for each member
             if info.size < 0 or archive.offset <= end:
