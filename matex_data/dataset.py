@@ -117,7 +117,7 @@ class Dataset:
         return self._samples.total
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{f.name}: {f.dtype}{list(f.shape)}" for f in self.schema.values())
+        fields = ", ".join(f"{f.name}: {f.dtype}{list(f.sample_shape)}" for f in self.schema.values())
         return f"Dataset({len(self)} samples of {len(self._source.index.files)} files; {fields})"
 
     def split(self, *fractions: float, seed: int | None = None) -> tuple[Dataset, ...]:

@@ -22,9 +22,11 @@ class Field:
     shape : of one sample, without the sample axis.
     dtype : as delivered, in native byte order. ``object``: byte strings of any length. A structured dtype: compound
         data, which are available as NumPy arrays only.
-    ragged : each sample is a 1-D array of ``dtype`` of its own length; a batch of them is an object array.
+    ragged : each sample is an array of ``dtype`` of its own shape; a batch of them is an object array.
     attributes : of the field in the file (units, names, ...). ``nested=True``: the elements of the ragged samples are
         arrays themselves.
+    inner : shape of a ragged sample, with None for the axes that vary: ``(None,)`` for lists, ``(None, None, 3)`` for
+        colour images.
 
     Examples
     --------
@@ -38,6 +40,7 @@ class Field:
     dtype: np.dtype[Any]
     ragged: bool = False
     attributes: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    inner: tuple[int | None, ...] = (None,)
 
     @property
     def array_dtype(self) -> np.dtype[Any]:
@@ -48,6 +51,22 @@ class Field:
     def nested(self) -> bool:
         """Return whether the elements of a sample are arrays of different lengths; available as NumPy arrays only."""
         return bool(self.attributes.get("nested", False))
+
+    @property
+    def element_shape(self) -> tuple[int, ...]:
+        """Shape of an element of a ragged sample: the axes behind the last one that varies, such as the channels."""
+        varying = [axis for axis, length in enumerate(self.inner) if length is None]
+        return tuple(length for length in self.inner[max(varying, default=-1) + 1 :] if length is not None)
+
+    @property
+    def sample_shape(self) -> tuple[int | None, ...]:
+        """Shape of a sample, with None for the axes that vary."""
+        return (*self.shape, *self.inner) if self.ragged else self.shape
+
+    @property
+    def description(self) -> str:
+        """Dtype and shape of a sample as text, for errors."""
+        return f"{self.dtype} of shape {self.sample_shape}" + (" (ragged)" if self.ragged else "")
 
     @property
     def row_bytes(self) -> int:
@@ -61,10 +80,32 @@ class Field:
     def blank(self, samples: np.ndarray[Any, Any]) -> None:
         """Overwrite samples with padding: zeros, empty strings, empty arrays."""
         if self.ragged:
-            for i in range(len(samples)):
-                samples[i] = np.empty(0, self.dtype)
+            objects = samples.reshape(-1)
+            for i in range(len(objects)):
+                objects[i] = np.empty([length or 0 for length in self.inner], self.dtype)
         elif len(samples):
             samples[...] = b"" if self.dtype == object else np.zeros((), self.dtype)
+
+    def join(self, samples: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return the elements of ragged samples, one sample after the other: (elements, *element_shape).
+
+        Parameters
+        ----------
+        samples : object[samples].
+
+        Examples
+        --------
+        Two gray images, of 1 x 2 and 2 x 1 pixels:
+
+        >>> image = Field("image", (), np.dtype("u1"), ragged=True, inner=(None, None))
+        >>> samples = image.empty(2)
+        >>> samples[0], samples[1] = np.array([[1, 2]], "u1"), np.array([[3], [4]], "u1")
+        >>> image.join(samples).tolist()
+        [1, 2, 3, 4]
+        """
+        none = np.empty((0, *self.element_shape), self.dtype)
+        lists = samples if len(self.inner) == 1 else [sample.reshape(-1, *self.element_shape) for sample in samples]
+        return np.concatenate([*lists, none])
 
 
 Schema = Mapping[str, Field]

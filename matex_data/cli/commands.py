@@ -45,7 +45,7 @@ def inspect(paths: Paths, format: Format = None, field: Inputs = None, batch_siz
         for name, value in data.schema.items():
             dtype = f"{value.dtype} (ragged)" if value.ragged else str(value.dtype)
             attributes = ", ".join(f"{key}={_short(text)}" for key, text in value.attributes.items())
-            table.add_row(name, str(value.shape), dtype, attributes)
+            table.add_row(name, str(value.sample_shape), dtype, attributes)
         for name, array in data.static.items():
             table.add_row(name, str(array.shape), str(array.dtype), "the same for all samples")
         console.print(table)

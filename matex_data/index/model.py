@@ -306,9 +306,7 @@ def _fact_error(first: Index, other: Index) -> FormatError:
 
 
 def _describe(field: Field | None) -> str:
-    if field is None:
-        return "no such field"
-    return f"{field.dtype} of shape {field.shape}" + (" (ragged)" if field.ragged else "")
+    return "no such field" if field is None else field.description
 
 
 def _check_file(file: FileIndex, fields: Schema) -> None:

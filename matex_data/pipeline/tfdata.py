@@ -88,20 +88,31 @@ class _Column:
     rows: int | None
 
     @property
+    def _ragged_axes(self) -> int:
+        """Axes of a ragged sample in front of those of its elements."""
+        return len(self.field.inner) - len(self.field.element_shape)
+
+    @property
     def specs(self) -> list[tf.TensorSpec]:
         """Specs of the arrays of a window."""
         if self.field.ragged:
-            return [tf.TensorSpec((None,), dtype) for dtype in (self.dtype, tf.int64, tf.int64)]
+            lengths = [tf.TensorSpec((None,), tf.int64)] * (self._ragged_axes + 1)
+            return [tf.TensorSpec((None, *self.field.element_shape), self.dtype), *lengths]
         return [tf.TensorSpec((None, self.rows, *self.field.shape), self.dtype)]
 
     def arrays(self, samples: Array, sizes: Integers) -> list[Array]:
         """Return the samples as one array (batches, samples, ...).
 
-        Ragged samples become three arrays: the values, the length of each sample, and the samples of each batch.
+        Ragged samples become arrays of their elements, of the lengths of the rows along each axis, from the first axis
+        on, and of the samples of each batch.
         """
         if self.field.ragged:
-            lengths = np.array([len(row) for row in samples], np.int64)
-            return [np.concatenate([*samples, np.empty(0, self.field.dtype)]), lengths, sizes]
+            axes = self._ragged_axes
+            if axes == 1:  # a third of the time of the general case
+                return [self.field.join(samples), np.fromiter(map(len, samples), np.int64, len(samples)), sizes]
+            shapes = np.array([sample.shape[:axes] for sample in samples], np.int64).reshape(-1, axes)
+            lengths = [np.repeat(shapes[:, axis], shapes[:, :axis].prod(1)) for axis in range(axes)]
+            return [self.field.join(samples), *lengths, sizes]
         return [samples.reshape(len(sizes), len(samples) // len(sizes), *self.field.shape)]
 
     def batches(self, tensors: Iterator[Any]) -> Any:
@@ -109,8 +120,10 @@ class _Column:
         values = next(tensors)
         if not self.field.ragged:
             return values
-        samples = tf.RaggedTensor.from_row_lengths(values, next(tensors), validate=False)
-        sizes = next(tensors)
+        *lengths, sizes = [next(tensors) for _ in range(self._ragged_axes + 1)]
+        samples = values
+        for of_axis in reversed(lengths):
+            samples = tf.RaggedTensor.from_row_lengths(samples, of_axis, validate=False)
         if self.rows is None:
             return tf.RaggedTensor.from_row_lengths(samples, sizes, validate=False)
         return tf.RaggedTensor.from_uniform_row_length(samples, self.rows, tf.size(sizes, tf.int64), validate=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from matex_data.errors import FieldNotFound, near_matches
+from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
 from matex_data.fields import MASK, Schema
 
 
@@ -52,19 +52,20 @@ def fields_to_read(names: Sequence[str] | None, masked: Iterable[str], *made: st
 
 
 def ragged_fields(fields: Schema, patterns: Iterable[str], option: str) -> dict[str, str]:
-    """Return the ragged fields that fit the patterns, each with the pattern; an exact name comes before a pattern.
+    """Return the fields of lists that fit the patterns, each with the pattern; an exact name comes before a pattern.
 
     Parameters
     ----------
     fields : of the data set.
-    patterns : names and patterns; a pattern leaves out fields that are not ragged.
+    patterns : names and patterns; a pattern leaves out fields that are not ragged, or have several axes that vary.
     option : name of the option, for the error.
 
     Raises
     ------
     FieldNotFound : a name is no ragged field that is read, or a pattern fits none.
+    FormatError : the samples of a named field are no lists, but have several axes.
     """
-    ragged = [name for name, field in fields.items() if field.ragged]
+    ragged = [name for name, field in fields.items() if field.ragged and field.inner == (None,)]
     found: dict[str, str] = {}
     for pattern in sorted(patterns, key=is_pattern):
         fitting = [name for name in ragged if matches(pattern, name)]
@@ -74,12 +75,20 @@ def ragged_fields(fields: Schema, patterns: Iterable[str], option: str) -> dict[
     return {name: found[name] for name in ragged if name in found}
 
 
-def _not_ragged(pattern: str, fields: Schema, ragged: Sequence[str], option: str) -> FieldNotFound:
+def _not_ragged(pattern: str, fields: Schema, ragged: Sequence[str], option: str) -> DataError:
     field = fields.get(pattern)
+    if field is not None and field.ragged:
+        return FormatError(
+            f"{option}= is for fields whose samples are lists",
+            field=pattern,
+            expected="samples with one axis",
+            found=field.description,
+            remedy=f"leave the field out of {option}=; images get one shape by size=",
+        )
     return FieldNotFound(
         f"{option}= names no field whose samples vary in length, among the fields that are read",
         field=pattern,
         expected=f"one of {near_matches(pattern, ragged)}",
-        found="no such field" if field is None else f"{field.dtype} of shape {field.shape}",
+        found="no such field" if field is None else field.description,
         remedy=f"correct the name, or select the field with inputs= and targets=, or leave it out of {option}=",
     )

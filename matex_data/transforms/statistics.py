@@ -159,22 +159,23 @@ def _check(schema: Mapping[str, Field], name: str) -> None:
 
 def _kept_axes(field: Field, axis: tuple[int, ...] | None) -> tuple[int, ...]:
     """Return the axes of a batch to keep, counted from 0."""
-    rank = 1 if field.ragged else len(field.shape) + 1
+    rank = len(field.sample_shape) + 1
+    least = rank - len(field.element_shape) if field.ragged else 1
     kept = tuple(sorted(a + rank if a < 0 else a for a in axis or ()))
-    if any(not 1 <= a < rank for a in kept):
+    if any(not least <= a < rank for a in kept):
         if axis == (-1,):  # a scalar field: its last axis is that of the samples
             return ()
         raise FormatError(
             "the field has no such axis",
             field=field.name,
-            expected=f"1 to {rank - 1}" if rank > 1 else "no axis: the statistics are those of all elements",
+            expected=f"{least} to {rank - 1}" if rank > least else "no axis: the statistics are those of all elements",
             found=f"axis={axis}",
         )
     return kept
 
 
 def _no_moments(field: Field, kept: tuple[int, ...]) -> Moments:
-    shape = tuple(field.shape[a - 1] for a in kept)
+    shape = tuple(field.sample_shape[a - 1] or 0 for a in kept)
     zero, nan = np.zeros(shape, np.int64), np.full(shape, np.nan)
     return Moments(zero, zero, np.zeros(shape), np.zeros(shape), nan, nan, _counts(np.empty(0, np.int64), field))
 
@@ -189,7 +190,8 @@ def _counts(values: NDArray[Any], field: Field) -> NDArray[np.int64] | None:
 def _moments(array: NDArray[Any], field: Field, kept: tuple[int, ...]) -> Iterator[Moments]:
     """Yield the moments of an array, some rows at a time; of a ragged field those of the elements of its samples."""
     if field.ragged:
-        array = np.concatenate([*array.reshape(-1), np.empty(0, field.dtype)])
+        array = field.join(array.reshape(-1))
+        kept = tuple(a - len(field.sample_shape) + len(field.element_shape) for a in kept)
     step = max(1, TILE // max(1, array[:1].size))
     others = tuple(a for a in range(array.ndim) if a not in kept)
     for begin in range(0, len(array), step):

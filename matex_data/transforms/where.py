@@ -136,7 +136,7 @@ def check_where(expression: Expression, fields: Schema) -> None:
                 "where= selects by columns with one number for each sample",
                 field=name,
                 expected=f"one of {near_matches(name, [n for n, f in fields.items() if _is_column(f)])}",
-                found=f"{field.dtype} of shape {field.shape}{' (ragged)' if field.ragged else ''}",
+                found=field.description,
                 remedy="use a per-event column, such as the number of the objects (nMuon), or select in the model",
             )
 
