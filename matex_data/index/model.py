@@ -180,7 +180,7 @@ class FileIndex:
 
     Parameters
     ----------
-    path : of the file.
+    path : of the file. A separator at its end tells that it is a folder, whose layouts have no byte ranges.
     rows : number of rows, equal for all fields.
     layouts : the layout of each field, by name.
     stamp : state of the file when it was indexed; None: unknown.
