@@ -5,6 +5,7 @@ The metadata are read by tifffile. Format: TIFF 6.0, https://www.itu.int/itudoc/
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,11 @@ def stack_layout(path: str, options: ImageOptions) -> tuple[Field, Layout] | Non
         raise error.at(path, None) from None
     info = page.info(options)
     field = Field("image", info.shape, info.dtype, attributes={**info.attributes})
-    return field, _layout(StackPages(page, _compact(offset), _compact(nbytes), options), info.dtype)
+    layout = _layout(StackPages(page, _compact(offset), _compact(nbytes), options), info.dtype)
+    size = Path(path).stat().st_size
+    if layout.end() > size:
+        raise _truncated(path, byte=size, expected=f"{layout.end()} bytes", found=f"{size} bytes")
+    return field, layout
 
 
 def _chain(path: str) -> list[int]:
@@ -74,14 +79,12 @@ def _chain(path: str) -> list[int]:
     try:
         return page_offsets(data)
     except FormatError as error:
-        raise FormatError(
-            "the file is truncated: pages are missing",
-            file=path,
-            byte=error.byte,
-            expected=error.expected,
-            found="the position of a page beyond it",
-            remedy="copy it again from its source",
-        ) from error
+        found = "the position of a page beyond it"
+        raise _truncated(path, byte=error.byte, expected=error.expected, found=found) from error
+
+
+def _truncated(path: str, **facts: Any) -> FormatError:
+    return FormatError("the file is truncated", file=path, remedy="copy it again from its source", **facts)
 
 
 def _pages(file: tifffile.TiffFile) -> tuple[StoredPage, Integers, Integers] | None:
