@@ -23,6 +23,7 @@ from matex_data.readers.images.decoding import ImageOptions, decode_image
 from matex_data.readers.images.stack_pages import StackPages
 from matex_data.readers.images.stacks import stack_layout
 from tests.support.format_suite import Case, FormatSuite, same
+from tests.support.ranks import Pool
 from tests.support.serial import every_row, random_rows
 
 CORPUS = os.environ.get("MATEX_CORPUS")
@@ -304,3 +305,15 @@ def test_corpus() -> None:
             assert row.dtype == one.dtype
         laid_out += 1
     assert laid_out >= 5
+
+
+def _load(comm: MPI.Intracomm, path: str) -> NDArray[Any]:
+    return open_dataset(path, comm=comm, inputs="image", io="collective").load()["image"]
+
+
+@pytest.mark.skipif(not CORPUS, reason="MATEX_CORPUS does not name a folder of real files")
+def test_pages_of_the_corpus_on_ranks(pool: Pool) -> None:
+    path = str(next(path for path in corpus_files() if path.name == "multipage_rgb.tif"))
+    with tifffile.TiffFile(path) as file:
+        wanted = np.moveaxis(np.array([page.asarray() for page in file.pages]), 1, -1)
+    same(np.concatenate(pool.run(_load, path)), wanted)
