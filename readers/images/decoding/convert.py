@@ -34,6 +34,8 @@ def convert_image(image: Image.Image, mode: str) -> Image.Image | Pixels:
         return convert_pixels(Pixels(array.astype(array.dtype.newbyteorder("="), copy=False), "L"), mode)
     if mode == "native" or image.mode == PILLOW_MODES[mode]:
         return image
+    if image.mode == "La":  # gray times alpha, which Pillow converts by way of this mode alone
+        image = image.convert("LA")
     try:
         return image.convert(PILLOW_MODES[mode])
     except ValueError as error:

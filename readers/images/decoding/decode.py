@@ -11,10 +11,13 @@ from matex_data._types import Array
 from matex_data.errors import DataError, DecodeError
 from matex_data.readers.images.decoding import pillow
 from matex_data.readers.images.decoding.convert import convert_image, convert_pixels, converted_shape
+from matex_data.readers.images.decoding.fits import decode_fits, fits_header
+from matex_data.readers.images.decoding.jpeg import decode_plain, jpeg_header
 from matex_data.readers.images.decoding.kinds import HEAD_BYTES, Data, as_buffer, image_kind
 from matex_data.readers.images.decoding.options import ImageInfo, ImageOptions
-from matex_data.readers.images.decoding.picture import Header, Pixels
+from matex_data.readers.images.decoding.picture import Header, Pixels, check_pixels, header_of_mode
 from matex_data.readers.images.decoding.resize import resize_array, resize_image
+from matex_data.readers.images.decoding.tiff import decode_tiff, tiff_header
 
 
 def image_info(
@@ -38,7 +41,7 @@ def image_info(
     try:
         buffer = as_buffer(data)
         kind = image_kind(bytes(buffer[:HEAD_BYTES]))
-        info = _delivered(_header(buffer, kind, options, page), options)
+        info = _delivered(_header(buffer, kind, options, page, count_pages), options)
         return info if count_pages else replace(info, pages=1)
     except MemoryError:
         raise
@@ -74,12 +77,34 @@ def decode_image(data: Data, options: ImageOptions, path: str | None = None, pag
         raise _damaged(kind, error, path) from error
 
 
-def _header(buffer: bytes | memoryview, kind: str, options: ImageOptions, page: int) -> Header:
+def _header(buffer: bytes | memoryview, kind: str, options: ImageOptions, page: int, count_pages: bool) -> Header:
+    if kind == "tiff":
+        return tiff_header(buffer, options.max_pixels, page, count_pages)
+    if kind == "fits":
+        _check_single(page)
+        return fits_header(buffer, options.max_pixels)
+    if kind == "jpeg" and page == 0 and (header := jpeg_header(buffer, whole=False)) is not None:
+        check_pixels(header.width, header.height, options.max_pixels)
+        return header_of_mode(header.mode, *header.turned)
     return pillow.image_header(buffer, kind, options.max_pixels, page)
 
 
 def _decode(buffer: bytes | memoryview, kind: str, options: ImageOptions, page: int) -> Image.Image | Pixels:
-    return pillow.decode(buffer, kind, options.max_pixels, page)
+    if kind == "tiff":
+        return decode_tiff(buffer, options.max_pixels, page)
+    if kind == "fits":
+        _check_single(page)
+        return decode_fits(buffer, options.max_pixels)
+    if kind == "jpeg" and page == 0 and options.size is None:
+        pixels = decode_plain(buffer, options)
+        if pixels is not None:
+            return pixels
+    return pillow.decode(buffer, kind, options.max_pixels, page, options.size if options.reduces else None)
+
+
+def _check_single(page: int) -> None:
+    if page:
+        raise DecodeError("the file has no such page", expected="page 0", found=f"page {page}")
 
 
 def _delivered(header: Header, options: ImageOptions) -> ImageInfo:

@@ -63,6 +63,11 @@ class ImageOptions:
                 "max_pixels is no limit", expected="a positive number of pixels", found=repr(self.max_pixels)
             )
 
+    @property
+    def reduces(self) -> bool:
+        """Whether a large JPEG may be scaled down while it is decoded."""
+        return self.size is not None and self.resample != "nearest"
+
 
 def _check_choice(option: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:

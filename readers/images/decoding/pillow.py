@@ -5,30 +5,30 @@ from __future__ import annotations
 import io
 import warnings
 
+import numpy as np
 from PIL import Image, ImageFile, ImageOps
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
-from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from matex_data.errors import DecodeError, FormatError
-from matex_data.readers.images.decoding.picture import Header, check_pixels, header_of_mode
+from matex_data.readers.images.decoding.gif import has_transparency
+from matex_data.readers.images.decoding.orientation import TURNED, image_orientation, turn
+from matex_data.readers.images.decoding.picture import Header, Pixels, check_pixels, header_of_mode
+from matex_data.readers.images.decoding.png import MAY_TURN, decode_deep, deep_mode
 
 PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
     "bmp": BmpImageFile,
     "gif": GifImageFile,
     "jpeg": JpegImageFile,
     "png": PngImageFile,
-    "tiff": TiffImageFile,
     "webp": WebPImageFile,
 }
 """Opened by their class: `Image.open` tries one after the other, and has a limit of pixels for the whole process."""
 OTHERS = ("AVIF", "ICO", "JPEG2000", "PPM", "QOI")
 """Further formats with a signature of their own, as Pillow gives them."""
-TURNED = (5, 6, 7, 8)
-"""Orientations of Exif that exchange height and width."""
 
 # Pillow warns of what it reads nevertheless. Filters of the user come first.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.", append=True)
@@ -52,59 +52,67 @@ def _others() -> list[str]:
 def image_header(data: bytes | memoryview, kind: str, max_pixels: int, page: int) -> Header:
     """Return the header of a page."""
     image = open_image(data, kind, max_pixels)
-    pages = page_count(image)
-    seek(image, page, pages, max_pixels)
-    mode = frame_mode(image) if pages > 1 and kind != "tiff" else image.mode
+    pages = _seek(image, page, max_pixels)
     width, height = image.size
-    if kind != "tiff" and orientation(image) in TURNED:  # Pillow has turned the size of a TIFF already
+    if (kind != "png" or MAY_TURN.search(data)) and image_orientation(image) in TURNED:  # of PNG it needs the pixels
         width, height = height, width
-    return header_of_mode(mode, width, height, pages)
+    return _page_header(image, data, kind, width, height, pages)
 
 
-def decode(data: bytes | memoryview, kind: str, max_pixels: int, page: int) -> Image.Image:
-    """Return a page, turned as its orientation says."""
+def _page_header(
+    image: ImageFile.ImageFile, data: bytes | memoryview, kind: str, width: int, height: int, pages: int
+) -> Header:
+    if kind == "png" and pages == 1 and (mode := deep_mode(data)) is not None:
+        return Header(mode, height, width, len(mode), np.dtype("u2"))
+    return header_of_mode(_frame_mode(image, data, kind) if pages > 1 else image.mode, width, height, pages)
+
+
+def decode(
+    data: bytes | memoryview, kind: str, max_pixels: int, page: int, draft: tuple[int, int] | None = None
+) -> Image.Image | Pixels:
+    """Return a page, turned as its orientation says.
+
+    Parameters
+    ----------
+    draft : (height, width) that a JPEG is not to fall below when it is scaled down by a power of two while it is
+        decoded.
+    """
     image = open_image(data, kind, max_pixels)
-    pages = page_count(image)
-    seek(image, page, pages, max_pixels)
+    pages = _seek(image, page, max_pixels)
+    if draft is not None and kind == "jpeg":
+        height, width = draft if image_orientation(image) not in TURNED else draft[::-1]
+        image.draft(None, (width, height))
+    if kind == "png" and pages == 1 and (mode := deep_mode(data)) is not None:
+        pixels = decode_deep(data, mode)
+        turned = image_orientation(image) if MAY_TURN.search(data) else 1
+        return Pixels(turn(pixels.array, turned), pixels.mode)
     image.load()
-    framed = image.convert(frame_mode(image)) if pages > 1 and kind != "tiff" else image
-    if orientation(image) != 1:
-        return ImageOps.exif_transpose(framed)
-    return framed
+    check_pixels(*image.size, max_pixels)
+    frame = image.convert(_frame_mode(image, data, kind)) if pages > 1 else image
+    return ImageOps.exif_transpose(frame) if image_orientation(image) != 1 else frame
 
 
-def page_count(image: ImageFile.ImageFile) -> int:
-    """Return the number of pages or frames."""
-    return int(getattr(image, "n_frames", 1))
-
-
-def seek(image: ImageFile.ImageFile, page: int, pages: int, max_pixels: int) -> None:
-    """Go to a page.
+def _seek(image: ImageFile.ImageFile, page: int, max_pixels: int) -> int:
+    """Go to a page, and return the number of pages or frames.
 
     Raises
     ------
     DecodeError : there is no such page, or it has too many pixels.
     """
+    pages = int(getattr(image, "n_frames", 1))
     if not 0 <= page < pages:
         raise DecodeError("the file has no such page", expected=f"a page below {pages}", found=f"page {page}")
     if page:
         image.seek(page)
         check_pixels(*image.size, max_pixels)
+    return pages
 
 
-def frame_mode(image: ImageFile.ImageFile) -> str:
-    """Return the mode of all frames of an animated image."""
-    transparent = image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info
-    return "RGBA" if transparent else "RGB"
-
-
-def orientation(image: Image.Image) -> int:
-    """Return the orientation of an image, 1 to 8; 1 where there is none, or it is damaged."""
-    try:
-        value = image.getexif().get(0x0112, 1)
-    except Exception:  # Exif data hold anything
-        return 1
-    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+def _frame_mode(image: ImageFile.ImageFile, data: bytes | memoryview, kind: str) -> str:
+    """Return the mode that all frames of an animated image have here."""
+    if kind == "gif":
+        return "RGBA" if has_transparency(data) else "RGB"
+    return "RGBA" if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info else "RGB"
 
 
 def no_image(kind: str, error: Exception) -> FormatError:
