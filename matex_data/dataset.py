@@ -20,6 +20,7 @@ from matex_data.io.counters import Profile
 from matex_data.mpi.communicator import pickle_error
 from matex_data.pipeline.batches import Batches
 from matex_data.pipeline.epochs import Epochs, ExchangedEpochs, InMemoryEpochs, SingleRowEpochs, StreamedEpochs
+from matex_data.pipeline.skipping import SkippedSample
 from matex_data.pipeline.source import Source
 from matex_data.sampling.schedule import Schedule, check_ranks
 from matex_data.sampling.sizing import (
@@ -245,7 +246,8 @@ class Dataset:
 
         Returns
         -------
-        Dict of field name to ndarray of shape (samples of this rank, *field shape).
+        Dict of field name to ndarray of shape (samples of this rank, *field shape). With ``on_error="skip"``, samples
+        that cannot be read are left out.
 
         Raises
         ------
@@ -263,6 +265,7 @@ class Dataset:
         """Return count, missing values, mean, standard deviation, minimum and maximum of fields. *Collective*.
 
         Each rank reads its block of the samples once. Results do not depend on the number of ranks, up to rounding.
+        With ``on_error="skip"``, samples that cannot be read are left out.
 
         Parameters
         ----------
@@ -324,6 +327,23 @@ class Dataset:
         100
         """
         return self._source.profile
+
+    @property
+    def skipped(self) -> list[SkippedSample]:
+        """Samples that could not be read so far, with ``on_error="skip"``: list of ``SkippedSample``.
+
+        They are in the order of the files, each with its ``file``, ``row`` and ``problem``. Those of other ranks are
+        included from the end of an epoch, of ``load`` or of ``statistics`` on. Shared by all data sets of a split.
+
+        Examples
+        --------
+        >>> data = md.open_dataset("events.h5", on_error="skip")
+        >>> for batch in data.batches(50):
+        ...     pass
+        >>> data.skipped
+        []
+        """
+        return [] if self._source.skipped is None else self._source.skipped.records
 
     def state(self, step: int) -> dict[str, Any]:
         """Return the state of a run after ``step`` global batches, to resume it with ``start=``.

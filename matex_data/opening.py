@@ -61,6 +61,7 @@ def open_dataset(
     global_reads: str = "memory",
     cache: str | None = None,
     missing: Missing = "nan",
+    on_error: str = "raise",
     **options: Any,
 ) -> Dataset:
     """Open files of one schema as one data set. *Collective*.
@@ -109,6 +110,11 @@ def open_dataset(
     missing : treatment of missing numbers, which are NaN. "nan": keep them. A number: replace them by it. "mask":
         replace them by 0, and set the field ``<name>_mask`` to True there. "drop": leave out samples with any; this
         takes one read of the data when it is opened.
+    on_error : treatment of samples that cannot be read: damaged chunks and images, rows that do not parse. "raise": all
+        ranks raise the error. "skip": leave them out of their batches, which become smaller (with ``remainder="pad"``,
+        padding of sample weight 0 replaces them). The number of steps stays. Rank 0 warns at the end of each epoch, and
+        ``Dataset.skipped`` lists them. Errors in the metadata of a file, and files that have changed when an epoch
+        begins, are raised in any case, and so is an epoch of which no sample can be read.
     options : options of the format's reader.
 
     These options apply in the order ``where``, ``flatten``, ``pad``, ``stack``, ``window``, ``missing``.
@@ -154,14 +160,14 @@ def open_dataset(
         format,
         f"{inputs=}, {targets=}, {weights=}, {format=}, {where=}, {flatten=}, {pad=}, {keep=}, {stack=}, {window=}, "
         f"{stride=}, {horizon=}, {io=}, {window_bytes=}, {block_bytes=}, {global_reads=}, {cache=}, {missing=}, "
-        f"{options=}",
+        f"{on_error=}, {options=}",
     )
     made = [STACKED] if stack else []
     masked = ["*"] if missing == "mask" else list(events.pad)
     names = fields_to_read(elements.required, masked, *made)
     index = _index_all(sessions.comm, files, format, events.fields_to_read(names), options)
     elements = elements.expanded(index.fields)
-    opened = partial(Source, sessions, io=io, window_bytes=window_bytes, cache=None)
+    opened = partial(Source, sessions, io=io, window_bytes=window_bytes, cache=None, on_error=on_error)
     index, samples, identity = events.apply(index, opened, elements)
     check_weights(elements, index.fields)
     if stack:
@@ -173,7 +179,7 @@ def open_dataset(
         index, ahead = sliding_windows(index, elements.inputs, elements.targets, window, stride, horizon)
         elements = ElementSpec(elements.inputs, ahead)
     filled = fill_missing(index, missing, elements.names)
-    source = Source(sessions, filled, io, window_bytes, cache, block_bytes, global_reads, identity)
+    source = Source(sessions, filled, io, window_bytes, cache, block_bytes, global_reads, identity, on_error)
     return Dataset(source, elements, find_complete(source, samples) if missing == "drop" else samples)
 
 

@@ -23,6 +23,7 @@ class Profile:
     samples : samples delivered.
     bytes : bytes read from files.
     exchanged : bytes of samples received from other ranks.
+    skipped : samples that this rank has found to be unreadable, with ``on_error="skip"``.
     """
 
     planning: float = 0.0
@@ -32,6 +33,7 @@ class Profile:
     samples: int = 0
     bytes: int = 0
     exchanged: int = 0
+    skipped: int = 0
 
     def add(self, **amounts: float) -> None:
         """Add to these counters, and to those of the process. Any thread may call it."""

@@ -104,6 +104,10 @@ class Files:
                 comm.agree(error)
             info.Free()
 
+    def independent(self) -> Files:
+        """Return the files for reads of this rank alone."""
+        return Files(Communicator(), self.paths, "independent", self._profile) if self.collective else self
+
     def read(self, number: int, ranges: Ranges) -> None:
         """Read ranges of a file. ``len(ranges.first)`` *collective* calls in collective mode.
 

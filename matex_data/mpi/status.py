@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 
@@ -42,6 +43,15 @@ class StatusExchange:
         PartitionError : another rank does not make this call.
         """
         return split_result(self.start(status, counts).wait())
+
+    @property
+    def rank(self) -> int:
+        """Return this rank."""
+        return self._comm.rank
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the Python objects of all ranks, by rank; only its own where each has its own status. *Collective*."""
+        return [value] if self._comm.alone else self._comm.allgather(value)
 
     def first_error(self, own: BaseException | None) -> BaseException:
         """Return the error of the lowest rank that has one. *Collective*, after ``FAILED``."""

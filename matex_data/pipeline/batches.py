@@ -73,6 +73,12 @@ class Batches:
         return self.fingerprint.state(step)
 
     @property
+    def fixed_rows(self) -> int | None:
+        """Return the number of this rank's rows of every batch; None if batches may differ."""
+        remainder, skips = self.schedule.remainder, self._epochs.source.skipped is not None
+        return None if remainder == "keep" or (skips and remainder != "pad") else self.rows
+
+    @property
     def epoch(self) -> int:
         """Return the number of the next epoch, from 0 on."""
         return self._epoch
@@ -109,8 +115,9 @@ class Batches:
         begin = int(window.sizes[:skip].sum())
         weight = None
         if self.schedule.remainder == "pad":
-            samples = window.sizes.sum() - window.padded
-            weight = (np.arange(begin, window.sizes.sum()) < samples).astype(np.float32)
+            weight = np.ones(int(window.sizes.sum()), np.float32)
+            weight[window.padding] = 0
+            weight = weight[begin:]
         if self.elements.weights is not None:
             values = window.arrays[self.elements.weights][begin:].astype(np.float32)  # zeros where padded
             weight = values if weight is None else values * weight

@@ -15,8 +15,8 @@ from matex_data.index.library import LibraryRows
 from matex_data.machine import free_memory, memory_shortage
 from matex_data.mpi.communicator import Communicator
 from matex_data.pipeline.exchange import DistributedSamples, ExchangeEpochReader
-from matex_data.pipeline.plan import Arrays
 from matex_data.pipeline.prefetcher import Prefetcher
+from matex_data.pipeline.skipping import SkippingEpochReader, leave_out
 from matex_data.pipeline.source import Source
 from matex_data.pipeline.window import EpochReader, FileEpochReader, LoadedWindow, ReadContext
 from matex_data.sampling.schedule import Schedule, Window, rank_range
@@ -122,6 +122,9 @@ class StreamedEpochs(PrefetchedEpochs):
         return self.source.read_context()
 
     def _reader(self, context: ReadContext, epoch: int, start: int) -> EpochReader:
+        skipped = self.source.skipped
+        if skipped is not None:
+            return SkippingEpochReader(context, self.schedule, epoch, start, self.read_steps, skipped)
         return FileEpochReader(context, self.schedule, epoch, start, self.read_steps)
 
 
@@ -142,7 +145,9 @@ class InMemoryEpochs(Epochs):
         source.comm.agree(
             memory_shortage(shard.total * source.row_bytes, f"the shard of rank {self.rank}", remedy=remedy)
         )
-        self._shard: Arrays = source.read(shard)
+        self._shard, absent = source.read(shard)
+        self._is_absent = np.zeros(shard.total, bool)
+        self._is_absent[absent] = True
 
     def windows(self, epoch: int, start: int) -> Iterator[LoadedWindow]:
         """Yield this rank's windows from step ``start`` on, copied from its shard."""
@@ -165,7 +170,9 @@ class InMemoryEpochs(Epochs):
         for name, array in arrays.items():
             np.take(self._shard[name], number[:samples], axis=0, out=array[:samples], mode="clip")
             fields[name].blank(array[samples:])
-        return LoadedWindow(arrays, sizes, len(number) - samples)
+        loaded = LoadedWindow(arrays, sizes, np.arange(samples, len(number)))
+        absent = np.flatnonzero(self._is_absent[number[:samples]])
+        return leave_out(loaded, absent, fields, self.schedule.remainder == "pad")
 
 
 class SingleRowEpochs(StreamedEpochs):
@@ -201,7 +208,10 @@ class ExchangedEpochs(PrefetchedEpochs):
         purpose = f'the shard of rank {self.rank} of {self.size}, which shuffle="global" keeps,'
         remedy = f"use {remedy}more machines, fewer fields, or shuffle=True"
         comm.agree(memory_shortage((stop - start) * source.row_bytes, purpose, remedy=remedy))
-        self._samples = DistributedSamples(comm, total, source.load(schedule.segments))
+        arrays, absent = source.read(source.block(schedule.segments))
+        if source.skipped is not None:
+            absent = np.concatenate(comm.allgather(absent + start))
+        self._samples = DistributedSamples(comm, total, arrays, absent)
         self._opened()
 
     def _open(self) -> ReadContext:

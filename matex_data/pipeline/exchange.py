@@ -25,6 +25,7 @@ from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.library import MPI
 from matex_data.pipeline.plan import Arrays
 from matex_data.pipeline.pool import submit
+from matex_data.pipeline.skipping import leave_out
 from matex_data.pipeline.window import EpochReader, LoadedWindow, PendingWindow, ReadContext
 from matex_data.sampling.schedule import Schedule, StepPositions, rank_range
 
@@ -40,11 +41,13 @@ class DistributedSamples:
     comm : the ranks.
     total : number of samples; each rank keeps those of ``rank_range(total, rank, size)``.
     arrays : field name -> this rank's shard.
+    absent : int64, ascending: the samples among them that could not be read, on all ranks.
     """
 
     comm: Communicator
     total: int
     arrays: Arrays
+    absent: Integers
 
     def owners(self, positions: Integers) -> Integers:
         """Return the rank that keeps each sample, int64[samples]."""
@@ -88,8 +91,9 @@ class ExchangeEpochReader(EpochReader):
             comm = self._samples.comm
             drawn = self.epoch.step_positions(begin, end, comm.rank, comm.size)
             arrays = self.context.allocate(drawn.rows, len(drawn.positions))
-            padded = drawn.rows - len(drawn.positions)
-            return ExchangedWindow(self.context, self._samples, drawn, LoadedWindow(arrays, drawn.sizes, padded))
+            loaded = LoadedWindow(arrays, drawn.sizes, np.arange(len(drawn.positions), drawn.rows))
+            pad = self._schedule.remainder == "pad"
+            return ExchangedWindow(self.context, self._samples, drawn, loaded, pad)
 
 
 class ExchangedWindow(PendingWindow):
@@ -101,12 +105,13 @@ class ExchangedWindow(PendingWindow):
     samples : samples of all ranks.
     drawn : samples of the window.
     loaded : its arrays.
+    pad : turn samples that could not be read into padding.
     """
 
     def __init__(
-        self, context: ReadContext, samples: DistributedSamples, drawn: StepPositions, loaded: LoadedWindow
+        self, context: ReadContext, samples: DistributedSamples, drawn: StepPositions, loaded: LoadedWindow, pad: bool
     ) -> None:
-        self.loaded = loaded
+        self.loaded, self._pad = loaded, pad
         self._context = context
         self._samples = samples
         self._drawn = drawn
@@ -138,7 +143,12 @@ class ExchangedWindow(PendingWindow):
         with profile.timed("decoding"):
             for future in self._futures:
                 future.result()
-        profile.add(samples=len(self._drawn.positions))
+        samples = len(self._drawn.positions)
+        if len(self._samples.absent):
+            absent = np.flatnonzero(np.isin(self._drawn.positions, self._samples.absent))
+            self.loaded = leave_out(self.loaded, absent, self._context.index.fields, self._pad)
+            samples -= len(absent)
+        profile.add(samples=samples)
 
     def _take(self) -> None:
         """Copy the samples from this rank's own shard."""

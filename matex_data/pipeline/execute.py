@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matex_data._types import Integers
+from matex_data.errors import DataError
 from matex_data.io.coalesce import ReadTask
 from matex_data.io.files import Files
 from matex_data.machine import threads
@@ -62,6 +63,16 @@ def execute(plan: ReadPlan, files: Files, agreed: Integers) -> list[Future[None]
         wait(decoding)
         raise first_error
     return _with_completions(plan, decoding)
+
+
+def run(plan: ReadPlan, files: Files, agreed: Integers) -> Exception | None:
+    """Read and decode, and return the first error once nothing is under way. *Collective* in collective mode."""
+    try:
+        futures = execute(plan, files, agreed)
+    except DataError as error:
+        return error
+    wait(futures)
+    return next((e for e in (future.exception() for future in futures) if isinstance(e, Exception)), None)
 
 
 def reads_in_pool(files: Files) -> bool:

@@ -157,6 +157,8 @@ class Prefetcher:
                 error = self._start(upcoming, agreed, error)
                 loading.append(upcoming)
             upcoming, agreed = following, self._agree(round_, error)
+        if agreed is not None:
+            self._reader.finish()
 
     def _reads_itself(self) -> bool:
         """Return whether this thread reads; it then publishes the first window before it reads the second one.

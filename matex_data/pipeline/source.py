@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import wait
 from functools import partial
 
 import numpy as np
@@ -17,15 +16,16 @@ from matex_data.index.model import Index
 from matex_data.index.runs import Runs
 from matex_data.index.stamps import check_stamp
 from matex_data.io.counters import Profile
-from matex_data.io.files import Files, mode_for
+from matex_data.io.files import mode_for
 from matex_data.io.sessions import ReadSessions
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.processes import is_child_process
 from matex_data.mpi.status import Status
 from matex_data.pipeline.buffers import BufferPool
-from matex_data.pipeline.execute import execute
+from matex_data.pipeline.execute import run
 from matex_data.pipeline.plan import Arrays, ReadPlan, plan_reads
-from matex_data.pipeline.window import ReadContext
+from matex_data.pipeline.skipping import ON_ERROR, SkippedSamples, SkippingRead, Tally
+from matex_data.pipeline.window import NO_ROWS, ReadContext
 from matex_data.sampling.schedule import rank_range
 
 LOAD_BYTES = 64 << 20  # of one read of ``load``
@@ -46,10 +46,15 @@ class Source:
     block_bytes : size of the blocks that are read and shuffled as one, in bytes; None: from the batch size.
     global_reads : "memory" or "rows", the access to samples with ``shuffle="global"``.
     transforms : digest or text of the transforms that made the samples of the index; resuming compares it.
+    on_error : "raise", or "skip": leave out samples that cannot be read.
+
+    Attributes
+    ----------
+    skipped : samples that cannot be read; None if they are not left out.
 
     Raises
     ------
-    PartitionError : unknown ``io``, ``cache`` or ``global_reads``, or ``block_bytes`` below 1.
+    PartitionError : unknown ``io``, ``cache``, ``global_reads`` or ``on_error``, or ``block_bytes`` below 1.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class Source:
         block_bytes: int | None = None,
         global_reads: str = "memory",
         transforms: str = "",
+        on_error: str = "raise",
     ) -> None:
         if cache not in (None, "memory"):
             raise PartitionError("unknown cache", expected='cache="memory" or None', found=repr(cache))
@@ -73,6 +79,12 @@ class Source:
             )
         if block_bytes is not None and block_bytes < 1:
             raise PartitionError("a block is too small", expected="block_bytes of 1 or more", found=block_bytes)
+        if on_error not in ON_ERROR:
+            raise PartitionError(
+                "unknown treatment of samples that cannot be read",
+                expected=f"on_error= one of {ON_ERROR}",
+                found=repr(on_error),
+            )
         self.cache = cache
         self.block_bytes, self.global_reads = block_bytes, global_reads
         self.index, self.transforms = index, transforms
@@ -81,6 +93,7 @@ class Source:
         self.comm = comm = sessions.comm
         self.mode = mode_for(io, len(index.files), comm)
         self.profile = Profile()
+        self.skipped = SkippedSamples(index, self.profile) if on_error == "skip" else None
         self.warned = False  # of a poor shuffle
         self.buffers, self.scratch = BufferPool(), BufferPool()
         self.threaded = sessions.threaded
@@ -130,14 +143,20 @@ class Source:
         ------
         DataError : the first error of any rank, on every rank.
         """
-        return self.read(self._block(runs))
+        arrays, absent = self.read(self.block(runs))
+        return {name: np.delete(array, absent, axis=0) for name, array in arrays.items()} if len(absent) else arrays
 
-    def read(self, runs: Runs) -> Arrays:
+    def read(self, runs: Runs) -> tuple[Arrays, Integers]:
         """Read samples to new arrays, in order. *Collective*.
 
         Parameters
         ----------
         runs : samples of this rank, ascending.
+
+        Returns
+        -------
+        arrays : by field name.
+        absent : int64, ascending: rows of the arrays that are undefined, since their samples are skipped.
 
         Raises
         ------
@@ -151,15 +170,17 @@ class Source:
             memory_error = error
         self.comm.agree(memory_error)
         ranges = ((part, rows, lambda: arrays) for part, rows in self._ranges(runs, self.row_bytes))
-        for _ in self._read_all(self.index, ranges):
-            pass
-        return arrays
+        absent = [rows for _, rows in self._read_all(self.index, ranges)]
+        return arrays, np.sort(np.concatenate(absent))
 
-    def blocks(self, runs: Runs, names: Sequence[str], row_bytes: int | None = None) -> Iterator[Arrays]:
+    def blocks(
+        self, runs: Runs, names: Sequence[str], row_bytes: int | None = None
+    ) -> Iterator[tuple[Integers, Arrays]]:
         """Yield fields of this rank's block of the samples, some megabytes at a time. *Collective*.
 
-        Missing numbers are NaN, whatever ``missing=`` of ``open_dataset``. Every rank gets the same number of blocks;
-        some may be empty. The memory of a block is reused once no array refers to it.
+        The positions of the samples in this rank's block precede their arrays, since some may be skipped. Missing
+        numbers are NaN, whatever ``missing=`` of ``open_dataset``. Every rank gets the same number of parts; some may
+        be empty. The memory of a part is reused once no array refers to it.
 
         Parameters
         ----------
@@ -173,21 +194,22 @@ class Source:
         """
         fields = [self.index.fields[name] for name in names]
         row_bytes = row_bytes or max(1, sum(self.index.row_bytes(name) for name in names))
-        ranges = (
-            (part, np.arange(part.total), partial(self.buffers.arrays, fields, part.total))
-            for part, _ in self._ranges(self._block(runs), row_bytes)
-        )
-        return self._read_all(self.index.raw, ranges)
+        parts = list(self._ranges(self.block(runs), row_bytes))
+        ranges = ((part, np.arange(part.total), partial(self.buffers.arrays, fields, part.total)) for part, _ in parts)
+        for (_, rows), (arrays, absent) in zip(parts, self._read_all(self.index.raw, ranges), strict=True):
+            if len(absent):
+                rows, arrays = np.delete(rows, absent), {n: np.delete(a, absent, axis=0) for n, a in arrays.items()}
+            yield rows, arrays
 
-    def _block(self, runs: Runs) -> Runs:
+    def block(self, runs: Runs) -> Runs:
         """Return this rank's block of the samples."""
         start, stop = rank_range(runs.total, self.comm.rank, self.comm.size)
         return runs.slice(np.array([start]), np.array([stop - start]))
 
     def _read_all(
         self, index: Index, ranges: Iterable[tuple[Runs, Integers, Callable[[], Arrays]]]
-    ) -> Iterator[Arrays]:
-        """Read ranges of samples, and yield the arrays of each. *Collective*.
+    ) -> Iterator[tuple[Arrays, Integers]]:
+        """Read ranges of samples, and yield the arrays of each, and their rows without a sample. *Collective*.
 
         Parameters
         ----------
@@ -197,24 +219,31 @@ class Source:
         """
         context = self.read_context()
         status_exchange, files = context.session.status_exchange, context.session.files
-        chunks = ChunkCache(context.cache_bytes)
+        chunks, tally = ChunkCache(context.cache_bytes), Tally()
         first_error: Exception | None = self.changed_file()
         for runs, destination, allocate in ranges:
-            plan = ReadPlan()
+            plan, read = ReadPlan(), None
             arrays: Arrays = {}
             try:
                 arrays = allocate()
-                if first_error is None and runs.total:
+                if first_error is None and runs.total and self.skipped is None:
                     plan = plan_reads(index, runs, destination, arrays, chunks, self.scratch)
+                elif first_error is None and runs.total and self.skipped is not None:
+                    read = SkippingRead(context, index, self.skipped, tally, runs, destination, arrays)
+                    plan = read.plan(chunks)
             except Exception as error:  # of any kind: the other ranks have to raise it
                 first_error = first_error or error
             status = Status.FAILED if first_error else Status.CONTINUE
             status, agreed = status_exchange.exchange(status, plan.counts(len(self.index.files)))
             if status == Status.FAILED:
                 raise status_exchange.first_error(first_error)
-            first_error = _execute(plan, files, agreed)
+            first_error = run(plan, files, agreed)
+            if read is not None:
+                first_error = read.finish(first_error)
             if first_error is None:
-                yield arrays
+                yield arrays, NO_ROWS if read is None else read.absent
+        if self.skipped is not None:
+            self.skipped.report(status_exchange, tally, "that were loaded")
 
     def _ranges(self, runs: Runs, row_bytes: int) -> Iterator[tuple[Runs, Integers]]:
         """Yield ranges of samples, and their rows: equally many on every rank, the last one empty. *Collective*."""
@@ -223,13 +252,3 @@ class Source:
         for begin in range(0, -(-longest // step) * step + 1, step):
             low, high = min(begin, runs.total), min(begin + step, runs.total)
             yield runs.slice(np.array([low]), np.array([high - low])), np.arange(low, high)
-
-
-def _execute(plan: ReadPlan, files: Files, agreed: Integers) -> Exception | None:
-    """Read and decode; return the first error."""
-    try:
-        futures = execute(plan, files, agreed)
-    except DataError as error:
-        return error
-    wait(futures)
-    return next((e for e in (future.exception() for future in futures) if isinstance(e, Exception)), None)

@@ -28,7 +28,7 @@ def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:
     FormatError : a field has a dtype that TensorFlow does not have.
     """
     schedule = batches.schedule
-    rows = None if schedule.remainder == "keep" else batches.rows
+    rows = batches.fixed_rows
     names = batches.elements.names
     columns = [_Column(f, _dtype(f), rows) for f in schema.values() if names is None or f.name in names]
     weighted = schedule.remainder == "pad" or batches.elements.weights is not None
@@ -62,14 +62,16 @@ def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:
 
 
 def _of_equal_size(window: BatchWindow) -> Iterator[BatchWindow]:
-    """Split a window into windows whose batches have equal sizes: only the last batch of an epoch may differ."""
-    sizes = window.sizes
-    last = len(sizes) - (len(sizes) > 1 and sizes[-1] != sizes[0])
-    cut = int(sizes[:last].sum())
-    for rows, steps in ((slice(0, cut), slice(0, last)), (slice(cut, None), slice(last, None))):
-        if len(sizes[steps]):
-            weight = None if window.weight is None else window.weight[rows]
-            yield BatchWindow({name: array[rows] for name, array in window.arrays.items()}, sizes[steps], weight)
+    """Split a window into windows whose batches have equal sizes.
+
+    The last batch of an epoch may differ from the others, and so do those from which samples were skipped.
+    """
+    end = 0
+    for sizes in np.split(window.sizes, np.flatnonzero(np.diff(window.sizes)) + 1):
+        begin, end = end, end + int(sizes.sum())
+        if len(sizes):
+            weight = None if window.weight is None else window.weight[begin:end]
+            yield BatchWindow({name: array[begin:end] for name, array in window.arrays.items()}, sizes, weight)
 
 
 @dataclass(frozen=True)

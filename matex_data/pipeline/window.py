@@ -8,6 +8,8 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
+
 from matex_data._types import Integers
 from matex_data.errors import DataError
 from matex_data.index.cache import ChunkCache
@@ -20,6 +22,8 @@ from matex_data.pipeline.execute import execute
 from matex_data.pipeline.plan import Arrays, ReadPlan, plan_reads
 from matex_data.pipeline.pool import submit
 from matex_data.sampling.schedule import EpochOrder, Schedule, Window
+
+NO_ROWS: Integers = np.empty(0, np.int64)
 
 
 @dataclass(eq=False)
@@ -65,12 +69,12 @@ class LoadedWindow:
     ----------
     arrays : field name -> rows of all steps, one step after the other.
     sizes : int64[steps], rows of each step.
-    padded : number of rows at the end that are padding.
+    padding : int64, rows that are padding.
     """
 
     arrays: Arrays
     sizes: Integers
-    padded: int
+    padding: Integers
 
 
 class PendingWindow(ABC):
@@ -137,6 +141,9 @@ class EpochReader(ABC):
     def plan(self, begin: int, end: int) -> PendingWindow:
         """Plan the window of steps ``begin`` to ``end``, and allocate its arrays."""
 
+    def finish(self) -> None:  # noqa: B027 (most readers have nothing to do)
+        """End the epoch, after all ranks have loaded all windows. *Collective*, in the thread that reads."""
+
 
 @dataclass
 class FileWindow(PendingWindow):
@@ -184,12 +191,18 @@ class FileEpochReader(EpochReader):
         super().__init__(context, schedule, epoch, start, window_steps)
         self._chunks = ChunkCache(context.cache_bytes)
 
-    def plan(self, begin: int, end: int) -> FileWindow:
+    def plan(self, begin: int, end: int) -> PendingWindow:
         """Plan the reads of steps ``begin`` to ``end``, and allocate their arrays."""
         context, comm = self.context, self.context.session.comm
         with context.profile.timed("planning"):
             window = self.epoch.window(begin, end, comm.rank, comm.size)
             samples = window.runs.total
             arrays = context.allocate(window.rows, samples)
-            plan = plan_reads(context.index, window.runs, window.destination, arrays, self._chunks, context.scratch)
-        return FileWindow(window, LoadedWindow(arrays, window.sizes, window.rows - samples), plan)
+            return self.pending(window, LoadedWindow(arrays, window.sizes, np.arange(samples, window.rows)))
+
+    def pending(self, window: Window, loaded: LoadedWindow) -> PendingWindow:
+        """Plan the reads that fill the arrays of a window."""
+        index, chunks, scratch = self.context.index, self._chunks, self.context.scratch
+        return FileWindow(
+            window, loaded, plan_reads(index, window.runs, window.destination, loaded.arrays, chunks, scratch)
+        )

@@ -63,11 +63,10 @@ def count_objects(source: Source, events: Runs, name: str) -> Integers:
     name : the field. Each rank reads its block of the events.
     """
     row_bytes = max(RAGGED_BYTES, source.index.row_bytes(name))
-    own = [np.empty(0, np.int64)]
-    for arrays in source.blocks(events, [name], row_bytes):
-        own.append(np.fromiter(map(len, arrays[name]), np.int64, len(arrays[name])))
-    joined = np.concatenate(own)
-    by_rank = source.comm.allgather(joined.astype(np.min_scalar_type(joined.max(initial=0))))
+    own = np.zeros(source.block(events).total, np.int64)
+    for positions, arrays in source.blocks(events, [name], row_bytes):
+        own[positions] = np.fromiter(map(len, arrays[name]), np.int64, len(positions))
+    by_rank = source.comm.allgather(own.astype(np.min_scalar_type(own.max(initial=0))))
     counts = np.zeros(len(source.index), np.int64)
     counts[events.numbers(np.arange(events.total))] = np.concatenate(by_rank)
     return counts

@@ -32,14 +32,12 @@ def select_samples(source: Source, samples: Runs, names: Sequence[str], conditio
     begin, _ = rank_range(samples.total, source.comm.rank, source.comm.size)
     selected = [np.empty(0, np.int64)]
     first_error: Exception | None = None
-    for arrays in source.blocks(samples, names):
-        rows = len(arrays[names[0]])
+    for positions, arrays in source.blocks(samples, names):
         try:
             if first_error is None:
-                selected.append(samples.numbers(begin + np.flatnonzero(condition(arrays))))
+                selected.append(samples.numbers(begin + positions[condition(arrays)]))
         except Exception as error:  # of any kind: the other ranks have to raise it, once they have read their blocks
             first_error = error
-        begin += rows
     source.comm.agree(first_error)
     by_rank = source.comm.allgather(compress(np.concatenate(selected)))
     return merge(Runs(np.concatenate([r.start for r in by_rank]), np.concatenate([r.count for r in by_rank])))

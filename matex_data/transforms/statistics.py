@@ -128,7 +128,7 @@ def statistics(source: Source, samples: Runs, names: Sequence[str], axis: int | 
     kept = None if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
     axes = {name: _kept_axes(schema[name], kept) for name in names}
     moments = {name: _no_moments(schema[name], axes[name]) for name in names}
-    for arrays in source.blocks(samples, names):
+    for _, arrays in source.blocks(samples, names):
         for name, array in arrays.items():
             moments[name] = reduce(Moments.merge, _moments(array, schema[name], axes[name]), moments[name])
     by_rank = source.comm.allgather(moments)
