@@ -249,9 +249,9 @@ class SkippingRead:
         yield from self._unreadable(middle, end)
 
     def _is_one_damage(self, begin: int, end: int, error: DataError) -> bool:
-        """Return whether the first and the last sample fail for the same byte or row, as those of one chunk do."""
-        located = error.byte is not None or error.row is not None
-        return located and all(str(self._read(at, at + 1)) == str(error) for at in (begin, end - 1))
+        """Return whether the samples are of one block, of which the first and the last alone fail with this error."""
+        in_one_block = _are_of_one_block(self._index, self.runs.numbers(np.array([begin, end - 1])), error.field)
+        return in_one_block and all(str(self._read(at, at + 1)) == str(error) for at in (begin, end - 1))
 
     def _read(self, begin: int, end: int) -> Exception | None:
         """Read samples by this rank alone, and return the first error.
@@ -266,6 +266,20 @@ class SkippingRead:
         except DataError as error:
             return error
         return run(plan, files, plan.counts(len(self._index.files)))
+
+
+def _are_of_one_block(index: Index, samples: Integers, field: str | None) -> bool:
+    """Return whether a block of several rows of a field, or of any field for None, has all of the samples."""
+    files = np.searchsorted(index.first_row, samples, side="right") - 1
+    if len(set(files.tolist())) > 1:
+        return False
+    layouts, rows = index.files[files[0]].layouts, samples - index.first_row[files[0]]
+    for layout in [layouts[field]] if field in layouts else layouts.values():
+        borders = layout.borders()
+        blocks = rows // layout.block_rows if borders is None else np.searchsorted(borders, rows, side="right")
+        if layout.block_rows > 1 and len(set(blocks.tolist())) == 1:
+            return True
+    return False
 
 
 def _is_in_samples(error: Exception) -> bool:

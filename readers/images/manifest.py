@@ -13,13 +13,12 @@ from matex_data._types import Array
 from matex_data.errors import DataError, FormatError, near_matches
 from matex_data.paths import existing_files
 from matex_data.readers.compression import plain_head, plain_text, stored_as
-from matex_data.readers.csv.dialect import Dialect, column_names, detect, has_header, is_binary
+from matex_data.readers.csv.dialect import Dialect, column_names, detect, is_binary
 from matex_data.readers.csv.options import MISSING
 from matex_data.readers.images.folders import is_image
 from matex_data.readers.images.texts import Texts
 
 HEAD_BYTES = 64 << 10  # from which the dialect is detected
-HEAD_RECORDS = 200
 BOM = b"\xef\xbb\xbf"
 INTEGER = re.compile(r"[-+]?\d{1,18}$")
 BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -75,11 +74,11 @@ def read_manifest(path: str, root: str | None = None) -> Manifest:
     records = _records(path)
     if not records:
         raise FormatError("the manifest is empty", file=path, expected="a record for each image", found="no record")
-    header = has_header(records[:HEAD_RECORDS]) and not any(is_image(field.strip()) for field in records[0])
+    header = not any(is_image(field.strip()) for field in records[0])
     names = column_names([_decoded(field.strip()) for field in records[0]]) if header else None
     rows = records[1:] if header else records
     at = _image_column(path, rows[:1])
-    _check_widths(path, records)
+    _check_widths(path, rows, len(records[0]))
     columns = [[row[i] for row in rows] for i in range(len(rows[0]))]
     files = [_decoded(field.strip()) for field in columns.pop(at)]
     folder = _root(path, root)
@@ -129,8 +128,7 @@ def _image_column(path: str, rows: Sequence[Sequence[str]]) -> int:
     )
 
 
-def _check_widths(path: str, records: Sequence[Sequence[str]]) -> None:
-    width = len(records[0])
+def _check_widths(path: str, records: Sequence[Sequence[str]], width: int) -> None:
     for row, record in enumerate(records):
         if len(record) != width:
             raise FormatError(

@@ -108,8 +108,9 @@ def _tiff(data: bytes) -> Any:
     if page.imagewidth * page.imagelength > OPTIONS.max_pixels:
         raise ValueError("too large")
     array = page.asarray()
-    if page.planarconfig == 2 and array.ndim == 3:
+    if page.axes == "SYX":
         array = np.moveaxis(array, 0, 2)
+    array = array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
     orientation = page.tags.valueof(274, 1)
     turned = {2: (0, 1), 3: (2, 0), 4: (2, 1), 5: (3, 1), 6: (3, 0), 7: (1, 1), 8: (1, 0)}.get(orientation, (0, 0))
     array = np.rot90(array, turned[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,12 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from matex_data import open_dataset
+from matex_data import DataError, DecodeError, PartitionError, open_dataset
+from matex_data.errors import OutOfMemory
+from matex_data.fields import Field
+from matex_data.index.chunked import Chunked
+from matex_data.pipeline.skipping import SkippingRead, leave_out
+from matex_data.pipeline.window import NO_ROWS, LoadedWindow
 from tests.support.ranks import Pools
 
 ROWS, CHUNK, BATCH = 1003, 16, 24
@@ -89,3 +95,259 @@ def test_the_same_batches_without_the_damaged_samples(
     assert len(first) == (1 if name in ("in memory", "exchanged") else 2) and not any(others)
     assert f"{len(BAD)} of " in first[0] and "damaged.h5', row 48: a chunk does not decode" in first[0]
     assert "43 more" in first[0]
+
+
+def _outcome(comm: MPI.Intracomm, path: Path, on_error: str) -> None:
+    for _ in open_dataset(path, comm=comm, on_error=on_error).batches(BATCH, shuffle=True, seed=1):
+        pass
+
+
+def test_raise_is_as_before(damaged: Path, ranks: Pools) -> None:
+    outcomes = ranks(3).outcomes(_outcome, damaged, "raise", timeout=30)
+    assert all(isinstance(error, DecodeError) for error in outcomes) and len({str(error) for error in outcomes}) == 1
+    assert open_dataset(damaged, comm=MPI.COMM_SELF).skipped == []
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_an_epoch_of_nothing_is_an_error(sound: Path, ranks: Pools, size: int, tmp_path: Path) -> None:
+    content = bytearray(sound.read_bytes())
+    with h5py.File(sound) as file:
+        for chunk in range(file["x"].id.get_num_chunks()):
+            content[file["x"].id.get_chunk_info(chunk).byte_offset + 9] ^= 0xFF
+    (tmp_path / "lost.h5").write_bytes(content)
+    outcomes = ranks(size).outcomes(_outcome, tmp_path / "lost.h5", "skip", timeout=60)
+    assert all(isinstance(error, DataError) for error in outcomes) and len({str(error) for error in outcomes}) == 1
+    assert "none of the 984 samples of epoch 0 can be read (file" in str(outcomes[0])
+
+
+def test_unknown_value(sound: Path) -> None:
+    with pytest.raises(PartitionError, match=r"on_error= one of \('raise', 'skip'\)"):
+        open_dataset(sound, comm=MPI.COMM_SELF, on_error="ignore")
+
+
+def test_later_epochs_do_not_read_damaged_samples_again(damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    original = SkippingRead._read
+
+    def counting(self: SkippingRead, begin: int, end: int) -> Any:
+        read.append(end - begin)
+        return original(self, begin, end)
+
+    monkeypatch.setattr(SkippingRead, "_read", counting)
+    batches = open_dataset(damaged, comm=MPI.COMM_SELF, on_error="skip").batches(BATCH, shuffle=True, seed=1)
+    for epoch in range(3):
+        with pytest.warns(UserWarning, match=f"48 of 984 samples of epoch {epoch} cannot be read"):
+            assert sum(len(batch["id"]) for batch in batches) == 984 - 48
+        assert bool(read) == (epoch == 0)
+        assert sum(read) < 12 * ROWS and len(read) < 150
+        read.clear()
+
+
+def _whole(comm: MPI.Intracomm, path: Path) -> Any:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        data = open_dataset(path, comm=comm, on_error="skip")
+        ids, moments = data.load()["id"].tolist(), data.statistics("x")
+        selected = len(open_dataset(path, comm=comm, on_error="skip", where="id >= 0", missing="drop"))
+    return ids, int(moments.count), float(moments.mean), selected, len(caught)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_whole_reads_leave_damaged_samples_out(damaged: Path, ranks: Pools, size: int) -> None:
+    good = [row for row in range(ROWS) if row not in BAD]
+    results = ranks(size).run(_whole, damaged)
+    assert [row for ids, *_ in results for row in ids] == good
+    for rank, (_, count, mean, selected, warned) in enumerate(results):
+        assert count == 50 * len(good) and mean == pytest.approx(np.mean(good))
+        assert selected == len(good)
+        assert warned == (3 if rank == 0 else 0)
+
+
+def _damaged_after_opening(comm: MPI.Intracomm, path: Path, options: dict[str, Any]) -> Any:
+    """Damage a file behind its index, and return the samples of an epoch and what was skipped."""
+    data = open_dataset(path, comm=comm, on_error="skip", **options)
+    data._source.index = data._source.index.with_stamps({})  # a file that has changed is refused otherwise
+    comm.barrier()
+    if comm.rank == 0:
+        DAMAGES[path.suffix](path)
+    comm.barrier()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        batches = data.batches(12, shuffle=True, seed=2, remainder="keep")
+        found = [batch[(slice(None), *[0] * (batch.ndim - 1))].copy() for batch in batches]
+    return np.concatenate(found).tolist(), [(Path(s.file).name, s.row, s.problem) for s in data.skipped]
+
+
+def _truncate(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+
+
+def _spoil_a_number(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"\n77,", b"\nxx,"))
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    ".npy": _truncate,
+    ".bin": _truncate,
+    ".idx": _truncate,
+    ".csv": _spoil_a_number,
+}
+FIELDS = {".npy": "data", ".bin": "image", ".idx": "data", ".csv": "id"}
+
+
+def _write(path: Path) -> int:
+    """Write samples that are numbered from 0, and return how many."""
+    rows = 2400 if path.suffix == ".csv" else 240
+    numbers = np.arange(rows)
+    if path.suffix == ".csv":
+        path.write_text("id,x\n" + "".join(f"{n},{n / 2}\n" for n in numbers))
+    elif path.suffix == ".npy":
+        np.save(path, numbers)
+    elif path.suffix == ".idx":
+        path.write_bytes(bytes([0, 0, 0x0C, 1]) + np.array([rows, *numbers], ">i4").tobytes())
+    else:
+        records = np.zeros((rows, 3073), "u1")
+        records[:, 0], records[:, 1] = numbers % 10, numbers
+        records.tofile(path)
+    return rows
+
+
+@pytest.mark.parametrize("size", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("suffix", DAMAGES)
+def test_files_of_other_formats(ranks: Pools, size: int, suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"data{suffix}"
+    rows = _write(path)
+    options = {"inputs": FIELDS[suffix], **({"format": "cifar"} if suffix == ".bin" else {})}
+    results = ranks(size).run(_damaged_after_opening, path, options)
+    bad = [row for _, row, _ in results[0][1]]
+    assert sorted(n for found, _ in results for n in found) == [n for n in range(rows) if n not in bad]
+    assert bad == list(range(bad[0], bad[-1] + 1))
+    if suffix == ".csv":  # the block of the record
+        assert bad[0] <= 77 <= bad[-1] and len(bad) < rows / 4
+    else:
+        assert bad[-1] == rows - 1 and abs(len(bad) - rows / 2) < 10
+    for _, skipped in results:
+        assert skipped == results[0][1]
+        assert {name for name, *_ in skipped} == {path.name}
+        assert all(("line 79" if suffix == ".csv" else "shorter") in problem for *_, problem in skipped)
+
+
+@pytest.mark.parametrize("remainder", ["drop", "pad"])
+def test_tensors_are_the_arrays(damaged: Path, remainder: str) -> None:
+    pytest.importorskip("tensorflow")
+    data = open_dataset(damaged, comm=MPI.COMM_SELF, on_error="skip")
+    with pytest.warns(UserWarning, match="are skipped"):
+        tensors, arrays = data.tf_dataset(BATCH, remainder=remainder), list(data.batches(BATCH, remainder=remainder))
+        found = list(tensors)
+    rows = BATCH if remainder == "pad" else None
+    assert {spec.shape[0] for spec in tensors.element_spec.values()} == {rows}
+    assert int(tensors.cardinality()) == len(found) == len(arrays)
+    for batch, expected in zip(found, arrays, strict=True):
+        assert batch.keys() == expected.keys()
+        assert all(np.array_equal(batch[name].numpy(), expected[name]) for name in batch)
+    assert min(len(batch["id"]) for batch in arrays) == (BATCH if rows else 0)  # of one batch nothing is left
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_rows_leave_their_steps(pad: bool) -> None:
+    fields = {
+        "x": Field("x", (), np.dtype("f4")),
+        "image": Field("image", (), np.dtype("u1"), ragged=True, inner=(None, None)),
+    }
+    arrays = {name: field.empty(7) for name, field in fields.items()}
+    arrays["x"][:] = np.arange(7)
+    for row in range(7):
+        arrays["image"][row] = np.full((1, row), row, "u1")
+    padding = np.array([6]) if pad else NO_ROWS
+    left = leave_out(LoadedWindow(arrays, np.array([3, 0, 4]), padding), np.array([4, 1, 3]), fields, pad)
+    if pad:
+        assert left.padding.tolist() == [1, 3, 4, 6] and left.sizes.tolist() == [3, 0, 4]
+        assert left.arrays["x"].tolist() == [0, 0, 2, 0, 0, 5, 6]
+        assert [image.shape for image in left.arrays["image"]] == [
+            (1, 0),
+            (0, 0),
+            (1, 2),
+            (0, 0),
+            (0, 0),
+            (1, 5),
+            (1, 6),
+        ]
+    else:
+        assert left.sizes.tolist() == [2, 0, 2] and not len(left.padding)
+        assert left.arrays["x"].tolist() == [0, 2, 5, 6]
+        assert [image.shape[1] for image in left.arrays["image"]] == [0, 2, 5, 6]
+
+
+def test_errors_that_are_not_in_the_samples_are_raised(damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(Chunked, "_decode_chunk", failing)
+    with pytest.raises(OutOfMemory):
+        _outcome(MPI.COMM_SELF, damaged, "skip")
+
+
+def test_a_file_that_has_changed_is_refused(sound: Path, tmp_path: Path) -> None:
+    path = tmp_path / "changed.h5"
+    path.write_bytes(sound.read_bytes())
+    batches = open_dataset(path, comm=MPI.COMM_SELF, on_error="skip").batches(BATCH)
+    _truncate(path)
+    with pytest.raises(DecodeError, match="shorter than when it was opened"):
+        list(batches)
+
+
+def _model() -> Any:
+    import keras
+
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [keras.Input((50,)), keras.layers.Rescaling(1 / ROWS), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]
+    )
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    return model
+
+
+def _fit(comm: MPI.Intracomm, path: Path, remainder: str) -> Any:
+    from matex_data import training
+
+    data = open_dataset(path, comm=comm, on_error="skip", inputs="x", targets="id")
+    tensors = data.tf_dataset(BATCH, shuffle=True, seed=1, remainder=remainder)
+    shapes = [spec.shape[0] for spec in tensors.element_spec]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        history = training.fit(model := _model(), tensors, epochs=2, verbose=0, comm=comm).history
+    return history, model.get_weights(), int(tensors.cardinality()), shapes, data.profile.skipped
+
+
+def _fit_by_keras(comm: MPI.Intracomm, path: Path, remainder: str) -> Any:
+    """Train on the batches of the sound file without the damaged samples, by Keras alone."""
+    import tensorflow as tf
+
+    batches = open_dataset(path, comm=comm).batches(BATCH, shuffle=True, seed=1, remainder="keep")
+
+    def epochs() -> Any:
+        for _ in range(2):
+            for batch in batches:
+                good = ~np.isin(batch["id"], BAD)
+                yield batch["x"][good], batch["id"][good]
+
+    specs = tf.TensorSpec((None, 50), tf.float32), tf.TensorSpec((None,), tf.int64)
+    model = _model()
+    history = model.fit(
+        tf.data.Dataset.from_generator(epochs, output_signature=specs), epochs=2, steps_per_epoch=42, verbose=0
+    )
+    return history.history, model.get_weights()
+
+
+def test_two_ranks_train_as_one_process_without_the_damaged_samples(sound: Path, damaged: Path, ranks: Pools) -> None:
+    ((expected, weights),) = ranks(1).run(_fit_by_keras, sound, "keep", timeout=120)
+    results = ranks(2).run(_fit, damaged, "keep", timeout=120)
+    for history, found, steps, shapes, _ in results:
+        assert steps == 42 and shapes == [None, None]
+        for a, b in zip(found, weights, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(history["loss"], expected["loss"], rtol=1e-4)
+        np.testing.assert_allclose(history["mae"], expected["mae"], rtol=1e-4)
+    assert sum(own for *_, own in results) == len(BAD)

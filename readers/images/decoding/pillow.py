@@ -15,6 +15,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from matex_data.errors import DecodeError, FormatError
 from matex_data.readers.images.decoding.gif import has_transparency
+from matex_data.readers.images.decoding.options import GAP, ImageOptions
 from matex_data.readers.images.decoding.orientation import TURNED, image_orientation, turn
 from matex_data.readers.images.decoding.picture import Header, Pixels, check_pixels, header_of_mode
 from matex_data.readers.images.decoding.png import MAY_TURN, decode_deep, deep_mode
@@ -67,29 +68,28 @@ def _page_header(
     return header_of_mode(_frame_mode(image, data, kind) if pages > 1 else image.mode, width, height, pages)
 
 
-def decode(
-    data: bytes | memoryview, kind: str, max_pixels: int, page: int, draft: tuple[int, int] | None = None
-) -> Image.Image | Pixels:
-    """Return a page, turned as its orientation says.
-
-    Parameters
-    ----------
-    draft : (height, width) that a JPEG is not to fall below when it is scaled down by a power of two while it is
-        decoded.
-    """
-    image = open_image(data, kind, max_pixels)
-    pages = _seek(image, page, max_pixels)
-    if draft is not None and kind == "jpeg":
-        height, width = draft if image_orientation(image) not in TURNED else draft[::-1]
-        image.draft(None, (width, height))
+def decode(data: bytes | memoryview, kind: str, options: ImageOptions, page: int) -> Image.Image | Pixels:
+    """Return a page, turned as its orientation says; a large JPEG scaled down."""
+    image = open_image(data, kind, options.max_pixels)
+    pages = _seek(image, page, options.max_pixels)
+    if kind == "jpeg":
+        _reduce(image, options)
     if kind == "png" and pages == 1 and (mode := deep_mode(data)) is not None:
         pixels = decode_deep(data, mode)
-        turned = image_orientation(image) if MAY_TURN.search(data) else 1
-        return Pixels(turn(pixels.array, turned), pixels.mode)
+        return Pixels(turn(pixels.array, image_orientation(image) if MAY_TURN.search(data) else 1), pixels.mode)
     image.load()
-    check_pixels(*image.size, max_pixels)
+    check_pixels(*image.size, options.max_pixels)
     frame = image.convert(_frame_mode(image, data, kind)) if pages > 1 else image
     return ImageOps.exif_transpose(frame) if image_orientation(image) != 1 else frame
+
+
+def _reduce(image: ImageFile.ImageFile, options: ImageOptions) -> None:
+    """Let a JPEG that is much larger than wanted be scaled down while it is decoded."""
+    turned = image_orientation(image) in TURNED
+    width, height = image.size[::-1] if turned else image.size
+    if options.size is not None and options.reduces(width, height):
+        size = GAP * options.size[1], GAP * options.size[0]
+        image.draft(None, size[::-1] if turned else size)
 
 
 def _seek(image: ImageFile.ImageFile, page: int, max_pixels: int) -> int:

@@ -22,6 +22,8 @@ BITS, SAMPLES, SAMPLE_FORMAT, ORIENTATION = 258, 277, 339, 274
 UNSIGNED, SIGNED = 1, 2
 MAX_SAMPLES = 4
 """Limit of the numbers of an image, in units of ``max_pixels``."""
+LEAST_CHANNELS = {2: 3, 5: 4, 6: 3, 8: 3}
+"""By photometric interpretation: RGB, separated inks, YCbCr, Lab."""
 NO_LAYOUT = ("unknown pixel mode", "unknown data organization", "Invalid value for samples per pixel")
 """Reasons of Pillow for layouts that it does not know, in contrast to damaged files."""
 
@@ -153,6 +155,12 @@ def _page(file: Any, number: int, size: int, max_pixels: int) -> Any:
     if page.dtype is None or page.dtype.kind not in "biuf" or depth != 1 or (samples > 1 and channels > 1):
         raise FormatError(
             "the TIFF page is no image", expected="real numbers, in two dimensions", found=f"{page.dtype} {page.shaped}"
+        )
+    if page.planarconfig not in (1, 2) or samples * channels < LEAST_CHANNELS.get(page.photometric, 1):
+        raise FormatError(
+            "the tags of the TIFF page contradict each other",
+            expected="channels together or in planes, and as many as the colours need",
+            found=f"{samples * channels} channels, {page.photometric!r}, planes {page.planarconfig!r}",
         )
     if page.imagewidth * page.imagelength * samples * channels > MAX_SAMPLES * max_pixels:
         raise DecodeError(
