@@ -13,6 +13,7 @@ from rich.console import Console
 
 from benchmarks.cases import averages, reading, shuffling, sorted_training
 from benchmarks.cases import climate as climate_cases
+from benchmarks.cases import images as image_cases
 from benchmarks.cases import particles as particle_cases
 from benchmarks.cases import text as text_cases
 from benchmarks.cases.reading import Measured, Setup
@@ -23,6 +24,7 @@ CASES = (
     | climate_cases.CASES
     | text_cases.CASES
     | particle_cases.CASES
+    | image_cases.CASES
     | averages.CASES
     | shuffling.CASES
     | sorted_training.CASES

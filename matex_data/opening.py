@@ -6,7 +6,6 @@ import glob
 import inspect
 import os
 import pickle
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,8 +19,9 @@ from matex_data.index.model import Index, concatenate
 from matex_data.io.ranks import MpiRanks
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi.communicator import Communicator, pickle_error
+from matex_data.paths import existing_files, natural_sorted
 from matex_data.pipeline.source import Source
-from matex_data.readers import HEAD_BYTES, collective_reader, detect, has_known_name, reader
+from matex_data.readers import HEAD_BYTES, collective_reader, detect, files_of_folder, folder_format, reader
 from matex_data.transforms.events import EventOptions
 from matex_data.transforms.missing import Missing, check_missing, fill_missing, find_complete
 from matex_data.transforms.names import fields_to_read
@@ -157,6 +157,7 @@ def open_dataset(
     files = _resolve(
         sessions.comm,
         paths,
+        format,
         f"{inputs=}, {targets=}, {weights=}, {format=}, {where=}, {flatten=}, {pad=}, {keep=}, {stack=}, {window=}, "
         f"{stride=}, {horizon=}, {io=}, {window_bytes=}, {block_bytes=}, {global_reads=}, {cache=}, {missing=}, "
         f"{on_error=}, {options=}",
@@ -182,13 +183,13 @@ def open_dataset(
     return Dataset(source, elements, find_complete(source, samples) if missing == "drop" else samples)
 
 
-def _resolve(comm: Communicator, paths: Paths, arguments: str) -> list[str]:
+def _resolve(comm: Communicator, paths: Paths, format: str | None, arguments: str) -> list[str]:
     """Return the files of ``paths``, as rank 0 finds them; so a thousand ranks do not list a folder. *Collective*.
 
     Parameters
     ----------
     comm : the ranks.
-    paths : argument of ``open_dataset``.
+    paths, format : arguments of ``open_dataset``.
     arguments : all its other arguments as text.
 
     Raises
@@ -200,7 +201,7 @@ def _resolve(comm: Communicator, paths: Paths, arguments: str) -> list[str]:
     error: DataError | None = None
     if comm.rank == 0:
         try:
-            files = expand(paths)
+            files = expand(paths, format)
         except DataError as not_found:
             error = not_found
     comm.agree(error)
@@ -217,32 +218,42 @@ def _resolve(comm: Communicator, paths: Paths, arguments: str) -> list[str]:
     return files
 
 
-def expand(paths: Paths) -> list[str]:
+def expand(paths: Paths, format: str | None = None) -> list[str]:
     """Return the files of a path, a glob, a directory or a list of these, sorted within each.
+
+    A directory that is a data set as a whole, such as a folder of images, stands for itself.
+
+    Parameters
+    ----------
+    format : name of the format; None: detected.
 
     Raises
     ------
     DataError : there are no such files.
     """
     if isinstance(paths, str | os.PathLike):
-        return _expand_one(os.fspath(paths))
-    files = [file for path in paths for file in _expand_one(os.fspath(path))]
-    if not files:
+        return _expand_one(os.fspath(paths), format)
+    given = [os.fspath(path) for path in paths]
+    files = existing_files(given)
+    expanded = [file for path in given for file in ([path] if path in files else _expand_one(path, format))]
+    if not expanded:
         raise DataError("the list of files is empty", expected="at least one path", found=paths)
-    return files
+    return expanded
 
 
-def _expand_one(path: str) -> list[str]:
+def _expand_one(path: str, format: str | None) -> list[str]:
     location = Path(path)
     if location.is_file():
         return [path]
     if location.is_dir():
+        if folder_format(path, format):
+            return [path]
         files = [str(file) for file in location.iterdir() if file.is_file() and not file.name.startswith(".")]
-        files = [file for file in files if has_known_name(file)] or files
+        files = files_of_folder(files)
     else:
-        files = [file for file in glob.glob(path, recursive=True) if Path(file).is_file()]  # noqa: PTH207 (absolute too)
+        files = list(existing_files(glob.glob(path, recursive=True)))  # noqa: PTH207 (absolute too)
     if files:
-        return sorted(files, key=_natural)
+        return natural_sorted(files)
     folder = location.parent
     siblings = [p.name for p in folder.iterdir()] if folder.is_dir() else []
     raise DataError(
@@ -253,17 +264,11 @@ def _expand_one(path: str) -> list[str]:
     )
 
 
-def _natural(path: str) -> tuple[list[tuple[int, str]], str]:
-    """Return a sort key with numbers by value: file2 before file10. Ties are broken by the path itself."""
-    words = re.split(r"([0-9]+)", path)
-    return [(int(word), "") if word.isdecimal() else (-1, word) for word in words], path
-
-
 def _index_all(
     comm: Communicator, files: list[str], format: str | None, names: list[str] | None, options: dict[str, Any]
 ) -> Index:
     """Return the index of all files. Each rank indexes every size-th file. *Collective*."""
-    resolved = _resolve_format(comm, files[0], format)
+    resolved = _resolve_format(comm, files[0], format, options)
     read_all = collective_reader(resolved)
     if read_all is not None:
         ranks = MpiRanks(comm)
@@ -290,14 +295,14 @@ def _index_all(
     return concatenate(indexes)
 
 
-def _resolve_format(comm: Communicator, path: str, format: str | None) -> str:
+def _resolve_format(comm: Communicator, path: str, format: str | None, options: dict[str, Any]) -> str:
     """Return the requested format, or the one that rank 0 detects. *Collective*."""
     if format is not None:
         return format
     detected, error = "", None
     if comm.rank == 0:
         try:
-            detected = detect(path, _head(path))
+            detected = folder_format(path) or detect(path, _head(path), options)
         except DataError as failure:
             error = failure
     comm.agree(error)

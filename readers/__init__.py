@@ -7,9 +7,10 @@ errors name the file. `matex_data.abc` describes the contract for readers in oth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 from matex_data.errors import FieldNotFound, FormatError
@@ -28,6 +29,7 @@ from matex_data.readers.formats import (
     load_function,
     missing_package,
 )
+from matex_data.readers.images.manifest import names_images
 from matex_data.readers.options import check_options
 
 if __name__ != "matex_data.readers":
@@ -38,6 +40,8 @@ __all__ = [
     "HEAD_BYTES",
     "collective_reader",
     "detect",
+    "files_of_folder",
+    "folder_format",
     "has_known_name",
     "known_formats",
     "reader",
@@ -80,15 +84,45 @@ def has_known_name(path: str) -> bool:
     return any(format.matches_name(path) for format in formats) and not any(f.is_sidecar(path) for f in formats)
 
 
-def detect(path: str, head: bytes) -> str:
+def files_of_folder(paths: Sequence[str]) -> list[str]:
+    """Return the files of a directory that are data: those whose names tell a format, without sidecars; else all.
+
+    Pictures beside files of other formats are left out: they illustrate these.
+    """
+    known = [path for path in paths if has_known_name(path)]
+    single = [format for format in all_formats().values() if format.folder is None]
+    data = [path for path in known if any(format.matches_name(path) for format in single)]
+    return data or known or list(paths)
+
+
+def folder_format(path: str, name: str | None = None) -> str | None:
+    """Return the format whose data sets are directories, if the directory is one; None for files and other directories.
+
+    Parameters
+    ----------
+    name : of the format that the user asks for; None: any.
+    """
+    if not Path(path).is_dir():
+        return None
+    if name is not None:
+        return name if format_named(name).folder is not None else None
+    for format, known in all_formats().items():
+        if known.folder is not None and load_function(format, known.folder)(path):
+            return format
+    return None
+
+
+def detect(path: str, head: bytes, options: Mapping[str, Any] | None = None) -> str:
     """Return the name of the format of a file.
 
     Magic bytes decide first, then the begin of the text, then the name. Text tables have neither: all of ``head`` is
-    parsed. An HDF5 file is netCDF-4 or openPMD if it has the marks of these.
+    parsed. An HDF5 file is netCDF-4 or openPMD if it has the marks of these, and a table whose first record names an
+    image file is a manifest of images.
 
     Parameters
     ----------
     head : the first `HEAD_BYTES` of the file.
+    options : of the reader, given by the user: ``root`` is the folder of the images of a manifest.
 
     Raises
     ------
@@ -102,6 +136,8 @@ def detect(path: str, head: bytes) -> str:
     by_text = [name for name, format in formats.items() if format.matches_text(text)]
     for name in (*by_both, *by_magic, *by_text, *(name for name in by_name if name != "csv")):
         return _kind_of_hdf5(path) if name == "hdf5" else name
+    if names_images(path, head, (options or {}).get("root")):
+        return "images"
     if _is_text_table(path, head, named="csv" in by_name):
         return "csv"
     raise _unknown_format(path, head)
@@ -194,7 +230,7 @@ def collective_reader(name: str) -> Reader | None:
     ------
     FormatError : there is no such format, or a package that its reader imports is not installed.
     """
-    address = format_named(name).collective_reader
+    address, stamped = format_named(name).collective_reader, format_named(name).stamped
     if address is None:
         return None
     function = load_function(name, address)
@@ -204,7 +240,7 @@ def collective_reader(name: str) -> Reader | None:
         paths: Sequence[str], names: Sequence[str] | None, ranks: IndexingRanks, /, **options: Any
     ) -> Index:
         check_options(name, function, options, leading=3)
-        own = {path: _stamp(path) for path in paths[ranks.rank :: ranks.size]}
+        own = {path: _stamp(path) for path in paths[ranks.rank :: ranks.size]} if stamped else {}
         index = _with_patterns(names, paths[0], lambda chosen: function(paths, chosen, ranks, **options))
         return index.with_stamps({path: stamp for stamps in ranks.allgather(own) for path, stamp in stamps.items()})
 

@@ -42,6 +42,9 @@ class Format:
         format whose files all ranks index collectively; None: one rank indexes each file.
     extra : pip requirement that brings the packages that the reader imports, for example ``"matex_data[csv]"``.
         The error for a missing package shows it.
+    folder : function ``is_folder(path) -> bool``, or its address, that tells whether a directory is a data set as a
+        whole, which the reader then gets as its path. None: the files of a directory are opened one by one.
+    stamped : False: the reader itself notices files that change, as it opens them; there may be very many.
     """
 
     reader: str | Reader
@@ -52,6 +55,8 @@ class Format:
     sidecars: tuple[str, ...] = ()
     collective_reader: str | Reader | None = None
     extra: str | None = None
+    folder: str | Callable[[str], bool] | None = None
+    stamped: bool = True
 
     def matches_name(self, path: str) -> bool:
         """Return whether the file has a name of this format."""
@@ -77,6 +82,16 @@ NETCDF_SUFFIXES = (".nc", ".nc1", ".nc2", ".nc3", ".nc4", ".nc4c", ".nc5", ".cdf
 COMPRESSED = ("", ".gz", ".bz2", ".xz", ".zst")
 TABLE_SUFFIXES = tuple(f".{kind}{end}" for kind in ("csv", "tsv", "tab", "psv") for end in COMPRESSED)
 TEXT_SUFFIXES = tuple(f".{kind}{end}" for kind in ("txt", "dat", "asc") for end in COMPRESSED)
+IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".tif", ".tiff", ".gif", ".bmp", ".dib", ".webp"),
+    *(".fits", ".fit", ".fts", ".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif", ".qoi"),
+)
+IMAGE_MAGIC = (
+    *((0, magic) for magic in (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"SIMPLE  =")),
+    *((0, magic) for magic in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")),
+    (8, b"WEBP"),
+)
+BMP_BEGIN = rb"(?s)BM.{4}\0\0\0\0.{4}[\x0c\x28\x34\x38\x40\x6c\x7c]\0\0\0"  # "BM" alone begins texts, too
 IDX_NAMES = tuple(f"*[-.]idx[1-9]-*byte{end}" for end in ("", ".gz"))
 CIFAR_NAMES = ("data_batch_[1-5]", "test_batch", "cifar-100-*/train", "cifar-100-*/test")
 
@@ -116,6 +131,11 @@ FORMATS: dict[str, Format] = {
         collective_reader="matex_data.readers.event_text.hepmc:index_collectively",
         extra="matex_data[particles]",
     ),
+    "tar": Format(
+        "matex_data.readers.images.tar:index",
+        suffixes=(*(f".tar{end}" for end in COMPRESSED), ".tgz"),
+        magic=((257, b"ustar"),),
+    ),
     "npy": Format("matex_data.readers.arrays:index", suffixes=(".npy",), magic=((0, b"\x93NUMPY"),)),
     "npz": Format("matex_data.readers.arrays:index", suffixes=(".npz",)),
     "raw": Format("matex_data.readers.arrays:index", suffixes=(".raw",)),
@@ -124,6 +144,16 @@ FORMATS: dict[str, Format] = {
         suffixes=(".idx", ".idx.gz"),
         names=IDX_NAMES,
         sidecars=("*labels[-.]idx1-*",),
+    ),
+    "images": Format(
+        "matex_data.readers.images.reader:index",
+        suffixes=IMAGE_SUFFIXES,
+        magic=IMAGE_MAGIC,
+        text=BMP_BEGIN,
+        collective_reader="matex_data.readers.images.reader:index_collectively",
+        extra="matex_data[images]",
+        folder="matex_data.readers.images.folders:is_image_folder",
+        stamped=False,
     ),
     "cifar": Format("matex_data.readers.cifar:index", names=(*CIFAR_NAMES, *(f"{name}.bin" for name in CIFAR_NAMES))),
 }
@@ -183,8 +213,8 @@ def _load(entry: EntryPoint) -> Format:
     raise FormatError(problem, expected=expected, found=f"{value!r} at {entry.value!r}")
 
 
-def load_function(name: str, function: str | Reader) -> Reader:
-    """Import a reader function of a format.
+def load_function(name: str, function: str | Callable[..., Any]) -> Callable[..., Any]:
+    """Import a function of a format.
 
     Parameters
     ----------
@@ -199,7 +229,7 @@ def load_function(name: str, function: str | Reader) -> Reader:
         return function
     module, _, attribute = function.partition(":")
     try:
-        loaded: Reader = getattr(import_module(module), attribute)
+        loaded: Callable[..., Any] = getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
         raise missing_package(name, error) from error
     return loaded

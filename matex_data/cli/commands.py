@@ -134,7 +134,7 @@ def _check_hdf5(paths: list[str], format: str | None, fields: list[str] | None, 
     from matex_data.opening import expand
 
     comm = MPI.COMM_WORLD
-    files = [file for file in expand(paths) if is_hdf5(file)][comm.rank :: comm.size]
+    files = [file for file in expand(paths, format) if is_hdf5(file)][comm.rank :: comm.size]
     errors = [error for errors in comm.allgather(probe(files, format, fields, limit)) for error in errors]
     if errors and comm.rank == 0:
         console = Console(stderr=True)

@@ -180,7 +180,7 @@ class FileIndex:
 
     Parameters
     ----------
-    path : of the file.
+    path : of the file. A separator at its end tells that it is a folder, whose layouts have no byte ranges.
     rows : number of rows, equal for all fields.
     layouts : the layout of each field, by name.
     stamp : state of the file when it was indexed; None: unknown.
@@ -260,8 +260,8 @@ class Index:
         return Index(fields, files, self.static, self.facts, self.post_process)
 
     def with_stamps(self, stamps: Mapping[str, Stamp | None]) -> Index:
-        """Return the index with the stamps of its files, given by path."""
-        files = [replace(file, stamp=stamps.get(file.path)) for file in self.files]
+        """Return the index with the stamps of its files, given by path; other files keep theirs."""
+        files = [replace(file, stamp=stamps.get(file.path, file.stamp)) for file in self.files]
         return Index(self.fields, files, self.static, self.facts, self.post_process)
 
 

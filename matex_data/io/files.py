@@ -73,7 +73,7 @@ class Files:
     Parameters
     ----------
     comm : ranks that read.
-    paths : paths of the files, the same on every rank.
+    paths : paths of the files, the same on every rank. One that ends in a separator is a folder, which is not opened.
     mode : "collective" or "independent".
     profile : counts the bytes that are read.
 
@@ -92,6 +92,8 @@ class Files:
         if self.collective:
             info = MPI.Info.Create(hints())
             for number, path in enumerate(self.paths):
+                if path.endswith(os.sep):
+                    continue
                 error: DataError | None = None
                 comm.barrier()
                 try:

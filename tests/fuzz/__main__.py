@@ -11,7 +11,8 @@ from typing import Any
 import mpi4py
 
 ROOT = Path(__file__).resolve().parents[2]
-FORMATS = ("hdf5", "netcdf", "csv", "npy", "npz", "idx", "cifar")
+IMAGES = ("jpeg", "png", "tiff", "gif", "bmp", "webp", "fits")
+FORMATS = ("hdf5", "netcdf", "csv", "npy", "npz", "idx", "cifar", *IMAGES)
 QUICK = 60  # mutants of each format that are an ordinary test
 
 

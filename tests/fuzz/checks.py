@@ -10,6 +10,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from math import isnan, prod
 from pathlib import Path
@@ -22,6 +23,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from matex_data import DataError
+from tests.fuzz.images import KINDS, check_image
 from tests.fuzz.readings import (
     DIFFERS,
     EQUAL,
@@ -566,5 +568,6 @@ CHECKS: dict[str, Callable[[Path, Stage], Verdict]] = {
     "npz": check_npz,
     "idx": check_idx,
     "cifar": check_cifar,
+    **{kind: partial(check_image, kind) for kind in KINDS},
 }
 PROBES: dict[str, Callable[[Path], None]] = {"hdf5": probe_hdf5, "netcdf": probe_netcdf}

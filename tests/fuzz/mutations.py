@@ -12,8 +12,10 @@ from collections.abc import Callable
 
 SIGNATURES = re.compile(
     rb"TREE|SNOD|OHDR|OCHK|HEAP|GCOL|FRHP|FHDB|FHIB|BTHD|BTLF|BTIN|EAHD|EAIB|EADB|FAHD|FADB|SMTB|\x89HDF|CDF.|"
-    rb"PK\x01\x02|PK\x03\x04|PK\x05\x06|NUMPY"
+    rb"PK\x01\x02|PK\x03\x04|PK\x05\x06|NUMPY|"
+    rb"\xff[\xc0-\xc4\xda-\xdd\xe0-\xef]|IHDR|PLTE|IDAT|fcTL|II[*+]|MM\0|VP8|ANMF|NAXIS|BITPIX|TFORM|!\xf9"
 )
+PNG = b"\x89PNG\r\n\x1a\n"
 HEAD = 4096  # bytes in which headers mostly lie
 WIDTHS = (1, 2, 4, 8)
 TEXT_TOKENS = (
@@ -44,7 +46,21 @@ def mutant(chance: random.Random, data: bytes, text: bool) -> tuple[bytes, str]:
         kind = chance.choice(kinds)
         data = kind(chance, data)
         done.append(kind.__name__)
+    if data.startswith(PNG) and chance.random() < 0.5:
+        data = _with_checksums(data)
     return data, "+".join(done)
+
+
+def _with_checksums(data: bytes) -> bytes:
+    """Return a PNG file with right checksums of its chunks, as far as there are whole ones."""
+    changed, at = bytearray(data), len(PNG)
+    while at + 12 <= len(data):
+        end = at + 8 + int.from_bytes(data[at : at + 4])
+        if end + 4 > len(data):
+            break
+        changed[end : end + 4] = zlib.crc32(data[at + 4 : end]).to_bytes(4)
+        at = end + 4
+    return bytes(changed)
 
 
 def _mutant_within(

@@ -18,6 +18,8 @@ import netCDF4
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.fuzz import images
+
 LARGEST = 200_000  # bytes of a file of the corpus that is taken
 LEFT_OUT = {
     *("gb18030.txt", "wine_data.csv", "SA2-by-DJZ.csv", "noquote.csv"),  # need options
@@ -60,6 +62,8 @@ def sources(format: str, corpus: Path | None) -> list[Source]:
             wanted = path.is_file() and path.suffix != ".json" and path.name not in LEFT_OUT
             if wanted and 0 < path.stat().st_size <= LARGEST:
                 found.append(Source(path.name, path.read_bytes()))
+    if format in images.KINDS:
+        return [Source(f"own_{i}.{format}", data) for i, data in enumerate(images.seeds(format))]
     written = {
         "hdf5": _hdf5,
         "netcdf": _netcdf,

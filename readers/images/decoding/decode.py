@@ -1,0 +1,155 @@
+"""Images from the bytes of their files, in the wanted mode, size and dtype."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from PIL import Image
+
+from matex_data._types import Array
+from matex_data.errors import DataError, DecodeError
+from matex_data.readers.images.decoding import pillow
+from matex_data.readers.images.decoding.convert import convert_image, convert_pixels, converted_shape
+from matex_data.readers.images.decoding.fits import decode_fits, fits_header
+from matex_data.readers.images.decoding.jpeg import decode_plain, jpeg_header
+from matex_data.readers.images.decoding.kinds import HEAD_BYTES, Data, as_buffer, image_kind
+from matex_data.readers.images.decoding.options import ImageInfo, ImageOptions
+from matex_data.readers.images.decoding.picture import Header, Pixels, check_pixels, header_of_mode
+from matex_data.readers.images.decoding.resize import resize_array, resize_image
+from matex_data.readers.images.decoding.tiff import decode_tiff, tiff_header
+
+
+def image_info(
+    data: Data, options: ImageOptions, path: str | None = None, page: int = 0, count_pages: bool = True
+) -> ImageInfo:
+    """Return shape, dtype and pages of an image, from its header.
+
+    Parameters
+    ----------
+    data : bytes of the whole file.
+    path : name of the file, for errors.
+    page : of a file with several.
+    count_pages : False: do not count the pages, ``pages`` is 1.
+
+    Raises
+    ------
+    FormatError : it is no image, or cannot be read.
+    DecodeError : the image is larger than ``options.max_pixels``.
+    """
+    kind = "other"
+    try:
+        buffer = as_buffer(data)
+        kind = image_kind(bytes(buffer[:HEAD_BYTES]))
+        info = delivered_info(_header(buffer, kind, options, page, count_pages), options)
+        return info if count_pages else replace(info, pages=1)
+    except MemoryError:
+        raise
+    except DataError as error:
+        raise _at(error, path) from error.__cause__
+    except Exception as error:
+        raise _at(pillow.no_image(kind, error), path) from error
+
+
+def decode_image(data: Data, options: ImageOptions, path: str | None = None, page: int = 0) -> Array:
+    """Return an image as an array. Safe in several threads.
+
+    Parameters
+    ----------
+    data : bytes of the whole file.
+    path : name of the file, for errors.
+    page : of a file with several.
+
+    Raises
+    ------
+    DataError : the image is damaged, cut off, larger than ``options.max_pixels``, or no image.
+    """
+    kind = "other"
+    try:
+        buffer = as_buffer(data)
+        kind = image_kind(bytes(buffer[:HEAD_BYTES]))
+        return deliver(_decode(buffer, kind, options, page), options)
+    except MemoryError:
+        raise
+    except DataError as error:
+        raise _at(error, path) from error.__cause__
+    except Exception as error:
+        raise _damaged(kind, error, path) from error
+
+
+def _header(buffer: bytes | memoryview, kind: str, options: ImageOptions, page: int, count_pages: bool) -> Header:
+    if kind == "tiff":
+        return tiff_header(buffer, options.max_pixels, page, count_pages)
+    if kind == "fits":
+        _check_single(page)
+        return fits_header(buffer, options.max_pixels)
+    if kind == "jpeg" and page == 0 and (header := jpeg_header(buffer, whole=False)) is not None:
+        check_pixels(header.width, header.height, options.max_pixels)
+        return header_of_mode(header.mode, *header.turned)
+    return pillow.image_header(buffer, kind, options.max_pixels, page)
+
+
+def _decode(buffer: bytes | memoryview, kind: str, options: ImageOptions, page: int) -> Image.Image | Pixels:
+    if kind == "tiff":
+        return decode_tiff(buffer, options.max_pixels, page)
+    if kind == "fits":
+        _check_single(page)
+        return decode_fits(buffer, options.max_pixels)
+    if kind == "jpeg" and page == 0:
+        pixels = decode_plain(buffer, options)
+        if pixels is not None:
+            return pixels
+    return pillow.decode(buffer, kind, options, page)
+
+
+def _check_single(page: int) -> None:
+    if page:
+        raise DecodeError("the file has no such page", expected="page 0", found=f"page {page}")
+
+
+def delivered_info(header: Header, options: ImageOptions) -> ImageInfo:
+    """Return shape and dtype of the array that `deliver` returns for an image with this header."""
+    shape, dtype = converted_shape(header, options.mode)
+    if options.size is not None:
+        shape = (*options.size, *shape[2:])
+    mode = header.mode if options.mode == "native" else options.mode
+    attributes = {"mode": mode}
+    if dtype.kind == "b":
+        attributes["value_range"] = "0 to 1"
+    elif dtype.kind in "iu":
+        attributes["value_range"] = f"{np.iinfo(dtype).min} to {np.iinfo(dtype).max}"
+    return ImageInfo(shape, options.dtype or dtype, header.pages, attributes)
+
+
+def deliver(picture: Image.Image | Pixels, options: ImageOptions) -> Array:
+    """Return decoded pixels in the mode, size and dtype of the options."""
+    wanted = (
+        convert_image(picture, options.mode)
+        if isinstance(picture, Image.Image)
+        else convert_pixels(picture, options.mode)
+    )
+    if isinstance(wanted, Image.Image):
+        sized = options.size is not None
+        array = resize_image(wanted, options.size, options.resample) if sized else np.asarray(wanted)
+        if options.mode == "gray":
+            array = array[..., None]
+    else:
+        array = wanted.array if options.size is None else resize_array(wanted.array, options.size, options.resample)
+    return array if options.dtype is None else array.astype(options.dtype, copy=False)
+
+
+def _at(error: DataError, path: str | None) -> DataError:
+    return error if path is None else error.at(path, None)
+
+
+def _damaged(kind: str, error: Exception, path: str | None) -> DataError:
+    if kind == "other":
+        refused: DataError = pillow.no_image(kind, error)
+    else:
+        refused = DecodeError(
+            "the image does not decode",
+            expected=f"a whole, undamaged {kind.upper()} image",
+            found=repr(error),
+            remedy="write the file again, or leave it out (on_error='skip' passes over damaged samples)",
+        )
+    return _at(refused, path)

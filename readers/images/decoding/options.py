@@ -1,0 +1,136 @@
+"""Options of decoding, and the description of an image as it is delivered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from matex_data.errors import FormatError, near_matches
+
+MODES = ("native", "rgb", "gray")
+METHODS = ("nearest", "bilinear", "bicubic", "lanczos", "box")
+GAP = 2
+"""Factor to the wanted size that an image keeps when it is scaled down while it is decoded."""
+MAX_PIXELS = 178_956_970
+"""Limit of Pillow: a quarter of a GiB, in pixels of three bytes, and half of this."""
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """Mode, size and dtype of decoded images.
+
+    Parameters
+    ----------
+    mode : "native": as Pillow gives the array, shape (height, width) or (height, width, channels). Palette images are
+        indices into their palette, images of one bit are bool. Colours of 16 bits per channel stay uint16, and
+        floating-point numbers stay as they are. Several frames (GIF, APNG, WebP) are RGB, or RGBA where one of them
+        may have transparent pixels.
+        "rgb": shape (height, width, 3); palettes are expanded, gray is repeated, alpha is left out.
+        "gray": shape (height, width, 1); colours by ITU-R 601-2, ``0.299 R + 0.587 G + 0.114 B``, as Pillow's "L".
+        Neither changes the dtype of 16-bit, 32-bit and floating-point images.
+    size : (height, width) in pixels, or None: as stored.
+    resample : "nearest", "bilinear", "bicubic", "lanczos" or "box"; with antialiasing, except "nearest". Palette
+        indices and images of one bit are always resized by "nearest", as Pillow does.
+    dtype : of the result; numbers are cast, never scaled. None: as stored.
+    max_pixels : limit of width x height; a larger image is an error.
+
+    Raises
+    ------
+    FormatError : an option has another value.
+
+    Examples
+    --------
+    >>> ImageOptions(mode="rgb", size=(224, 224)).size
+    (224, 224)
+    """
+
+    mode: str = "native"
+    size: tuple[int, int] | None = None
+    resample: str = "bilinear"
+    dtype: np.dtype[Any] | None = None
+    max_pixels: int = MAX_PIXELS
+
+    def __post_init__(self) -> None:
+        _check_choice("mode", self.mode, MODES)
+        _check_choice("resample", self.resample, METHODS)
+        if self.size is not None:
+            object.__setattr__(self, "size", _checked_size(self.size))
+        if self.dtype is not None:
+            object.__setattr__(self, "dtype", _checked_dtype(self.dtype))
+        if not _is_positive(self.max_pixels):
+            raise FormatError(
+                "max_pixels is no limit", expected="a positive number of pixels", found=repr(self.max_pixels)
+            )
+
+    def reduces(self, width: int, height: int) -> bool:
+        """Return whether a JPEG of this size is scaled down while it is decoded.
+
+        It is at least four times as large as wanted, and stays at least twice as large, as Pillow's ``thumbnail`` has
+        it. Photographs then differ from a resized whole image by 0.2 to 1.1 levels of 255 on average. (If twice as
+        large were enough, by 0.4 to 1.8.)
+        """
+        if self.size is None or self.resample == "nearest":
+            return False
+        return height >= 2 * GAP * self.size[0] and width >= 2 * GAP * self.size[1]
+
+
+def _check_choice(option: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise FormatError(
+            f"there is no {option} of that name",
+            expected=f"one of {near_matches(str(value), choices)}",
+            found=repr(value),
+            remedy=f"choose another {option}=",
+        )
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and value > 0
+
+
+def _checked_size(size: Any) -> tuple[int, int]:
+    numbers = tuple(size) if isinstance(size, tuple | list) else ()
+    if len(numbers) != 2 or not all(_is_positive(number) for number in numbers):
+        raise FormatError(
+            "size is no size of an image",
+            expected="(height, width), two positive integers",
+            found=repr(size),
+            remedy="for example size=(224, 224)",
+        )
+    return int(numbers[0]), int(numbers[1])
+
+
+def _checked_dtype(dtype: Any) -> np.dtype[Any]:
+    try:
+        checked: np.dtype[Any] = np.dtype(dtype)
+    except TypeError:
+        checked = np.dtype(object)
+    if checked.kind not in "biuf":
+        raise FormatError(
+            "pixels cannot have that dtype",
+            expected="a real number type, for example 'uint8' or 'float32'",
+            found=repr(dtype),
+            remedy="choose another dtype=",
+        )
+    return checked.newbyteorder("=")
+
+
+@dataclass(frozen=True)
+class ImageInfo:
+    """Image as it is delivered: after orientation, mode, size and dtype.
+
+    Parameters
+    ----------
+    shape : (height, width) or (height, width, channels).
+    dtype : of the array.
+    pages : of the file; 1 where they are not counted.
+    attributes : ``"mode"`` and, for integers, ``"value_range"``, for example ``"0 to 255"``.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    pages: int = 1
+    attributes: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,212 @@
+"""TIFF: by Pillow, or by tifffile where Pillow would cut the numbers or does not know their layout.
+
+Source of the format: TIFF 6.0, sections 2 and 8.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import struct
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from PIL.TiffImagePlugin import TiffImageFile
+
+from matex_data.errors import DecodeError, FormatError
+from matex_data.readers.images.decoding.orientation import TURNED, turn
+from matex_data.readers.images.decoding.picture import Header, Pixels, check_pixels, header_of_mode
+
+BITS, SAMPLES, SAMPLE_FORMAT, ORIENTATION = 258, 277, 339, 274
+UNSIGNED, SIGNED = 1, 2
+MAX_SAMPLES = 4
+"""Limit of the numbers of an image, in units of ``max_pixels``."""
+LEAST_CHANNELS = {2: 3, 5: 4, 6: 3, 8: 3}
+"""By photometric interpretation: RGB, separated inks, YCbCr, Lab."""
+NO_LAYOUT = ("unknown pixel mode", "unknown data organization", "Invalid value for samples per pixel")
+"""Reasons of Pillow for layouts that it does not know, in contrast to damaged files."""
+
+logging.getLogger("tifffile").addHandler(logging.NullHandler())  # else each oddity of a file is printed
+
+
+def page_offsets(data: bytes | memoryview) -> list[int]:
+    """Return the byte positions of the directories of all pages, in the order of their chain.
+
+    A directory that refers to an earlier one is the last, as in Pillow.
+
+    Raises
+    ------
+    FormatError : the chain leaves the file.
+    """
+    order = "<" if bytes(data[:2]) == b"II" else ">"
+    big = 43 in data[2:4]
+    start, count_format, entry, next_format = (8, "Q", 20, "Q") if big else (4, "H", 12, "I")
+    offsets: list[int] = []
+    seen: set[int] = set()
+    at = start
+    while True:
+        try:
+            (offset,) = struct.unpack_from(order + next_format, data, at)
+            if offset == 0 or offset in seen:
+                return offsets
+            (entries,) = struct.unpack_from(order + count_format, data, offset)
+        except struct.error:
+            raise FormatError(
+                "the list of pages leaves the file", byte=at, expected=f"a position below {len(data)}"
+            ) from None
+        seen.add(offset)
+        offsets.append(offset)
+        at = offset + struct.calcsize("=" + count_format) + entry * entries
+
+
+def open_page(data: bytes | memoryview, page: int) -> TiffImageFile:
+    """Return a page as an image of Pillow, with its tags read. The first one needs no list of pages."""
+    stream = io.BytesIO(data)
+    if page:
+        offsets = page_offsets(data)
+        if not 0 <= page < len(offsets):
+            raise DecodeError(
+                "the file has no such page", expected=f"a page below {len(offsets)}", found=f"page {page}"
+            )
+        order = "<" if bytes(data[:2]) == b"II" else ">"
+        at, kind = (8, "Q") if 43 in data[2:4] else (4, "I")
+        struct.pack_into(order + kind, stream.getbuffer(), at, offsets[page])
+    return TiffImageFile(stream)
+
+
+def _opened(data: bytes | memoryview, page: int) -> TiffImageFile | None:
+    """Return a page as an image of Pillow; None: tifffile reads it."""
+    try:
+        image = open_page(data, page)
+    except SyntaxError as error:
+        if str(error) in NO_LAYOUT or isinstance(error.__cause__, KeyError):
+            return None
+        raise
+    return None if _would_cut(image) else image
+
+
+def _would_cut(image: TiffImageFile) -> bool:
+    """Return whether Pillow would cut the numbers of this image, or take unsigned ones for signed ones."""
+    tags: Any = image.tag_v2
+    bits, forms = max(tags.get(BITS, (1,))), tags.get(SAMPLE_FORMAT, (UNSIGNED,))
+    if bits > 8 and image.mode not in ("I", "F", "I;16", "I;16B"):
+        return True
+    return (bits == 8 and SIGNED in forms) or (bits == 32 and UNSIGNED in forms)
+
+
+def tiff_header(data: bytes | memoryview, max_pixels: int, page: int, count_pages: bool) -> Header:
+    """Return the header of a page."""
+    pages = len(page_offsets(data)) if count_pages else 1
+    image = _opened(data, page)
+    if image is not None:  # Pillow has turned the size already
+        check_pixels(*image.size, max_pixels)
+        return header_of_mode(image.mode, *image.size, pages)
+    with _file(data) as file:
+        found = _page(file, page, len(data), max_pixels)
+        height, width, channels = _shape(found)
+        if _orientation(found) in TURNED:
+            height, width = width, height
+        return Header(_mode(found), height, width, channels, _dtype(found), pages)
+
+
+def decode_tiff(data: bytes | memoryview, max_pixels: int, page: int) -> Image.Image | Pixels:
+    """Return a page, turned as its orientation says."""
+    image = _opened(data, page)
+    if image is not None:
+        check_pixels(*image.size, max_pixels)
+        image.load()
+        # Loading has turned it.
+        return image
+    with _file(data) as file:
+        found = _page(file, page, len(data), max_pixels)
+        array = found.asarray(squeeze=False, maxworkers=1)[:, 0]
+        pixels = np.moveaxis(array, 0, 2)[..., 0] if array.shape[3] == 1 else array[0]
+        if _shape(found)[2] is None:
+            pixels = pixels[..., 0]
+        return Pixels(turn(pixels.astype(_dtype(found), copy=False), _orientation(found)), _mode(found))
+
+
+def _file(data: bytes | memoryview) -> Any:
+    """Return the file as tifffile opens it."""
+    try:
+        import tifffile
+    except ModuleNotFoundError as error:
+        raise FormatError(
+            "this TIFF image needs a package that is not installed",
+            expected=f"the package {error.name!r}",
+            found=error,
+            remedy="python -m pip install 'matex_data[images]'",
+        ) from error
+    return tifffile.TiffFile(io.BytesIO(data))
+
+
+def _page(file: Any, number: int, size: int, max_pixels: int) -> Any:
+    """Return a page of tifffile, checked before it is decoded.
+
+    Raises
+    ------
+    DecodeError : it is too large, or its data leave the file.
+    FormatError : it holds something else than an image of real numbers.
+    """
+    page = file.pages[number]
+    check_pixels(page.imagewidth, page.imagelength, max_pixels)
+    samples, depth, _, _, channels = page.shaped
+    if page.dtype is None or page.dtype.kind not in "biuf" or depth != 1 or (samples > 1 and channels > 1):
+        raise FormatError(
+            "the TIFF page is no image", expected="real numbers, in two dimensions", found=f"{page.dtype} {page.shaped}"
+        )
+    if page.planarconfig not in (1, 2) or samples * channels < LEAST_CHANNELS.get(page.photometric, 1):
+        raise FormatError(
+            "the tags of the TIFF page contradict each other",
+            expected="channels together or in planes, and as many as the colours need",
+            found=f"{samples * channels} channels, {page.photometric!r}, planes {page.planarconfig!r}",
+        )
+    if page.imagewidth * page.imagelength * samples * channels > MAX_SAMPLES * max_pixels:
+        raise DecodeError(
+            "the image is too large: it may be a decompression bomb",
+            expected=f"at most {MAX_SAMPLES} numbers for each of max_pixels={max_pixels}",
+            found=f"{page.imagewidth} x {page.imagelength} x {samples * channels} numbers",
+            remedy="if the file can be trusted, open it with a larger max_pixels=",
+        )
+    _check_segments(page, size)
+    return page
+
+
+def _check_segments(page: Any, size: int) -> None:
+    """Raise unless each strip or tile is there."""
+    offsets, counts, wanted = page.dataoffsets, page.databytecounts, int(np.prod(page.chunked))
+    if min(len(offsets), len(counts)) < wanted:
+        raise DecodeError(
+            "strips or tiles are missing", expected=f"{wanted} of them", found=min(len(offsets), len(counts))
+        )
+    for offset, count in zip(offsets[:wanted], counts[:wanted], strict=True):
+        if offset <= 0 or count <= 0 or offset + count > size:
+            raise DecodeError(
+                "a strip or tile is not in the file", byte=offset, expected=f"{count} bytes in {size}", found="too few"
+            )
+
+
+def _shape(page: Any) -> tuple[int, int, int | None]:
+    """Return height, width and channels, before orientation."""
+    channels = page.shaped[0] * page.shaped[4]
+    return page.imagelength, page.imagewidth, None if channels == 1 else channels
+
+
+def _dtype(page: Any) -> np.dtype[Any]:
+    return np.dtype(page.dtype).newbyteorder("=")
+
+
+def _orientation(page: Any) -> int:
+    tag = page.tags.get(ORIENTATION)
+    return tag.value if tag is not None and isinstance(tag.value, int) and 1 <= tag.value <= 8 else 1
+
+
+def _mode(page: Any) -> str:
+    """Return the mode of Pillow that has these channels; "" if there is none."""
+    name, channels = getattr(page.photometric, "name", ""), _shape(page)[2] or 1
+    if name in ("MINISBLACK", "MINISWHITE"):
+        return {1: "L", 2: "LA"}.get(channels, "")
+    if name == "RGB":
+        return {3: "RGB", 4: "RGBA"}.get(channels, "RGB" if channels > 4 else "")
+    return "CMYK" if name == "SEPARATED" and channels == 4 else ""

@@ -1,0 +1,187 @@
+"""Rows of image files: each rank opens the files of its own rows, in the threads that decode them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from matex_data._types import Array, Bytes, Integers
+from matex_data.errors import DataError, DecodeError
+from matex_data.fields import Field
+from matex_data.index.cache import ChunkCache
+from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection
+from matex_data.index.scatter import scatter
+from matex_data.machine import threads
+from matex_data.readers.images.decoding import ImageOptions, decode_image
+from matex_data.readers.images.headers import read_file
+from matex_data.readers.images.listing import Classes
+from matex_data.readers.images.texts import Texts
+
+TASK_ROWS = 16  # most images of one task: its start costs as much as a tenth of the decoding of a small one
+TASKS_PER_THREAD = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Pages:
+    """Rows of files: each page of a file is a row.
+
+    Parameters
+    ----------
+    files : number of files.
+    first : int64[files + 1], the first row of each file, and the number of rows; None: a row per file.
+    """
+
+    files: int
+    first: Integers | None = None
+
+    @classmethod
+    def of(cls, files: int, counts: Integers | None) -> Pages:
+        """Return the rows of files with these numbers of pages; None: one each."""
+        return cls(files, None if counts is None else np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.files if self.first is None else int(self.first[-1])
+
+    def locate(self, rows: Integers) -> tuple[Integers, Integers]:
+        """Return the file and the page of each row."""
+        if self.first is None:
+            return rows, np.zeros_like(rows)
+        file = np.searchsorted(self.first, rows, side="right") - 1
+        return file, rows - self.first[file]
+
+    def borders(self) -> Integers | None:
+        """Return the first row of each file, where files have several: such a file is read once for all its pages."""
+        return None if self.first is None else self.first[:-1]
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFiles(Layout):
+    """Images that lie in files of their own.
+
+    Parameters
+    ----------
+    root : folder.
+    names : of the files, relative to it.
+    pages : rows of the files.
+    field : dtype and shape of an image.
+    options : of the decoder.
+    mean_bytes : size of a ragged image in memory.
+    """
+
+    root: str
+    names: Texts
+    pages: Pages
+    field: Field
+    options: ImageOptions
+    mean_bytes: int = 0
+
+    block_rows = 1
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]
+        return self.pages.rows
+
+    def borders(self) -> Integers | None:
+        return self.pages.borders()
+
+    def inner_bytes(self) -> int:
+        return self.mean_bytes * self.rows
+
+    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+        numbers = rows.numbers
+        files, pages = self.pages.locate(numbers)
+        begins = np.flatnonzero(np.diff(files, prepend=-1))  # a file is opened by one task
+        step = min(TASK_ROWS, max(1, len(begins) // (TASKS_PER_THREAD * threads())))
+        starts = begins[::step].tolist()
+        for low, high in zip(starts, [*starts[1:], len(numbers)], strict=True):
+            task = _Task(self, numbers[low:high], files[low:high], pages[low:high], rows.destination[low:high], out)
+            yield ReadRequest(EMPTY, EMPTY, on_complete=task.run)
+
+    def decode(self, data: bytes, path: bytes, page: int) -> Array:
+        """Return the image of a page.
+
+        Raises
+        ------
+        DataError : it does not decode, or has another dtype or shape than the others.
+        """
+        name = os.fsdecode(path)
+        image = decode_image(data, self.options, name, page)
+        expected = self.field.inner if self.field.ragged else self.field.shape
+        fits = len(image.shape) == len(expected) and all(
+            length in (None, found) for length, found in zip(expected, image.shape, strict=False)
+        )
+        if not fits or image.dtype != self.field.dtype:
+            raise DecodeError(
+                "the image differs from the others in shape or dtype",
+                file=name,
+                expected=self.field.description,
+                found=f"{image.dtype} of shape {image.shape}" + (f", page {page}" if page else ""),
+                remedy="open the images with mode='rgb' or 'gray', size= and dtype=, or leave this one out",
+            )
+        return image
+
+
+@dataclass(frozen=True, eq=False)
+class _Task:
+    """Images that one thread reads and decodes, one after the other.
+
+    Parameters
+    ----------
+    rows, files, pages, destination : int64[images].
+    """
+
+    layout: ImageFiles
+    rows: Integers
+    files: Integers
+    pages: Integers
+    destination: Integers
+    out: Array
+
+    def run(self, _: Bytes) -> None:
+        """Read and decode the images straight into the output array."""
+        columns = (column.tolist() for column in (self.rows, self.files, self.pages, self.destination))
+        opened, path, data = -1, b"", b""
+        for row, file, page, destination in zip(*columns, strict=True):
+            try:
+                if file != opened:
+                    path = self.layout.names.path(self.layout.root, file)
+                    data = read_file(path)
+                    opened = file
+                image = self.layout.decode(data, path, page)
+            except DataError as error:
+                raise error.at_row(row) from error
+            if self.layout.field.ragged and not image.flags.writeable:
+                image = image.copy()  # a batch of ragged images holds the images themselves
+            self.out[destination] = image
+
+
+@dataclass(frozen=True, eq=False)
+class FileValues(Layout):
+    """Values that the index holds for each file: labels, names, columns of a manifest.
+
+    Parameters
+    ----------
+    values : one for each file.
+    pages : rows of the files; the pages of a file have the same value.
+    """
+
+    values: Array | Texts | Classes
+    pages: Pages
+
+    block_rows = 1
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]
+        return self.pages.rows
+
+    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+        yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._copy, rows, out))
+
+    def _copy(self, rows: RowSelection, out: Array, _: Bytes) -> None:
+        scatter(out, rows.destination, self.values.take(self.pages.locate(rows.numbers)[0]))

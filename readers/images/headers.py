@@ -1,0 +1,253 @@
+"""Headers of many image files: their shapes, dtypes and pages, read in parallel by all ranks, each a part."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from matex_data._types import Array, Integers
+from matex_data.errors import DataError, FormatError
+from matex_data.fields import Field
+from matex_data.machine import threads
+from matex_data.readers.collective import IndexingRanks
+from matex_data.readers.images.decoding import ImageInfo, ImageOptions, image_info
+from matex_data.readers.images.texts import Texts
+from matex_data.sampling.schedule import rank_range
+
+BEGIN_BYTES = 64 << 10  # of a file that is longer: nearly all headers end before
+PAGED = (b".tif", b".tiff", b".gif", b".webp", b".apng")  # suffixes of files that may have several pages
+BEGINS_WITH_HEADER = (b".jpg", b".jpeg", b".jpe", b".jfif", b".png", b".bmp", b".ppm", b".pgm", b".pbm")
+SAMPLED = 32  # files by which the size of images of different sizes is estimated
+PART = 64  # files of one task of a thread
+
+
+def read_file(path: bytes, most: int = -1) -> bytes:
+    """Return the bytes of a file, the first ``most`` of them or all.
+
+    Raises
+    ------
+    DataError : it cannot be read.
+    """
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (a Path takes twice as long)
+            return file.read(most)
+    except OSError as error:
+        problem = "the file does not exist" if isinstance(error, FileNotFoundError) else "the file cannot be read"
+        remedy = "do not remove files while they are read; open the data set again"
+        raise DataError(problem, file=os.fsdecode(path), found=error, remedy=remedy) from error
+
+
+def read_info(path: bytes, options: ImageOptions, count_pages: bool) -> ImageInfo:
+    """Return the shape, dtype and pages of the image in a file.
+
+    Raises
+    ------
+    DataError : it is no image, or cannot be read.
+    """
+    name = os.fsdecode(path)
+    if not count_pages and path.lower().endswith(BEGINS_WITH_HEADER):
+        begin = read_file(path, BEGIN_BYTES)
+        try:
+            return image_info(begin, options, name, count_pages=False)
+        except DataError:
+            if len(begin) < BEGIN_BYTES:
+                raise
+    return image_info(read_file(path), options, name, count_pages=count_pages)
+
+
+@dataclass
+class Headers:
+    """Summary of the headers of some files.
+
+    Parameters
+    ----------
+    kinds : the first file of each kind of image, by what must be equal: at most two are kept.
+    nbytes, count : size of the images in memory, and their number.
+    pages : number of pages of files that have several, by the number of the file.
+    error : of the first file whose header cannot be read.
+    """
+
+    kinds: dict[Any, tuple[int, ImageInfo]]
+    nbytes: int = 0
+    count: int = 0
+    pages: dict[int, int] | None = None
+    error: DataError | None = None
+
+
+@dataclass(frozen=True)
+class ImageFacts:
+    """Images of one field of a data set, as their headers describe them.
+
+    Parameters
+    ----------
+    info : of one of them.
+    pages : uint32[files], pages of each file; None: one each.
+    mean_bytes : size of an image in memory.
+    """
+
+    info: ImageInfo
+    pages: Integers | None
+    mean_bytes: int
+
+    def field(self, name: str, ragged: bool) -> Field:
+        """Return the field of these images."""
+        if ragged:
+            inner = (None, None, *self.info.shape[2:])
+            return Field(name, (), self.info.dtype, True, dict(self.info.attributes), inner)
+        return Field(name, self.info.shape, self.info.dtype, attributes=dict(self.info.attributes))
+
+
+def read_facts(
+    root: str, names: Texts, options: ImageOptions, ranks: IndexingRanks, *, ragged: bool, pages: str, only_pages: bool
+) -> ImageFacts | None:
+    """Return what must be known of image files before they are read. *Collective*.
+
+    Headers are read where sizes or pages are not known otherwise. A file whose header cannot be read counts as one
+    image, which fails when it is read.
+
+    Parameters
+    ----------
+    ragged : images may differ in height and width.
+    pages : "all", or "first": of files with several.
+    only_pages : the images themselves are not read.
+
+    Returns
+    -------
+    the facts; None if ``only_pages`` and each file has one page.
+
+    Raises
+    ------
+    FormatError : the images differ in size or kind.
+    DataError : no header can be read.
+    """
+    paged = _paged_files(names, pages)
+    if only_pages and not len(paged):
+        return None
+    all_needed = not only_pages and (options.mode == "native" or (options.size is None and not ragged))
+    sampled = np.unique(np.linspace(0, len(names) - 1, SAMPLED if ragged else 1).astype(np.int64))
+    needed = np.arange(len(names)) if all_needed else np.union1d(sampled, paged)
+    start, stop = rank_range(len(needed), ranks.rank, ranks.size)
+    own = _Reading(root, names, options, ragged, frozenset(paged.tolist())).summary(needed[start:stop])
+    merged = _merge(ranks.allgather(own))
+    if not merged.kinds:
+        merged = _first_readable(root, names, options, ragged, ranks, merged)
+    kinds = list(merged.kinds.values())
+    if len(kinds) > 1:
+        raise _differ(root, names, kinds, ragged)
+    return ImageFacts(kinds[0][1], _page_counts(len(names), merged), merged.nbytes // merged.count)
+
+
+def _paged_files(names: Texts, pages: str) -> Integers:
+    """Return the numbers of the files that may have several pages; a single file is looked at whatever its name."""
+    if pages == "first":
+        return np.empty(0, np.int64)
+    if len(names) == 1:
+        return np.zeros(1, np.int64)
+    return np.array([number for number, name in enumerate(names) if name.lower().endswith(PAGED)], np.int64)
+
+
+@dataclass(frozen=True)
+class _Reading:
+    root: str
+    names: Texts
+    options: ImageOptions
+    ragged: bool
+    paged: frozenset[int]
+
+    def summary(self, numbers: Integers) -> Headers:
+        """Return the summary of the headers of these files, read in threads."""
+        parts = [numbers[i : i + PART].tolist() for i in range(0, len(numbers), PART)]
+        if len(parts) < 2:
+            return _merge(map(self._read, parts))
+        with ThreadPoolExecutor(threads() + 1, thread_name_prefix="matex-headers") as pool:
+            return _merge(pool.map(self._read, parts))
+
+    def _read(self, numbers: Sequence[int]) -> Headers:
+        found = Headers({}, pages={})
+        for number in numbers:
+            try:
+                info = read_info(self.names.path(self.root, number), self.options, number in self.paged)
+            except DataError as error:
+                found.error = found.error or error
+                continue
+            found = _merge([found, self._of(number, info)])
+        return found
+
+    def _of(self, number: int, info: ImageInfo) -> Headers:
+        key = (info.shape[2:] if self.ragged else info.shape, len(info.shape), info.dtype.str)
+        pages = {number: info.pages} if info.pages > 1 else {}
+        info = replace(info, pages=1)
+        return Headers({key: (number, info)}, prod(info.shape) * info.dtype.itemsize, 1, pages)
+
+
+def _merge(summaries: Iterable[Headers]) -> Headers:
+    """Return the summary of all; they are in the order of the files."""
+    merged = Headers({}, pages={})
+    for other in summaries:
+        for key, kind in other.kinds.items():
+            if len(merged.kinds) < 2:
+                merged.kinds.setdefault(key, kind)
+        merged.nbytes += other.nbytes
+        merged.count += other.count
+        merged.pages = {**(merged.pages or {}), **other.pages} if other.pages else merged.pages
+        merged.error = merged.error or other.error
+    return merged
+
+
+def _first_readable(
+    root: str, names: Texts, options: ImageOptions, ragged: bool, ranks: IndexingRanks, merged: Headers
+) -> Headers:
+    """Return the summary with the first header that rank 0 can read. *Collective*.
+
+    Raises
+    ------
+    DataError : there is none.
+    """
+    found = merged
+    if ranks.rank == 0:
+        reading = _Reading(root, names, options, ragged, frozenset())
+        summaries = (reading.summary(np.array([number])) for number in range(len(names)))
+        found = next((summary for summary in summaries if summary.kinds), merged)
+    found = ranks.allgather(found)[0]
+    ranks.agree(None if found.kinds else merged.error)
+    return replace(found, pages=merged.pages)
+
+
+def _page_counts(files: int, headers: Headers) -> Integers | None:
+    if not headers.pages:
+        return None
+    counts: Array = np.ones(files, np.uint32)
+    counts[list(headers.pages)] = list(headers.pages.values())
+    return counts
+
+
+def _differ(root: str, names: Texts, kinds: Sequence[tuple[int, ImageInfo]], ragged: bool) -> FormatError:
+    """Return the error for images that cannot be stacked, with two of them."""
+    (first, one), (second, other) = kinds
+    if one.shape[:2] != other.shape[:2] and not ragged:
+        problem = "the images differ in size"
+        remedy = "resize them by size=(height, width), or open them with ragged=True as they are"
+    else:
+        problem = "the images differ in their channels or dtype"
+        remedy = "open them with mode='rgb' or mode='gray', and with dtype= if they differ in that"
+    if one.shape[2:] != other.shape[2:] and problem.endswith("size"):
+        remedy += "; and with mode='rgb' or mode='gray', since their channels differ, too"
+    return FormatError(
+        problem,
+        file=f"{root}/{names.text(second)}",
+        expected=f"{_describe(one)}, as in {names.text(first)!r}",
+        found=_describe(other),
+        remedy=remedy,
+    )
+
+
+def _describe(info: ImageInfo) -> str:
+    height, width, *channels = info.shape
+    colours = f", {channels[0]} channels" if channels else ""
+    return f"height {height}, width {width}{colours}, {info.dtype}"

@@ -1,0 +1,195 @@
+"""Index of image files: folders of classes, flat folders, pairs of images and masks, manifests, single files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from matex_data._types import Array, Integers
+from matex_data.errors import FieldNotFound, FormatError, near_matches
+from matex_data.fields import Field
+from matex_data.index.model import FileIndex, Index, Layout, concatenate
+from matex_data.readers.collective import IndexingRanks, SingleRank
+from matex_data.readers.images.decoding import MAX_PIXELS, ImageOptions
+from matex_data.readers.images.files import FileValues, ImageFiles, Pages
+from matex_data.readers.images.headers import ImageFacts, read_facts
+from matex_data.readers.images.listing import Classes, Listing, list_images
+from matex_data.readers.images.stack_files import index_stacks
+from matex_data.readers.images.texts import Texts
+
+IMAGE, MASK, PATH = "image", "mask", "path"
+PAGES = ("all", "first")
+
+
+def index(path: str, names: Sequence[str] | None = None, /, **options: Any) -> Index:
+    """Index a folder of images, a manifest or an image file; see ``index_collectively``."""
+    return index_collectively([path], names, SingleRank(), **options)
+
+
+def index_collectively(
+    paths: Sequence[str],
+    names: Sequence[str] | None,
+    ranks: IndexingRanks,
+    /,
+    *,
+    layout: str | None = None,
+    mode: str = "native",
+    size: tuple[int, int] | None = None,
+    resample: str = "bilinear",
+    dtype: Any = None,
+    ragged: bool = False,
+    pages: str = "all",
+    root: str | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> Index:
+    """Index image files. *Collective*.
+
+    Rank 0 lists the folders. Headers are read by all ranks, each a part of the files, and only where sizes or pages
+    are not known otherwise: ``size`` with ``mode`` "rgb" or "gray" needs a single one.
+
+    Parameters
+    ----------
+    names : fields; None: all. ``image``; ``path``, relative to the folder; ``label`` of a folder per class; ``mask``
+        of pairs; the columns of a manifest.
+    layout : "classes": a folder per class. "flat": images without labels. "pairs": a folder of images, and one of
+        masks with the same stems. "manifest": a table of image files. None: found from the folders.
+    mode, size, resample, dtype, max_pixels : of the images, see ``ImageOptions``. Masks are delivered in mode "native"
+        and their own dtype, and resized by "nearest".
+    ragged : images keep their own sizes. A batch is an object array, in TensorFlow a RaggedTensor.
+    pages : "all": the pages of TIFF, GIF and WebP files are samples. "first": only the first one.
+    root : folder that the paths of a manifest are relative to; None: its own.
+
+    Raises
+    ------
+    FieldNotFound : there is no field of that name.
+    FormatError : the layout is ambiguous, the images differ in size or kind, or an option is wrong.
+    DataError : there are no images, or a file of a manifest does not exist.
+    """
+    if pages not in PAGES:
+        raise FormatError("there is no such choice of pages", expected=f"one of {PAGES}", found=repr(pages))
+    options = ImageOptions(mode, size, resample, dtype, max_pixels)
+    if ragged and options.size is not None:
+        raise FormatError("images of one size are not ragged", expected="size= or ragged=True", found="both")
+    listings = _listings(paths, layout, root, ranks)
+    reading = _Reading(ranks, options, ragged, pages)
+    return concatenate([reading.index(listing, names) for listing in listings])
+
+
+def _listings(paths: Sequence[str], layout: str | None, root: str | None, ranks: IndexingRanks) -> list[Listing]:
+    """Return the listings of rank 0, on all ranks. *Collective*."""
+    found: list[Listing] = []
+    error: Exception | None = None
+    if ranks.rank == 0:
+        try:
+            found = list_images(paths, layout, root)
+        except Exception as raised:  # every rank has to raise it
+            error = raised
+    ranks.agree(error)
+    listings: list[Listing] = ranks.allgather(found)[0]
+    return listings
+
+
+class _Reading:
+    """Options by which listings become indexes."""
+
+    def __init__(self, ranks: IndexingRanks, options: ImageOptions, ragged: bool, pages: str) -> None:
+        self._ranks = ranks
+        self._options = {
+            IMAGE: options,
+            MASK: replace(options, mode="native", resample="nearest", dtype=None),
+        }
+        self._ragged = ragged
+        self._pages = pages
+
+    def index(self, listing: Listing, names: Sequence[str] | None) -> Index:
+        """Return the index of a listing. *Collective*."""
+        if self._pages == "all" and not self._ragged:
+            stacks = index_stacks(listing, names, self._options[IMAGE], self._ranks)
+            if stacks is not None:
+                return stacks
+        files = {IMAGE: listing.images} | ({} if listing.masks is None else {MASK: listing.masks})
+        available = [*files, *listing.columns, PATH]
+        selected = available if names is None else list(names)
+        for name in selected:
+            if name not in available:
+                raise _no_field(listing, name, available)
+        facts = {name: self._facts(listing, name, texts, name in selected) for name, texts in files.items()}
+        pages = self._common_pages(listing, facts)
+        fields: dict[str, Field] = {}
+        layouts: dict[str, Layout] = {}
+        for name in selected:
+            known = facts.get(name)
+            if known is not None:
+                fields[name] = known.field(name, self._ragged)
+                layouts[name] = ImageFiles(
+                    listing.root, files[name], pages, fields[name], self._options[name], known.mean_bytes
+                )
+            else:
+                values = listing.images if name == PATH else listing.columns[name]
+                fields[name], layouts[name] = _field(name, values), FileValues(values, pages)
+        return Index(fields, [FileIndex(listing.path, pages.rows, layouts)], facts=_shared(listing))
+
+    def _facts(self, listing: Listing, name: str, names: Texts, selected: bool) -> ImageFacts | None:
+        options = self._options[name]
+        return read_facts(
+            listing.root,
+            names,
+            options,
+            self._ranks,
+            ragged=self._ragged,
+            pages=self._pages,
+            only_pages=not selected,
+        )
+
+    def _common_pages(self, listing: Listing, facts: dict[str, ImageFacts | None]) -> Pages:
+        """Return the pages of the images.
+
+        Raises
+        ------
+        FormatError : a mask has another number of pages.
+        """
+        counts = {name: None if known is None else known.pages for name, known in facts.items()}
+        image, count = counts[IMAGE], len(listing.images)
+        if MASK in counts and listing.masks is not None:
+            differing = np.flatnonzero(_or_ones(image, count) != _or_ones(counts[MASK], count))
+            if len(differing):
+                number = int(differing[0])
+                raise FormatError(
+                    "an image and its mask have different numbers of pages",
+                    file=f"{listing.root}/{listing.masks.text(number)}",
+                    expected=f"{_or_ones(image, count)[number]} pages, as {listing.images.text(number)!r}",
+                    found=f"{_or_ones(counts[MASK], count)[number]} pages",
+                    remedy="open the folder with pages='first', or write the mask again",
+                )
+        return Pages.of(count, image)
+
+
+def _or_ones(counts: Integers | None, files: int) -> Array:
+    return np.ones(files, np.uint32) if counts is None else counts
+
+
+def _field(name: str, values: Array | Texts | Classes) -> Field:
+    if isinstance(values, Texts):
+        return Field(name, (), np.dtype(object))
+    if isinstance(values, Classes):
+        return Field(name, (), np.dtype(np.int64), attributes={"class_names": values.names})
+    return Field(name, values.shape[1:], values.dtype)
+
+
+def _shared(listing: Listing) -> dict[str, str]:
+    """Return the facts that all folders of a data set must share."""
+    label = listing.columns.get("label")
+    return {"the classes": ", ".join(label.names)} if isinstance(label, Classes) else {}
+
+
+def _no_field(listing: Listing, name: str, available: Sequence[str]) -> FieldNotFound:
+    return FieldNotFound(
+        "the images have no such field",
+        file=listing.path,
+        field=name,
+        expected=f"one of {near_matches(name, available)}",
+        remedy="labels come from a folder per class, or from a manifest" if name == "label" else None,
+    )

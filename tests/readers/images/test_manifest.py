@@ -1,0 +1,129 @@
+"""Manifests: which tables list images, and what becomes of their columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from matex_data import DataError, FormatError, open_dataset
+from matex_data.readers import HEAD_BYTES, detect
+from tests.readers.images.test_reader import picture, save
+from tests.support.format_suite import same
+
+
+def write(folder: Path, text: str, name: str = "list.csv") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def images(folder: Path, count: int = 3) -> None:
+    for number in range(count):
+        save(folder / "pictures" / f"{number}.png", number)
+
+
+def kind(path: Path, **options: Any) -> str:
+    return detect(str(path), path.read_bytes()[:HEAD_BYTES], options)
+
+
+def test_columns_beside_the_images(tmp_path: Path) -> None:
+    images(tmp_path)
+    frame = pd.DataFrame(
+        {
+            "id": [7, 8, 9],
+            "file": [f"pictures/{number}.png" for number in (2, 0, 1)],
+            "species": ["fox", "owl, snowy", "größe"],
+            "weight": [1.5, None, -2e3],
+            "wild": [True, False, True],
+        }
+    )
+    frame.to_csv(tmp_path / "list.csv", index=False)
+    assert kind(tmp_path / "list.csv") == "images"
+    data = open_dataset(tmp_path / "list.csv")
+    found = data.load()
+    assert list(data.schema) == ["image", "id", "species", "weight", "wild", "path"]
+    same(found["image"], np.stack([picture(number) for number in (2, 0, 1)]))
+    same(found["id"], frame["id"].to_numpy())
+    same(found["weight"], frame["weight"].to_numpy())
+    same(found["wild"], frame["wild"].to_numpy())
+    assert [text.decode() for text in found["species"]] == frame["species"].tolist()
+    assert found["path"].tolist() == [name.encode() for name in frame["file"]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["0.png 65\n1.png 970\n", "0.png\t65\n1.png\t970\n", "0.png;65\n1.png;970\n", "name,label\n0.png,65\n1.png,970"],
+)
+def test_lists_of_labels(tmp_path: Path, text: str) -> None:
+    images(tmp_path)
+    path = write(tmp_path / "pictures", text, "val.txt")
+    assert kind(path) == "images"
+    x, y = next(iter(open_dataset(path, inputs="image", targets="label").batches(2)))
+    same(x, np.stack([picture(0), picture(1)]))
+    assert y.tolist() == [65, 970] and y.dtype == np.int64
+
+
+def test_root_is_another_folder(tmp_path: Path) -> None:
+    images(tmp_path)
+    (tmp_path / "lists").mkdir()
+    path = write(tmp_path / "lists", "2.png 1 0.5\n1.png 0 2\n")
+    assert kind(path) == "csv"
+    data = open_dataset(path, root=str(tmp_path / "pictures"))
+    found = data.load()
+    same(found["image"], np.stack([picture(2), picture(1)]))
+    assert found["column_1"].tolist() == [1, 0] and found["column_2"].tolist() == [0.5, 2]
+
+
+def test_absolute_paths_and_paths_above(tmp_path: Path) -> None:
+    images(tmp_path)
+    (tmp_path / "lists").mkdir()
+    path = write(tmp_path / "lists", f"../pictures/2.png,1\n{tmp_path}/pictures/1.png,0\n")
+    same(open_dataset(path).load()["image"], np.stack([picture(2), picture(1)]))
+
+
+def test_many_files_are_found_by_listing_their_folder(tmp_path: Path) -> None:
+    images(tmp_path, 50)
+    path = write(tmp_path, "".join(f"pictures/{number}.png,{number}\n" for number in range(50)))
+    assert open_dataset(path).load()["label"].tolist() == list(range(50))
+
+
+def test_other_tables_stay_tables(tmp_path: Path) -> None:
+    images(tmp_path)
+    assert kind(write(tmp_path, "name,size\nnone.png,3\n")) == "csv"
+    assert kind(write(tmp_path, "a,b\n1,2\n")) == "csv"
+    assert kind(write(tmp_path, "BMI,age\n20.5,30\n21.5,40\n", "noname")) == "csv"
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    images(tmp_path)
+    path = write(tmp_path, "file,label\npictures/0.png,1\npictures/2.jpg,0\n")
+    with pytest.raises(DataError, match=r"does not exist[\s\S]*list.csv', row 1[\s\S]*'2.png'[\s\S]*root="):
+        open_dataset(path)
+
+
+def test_damaged_manifests(tmp_path: Path) -> None:
+    images(tmp_path)
+    path = write(tmp_path, "file,label\npictures/0.png,1\npictures/1.png\n")
+    with pytest.raises(FormatError, match=r"number of fields[\s\S]*row 1[\s\S]*2 fields"):
+        open_dataset(path)
+    with pytest.raises(FormatError, match="no column"):
+        open_dataset(write(tmp_path, "a,b\n1,2\n"), format="images")
+    with pytest.raises(FormatError, match="empty"):
+        open_dataset(write(tmp_path, ""), format="images")
+    with pytest.raises(FormatError, match=r"field of its own[\s\S]*'image'"):
+        open_dataset(write(tmp_path, "file,image\npictures/0.png,1\n"))
+
+
+def test_table_beside_folders(tmp_path: Path) -> None:
+    images(tmp_path)
+    write(tmp_path, "pictures/0.png,1\n")
+    assert set(open_dataset(tmp_path).schema) == {"image", "label", "path"}
+    write(tmp_path, "x,y\n1,2\n")
+    assert set(open_dataset(tmp_path).schema) == {"x", "y"}
+    save(tmp_path / "others" / "1.png", 1)
+    with pytest.warns(UserWarning, match=r"1 files are no images[\s\S]*'list.csv'"):
+        assert set(open_dataset(tmp_path).schema) == {"image", "label", "path"}
