@@ -55,7 +55,8 @@ def test_columns_beside_the_images(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["0.png 65\n1.png 970\n", "0.png\t65\n1.png\t970\n", "0.png;65\n1.png;970\n", "name,label\n0.png,65\n1.png,970"]
+    "text",
+    ["0.png 65\n1.png 970\n", "0.png\t65\n1.png\t970\n", "0.png;65\n1.png;970\n", "name,label\n0.png,65\n1.png,970"],
 )
 def test_lists_of_labels(tmp_path: Path, text: str) -> None:
     images(tmp_path)
