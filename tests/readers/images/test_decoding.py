@@ -165,9 +165,9 @@ def _check_modes(data: bytes) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "fits"])
 def test_generated_images_equal_those_of_pillow(kind: str) -> None:
     for data in seeds(kind):
-        image = shown(data)
         if _is_deep(data) or (kind == "tiff" and image_info(data, NATIVE).dtype in ("f8", "u4")):
             continue
+        image = shown(data)
         if getattr(Image.open(io.BytesIO(data)), "n_frames", 1) == 1:
             check(data, NATIVE, np.asarray(image), 2 if kind == "jpeg" else 0)
         if image.mode not in ("I;16", "F"):
@@ -224,12 +224,16 @@ def test_cut_files_are_refused_as_pillow_refuses_them(kind: str, share: float) -
     for data in seeds(kind):
         cut = data[: int(len(data) * share)]
         try:
-            read = np.asarray(shown(cut)) if kind != "fits" else None
+            read = _fits_image(cut) if kind == "fits" else np.asarray(shown(cut))
         except Exception:
             read = None
         if read is None:
             with pytest.raises(DataError, match=r"cut\.img"):
                 decode_image(cut, NATIVE, "cut.img")
+
+
+def _fits_image(data: bytes) -> NDArray[Any]:
+    return np.asarray(next(p.data for p in fits.open(io.BytesIO(data)) if p.is_image and p.data is not None))
 
 
 ARRAYS = {
@@ -306,10 +310,12 @@ def test_frames_have_one_shape(kind: str, mode: str) -> None:
     options = {"lossless": True} if kind == "WEBP" else {}
     data = saved(images[0], kind, save_all=True, append_images=images[1:], duration=30, **options)
     reference = Image.open(io.BytesIO(data))
+    shared = "RGBA" if reference.mode == "RGBA" or "transparency" in reference.info else "RGB"
+    assert shared == mode or kind == "WEBP"  # whose header announces alpha in any case
     assert image_info(data, NATIVE).pages == reference.n_frames == 4
     for number in range(4):
         reference.seek(number)
-        expected = np.asarray(reference.convert(mode))
+        expected = np.asarray(reference.convert(shared))
         np.testing.assert_array_equal(decode_image(data, NATIVE, page=number), expected)
         assert image_info(data, NATIVE, page=number).shape == expected.shape
 
@@ -415,10 +421,12 @@ def test_bombs_are_refused_before_they_are_decoded(kind: str) -> None:
                 call(data, limited, "bomb")
 
 
-def test_the_limit_may_be_above_that_of_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_may_be_above_that_of_pillow_where_pillow_lets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    for kind in KINDS:
-        data = seeds(kind)[-1]
+    with pytest.raises(DecodeError, match="MAX_IMAGE_PIXELS=100 "):
+        decode_image(seeds("tiff")[0], NATIVE)
+    for kind in ("jpeg", "png", "bmp", "fits"):
+        data = seeds(kind)[0]
         assert decode_image(data, NATIVE).shape == image_info(data, NATIVE).shape
 
 
