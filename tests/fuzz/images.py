@@ -82,12 +82,16 @@ def _pillow(data: bytes) -> Any:
 def _frame(mode: str) -> Callable[[bytes], Any]:
     def read(data: bytes) -> Any:
         image = Image.open(io.BytesIO(data))
-        if getattr(image, "n_frames", 1) < 2:
+        if getattr(image, "n_frames", 1) < 2 or mode != _frame_mode(image):
             raise ValueError("one frame")
         image.seek(0)
         return np.asarray(ImageOps.exif_transpose(image.convert(mode)))
 
     return read
+
+
+def _frame_mode(image: Image.Image) -> str:
+    return "RGBA" if image.mode in ("RGBA", "LA") or "transparency" in image.info else "RGB"
 
 
 def _deep_png(data: bytes) -> Any:
@@ -108,8 +112,9 @@ def _tiff(data: bytes) -> Any:
     if page.imagewidth * page.imagelength > OPTIONS.max_pixels:
         raise ValueError("too large")
     array = page.asarray()
-    if page.planarconfig == 2 and array.ndim == 3:
+    if page.axes == "SYX":
         array = np.moveaxis(array, 0, 2)
+    array = array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
     orientation = page.tags.valueof(274, 1)
     turned = {2: (0, 1), 3: (2, 0), 4: (2, 1), 5: (3, 1), 6: (3, 0), 7: (1, 1), 8: (1, 0)}.get(orientation, (0, 0))
     array = np.rot90(array, turned[0])

@@ -95,11 +95,11 @@ def _decode(buffer: bytes | memoryview, kind: str, options: ImageOptions, page: 
     if kind == "fits":
         _check_single(page)
         return decode_fits(buffer, options.max_pixels)
-    if kind == "jpeg" and page == 0 and options.size is None:
+    if kind == "jpeg" and page == 0:
         pixels = decode_plain(buffer, options)
         if pixels is not None:
             return pixels
-    return pillow.decode(buffer, kind, options.max_pixels, page, options.size if options.reduces else None)
+    return pillow.decode(buffer, kind, options, page)
 
 
 def _check_single(page: int) -> None:
@@ -127,8 +127,8 @@ def _deliver(picture: Image.Image | Pixels, options: ImageOptions) -> Array:
         else convert_pixels(picture, options.mode)
     )
     if isinstance(wanted, Image.Image):
-        sized = wanted if options.size is None else resize_image(wanted, options.size, options.resample)
-        array = np.asarray(sized)
+        sized = options.size is not None
+        array = resize_image(wanted, options.size, options.resample) if sized else np.asarray(wanted)
         if options.mode == "gray":
             array = array[..., None]
     else:
@@ -143,6 +143,8 @@ def _at(error: DataError, path: str | None) -> DataError:
 def _damaged(kind: str, error: Exception, path: str | None) -> DataError:
     if kind == "other":
         refused: DataError = pillow.no_image(kind, error)
+    elif isinstance(error, Image.DecompressionBombError):
+        refused = pillow.too_large(error)
     else:
         refused = DecodeError(
             "the image does not decode",

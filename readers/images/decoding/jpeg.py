@@ -109,7 +109,7 @@ def decode_plain(data: bytes | memoryview, options: ImageOptions) -> Pixels | No
     DecodeError : the image is too large.
     """
     header = jpeg_header(data, whole=True)
-    if header is None or (options.mode == "gray" and header.mode != "L"):
+    if header is None or (options.mode == "gray" and header.mode != "L") or options.reduces(*header.turned):
         return None
     check_pixels(header.width, header.height, options.max_pixels)
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import logging
 import struct
+import sys
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,14 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from matex_data.errors import DecodeError, FormatError
 from matex_data.readers.images.decoding.orientation import TURNED, turn
-from matex_data.readers.images.decoding.picture import Header, Pixels, check_pixels, header_of_mode
+from matex_data.readers.images.decoding.picture import MODES, Header, Pixels, check_pixels, header_of_mode
 
 BITS, SAMPLES, SAMPLE_FORMAT, ORIENTATION = 258, 277, 339, 274
 UNSIGNED, SIGNED = 1, 2
 MAX_SAMPLES = 4
 """Limit of the numbers of an image, in units of ``max_pixels``."""
+LEAST_CHANNELS = {2: 3, 5: 4, 6: 3, 8: 3}
+"""By photometric interpretation: RGB, separated inks, YCbCr, Lab."""
 NO_LAYOUT = ("unknown pixel mode", "unknown data organization", "Invalid value for samples per pixel")
 """Reasons of Pillow for layouts that it does not know, in contrast to damaged files."""
 
@@ -111,11 +114,23 @@ def tiff_header(data: bytes | memoryview, max_pixels: int, page: int, count_page
 def decode_tiff(data: bytes | memoryview, max_pixels: int, page: int) -> Image.Image | Pixels:
     """Return a page, turned as its orientation says."""
     image = _opened(data, page)
-    if image is not None:
-        check_pixels(*image.size, max_pixels)
-        image.load()
-        # Loading has turned it.
-        return image
+    if image is None:
+        return _decode_by_tifffile(data, max_pixels, page)
+    check_pixels(*image.size, max_pixels)
+    if _would_swap(image):
+        pixels = _decode_by_tifffile(data, max_pixels, page)
+        return Pixels(pixels.array.astype(MODES[image.mode][1], copy=False), pixels.mode)
+    image.load()  # turns it, too
+    return image
+
+
+def _would_swap(image: TiffImageFile) -> bool:
+    """Return whether Pillow would take numbers that libtiff delivers in native byte order for big-endian ones."""
+    compressed = image.info.get("compression", "raw") != "raw"
+    return image.mode in ("I", "F") and compressed and image.tag_v2.prefix == b"MM" and sys.byteorder == "little"
+
+
+def _decode_by_tifffile(data: bytes | memoryview, max_pixels: int, page: int) -> Pixels:
     with _file(data) as file:
         found = _page(file, page, len(data), max_pixels)
         array = found.asarray(squeeze=False, maxworkers=1)[:, 0]
@@ -153,6 +168,12 @@ def _page(file: Any, number: int, size: int, max_pixels: int) -> Any:
     if page.dtype is None or page.dtype.kind not in "biuf" or depth != 1 or (samples > 1 and channels > 1):
         raise FormatError(
             "the TIFF page is no image", expected="real numbers, in two dimensions", found=f"{page.dtype} {page.shaped}"
+        )
+    if page.planarconfig not in (1, 2) or samples * channels < LEAST_CHANNELS.get(page.photometric, 1):
+        raise FormatError(
+            "the tags of the TIFF page contradict each other",
+            expected="channels together or in planes, and as many as the colours need",
+            found=f"{samples * channels} channels, {page.photometric!r}, planes {page.planarconfig!r}",
         )
     if page.imagewidth * page.imagelength * samples * channels > MAX_SAMPLES * max_pixels:
         raise DecodeError(

@@ -1,0 +1,155 @@
+"""Resizing of 8-bit images with antialiasing, as Pillow does it, to the same numbers.
+
+Source: Pillow, ``src/libImaging/Resample.c``: weights in integers of 22 bits after the point, rounded to 8 bits after
+the horizontal pass and after the vertical one.
+
+Numba compiles the loops, which run without the interpreter lock on the array of the JPEG decoder. From 256 x 256 to
+224 x 224 pixels, bilinear, they take 0.2 ms; Pillow takes 0.8 ms, with the copy to four bytes per pixel and back, and
+decoding 0.36 ms.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+
+from matex_data._types import Array
+
+BITS = 22
+"""Of the weights after the binary point: 32, less 8 of the pixels, less 2 for sums beyond 1."""
+Filter = Callable[[Array], Array]
+
+
+def _triangle(x: Array) -> Array:
+    return np.maximum(1 - np.abs(x), 0)
+
+
+def _box(x: Array) -> Array:
+    return ((x > -0.5) & (x <= 0.5)).astype("f8")
+
+
+def _cubic(x: Array) -> Array:
+    x, a = np.abs(x), -0.5
+    near, far = ((a + 2) * x - (a + 3)) * x * x + 1, (((x - 5) * x + 8) * x - 4) * a
+    return np.where(x < 1, near, np.where(x < 2, far, 0))
+
+
+def _lanczos(x: Array) -> Array:
+    return np.where((x >= -3) & (x < 3), np.sinc(x) * np.sinc(x / 3), 0)
+
+
+FILTERS: dict[str, tuple[Filter, float]] = {
+    "box": (_box, 0.5),
+    "bilinear": (_triangle, 1.0),
+    "bicubic": (_cubic, 2.0),
+    "lanczos": (_lanczos, 3.0),
+}
+"""Weight as a function of the distance, and the distance beyond which it is 0, by method."""
+
+
+def resample(pixels: Array, size: tuple[int, int], method: str) -> Array:
+    """Return an image of another size.
+
+    Parameters
+    ----------
+    pixels : uint8, (height, width) or (height, width, 3), contiguous.
+    size : (height, width) of the result.
+    method : a name of ``FILTERS``.
+    """
+    height, width = size
+    weigh, transpose = compiled_weighting(), compiled_transposition(1 if pixels.ndim == 2 else pixels.shape[2])
+    rows = pixels.reshape(len(pixels), -1)
+    if pixels.shape[1] != width:  # by columns as by rows: these are long, the loop over them uses vector instructions
+        rows = transpose(weigh(transpose(rows), *_weights(pixels.shape[1], width, method)))
+    if len(pixels) != height:
+        rows = weigh(rows, *_weights(len(pixels), height, method))
+    return rows.reshape(height, width, *pixels.shape[2:])
+
+
+def takes(pixels: Array, size: tuple[int, int], method: str) -> bool:
+    """Return whether `resample` gives the numbers of Pillow.
+
+    Pillow, from version 13 on, does the vertical pass first where that reduces the image more, and its rounding shows.
+    """
+    kind = pixels.dtype == np.uint8 and (pixels.ndim == 2 or pixels.shape[2] == 3)
+    fewer_rows, fewer_columns = pixels.shape[0] - size[0], pixels.shape[1] - size[1]
+    return kind and method in FILTERS and (fewer_rows <= 0 or fewer_rows <= 2 * fewer_columns)
+
+
+@lru_cache(maxsize=256)
+def _weights(length: int, wanted: int, method: str) -> tuple[Array, Array, Array]:
+    """Return the first source position, the number of sources, and their weights, for each new position."""
+    function, reach = FILTERS[method]
+    scale = length / wanted
+    stretch = max(scale, 1.0)
+    reach *= stretch
+    centers = (np.arange(wanted) + 0.5) * scale
+    first = np.maximum((centers - reach + 0.5).astype("i8"), 0)
+    counts = np.minimum((centers + reach + 0.5).astype("i8"), length) - first
+    steps = np.arange(counts.max())
+    weights = function((steps + first[:, None] - centers[:, None] + 0.5) / stretch)
+    weights[steps >= counts[:, None]] = 0
+    weights /= weights.sum(axis=1, keepdims=True)
+    fixed = np.trunc(weights * (1 << BITS) + np.copysign(0.5, weights)).astype("i4")
+    return first, counts, fixed
+
+
+@cache
+def compiled_weighting() -> Callable[..., Array]:
+    """Compile the weighted sums of rows; Numba keeps them on disk for the next process."""
+    from numba import int32, int64, types, uint8  # importing Numba takes most of a second
+
+    half, bits, most = np.int32(1 << (BITS - 1)), np.int32(BITS), np.int32(255)
+
+    def weighted(source: Any, first: Any, counts: Any, weights: Any) -> Any:
+        width = source.shape[1]
+        out = np.empty((len(first), width), np.uint8)
+        totals = np.empty(width, np.int32)
+        for row in range(len(first)):
+            totals[:] = half
+            for step in range(counts[row]):
+                weight, line = weights[row, step], first[row] + step
+                for column in range(width):
+                    product = np.int32(np.int32(source[line, column]) * weight)
+                    totals[column] = np.int32(totals[column] + product)
+            for column in range(width):
+                out[row, column] = np.uint8(min(max(totals[column] >> bits, np.int32(0)), most))
+        return out
+
+    pixels, numbers = types.Array(uint8, 2, "C", readonly=True), types.Array(int64, 1, "C", readonly=True)
+    matrix = types.Array(int32, 2, "C", readonly=True)
+    return _compiled(weighted, types.Array(uint8, 2, "C")(pixels, numbers, numbers, matrix))
+
+
+@cache
+def compiled_transposition(channels: int) -> Callable[[Array], Array]:
+    """Compile the exchange of rows and columns of pixels with ``channels`` bytes."""
+    from numba import types, uint8
+
+    def transposed(source: Any) -> Any:
+        height, width = source.shape[0], source.shape[1] // channels
+        out = np.empty((width, height * channels), np.uint8)
+        for row in range(height):
+            for column in range(width):
+                for channel in range(channels):
+                    out[column, row * channels + channel] = source[row, column * channels + channel]
+        return out
+
+    return _compiled(transposed, types.Array(uint8, 2, "C")(types.Array(uint8, 2, "C", readonly=True)))
+
+
+_compiling = threading.Lock()  # else each thread of a pool compiles for itself
+
+
+def _compiled(loop: Callable[..., Array], signature: Any) -> Callable[..., Array]:
+    from numba import njit
+
+    with _compiling:
+        try:
+            return njit(signature, nogil=True, cache=True)(loop)  # type: ignore[no-any-return]
+        except (RuntimeError, OSError):  # no writable folder for the cache, or a full one
+            return njit(signature, nogil=True)(loop)  # type: ignore[no-any-return]
