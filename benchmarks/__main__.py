@@ -13,12 +13,19 @@ from rich.console import Console
 
 from benchmarks.cases import averages, reading, shuffling, sorted_training
 from benchmarks.cases import climate as climate_cases
+from benchmarks.cases import images as image_cases
 from benchmarks.cases import text as text_cases
 from benchmarks.cases.reading import Measured, Setup
 from benchmarks.harness.report import save, show
 
 CASES = (
-    reading.CASES | climate_cases.CASES | text_cases.CASES | averages.CASES | shuffling.CASES | sorted_training.CASES
+    reading.CASES
+    | climate_cases.CASES
+    | text_cases.CASES
+    | image_cases.CASES
+    | averages.CASES
+    | shuffling.CASES
+    | sorted_training.CASES
 )
 
 

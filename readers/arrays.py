@@ -66,7 +66,7 @@ def index(
         fields, layouts = _single_field(path, names, field, _raw_array(path, dtype, tuple(shape), offset))
     elif head.startswith(NUMPY_MAGIC):
         with Path(path).open("rb") as file:
-            array = _read_header(file, path, None, os.fstat(file.fileno()).st_size)
+            array = read_header(file, path, None, os.fstat(file.fileno()).st_size)
         fields, layouts = _single_field(path, names, field, array)
     elif head.startswith((ZIP_MAGIC, EMPTY_ZIP_MAGIC)):
         fields, layouts = _members(path, names, verify)
@@ -171,7 +171,7 @@ def check_shape(path: str, field: str | None, shape: tuple[int, ...], dtype: np.
         )
 
 
-def _read_header(file: IO[bytes], path: str, member: str | None, size: int) -> StoredArray:
+def read_header(file: IO[bytes], path: str, member: str | None, size: int) -> StoredArray:
     """Read the header of an .npy file of ``size`` bytes. ``offset`` of the result counts from the start of ``file``.
 
     Every length in the header is checked against the size, so that a damaged one allocates no memory.
@@ -269,7 +269,7 @@ def _member_array(archive: zipfile.ZipFile, path: str, name: str, info: zipfile.
             remedy=RESTORE,
         )
     with archive.open(info) as member:
-        array = _read_header(member, path, name, info.file_size)
+        array = read_header(member, path, name, info.file_size)
         if verify and info.compress_type == zipfile.ZIP_STORED:
             try:
                 read_to_end(member)

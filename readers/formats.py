@@ -131,6 +131,11 @@ FORMATS: dict[str, Format] = {
         collective_reader="matex_data.readers.event_text.hepmc:index_collectively",
         extra="matex_data[particles]",
     ),
+    "tar": Format(
+        "matex_data.readers.images.tar:index",
+        suffixes=(*(f".tar{end}" for end in COMPRESSED), ".tgz"),
+        magic=((257, b"ustar"),),
+    ),
     "npy": Format("matex_data.readers.arrays:index", suffixes=(".npy",), magic=((0, b"\x93NUMPY"),)),
     "npz": Format("matex_data.readers.arrays:index", suffixes=(".npz",)),
     "raw": Format("matex_data.readers.arrays:index", suffixes=(".raw",)),

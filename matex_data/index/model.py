@@ -260,8 +260,8 @@ class Index:
         return Index(fields, files, self.static, self.facts, self.post_process)
 
     def with_stamps(self, stamps: Mapping[str, Stamp | None]) -> Index:
-        """Return the index with the stamps of its files, given by path."""
-        files = [replace(file, stamp=stamps.get(file.path)) for file in self.files]
+        """Return the index with the stamps of its files, given by path; other files keep theirs."""
+        files = [replace(file, stamp=stamps.get(file.path, file.stamp)) for file in self.files]
         return Index(self.fields, files, self.static, self.facts, self.post_process)
 
 

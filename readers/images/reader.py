@@ -17,6 +17,7 @@ from matex_data.readers.images.decoding import MAX_PIXELS, ImageOptions
 from matex_data.readers.images.files import FileValues, ImageFiles, Pages
 from matex_data.readers.images.headers import ImageFacts, read_facts
 from matex_data.readers.images.listing import Classes, Listing, list_images
+from matex_data.readers.images.stack_files import index_stacks
 from matex_data.readers.images.texts import Texts
 from matex_data.readers.options import check_options
 
@@ -107,6 +108,10 @@ class _Reading:
 
     def index(self, listing: Listing, names: Sequence[str] | None) -> Index:
         """Return the index of a listing. *Collective*."""
+        if self._pages == "all" and not self._ragged:
+            stacks = index_stacks(listing, names, self._options[IMAGE], self._ranks)
+            if stacks is not None:
+                return stacks
         files = {IMAGE: listing.images} | ({} if listing.masks is None else {MASK: listing.masks})
         available = [*files, *listing.columns, PATH]
         selected = available if names is None else list(names)

@@ -41,7 +41,7 @@ def image_info(
     try:
         buffer = as_buffer(data)
         kind = image_kind(bytes(buffer[:HEAD_BYTES]))
-        info = _delivered(_header(buffer, kind, options, page, count_pages), options)
+        info = delivered_info(_header(buffer, kind, options, page, count_pages), options)
         return info if count_pages else replace(info, pages=1)
     except MemoryError:
         raise
@@ -68,7 +68,7 @@ def decode_image(data: Data, options: ImageOptions, path: str | None = None, pag
     try:
         buffer = as_buffer(data)
         kind = image_kind(bytes(buffer[:HEAD_BYTES]))
-        return _deliver(_decode(buffer, kind, options, page), options)
+        return deliver(_decode(buffer, kind, options, page), options)
     except MemoryError:
         raise
     except DataError as error:
@@ -107,7 +107,8 @@ def _check_single(page: int) -> None:
         raise DecodeError("the file has no such page", expected="page 0", found=f"page {page}")
 
 
-def _delivered(header: Header, options: ImageOptions) -> ImageInfo:
+def delivered_info(header: Header, options: ImageOptions) -> ImageInfo:
+    """Return shape and dtype of the array that `deliver` returns for an image with this header."""
     shape, dtype = converted_shape(header, options.mode)
     if options.size is not None:
         shape = (*options.size, *shape[2:])
@@ -120,7 +121,8 @@ def _delivered(header: Header, options: ImageOptions) -> ImageInfo:
     return ImageInfo(shape, options.dtype or dtype, header.pages, attributes)
 
 
-def _deliver(picture: Image.Image | Pixels, options: ImageOptions) -> Array:
+def deliver(picture: Image.Image | Pixels, options: ImageOptions) -> Array:
+    """Return decoded pixels in the mode, size and dtype of the options."""
     wanted = (
         convert_image(picture, options.mode)
         if isinstance(picture, Image.Image)

@@ -1,0 +1,94 @@
+"""Index of stacks: files of many pages, each of which all ranks read together instead of one rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from matex_data.errors import DataError
+from matex_data.fields import Field
+from matex_data.index.model import FileIndex, Index, Layout
+from matex_data.index.stamps import Stamp
+from matex_data.readers.collective import IndexingRanks
+from matex_data.readers.images.decoding import ImageOptions
+from matex_data.readers.images.files import FileValues, Pages
+from matex_data.readers.images.listing import Listing
+from matex_data.readers.images.texts import Texts
+
+MOST_FILES = 4096  # each has an index of its own
+SUFFIXES = (".tif", ".tiff")
+IMAGE, PATH = "image", "path"
+
+_Stack = tuple[Field, Layout, Stamp]
+
+
+def index_stacks(
+    listing: Listing, names: Sequence[str] | None, options: ImageOptions, ranks: IndexingRanks
+) -> Index | None:
+    """Return the index of a listing whose files are stacks of equal pages; None if it is another one. *Collective*.
+
+    Raises
+    ------
+    DataError : a file is truncated, or cannot be read.
+    """
+    selected = [IMAGE, PATH] if names is None else list(names)
+    if not _may_be_stacks(listing) or not {IMAGE, PATH}.issuperset(selected):
+        return None
+    first = _of_ranks(listing, options, ranks, [0])[0]
+    if first is None or (len(listing.images) > 1 and first[1].rows < 2):
+        return None
+    found = _of_ranks(listing, options, ranks, range(len(listing.images)))
+    if not all(stack is not None and stack[0] == first[0] for stack in found.values()):
+        return None
+    stacks = [(number, found[number]) for number in range(len(found))]
+    files = [_file_index(listing, number, stack, selected) for number, stack in stacks if stack is not None]
+    fields = {IMAGE: first[0], PATH: Field(PATH, (), np.dtype(object))}
+    return Index({name: fields[name] for name in selected}, files)
+
+
+def _may_be_stacks(listing: Listing) -> bool:
+    count = len(listing.images)
+    if listing.masks is not None or listing.columns or count > MOST_FILES:
+        return False
+    return count == 1 or all(listing.images.text(i).lower().endswith(SUFFIXES) for i in range(count))
+
+
+def _of_ranks(
+    listing: Listing, options: ImageOptions, ranks: IndexingRanks, numbers: Sequence[int]
+) -> dict[int, _Stack | None]:
+    """Return fields and layouts by the number of the file; rank ``number % size`` looks at each. *Collective*."""
+    own: dict[int, _Stack | None] = {}
+    error: Exception | None = None
+    try:
+        own = {number: _stack(listing, number, options) for number in numbers if number % ranks.size == ranks.rank}
+    except Exception as raised:  # every rank has to raise it
+        error = raised
+    ranks.agree(error)
+    return {number: stack for stacks in ranks.allgather(own) for number, stack in stacks.items()}
+
+
+def _stack(listing: Listing, number: int, options: ImageOptions) -> _Stack | None:
+    try:
+        from matex_data.readers.images.stacks import stack_layout
+    except ModuleNotFoundError:  # without tifffile, pages are decoded one by one
+        return None
+    path = _path(listing, number)
+    try:
+        stamp = Stamp.of(path)  # before the file is read: a change meanwhile has to show
+        found = stack_layout(path, options)
+    except OSError as error:
+        raise DataError("the file cannot be read", file=path, found=error) from error
+    return None if found is None else (*found, stamp)
+
+
+def _path(listing: Listing, number: int) -> str:
+    return os.fsdecode(listing.images.path(listing.root, number))
+
+
+def _file_index(listing: Listing, number: int, stack: _Stack, selected: Sequence[str]) -> FileIndex:
+    _, layout, stamp = stack
+    name = FileValues(Texts.of([listing.images.text(number)]), Pages.of(1, np.array([layout.rows])))
+    layouts: dict[str, Layout] = {IMAGE: layout, PATH: name}
+    return FileIndex(_path(listing, number), layout.rows, {field: layouts[field] for field in selected}, stamp)

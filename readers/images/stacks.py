@@ -1,0 +1,155 @@
+"""Stacks: TIFF files whose pages are all alike, read by the byte ranges of their strips and tiles.
+
+The metadata are read by tifffile. Format: TIFF 6.0, https://www.itu.int/itudoc/itu-t/com16/tiff-fx/docs/tiff6.pdf.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tifffile
+
+from matex_data._types import Array, Integers
+from matex_data.errors import DecodeError, FormatError
+from matex_data.fields import Field
+from matex_data.index.model import Layout
+from matex_data.index.strided import Strided
+from matex_data.readers.decoding import Decoding
+from matex_data.readers.images.decoding import ImageOptions
+from matex_data.readers.images.decoding.kinds import HEAD_BYTES, image_kind
+from matex_data.readers.images.decoding.picture import check_pixels
+from matex_data.readers.images.decoding.tiff import page_offsets
+from matex_data.readers.images.stack_pages import StackPages, StoredPage
+
+GRAY, RGB = 1, 2  # photometric interpretations
+UNASSOCIATED_ALPHA = 2  # an extra sample
+RAW = 1  # no compression
+LOSSLESS = frozenset((RAW, 5, 8, 32773, 32946, 34925, 50000))  # LZW, deflate, PackBits, deflate, LZMA, Zstandard
+
+
+def stack_layout(path: str, options: ImageOptions) -> tuple[Field, Layout] | None:
+    """Return the field "image" and the layout of a TIFF file whose rows are its pages.
+
+    Returns
+    -------
+    None if the pages differ, or if their pixels are not simply those that are stored: these are decoded page by page.
+
+    Raises
+    ------
+    FormatError : the file is truncated.
+    DecodeError : the pages are larger than ``options.max_pixels``.
+    """
+    try:
+        chain = _chain(path)
+        with tifffile.TiffFile(path) as file:
+            found = _pages(file) if len(file.pages) == len(chain) else None
+    except (FormatError, OSError):
+        raise
+    except Exception:  # tifffile raises many kinds; the decoder of single pages has the better errors
+        return None
+    if found is None:
+        return None
+    page, offset, nbytes = found
+    try:
+        check_pixels(page.width, page.height, options.max_pixels)
+    except DecodeError as error:
+        raise error.at(path, None) from None
+    info = page.info(options)
+    field = Field("image", info.shape, info.dtype, attributes={**info.attributes})
+    layout = _layout(StackPages(page, _compact(offset), _compact(nbytes), options), info.dtype)
+    size = Path(path).stat().st_size
+    if layout.end() > size:
+        raise _truncated(path, byte=size, expected=f"{layout.end()} bytes", found=f"{size} bytes")
+    return field, layout
+
+
+def _chain(path: str) -> list[int]:
+    """Return the position of each page's directory.
+
+    Raises
+    ------
+    FormatError : the chain of pages leaves the file; tifffile leaves out what is behind a damaged link.
+    ValueError : it is no TIFF file.
+    """
+    data = np.memmap(path, np.uint8, mode="r").data
+    if image_kind(bytes(data[:HEAD_BYTES])) != "tiff":
+        raise ValueError("no TIFF file")
+    try:
+        return page_offsets(data)
+    except FormatError as error:
+        found = "the position of a page beyond it"
+        raise _truncated(path, byte=error.byte, expected=error.expected, found=found) from error
+
+
+def _truncated(path: str, **facts: Any) -> FormatError:
+    return FormatError("the file is truncated", file=path, remedy="copy it again from its source", **facts)
+
+
+def _pages(file: tifffile.TiffFile) -> tuple[StoredPage, Integers, Integers] | None:
+    """Return the form of the pages, and int64[pages, segments], offset and size of each strip or tile.
+
+    None if they differ or cannot be laid out.
+    """
+    first = file.pages.first
+    if not _is_plain(first):
+        return None
+    page, ranges, contiguous = StoredPage.of(first, file.byteorder), [], True
+    for other in file.pages:
+        if not isinstance(other, tifffile.TiffPage) or other.hash != first.hash or not _is_plain(other):
+            return None
+        contiguous = contiguous and other.is_contiguous
+        ranges.append(np.array([other.dataoffsets, other.databytecounts], np.int64))
+    offset, nbytes = np.moveaxis(np.array(ranges), 1, 0)
+    if not offset.all() or not nbytes.all():  # segments that were never written
+        return None
+    if contiguous and not page.planar:
+        offset = offset[:, :1]
+        if len(offset) == 1:
+            offset = offset + page.nbytes * np.arange(_images(file, first))[:, None]
+        nbytes = np.full_like(offset, page.nbytes)
+    return page, offset, nbytes
+
+
+def _images(file: tifffile.TiffFile, page: tifffile.TiffPage) -> int:
+    """Return the number of images behind the only page of a file: hyperstacks of ImageJ have one page for all."""
+    series = file.series
+    if len(series) != 1 or series[0].dataoffset != page.dataoffsets[0]:
+        return 1
+    return max(1, int(series[0].nbytes) // int(page.nbytes))
+
+
+def _is_plain(page: tifffile.TiffPage) -> bool:
+    """Return whether the pixels are those that the page stores, without a change of their numbers."""
+    samples, extra = page.samplesperpixel, tuple(page.extrasamples)
+    colours = (samples == 3 and not extra) or (samples == 4 and extra == (UNASSOCIATED_ALPHA,))
+    return (
+        page.dtype is not None
+        and page.dtype.kind in "uif"
+        and page.bitspersample == page.dtype.itemsize * 8
+        and page.compression in LOSSLESS
+        and (page.predictor == 1 or page.compression != RAW)
+        and ((samples == 1 and page.photometric == GRAY) or (colours and page.photometric == RGB))
+        and page.imagedepth == 1
+        and page.tags.valueof(274, 1) == 1  # orientation
+        and page.fillorder == 1
+        and not page.is_reduced
+        and len(page.dataoffsets) == len(page.databytecounts) == int(np.prod(page.chunked))
+    )
+
+
+def _layout(pages: StackPages, dtype: np.dtype[Any]) -> Layout:
+    """Return the layout of the pages: rows at even distances where that is possible."""
+    first, page = pages.offset[:, 0].astype(np.int64), pages.page
+    distances = np.unique(np.diff(first))
+    stride = int(distances[0]) if len(distances) else page.nbytes
+    if not (pages.is_whole and pages.is_plain and len(distances) <= 1 and stride >= page.nbytes):
+        return pages
+    convert = None if page.dtype == dtype else Decoding(dtype)
+    return Strided(len(first), int(first[0]), stride, page.dtype, page.shape, convert=convert)
+
+
+def _compact(numbers: Integers) -> Array:
+    """Return the numbers in the smallest unsigned integer type that holds them, since each rank keeps all of them."""
+    return np.ascontiguousarray(numbers, np.min_scalar_type(int(numbers.max(initial=0))))

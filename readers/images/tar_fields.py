@@ -1,0 +1,195 @@
+"""Members of tar shards: the field of each file-name extension, and the decoding of a member's bytes."""
+
+from __future__ import annotations
+
+import io
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from matex_data._types import Bytes
+from matex_data.errors import DecodeError, FormatError
+from matex_data.fields import Field
+from matex_data.readers.arrays import read_header
+from matex_data.readers.images.decoding import ImageInfo, ImageOptions, decode_image
+
+IMAGES = frozenset(("bmp", "fit", "fits", "gif", "jfif", "jpe", "jpeg", "jpg", "png", "ppm", "tif", "tiff", "webp"))
+INTEGERS = frozenset(("class", "cls", "cls2", "count", "id", "index", "inx"))
+ARRAYS = frozenset(("npy",))
+"""Last words of extensions, as WebDataset decodes them. Members with any other one are bytes."""
+MOST_DIGITS = 20  # of an int64, with its sign
+
+
+class MemberDecoder(ABC):
+    """Decoder of the members of one field; immutable, and small enough to broadcast."""
+
+    @abstractmethod
+    def field(self, name: str) -> Field:
+        """Return the field."""
+
+    @abstractmethod
+    def decode(self, data: Bytes) -> Any:
+        """Return the sample.
+
+        Raises
+        ------
+        DataError : the member is damaged, or differs in shape or dtype from the first one.
+        """
+
+
+def kind_of(name: str) -> str:
+    """Return the last word of a field's name, which tells how to decode it.
+
+    >>> kind_of("input.png")
+    'png'
+    """
+    return name.rpartition(".")[2]
+
+
+@dataclass(frozen=True)
+class BytesMember(MemberDecoder):
+    """Member that is delivered as it is stored: text, JSON, and anything unknown."""
+
+    def field(self, name: str) -> Field:
+        return Field(name, (), np.dtype(object))
+
+    def decode(self, data: Bytes) -> Any:
+        return data.tobytes()
+
+
+@dataclass(frozen=True)
+class IntegerMember(MemberDecoder):
+    """Decimal number: a class or an index, int64."""
+
+    def field(self, name: str) -> Field:
+        return Field(name, (), np.dtype(np.int64))
+
+    def decode(self, data: Bytes) -> Any:
+        text = data[:80].tobytes().strip()
+        if len(data) <= 80 and len(text) <= MOST_DIGITS and re.fullmatch(rb"[+-]?[0-9]+", text):
+            number = int(text)
+            if -(1 << 63) <= number < 1 << 63:
+                return number
+        raise DecodeError(
+            "the member is no integer",
+            expected="decimal digits, of a 64-bit integer",
+            found=repr(text),
+            remedy='deliver the field as bytes: raw=["cls"], with its own name',
+        )
+
+
+@dataclass(frozen=True)
+class ArrayMember(MemberDecoder):
+    """Array in NumPy's format .npy.
+
+    Parameters
+    ----------
+    shape, dtype : of every member; the dtype in native byte order.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @classmethod
+    def like(cls, data: bytes, path: str, name: str) -> ArrayMember:
+        """Return the decoder of arrays of the shape and dtype of this one.
+
+        Raises
+        ------
+        FormatError : the member is no array, or an array of Python objects.
+        """
+        stored = read_header(io.BytesIO(data), path, name, len(data))
+        return cls(stored.shape, stored.dtype.newbyteorder("="))
+
+    def field(self, name: str) -> Field:
+        return Field(name, self.shape, self.dtype)
+
+    def decode(self, data: Bytes) -> Any:
+        content = data.tobytes()
+        stored = read_header(io.BytesIO(content), "", None, len(content))
+        if (stored.shape, stored.dtype.newbyteorder("=")) != (self.shape, self.dtype):
+            raise _differs(self.shape, self.dtype, stored.shape, stored.dtype)
+        count = int(np.prod(stored.shape, dtype=np.int64))
+        values = np.frombuffer(content, stored.dtype, count, stored.offset)
+        return values.reshape(stored.shape, order="F" if stored.fortran else "C")
+
+
+@dataclass(frozen=True)
+class ImageMember(MemberDecoder):
+    """Image of any format.
+
+    Parameters
+    ----------
+    options : of the decoding.
+    info : of every image, as it is delivered.
+    """
+
+    options: ImageOptions
+    info: ImageInfo
+
+    def field(self, name: str) -> Field:
+        return Field(name, self.info.shape, self.info.dtype, attributes=self.info.attributes)
+
+    def decode(self, data: Bytes) -> Any:
+        image = decode_image(data, self.options)
+        if (image.shape, image.dtype) != (self.info.shape, self.info.dtype):
+            raise _differs(self.info.shape, self.info.dtype, image.shape, image.dtype)
+        return image
+
+
+@dataclass(frozen=True)
+class RaggedImageMember(MemberDecoder):
+    """Image of its own height and width.
+
+    Parameters
+    ----------
+    options : of the decoding.
+    info : of the first image, as it is delivered; the others have the same channels and dtype.
+    nbytes : size of all images in memory.
+    """
+
+    options: ImageOptions
+    info: ImageInfo
+    nbytes: int
+
+    def field(self, name: str) -> Field:
+        inner = (None, None, *self.info.shape[2:])
+        return Field(name, (), self.info.dtype, ragged=True, attributes=self.info.attributes, inner=inner)
+
+    def decode(self, data: Bytes) -> Any:
+        image = decode_image(data, self.options)
+        if (image.shape[2:], image.dtype) != (self.info.shape[2:], self.info.dtype):
+            raise _differs(self.info.shape, self.info.dtype, image.shape, image.dtype)
+        return image
+
+
+def _differs(shape: tuple[int, ...], dtype: np.dtype[Any], other: tuple[int, ...], found: np.dtype[Any]) -> DecodeError:
+    return DecodeError(
+        "the member differs from the first one of its field",
+        expected=f"{dtype} of shape {shape}",
+        found=f"{found} of shape {other}",
+        remedy='give size=(height, width), mode="rgb" or "gray", and dtype= for images of different kinds',
+    )
+
+
+def size_error(path: str, row: int, infos: tuple[ImageInfo, ImageInfo], names: tuple[str, str]) -> FormatError:
+    """Return the error for two images of one field that differ in shape or dtype.
+
+    Parameters
+    ----------
+    row : of the second one.
+    infos : of both images.
+    names : of their members.
+    """
+    first, other = (f"{info.dtype} of shape {info.shape}" for info in infos)
+    return FormatError(
+        "the images differ in size or kind",
+        file=path,
+        row=row,
+        expected=f"{first}, as {names[0]!r}",
+        found=f"{other} in {names[1]!r}",
+        remedy='give size=(height, width), and mode="rgb" or "gray"; or ragged=True',
+    )

@@ -1,0 +1,176 @@
+"""Headers of a tar shard: where each member of each sample lies.
+
+Layout of the samples: https://github.com/webdataset/webdataset. Format of the archive: section "pax" of POSIX.1-2017.
+"""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from matex_data.errors import DataError, FormatError
+from matex_data.readers.compression import stored_as
+
+BLOCK_BYTES = 512  # of which an archive consists
+READ_BYTES = 1 << 20  # of the zeros behind the end of the archive
+RESTORE = "the file is damaged or truncated: restore it from its source"
+
+
+class ByteRange(NamedTuple):
+    """Bytes of a member in the shard."""
+
+    offset: int
+    nbytes: int
+
+
+@dataclass
+class Shard:
+    """Members of a shard, by sample.
+
+    Parameters
+    ----------
+    rows : number of the sample of each key, in the order of the archive.
+    members : byte range by the number of the sample, for each field.
+    foreign : names of files that belong to no sample, hidden ones left out.
+    """
+
+    rows: dict[str, int] = field(default_factory=dict)
+    members: dict[str, dict[int, ByteRange]] = field(default_factory=dict)
+    foreign: list[str] = field(default_factory=list)
+
+    def add(self, path: str, name: str, where: ByteRange) -> None:
+        """Add a member.
+
+        Raises
+        ------
+        FormatError : the sample has a member of this extension already.
+        """
+        split = split_name(name)
+        if split is None:
+            if not name.rpartition("/")[2].startswith("."):
+                self.foreign.append(name)
+            return
+        key, extension = split
+        row = self.rows.setdefault(key, len(self.rows))
+        if row in (members := self.members.setdefault(extension, {})):
+            raise FormatError(
+                "two members of the shard have the same name",
+                file=path,
+                field=extension,
+                row=row,
+                byte=where.offset,
+                found=repr(name),
+                remedy="write the shard again, each member once",
+            )
+        members[row] = where
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Return key and extension of a member, divided at the first dot of its base name; None for hidden files.
+
+    >>> split_name("train/cat.0001.input.png")
+    ('train/cat', '0001.input.png')
+    >>> split_name("train/._cat.png")
+    """
+    folder, slash, base = name.rpartition("/")
+    stem, _, extension = base.partition(".")
+    return (folder + slash + stem, extension.lower()) if stem and extension else None
+
+
+def read_shard(path: str) -> Shard:
+    """Read all headers of an uncompressed tar file, by seeking over its members.
+
+    Raises
+    ------
+    FormatError : the file is compressed, damaged, truncated or no tar file, or has no samples.
+    DataError : the file cannot be read.
+    """
+    shard = Shard()
+    try:
+        with Path(path).open("rb") as file:
+            _check_plain(path, file.read(BLOCK_BYTES))
+            file.seek(0)
+            for name, where in _members(path, file):
+                shard.add(path, name, where)
+    except OSError as error:
+        raise DataError("the file cannot be read", file=path, found=error) from error
+    if not shard.rows:
+        raise _header_error(path, "the shard has no samples", 0, f"{len(shard.foreign)} other files")
+    if shard.foreign:
+        warnings.warn(
+            f"{len(shard.foreign)} files in {path!r} belong to no sample, such as {shard.foreign[0]!r}", stacklevel=2
+        )
+    return shard
+
+
+def _check_plain(path: str, head: bytes) -> None:
+    stored = stored_as(head, "utf-8")
+    if stored:
+        raise FormatError(
+            "the shard is compressed: no member of it can be read alone",
+            file=path,
+            expected="an uncompressed tar file",
+            found=stored,
+            remedy="decompress it (gunzip, bunzip2, unxz, zstd -d): images are compressed themselves",
+        )
+
+
+def _members(path: str, file: IO[bytes]) -> Iterator[tuple[str, ByteRange]]:
+    """Yield name and byte range of each regular file, and of each hard link to one."""
+    seen: dict[str, ByteRange] = {}
+    size, end = os.fstat(file.fileno()).st_size, 0
+    try:
+        archive: Any = tarfile.TarFile(fileobj=file, mode="r")
+        while (info := archive.next()) is not None:
+            archive.members.clear()  # which would hold an object of a kilobyte for each member
+            if info.size < 0 or archive.offset <= end:
+                raise _header_error(path, "the header of a member is damaged", end, f"a size of {info.size} bytes")
+            end = archive.offset
+            where = seen.get(info.linkname) if info.islnk() else ByteRange(info.offset_data, info.size)
+            if where is None or not (info.isreg() or info.islnk()):
+                continue
+            if info.issparse():
+                raise _header_error(path, "a member is stored as a sparse file", info.offset, repr(info.name))
+            seen[info.name] = where
+            yield info.name, where
+    except (DataError, OSError):
+        raise
+    except Exception as error:  # tarfile raises many kinds on a damaged header
+        raise _header_error(path, "the file is no tar file, or truncated", end, error) from error
+    _check_end(path, file, archive.offset, size)
+
+
+def _check_end(path: str, file: IO[bytes], end: int, size: int) -> None:
+    """Check that the archive ends with a block of zeros, and that nothing but zeros follows.
+
+    Python's tarfile takes a damaged header for the end of the archive.
+    """
+    file.seek(end)
+    first = file.read(BLOCK_BYTES)
+    if len(first) < BLOCK_BYTES:
+        raise _header_error(path, "the shard is truncated: it lacks the mark of its end", end, f"{size} bytes")
+    if any(first):
+        raise _header_error(path, "the header of a member is damaged", end, repr(first[:32]))
+    at = end + BLOCK_BYTES
+    while data := file.read(READ_BYTES):
+        if data.strip(b"\0"):
+            at += len(data) - len(data.lstrip(b"\0"))
+            raise FormatError(
+                "the shard has data behind the mark of its end",
+                file=path,
+                byte=at,
+                expected="zeros",
+                found=repr(data.lstrip(b"\0")[:16]),
+                remedy="join archives with tar --concatenate, or open each of them as a shard",
+            )
+        at += len(data)
+
+
+def _header_error(path: str, problem: str, byte: int, found: object) -> FormatError:
+    expected = "members such as '000001.jpg' and '000001.cls', and two blocks of zeros behind them"
+    return FormatError(problem, file=path, byte=byte, expected=expected, found=found, remedy=RESTORE)
