@@ -32,7 +32,7 @@ def decode(data: Bytes, options: tuple[int, ...], nbytes: int | None, memory: Me
 
     Raises
     ------
-    RuntimeError, ValueError, IndexError : the frame is corrupt.
+    RuntimeError, ValueError, IndexError, SystemError : the frame is corrupt.
     """
     head = data[:4096].tobytes()
     if head[MAGIC_AT : MAGIC_AT + len(MAGIC)] != MAGIC:

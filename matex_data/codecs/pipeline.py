@@ -147,7 +147,9 @@ def _decode(step: Filter, data: Bytes, nbytes: int | None, memory: Memory, items
         raise BrokenChunk(f"{name} is not available")
     try:
         result = decode(data, step.options or (itemsize,), nbytes, memory)
-    except (RuntimeError, ValueError, IndexError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # libraries raise many kinds on damaged bytes
         raise BrokenChunk(f"{name}: {error}") from error
     if nbytes is not None and result.nbytes != nbytes:
         raise BrokenChunk(f"{name}: {result.nbytes} bytes instead of {nbytes}")

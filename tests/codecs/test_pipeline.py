@@ -165,6 +165,19 @@ def test_corrupt_chunks_raise_broken_chunk(tmp_path_factory: Any, name: str, dat
         assert "fletcher32" not in name or decoded.tobytes() == whole.tobytes()
 
 
+def test_any_error_of_a_library_is_a_broken_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """imagecodecs reads the size of a damaged Blosc2 frame, and may ask Python for bytes of a negative size."""
+
+    def decode(*_: Any, **__: Any) -> bytes:
+        raise SystemError("Negative size passed to PyBytes_FromStringAndSize")
+
+    monkeypatch.setattr("matex_data.codecs.blosc2.imagecodecs.blosc2_decode", decode)
+    whole = sample((40, 50), "i4")
+    pipeline, stored, mask = chunk_of(tmp_path / "a.h5", whole, FILTERS["blosc2 lz4 bitshuffle"])
+    with pytest.raises(BrokenChunk, match="Negative size"):
+        pipeline.decode(stored, mask)
+
+
 def test_wrong_checksum(tmp_path: Path) -> None:
     data = sample((40, 50), "i4")
     pipeline, stored, mask = chunk_of(tmp_path / "a.h5", data, FILTERS["all three"])
