@@ -25,7 +25,7 @@ def network() -> keras.Model:
     layers = keras.layers
     image = keras.Input((64, 64, 1))
     fine = _convolutions(layers.Rescaling(1 / BRIGHT)(image), 8)
-    coarse = _convolutions(layers.AveragePooling2D()(fine), 16)
+    coarse = _convolutions(layers.AveragePooling2D(2)(fine), 16)
     expanded = layers.Conv2DTranspose(8, 2, strides=2)(coarse)
     joined = _convolutions(layers.Concatenate()([fine, expanded]), 8)
     return keras.Model(image, layers.Conv2D(1, 1)(joined))
