@@ -17,14 +17,13 @@ from mpi4py import MPI
 import matex_data as md
 
 ROOT = Path(__file__).resolve().parent.parent
-BRIGHT = 4000.0  # of a cell, in counts of the camera
 
 
-def network() -> keras.Model:
+def network(normalization: keras.layers.Layer) -> keras.Model:
     """U-Net of two levels (arXiv:1505.04597): contract, expand, and join the features of equal resolution."""
     layers = keras.layers
     image = keras.Input((64, 64, 1))
-    fine = _convolutions(layers.Rescaling(1 / BRIGHT)(image), 8)
+    fine = _convolutions(normalization(image), 8)
     coarse = _convolutions(layers.AveragePooling2D(2)(fine), 16)
     expanded = layers.Conv2DTranspose(8, 2, strides=2)(coarse)
     joined = _convolutions(layers.Concatenate()([fine, expanded]), 8)
@@ -33,7 +32,7 @@ def network() -> keras.Model:
 
 def _convolutions(x: Any, filters: int) -> Any:
     for _ in range(2):
-        x = keras.layers.Conv2D(filters, 3, padding="same", activation="tanh")(x)
+        x = keras.layers.Conv2D(filters, 3, padding="same", activation="silu")(x)
     return x
 
 
@@ -42,9 +41,9 @@ def train(folder: str, epochs: int = 5, batch_size: int = 12) -> dict[str, Any]:
     keras.utils.set_random_seed(1)
     data = md.open_dataset(folder, inputs="image", targets="mask", mode="gray")
     training, held_out = data.split(0.75, 0.25, seed=1)
-    model = network()
+    model = network(training.normalization("image", axis=None))
     model.compile(
-        keras.optimizers.Adam(0.01),
+        keras.optimizers.Adam(0.005),
         keras.losses.BinaryCrossentropy(from_logits=True),
         metrics=[keras.metrics.BinaryAccuracy(name="accuracy", threshold=0.0)],
     )

@@ -59,5 +59,5 @@ def test_a_network_learns_classes_from_augmented_images(folders: Path, ranks: Po
 
 
 def test_a_u_net_learns_masks(folders: Path, ranks: Pools) -> None:
-    (result,) = ranks(1).run(_cells, str(folders / "cells"), epochs=3, timeout=240)
+    (result,) = ranks(1).run(_cells, str(folders / "cells"), epochs=2, timeout=240)
     assert result["val_accuracy"][-1] > 0.95
