@@ -49,7 +49,10 @@ Rules
   elements. `Layout`: the base class, for anything else that has byte ranges.
 - ``convert`` of a layout maps stored numbers to those of the field: a function ``(stored, out)`` of a module, or an
   object that can be pickled. An index is broadcast to all ranks, so everything in it must be immutable and picklable.
-- `Field.dtype` is in native byte order. ``Strided.dtype`` may have either.
+- `Field.dtype` is in native byte order. ``Strided.dtype`` may have either. A sample of a ragged field is an array of
+  the shape ``Field.inner``, in which None stands for axes that vary. Its layout has ``inner_bytes``, from which the
+  sizes of the windows follow.
+- A layout raises `DecodeError` for samples that are damaged, in ``on_complete``: ``on_error="skip"`` leaves them out.
 - A `Codec` undoes a filter of chunks. It is registered under the entry point group ``matex_data.codecs``, by the number
   of the filter in the registry of HDF5.
 - A large file that all ranks index at once has a second function, ``index_collectively``; see `Format` and

@@ -168,8 +168,9 @@ def _plain_speed(paths: tuple[str, ...], limit: int = 1 << 30) -> float:
     """Return the bytes per second of plain reads of the files, at most the first GiB."""
     buffer = bytearray(8 << 20)
     read, begin = 0, time.perf_counter()
-    for path in paths:
-        with Path(path).open("rb", buffering=0) as file:
+    files = (file for path in paths for file in ([Path(path)] if Path(path).is_file() else Path(path).rglob("*.*")))
+    for path in filter(Path.is_file, files):
+        with path.open("rb", buffering=0) as file:
             while read < limit and (count := file.readinto(buffer)):
                 read += count
     return read / (time.perf_counter() - begin)

@@ -34,6 +34,7 @@ from matex_data.sampling.schedule import Schedule, Window
 
 ON_ERROR = ("raise", "skip")
 MOST_NAMED = 5  # samples in a warning
+PROBES = 9  # samples of a block that fail alone before all of it counts as damaged
 _OTHER_ERRORS = (PartitionError, OutOfMemory, FieldNotFound, UnsupportedVersion)
 
 
@@ -103,16 +104,16 @@ class SkippedSamples:
         found: Integers = (runs.first[run] + position)[within]
         return found
 
-    def add(self, numbers: Integers, error: DataError) -> None:
-        """Add samples that this rank cannot read, all for the same reason."""
-        self._profile.add(skipped=self._merge({number: self._record(number, error) for number in numbers.tolist()}))
+    def add(self, errors: Mapping[int, DataError]) -> None:
+        """Add samples that this rank cannot read, by number, with the errors of their reads."""
+        self._profile.add(skipped=self._merge({number: self._record(number, errors[number]) for number in errors}))
 
     def _merge(self, found: Mapping[int, SkippedSample]) -> int:
         """Add samples, and return the number of those that were not known."""
         with self._lock:
             before = len(self._records)
             self._records.update(found)
-            self._numbers = np.array(sorted(self._records), np.int64)
+            self._numbers = np.union1d(self._numbers, np.fromiter(found, np.int64, len(found)))
             return len(self._records) - before
 
     def _record(self, number: int, error: DataError) -> SkippedSample:
@@ -217,41 +218,46 @@ class SkippingRead:
         -------
         error : it, or one of the new reads, if it is not in the samples.
         """
-        failed: list[Integers] = [NO_ROWS]
+        failed: dict[int, DataError] = {}
         if error is not None:
             if not _is_in_samples(error) and not isinstance(error, InvalidStateError):  # another window failed a chunk
                 return error
             try:
                 with busy("reads samples again to find those that are damaged"):
-                    for begin, end, reason in self._unreadable(0, self.runs.total):
-                        failed.append(np.arange(begin, end))
-                        self._skipped.add(self.runs.numbers(failed[-1]), reason)
+                    failed = dict(self._unreadable(0, self.runs.total))
             except Exception as other:
                 return other
-        positions = np.concatenate(failed)
+        positions = np.fromiter(failed, np.int64, len(failed))
+        numbers = self.runs.numbers(positions).tolist()
+        self._skipped.add(dict(zip(numbers, failed.values(), strict=True)))
         self.absent = np.concatenate([self.absent, self.destination[positions]])
-        self._tally.skipped += [*self._known.tolist(), *self.runs.numbers(positions).tolist()]
-        self._tally.delivered += self.runs.total - len(positions)
+        self._tally.skipped += [*self._known.tolist(), *numbers]
+        self._tally.delivered += self.runs.total - len(numbers)
         return None
 
-    def _unreadable(self, begin: int, end: int) -> Iterator[tuple[int, int, DataError]]:
-        """Read samples ``begin`` to ``end``, and yield the ranges that cannot be read, with their errors."""
+    def _unreadable(self, begin: int, end: int) -> Iterator[tuple[int, DataError]]:
+        """Read samples ``begin`` to ``end``, and yield those that cannot be read, with their errors."""
         error = self._read(begin, end)
         if error is None:
             return
         if not isinstance(error, DataError) or not _is_in_samples(error):
             raise error
         if end - begin == 1 or self._is_one_damage(begin, end, error):
-            yield begin, end, error
+            yield from ((at, error) for at in range(begin, end))
             return
         middle = (begin + end) // 2
         yield from self._unreadable(begin, middle)
         yield from self._unreadable(middle, end)
 
     def _is_one_damage(self, begin: int, end: int, error: DataError) -> bool:
-        """Return whether the samples are of one block, of which the first and the last alone fail with this error."""
-        in_one_block = _are_of_one_block(self._index, self.runs.numbers(np.array([begin, end - 1])), error.field)
-        return in_one_block and all(str(self._read(at, at + 1)) == str(error) for at in (begin, end - 1))
+        """Return whether the samples are of one block, and the first, the last and some others fail with this error.
+
+        So not every sample of a damaged chunk is read alone.
+        """
+        if not _are_of_one_block(self._index, self.runs.numbers(np.array([begin, end - 1])), error.field):
+            return False
+        alone = np.unique(np.linspace(begin, end - 1, PROBES).astype(np.int64)).tolist()
+        return all(str(self._read(at, at + 1)) == str(error) for at in alone)
 
     def _read(self, begin: int, end: int) -> Exception | None:
         """Read samples by this rank alone, and return the first error.
@@ -347,9 +353,9 @@ class SkippingWindow(PendingWindow):
                 self._window.wait(profile)
             except Exception as error:
                 self._error = error
-        error = self._read.finish(self._error)
-        if error is not None:
-            raise error
+        failure = self._read.finish(self._error)
+        if failure is not None:
+            raise failure
         self.loaded = leave_out(self.loaded, self._read.absent, self._fields, self._pad)
 
 

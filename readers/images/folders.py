@@ -64,7 +64,7 @@ class Folder:
 
     @property
     def holds_images(self) -> bool:
-        """Whether there is an image in it or below it."""
+        """True if there is an image in it or below it."""
         return any(folder.images for folder in self.walk())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -73,11 +73,20 @@ class Headers:
     error : of the first file whose header cannot be read.
     """
 
-    kinds: dict[Any, tuple[int, ImageInfo]]
+    kinds: dict[Any, tuple[int, ImageInfo]] = field(default_factory=dict)
     nbytes: int = 0
     count: int = 0
-    pages: dict[int, int] | None = None
+    pages: dict[int, int] = field(default_factory=dict)
     error: DataError | None = None
+
+    def add(self, number: int, info: ImageInfo, fixed: tuple[int, ...]) -> None:
+        """Add an image; ``fixed`` are the lengths of its axes that must be equal for all."""
+        if len(self.kinds) < 2:
+            self.kinds.setdefault((fixed, len(info.shape), info.dtype), (number, info))
+        self.nbytes += prod(info.shape) * info.dtype.itemsize
+        self.count += 1
+        if info.pages > 1:
+            self.pages[number] = info.pages
 
 
 @dataclass(frozen=True)
@@ -169,33 +178,27 @@ class _Reading:
             return _merge(pool.map(self._read, parts))
 
     def _read(self, numbers: Sequence[int]) -> Headers:
-        found = Headers({}, pages={})
+        found = Headers()
         for number in numbers:
             try:
                 info = read_info(self.names.path(self.root, number), self.options, number in self.paged)
             except DataError as error:
                 found.error = found.error or error
                 continue
-            found = _merge([found, self._of(number, info)])
+            found.add(number, info, info.shape[2:] if self.ragged else info.shape)
         return found
-
-    def _of(self, number: int, info: ImageInfo) -> Headers:
-        key = (info.shape[2:] if self.ragged else info.shape, len(info.shape), info.dtype.str)
-        pages = {number: info.pages} if info.pages > 1 else {}
-        info = replace(info, pages=1)
-        return Headers({key: (number, info)}, prod(info.shape) * info.dtype.itemsize, 1, pages)
 
 
 def _merge(summaries: Iterable[Headers]) -> Headers:
     """Return the summary of all; they are in the order of the files."""
-    merged = Headers({}, pages={})
+    merged = Headers()
     for other in summaries:
         for key, kind in other.kinds.items():
             if len(merged.kinds) < 2:
                 merged.kinds.setdefault(key, kind)
         merged.nbytes += other.nbytes
         merged.count += other.count
-        merged.pages = {**(merged.pages or {}), **other.pages} if other.pages else merged.pages
+        merged.pages.update(other.pages)
         merged.error = merged.error or other.error
     return merged
 

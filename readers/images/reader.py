@@ -19,6 +19,7 @@ from matex_data.readers.images.headers import ImageFacts, read_facts
 from matex_data.readers.images.listing import Classes, Listing, list_images
 from matex_data.readers.images.stack_files import index_stacks
 from matex_data.readers.images.texts import Texts
+from matex_data.readers.options import check_options
 
 IMAGE, MASK, PATH = "image", "mask", "path"
 PAGES = ("all", "first")
@@ -26,6 +27,7 @@ PAGES = ("all", "first")
 
 def index(path: str, names: Sequence[str] | None = None, /, **options: Any) -> Index:
     """Index a folder of images, a manifest or an image file; see ``index_collectively``."""
+    check_options("images", index_collectively, options, leading=3)
     return index_collectively([path], names, SingleRank(), **options)
 
 

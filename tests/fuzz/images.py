@@ -82,12 +82,16 @@ def _pillow(data: bytes) -> Any:
 def _frame(mode: str) -> Callable[[bytes], Any]:
     def read(data: bytes) -> Any:
         image = Image.open(io.BytesIO(data))
-        if getattr(image, "n_frames", 1) < 2:
+        if getattr(image, "n_frames", 1) < 2 or mode != _frame_mode(image):
             raise ValueError("one frame")
         image.seek(0)
         return np.asarray(ImageOps.exif_transpose(image.convert(mode)))
 
     return read
+
+
+def _frame_mode(image: Image.Image) -> str:
+    return "RGBA" if image.mode in ("RGBA", "LA") or "transparency" in image.info else "RGB"
 
 
 def _deep_png(data: bytes) -> Any:

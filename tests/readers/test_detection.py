@@ -62,7 +62,7 @@ OTHERS = {
     "two separators": b"a,b\n1;2\n3;4\n",
     "a table with a NUL": b"a,b\n1,2\n3,\0\n",
     "numbers": np.arange(100.0).tobytes(),
-    "an image": b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR",
+    "an OpenEXR image": b"\x76\x2f\x31\x01\x02\x00\x00\x00channels\x00chlist\x00\x37",
     "a damaged gzip file": gzip.compress(b"a,b\n1,2\n")[:15] + b"\xff" * 20,
 }
 
@@ -105,7 +105,7 @@ def test_other_texts_are_tables_by_name(tmp_path: Path) -> None:
     ):
         for name in ("x.csv", "x.tab", "x.txt"):
             assert detected(tmp_path, OTHERS[kind], name) == "csv"
-    for kind in ("numbers", "an image"):
+    for kind in ("numbers", "an OpenEXR image"):
         for name in ("x.txt", "x.dat", "x.asc"):
             with pytest.raises(FormatError, match="cannot tell the format"):
                 detected(tmp_path, OTHERS[kind], name)

@@ -188,7 +188,7 @@ def _graph_error() -> PartitionError:
         "a tf.function iterates over batches with unequal row counts per rank, which it cannot record",
         expected="a Python loop over the batches, or batches with equal row counts on all ranks",
         remedy="loop outside of the tf.function, or drop unequal batches: "
-        'shard(dataset, remainder="drop"), or tf_dataset(remainder="drop")',
+        'shard(dataset, remainder="drop"), or tf_dataset(remainder="drop"); with on_error="skip" remainder="pad"',
     )
 
 

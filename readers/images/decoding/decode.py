@@ -145,6 +145,8 @@ def _at(error: DataError, path: str | None) -> DataError:
 def _damaged(kind: str, error: Exception, path: str | None) -> DataError:
     if kind == "other":
         refused: DataError = pillow.no_image(kind, error)
+    elif isinstance(error, Image.DecompressionBombError):
+        refused = pillow.too_large(error)
     else:
         refused = DecodeError(
             "the image does not decode",

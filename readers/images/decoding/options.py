@@ -26,8 +26,8 @@ class ImageOptions:
     ----------
     mode : "native": as Pillow gives the array, shape (height, width) or (height, width, channels). Palette images are
         indices into their palette, images of one bit are bool. Colours of 16 bits per channel stay uint16, and
-        floating-point numbers stay as they are. Several frames (GIF, APNG, WebP) are RGB, or RGBA where one of them
-        may have transparent pixels.
+        floating-point numbers stay as they are. Several frames (GIF, APNG, WebP) are RGB, or RGBA where the first
+        one has transparent pixels.
         "rgb": shape (height, width, 3); palettes are expanded, gray is repeated, alpha is left out.
         "gray": shape (height, width, 1); colours by ITU-R 601-2, ``0.299 R + 0.587 G + 0.114 B``, as Pillow's "L".
         Neither changes the dtype of 16-bit, 32-bit and floating-point images.

@@ -14,7 +14,6 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from matex_data.errors import DecodeError, FormatError
-from matex_data.readers.images.decoding.gif import has_transparency
 from matex_data.readers.images.decoding.options import GAP, ImageOptions
 from matex_data.readers.images.decoding.orientation import TURNED, image_orientation, turn
 from matex_data.readers.images.decoding.picture import Header, Pixels, check_pixels, header_of_mode
@@ -53,33 +52,27 @@ def _others() -> list[str]:
 def image_header(data: bytes | memoryview, kind: str, max_pixels: int, page: int) -> Header:
     """Return the header of a page."""
     image = open_image(data, kind, max_pixels)
-    pages = _seek(image, page, max_pixels)
+    pages, mode = _seek(image, page, max_pixels)
     width, height = image.size
     if (kind != "png" or MAY_TURN.search(data)) and image_orientation(image) in TURNED:  # of PNG it needs the pixels
         width, height = height, width
-    return _page_header(image, data, kind, width, height, pages)
-
-
-def _page_header(
-    image: ImageFile.ImageFile, data: bytes | memoryview, kind: str, width: int, height: int, pages: int
-) -> Header:
-    if kind == "png" and pages == 1 and (mode := deep_mode(data)) is not None:
-        return Header(mode, height, width, len(mode), np.dtype("u2"))
-    return header_of_mode(_frame_mode(image, data, kind) if pages > 1 else image.mode, width, height, pages)
+    if kind == "png" and pages == 1 and (deep := deep_mode(data)) is not None:
+        return Header(deep, height, width, len(deep), np.dtype("u2"))
+    return header_of_mode(mode, width, height, pages)
 
 
 def decode(data: bytes | memoryview, kind: str, options: ImageOptions, page: int) -> Image.Image | Pixels:
     """Return a page, turned as its orientation says; a large JPEG scaled down."""
     image = open_image(data, kind, options.max_pixels)
-    pages = _seek(image, page, options.max_pixels)
+    pages, mode = _seek(image, page, options.max_pixels)
     if kind == "jpeg":
         _reduce(image, options)
-    if kind == "png" and pages == 1 and (mode := deep_mode(data)) is not None:
-        pixels = decode_deep(data, mode)
+    if kind == "png" and pages == 1 and (deep := deep_mode(data)) is not None:
+        pixels = decode_deep(data, deep)
         return Pixels(turn(pixels.array, image_orientation(image) if MAY_TURN.search(data) else 1), pixels.mode)
     image.load()
     check_pixels(*image.size, options.max_pixels)
-    frame = image.convert(_frame_mode(image, data, kind)) if pages > 1 else image
+    frame = image if pages == 1 or image.mode == mode else image.convert(mode)
     return ImageOps.exif_transpose(frame) if image_orientation(image) != 1 else frame
 
 
@@ -92,27 +85,35 @@ def _reduce(image: ImageFile.ImageFile, options: ImageOptions) -> None:
         image.draft(None, size[::-1] if turned else size)
 
 
-def _seek(image: ImageFile.ImageFile, page: int, max_pixels: int) -> int:
-    """Go to a page, and return the number of pages or frames.
+def _seek(image: ImageFile.ImageFile, page: int, max_pixels: int) -> tuple[int, str]:
+    """Go to a page, and return the number of pages or frames, and the mode of each of them.
+
+    Frames are RGB, or RGBA if the first one has transparent pixels, or the header announces them: as Pillow gives all
+    but the first one.
 
     Raises
     ------
     DecodeError : there is no such page, or it has too many pixels.
     """
-    pages = int(getattr(image, "n_frames", 1))
+    pages, mode = int(getattr(image, "n_frames", 1)), image.mode
     if not 0 <= page < pages:
         raise DecodeError("the file has no such page", expected=f"a page below {pages}", found=f"page {page}")
+    if pages > 1:
+        mode = "RGBA" if mode in ("RGBA", "LA", "PA") or "transparency" in image.info else "RGB"
     if page:
         image.seek(page)
         check_pixels(*image.size, max_pixels)
-    return pages
+    return pages, mode
 
 
-def _frame_mode(image: ImageFile.ImageFile, data: bytes | memoryview, kind: str) -> str:
-    """Return the mode that all frames of an animated image have here."""
-    if kind == "gif":
-        return "RGBA" if has_transparency(data) else "RGB"
-    return "RGBA" if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info else "RGB"
+def too_large(error: Exception) -> DecodeError:
+    """Return the error for a limit of Pillow itself, which holds for the whole process."""
+    return DecodeError(
+        "the image is too large: it may be a decompression bomb",
+        expected=f"at most twice PIL.Image.MAX_IMAGE_PIXELS={Image.MAX_IMAGE_PIXELS} pixels",
+        found=error,
+        remedy="if the file can be trusted, set PIL.Image.MAX_IMAGE_PIXELS to a larger number, as well as max_pixels=",
+    )
 
 
 def no_image(kind: str, error: Exception) -> FormatError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import logging
 import struct
+import sys
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from matex_data.errors import DecodeError, FormatError
 from matex_data.readers.images.decoding.orientation import TURNED, turn
-from matex_data.readers.images.decoding.picture import Header, Pixels, check_pixels, header_of_mode
+from matex_data.readers.images.decoding.picture import MODES, Header, Pixels, check_pixels, header_of_mode
 
 BITS, SAMPLES, SAMPLE_FORMAT, ORIENTATION = 258, 277, 339, 274
 UNSIGNED, SIGNED = 1, 2
@@ -113,11 +114,23 @@ def tiff_header(data: bytes | memoryview, max_pixels: int, page: int, count_page
 def decode_tiff(data: bytes | memoryview, max_pixels: int, page: int) -> Image.Image | Pixels:
     """Return a page, turned as its orientation says."""
     image = _opened(data, page)
-    if image is not None:
-        check_pixels(*image.size, max_pixels)
-        image.load()
-        # Loading has turned it.
-        return image
+    if image is None:
+        return _decode_by_tifffile(data, max_pixels, page)
+    check_pixels(*image.size, max_pixels)
+    if _would_swap(image):
+        pixels = _decode_by_tifffile(data, max_pixels, page)
+        return Pixels(pixels.array.astype(MODES[image.mode][1], copy=False), pixels.mode)
+    image.load()  # turns it, too
+    return image
+
+
+def _would_swap(image: TiffImageFile) -> bool:
+    """Return whether Pillow would take numbers that libtiff delivers in native byte order for big-endian ones."""
+    compressed = image.info.get("compression", "raw") != "raw"
+    return image.mode in ("I", "F") and compressed and image.tag_v2.prefix == b"MM" and sys.byteorder == "little"
+
+
+def _decode_by_tifffile(data: bytes | memoryview, max_pixels: int, page: int) -> Pixels:
     with _file(data) as file:
         found = _page(file, page, len(data), max_pixels)
         array = found.asarray(squeeze=False, maxworkers=1)[:, 0]

@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 from PIL import Image
+from typer.testing import CliRunner
 
 from matex_data import DataError, DecodeError, FieldNotFound, FormatError, open_dataset
+from matex_data.cli.commands import app
+from matex_data.readers import HEAD_BYTES, detect
 from matex_data.readers.images import files, headers
 from tests.support.format_suite import Case, FormatSuite, same
 from tests.support.ranks import Pools
@@ -223,15 +226,20 @@ def test_damaged_header_fails_when_it_is_read(tmp_path: Path) -> None:
         open_dataset(tmp_path)
 
 
-def test_tensors_of_classes(tmp_path: Path) -> None:
+def _tensors(comm: MPI.Intracomm, folder: str) -> tuple[Any, list[Any], Any]:
+    """Return the shape of a batch of images, all images, and the first batch of ragged ones."""
+    data = open_dataset(folder, comm=comm, inputs="image", targets="label").tf_dataset(4)
+    ragged = open_dataset(folder, comm=comm, inputs="image", ragged=True).tf_dataset(4)
+    images = [image.numpy() for image, _ in data]
+    return tuple(data.element_spec[0].shape), images, next(iter(ragged)).to_tensor().numpy()
+
+
+def test_tensors_of_classes(ranks: Pools, tmp_path: Path) -> None:
     paths = write_classes(tmp_path, (6, 6))
-    data = open_dataset(tmp_path, inputs="image", targets="label").tf_dataset(4)
-    assert data.element_spec[0].shape == (4, *SIZE, 3)
-    images = np.concatenate([image.numpy() for image, _ in data])
-    same(images, np.stack([pixels(path) for path in paths]))
-    ragged = open_dataset(tmp_path, inputs="image", ragged=True).tf_dataset(4)
-    (first, *_) = list(ragged)
-    same(first.to_tensor().numpy(), images[:4])
+    ((shape, images, first),) = ranks(1).run(_tensors, str(tmp_path), timeout=120)
+    assert shape == (4, *SIZE, 3)
+    same(np.concatenate(images), np.stack([pixels(path) for path in paths]))
+    same(first, images[0])
 
 
 def test_unknown_field(tmp_path: Path) -> None:
@@ -389,3 +397,31 @@ def test_errors_are_the_same_on_all_ranks(ranks: Pools, tmp_path: Path) -> None:
             outcomes = ranks(size).outcomes(_opened, str(tmp_path / name), options, timeout=30)
             assert all(isinstance(error, DataError) for error in outcomes), outcomes
             assert len({str(error) for error in outcomes}) == 1 and problem in str(outcomes[0])
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "BMP", "GIF", "WEBP"])
+def test_images_are_detected_by_content(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "scan"
+    Image.fromarray(picture(1)).save(path, kind)
+    assert detect(str(path), path.read_bytes()[:HEAD_BYTES]) == "images"
+    assert open_dataset(path).load()["image"].shape[:3] == (1, *SIZE)
+
+
+def test_commands_take_folders(tmp_path: Path) -> None:
+    write_classes(tmp_path, (20, 20))
+    runner = CliRunner()
+    for command in ("inspect", "validate", "bench"):
+        done = runner.invoke(app, [command, str(tmp_path)])
+        assert done.exit_code == 0, done.output
+        assert ("class_names" in done.output) == (command == "inspect")
+
+
+def test_skipped_images(tmp_path: Path) -> None:
+    paths = write_classes(tmp_path, (6, 6))
+    paths[3].write_bytes(paths[3].read_bytes()[:60])
+    paths[8].write_bytes(b"no image at all")
+    data = open_dataset(tmp_path, on_error="skip")
+    with pytest.warns(UserWarning, match=r"image3.png"):
+        found = np.concatenate([batch["path"] for batch in data.batches(4, shuffle=True, seed=1)])
+    assert len(found) == 10
+    assert [skipped.file for skipped in data.skipped] == [str(paths[3]), str(paths[8])]
