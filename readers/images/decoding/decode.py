@@ -16,7 +16,7 @@ from matex_data.readers.images.decoding.kinds import HEAD_BYTES, Data, as_buffer
 from matex_data.readers.images.decoding.options import ImageInfo, ImageOptions
 from matex_data.readers.images.decoding.picture import Header, Pixels, check_pixels, header_of_mode
 from matex_data.readers.images.decoding.pillow import decode as decode_by_pillow
-from matex_data.readers.images.decoding.pillow import image_header, no_image
+from matex_data.readers.images.decoding.pillow import image_header, no_image, too_large
 from matex_data.readers.images.decoding.resize import resize_array, resize_image
 from matex_data.readers.images.decoding.tiff import decode_tiff, tiff_header
 
@@ -147,7 +147,7 @@ def _damaged(kind: str, error: Exception, path: str | None) -> DataError:
     if kind == "other":
         refused: DataError = no_image(kind, error)
     elif isinstance(error, Image.DecompressionBombError):
-        refused = pillow.too_large(error)
+        refused = too_large(error)
     else:
         refused = DecodeError(
             "the image does not decode",
