@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 import tarfile
 import time
@@ -218,8 +219,8 @@ def file_opens(task: Task) -> Callable[[], dict[str, float]]:
         data, names, counted = opened(task), [], [False]
 
         def hook(event: str, arguments: tuple[Any, ...]) -> None:
-            if counted[0] and event == "open" and str(arguments[0]).startswith(task.path):
-                names.append(arguments[0])
+            if counted[0] and event == "open" and isinstance(arguments[0], str | bytes):
+                names.extend(name for name in [os.fsdecode(arguments[0])] if name.startswith(task.path))
 
         sys.addaudithook(hook)
         begin, counted[0] = time.perf_counter(), True

@@ -217,9 +217,9 @@ def _first_readable(
         reading = _Reading(root, names, options, ragged, frozenset())
         summaries = (reading.summary(np.array([number])) for number in range(len(names)))
         found = next((summary for summary in summaries if summary.kinds), merged)
-    found = ranks.allgather(found)[0]
-    ranks.agree(None if found.kinds else merged.error)
-    return replace(found, pages=merged.pages)
+    shared: Headers = ranks.allgather(found)[0]
+    ranks.agree(None if shared.kinds else merged.error)
+    return replace(shared, pages=merged.pages)
 
 
 def _page_counts(files: int, headers: Headers) -> Integers | None:
@@ -233,14 +233,14 @@ def _page_counts(files: int, headers: Headers) -> Integers | None:
 def _differ(root: str, names: Texts, kinds: Sequence[tuple[int, ImageInfo]], ragged: bool) -> FormatError:
     """Return the error for images that cannot be stacked, with two of them."""
     (first, one), (second, other) = kinds
+    of_one_kind = one.shape[2:] == other.shape[2:] and one.dtype == other.dtype and len(one.shape) == len(other.shape)
+    convert = "open them with mode='rgb' or mode='gray', and with dtype= if they differ in that"
     if one.shape[:2] != other.shape[:2] and not ragged:
         problem = "the images differ in size"
         remedy = "resize them by size=(height, width), or open them with ragged=True as they are"
+        remedy += "" if of_one_kind else f"; {convert}"
     else:
-        problem = "the images differ in their channels or dtype"
-        remedy = "open them with mode='rgb' or mode='gray', and with dtype= if they differ in that"
-    if one.shape[2:] != other.shape[2:] and problem.endswith("size"):
-        remedy += "; and with mode='rgb' or mode='gray', since their channels differ, too"
+        problem, remedy = "the images differ in their channels or dtype", convert
     return FormatError(
         problem,
         file=f"{root}/{names.text(second)}",

@@ -290,8 +290,8 @@ def _list_pairs(path: str, root: str, top: Folder) -> Listing:
     _check_pairs(root, of_images, of_masks, masks[0])
     _check_pairs(root, of_masks, of_images, images[0])
     stems = natural_sorted(of_images)
-    texts = (Texts.of(of_stem[stem] for stem in stems) for of_stem in (of_images, of_masks))
-    return Listing(_folder_path(root), root, *texts)
+    found, paired = (Texts.of(of_stem[stem] for stem in stems) for of_stem in (of_images, of_masks))
+    return Listing(_folder_path(root), root, found, paired)
 
 
 def _by_stem(root: str, folder: Folder) -> dict[str, str]:

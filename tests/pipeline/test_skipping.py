@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,15 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from matex_data import DataError, DecodeError, PartitionError, open_dataset
+from matex_data import DataError, Dataset, DecodeError, PartitionError, open_dataset
 from matex_data.errors import OutOfMemory
-from matex_data.fields import Field
+from matex_data.fields import ElementSpec, Field
 from matex_data.index.chunked import Chunked
+from matex_data.index.library import LibraryRows
+from matex_data.index.model import FileIndex, Index
+from matex_data.io.sessions import read_sessions
 from matex_data.pipeline.skipping import SkippingRead, leave_out
+from matex_data.pipeline.source import Source
 from matex_data.pipeline.window import NO_ROWS, LoadedWindow
 from tests.support.ranks import Pools
 
@@ -231,6 +236,49 @@ def test_files_of_other_formats(ranks: Pools, size: int, suffix: str, tmp_path: 
         assert skipped == results[0][1]
         assert {name for name, *_ in skipped} == {path.name}
         assert all(("line 79" if suffix == ".csv" else "shorter") in problem for *_, problem in skipped)
+
+
+@dataclass(frozen=True)
+class Folder(LibraryRows):
+    """Images of a folder, some of which are broken."""
+
+    rows: int = 60
+    block_rows: int = 1
+
+    def read(self, start: int, stop: int) -> Any:
+        for row in range(start, stop):
+            if row in BROKEN:
+                raise DecodeError("the image is truncated", file=f"folder/{row}.jpg")
+        images = np.empty(stop - start, object)
+        for i in range(stop - start):
+            images[i] = np.full((1 + i % 3, 2, 3), start + i, "u1")
+        return images
+
+
+BROKEN = (0, 7, 9, 10, 59)
+IMAGE = Field("image", (), np.dtype("u1"), ragged=True, inner=(None, None, 3))
+
+
+def _images(comm: MPI.Intracomm, cache: str | None, order: dict[str, Any]) -> Any:
+    index = Index({"image": IMAGE}, [FileIndex("folder", 60, {"image": Folder()})])
+    source = Source(read_sessions(comm), index, io="independent", window_bytes=1 << 20, cache=cache, on_error="skip")
+    data = Dataset(source, ElementSpec("image"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        batches = [[int(image.max(initial=0)) for image in batch] for batch in data.batches(6, **order)]
+    return batches, [str(sample) for sample in data.skipped]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("cache", [None, "memory"])
+def test_images_of_a_folder(ranks: Pools, size: int, cache: str | None) -> None:
+    results = ranks(size).run(_images, cache, {"shuffle": True, "seed": 1})
+    alone, _ = _images(MPI.COMM_SELF, cache, {"shuffle": True, "seed": 1})
+    joined = [sorted(row for own in of_ranks for row in own) for of_ranks in zip(*(b for b, _ in results), strict=True)]
+    assert joined == [sorted(batch) for batch in alone] and len(joined) == 10
+    assert sorted(row for batch in joined for row in batch) == [row for row in range(60) if row not in BROKEN]
+    for _, skipped in results:
+        assert skipped == [f"'folder/{row}.jpg': the image is truncated" for row in BROKEN]
 
 
 @pytest.mark.parametrize("remainder", ["drop", "pad"])

@@ -9,13 +9,13 @@ from PIL import Image
 
 from matex_data._types import Array
 from matex_data.errors import DataError, DecodeError
-from matex_data.readers.images.decoding import pillow
 from matex_data.readers.images.decoding.convert import convert_image, convert_pixels, converted_shape
 from matex_data.readers.images.decoding.fits import decode_fits, fits_header
 from matex_data.readers.images.decoding.jpeg import decode_plain, jpeg_header
 from matex_data.readers.images.decoding.kinds import HEAD_BYTES, Data, as_buffer, image_kind
 from matex_data.readers.images.decoding.options import ImageInfo, ImageOptions
 from matex_data.readers.images.decoding.picture import Header, Pixels, check_pixels, header_of_mode
+from matex_data.readers.images.decoding.pillow import decode_by_pillow, image_header, no_image, too_large
 from matex_data.readers.images.decoding.resize import resize_array, resize_image
 from matex_data.readers.images.decoding.tiff import decode_tiff, tiff_header
 
@@ -48,7 +48,7 @@ def image_info(
     except DataError as error:
         raise _at(error, path) from error.__cause__
     except Exception as error:
-        raise _at(pillow.no_image(kind, error), path) from error
+        raise _at(no_image(kind, error), path) from error
 
 
 def decode_image(data: Data, options: ImageOptions, path: str | None = None, page: int = 0) -> Array:
@@ -86,7 +86,7 @@ def _header(buffer: bytes | memoryview, kind: str, options: ImageOptions, page: 
     if kind == "jpeg" and page == 0 and (header := jpeg_header(buffer, whole=False)) is not None:
         check_pixels(header.width, header.height, options.max_pixels)
         return header_of_mode(header.mode, *header.turned)
-    return pillow.image_header(buffer, kind, options.max_pixels, page)
+    return image_header(buffer, kind, options.max_pixels, page)
 
 
 def _decode(buffer: bytes | memoryview, kind: str, options: ImageOptions, page: int) -> Image.Image | Pixels:
@@ -99,7 +99,7 @@ def _decode(buffer: bytes | memoryview, kind: str, options: ImageOptions, page: 
         pixels = decode_plain(buffer, options)
         if pixels is not None:
             return pixels
-    return pillow.decode(buffer, kind, options, page)
+    return decode_by_pillow(buffer, kind, options, page)
 
 
 def _check_single(page: int) -> None:
@@ -129,8 +129,8 @@ def deliver(picture: Image.Image | Pixels, options: ImageOptions) -> Array:
         else convert_pixels(picture, options.mode)
     )
     if isinstance(wanted, Image.Image):
-        sized = options.size is not None
-        array = resize_image(wanted, options.size, options.resample) if sized else np.asarray(wanted)
+        size = options.size
+        array = np.asarray(wanted) if size is None else resize_image(wanted, size, options.resample)
         if options.mode == "gray":
             array = array[..., None]
     else:
@@ -144,9 +144,9 @@ def _at(error: DataError, path: str | None) -> DataError:
 
 def _damaged(kind: str, error: Exception, path: str | None) -> DataError:
     if kind == "other":
-        refused: DataError = pillow.no_image(kind, error)
+        refused: DataError = no_image(kind, error)
     elif isinstance(error, Image.DecompressionBombError):
-        refused = pillow.too_large(error)
+        refused = too_large(error)
     else:
         refused = DecodeError(
             "the image does not decode",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from matex_data._types import Array
 from matex_data.errors import FormatError
 
@@ -49,7 +51,8 @@ def as_buffer(data: Data) -> bytes | memoryview:
     ------
     FormatError : the file is empty.
     """
-    buffer = data if isinstance(data, bytes) else memoryview(data).cast("B")
+    source: Any = data
+    buffer = source if isinstance(source, bytes) else memoryview(source).cast("B")
     if not len(buffer):
         raise FormatError(
             "the file is empty", expected="an image", found="0 bytes", remedy="write the file again, or leave it out"

@@ -88,7 +88,7 @@ def _check_choice(option: str, value: object, choices: tuple[str, ...]) -> None:
 
 
 def _is_positive(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) > 0
 
 
 def _checked_size(size: Any) -> tuple[int, int]:

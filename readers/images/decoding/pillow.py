@@ -61,7 +61,7 @@ def image_header(data: bytes | memoryview, kind: str, max_pixels: int, page: int
     return header_of_mode(mode, width, height, pages)
 
 
-def decode(data: bytes | memoryview, kind: str, options: ImageOptions, page: int) -> Image.Image | Pixels:
+def decode_by_pillow(data: bytes | memoryview, kind: str, options: ImageOptions, page: int) -> Image.Image | Pixels:
     """Return a page, turned as its orientation says; a large JPEG scaled down."""
     image = open_image(data, kind, options.max_pixels)
     pages, mode = _seek(image, page, options.max_pixels)

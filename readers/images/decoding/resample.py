@@ -25,7 +25,8 @@ Filter = Callable[[Array], Array]
 
 
 def _triangle(x: Array) -> Array:
-    return np.maximum(1 - np.abs(x), 0)
+    weights: Array = np.maximum(1 - np.abs(x), 0)
+    return weights
 
 
 def _box(x: Array) -> Array:

@@ -52,10 +52,12 @@ def resize_array(array: Array, size: tuple[int, int], method: str) -> Array:
 
 def _resize_channel(channel: Array, size: tuple[int, int], method: str) -> Array:
     plane = Image.fromarray(np.ascontiguousarray(channel, dtype=np.float32))
-    return np.asarray(plane.resize((size[1], size[0]), METHODS[method]))
+    resized: Array = np.asarray(plane.resize((size[1], size[0]), METHODS[method]))
+    return resized
 
 
 def _nearest(length: int, wanted: int) -> Array:
     """Return the row or column that Pillow takes for each of the new ones."""
     numbers = Image.fromarray(np.arange(length, dtype=np.int32)[None])
-    return np.asarray(numbers.resize((wanted, 1), Image.Resampling.NEAREST))[0]
+    chosen: Array = np.asarray(numbers.resize((wanted, 1), Image.Resampling.NEAREST)).reshape(-1)
+    return chosen

@@ -207,7 +207,8 @@ def _shape(page: Any) -> tuple[int, int, int | None]:
 
 
 def _dtype(page: Any) -> np.dtype[Any]:
-    return np.dtype(page.dtype).newbyteorder("=")
+    dtype: np.dtype[Any] = np.dtype(page.dtype)
+    return dtype.newbyteorder("=")
 
 
 def _orientation(page: Any) -> int:
