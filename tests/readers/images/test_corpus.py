@@ -47,7 +47,7 @@ def test_images_of_different_sizes(pool: Pool) -> None:
 
 def _counted(comm: MPI.Intracomm, folder: str) -> tuple[int, list[str]]:
     data = open_dataset(folder, comm=comm, mode="rgb", size=(16, 16), dtype="float32", pages="first", on_error="skip")
-    batches = data.batches(6, shuffle=True, seed=1, remainder="keep")
+    batches = data.batches(12, shuffle=True, seed=1, remainder="keep")
     return sum(len(batch["path"]) for batch in batches), [Path(sample.file).name for sample in data.skipped]
 
 
