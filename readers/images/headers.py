@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -142,12 +142,12 @@ def read_facts(
     sampled = np.unique(np.linspace(0, len(names) - 1, SAMPLED if ragged else 1).astype(np.int64))
     needed = np.arange(len(names)) if all_needed else np.union1d(sampled, paged)
     start, stop = rank_range(len(needed), ranks.rank, ranks.size)
-    own = _Reading(root, names, options, ragged, frozenset(paged.tolist())).summary(needed[start:stop])
-    merged = _merge(ranks.allgather(own))
+    reading = _Reading(root, names, options, ragged, frozenset(paged.tolist()))
+    merged = _merge(_gathered(ranks, lambda: reading.summary(needed[start:stop])))
     if not merged.kinds:
         merged = _first_readable(root, names, options, ragged, ranks, merged)
     kinds = list(merged.kinds.values())
-    if len(kinds) > 1:
+    if len(kinds) > 1 and not only_pages:
         raise _differ(root, names, kinds, ragged)
     return ImageFacts(kinds[0][1], _page_counts(len(names), merged), merged.nbytes // merged.count)
 
@@ -203,6 +203,17 @@ def _merge(summaries: Iterable[Headers]) -> Headers:
     return merged
 
 
+def _gathered(ranks: IndexingRanks, summarize: Callable[[], Headers]) -> list[Headers]:
+    """Return the summaries of all ranks, or raise the first error of any. *Collective*."""
+    own, error = Headers(), None
+    try:
+        own = summarize()
+    except Exception as raised:  # of any kind, such as a lack of memory: every rank has to raise it
+        error = raised
+    ranks.agree(error)
+    return ranks.allgather(own)
+
+
 def _first_readable(
     root: str, names: Texts, options: ImageOptions, ragged: bool, ranks: IndexingRanks, merged: Headers
 ) -> Headers:
@@ -212,12 +223,9 @@ def _first_readable(
     ------
     DataError : there is none.
     """
-    found = merged
-    if ranks.rank == 0:
-        reading = _Reading(root, names, options, ragged, frozenset())
-        summaries = (reading.summary(np.array([number])) for number in range(len(names)))
-        found = next((summary for summary in summaries if summary.kinds), merged)
-    shared: Headers = ranks.allgather(found)[0]
+    reading = _Reading(root, names, options, ragged, frozenset())
+    summaries = (reading.summary(np.array([number])) for number in range(len(names) if ranks.rank == 0 else 0))
+    shared = _gathered(ranks, lambda: next((summary for summary in summaries if summary.kinds), merged))[0]
     ranks.agree(None if shared.kinds else merged.error)
     return replace(shared, pages=merged.pages)
 

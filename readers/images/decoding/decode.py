@@ -35,7 +35,7 @@ def image_info(
     Raises
     ------
     FormatError : it is no image, or cannot be read.
-    DecodeError : the image is larger than ``options.max_pixels``.
+    DecodeError : the image is larger than ``options.max_pixels``, or its data leave the file.
     """
     kind = "other"
     try:
@@ -52,7 +52,9 @@ def image_info(
 
 
 def decode_image(data: Data, options: ImageOptions, path: str | None = None, page: int = 0) -> Array:
-    """Return an image as an array. Safe in several threads.
+    """Return an image as an array, which may be read-only. Safe in several threads.
+
+    JPEG decoding and the resizing of 8-bit gray and colours take no interpreter lock; what is left takes about 30 us.
 
     Parameters
     ----------

@@ -54,7 +54,10 @@ def page_offsets(data: bytes | memoryview) -> list[int]:
             (entries,) = struct.unpack_from(order + count_format, data, offset)
         except struct.error:
             raise FormatError(
-                "the list of pages leaves the file", byte=at, expected=f"a position below {len(data)}"
+                "the list of pages leaves the file",
+                byte=at,
+                expected=f"a position below {len(data)}",
+                remedy="the file may be cut off: write it again, or read its first page alone (pages='first')",
             ) from None
         seen.add(offset)
         offsets.append(offset)
