@@ -147,7 +147,7 @@ def read_facts(
     if not merged.kinds:
         merged = _first_readable(root, names, options, ragged, ranks, merged)
     kinds = list(merged.kinds.values())
-    if len(kinds) > 1:
+    if len(kinds) > 1 and not only_pages:
         raise _differ(root, names, kinds, ragged)
     return ImageFacts(kinds[0][1], _page_counts(len(names), merged), merged.nbytes // merged.count)
 

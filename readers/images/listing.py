@@ -184,7 +184,7 @@ def _list_folder(path: str, layout: str | None) -> Listing:
         listing = Listing(_folder_path(root), root, Texts.of(top.files()))
     elif found == "pairs":
         listing = _list_pairs(path, root, top)
-        others += _unpaired_folders(top)
+        report_others(path, _unpaired(top), "lie beside the folders of images and masks")
     else:
         listing = _list_classes(path, root, top)
         others += top.images
@@ -268,7 +268,7 @@ def _pair_folders(top: Folder) -> tuple[list[Folder], list[Folder]]:
     return [f for f in below if IMAGE_FOLDER.match(f.base) and f not in masks], masks
 
 
-def _unpaired_folders(top: Folder) -> list[str]:
+def _unpaired(top: Folder) -> list[str]:
     images, masks = _pair_folders(top)
     return [file for folder in top.folders if folder not in (*images, *masks) for file in folder.files()] + top.images
 

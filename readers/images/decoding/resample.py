@@ -72,13 +72,32 @@ def resample(pixels: Array, size: tuple[int, int], method: str) -> Array:
 
 
 def takes(pixels: Array, size: tuple[int, int], method: str) -> bool:
-    """Return whether `resample` gives the numbers of Pillow.
+    """Return whether `resample` gives the numbers of Pillow, and its loops are compiled.
 
     Pillow, from version 13 on, does the vertical pass first where that reduces the image more, and its rounding shows.
     """
     kind = pixels.dtype == np.uint8 and (pixels.ndim == 2 or pixels.shape[2] == 3)
     fewer_rows, fewer_columns = pixels.shape[0] - size[0], pixels.shape[1] - size[1]
-    return kind and method in FILTERS and (fewer_rows <= 0 or fewer_rows <= 2 * fewer_columns)
+    return kind and method in FILTERS and (fewer_rows <= 0 or fewer_rows <= 2 * fewer_columns) and _is_compiled()
+
+
+def compile_loops() -> None:
+    """Compile all loops, or load them from Numba's cache, which takes 0.8 s with the import of Numba."""
+    compiled_weighting()
+    for channels in (1, 3):
+        compiled_transposition(channels)
+    _compiled_all.set()
+
+
+_compiled_all = threading.Event()
+_started = threading.Lock()  # taken once, by the thread that begins to compile
+
+
+def _is_compiled() -> bool:
+    """Return whether the loops are compiled; begin with it at the first call: the first images are Pillow's."""
+    if not _compiled_all.is_set() and _started.acquire(blocking=False):
+        threading.Thread(target=compile_loops, name="matex compiles the resizing of images").start()
+    return _compiled_all.is_set()
 
 
 @lru_cache(maxsize=256)

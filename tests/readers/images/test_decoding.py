@@ -23,6 +23,7 @@ from PIL import Image, ImageOps
 
 from matex_data import DataError, DecodeError, FormatError
 from matex_data.readers.images.decoding import ImageOptions, decode_image, image_info
+from matex_data.readers.images.decoding.resample import compile_loops, takes
 from tests.fuzz.images import KINDS, picture, seeds
 from tests.support.launch import ROOT
 
@@ -76,6 +77,9 @@ def check(data: bytes, options: ImageOptions, expected: NDArray[Any], levels: in
 
 def _corpus() -> Iterator[Any]:
     folder = Path(CORPUS or "") / "images"
+    if CORPUS is None:
+        reason = "MATEX_CORPUS does not name a folder of real files"
+        yield pytest.param(folder, marks=pytest.mark.skip(reason=reason), id="none")
     for entry in json.loads((folder / "MANIFEST.json").read_text()) if CORPUS else ():
         yield pytest.param(folder / entry["file"], id=entry["file"])
 
@@ -348,6 +352,13 @@ def _resized(image: Image.Image, size: tuple[int, int], method: str) -> NDArray[
     return np.asarray(image.resize(size[::-1], RESAMPLING[method]))
 
 
+@pytest.fixture(scope="module")
+def compiled() -> None:
+    """Compile the loops beforehand; without it the first images are resized by Pillow."""
+    compile_loops()
+
+
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("method", list(RESAMPLING))
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "1", "LA"])
 def test_sizes(mode: str, method: str) -> None:
@@ -356,6 +367,28 @@ def test_sizes(mode: str, method: str) -> None:
     image = shown(data)
     for size in ((83, 101), (40, 51), (200, 150), (83, 7), (7, 101), (20, 300), (166, 30), (1, 1)):
         check(data, ImageOptions(size=size, resample=method), _resized(image, size, method))
+
+
+def test_the_first_images_do_not_wait_for_the_compiler() -> None:
+    code = (
+        "import sys, threading\n"
+        "import numpy as np\n"
+        "from matex_data.readers.images.decoding.resample import takes\n"
+        "pixels = np.zeros((9, 9, 3), 'u1')\n"
+        "assert not takes(pixels, (5, 5), 'bilinear')\n"
+        "[thread.join() for thread in threading.enumerate() if thread is not threading.current_thread()]\n"
+        "assert takes(pixels, (5, 5), 'bilinear')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.usefixtures("compiled")
+def test_compiled_loops_serve_gray_and_colours() -> None:
+    for shape in ((9, 9), (9, 9, 3)):
+        assert takes(np.zeros(shape, "u1"), (5, 5), "bilinear")
+        assert not takes(np.zeros(shape, "u1"), (1, 9), "bilinear")  # the vertical pass comes first in Pillow
+        assert not takes(np.zeros(shape, "u2"), (5, 5), "bilinear")
 
 
 @pytest.mark.parametrize("method", list(RESAMPLING))

@@ -120,7 +120,9 @@ def test_pairs_by_stem(tmp_path: Path) -> None:
     for number in (2, 10):
         save(tmp_path / "images" / f"{number}.png", number)
         save(tmp_path / "masks" / f"{number}.bmp", number, channels=None)
-    found = open_dataset(tmp_path, inputs="image", targets="mask")
+    save(tmp_path / "previews" / "2.png", 1)
+    with pytest.warns(UserWarning, match="1 files lie beside the folders of images and masks.*'previews/2.png'"):
+        found = open_dataset(tmp_path, inputs="image", targets="mask")
     images, masks = next(iter(found.batches(2)))
     same(images, np.stack([picture(2), picture(10)]))
     same(masks, np.stack([picture(2, channels=None), picture(10, channels=None)]))
@@ -167,6 +169,12 @@ def test_pages_are_samples(tmp_path: Path) -> None:
         for image, label in zip(batch["image"], batch["label"], strict=True):
             at = [number for number in range(6) if np.array_equal(found["image"][number], image)]
             assert found["label"][at].tolist() == [label]
+
+
+def test_labels_alone_need_no_equal_sizes(tmp_path: Path) -> None:
+    write_pages(tmp_path / "a" / "1.tif", [1, 2])
+    save(tmp_path / "b" / "1.tif", 1, (9, 9))
+    assert open_dataset(tmp_path, inputs="label").load()["label"].tolist() == [0, 0, 1]
 
 
 def test_pages_of_masks_pair_up(tmp_path: Path) -> None:
