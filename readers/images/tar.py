@@ -68,6 +68,8 @@ def index(
     FormatError : the shard is compressed, damaged or truncated, a sample lacks a field, or images differ in size.
     """
     options = ImageOptions(mode, size, resample, dtype, max_pixels)
+    if ragged and size is not None:
+        raise FormatError("images of one size are not ragged", expected="size= or ragged=True", found="both")
     shard = read_shard(path)
     selected = list(shard.members) if names is None else list(names)
     _check_names(path, shard, [*selected, *(masks or ()), *raw])

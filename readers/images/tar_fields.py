@@ -163,7 +163,7 @@ class RaggedImageMember(MemberDecoder):
         image = decode_image(data, self.options)
         if (image.shape[2:], image.dtype) != (self.info.shape[2:], self.info.dtype):
             raise _differs(self.info.shape, self.info.dtype, image.shape, image.dtype)
-        return image
+        return image if image.flags.writeable else image.copy()  # a batch holds the images themselves
 
 
 def _differs(shape: tuple[int, ...], dtype: np.dtype[Any], other: tuple[int, ...], found: np.dtype[Any]) -> DecodeError:

@@ -172,6 +172,8 @@ def test_images_of_different_sizes(tmp_path: Path) -> None:
     assert found.fields["png"].sample_shape == (None, None, 3)
     for row, image in zip(every_row(found, "png"), images, strict=True):
         same(row, image)
+    with pytest.raises(FormatError, match="not ragged"):
+        index(path, ragged=True, size=(4, 4))
     assert found.files[0].layouts["png"].inner_bytes() == sum(image.nbytes for image in images)
 
 
@@ -186,6 +188,15 @@ def test_masks_keep_their_numbers(tmp_path: Path) -> None:
     assert set(np.unique(every_row(found, "seg.png"))) == {0, 3, 250}
     assert index(path, size=(7, 7), mode="rgb", masks=[]).fields["seg.png"].shape == (7, 7, 3)
     assert every_row(index(path, raw=["jpg"]), "jpg")[0] == members["a.jpg"]
+
+
+def test_damaged_images_can_be_skipped(tmp_path: Path) -> None:
+    case = TestTar().damage(tmp_path)
+    data = case.open(MPI.COMM_SELF, on_error="skip")
+    with pytest.warns(UserWarning, match="skipped"):
+        found = [json.loads(text)["number"] for batch in data.batches(8, remainder="keep") for text in batch["json"]]
+    assert found == [number for number in range(sum(LENGTHS)) if number != 33]
+    assert [(Path(sample.file).name, sample.row) for sample in data.skipped] == [("shard-000.tar", 33)]
 
 
 ERRORS = {
