@@ -19,7 +19,9 @@ from matex_data.errors import DecodeError, FormatError
 from matex_data.readers.images.decoding.orientation import TURNED, turn
 from matex_data.readers.images.decoding.picture import MODES, Header, Pixels, check_pixels, header_of_mode
 
-BITS, SAMPLES, SAMPLE_FORMAT, ORIENTATION = 258, 277, 339, 274
+SUBFILE_TYPE, BITS, SAMPLES, SAMPLE_FORMAT, ORIENTATION = 254, 258, 277, 339, 274
+LONG, REDUCED = 4, 1
+"""Type of an integer of 32 bits, and the bit of the subfile type that marks a smaller version of another image."""
 UNSIGNED, SIGNED = 1, 2
 MAX_SAMPLES = 4
 """Limit of the numbers of an image, in units of ``max_pixels``."""
@@ -34,7 +36,8 @@ logging.getLogger("tifffile").addHandler(logging.NullHandler())  # else each odd
 def page_offsets(data: bytes | memoryview) -> list[int]:
     """Return the byte positions of the directories of all pages, in the order of their chain.
 
-    A directory that refers to an earlier one is the last, as in Pillow.
+    A directory that refers to an earlier one is the last, as in Pillow. Smaller versions of an image that follow it
+    (overviews) are no pages.
 
     Raises
     ------
@@ -45,12 +48,13 @@ def page_offsets(data: bytes | memoryview) -> list[int]:
     start, count_format, entry, next_format = (8, "Q", 20, "Q") if big else (4, "H", 12, "I")
     offsets: list[int] = []
     seen: set[int] = set()
+    reduced: list[bool] = []
     at = start
     while True:
         try:
             (offset,) = struct.unpack_from(order + next_format, data, at)
             if offset == 0 or offset in seen:
-                return offsets
+                return _without_overviews(offsets, reduced)
             (entries,) = struct.unpack_from(order + count_format, data, offset)
         except struct.error:
             raise FormatError(
@@ -61,7 +65,24 @@ def page_offsets(data: bytes | memoryview) -> list[int]:
             ) from None
         seen.add(offset)
         offsets.append(offset)
+        reduced.append(_is_reduced(data, offset + struct.calcsize("=" + count_format), order, big))
         at = offset + struct.calcsize("=" + count_format) + entry * entries
+
+
+def _is_reduced(data: bytes | memoryview, entry: int, order: str, big: bool) -> bool:
+    """Return whether the first entry of a directory, by its tag the lowest, says "reduced-resolution image"."""
+    try:
+        tag, kind, count, value = struct.unpack_from(order + ("HHQI" if big else "HHII"), data, entry)
+    except struct.error:
+        return False
+    return tag == SUBFILE_TYPE and kind == LONG and count == 1 and bool(value & REDUCED)
+
+
+def _without_overviews(offsets: list[int], reduced: list[bool]) -> list[int]:
+    count = len(offsets)
+    while count > 1 and reduced[count - 1]:
+        count -= 1
+    return offsets[:count]
 
 
 def open_page(data: bytes | memoryview, page: int) -> TiffImageFile:

@@ -292,6 +292,17 @@ def test_16_bits_keep_their_dtype_in_all_modes() -> None:
     check(deep, ImageOptions(mode="rgb"), np.repeat(ARRAYS["uint16"][..., None], 3, axis=2))
 
 
+def test_overviews_are_no_pages() -> None:
+    stream = io.BytesIO()
+    pixels = np.arange(64 * 64, dtype=np.uint16).reshape(64, 64)
+    with tifffile.TiffWriter(stream) as file:
+        for page in (pixels, pixels[::-1]):
+            file.write(page)
+        for step in (2, 4):
+            file.write(pixels[::step, ::step], subfiletype=1)
+    assert image_info(stream.getvalue(), NATIVE).pages == 2
+
+
 def test_pages_of_a_tiff() -> None:
     images = [picture(size=(20 + 3 * i, 17), number=i) for i in range(5)]
     data = saved(images[0], "TIFF", save_all=True, append_images=images[1:])
