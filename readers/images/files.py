@@ -103,15 +103,15 @@ class ImageFiles(Layout):
             task = _Task(self, numbers[low:high], files[low:high], pages[low:high], rows.destination[low:high], out)
             yield ReadRequest(EMPTY, EMPTY, on_complete=task.run)
 
-    def decode(self, data: bytes, path: bytes, page: int) -> Array:
-        """Return the image of a page.
+    def decode(self, data: bytes, path: bytes, page: int, out: Array | None) -> Array:
+        """Return the image of a page, in ``out`` unless that is None.
 
         Raises
         ------
         DataError : it does not decode, or has another dtype or shape than the others.
         """
         name = os.fsdecode(path)
-        image = decode_image(data, self.options, name, page)
+        image = decode_image(data, self.options, name, page, out)
         expected = self.field.inner if self.field.ragged else self.field.shape
         fits = len(image.shape) == len(expected) and all(
             length in (None, found) for length, found in zip(expected, image.shape, strict=False)
@@ -146,19 +146,18 @@ class _Task:
     def run(self, _: Bytes) -> None:
         """Read and decode the images straight into the output array."""
         columns = (column.tolist() for column in (self.rows, self.files, self.pages, self.destination))
-        opened, path, data = -1, b"", b""
+        opened, path, data, ragged = -1, b"", b"", self.layout.field.ragged
         for row, file, page, destination in zip(*columns, strict=True):
             try:
                 if file != opened:
                     path = self.layout.names.path(self.layout.root, file)
                     data = read_file(path)
                     opened = file
-                image = self.layout.decode(data, path, page)
+                image = self.layout.decode(data, path, page, None if ragged else self.out[destination])
             except DataError as error:
                 raise error.at_row(row) from error
-            if self.layout.field.ragged and not image.flags.writeable:
-                image = image.copy()  # a batch of ragged images holds the images themselves
-            self.out[destination] = image
+            if ragged:  # a batch of ragged images holds the images themselves
+                self.out[destination] = image if image.flags.writeable else image.copy()
 
 
 @dataclass(frozen=True, eq=False)

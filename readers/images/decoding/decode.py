@@ -51,7 +51,9 @@ def image_info(
         raise _at(no_image(kind, error), path) from error
 
 
-def decode_image(data: Data, options: ImageOptions, path: str | None = None, page: int = 0) -> Array:
+def decode_image(
+    data: Data, options: ImageOptions, path: str | None = None, page: int = 0, out: Array | None = None
+) -> Array:
     """Return an image as an array, which may be read-only. Safe in several threads.
 
     JPEG decoding and the resizing of 8-bit gray and colours take no interpreter lock; what is left takes about 30 us.
@@ -61,6 +63,8 @@ def decode_image(data: Data, options: ImageOptions, path: str | None = None, pag
     data : bytes of the whole file.
     path : name of the file, for errors.
     page : of a file with several.
+    out : array that receives the image, if it has its shape and dtype. Otherwise the result is valid until this thread
+        decodes the next image.
 
     Raises
     ------
@@ -70,7 +74,7 @@ def decode_image(data: Data, options: ImageOptions, path: str | None = None, pag
     try:
         buffer = as_buffer(data)
         kind = image_kind(bytes(buffer[:HEAD_BYTES]))
-        return deliver(_decode(buffer, kind, options, page), options)
+        return deliver(_decode(buffer, kind, options, page, out), options, out)
     except MemoryError:
         raise
     except DataError as error:
@@ -91,14 +95,16 @@ def _header(buffer: bytes | memoryview, kind: str, options: ImageOptions, page: 
     return image_header(buffer, kind, options.max_pixels, page)
 
 
-def _decode(buffer: bytes | memoryview, kind: str, options: ImageOptions, page: int) -> Image.Image | Pixels:
+def _decode(
+    buffer: bytes | memoryview, kind: str, options: ImageOptions, page: int, out: Array | None
+) -> Image.Image | Pixels:
     if kind == "tiff":
         return decode_tiff(buffer, options.max_pixels, page)
     if kind == "fits":
         _check_single(page)
         return decode_fits(buffer, options.max_pixels)
     if kind == "jpeg" and page == 0:
-        pixels = decode_plain(buffer, options)
+        pixels = decode_plain(buffer, options, out)
         if pixels is not None:
             return pixels
     return decode_by_pillow(buffer, kind, options, page)
@@ -123,8 +129,8 @@ def delivered_info(header: Header, options: ImageOptions) -> ImageInfo:
     return ImageInfo(shape, options.dtype or dtype, header.pages, attributes)
 
 
-def deliver(picture: Image.Image | Pixels, options: ImageOptions) -> Array:
-    """Return decoded pixels in the mode, size and dtype of the options."""
+def deliver(picture: Image.Image | Pixels, options: ImageOptions, out: Array | None = None) -> Array:
+    """Return decoded pixels in the mode, size and dtype of the options; in ``out`` if it has this shape and dtype."""
     wanted = (
         convert_image(picture, options.mode)
         if isinstance(picture, Image.Image)
@@ -136,8 +142,20 @@ def deliver(picture: Image.Image | Pixels, options: ImageOptions) -> Array:
         if options.mode == "gray":
             array = array[..., None]
     else:
-        array = wanted.array if options.size is None else resize_array(wanted.array, options.size, options.resample)
-    return array if options.dtype is None else array.astype(options.dtype, copy=False)
+        pixels, size = wanted.array, options.size
+        target = _bytes_for(out, size, pixels)
+        array = pixels if size is None else resize_array(pixels, size, options.resample, target)
+    if out is None or (array.shape, options.dtype or array.dtype) != (out.shape, out.dtype):
+        return array if options.dtype is None else array.astype(options.dtype, copy=False)
+    if not np.may_share_memory(array, out):
+        np.copyto(out, array, casting="unsafe")
+    return out
+
+
+def _bytes_for(out: Array | None, size: tuple[int, int] | None, pixels: Array) -> Array | None:
+    """Return ``out`` if it can hold the resized pixels, which are bytes."""
+    fits = out is not None and size is not None and out.dtype == np.uint8 and out.flags.c_contiguous
+    return out if fits and out is not None and out.shape == (*(size or ()), *pixels.shape[2:]) else None
 
 
 def _at(error: DataError, path: str | None) -> DataError:

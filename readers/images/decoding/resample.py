@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array
+from matex_data.codecs.scratch import filter_output
+from matex_data.index.scatter import as_bytes
 
 BITS = 22
 """Of the weights after the binary point: 32, less 8 of the pixels, less 2 for sums beyond 1."""
@@ -52,7 +54,7 @@ FILTERS: dict[str, tuple[Filter, float]] = {
 """Weight as a function of the distance, and the distance beyond which it is 0, by method."""
 
 
-def resample(pixels: Array, size: tuple[int, int], method: str) -> Array:
+def resample(pixels: Array, size: tuple[int, int], method: str, out: Array | None = None) -> Array:
     """Return an image of another size.
 
     Parameters
@@ -60,15 +62,29 @@ def resample(pixels: Array, size: tuple[int, int], method: str) -> Array:
     pixels : uint8, (height, width) or (height, width, 3), contiguous.
     size : (height, width) of the result.
     method : a name of ``FILTERS``.
+    out : uint8, contiguous, for as many numbers as the result; None: new memory.
     """
     height, width = size
-    weigh, transpose = compiled_weighting(), compiled_transposition(1 if pixels.ndim == 2 else pixels.shape[2])
+    channels = 1 if pixels.ndim == 2 else pixels.shape[2]
+    weigh, transpose = compiled_weighting(), compiled_transposition(channels)
+    result = np.empty(height * width * channels, np.uint8) if out is None else out.reshape(-1)
     rows = pixels.reshape(len(pixels), -1)
     if pixels.shape[1] != width:  # by columns as by rows: these are long, the loop over them uses vector instructions
-        rows = transpose(weigh(transpose(rows), *_weights(pixels.shape[1], width, method)))
+        columns = _scratch(rows, pixels.shape[1], len(pixels) * channels)
+        transpose(rows, columns)
+        weighed = _scratch(columns, width, len(pixels) * channels)
+        weigh(columns, *_weights(pixels.shape[1], width, method), weighed)
+        is_last = len(pixels) == height
+        rows = result.reshape(height, -1) if is_last else _scratch(weighed, len(pixels), width * channels)
+        transpose(weighed, rows)
     if len(pixels) != height:
-        rows = weigh(rows, *_weights(len(pixels), height, method))
-    return rows.reshape(height, width, *pixels.shape[2:])
+        weigh(rows, *_weights(len(pixels), height, method), result.reshape(height, -1))
+    return result.reshape(height, width, *pixels.shape[2:])
+
+
+def _scratch(source: Array, rows: int, row_bytes: int) -> Array:
+    """Return memory of this thread that ``source`` does not use, uint8[rows, row_bytes]."""
+    return filter_output(as_bytes(source), False, None, rows * row_bytes).reshape(rows, row_bytes)
 
 
 def takes(pixels: Array, size: tuple[int, int], method: str) -> bool:
@@ -119,15 +135,14 @@ def _weights(length: int, wanted: int, method: str) -> tuple[Array, Array, Array
 
 
 @cache
-def compiled_weighting() -> Callable[..., Array]:
+def compiled_weighting() -> Callable[..., None]:
     """Compile the weighted sums of rows; Numba keeps them on disk for the next process."""
     from numba import int32, int64, types, uint8  # importing Numba takes most of a second
 
     half, bits, most = np.int32(1 << (BITS - 1)), np.int32(BITS), np.int32(255)
 
-    def weighted(source: Any, first: Any, counts: Any, weights: Any) -> Any:
+    def weighted(source: Any, first: Any, counts: Any, weights: Any, out: Any) -> None:
         width = source.shape[1]
-        out = np.empty((len(first), width), np.uint8)
         totals = np.empty(width, np.int32)
         for row in range(len(first)):
             totals[:] = half
@@ -138,34 +153,31 @@ def compiled_weighting() -> Callable[..., Array]:
                     totals[column] = np.int32(totals[column] + product)
             for column in range(width):
                 out[row, column] = np.uint8(min(max(totals[column] >> bits, np.int32(0)), most))
-        return out
 
     pixels, numbers = types.Array(uint8, 2, "C", readonly=True), types.Array(int64, 1, "C", readonly=True)
     matrix = types.Array(int32, 2, "C", readonly=True)
-    return _compiled(weighted, types.Array(uint8, 2, "C")(pixels, numbers, numbers, matrix))
+    return _compiled(weighted, types.void(pixels, numbers, numbers, matrix, types.Array(uint8, 2, "C")))
 
 
 @cache
-def compiled_transposition(channels: int) -> Callable[[Array], Array]:
+def compiled_transposition(channels: int) -> Callable[[Array, Array], None]:
     """Compile the exchange of rows and columns of pixels with ``channels`` bytes."""
     from numba import types, uint8
 
-    def transposed(source: Any) -> Any:
+    def transposed(source: Any, out: Any) -> None:
         height, width = source.shape[0], source.shape[1] // channels
-        out = np.empty((width, height * channels), np.uint8)
         for row in range(height):
             for column in range(width):
                 for channel in range(channels):
                     out[column, row * channels + channel] = source[row, column * channels + channel]
-        return out
 
-    return _compiled(transposed, types.Array(uint8, 2, "C")(types.Array(uint8, 2, "C", readonly=True)))
+    return _compiled(transposed, types.void(types.Array(uint8, 2, "C", readonly=True), types.Array(uint8, 2, "C")))
 
 
 _compiling = threading.Lock()  # else each thread of a pool compiles for itself
 
 
-def _compiled(loop: Callable[..., Array], signature: Any) -> Callable[..., Array]:
+def _compiled(loop: Callable[..., None], signature: Any) -> Callable[..., None]:
     from numba import njit
 
     with _compiling:

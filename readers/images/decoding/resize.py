@@ -28,20 +28,20 @@ def resize_image(image: Image.Image, size: tuple[int, int], method: str) -> Arra
     return np.asarray(image.resize((width, height), METHODS[method]))
 
 
-def resize_array(array: Array, size: tuple[int, int], method: str) -> Array:
+def resize_array(array: Array, size: tuple[int, int], method: str, out: Array | None = None) -> Array:
     """Return an array of shape (height, width[, channels]), in its dtype.
 
     "nearest" moves the numbers as they are. The other methods compute 8-bit gray and colours as Pillow does, all else
-    in float32, a channel at a time; integers are rounded.
+    in float32, a channel at a time; integers are rounded. ``out`` is memory for the result, which need not be used.
     """
     if array.shape[:2] == size:
         return array
     if method == "nearest":
         return array[_nearest(array.shape[0], size[0])][:, _nearest(array.shape[1], size[1])]
     if array.ndim == 3 and array.shape[2] == 1:
-        return resize_array(array[..., 0], size, method)[..., None]
+        return resize_array(array[..., 0], size, method, out)[..., None]
     if takes(array, size, method):
-        return resample(np.ascontiguousarray(array), size, method)
+        return resample(np.ascontiguousarray(array), size, method, out)
     if array.dtype == np.uint8 and (array.ndim == 2 or array.shape[2] == 3):
         return np.asarray(Image.fromarray(array).resize(size[::-1], METHODS[method]))
     if array.ndim == 2:
