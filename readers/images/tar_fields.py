@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_data._types import Bytes
+from matex_data._types import Array, Bytes
 from matex_data.errors import DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.readers.arrays import read_header
@@ -31,8 +31,13 @@ class MemberDecoder(ABC):
         """Return the field."""
 
     @abstractmethod
-    def decode(self, data: Bytes) -> Any:
-        """Return the sample.
+    def decode(self, data: Bytes, out: Array) -> Any:
+        """Return the sample, to be assigned to an element of the output array; or ``out``, which then holds it.
+
+        Parameters
+        ----------
+        data : uint8[n], the member.
+        out : element of the output array; only for samples that are arrays of one shape.
 
         Raises
         ------
@@ -56,7 +61,7 @@ class BytesMember(MemberDecoder):
     def field(self, name: str) -> Field:
         return Field(name, (), np.dtype(object))
 
-    def decode(self, data: Bytes) -> Any:
+    def decode(self, data: Bytes, out: Array) -> Any:
         return data.tobytes()
 
 
@@ -67,7 +72,7 @@ class IntegerMember(MemberDecoder):
     def field(self, name: str) -> Field:
         return Field(name, (), np.dtype(np.int64))
 
-    def decode(self, data: Bytes) -> Any:
+    def decode(self, data: Bytes, out: Array) -> Any:
         text = data[:80].tobytes().strip()
         if len(data) <= 80 and len(text) <= MOST_DIGITS and re.fullmatch(rb"[+-]?[0-9]+", text):
             number = int(text)
@@ -107,7 +112,7 @@ class ArrayMember(MemberDecoder):
     def field(self, name: str) -> Field:
         return Field(name, self.shape, self.dtype)
 
-    def decode(self, data: Bytes) -> Any:
+    def decode(self, data: Bytes, out: Array) -> Any:
         content = data.tobytes()
         stored = read_header(io.BytesIO(content), "", None, len(content))
         if (stored.shape, stored.dtype.newbyteorder("=")) != (self.shape, self.dtype):
@@ -133,8 +138,8 @@ class ImageMember(MemberDecoder):
     def field(self, name: str) -> Field:
         return Field(name, self.info.shape, self.info.dtype, attributes=self.info.attributes)
 
-    def decode(self, data: Bytes) -> Any:
-        image = decode_image(data, self.options)
+    def decode(self, data: Bytes, out: Array) -> Any:
+        image = decode_image(data, self.options, out=out)
         if (image.shape, image.dtype) != (self.info.shape, self.info.dtype):
             raise _differs(self.info.shape, self.info.dtype, image.shape, image.dtype)
         return image
@@ -159,7 +164,7 @@ class RaggedImageMember(MemberDecoder):
         inner = (None, None, *self.info.shape[2:])
         return Field(name, (), self.info.dtype, ragged=True, attributes=self.info.attributes, inner=inner)
 
-    def decode(self, data: Bytes) -> Any:
+    def decode(self, data: Bytes, out: Array) -> Any:
         image = decode_image(data, self.options)
         if (image.shape[2:], image.dtype) != (self.info.shape[2:], self.info.dtype):
             raise _differs(self.info.shape, self.info.dtype, image.shape, image.dtype)

@@ -94,7 +94,11 @@ class TarRows(Table):
         for row, destination, begins in zip(*members.lists(), strict=True):
             for column, begin, (name, out) in zip(columns, begins, members.outs, strict=True):
                 try:
-                    out[destination] = self.decoders[name].decode(data[begin : begin + int(self.nbytes[row, column])])
+                    member = data[begin : begin + int(self.nbytes[row, column])]
+                    element = out[destination]
+                    sample = self.decoders[name].decode(member, element)
+                    if sample is not element:
+                        out[destination] = sample
                 except DataError as error:
                     first_error = first_error or self._located(error, name, row, int(self.offset[row, column]))
         if first_error is not None:
