@@ -84,7 +84,7 @@ def _corpus() -> Iterator[Any]:
         yield pytest.param(folder / entry["file"], id=entry["file"])
 
 
-@pytest.mark.parametrize("path", _corpus())
+@pytest.mark.parametrize("path", list(_corpus()))
 def test_images_of_other_projects(path: Path) -> None:
     data = path.read_bytes()
     if data.startswith(b"SIMPLE"):
@@ -264,10 +264,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", list(ARRAYS))
 def test_tiff_numbers_are_never_cut(name: str, layout: str) -> None:
     array = ARRAYS[name]
-    if array.dtype == np.int64 and "predictor" in layout:
-        pytest.skip("integers of 64 bits have no predictor in tifffile")
     photometric = "rgb" if array.shape[2:] == (3,) else "minisblack"
     options = dict(LAYOUTS[layout], photometric=photometric)
+    if array.dtype == np.int64:
+        options.pop("predictor", None)  # tifffile has none for integers of 64 bits
     if name == "five channels":
         options["planarconfig"] = "contig"
     data = written(array, **options)
@@ -491,7 +491,7 @@ def test_what_is_no_image_is_refused(data: bytes) -> None:
 
 
 def test_lack_of_memory_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise MemoryError
 
     monkeypatch.setattr(imagecodecs, "jpeg8_decode", fail)
