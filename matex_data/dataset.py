@@ -27,6 +27,7 @@ from matex_data.sampling.sizing import (
     ShuffleQuality,
     block_borders,
     choose_block_bytes,
+    choose_least_window,
     estimate_quality,
     make_schedule,
 )
@@ -424,6 +425,7 @@ class Dataset:
             seed=seed,
             remainder=remainder,
             uniform=uniform,
+            least_window_bytes=choose_least_window(source.index),
         )
 
     def _shuffled_schedule(self, schedule: Schedule) -> Schedule:

@@ -141,10 +141,12 @@ class Layout(ABC):
     rows : number of rows.
     block_rows : rows of a block, the unit that is cheapest to read; blocks are counted from row 0. 1 if every row can
         be read alone.
+    separate : neighbouring blocks are read no faster than others, as of files of their own: none are put together.
     """
 
     rows: int
     block_rows: int
+    separate: bool = False
 
     @abstractmethod
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:

@@ -41,6 +41,7 @@ def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:
                 weights = [] if even.weight is None else [even.weight.reshape(len(even.sizes), -1)]
                 yield (*chain.from_iterable(arrays), *weights)
 
+    @tf.autograph.experimental.do_not_convert  # AutoGraph would take 0.3 s, for nothing
     def slices(*tensors: Any) -> tf.data.Dataset:
         remaining = iter(tensors)
         values = {column.field.name: column.batches(remaining) for column in columns}

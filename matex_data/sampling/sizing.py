@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from matex_data._types import Integers
 from matex_data.errors import PartitionError
-from matex_data.index.model import Index
+from matex_data.index.model import Index, Layout
 from matex_data.index.runs import Runs, cut
 from matex_data.sampling.schedule import REMAINDERS, Schedule
 
@@ -49,6 +50,7 @@ def make_schedule(
     seed: int | None,
     remainder: str,
     uniform: bool = False,
+    least_window_bytes: int = WINDOW_BYTES,
 ) -> Schedule:
     """Return a schedule with lanes and windows chosen from the data and the batch size.
 
@@ -62,6 +64,7 @@ def make_schedule(
     seed : of the shuffle, or None.
     remainder : treatment of the samples that do not fill a batch: "drop", "pad" or "keep".
     uniform : draw batches from all samples with equal probability.
+    least_window_bytes : of a window, unless ``window_bytes`` is less.
 
     Raises
     ------
@@ -85,7 +88,7 @@ def make_schedule(
     row_bytes = max(1, row_bytes)
     block_bytes = max(1, segments.total * row_bytes // count)
     needed, better = BATCH_BLOCKS * batch_size * block_bytes, WINDOW_BLOCKS * block_bytes
-    window_bytes = min(window_bytes, max(WINDOW_BYTES, needed, min(better, window_bytes // 2)))
+    window_bytes = min(window_bytes, max(least_window_bytes, needed, min(better, window_bytes // 2)))
     lanes = 1
     if seed is not None:
         lanes = choose_lanes(batch_size, max(1, min(count, window_bytes // (2 * block_bytes))))
@@ -108,6 +111,16 @@ def choose_block_bytes(batch_size: int, window_bytes: int, total_bytes: int) -> 
     """Return the size of a block where any row can be read alone, so that half a window holds `window_blocks`."""
     least, most = BLOCK_BYTES
     return min(total_bytes // LEAST_BLOCKS, most, max(least, window_bytes // (2 * window_blocks(batch_size))))
+
+
+def choose_least_window(index: Index) -> int:
+    """Return the least bytes of a window: none of files with a sample each, for which the first batch would wait."""
+    separate = any(_are_separate(file.layouts.values()) for file in index.files)
+    return 0 if separate else WINDOW_BYTES
+
+
+def _are_separate(layouts: Iterable[Layout]) -> bool:
+    return any(layout.separate for layout in layouts)
 
 
 def choose_block_rows(depths: NDArray[Any], row_bytes: NDArray[Any], total_rows: int, block_bytes: int) -> int:
@@ -140,6 +153,9 @@ def block_borders(index: Index, block_bytes: int) -> Integers:
     for file, first in zip(index.files, index.first_row.tolist(), strict=False):
         layouts = [file.layouts[name] for name in index.fields]
         uneven = layouts[int(np.argmax(row_bytes))].borders() if layouts else None
+        if len(index) <= MOST_BLOCKS and _are_separate(layouts):
+            borders.append(first + (np.arange(file.rows) if uneven is None else uneven))
+            continue
         if uneven is not None and file.rows:
             step = choose_block_rows(np.ones_like(row_bytes), row_bytes, len(index), block_bytes)
             borders.append(first + uneven[np.flatnonzero(np.diff(uneven // step, prepend=-1))])

@@ -82,6 +82,7 @@ class ImageFiles(Layout):
     mean_bytes: int = 0
 
     block_rows = 1
+    separate = True
 
     @property
     def rows(self) -> int:  # type: ignore[override]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -25,6 +27,7 @@ PAGED = (b".tif", b".tiff", b".gif", b".webp", b".apng")  # suffixes of files th
 BEGINS_WITH_HEADER = (b".jpg", b".jpeg", b".jpe", b".jfif", b".png", b".bmp", b".ppm", b".pgm", b".pbm")
 SAMPLED = 32  # files by which the size of images of different sizes is estimated
 PART = 64  # files of one task of a thread
+SHORT_WAIT = 50e-6  # seconds for a file: about what its header takes
 
 
 def read_file(path: bytes, most: int = -1) -> bytes:
@@ -170,12 +173,18 @@ class _Reading:
     paged: frozenset[int]
 
     def summary(self, numbers: Integers) -> Headers:
-        """Return the summary of the headers of these files, read in threads."""
+        """Return the summary of the headers of these files; read in threads if the storage keeps one waiting.
+
+        Threads would take twice as long for files in memory: each waits for Python's lock after each file.
+        """
         parts = [numbers[i : i + PART].tolist() for i in range(0, len(numbers), PART)]
-        if len(parts) < 2:
-            return _merge(map(self._read, parts))
+        begin = time.perf_counter() - time.thread_time()
+        first = [self._read(part) for part in parts[:1]]
+        waited = time.perf_counter() - time.thread_time() - begin
+        if waited < SHORT_WAIT * PART:
+            return _merge(chain(first, map(self._read, parts[1:])))
         with ThreadPoolExecutor(threads() + 1, thread_name_prefix="matex-headers") as pool:
-            return _merge(pool.map(self._read, parts))
+            return _merge(chain(first, pool.map(self._read, parts[1:])))
 
     def _read(self, numbers: Sequence[int]) -> Headers:
         found = Headers()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 from PIL import Image
@@ -42,7 +43,7 @@ def image_info(
         buffer = as_buffer(data)
         kind = image_kind(bytes(buffer[:HEAD_BYTES]))
         info = delivered_info(_header(buffer, kind, options, page, count_pages), options)
-        return info if count_pages else replace(info, pages=1)
+        return info if count_pages or info.pages == 1 else replace(info, pages=1)
     except MemoryError:
         raise
     except DataError as error:
@@ -115,6 +116,7 @@ def _check_single(page: int) -> None:
         raise DecodeError("the file has no such page", expected="page 0", found=f"page {page}")
 
 
+@lru_cache(maxsize=64)  # the images of a data set are alike, and there may be millions
 def delivered_info(header: Header, options: ImageOptions) -> ImageInfo:
     """Return shape and dtype of the array that `deliver` returns for an image with this header."""
     shape, dtype = converted_shape(header, options.mode)

@@ -76,6 +76,14 @@ def test_classes_are_sorted_and_named_in_the_schema(tmp_path: Path) -> None:
     assert data.paths == (f"{tmp_path}/",)
 
 
+def test_small_files_are_blocks_of_their_own(tmp_path: Path) -> None:
+    """The first batch waits for few of them, and sorted classes are shuffled as if all files were drawn from."""
+    write_classes(tmp_path, (1100,))
+    quality = open_dataset(tmp_path, comm=MPI.COMM_SELF).shuffle_quality(10)
+    assert (quality.blocks, quality.samples_per_window) == (1100, 370)  # three windows for the least of 512 blocks
+    assert quality.ratio < 1.05
+
+
 def test_imagenet_below_a_single_folder(tmp_path: Path) -> None:
     for number, name in enumerate(("n02", "n01")):
         image = Image.fromarray(picture(number))
