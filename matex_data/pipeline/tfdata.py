@@ -41,7 +41,6 @@ def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:
                 weights = [] if even.weight is None else [even.weight.reshape(len(even.sizes), -1)]
                 yield (*chain.from_iterable(arrays), *weights)
 
-    @tf.autograph.experimental.do_not_convert  # AutoGraph would take 0.3 s, for nothing
     def slices(*tensors: Any) -> tf.data.Dataset:
         remaining = iter(tensors)
         values = {column.field.name: column.batches(remaining) for column in columns}
@@ -50,7 +49,8 @@ def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:
     specs = [*chain.from_iterable(column.specs for column in columns)]
     if weighted:
         specs.append(tf.TensorSpec((None, rows), tf.float32))
-    dataset = tf.data.Dataset.from_generator(windows, output_signature=tuple(specs)).flat_map(slices)
+    unconverted = tf.autograph.experimental.do_not_convert(slices)  # AutoGraph would take 0.3 s, for nothing
+    dataset = tf.data.Dataset.from_generator(windows, output_signature=tuple(specs)).flat_map(unconverted)
     options = tf.data.Options()
     options.autotune.enabled = False  # there is nothing to tune, and its thread may delay the end of an epoch
     options.experimental_optimization.apply_default_optimizations = False  # cost some ms per epoch, gain nothing
