@@ -102,9 +102,8 @@ def uproot_bulk(task: Task, branches: str, threads: int) -> Pass:
     """Read whole branches as awkward arrays, in the order of the file; threads decompress."""
     import uproot
 
-    pool = ThreadPoolExecutor(threads) if threads > 1 else None
-
     def run() -> int:
+        pool = ThreadPoolExecutor(threads) if threads > 1 else None  # the file shuts it down when it is closed
         with uproot.open(task.path, decompression_executor=pool) as file:
             return len(file[TREE].arrays(BRANCHES[branches]))
 
