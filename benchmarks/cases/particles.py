@@ -15,11 +15,12 @@ def branches(setup: Setup, kind: str) -> Measured:
     readers = [
         Reader("matex_data, tf.data", "ours", "particles.tensors", {"branches": kind}),
         Reader("matex_data, without TensorFlow", "ours", "particles.windows", {"branches": kind}),
+        Reader("TensorFlow alone, arrays in memory", "ceiling", "particles.slicing", {"branches": kind}),
         Reader("uproot arrays, 1 thread", "peer", "particles.uproot_bulk", {"branches": kind, "threads": 1}),
         Reader("uproot arrays, 2 threads", "peer", "particles.uproot_bulk", {"branches": kind, "threads": 2}),
         Reader("uproot.iterate + from_generator", "peer", "particles.uproot_iterate", {"branches": kind}),
     ]
-    ours, windows, one, two, iterate = results = interleaved(
+    ours, windows, _, one, two, iterate = results = interleaved(
         particles.events(setup.folder, setup.quick), readers, setup.repetitions
     )
     bulk = max(one, two, key=lambda result: result.rate)

@@ -14,6 +14,7 @@ from benchmarks.harness.counting import counting
 from benchmarks.harness.data import SMALL, Task
 from benchmarks.readers.ceiling import Pass
 from benchmarks.readers.ours import SEED
+from matex_data.index.ragged import RaggedArray
 
 TREE = "Events"
 FLAT = ["MET_pt", "MET_phi", "HT", "nVertex"]
@@ -89,6 +90,23 @@ def windows(task: Task, branches: str) -> Pass:
         return sum(int(window.sizes.sum()) for window in batches.windows())
 
     return run
+
+
+def slicing(task: Task, branches: str) -> Pass:
+    """Slice batches of an epoch that is in memory already, in order: what TensorFlow alone takes for them."""
+    import tensorflow as tf
+
+    data = md.open_dataset(task.path, inputs=BRANCHES[branches]).batches(task.batch_size)
+    (window,) = data.windows()
+
+    def tensor(samples: Any) -> Any:
+        if not isinstance(samples, RaggedArray):
+            return samples.reshape(len(window.sizes), -1)
+        ragged = tf.RaggedTensor.from_row_lengths(samples.values, samples.lengths, validate=False)
+        return tf.RaggedTensor.from_uniform_row_length(ragged, task.batch_size, validate=False)
+
+    tensors = {name: tensor(samples) for name, samples in window.arrays.items()}
+    return counting(_flat(tf.data.Dataset.from_tensor_slices(tensors)))
 
 
 def table(task: Task, name: str) -> Pass:

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import prod
 from threading import local
+from typing import Any
 
 import numpy as np
 
-from matex_data._types import Bytes
+from matex_data._types import Array, Bytes
 
 Memory = Callable[[int], Bytes]
 """Allocator: return uint8 memory of so many bytes."""
+ALIGNMENT = 64  # bytes; TensorFlow uses memory of this alignment without a copy
+
+
+def new_memory(nbytes: int) -> Bytes:
+    """Return fresh memory, uint8[nbytes]."""
+    return np.empty(nbytes, np.uint8)
+
+
+def aligned_arrays(memory: Memory, specs: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[Array]:
+    """Return arrays of these shapes and dtypes in one block, with undefined contents; aligned if the block is."""
+    sizes = [prod(shape) * dtype.itemsize for shape, dtype in specs]
+    starts = np.cumsum([0] + [size + -size % ALIGNMENT for size in sizes]).tolist()
+    block = memory(starts[-1])
+    pieces = (block[start : start + size] for start, size in zip(starts, sizes, strict=False))
+    return [piece.view(dtype).reshape(shape) for piece, (shape, dtype) in zip(pieces, specs, strict=True)]
 
 
 class _Scratch(local):

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from matex_data.codecs.scratch import aligned_arrays
 from matex_data.fields import Field
 
 HUGE_PAGE = 2 << 20  # bytes
 KEPT_LARGE = 8  # free blocks that a pool keeps: as many as there can be windows in flight
 KEPT_SMALL = 32  # free blocks smaller than a huge page that a pool keeps
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-ALIGNMENT = 64  # bytes; TensorFlow uses memory of this alignment without a copy
 
 
 class _Lease:
@@ -105,14 +105,9 @@ class BufferPool:
     def arrays(self, fields: list[Field], rows: int) -> dict[str, NDArray[Any]]:
         """Return a dict of arrays of ``rows`` samples for each field, in one block, with undefined contents."""
         numeric = [field for field in fields if not field.array_dtype.hasobject]
-        sizes = [rows * field.row_bytes for field in numeric]
-        starts = np.cumsum([0] + [size + -size % ALIGNMENT for size in sizes])
-        block = self.bytes(int(starts[-1]))
-        arrays = {field.name: field.empty(rows) for field in fields if field.array_dtype.hasobject}
-        for field, start, size in zip(numeric, starts, sizes, strict=False):
-            memory = block[start : start + size]
-            arrays[field.name] = memory.view(field.array_dtype).reshape(rows, *field.shape)
-        return arrays
+        objects = {field.name: field.empty(rows) for field in fields if field.array_dtype.hasobject}
+        arrays = aligned_arrays(self.bytes, [((rows, *field.shape), field.array_dtype) for field in numeric])
+        return objects | {field.name: array for field, array in zip(numeric, arrays, strict=True)}
 
 
 _POOLS: weakref.WeakSet[BufferPool] = weakref.WeakSet()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from os import register_at_fork
 from typing import Any
@@ -46,6 +46,21 @@ def submit(task: Callable[..., Any], *arguments: Any) -> Future[Any]:
         rejected = Rejected()
         rejected.set_exception(failure)
         return rejected
+
+
+def wait_for_all(futures: Collection[Future[Any]]) -> None:
+    """Wait for all futures. Raise the first error."""
+    wait(futures)  # wakes this thread once, not once for each future
+    for future in futures:
+        future.result()
+
+
+def run_all(functions: Sequence[Callable[[], None]]) -> None:
+    """Call functions in the pool, or a single one in this thread; return after the last one. Raise the first error."""
+    if len(functions) == 1:
+        functions[0]()
+    else:
+        wait_for_all([submit(function) for function in functions])
 
 
 def _run(task: Callable[..., Any], *arguments: Any) -> Any:

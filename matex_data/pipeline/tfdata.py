@@ -100,25 +100,29 @@ class _Column:
     def specs(self) -> list[tf.TensorSpec]:
         """Specs of the arrays of a window."""
         if self.field.ragged:
-            lengths = [tf.TensorSpec((None,), tf.int64)] * (self._ragged_axes + 1)
-            return [tf.TensorSpec((None, *self.field.element_shape), self.dtype), *lengths]
+            splits = [tf.TensorSpec((None,), tf.int64)] * (self._ragged_axes + 1)
+            return [tf.TensorSpec((None, *self.field.element_shape), self.dtype), *splits]
         return [tf.TensorSpec((None, self.rows, *self.field.shape), self.dtype)]
 
     def arrays(self, samples: Array | RaggedArray, sizes: Integers) -> list[Array]:
         """Return the samples as one array (batches, samples, ...).
 
-        Ragged samples become arrays of their elements, of the lengths of the rows along each axis, from the first axis
-        on, and of the samples of each batch.
+        Ragged samples become arrays of their elements, of the row splits of each axis, from the first axis on, and of
+        the samples of each batch.
         """
         if isinstance(samples, RaggedArray):
-            return [samples.values, samples.lengths, sizes]
+            return [samples.values, samples.offsets, sizes]
         if self.field.ragged:
             axes = self._ragged_axes
             if axes == 1:  # a third of the time of the general case
-                return [self.field.join(samples), np.fromiter(map(len, samples), np.int64, len(samples)), sizes]
+                return [
+                    self.field.join(samples),
+                    _splits(np.fromiter(map(len, samples), np.int64, len(samples))),
+                    sizes,
+                ]
             shapes = np.array([sample.shape[:axes] for sample in samples], np.int64).reshape(-1, axes)
             lengths = [np.repeat(shapes[:, axis], shapes[:, :axis].prod(1)) for axis in range(axes)]
-            return [self.field.join(samples), *lengths, sizes]
+            return [self.field.join(samples), *map(_splits, lengths), sizes]
         return [samples.reshape(len(sizes), len(samples) // len(sizes), *self.field.shape)]
 
     def batches(self, tensors: Iterator[Any]) -> Any:
@@ -126,13 +130,18 @@ class _Column:
         values = next(tensors)
         if not self.field.ragged:
             return values
-        *lengths, sizes = [next(tensors) for _ in range(self._ragged_axes + 1)]
+        *splits, sizes = [next(tensors) for _ in range(self._ragged_axes + 1)]
         samples = values
-        for of_axis in reversed(lengths):
-            samples = tf.RaggedTensor.from_row_lengths(samples, of_axis, validate=False)
+        for of_axis in reversed(splits):
+            samples = tf.RaggedTensor.from_row_splits(samples, of_axis, validate=False)
         if self.rows is None:
             return tf.RaggedTensor.from_row_lengths(samples, sizes, validate=False)
         return tf.RaggedTensor.from_uniform_row_length(samples, self.rows, tf.size(sizes, tf.int64), validate=False)
+
+
+def _splits(lengths: Integers) -> Integers:
+    """Return the row splits of rows of these lengths, as ``tf.RaggedTensor`` has them."""
+    return np.concatenate([[0], np.cumsum(lengths)])
 
 
 def _dtype(field: Field) -> tf.DType:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -14,14 +14,14 @@ from matex_data._types import Integers
 from matex_data.errors import DataError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Index
-from matex_data.index.ragged import empty_output, joined
+from matex_data.index.ragged import empty_output, join
 from matex_data.io.counters import Profile
 from matex_data.io.files import Files
 from matex_data.io.sessions import ReadSession
 from matex_data.pipeline.buffers import BufferPool
 from matex_data.pipeline.execute import execute
 from matex_data.pipeline.plan import Arrays, ReadPlan, plan_reads
-from matex_data.pipeline.pool import submit
+from matex_data.pipeline.pool import run_all, submit, wait_for_all
 from matex_data.sampling.schedule import EpochOrder, Schedule, Window
 
 NO_ROWS: Integers = np.empty(0, np.int64)
@@ -159,11 +159,13 @@ class FileWindow(PendingWindow):
     window : samples of the window.
     loaded : its arrays.
     plan : reads that fill them.
+    buffers : memory of the samples of variable length.
     """
 
     window: Window
     loaded: LoadedWindow
     plan: ReadPlan
+    buffers: BufferPool
     _futures: list[Future[None]] = field(default_factory=list)
 
     def counts(self, files: int) -> Integers:
@@ -183,11 +185,10 @@ class FileWindow(PendingWindow):
     def wait(self, profile: Profile) -> None:
         """Wait until all samples are read and decoded. Raise the first error."""
         with profile.timed("decoding"):
-            wait(self._futures)  # wakes this thread once, not once for each future
-            for future in self._futures:
-                future.result()
-            for array in self.loaded.arrays.values():
-                joined(array)  # here rather than in the thread of the consumer
+            wait_for_all(self._futures)
+            join(
+                self.loaded.arrays.values(), self.buffers.bytes, run_all
+            )  # here rather than in the thread of the consumer
         profile.add(samples=self.window.runs.total)
 
 
@@ -210,6 +211,5 @@ class FileEpochReader(EpochReader):
     def pending(self, window: Window, loaded: LoadedWindow) -> PendingWindow:
         """Plan the reads that fill the arrays of a window."""
         index, chunks, scratch = self.context.index, self._chunks, self.context.scratch
-        return FileWindow(
-            window, loaded, plan_reads(index, window.runs, window.destination, loaded.arrays, chunks, scratch)
-        )
+        plan = plan_reads(index, window.runs, window.destination, loaded.arrays, chunks, scratch)
+        return FileWindow(window, loaded, plan, self.context.buffers)

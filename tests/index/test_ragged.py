@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from matex_data.fields import Field
 from matex_data.index import ragged
 from matex_data.index.ragged import RaggedArray, RaggedOutput, empty_output, joined, scatter_lists
+from matex_data.pipeline.pool import run_all
 
 MUONS = Field("Muon_pt", (), np.dtype("f4"), ragged=True)
 lists_of_numbers = st.lists(st.lists(st.integers(0, 99), max_size=4), min_size=1, max_size=12)
@@ -64,3 +65,24 @@ def test_strings_and_images_stay_object_arrays() -> None:
     image = Field("image", (), np.dtype("u1"), ragged=True, inner=(None, None))
     text = Field("names", (), np.dtype(object), ragged=True)
     assert not any(isinstance(empty_output(field, 3), RaggedOutput) for field in (image, text))
+
+
+@given(lists_of_numbers, st.integers(0, 3), st.booleans())
+def test_branches_of_one_counter_and_another_are_joined_together(
+    numbers: list[list[int]], others: int, pieces: bool
+) -> None:
+    """Two outputs have lists of equal lengths; the third has longer ones. Samples may be assigned as arrays, too."""
+    outs = [empty_output(MUONS, len(numbers)) for _ in range(3)]
+    expected = [numbers, [[x + 100 for x in sample] for sample in numbers], [[*sample, 7] for sample in numbers]]
+    for out, of_out in zip(outs, expected, strict=True):
+        last = len(numbers) - min(others, len(numbers))
+        for low, high in ((0, last // 2), (last // 2, last)):
+            offsets = np.cumsum([0] + [len(sample) for sample in of_out[low:high]])
+            content = np.array([x for sample in of_out[low:high] for x in sample], "f4")
+            scatter_lists(out, np.arange(low, high), offsets, content)
+        for row in range(last, len(numbers)):
+            out[row] = np.array(of_out[row], "f4")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ragged, "PIECE", 2 if pieces else 1 << 13)
+        ragged.join(outs, run=run_all)
+    assert [_samples(joined(out)) for out in outs] == expected
