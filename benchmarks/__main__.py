@@ -11,10 +11,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.cases import averages, reading, shuffling, sorted_training
 from benchmarks.cases import climate as climate_cases
 from benchmarks.cases import images as image_cases
 from benchmarks.cases import particles as particle_cases
+from benchmarks.cases import reading, shuffling, sorted_training
+from benchmarks.cases import steps as step_cases
 from benchmarks.cases import text as text_cases
 from benchmarks.cases.reading import Measured, Setup
 from benchmarks.harness.report import save, show
@@ -25,9 +26,9 @@ CASES = (
     | text_cases.CASES
     | particle_cases.CASES
     | image_cases.CASES
-    | averages.CASES
     | shuffling.CASES
     | sorted_training.CASES
+    | step_cases.CASES
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from matex_data import machine
 from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError, PartitionError
 from matex_data.fields import Field, Schema
 from matex_data.mpi import abort, processes
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 processes.disable_mpi_in_child()
 abort.install()
+machine.keep_freed_memory()
 
 __all__ = [
     "DataError",

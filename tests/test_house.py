@@ -25,6 +25,7 @@ BELOW: dict[str, set[str]] = {
     "fields": {"_types", "errors"},
     "machine": {"errors"},
     "paths": set(),
+    "timeline": {"machine"},
 }
 """Packages, and modules beside them, with what each may import; every package may import all that is below it."""
 for layer in (

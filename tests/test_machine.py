@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
 import subprocess
 import sys
@@ -156,3 +157,37 @@ def test_cores_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 12)
     machine.set_local_size(5)
     assert machine.threads() == 2
+
+
+ARENAS = """
+import ctypes, os, re, sys, threading
+if sys.argv[1] == "own":
+    os.environ["MALLOC_ARENA_MAX"] = "8"
+import matex_data
+
+def allocate():
+    kept.append(bytearray(1 << 16))
+
+kept = []
+threads = [threading.Thread(target=allocate) for _ in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+libc = ctypes.CDLL(None)
+path = sys.argv[2].encode()
+file = libc.fopen
+file.restype, file.argtypes = ctypes.c_void_p, [ctypes.c_char_p, ctypes.c_char_p]
+stream = file(path, b"w")
+libc.malloc_info(0, ctypes.c_void_p(stream))
+libc.fclose(ctypes.c_void_p(stream))
+print(len(re.findall("<heap nr=", open(path).read())))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has other arenas")
+@pytest.mark.parametrize(("case", "arenas"), [("shared", {1}), ("own", {2, 3, 4, 5})])
+def test_threads_share_an_arena_unless_the_user_says_otherwise(tmp_path: Path, case: str, arenas: set[int]) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", ARENAS, case, str(tmp_path / "info.xml")], capture_output=True, text=True, timeout=60
+    )
+    assert found.returncode == 0, found.stderr
+    assert int(found.stdout) in arenas

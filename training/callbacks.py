@@ -17,6 +17,7 @@ import numpy as np
 from matex_data.errors import PartitionError
 from matex_data.io.counters import process_profile
 from matex_data.mpi import deadlines
+from matex_data.timeline import timeline
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import running_alone
 from matex_data.training.steps.distributed_model import DistributedModel
@@ -60,6 +61,8 @@ def rank_callbacks(
     if channel.size > 1 or trailing:
         selected.insert(0, InitialBroadcast(distributed, element_spec))
     selected += trailing
+    if timeline.enabled:
+        selected.insert(0, StepSpans())
     if channel.rank == 0 and not any(
         isinstance(callback, keras.callbacks.ProgbarLogger) for callback in user_callbacks
     ):
@@ -129,6 +132,18 @@ def _has_batch_hooks(callbacks: Sequence[Any], writers: bool = False) -> bool:
         if not isinstance(callback, ignored)
         for name in _BATCH_HOOKS
     )
+
+
+class StepSpans(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Callback that records steps in the timeline; each ends when Keras has its logs."""
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Record the time."""
+        self._begin = time.time()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Record the step."""
+        timeline.add(f"step {batch}", "step", self._begin)
 
 
 class ActivityReport(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types

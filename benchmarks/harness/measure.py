@@ -38,6 +38,7 @@ class Reader:
     ranks : processes under ``mpiexec``; 1: none of it.
     threads : that decode, on each rank; 0: its share of the cores.
     pinned : each rank has one core for itself.
+    launcher : arguments of ``matex`` that start the process as a script; empty: none.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Reader:
     ranks: int = 1
     threads: int = 0
     pinned: bool = False
+    launcher: tuple[str, ...] = ()
 
 
 @dataclass
@@ -154,11 +156,14 @@ def _started(result: Result) -> Iterator[_Running]:
     reader = result.reader
     spec = {"function": reader.function, "options": dict(reader.options), "ranks": reader.ranks}
     spec |= {"pinned": reader.pinned}
-    command = [sys.executable, "-m", "benchmarks.harness.worker", json.dumps(spec | {"task": asdict(result.task)})]
+    worker = ["-m", "benchmarks.harness.worker"]
+    if reader.launcher:
+        worker = ["-m", "matex_data", *reader.launcher, str(ROOT / "benchmarks" / "harness" / "worker.py")]
+    command = [sys.executable, *worker, json.dumps(spec | {"task": asdict(result.task)})]
     if reader.ranks > 1:
-        command = [_mpiexec(), "-n", str(reader.ranks), *command]
+        command = [_mpiexec(), "-n", str(reader.ranks), *(["-bind-to", "core"] if reader.pinned else []), *command]
     threads = reader.threads or max(1, len(os.sched_getaffinity(0)) // reader.ranks)
-    environment = {**os.environ, **SETTINGS, "MATEX_THREADS": str(threads)}
+    environment = {**os.environ, **SETTINGS, "MATEX_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryFile("w+") as talk:
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, env=environment, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=talk, text=True)

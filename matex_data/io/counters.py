@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 
+from matex_data.timeline import timeline
+
 
 @dataclass
 class Profile:
@@ -47,7 +49,8 @@ class Profile:
         """Context manager: add the seconds in it to a stage."""
         begin = time.perf_counter()
         try:
-            yield
+            with timeline.span("waiting for data" if stage == "waiting" else stage, "data"):
+                yield
         finally:
             self.add(**{stage: time.perf_counter() - begin})
 

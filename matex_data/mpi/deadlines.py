@@ -32,6 +32,7 @@ from matex_data.mpi.processes import is_child_process
 log = logging.getLogger("matex_data")
 
 FIRST_CHECK = 5.0  # seconds from the begin of a wait to the first query
+MESSAGE_AFTER = 60.0  # seconds from the begin of a wait to a message about the missing ranks
 ANSWER_TIME = 3.0  # seconds in which other ranks have to answer
 QUERY_INTERVAL = 0.1  # seconds between two looks for queries
 SHORTEST_SLEEP, LONGEST_SLEEP = 2e-5, 5e-4  # seconds between two tests of a request
@@ -249,7 +250,7 @@ class Wait:
         self._begin, self._seconds = time.monotonic(), timeout()
         self._deadline = self._begin + self._seconds
         self._interval = FIRST_CHECK if liveness is not None else self._seconds
-        self._warned = False
+        self._warned = self._told = False
         self.next_check = min(self._deadline, self._begin + self._interval)
 
     def check(self) -> PartitionError | None:
@@ -259,6 +260,9 @@ class Wait:
         if left:
             return _left_error(left)
         now = time.monotonic()
+        if now - self._begin >= MESSAGE_AFTER and not self._told:
+            self._told = True
+            self._tell(states, now - self._begin)
         if now >= self._deadline:
             activity = next((text for state, text in states.values() if state == State.BUSY), None)
             if activity is None:
@@ -268,8 +272,18 @@ class Wait:
             self._warned = True
             self._deadline = now + self._seconds
         self._interval *= 2
-        self.next_check = min(self._deadline, now + self._interval)
+        message = self._deadline if self._told else self._begin + MESSAGE_AFTER
+        self.next_check = min(self._deadline, message, now + self._interval)
         return None
+
+    def _tell(self, states: dict[int, tuple[State, str]], seconds: float) -> None:
+        """Log which ranks are missing, on the first rank that waits for them."""
+        waiting = [rank for rank, (state, _) in states.items() if state == State.WAITING]
+        missing = {rank: found for rank, found in states.items() if rank not in waiting}
+        if self._liveness is None or not missing or self._liveness.rank > min(waiting, default=self._liveness.rank):
+            return
+        call = next(iter(list(_calls.values())), "a collective operation")
+        log.warning("waiting in %s for %.0f s: %s", call, seconds, _described(missing))
 
 
 def wait_until(happened: Callable[[float], bool], liveness: Liveness | None) -> None:
@@ -314,17 +328,26 @@ def _left_error(ranks: list[int]) -> PartitionError:
 
 
 def _absent_error(states: dict[int, tuple[State, str]], seconds: float) -> PartitionError:
-    words = {State.RUNNING: "is at", State.WAITING: "waits for other ranks, too, at", State.SILENT: "does not answer"}
-    order = sorted(states.items(), key=lambda item: item[1][0] == State.WAITING)
-    found = [f"rank {rank} {words[state]} {text}".rstrip() for rank, (state, text) in order if state in words]
-    more = f"; and {len(found) - 4} more" if len(found) > 4 else ""
+    order = dict(sorted(states.items(), key=lambda item: item[1][0] == State.WAITING))
     return PartitionError(
         f"another rank does not take part: this one has waited {seconds:.0f} s",
         expected=f"{_expected()}, and none is slower than the others by so much",
-        found="; ".join([f"this rank is at {user_location()}", *found[:4]]) + more,
+        found=f"this rank is at {user_location()}; {_described(order)}",
         remedy="iterate over the data alike on every rank; "
         "if one rank may take longer, set MATEX_TIMEOUT to more seconds",
     )
+
+
+def _described(states: dict[int, tuple[State, str]]) -> str:
+    """Return what the first four of these ranks do, as text."""
+    words = {
+        State.RUNNING: "is at",
+        State.WAITING: "waits for other ranks, too, at",
+        State.BUSY: "is busy with",
+        State.SILENT: "does not answer",
+    }
+    found = [f"rank {rank} {words[state]} {text}".rstrip() for rank, (state, text) in states.items() if state in words]
+    return "; ".join(found[:4]) + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
 
 
 _ALL: weakref.WeakSet[Liveness] = weakref.WeakSet()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 from matex_data import machine
 from matex_data.machine import RankAndSize
 from matex_data.mpi.library import MPI
@@ -19,3 +21,29 @@ def local_rank(comm: MPI.Intracomm) -> RankAndSize:
         node.Free()
     machine.set_local_size(max(found.size, machine.local_size()))  # ``comm`` may lack ranks of the job
     return found
+
+
+class CoreShare(IntEnum):
+    """Share of a rank in the cores of its machine, from the largest to the smallest."""
+
+    OWN = 0
+    """A core that a rank keeps busy while it waits is wanted by nobody: ranks are bound to cores, or cores are left."""
+    FULL = 1
+    """There is a core for each rank."""
+    OVERSUBSCRIBED = 2
+    """There are more ranks than cores."""
+
+
+def core_share(comm: MPI.Intracomm) -> CoreShare:
+    """Return the share of a rank on the machine where it is smallest. *Collective*."""
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    of_ranks = node.allgather(machine.core_numbers())
+    node.Free()
+    ranks, cores = max(len(of_ranks), machine.local_size()), len(frozenset().union(*of_ranks))
+    if ranks > cores:
+        share = CoreShare.OVERSUBSCRIBED
+    elif ranks < cores or sum(map(len, of_ranks)) == cores:
+        share = CoreShare.OWN
+    else:
+        share = CoreShare.FULL
+    return CoreShare(comm.allreduce(int(share), MPI.MAX))

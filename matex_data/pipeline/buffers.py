@@ -17,7 +17,7 @@ from matex_data.codecs.scratch import aligned_arrays
 from matex_data.fields import Field
 
 HUGE_PAGE = 2 << 20  # bytes
-KEPT_LARGE = 8  # free blocks that a pool keeps: as many as there can be windows in flight
+KEPT_LARGE = 8  # free blocks that a pool of windows keeps: as many as there can be windows in flight
 KEPT_SMALL = 32  # free blocks smaller than a huge page that a pool keeps
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
@@ -47,9 +47,14 @@ class BufferPool:
     """Thread-safe pool of memory blocks.
 
     A free block that is large enough is reused: the first write to a fresh page costs more than a copy to an old one.
+
+    Parameters
+    ----------
+    kept : most free blocks of at least a huge page.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kept: int = KEPT_LARGE) -> None:
+        self._kept = kept
         self._free: deque[mmap.mmap] = deque()
         self._returned: deque[mmap.mmap] = deque()  # by deleted owners
         self._lock = Lock()
@@ -99,7 +104,7 @@ class BufferPool:
             self._free.append(memory)
             small = len(memory) < HUGE_PAGE
             same_kind = [m for m in self._free if (len(m) < HUGE_PAGE) == small]
-            if len(same_kind) > (KEPT_SMALL if small else KEPT_LARGE):
+            if len(same_kind) > (KEPT_SMALL if small else self._kept):
                 self._free.remove(same_kind[0])
 
     def arrays(self, fields: list[Field], rows: int) -> dict[str, NDArray[Any]]:

@@ -123,6 +123,32 @@ def test_a_callback_may_take_longer_than_the_timeout(path: str) -> None:
     assert "busy with its callbacks" in done.stderr
 
 
+LATE = """
+import sys, time
+import tensorflow as tf
+import matex_data as md
+from mpi4py import MPI
+from matex_data.mpi import deadlines
+
+deadlines.FIRST_CHECK, deadlines.MESSAGE_AFTER = 0.5, 1.5
+rank = MPI.COMM_WORLD.rank
+md.training.allreduce(tf.zeros(3))
+if rank == 1:
+    time.sleep(6)  # the late one
+md.training.allreduce(tf.zeros(3))
+print("end")
+"""
+
+
+def test_a_long_wait_names_the_late_rank_once() -> None:
+    done = run_script(3, LATE, timeout=90)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("waiting in")]
+    assert "a collective operation" in line
+    assert "rank 1 is at" in line
+    assert "rank 2" not in line
+
+
 def test_garbage_collection_during_calls_of_a_buffer_pool() -> None:
     before, pool = gc.get_threshold(), Buffers()
     finished = threading.Event()

@@ -10,9 +10,13 @@ import numpy as np
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi.attributes import attached
 from matex_data.mpi.library import MPI
+from matex_data.mpi.node import core_share
+from matex_data.pipeline.buffers import BufferPool
 from matex_data.training.comm.collectives import Collectives
 from matex_data.training.comm.thread import CommunicationPool
 from matex_data.training.comm.world import comm_or_world
+
+KEPT_BUFFERS = 1 << 10  # as many as a model may have large gradients
 
 
 class Channel:
@@ -29,6 +33,7 @@ class Channel:
     graph : collectives of operations in TensorFlow graphs.
     host : collectives of Python code.
     communicator : communicator of the data path, with its time limits and error agreement.
+    buffers : memory of results; the tensors of a step return it when the next step begins.
     counters : sequence counters of this channel, by name; see ``SequenceCounter``.
     """
 
@@ -44,9 +49,11 @@ class Channel:
         self.size = comm.size
         self.communicator = read_sessions(comm).comm
         liveness = self.communicator.liveness
-        self.graph = Collectives(comm, liveness)
-        self.host = Collectives(comm, liveness)
+        share = core_share(comm)
+        self.graph = Collectives(comm, liveness, share)
+        self.host = Collectives(comm, liveness, share)
         self.counters: dict[str, Any] = {}
+        self.buffers = BufferPool(kept=KEPT_BUFFERS)
         self._pools: dict[int, CommunicationPool] = {}
 
     def pool(self, threads: int) -> CommunicationPool:

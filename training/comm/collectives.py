@@ -10,11 +10,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from matex_data import machine
 from matex_data._types import Array
 from matex_data.mpi.deadlines import Liveness
 from matex_data.mpi.library import MPI
+from matex_data.mpi.node import CoreShare
 from matex_data.mpi.watchdog import waiting_for
+from matex_data.timeline import timeline
 
 Op = Literal["mean", "sum", "max", "min"]
 
@@ -34,20 +35,20 @@ class Collectives:
     ----------
     comm : communicator to duplicate; one of a single rank is used as it is.
     liveness : reports the state of the other ranks to a waiting rank; None: they cannot be queried.
-    oversubscribed : the ranks of this node occupy all of its cores. MPI libraries spin while they wait, which takes
-        the core from the rank that they wait for; with True, waiting ranks sleep instead. None: compare the number
-        of ranks on this node with its cores.
+    share : of a rank in the cores of its machine, equal on all ranks. MPI libraries spin while they wait, which takes the core from
+        whoever wants it. So ranks that share cores sleep until all of them have come, and ranks that are more than the
+        cores sleep between the parts of an operation, too.
 
     Attributes
     ----------
     checked : digests of the operations that all ranks are known to agree on; see ``Channel.check_same``.
     """
 
-    def __init__(self, comm: MPI.Intracomm, liveness: Liveness | None, oversubscribed: bool | None = None) -> None:
+    def __init__(self, comm: MPI.Intracomm, liveness: Liveness | None, share: CoreShare) -> None:
         self.comm = comm.Dup() if comm.size > 1 else comm
         self.liveness = liveness
         self.checked: set[bytes] = set()
-        self.oversubscribed = machine.local_size() >= machine.cores() if oversubscribed is None else oversubscribed
+        self.share = share
 
     def reduce(self, flat: Array, op: Op = "sum") -> None:
         """Reduce an array over all ranks, in place. *Collective*.
@@ -57,12 +58,19 @@ class Collectives:
         flat : array of one dimension, of the same size and dtype on every rank.
         op : "mean" sums like "sum"; the caller scales its array by its weight before.
         """
+        if self.share == CoreShare.FULL:
+            with timeline.span("waiting for ranks", "communication"):
+                self.barrier()
         for segment in _segments(flat):
-            if self.oversubscribed:
-                self._wait(self.comm.Iallreduce(MPI.IN_PLACE, segment, _OPS[op]))
-                continue
-            with waiting_for(self.liveness):
-                self.comm.Allreduce(MPI.IN_PLACE, segment, _OPS[op])
+            with timeline.span(f"{op} of {segment.nbytes:,} bytes", "communication"):
+                self._reduce(segment, _OPS[op])
+
+    def _reduce(self, segment: Array, op: MPI.Op) -> None:
+        if self.share == CoreShare.OVERSUBSCRIBED:
+            self._wait(self.comm.Iallreduce(MPI.IN_PLACE, segment, op))
+            return
+        with waiting_for(self.liveness):
+            self.comm.Allreduce(MPI.IN_PLACE, segment, op)
 
     def broadcast(self, flat: Array, root: int = 0) -> None:
         """Broadcast an array of one dimension from rank ``root``, in place. *Collective*."""

@@ -23,7 +23,7 @@ class CommunicationPool:
 
     def __init__(self, collectives: Collectives, size: int) -> None:
         self._threads = [
-            CommunicationThread(Collectives(collectives.comm, collectives.liveness, collectives.oversubscribed))
+            CommunicationThread(Collectives(collectives.comm, collectives.liveness, collectives.share))
             for _ in range(size)
         ]
         self._futures: dict[int, Future[Any]] = {}

@@ -1,4 +1,4 @@
-"""Buckets: tensors that are reduced in one call, and their layout in one flat buffer. NumPy only."""
+"""Buckets: tensors that are reduced in one call. NumPy only."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 
 from matex_data._types import Array
 
-ALIGNMENT = 64
-"""Alignment of every tensor in a buffer, in bytes; TensorFlow adopts aligned arrays without a copy."""
 BUCKET_BYTES = 4 << 20
-"""Size from which a bucket is closed, in bytes; larger tensors fill a bucket of their own."""
+"""Size from which a bucket of small tensors is closed, in bytes."""
+ALONE_BYTES = 512 << 10
+"""Size from which a tensor has a bucket of its own: to pack it would cost more than another operation."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Bucket:
 
     Parameters
     ----------
-    positions : indices of the tensors in the caller's list, in the order of the buffer.
+    positions : indices of the tensors in the caller's list, in the order in which they are packed.
     dtype : dtype of the sum.
     """
 
@@ -38,7 +38,10 @@ def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def plan_buckets(
-    sizes: Sequence[int], dtypes: Sequence[np.dtype[Any]], bucket_bytes: int = BUCKET_BYTES
+    sizes: Sequence[int],
+    dtypes: Sequence[np.dtype[Any]],
+    bucket_bytes: int = BUCKET_BYTES,
+    alone_bytes: int = ALONE_BYTES,
 ) -> list[Bucket]:
     """Assign tensors to buckets, the last tensors first.
 
@@ -54,9 +57,13 @@ def plan_buckets(
     open_buckets: dict[np.dtype[Any], tuple[list[int], int]] = {}
     for position in reversed(range(len(sizes))):
         dtype = sum_dtype(dtypes[position])
+        nbytes = sizes[position] * dtype.itemsize
+        if nbytes >= alone_bytes:
+            buckets.append(Bucket((position,), dtype))
+            continue
         positions, filled = open_buckets.pop(dtype, ([], 0))
         positions.append(position)
-        filled += sizes[position] * dtype.itemsize
+        filled += nbytes
         if filled >= bucket_bytes:
             buckets.append(Bucket(tuple(positions), dtype))
         else:
@@ -64,41 +71,16 @@ def plan_buckets(
     return buckets + [Bucket(tuple(positions), dtype) for dtype, (positions, _) in open_buckets.items()]
 
 
-def pack(arrays: Sequence[Array], dtype: np.dtype[Any], weight: float | None = None) -> tuple[Array, list[Array]]:
-    """Copy arrays into one flat buffer, multiplied by ``weight``.
+def scaled(array: Array, weight: float | None, out: Array) -> None:
+    """Write ``weight * array`` to ``out``, in its dtype.
 
     Parameters
     ----------
-    dtype : dtype of the buffer.
-    weight : factor; None: 1. With 0 the copies are exact zeros, also of infinities and NaN.
-
-    Returns
-    -------
-    flat : buffer of one dimension; zeros fill the gaps of its alignment.
-    views : view of the buffer for each array, in its shape.
+    weight : factor; None: 1. With 0 the result is exact zeros, also of infinities and NaN.
     """
-    step = max(1, ALIGNMENT // dtype.itemsize)
-    starts = np.cumsum([0] + [-(-array.size // step) * step for array in arrays])
-    flat = _aligned(int(starts[-1]), dtype)
-    views = []
-    for array, start, end in zip(arrays, starts[:-1], starts[1:], strict=True):
-        view = flat[start : start + array.size]
-        flat[start + array.size : end] = 0
-        _scale(array.reshape(-1), weight, view)
-        views.append(view.reshape(array.shape))
-    return flat, views
-
-
-def _scale(array: Array, weight: float | None, out: Array) -> None:
     if weight == 0:
-        out[:] = 0
+        out[...] = 0
     elif weight is None or weight == 1:
-        out[:] = array
+        out[...] = array
     else:
         np.multiply(array.astype(out.dtype, copy=False), weight, out=out)
-
-
-def _aligned(size: int, dtype: np.dtype[Any]) -> Array:
-    raw = np.empty(size * dtype.itemsize + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + size * dtype.itemsize].view(dtype)

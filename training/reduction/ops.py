@@ -116,36 +116,26 @@ class Reducer:
         dense = [i for i, t in enumerate(tensors) if t is not None and not isinstance(t, tf.IndexedSlices)]
         sparse = [i for i, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)]
         buckets = self._plan_buckets([tensors[i] for i in dense])
-        payloads = [DensePayload(self.channel, bucket, op) for bucket in buckets]
-        inputs = [[tensors[dense[p]] for p in payload.bucket.positions] for payload in payloads]
-        slices = [SparsePayload(self.channel, self.dense_share) for _ in sparse]
-        inputs += [[tensors[i].values, tensors[i].indices, _rows(tensors[i])] for i in sparse]
-        results = self._run([*payloads, *slices], inputs, weight) if inputs else []
-        for payload, reduced in zip(payloads, results, strict=False):
-            for position, tensor in zip(payload.bucket.positions, reduced, strict=True):
-                out[dense[position]] = tensor
-        for i, (values, indices) in zip(sparse, results[len(payloads) :], strict=True):
-            out[i] = tf.IndexedSlices(values, indices, tensors[i].dense_shape)
+        positions = [[dense[p] for p in bucket.positions] for bucket in buckets] + [[i] for i in sparse]
+        payloads: list[Payload] = [
+            DensePayload(self.channel, bucket, [tensors[i] for i in dense], op) for bucket in buckets
+        ]
+        payloads += [SparsePayload(self.channel, tensors[i], self.dense_share) for i in sparse]
+        results = self._run(payloads, weight) if payloads else []
+        for at, payload, outputs in zip(positions, payloads, results, strict=True):
+            for i, tensor in zip(at, payload.unpack(outputs), strict=True):
+                out[i] = tensor
         return out
 
     def _plan_buckets(self, tensors: list[Any]) -> list[Bucket]:
         sizes = [t.shape.num_elements() or 0 for t in tensors]
         return plan_buckets(sizes, [np.dtype(t.dtype.as_numpy_dtype) for t in tensors], self.bucket_bytes)
 
-    def _run(self, payloads: list[Payload], inputs: list[list[Any]], weight: Any) -> list[list[Any]]:
+    def _run(self, payloads: list[Payload], weight: Any) -> list[list[Any]]:
         weight = tf.constant(1, tf.float64) if weight is None else tf.convert_to_tensor(weight, tf.float64)
         if self._pool is None or in_session_graph():
-            results = _run_chained(self.channel, payloads, inputs, weight)
-        else:
-            results = _run_in_pool(self.channel, self._pool, payloads, inputs, weight)
-        for payload, tensors, outputs in zip(payloads, inputs, results, strict=True):
-            payload.restore_shapes(tensors, outputs)
-        return results
-
-
-def _rows(slices: Any) -> Any:
-    """Return the number of rows of the dense tensor, or 0 if it is unknown."""
-    return tf.constant(0, tf.int64) if slices.dense_shape is None else tf.cast(slices.dense_shape[0], tf.int64)
+            return _run_chained(self.channel, payloads, weight)
+        return _run_in_pool(self.channel, self._pool, payloads, weight)
 
 
 def broadcast_from_root(channel: Channel, tensors: Sequence[Any]) -> list[Any]:
@@ -188,41 +178,40 @@ def _run_once(channel: Channel, run: Any, tensors: Sequence[Any]) -> list[Any]:
     return list(received)
 
 
-def _run_chained(channel: Channel, payloads: list[Payload], inputs: list[list[Any]], weight: Any) -> list[list[Any]]:
+def _run_chained(channel: Channel, payloads: list[Payload], weight: Any) -> list[list[Any]]:
     """Add one blocking operation for each payload; each takes the sequence number of the one before it."""
     results = []
     with _sequence_counter(channel, "chained").advance() as cursor:
-        for payload, tensors in zip(payloads, inputs, strict=True):
+        for payload in payloads:
 
             def run(number: Any, weight: Any, *arrays: Array, payload: Payload = payload) -> list[Any]:
                 return [number + 1, *payload.prepare(float(weight), arrays)(channel.graph)]
 
-            outputs = tf.numpy_function(run, [cursor.number, weight, *tensors], [tf.int64, *payload.dtypes(tensors)])
+            outputs = tf.numpy_function(run, [cursor.number, weight, *payload.inputs], [tf.int64, *payload.dtypes])
             cursor.number, *reduced = outputs
             results.append(reduced)
     return results
 
 
-def _run_in_pool(
-    channel: Channel, pool: CommunicationPool, payloads: list[Payload], inputs: list[list[Any]], weight: Any
-) -> list[list[Any]]:
+def _run_in_pool(channel: Channel, pool: CommunicationPool, payloads: list[Payload], weight: Any) -> list[list[Any]]:
     """Add two operations for each payload: submit it, and wait for it after all payloads are submitted."""
     with _sequence_counter(channel, f"pool {id(pool)}").advance() as cursor:
         submitted = []
-        for position, (payload, tensors) in enumerate(zip(payloads, inputs, strict=True)):
+        for position, payload in enumerate(payloads):
 
             def start(number: Any, weight: Any, *arrays: Array, payload: Payload = payload) -> Any:
                 pool.submit(int(number), payload.prepare(float(weight), arrays))
                 return number
 
-            submitted.append(tf.numpy_function(start, [cursor.number + position, weight, *tensors], tf.int64))
+            inputs = [cursor.number + position, weight, *payload.inputs]
+            submitted.append(tf.numpy_function(start, inputs, tf.int64))
 
         def wait(number: Any, *_: Any) -> Any:
             return pool.result(int(number))
 
         results = [
-            list(tf.numpy_function(wait, [number, *submitted], payload.dtypes(tensors)))
-            for number, payload, tensors in zip(submitted, payloads, inputs, strict=True)
+            tf.nest.flatten(tf.numpy_function(wait, [number, *submitted], payload.dtypes))
+            for number, payload in zip(submitted, payloads, strict=True)
         ]
         with tf.control_dependencies(submitted):
             cursor.number = cursor.number + len(payloads)

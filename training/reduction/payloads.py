@@ -2,62 +2,93 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from matex_data._types import Array
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.collectives import Collectives, Op
-from matex_data.training.reduction.buckets import Bucket, pack
+from matex_data.training.reduction.buckets import Bucket, scaled
 
 WHOLE = -1.0
 """Weight that stands for "this batch is whole on every rank": the operation returns its inputs unchanged."""
 
 
-class Payload:
-    """Input tensors of one collective operation, and the operation itself."""
+class Payload(ABC):
+    """Tensors that one collective operation takes and returns, and the operation itself.
 
+    Attributes
+    ----------
+    inputs : inputs of the operation.
+    dtypes : dtypes of its results.
+    """
+
+    inputs: list[Any]
+    dtypes: list[Any]
+
+    @abstractmethod
     def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[Collectives], list[Array]]:
         """Copy the inputs; return a *collective* function that communicates and returns the results."""
-        raise NotImplementedError
 
-    def dtypes(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the dtypes of the results."""
-        raise NotImplementedError
-
-    def restore_shapes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Set the static shapes of the results, which ``tf.numpy_function`` loses."""
-        raise NotImplementedError
+    @abstractmethod
+    def unpack(self, outputs: list[Any]) -> list[Any]:
+        """Return the results of the operation as tensors in the shapes and dtypes of those that it reduces."""
 
 
 class DensePayload(Payload):
-    """Dense tensors of one bucket, reduced element by element."""
+    """Dense tensors of one bucket, reduced element by element.
 
-    def __init__(self, channel: Channel, bucket: Bucket, op: Op) -> None:
-        self.channel, self.bucket, self.op = channel, bucket, op
+    One tensor is reduced where it lies; several are packed by TensorFlow, since each input of an operation of Python
+    takes as long as the sum of ten thousand numbers.
+    """
+
+    def __init__(self, channel: Channel, bucket: Bucket, tensors: Sequence[Any], op: Op) -> None:
+        self._channel, self._op, self._sum_dtype = channel, op, bucket.dtype
+        self._tensors = [tensors[position] for position in bucket.positions]
+        self._operation = f"{op} of {[(tensor.shape, tensor.dtype.name) for tensor in self._tensors]}"
+        if len(self._tensors) > 1:
+            flat = [tf.reshape(tf.cast(tensor, bucket.dtype), [-1]) for tensor in self._tensors]
+            self.inputs = [tf.concat(flat, 0)]
+        else:
+            self.inputs = list(self._tensors)
+        self.dtypes = [tensor.dtype for tensor in self.inputs]
 
     def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[Collectives], list[Array]]:
-        if weight == WHOLE:
-            return _copies(arrays)
-        flat, views = pack(arrays, self.bucket.dtype, weight)
-        dtypes = [array.dtype for array in arrays]
-        operation = f"{self.op} of {[(array.shape, array.dtype.str) for array in arrays]}"
+        (array,) = arrays
+        nbytes = array.size * self._sum_dtype.itemsize
+        out = self._channel.buffers.bytes(nbytes).view(self._sum_dtype).reshape(array.shape)
+        scaled(array, None if weight == WHOLE else weight, out)
 
         def communicate(collectives: Collectives) -> list[Array]:
-            self.channel.check_same(operation, collectives)
-            collectives.reduce(flat, self.op)
-            return [view.astype(dtype, copy=False) for view, dtype in zip(views, dtypes, strict=True)]
+            if weight != WHOLE:
+                self._channel.check_same(f"{self._operation}, {array.shape}", collectives)
+                collectives.reduce(out.reshape(-1), self._op)
+            return [out.astype(array.dtype, copy=False)]
 
         return communicate
 
-    def dtypes(self, inputs: Sequence[Any]) -> list[Any]:
-        return [tensor.dtype for tensor in inputs]
+    def unpack(self, outputs: list[Any]) -> list[Any]:
+        (whole,) = outputs
+        if len(self._tensors) == 1:
+            whole.set_shape(self._tensors[0].shape)
+            return [whole]
+        sizes = [tensor.shape.num_elements() for tensor in self._tensors]
+        if None in sizes:
+            sizes = tf.stack([tf.size(tensor) for tensor in self._tensors])
+        parts = tf.split(whole, sizes, num=len(self._tensors))
+        return [_like(part, tensor) for part, tensor in zip(parts, self._tensors, strict=True)]
 
-    def restore_shapes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        for tensor, output in zip(inputs, outputs, strict=True):
-            output.set_shape(tensor.shape)
+
+def _like(flat: Any, tensor: Any) -> Any:
+    """Return the elements in the shape and dtype of ``tensor``."""
+    shape = tensor.shape if tensor.shape.is_fully_defined() else tf.shape(tensor)
+    out = tf.cast(tf.reshape(flat, shape), tensor.dtype)
+    out.set_shape(tensor.shape)
+    return out
 
 
 class SparsePayload(Payload):
@@ -68,31 +99,36 @@ class SparsePayload(Payload):
     dense_share : fraction of the variable's rows from which slices are summed as a dense array; None: never.
     """
 
-    def __init__(self, channel: Channel, dense_share: float | None) -> None:
-        self.channel, self.dense_share = channel, dense_share
+    def __init__(self, channel: Channel, slices: Any, dense_share: float | None) -> None:
+        self._channel, self._slices, self._dense_share = channel, slices, dense_share
+        shape = slices.dense_shape
+        rows = tf.constant(0, tf.int64) if shape is None else tf.cast(shape[0], tf.int64)  # 0: unknown
+        self.inputs = [slices.values, slices.indices, rows]
+        self.dtypes = [slices.values.dtype, slices.indices.dtype]
 
     def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[Collectives], list[Array]]:
         values, indices, rows = arrays
         if weight == WHOLE:
             return _copies([values, indices])
-        _, (own_values,) = pack([values if weight else values[:0]], values.dtype, weight)
+        contributed = values if weight else values[:0]
+        own_values = np.empty(contributed.shape, values.dtype)
+        scaled(contributed, weight, own_values)
         own_indices = np.array(indices if weight else indices[:0])
 
         def communicate(collectives: Collectives) -> list[Array]:
-            self.channel.check_same(f"gather slices of {values.shape[1:]}, {values.dtype.str}", collectives)
+            self._channel.check_same(f"gather slices of {values.shape[1:]}, {values.dtype.str}", collectives)
             all_indices = collectives.gather(own_indices)
-            if self.dense_share is not None and len(all_indices) >= self.dense_share * int(rows) > 0:
+            if self._dense_share is not None and len(all_indices) >= self._dense_share * int(rows) > 0:
                 return _sum_rows(collectives, own_values, own_indices, int(rows))
             return [collectives.gather(own_values), all_indices]
 
         return communicate
 
-    def dtypes(self, inputs: Sequence[Any]) -> list[Any]:
-        return [inputs[0].dtype, inputs[1].dtype]
-
-    def restore_shapes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        outputs[0].set_shape([None, *inputs[0].shape[1:]])
-        outputs[1].set_shape([None])
+    def unpack(self, outputs: list[Any]) -> list[Any]:
+        values, indices = outputs
+        values.set_shape([None, *self._slices.values.shape[1:]])
+        indices.set_shape([None])
+        return [tf.IndexedSlices(values, indices, self._slices.dense_shape)]
 
 
 def _copies(arrays: Sequence[Array]) -> Callable[[Collectives], list[Array]]:

@@ -150,9 +150,14 @@ def shard_rows(dataset: tf.data.Dataset, rank: int, size: int) -> tf.data.Datase
 
 
 def deterministic(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Return the dataset with its elements in the same order on all ranks."""
+    """Return the dataset with its elements in the same order on all ranks.
+
+    Autotuning is off unless the script asks for it: with one core for a rank, its thread takes seconds to end an epoch.
+    """
     options = tf.data.Options()
     options.deterministic = True
+    if dataset.options().autotune.enabled is None:
+        options.autotune.enabled = False
     return dataset.with_options(options)
 
 

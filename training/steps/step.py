@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -91,10 +91,15 @@ def run_guarded(model: Any, run: Callable[[Any], Any], data: Any, count: Any) ->
     with weighted_means(model, batch_weight(1)):
         logs = run(tf.nest.map_structure(lambda leaf: _with_stand_in(leaf, count), data))
     whole = {id(v) for v in gathered_variables(model)}
-    for variable, value in zip(state, before, strict=True):
-        if id(variable) not in whole:
-            variable.assign(tf.cond(count > 0, lambda v=variable: tf.identity(v.value), lambda x=value: x))
+    changed = [(v, value) for v, value in zip(state, before, strict=True) if id(v) not in whole]
+    tf.cond(count > 0, lambda: False, lambda: _restore(changed))  # one for all: each costs ten operations
     return logs
+
+
+def _restore(variables: Sequence[tuple[Any, Any]]) -> bool:
+    for variable, value in variables:
+        variable.assign(value)
+    return True
 
 
 def _with_stand_in(leaf: Any, count: Any) -> Any:

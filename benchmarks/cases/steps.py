@@ -1,0 +1,58 @@
+"""The case of training steps on two ranks: what they cost beside a lone step, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from benchmarks.cases.reading import Goal, Measured, Setup
+from benchmarks.harness.measure import Reader, Result, interleaved
+from benchmarks.readers import steps
+
+WANTED = {"mlp": 0.82, "cnn": 0.94, "deep": 0.92}
+TITLES = {
+    "mlp": "MLP 784-1024-1024-10, batch 64 of each rank, 7.5 MB of gradients",
+    "cnn": "CNN of 32 x 32 x 3, Conv 32, Conv 64, Dense 128, batch 32 of each rank",
+    "deep": "60 x (Dense 64, BatchNormalization), batch 32 of each rank, 242 gradients",
+}
+RANKS = 2
+LONE = Reader("two lone copies", "ceiling", "steps.fit", ranks=RANKS, pinned=True)
+
+
+def _launched(name: str, *arguments: str, replaced: str = "") -> Reader:
+    kind = "reference" if replaced else "ours"
+    options = {"ranks": RANKS, "replaced": replaced}
+    return Reader(name, kind, "steps.fit", options, ranks=RANKS, pinned=True, launcher=("run", *arguments))
+
+
+READERS = [
+    LONE,
+    _launched("matex run"),
+    _launched("matex run, funneled", "--strategy", "funneled"),
+    _launched("matex run, concurrent", "--strategy", "concurrent"),
+    _launched("without communication", replaced="nothing"),
+    _launched("copies instead of it", replaced="copy"),
+    _launched("four bytes of each bucket", replaced="four bytes"),
+    Reader("MaTEx's way", "peer", "steps.by_tensor", ranks=RANKS, pinned=True),
+    Reader("MultiWorkerMirroredStrategy", "peer", "steps.mirrored", ranks=RANKS, pinned=True),
+    Reader("Horovod", "peer", "steps.horovod", ranks=RANKS, pinned=True),
+    Reader("MPI.Allreduce alone", "reference", "steps.reduction_alone", ranks=RANKS, pinned=True),
+]
+
+
+def training(setup: Setup, model: str) -> Measured:
+    """Measure the steps of a model on two ranks, one core each, beside two lone copies on the same cores."""
+    results = interleaved(steps.task_of(model), READERS, setup.repetitions)
+    lone, ours = results[:2]
+    rows = [_row(result, lone) for result in results if result.answers]
+    columns = ["", "steps/s of a rank", "ms a step", "ms beyond a lone step", "of the lone copies"]
+    return Measured(TITLES[model], [], [Goal("matex run / lone copies", ours.over(lone), WANTED[model])], columns, rows)
+
+
+def _row(result: Result, lone: Result) -> list[str]:
+    step, alone = RANKS / result.rate, RANKS / lone.rate
+    beyond = "" if result.reader.function == "steps.reduction_alone" else f"{1e3 * (step - alone):.2f}"
+    return [result.reader.name, f"{1 / step:.1f}", f"{1e3 * step:.2f}", beyond, f"{result.over(lone):.2f}"]
+
+
+CASES: dict[str, list[Callable[[Setup], Measured]]] = {"training": [partial(training, model=model) for model in WANTED]}

@@ -1,0 +1,227 @@
+"""Steps of training on two ranks: this project, its peers, and the same step without communication."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness.data import Task
+from benchmarks.readers.ceiling import Pass
+
+SHAPES = {"mlp": (784,), "cnn": (32, 32, 3), "deep": (64,)}
+BATCH = {"mlp": 64, "cnn": 32, "deep": 32}
+STEPS = {"mlp": 60, "cnn": 40, "deep": 60}
+CLASSES = 10
+PORT = 42_317
+PATIENCE = 120.0  # seconds for an epoch
+
+
+def task_of(model: str) -> Task:
+    """Return the task of a pass; a "sample" is a step of one rank."""
+    return Task(model, "", "", BATCH[model], STEPS[model], 0, STEPS[model])
+
+
+def _network(model: str) -> Any:
+    import keras
+    from keras import layers
+
+    keras.utils.set_random_seed(0)
+    if model == "mlp":
+        hidden: list[Any] = [layers.Dense(1024, "relu"), layers.Dense(1024, "relu")]
+    elif model == "cnn":
+        convolutions = [layers.Conv2D(32, 3, activation="relu"), layers.Conv2D(64, 3, activation="relu")]
+        hidden = [*convolutions, layers.MaxPooling2D(), layers.Flatten(), layers.Dense(128, "relu")]
+    else:
+        hidden = [layer for _ in range(60) for layer in (layers.Dense(64, "relu"), layers.BatchNormalization())]
+    return keras.Sequential([keras.Input(SHAPES[model]), *hidden, layers.Dense(CLASSES)])
+
+
+def _dataset(model: str, batch: int) -> Any:
+    """Return batches of noise, of one epoch, in memory."""
+    import tensorflow as tf
+
+    rng, count = np.random.default_rng(0), STEPS[model] * batch
+    x = rng.standard_normal((count, *SHAPES[model]), np.float32)
+    return tf.data.Dataset.from_tensor_slices((x, rng.integers(0, CLASSES, count))).batch(batch, drop_remainder=True)
+
+
+def _loss_and_optimizer() -> tuple[Any, Any]:
+    import keras
+
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True), keras.optimizers.SGD(0.01)
+
+
+def fit(task: Task, ranks: int = 1, replaced: str = "") -> Pass:
+    """Run epochs of a plain Keras script, one for each pass.
+
+    Parameters
+    ----------
+    ranks : that share a batch, which grows with them: 1 in a lone copy.
+    replaced : what stands for the communication: "" for nothing, "nothing", "four bytes" or "copy".
+    """
+    import keras
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    if replaced:
+        _replace_reduction(replaced)
+    model = _network(task.path)
+    loss, optimizer = _loss_and_optimizer()
+    model.compile(optimizer, loss)
+    begin, end = threading.Semaphore(0), threading.Semaphore(0)
+
+    class Gate(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            begin.acquire()
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            end.release()
+
+    data = _dataset(task.path, task.batch_size * ranks)
+    options = {"epochs": 1 << 30, "verbose": 0, "callbacks": [Gate()]}
+    threading.Thread(target=model.fit, args=(data,), kwargs=options, daemon=True).start()
+
+    def run() -> int:
+        begin.release()
+        if not end.acquire(timeout=PATIENCE):
+            raise RuntimeError("an epoch did not end")
+        return task.samples
+
+    return run
+
+
+def _replace_reduction(replaced: str) -> None:
+    """Let all reductions of gradients do less than they should, to measure the rest of a step."""
+    from matex_data.training.comm.collectives import Collectives
+    from matex_data.training.reduction.ops import Reducer
+
+    if replaced == "nothing":
+        Reducer.__call__ = lambda self, tensors, weight=None, op="sum": list(tensors)  # type: ignore[method-assign]
+    elif replaced == "copy":
+        Collectives.reduce = lambda self, flat, op="sum": None  # type: ignore[method-assign]
+    else:
+        whole = Collectives.reduce
+        Collectives.reduce = lambda self, flat, op="sum": whole(self, flat[:1], op)  # type: ignore[method-assign]
+
+
+def by_tensor(task: Task) -> Pass:
+    """MaTEx's way: each gradient is copied to NumPy, reduced by a call of its own, and copied back."""
+    from mpi4py import MPI
+
+    def average(gradient: Any) -> Any:
+        out = np.array(gradient)
+        MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, out)
+        return out / MPI.COMM_WORLD.size
+
+    return _loop(task, lambda gradients: _each(average, gradients))
+
+
+def _each(average: Callable[[Any], Any], gradients: Sequence[Any]) -> list[Any]:
+    import tensorflow as tf
+
+    averaged = []
+    for gradient in gradients:
+        with tf.control_dependencies(averaged[-1:]):  # one order on all ranks
+            result = tf.numpy_function(average, [gradient], gradient.dtype)
+        result.set_shape(gradient.shape)
+        averaged.append(result)
+    return averaged
+
+
+def horovod(task: Task) -> Pass:
+    """Average gradients by Horovod's allreduce."""
+    import horovod.tensorflow as hvd
+
+    hvd.init()
+    return _loop(task, lambda gradients: hvd.grouped_allreduce(gradients))
+
+
+def _loop(task: Task, average: Callable[[Sequence[Any]], Sequence[Any]]) -> Pass:
+    """Run epochs of a loop over steps that average the gradients of a batch of each rank."""
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    model = _network(task.path)
+    loss, optimizer = _loss_and_optimizer()
+    optimizer.build(model.trainable_variables)
+    data = _dataset(task.path, task.batch_size)
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            value = loss(y, model(x, training=True))
+        gradients = tape.gradient(value, model.trainable_variables)
+        optimizer.apply(average(gradients), model.trainable_variables)
+        return value
+
+    return _epochs(task, data, step)
+
+
+def _epochs(task: Task, data: Any, step: Callable[..., Any]) -> Pass:
+    def run() -> int:
+        value: Any = 0.0
+        for batch in data:
+            value = step(*batch)
+        float(value)
+        return task.samples
+
+    return run
+
+
+def mirrored(task: Task) -> Pass:
+    """Average gradients by ``MultiWorkerMirroredStrategy``, in a loop of one's own: ``fit`` does not take it."""
+    from mpi4py import MPI
+
+    rank = MPI.COMM_WORLD.rank
+    workers = [f"localhost:{PORT + number}" for number in range(MPI.COMM_WORLD.size)]
+    cluster = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
+    os.environ["TF_CONFIG"] = json.dumps(cluster)
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=tf.distribute.experimental.CommunicationImplementation.RING
+    )
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    with strategy.scope():
+        model = _network(task.path)
+        loss, optimizer = _loss_and_optimizer()
+        optimizer.build(model.trainable_variables)
+    loss.reduction = "sum"
+    data = strategy.distribute_datasets_from_function(lambda context: _dataset(task.path, task.batch_size))
+
+    def replica(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            value = loss(y, model(x, training=True)) / (task.batch_size * len(workers))
+        gradients = tape.gradient(value, model.trainable_variables)
+        context = tf.distribute.get_replica_context()
+        optimizer.apply(context.all_reduce("sum", gradients), model.trainable_variables)
+        return value
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        return strategy.reduce("sum", strategy.run(replica, (x, y)), axis=None)
+
+    return _epochs(task, data, step)
+
+
+def reduction_alone(task: Task) -> Pass:
+    """Reduce as many bytes as the gradients have by one ``Allreduce`` in place."""
+    from mpi4py import MPI
+
+    flat = np.ones(sum(int(np.prod(v.shape)) for v in _network(task.path).trainable_variables), np.float32)
+
+    def run() -> int:
+        for _ in range(task.samples):
+            MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, flat)
+        return task.samples
+
+    return run
