@@ -35,9 +35,9 @@ class Collectives:
     ----------
     comm : communicator to duplicate; one of a single rank is used as it is.
     liveness : reports the state of the other ranks to a waiting rank; None: they cannot be queried.
-    share : of a rank in the cores of its machine, equal on all ranks. MPI libraries spin while they wait, which takes the core from
-        whoever wants it. So ranks that share cores sleep until all of them have come, and ranks that are more than the
-        cores sleep between the parts of an operation, too.
+    share : of a rank in the cores of its machine, equal on all ranks. MPI libraries spin while they wait, which takes
+        the core from whoever wants it. So ranks that share cores sleep until all of them have come, and ranks that are
+        more than the cores sleep between the parts of an operation, too.
 
     Attributes
     ----------
