@@ -136,7 +136,7 @@ except md.DataError as error:
 def test_a_limit_of_the_address_space(path: str, tmp_path: Path, what: str) -> None:
     large = str(tmp_path / "large.h5")
     with h5py.File(large, "w") as file:
-        file.create_dataset("x", (4000, 8000), "f4", chunks=(50, 8000), compression="gzip")
+        file.create_dataset("x", (20_000, 8000), "f4", chunks=(50, 8000), compression="gzip")
         file["x"][0] = 1
     done = run_script(2, _LIMITED, path, large, what, timeout=60)
     assert done.returncode == 0, done.stderr
