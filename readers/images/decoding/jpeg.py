@@ -26,6 +26,8 @@ PLAIN = frozenset([*FRAMES, START_OF_SCAN, 0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0),
 """Markers of plain files: frame, scan, tables, restart interval, applications, comment."""
 SCAN_END = re.compile(rb"\xff[^\x00\xd0-\xd7]")
 """Marker that ends the data of a scan: neither a stuffed zero nor a restart marker."""
+LARGEST = 65500
+"""Pixels of a side that Pillow's libjpeg decodes (``JPEG_MAX_DIMENSION``); other builds go on to 65535."""
 EXIF_NAME = b"Exif\0\0"
 XMP_NAME = b"http://ns.adobe.com/xap/1.0/\0"
 
@@ -93,7 +95,7 @@ def _frame(segment: bytes) -> JpegHeader | None:
     if len(segment) < 6 or segment[0] != 8 or segment[5] not in (1, 3) or len(segment) != 6 + 3 * segment[5]:
         return None
     header = JpegHeader(int.from_bytes(segment[3:5]), int.from_bytes(segment[1:3]), segment[5])
-    return header if header.width and header.height else None
+    return header if min(header.width, header.height) > 0 and max(header.width, header.height) <= LARGEST else None
 
 
 def _upright(header: JpegHeader, segments: list[bytes]) -> JpegHeader | None:

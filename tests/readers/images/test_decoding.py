@@ -490,6 +490,19 @@ def test_what_is_no_image_is_refused(data: bytes) -> None:
         image_info(data, NATIVE)
 
 
+def test_a_jpeg_of_more_lines_than_libjpeg_decodes_is_refused() -> None:
+    """Its data end early; other builds of the library would fill the rest with gray."""
+    stream = io.BytesIO()
+    Image.new("L", (40, 40), 9).save(stream, "jpeg")
+    data = bytearray(stream.getvalue())
+    frame = data.index(b"\xff\xc0")
+    data[frame + 5 : frame + 7] = b"\xff\xff"
+    with pytest.raises(OSError, match="broken data stream"):
+        Image.open(io.BytesIO(data)).load()
+    with pytest.raises(DataError, match="tall"):
+        decode_image(bytes(data), NATIVE, "tall.jpg")
+
+
 def test_lack_of_memory_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise MemoryError
