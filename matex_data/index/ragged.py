@@ -18,7 +18,7 @@ from matex_data.index.model import ranges
 from matex_data.index.scatter import RowIndices, are_consecutive
 
 LONG_LIST = 256  # elements on average from which one copy for each list is faster than an index for each element
-PIECE = 1 << 13
+PIECE = 1 << 13  # lists that are copied in one go: the indices of short ones stay in the processor's cache
 
 Run = Callable[[Sequence[Callable[[], None]]], None]
 """Callable that calls functions in any order, and returns after the last one; it raises the first error."""

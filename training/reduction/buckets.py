@@ -13,7 +13,7 @@ from matex_data._types import Array
 BUCKET_BYTES = 4 << 20
 """Size from which a bucket of small tensors is closed, in bytes."""
 ALONE_BYTES = 512 << 10
-"""Size from which a tensor has a bucket of its own: to pack it would cost more than another operation."""
+"""Size from which a tensor has a bucket of its own: packing copies it twice, another operation takes some 0.1 ms."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from matex_data.mpi.library import MPI
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.collectives import Op
 from matex_data.training.comm.thread import CommunicationPool
-from matex_data.training.reduction.buckets import BUCKET_BYTES, Bucket, plan_buckets
+from matex_data.training.reduction.buckets import ALONE_BYTES, BUCKET_BYTES, Bucket, plan_buckets
 from matex_data.training.reduction.payloads import DensePayload, Payload, SparsePayload
 from matex_data.training.reduction.sequence import SequenceCounter, in_session_graph
 
@@ -128,7 +128,8 @@ class Reducer:
         return out
 
     def _plan_buckets(self, tensors: list[Any]) -> list[Bucket]:
-        sizes = [t.shape.num_elements() or 0 for t in tensors]
+        counts = [t.shape.num_elements() for t in tensors]
+        sizes = [ALONE_BYTES if n is None else n for n in counts]  # ranks compare shapes that are known at run time
         return plan_buckets(sizes, [np.dtype(t.dtype.as_numpy_dtype) for t in tensors], self.bucket_bytes)
 
     def _run(self, payloads: list[Payload], weight: Any) -> list[list[Any]]:

@@ -42,14 +42,14 @@ class Payload(ABC):
 class DensePayload(Payload):
     """Dense tensors of one bucket, reduced element by element.
 
-    One tensor is reduced where it lies; several are packed by TensorFlow, since each input of an operation of Python
-    takes as long as the sum of ten thousand numbers.
+    They are scaled into memory that is used again. TensorFlow packs several tensors, which have static shapes, since
+    each input of an operation of Python takes time.
     """
 
     def __init__(self, channel: Channel, bucket: Bucket, tensors: Sequence[Any], op: Op) -> None:
         self._channel, self._op, self._sum_dtype = channel, op, bucket.dtype
         self._tensors = [tensors[position] for position in bucket.positions]
-        self._operation = f"{op} of {[(tensor.shape, tensor.dtype.name) for tensor in self._tensors]}"
+        self._operation = f"{op} of {[(tuple(tensor.shape), tensor.dtype.name) for tensor in self._tensors]}"
         if len(self._tensors) > 1:
             flat = [tf.reshape(tf.cast(tensor, bucket.dtype), [-1]) for tensor in self._tensors]
             self.inputs = [tf.concat(flat, 0)]
@@ -76,19 +76,9 @@ class DensePayload(Payload):
         if len(self._tensors) == 1:
             whole.set_shape(self._tensors[0].shape)
             return [whole]
-        sizes = [tensor.shape.num_elements() for tensor in self._tensors]
-        if None in sizes:
-            sizes = tf.stack([tf.size(tensor) for tensor in self._tensors])
-        parts = tf.split(whole, sizes, num=len(self._tensors))
-        return [_like(part, tensor) for part, tensor in zip(parts, self._tensors, strict=True)]
-
-
-def _like(flat: Any, tensor: Any) -> Any:
-    """Return the elements in the shape and dtype of ``tensor``."""
-    shape = tensor.shape if tensor.shape.is_fully_defined() else tf.shape(tensor)
-    out = tf.cast(tf.reshape(flat, shape), tensor.dtype)
-    out.set_shape(tensor.shape)
-    return out
+        parts = tf.split(whole, [tensor.shape.num_elements() for tensor in self._tensors])
+        pairs = zip(parts, self._tensors, strict=True)
+        return [tf.cast(tf.reshape(part, tensor.shape), tensor.dtype) for part, tensor in pairs]
 
 
 class SparsePayload(Payload):

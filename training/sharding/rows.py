@@ -152,7 +152,8 @@ def shard_rows(dataset: tf.data.Dataset, rank: int, size: int) -> tf.data.Datase
 def deterministic(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Return the dataset with its elements in the same order on all ranks.
 
-    Autotuning is off unless the script asks for it: with one core for a rank, its thread takes seconds to end an epoch.
+    Autotuning is off unless the script asks for it: with one core for a rank, its thread took up to two seconds to end
+    an epoch.
     """
     options = tf.data.Options()
     options.deterministic = True

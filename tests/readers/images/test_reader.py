@@ -228,6 +228,23 @@ def test_image_that_is_unlike_its_header_was(tmp_path: Path) -> None:
         data.load()
 
 
+def test_headers_are_read_in_threads_where_the_storage_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_classes(tmp_path, (200,))
+    save(tmp_path / "class0" / "image150.png", 0, (7, 9))
+    names, read = set(), headers.read_info
+
+    def recorded(*arguments: Any) -> Any:
+        names.add(threading.current_thread().name)
+        return read(*arguments)
+
+    monkeypatch.setattr(headers, "read_info", recorded)
+    for wait in (60.0, -60.0):
+        monkeypatch.setattr(headers, "SHORT_WAIT", wait)
+        with pytest.raises(FormatError, match=r"(?s)image150\.png.*image0\.png"):
+            open_dataset(tmp_path, comm=MPI.COMM_SELF)
+        assert any(name.startswith("matex-headers") for name in names) == (wait < 0)
+
+
 def test_damaged_header_fails_when_it_is_read(tmp_path: Path) -> None:
     paths = write_classes(tmp_path, (3, 3))
     paths[0].write_bytes(b"no image at all")

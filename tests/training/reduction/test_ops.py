@@ -203,6 +203,42 @@ def test_different_tensors_are_an_error_on_all_ranks(pool: Pool) -> None:
     assert all("the ranks do not do the same operation" in str(outcome) for outcome in outcomes)
 
 
+def _swapped(comm: Any) -> Any:
+    """Reduce two tensors whose lengths only the run shows; together they are of one length on every rank."""
+    import tensorflow as tf
+
+    from matex_data import training
+
+    @tf.function(input_signature=[tf.TensorSpec([None]), tf.TensorSpec([None])])
+    def reduced(a: Any, b: Any) -> Any:
+        return training.allreduce([a, b], "sum", comm=comm)
+
+    lengths = (2, 3) if comm.rank == 0 else (3, 2)
+    return [x.numpy() for x in reduced(*map(tf.ones, lengths))]
+
+
+@pytest.mark.rank_counts(2)
+def test_lengths_that_only_the_run_shows_are_compared(pool: Pool) -> None:
+    outcomes = pool.outcomes(_swapped)
+    assert all("the ranks do not do the same operation" in str(outcome) for outcome in outcomes)
+
+
+def _eager_bucket(comm: Any, strategy: Any) -> Any:
+    import tensorflow as tf
+
+    from matex_data.training.comm.channel import open_channel
+    from matex_data.training.reduction.ops import Reducer
+
+    (total,) = Reducer(open_channel(comm), strategy)([tf.fill([3], float(comm.rank + 1))])
+    return total.numpy().tolist()
+
+
+@pytest.mark.rank_counts(2)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_single_bucket_in_eager_code(pool: Pool, strategy: str) -> None:
+    assert pool.run(_eager_bucket, strategy) == [[3.0] * 3] * 2
+
+
 def _operations(comm: Any) -> list[str]:
     import keras
     import tensorflow as tf

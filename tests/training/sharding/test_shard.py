@@ -22,6 +22,23 @@ def _rows(comm: Any, rows: int, batch: int, remainder: Any) -> list[list[int]]:
     return [x.numpy().tolist() for x in training.shard(dataset, remainder=remainder, comm=comm)]
 
 
+def _autotuning(comm: Any, wanted: bool | None) -> Any:
+    import tensorflow as tf
+
+    from matex_data import training
+
+    options = tf.data.Options()
+    if wanted is not None:
+        options.autotune.enabled = wanted
+    batches = tf.data.Dataset.range(8).batch(4).with_options(options)
+    return training.shard(batches, comm=comm).options().autotune.enabled
+
+
+@pytest.mark.parametrize(("wanted", "found"), [(None, False), (True, True)])
+def test_autotuning_is_off_unless_asked_for(ranks: Pools, wanted: bool | None, found: bool) -> None:
+    assert ranks(2).run(_autotuning, wanted) == [found] * 2
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("rows", "batch"), [(24, 12), (29, 12), (25, 12), (12, 5)])
 def test_ranks_split_the_rows_of_each_batch(size: int, rows: int, batch: int, ranks: Pools) -> None:
