@@ -51,8 +51,8 @@ Rules
   object that can be pickled. An index is broadcast to all ranks, so everything in it must be immutable and picklable.
 - `Field.dtype` is in native byte order. ``Strided.dtype`` may have either. A sample of a ragged field is an array of
   the shape ``Field.inner``, in which None stands for axes that vary. Its layout has ``inner_bytes``, from which the
-  sizes of the windows follow. The output array is an object array of samples; pass lists of numbers to `scatter_lists`,
-  many at once: that takes a tenth of the time of an array for each of them.
+  sizes of the windows follow. The output takes samples as an object array does; pass lists of numbers to
+  `scatter_lists`, many at once: that takes a tenth of the time of an array for each of them.
 - A layout raises `DecodeError` for samples that are damaged, in ``on_complete``: ``on_error="skip"`` leaves them out.
 - A `Codec` undoes a filter of chunks. It is registered under the entry point group ``matex_data.codecs``, by the number
   of the filter in the registry of HDF5.

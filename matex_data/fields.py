@@ -80,7 +80,7 @@ class Field:
     def blank(self, samples: np.ndarray[Any, Any]) -> None:
         """Overwrite samples with padding: zeros, empty strings, empty arrays."""
         if self.ragged:
-            objects = samples.reshape(-1)
+            objects = samples.reshape(-1) if self.shape else samples
             for i in range(len(objects)):
                 objects[i] = np.empty([length or 0 for length in self.inner], self.dtype)
         elif len(samples):

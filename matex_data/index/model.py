@@ -252,8 +252,12 @@ class Index:
 
     def row_bytes(self, name: str) -> int:
         """Return the mean size of a sample of a field in memory, in bytes, with the elements of ragged ones."""
+        return self.fields[name].row_bytes + int(self.inner_bytes(name))
+
+    def inner_bytes(self, name: str) -> float:
+        """Return the mean size of the elements of a sample of a field in memory, in bytes; 0 if it is not ragged."""
         inner = sum(file.layouts[name].inner_bytes() for file in self.files) if self.fields[name].ragged else 0
-        return self.fields[name].row_bytes + inner // max(1, len(self))
+        return inner / max(1, len(self))
 
     def select(self, names: Sequence[str]) -> Index:
         """Return the index with only the named fields."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_right
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from itertools import pairwise
+from threading import Lock
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -19,15 +21,7 @@ from matex_data.index.scatter import RowIndices, are_consecutive
 
 LONG_LIST = 256  # elements on average from which one copy for each list is faster than an index for each element
 PIECE = 1 << 13  # lists that are copied in one go: the indices of short ones stay in the processor's cache
-
-Run = Callable[[Sequence[Callable[[], None]]], None]
-"""Callable that calls functions in any order, and returns after the last one; it raises the first error."""
-
-
-def in_this_thread(functions: Sequence[Callable[[], None]]) -> None:
-    """Call functions one after the other."""
-    for function in functions:
-        function()
+MARGIN = 1.03  # of the memory for elements over their mean number
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +54,7 @@ class RaggedArray:
             start, stop, _ = rows.indices(len(self))
             offsets = self.offsets[start : max(start, stop) + 1]
             return RaggedArray(self.values[offsets[0] : offsets[-1]], offsets - offsets[0])
-        return take_lists([self.values], self.offsets[:-1][rows], self.lengths[rows])[0]
+        return take_lists(self.values, self.offsets[:-1][rows], self.lengths[rows])
 
     @property
     def lengths(self) -> Integers:
@@ -72,161 +66,168 @@ class RaggedArray:
         return _views(self.values, self.offsets)
 
 
-class RaggedOutput(np.ndarray[Any, np.dtype[Any]]):
-    """Output array of a ragged field: an object array, or lists of samples until they are ``joined``.
+class RaggedOutput:
+    """Output of a ragged field of numbers: where the elements of each sample lie in an array of all elements.
 
-    Layouts assign samples to it, as to any object array, or pass lists to `scatter_lists`.
+    Layouts assign 1-D arrays to it, as to an object array of samples, or pass lists to `scatter_lists`. Elements are
+    copied, in the order in which they come. Thread-safe.
+
+    Parameters
+    ----------
+    begin, length : int64[samples], first element and number of elements of each sample; length -1: not written yet.
+    elements : elements of all samples.
+    memory : allocates the memory of joined samples.
     """
 
-    dtype_of_elements: np.dtype[Any]
-    lists: list[tuple[RowIndices, Integers, Array]] | None = None  # of a view of the array: no lists
-    result: NDArray[Any] | RaggedArray | None = None
+    dtype = np.dtype(object)  # like an array of samples
+    ndim = 1
+
+    def __init__(self, begin: Integers, length: Integers, elements: _Elements, memory: Memory) -> None:
+        self._begin, self._length, self._elements, self._memory = begin, length, elements, memory
 
     @classmethod
-    def empty(cls, rows: int, dtype: np.dtype[Any]) -> RaggedOutput:
-        """Return an output array for ``rows`` samples with elements of ``dtype``."""
-        out = np.empty(rows, object).view(cls)
-        out.lists, out.dtype_of_elements = [], dtype
-        return out
+    def empty(cls, rows: int, dtype: np.dtype[Any], expected: float = 0, memory: Memory = new_memory) -> RaggedOutput:
+        """Return an output for ``rows`` samples, with memory for ``expected`` elements of ``dtype``, or more."""
+        of_rows = (rows,), np.dtype(np.int64)
+        begin, length, values = aligned_arrays(memory, [of_rows, of_rows, ((int(expected),), dtype)])
+        length[...] = -1
+        return cls(begin, length, _Elements(values), memory)
 
-    def contents(self) -> list[Array]:
-        """Return the elements of all lists, and forget the lists."""
-        lists, self.lists = self.lists or [], []
-        return [content for _, _, content in lists]
+    def __len__(self) -> int:
+        return len(self._begin)
 
-    def has_lists_like(self, other: RaggedOutput) -> bool:
-        """Return whether both have lists of the same samples and of equal lengths, as branches of one counter have."""
-        pairs = list(zip(self.lists or [], other.lists or [], strict=False))
-        return len(self.lists or []) == len(other.lists or []) == len(pairs) and all(
-            _equal(one, another) and np.array_equal(offsets, others)
-            for (one, offsets, _), (another, others, _) in pairs
-        )
+    def __getitem__(self, rows: int | slice) -> Any:
+        """Return the elements of a sample as a view, or the output of some samples, which shares the memory."""
+        if isinstance(rows, slice):
+            return RaggedOutput(self._begin[rows], self._length[rows], self._elements, self._memory)
+        return self._elements.view(int(self._begin[rows]), int(self._length[rows]))
+
+    def __setitem__(self, rows: int | RowIndices | EllipsisType, samples: Any) -> None:
+        """Copy the elements of one sample, or of several."""
+        if isinstance(rows, int | np.integer):
+            rows, samples = slice(rows, rows + 1), [samples]
+        if isinstance(rows, EllipsisType):
+            rows = slice(0, len(self))
+        lengths = np.fromiter(map(len, samples), np.int64, len(samples))
+        none = self._elements.values[:0]
+        content = np.concatenate([*samples, none], dtype=none.dtype, casting="unsafe")
+        self.scatter(rows, np.concatenate([[0], np.cumsum(lengths)]), content)
+
+    @property
+    def shape(self) -> tuple[int]:
+        """Number of samples."""
+        return (len(self),)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the elements of all samples, in bytes."""
+        return self._elements.stored * self._elements.values.itemsize
+
+    def scatter(self, destination: RowIndices, offsets: Integers, content: Array) -> None:
+        """Copy lists; see `scatter_lists`."""
+        first, last = int(offsets[0]), int(offsets[-1])
+        begin = self._elements.add(content[first:last])
+        self._begin[destination] = offsets[:-1] + np.int64(begin - first)
+        self._length[destination] = np.diff(offsets)
+
+    def joined(self) -> RaggedArray:
+        """Return the samples, joined in order, once all of them are written.
+
+        Raises
+        ------
+        ValueError : the layout has left out a sample.
+        """
+        if self._length.min(initial=0) < 0:
+            raise ValueError(f"sample {int(np.argmin(self._length))} of an output array is not written")
+        return take_lists(self._elements.whole, self._begin, self._length, self._memory)
 
 
-def _equal(one: RowIndices, other: RowIndices) -> bool:
-    if isinstance(one, slice) or isinstance(other, slice):
-        return isinstance(one, slice) and isinstance(other, slice) and one == other
-    return np.array_equal(one, other)
+class _Elements:
+    """Elements in the order in which they come: in the memory of ``values``, and beyond it in arrays of their own."""
+
+    def __init__(self, values: Array) -> None:
+        self.values = values
+        self.stored = 0
+        self._begins: list[int] = []
+        self._beyond: list[Array] = []
+        self._lock = Lock()
+
+    def add(self, content: Array) -> int:
+        """Copy elements, and return the number of the first one."""
+        with self._lock:
+            begin, end = self.stored, self.stored + len(content)
+            self.stored = end
+            fits = end <= len(self.values) and not self._beyond
+            if not fits:
+                self._begins.append(begin)
+                self._beyond.append(content.astype(self.values.dtype))
+        if fits:
+            self.values[begin:end] = content
+        return begin
+
+    def view(self, begin: int, length: int) -> Array:
+        """Return adjacent elements that were added together."""
+        number = bisect_right(self._begins, begin) - 1
+        source, first = (self.values, 0) if number < 0 else (self._beyond[number], self._begins[number])
+        return source[begin - first : begin - first + length]
+
+    @cached_property
+    def whole(self) -> Array:
+        """All elements as one array, once all are added."""
+        return np.concatenate([self.values[: self._begins[0]], *self._beyond]) if self._beyond else self.values
 
 
-def empty_output(field: Field, rows: int) -> Array:
-    """Return an uninitialized output array for ``rows`` samples; of lists of numbers, a `RaggedOutput`."""
-    lists = field.ragged and not field.shape and field.inner == (None,) and not field.dtype.hasobject
-    return RaggedOutput.empty(rows, field.dtype) if lists else field.empty(rows)
-
-
-def joined(samples: Array) -> Array | RaggedArray:
-    """Return the samples of an output array once all rows of it are written."""
-    if not isinstance(samples, RaggedOutput):
-        return samples
-    join([samples])
-    assert samples.result is not None
-    return samples.result
-
-
-def join(outputs: Iterable[Array], memory: Memory = new_memory, run: Run = in_this_thread) -> None:
-    """Join the lists of output arrays once all rows of them are written; `joined` returns them.
+def empty_output(field: Field, rows: int, inner_bytes: float = 0, memory: Memory = new_memory) -> Any:
+    """Return an uninitialized output array for ``rows`` samples; of lists of numbers, a `RaggedOutput`.
 
     Parameters
     ----------
-    outputs : arrays; those that are no `RaggedOutput` stay as they are.
-    memory : allocates the memory of the joined lists.
-    run : calls functions, in threads.
+    inner_bytes : mean size of the elements of a sample, in bytes, if it is known.
+    memory : allocates the memory of lists.
     """
-    groups: list[list[RaggedOutput]] = []
-    for out in outputs:
-        if not isinstance(out, RaggedOutput) or out.result is not None:
-            continue
-        if not out.lists:
-            out.result = out.view(np.ndarray)
-            continue
-        group = next((group for group in groups if group[0].has_lists_like(out)), None)
-        groups.append([out]) if group is None else group.append(out)
-    for group in groups:
-        _join_alike(group, memory, run)
+    if not field.ragged or field.shape or field.inner != (None,) or field.dtype.hasobject:
+        return field.empty(rows)
+    return RaggedOutput.empty(rows, field.dtype, MARGIN * rows * inner_bytes / field.dtype.itemsize, memory)
 
 
-def _join_alike(group: list[RaggedOutput], memory: Memory, run: Run) -> None:
-    """Join outputs with lists of the same samples and of equal lengths."""
-    first = group[0]
-    begin, length = np.zeros(len(first), np.int64), np.full(len(first), -1, np.int64)
-    stored = 0
-    for destination, offsets, content in first.lists or []:
-        begin[destination] = offsets[:-1] + stored
-        length[destination] = np.diff(offsets)
-        stored += len(content)
-    others = np.flatnonzero(length < 0)  # samples that were assigned as arrays, such as padding
-    if not len(others):
-        contents = _concatenated([out.contents() for out in group], memory)
-        arrays = take_lists(contents, begin, length, memory, run)
-        for out, array in zip(group, arrays, strict=True):
-            out.result = array
-        return
-    for out in group:
-        samples = [np.asarray(sample, out.dtype_of_elements) for sample in out.view(np.ndarray)[others]]
-        length[others] = [len(sample) for sample in samples]
-        begin[others] = np.cumsum(length[others]) - length[others] + stored
-        contents = _concatenated([[*out.contents(), *samples]], memory)
-        (out.result,) = take_lists(contents, begin, length, memory, run)
-
-
-def _concatenated(parts: list[list[Array]], memory: Memory) -> list[Array]:
-    """Return the concatenation of the parts of each output."""
-    if all(len(of_output) == 1 for of_output in parts):
-        return [of_output[0] for of_output in parts]
-    specs = [((sum(map(len, of_output)), *of_output[0].shape[1:]), of_output[0].dtype) for of_output in parts]
-    whole = aligned_arrays(memory, specs)
-    for of_output, out in zip(parts, whole, strict=True):
-        np.concatenate(of_output, out=out)
-    return whole
-
-
-def scatter_lists(out: Array, destination: RowIndices, offsets: Integers, content: Array) -> None:
-    """Assign ``out[destination[i]] = content[offsets[i] : offsets[i + 1]]`` for all i.
+def scatter_lists(out: Any, destination: RowIndices, offsets: Integers, content: Array) -> None:
+    """Assign ``out[destination[i]] = content[offsets[i] : offsets[i + 1]]`` for all i. The elements are copied.
 
     Parameters
     ----------
-    out : object[n], output array of a ragged field.
+    out : output of a ragged field for n samples.
     destination : indices of ``out``.
     offsets : integers[k + 1], non-decreasing.
-    content : elements, of the field's dtype, in memory that is not reused: samples may be views of it.
+    content : elements, of the field's dtype in any byte order.
     """
-    if isinstance(out, RaggedOutput) and out.lists is not None:
-        out.lists.append((destination, offsets.astype(np.int64, copy=False), content))
+    if isinstance(out, RaggedOutput):
+        out.scatter(destination, offsets, content)
         return
     if not isinstance(destination, slice) and are_consecutive(destination) and len(destination):
         destination = slice(int(destination[0]), int(destination[-1]) + 1)
-    out[destination] = _views(content, offsets)
+    out[destination] = _views(content.astype(content.dtype.newbyteorder("=")), offsets)
 
 
-def take_lists(
-    contents: Sequence[Array],
-    begin: Integers,
-    lengths: Integers,
-    memory: Memory = new_memory,
-    run: Run = in_this_thread,
-) -> list[RaggedArray]:
-    """Copy the lists ``content[begin[i] : begin[i] + lengths[i]]`` of each content, in order."""
-    total, of_offsets = int(lengths.sum()), ((len(lengths) + 1,), np.dtype(np.int64))
-    specs = [((total, *content.shape[1:]), content.dtype) for content in contents]
-    offsets, *values = aligned_arrays(memory, [of_offsets, *specs])
+def take_lists(content: Array, begin: Integers, lengths: Integers, memory: Memory = new_memory) -> RaggedArray:
+    """Copy the lists ``content[begin[i] : begin[i] + lengths[i]]``, in order."""
+    shape = (int(lengths.sum()), *content.shape[1:])
+    offsets, values = aligned_arrays(memory, [((len(lengths) + 1,), np.dtype(np.int64)), (shape, content.dtype)])
     offsets[0] = 0
     np.cumsum(lengths, out=offsets[1:])
-    pieces = [slice(start, start + PIECE) for start in range(0, len(lengths), PIECE)]
-    run([partial(_copy, contents, values, begin[piece], offsets[piece.start : piece.stop + 1]) for piece in pieces])
-    return [RaggedArray(array, offsets) for array in values]
+    for start in range(0, len(lengths), PIECE):
+        piece = slice(start, start + PIECE)
+        _copy(content, values, begin[piece], offsets[start : start + PIECE + 1])
+    return RaggedArray(values, offsets)
 
 
-def _copy(contents: Sequence[Array], values: Sequence[Array], begin: Integers, offsets: Integers) -> None:
-    """Copy lists that begin in the contents at ``begin``, and in the values at ``offsets``."""
+def _copy(content: Array, values: Array, begin: Integers, offsets: Integers) -> None:
+    """Copy lists that begin in the content at ``begin``, and in the values at ``offsets``."""
     if offsets[-1] - offsets[0] < LONG_LIST * len(begin):
         elements = ranges(begin, np.diff(offsets))
-        for content, out in zip(contents, values, strict=True):
-            np.take(content, elements, axis=0, out=out[offsets[0] : offsets[-1]], mode="clip")  # "raise" copies twice
+        np.take(content, elements, axis=0, out=values[offsets[0] : offsets[-1]], mode="clip")  # "raise" copies twice
         return
     for (low, high), source in zip(pairwise(offsets.tolist()), begin.tolist(), strict=True):
-        for content, out in zip(contents, values, strict=True):
-            out[low:high] = content[source : source + high - low]
+        values[low:high] = content[source : source + high - low]
 
 
 def _views(content: Array, offsets: Integers) -> NDArray[Any]:

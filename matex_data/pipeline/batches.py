@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,14 @@ from numpy.typing import NDArray
 
 from matex_data._types import Array, Integers
 from matex_data.fields import ElementSpec
-from matex_data.index.ragged import RaggedArray, joined
+from matex_data.index.ragged import RaggedArray, RaggedOutput
 from matex_data.mpi.communicator import Communicator
 from matex_data.pipeline.epochs import Epochs
+from matex_data.pipeline.pool import one_ahead
 from matex_data.pipeline.window import LoadedWindow
 from matex_data.sampling.state import Fingerprint
+
+JOIN_BYTES = 4 << 20  # of ragged samples that are joined at once: they stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -24,14 +28,19 @@ class BatchWindow:
 
     Parameters
     ----------
-    arrays : field name -> samples of all batches, one batch after the other.
+    arrays : field name -> samples of all batches, one batch after the other: an array, or a `RaggedArray`.
     sizes : int64[batches], samples of each batch.
     weight : float32[samples], the sample weights; None without weights and padding.
     """
 
-    arrays: Mapping[str, Array | RaggedArray]
+    arrays: Mapping[str, Any]
     sizes: Integers
     weight: NDArray[np.float32] | None
+
+    def part(self, begin: int, end: int, sizes: Integers) -> BatchWindow:
+        """Return some batches: the samples from ``begin`` to ``end``, of batches of these ``sizes``."""
+        weight = None if self.weight is None else self.weight[begin:end]
+        return BatchWindow({name: array[begin:end] for name, array in self.arrays.items()}, sizes, weight)
 
 
 class Batches:
@@ -102,12 +111,12 @@ class Batches:
                 yield self.elements.assemble(values, weight)
 
     def windows(self) -> Iterator[BatchWindow]:
-        """Yield the batches of the next epoch, those of one read at a time. *Collective*. Counts as an iteration."""
+        """Yield the batches of the next epoch, some at a time. *Collective*. Counts as an iteration."""
         epoch, step = self._epoch, self._step
         self._epoch, self._step = epoch + 1, 0
         skip = step % self._epochs.read_steps
         for window in self._epochs.windows(epoch, step - skip):
-            yield self._without(window, skip)
+            yield from one_ahead([partial(_joined, part) for part in _parts(self._without(window, skip))])
             skip = 0
 
     def _without(self, window: LoadedWindow, skip: int) -> BatchWindow:
@@ -121,8 +130,27 @@ class Batches:
         if self.elements.weights is not None:
             values = window.arrays[self.elements.weights][begin:].astype(np.float32)  # zeros where padded
             weight = values if weight is None else values * weight
-        arrays = {name: joined(array)[begin:] for name, array in window.arrays.items()}
+        arrays = {name: array[begin:] for name, array in window.arrays.items()}
         return BatchWindow(arrays, window.sizes[skip:], weight)
+
+
+def _parts(window: BatchWindow) -> list[BatchWindow]:
+    """Split a window so that each part has about `JOIN_BYTES` of ragged samples to join."""
+    nbytes = sum(array.nbytes for array in window.arrays.values() if isinstance(array, RaggedOutput))
+    count = min(len(window.sizes), -(-nbytes // JOIN_BYTES))
+    if count <= 1:
+        return [window]
+    parts, end = [], 0
+    for sizes in np.array_split(window.sizes, count):
+        begin, end = end, end + int(sizes.sum())
+        parts.append(window.part(begin, end, sizes))
+    return parts
+
+
+def _joined(window: BatchWindow) -> BatchWindow:
+    """Return the window with its ragged samples joined in their order."""
+    outputs = {name: array for name, array in window.arrays.items() if isinstance(array, RaggedOutput)}
+    return replace(window, arrays={**window.arrays, **{name: output.joined() for name, output in outputs.items()}})
 
 
 def _samples(array: Array | RaggedArray) -> Array:

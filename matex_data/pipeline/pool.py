@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from os import register_at_fork
-from typing import Any
+from typing import Any, TypeVar
 
 from matex_data.errors import PartitionError
 from matex_data.machine import out_of_memory, threads
 from matex_data.mpi.library import MPI
 from matex_data.mpi.processes import is_child_process
+
+T = TypeVar("T")
 
 
 @cache
@@ -20,21 +22,28 @@ def decoders() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads(), thread_name_prefix="matex-decode")
 
 
-register_at_fork(after_in_child=decoders.cache_clear)  # a forked process has none of these threads
+@cache
+def joiner() -> ThreadPoolExecutor:
+    """Return the thread that joins samples for the consumer, who must not wait for what is decoded ahead."""
+    return ThreadPoolExecutor(1, thread_name_prefix="matex-join")
+
+
+for _pool in (decoders, joiner):
+    register_at_fork(after_in_child=_pool.cache_clear)  # a forked process has none of these threads
 
 
 class Rejected(Future[Any]):
     """Future of a task that the pool did not accept."""
 
 
-def submit(task: Callable[..., Any], *arguments: Any) -> Future[Any]:
-    """Schedule ``task(*arguments)`` in the pool and return its future.
+def submit(task: Callable[..., Any], *arguments: Any, pool: Callable[[], ThreadPoolExecutor] = decoders) -> Future[Any]:
+    """Schedule ``task(*arguments)`` in a pool and return its future.
 
     The future fails with ``OutOfMemory`` if the task runs out of memory. It is a ``Rejected`` one, failed already, if
     the pool cannot start a thread (``OutOfMemory``) or has shut down with the interpreter (``PartitionError``).
     """
     try:
-        return decoders().submit(_run, task, *arguments)
+        return pool().submit(_run, task, *arguments)
     except RuntimeError as error:
         failure = explained(error, "a thread that decodes")
         if failure is error:
@@ -55,12 +64,17 @@ def wait_for_all(futures: Collection[Future[Any]]) -> None:
         future.result()
 
 
-def run_all(functions: Sequence[Callable[[], None]]) -> None:
-    """Call functions in the pool, or a single one in this thread; return after the last one. Raise the first error."""
+def one_ahead(functions: Sequence[Callable[[], T]]) -> Iterator[T]:
+    """Yield the results of functions, each of which is called while the result of the one before is in use."""
     if len(functions) == 1:
-        functions[0]()
-    else:
-        wait_for_all([submit(function) for function in functions])
+        yield _run(functions[0])
+        return
+    futures = (submit(function, pool=joiner) for function in functions)
+    pending = next(futures, None)
+    while pending is not None:
+        following = next(futures, None)
+        yield pending.result()
+        pending = following
 
 
 def _run(task: Callable[..., Any], *arguments: Any) -> Any:

@@ -387,9 +387,7 @@ class SkippingEpochReader(FileEpochReader):
             self.context, index, self._skipped, self._tally, window.runs, window.destination, loaded.arrays
         )
         readable = replace(window, runs=read.runs, destination=read.destination)
-        return SkippingWindow(
-            FileWindow(readable, loaded, read.plan(self._chunks), self.context.buffers), read, index.fields, pad
-        )
+        return SkippingWindow(FileWindow(readable, loaded, read.plan(self._chunks)), read, index.fields, pad)
 
     def finish(self) -> None:
         """Report the samples that all ranks have skipped. *Collective*. Raises like ``SkippedSamples.report``."""

@@ -72,8 +72,7 @@ def _of_equal_size(window: BatchWindow) -> Iterator[BatchWindow]:
     for sizes in np.split(window.sizes, np.flatnonzero(np.diff(window.sizes)) + 1):
         begin, end = end, end + int(sizes.sum())
         if len(sizes):
-            weight = None if window.weight is None else window.weight[begin:end]
-            yield BatchWindow({name: array[begin:end] for name, array in window.arrays.items()}, sizes, weight)
+            yield window.part(begin, end, sizes)
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ from matex_data._types import Integers
 from matex_data.errors import DataError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Index
-from matex_data.index.ragged import empty_output, join
+from matex_data.index.ragged import empty_output
 from matex_data.io.counters import Profile
 from matex_data.io.files import Files
 from matex_data.io.sessions import ReadSession
 from matex_data.pipeline.buffers import BufferPool
 from matex_data.pipeline.execute import execute
 from matex_data.pipeline.plan import Arrays, ReadPlan, plan_reads
-from matex_data.pipeline.pool import run_all, submit, wait_for_all
+from matex_data.pipeline.pool import submit, wait_for_all
 from matex_data.sampling.schedule import EpochOrder, Schedule, Window
 
 NO_ROWS: Integers = np.empty(0, np.int64)
@@ -60,7 +60,8 @@ class ReadContext:
         fields = self.index.fields
         lists = [name for name, field in fields.items() if field.ragged and self.lists]
         arrays = self.buffers.arrays([field for name, field in fields.items() if name not in lists], rows)
-        arrays |= {name: empty_output(fields[name], rows) for name in lists}
+        for name in lists:
+            arrays[name] = empty_output(fields[name], rows, self.index.inner_bytes(name), self.buffers.bytes)
         for name, array in arrays.items():
             fields[name].blank(array[samples:])
         return arrays
@@ -159,13 +160,11 @@ class FileWindow(PendingWindow):
     window : samples of the window.
     loaded : its arrays.
     plan : reads that fill them.
-    buffers : memory of the samples of variable length.
     """
 
     window: Window
     loaded: LoadedWindow
     plan: ReadPlan
-    buffers: BufferPool
     _futures: list[Future[None]] = field(default_factory=list)
 
     def counts(self, files: int) -> Integers:
@@ -186,9 +185,6 @@ class FileWindow(PendingWindow):
         """Wait until all samples are read and decoded. Raise the first error."""
         with profile.timed("decoding"):
             wait_for_all(self._futures)
-            join(
-                self.loaded.arrays.values(), self.buffers.bytes, run_all
-            )  # here rather than in the thread of the consumer
         profile.add(samples=self.window.runs.total)
 
 
@@ -212,4 +208,4 @@ class FileEpochReader(EpochReader):
         """Plan the reads that fill the arrays of a window."""
         index, chunks, scratch = self.context.index, self._chunks, self.context.scratch
         plan = plan_reads(index, window.runs, window.destination, loaded.arrays, chunks, scratch)
-        return FileWindow(window, loaded, plan, self.context.buffers)
+        return FileWindow(window, loaded, plan)

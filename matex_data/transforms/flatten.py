@@ -11,16 +11,15 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
-from matex_data.fields import Field, Schema
+from matex_data.fields import Schema
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, RowSelection
-from matex_data.index.ragged import empty_output
 from matex_data.index.runs import Runs, compress
 from matex_data.index.scatter import scatter
 from matex_data.index.table import Column, Outputs, Table
 from matex_data.pipeline.source import Source
 from matex_data.transforms.names import ragged_fields
-from matex_data.transforms.ragged import join_samples, read_fields
+from matex_data.transforms.ragged import empty_samples, join_samples, read_fields
 
 RAGGED_BYTES = 1024  # least estimate for a ragged sample in memory: not every layout has one
 
@@ -145,8 +144,12 @@ class Flattened(Table):
         begins = np.diff(event, prepend=-1) > 0
         runs = compress(event[begins])
         number = np.cumsum(begins) - 1  # of the event of each object, among those that are read
-        empty = {True: empty_output, False: Field.empty}
-        samples = {name: empty[name in self.flattened](self.fields[name], runs.total) for name, _ in outs}
+        samples = {
+            name: empty_samples(self.fields[name], runs.total, self.layouts[name])
+            if name in self.flattened
+            else self.fields[name].empty(runs.total)
+            for name, _ in outs
+        }
         selection = RowSelection(runs.start, runs.start + runs.count, np.arange(runs.total))
         spread = partial(self._spread, samples, event[begins], number, objects, rows.destination, outs)
         yield from read_fields(self.layouts, selection, samples, cache, self.path, spread)

@@ -13,11 +13,10 @@ from matex_data.errors import FormatError, PartitionError
 from matex_data.fields import MASK, Field, Schema
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, RowSelection, ranges
-from matex_data.index.ragged import empty_output
 from matex_data.index.scatter import scatter
 from matex_data.index.table import Column, Outputs, Table
 from matex_data.transforms.names import ragged_fields
-from matex_data.transforms.ragged import join_samples, read_fields
+from matex_data.transforms.ragged import empty_samples, join_samples, read_fields
 
 FIRST = "first"
 Pad = Mapping[str, int]
@@ -167,8 +166,9 @@ class Padded(Table):
             name = column if column in self.lengths else padded[column]
             wanted.setdefault(name, []).append((column != name, out))
         needed = dict.fromkeys([*wanted, *(self.sort_by[name] for name in wanted if name in self.sort_by)])
-        samples = {name: empty_output(self.fields[name], len(rows.destination)) for name in needed}
-        selection = RowSelection(rows.start, rows.stop, np.arange(len(rows.destination)))
+        count = len(rows.destination)
+        samples = {name: empty_samples(self.fields[name], count, self.layouts[name]) for name in needed}
+        selection = RowSelection(rows.start, rows.stop, np.arange(count))
         pad = partial(self._pad, samples, rows, wanted)
         yield from read_fields(self.layouts, selection, samples, cache, self.path, pad)
 

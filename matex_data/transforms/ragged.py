@@ -13,8 +13,14 @@ from matex_data.errors import DataError
 from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import EMPTY, Layout, OnComplete, ReadRequest, RowSelection, call_after_last
-from matex_data.index.ragged import RaggedArray, joined
+from matex_data.index.ragged import RaggedOutput, empty_output
 from matex_data.index.table import plan_reads
+
+
+def empty_samples(field: Field, count: int, layout: Layout) -> Array:
+    """Return an output array for ``count`` samples of a ragged field, to be passed to `join_samples`."""
+    found: Array = empty_output(field, count, layout.inner_bytes() / max(1, layout.rows))
+    return found
 
 
 def join_samples(samples: Array, field: Field) -> tuple[Array, Integers]:
@@ -22,12 +28,12 @@ def join_samples(samples: Array, field: Field) -> tuple[Array, Integers]:
 
     Parameters
     ----------
-    samples : object[samples], 1-D arrays; or an output array of `empty_output`.
+    samples : object[samples], 1-D arrays; or the output array of `empty_samples`.
     field : the ragged field.
     """
-    found = joined(samples)
-    if isinstance(found, RaggedArray):
-        return found.values, found.lengths
+    if isinstance(samples, RaggedOutput):
+        joined = samples.joined()
+        return joined.values, joined.lengths
     lengths = np.fromiter(map(len, samples), np.int64, len(samples))
     return np.concatenate([np.empty(0, field.dtype), *samples], dtype=field.dtype, casting="unsafe"), lengths
 

@@ -80,6 +80,14 @@ class Baskets(DecodedBlocks):
     def decoded_bytes(self, block: int) -> int:
         return int(self.nbytes[block] * self.ratio)
 
+    def inner_bytes(self, name: str) -> int:
+        member = self.members[name]
+        if member.kind != "jagged":
+            return 0
+        per_entry = _OFFSET.itemsize + self.encoding.header_bytes
+        elements = max(0.0, self.stored_bytes() * self.ratio - self.rows * per_entry) / self.encoding.dtype.itemsize
+        return int(elements * member.field.dtype.itemsize)
+
     def block_requests(self, selection: Selection, positions: Integers) -> Iterator[ReadRequest]:
         for group in self._groups(selection, positions):
             at = selection.blocks.number[group]

@@ -32,6 +32,9 @@ class Clusters(DecodedBlocks):
     tree: str
     row_bytes: int
 
+    def inner_bytes(self, name: str) -> int:
+        return self.rows * self.row_bytes // len(self.members) if self.members[name].field.ragged else 0
+
     def decoded_bytes(self, block: int) -> int:
         return int(self.edges[block + 1] - self.edges[block]) * self.row_bytes
 

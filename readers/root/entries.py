@@ -67,8 +67,7 @@ def scatter_entries(entries: Entries, rows: RowIndices, member: Member, out: Arr
         if member.kind == "text":
             out[destination] = np.fromiter(_texts(lists), object, len(lists.offsets) - 1)
         else:
-            content = np.array(_member_of(lists.content, member), member.field.dtype)
-            scatter_lists(out, destination, lists.offsets, content)
+            scatter_lists(out, destination, lists.offsets, _member_of(lists.content, member))
     else:
         scatter(out, destination, entries)
 
