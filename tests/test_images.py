@@ -39,7 +39,7 @@ def _cells(comm: MPI.Intracomm, folder: str, **options: Any) -> dict[str, Any]:
     return train(folder, **options)
 
 
-@pytest.mark.parametrize("example", [_photos, _cells])
+@pytest.mark.parametrize("example", [pytest.param(_photos, marks=pytest.mark.slow), _cells])
 def test_two_ranks_train_as_one_process(folders: Path, ranks: Pools, example: Any) -> None:
     folder = str(folders / example.__name__.strip("_"))
     (alone,) = ranks(1).run(example, folder, epochs=1, timeout=240)

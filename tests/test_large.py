@@ -105,6 +105,7 @@ def _resources(comm: MPI.Intracomm, path: str) -> list[tuple[int, int, int]]:
     return found
 
 
+@pytest.mark.slow
 def test_two_hundred_epochs_leak_nothing(ranks: Pools, tmp_path: Path) -> None:
     path = tmp_path / "small.h5"
     with h5py.File(path, "w") as file:

@@ -189,6 +189,5 @@ QUICK = (
     ("raise_in_loop", "hdf5 gzip"),
     ("killed", "hdf5 gzip"),
     ("late_in_loop", "hdf5 gzip"),
-    ("held_iterator", "hdf5 gzip"),
 )
 """Faults that the default tests run, on 2 ranks."""

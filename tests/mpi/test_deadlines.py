@@ -116,6 +116,7 @@ print("trained", len(history.epoch))
 """
 
 
+@pytest.mark.slow
 def test_a_callback_may_take_longer_than_the_timeout(path: str) -> None:
     done = run_script(2, CALLBACK, path, env={"MATEX_TIMEOUT": "5"}, timeout=120)
     assert done.returncode == 0, done.stderr

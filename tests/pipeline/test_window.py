@@ -40,6 +40,7 @@ def _epochs(comm: MPI.Intracomm, path: str, io: str) -> list[bool]:
     return equal
 
 
+@pytest.mark.rank_counts(2, slow=(1, 3))
 @pytest.mark.parametrize("io", ["independent", "collective"])
 def test_every_epoch_has_its_own_order(path: str, pool: Pool, io: str) -> None:
     assert pool.run(_epochs, path, io) == [[True] * 4] * pool.size

@@ -17,9 +17,9 @@ from tests.support.launch import ROOT, run_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DRIVER = ROOT / "tests" / "support" / "script_driver.py"
-QUICK = ("custom_loop", "generator", "own_fit", "session")
-MORE = ("arrays", "pipeline", "functional", "mixed", "clipping")
-"""Scripts by the job that runs them; ``session`` ends its job, since it switches TensorFlow to version 1."""
+REPORTED = ("custom_loop", "generator", "own_fit")
+JOBS = (("session",), REPORTED, ("arrays", "pipeline", "functional", "mixed", "clipping"))
+"""Scripts by the job that runs them. By default only ``session``, which is not in ``test_scripts.py``."""
 LAUNCHER = "from matex_data.training.launcher.run import main; main()"
 
 
@@ -58,9 +58,13 @@ SIZES = [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytes
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
-def test_weights_equal_plain_python(name: str, size: int, outputs: Callable[[int, tuple[str, ...]], Path]) -> None:
-    names = QUICK if name in QUICK else MORE
+@pytest.mark.parametrize(
+    ("names", "name"),
+    [pytest.param(job, name, marks=pytest.mark.slow if job != JOBS[0] else ()) for job in JOBS for name in job],
+)
+def test_weights_equal_plain_python(
+    names: tuple[str, ...], name: str, size: int, outputs: Callable[[int, tuple[str, ...]], Path]
+) -> None:
     results, expected = _results(outputs(0, names) / name), _weights(outputs(0, names) / name)
     found = _results(outputs(size, names) / name)
     assert len(found) == len(results)
@@ -110,9 +114,10 @@ def test_a_matex_script_of_2018(size: int, digits: Path, tmp_path: Path) -> None
     assert float(results[0]) > 0.85
 
 
-@pytest.mark.parametrize("size", SIZES[1:])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", (2, 4))
 def test_whole_batches_are_reported_once(size: int, outputs: Callable[[int, tuple[str, ...]], Path]) -> None:
-    stderr = "".join(path.read_text() for path in outputs(size, QUICK).glob("*/stderr.*"))
+    stderr = "".join(path.read_text() for path in outputs(size, REPORTED).glob("*/stderr.*"))
     assert stderr.count("the generator given to fit runs on every rank") == 1
     assert stderr.count("a training loop of this script runs with the whole batch on every rank") == 1
     assert stderr.count("matex_data.training.shard(") == 1

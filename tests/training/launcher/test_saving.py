@@ -171,6 +171,7 @@ for i in range(3):
 """
 
 
+@pytest.mark.slow
 def test_a_save_waits_for_readers_of_the_previous_one(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(LATE)
     arguments = ["--all-output", str(tmp_path / "script.py"), str(tmp_path), "late"]

@@ -1,6 +1,6 @@
 """Typical scripts: under ``matex run`` each has the weights and the printed numbers of plain Python.
 
-Up to eight selected scripts of a folder run in one job for each number of ranks, see `tests.support.script_driver`.
+Up to eight selected scripts run in one job for each number of ranks, see `tests.support.script_driver`.
 ``fit`` has scripts that call ``fit``, which shards the data; ``loops`` has loops over a script's own data, which stays
 whole on every rank; ``sharded`` has loops with ``training.shard``; ``planted`` has errors that the self-check finds.
 """
@@ -35,6 +35,7 @@ SCRIPTS_PER_JOB = 8
 SECONDS = 140.0
 """Time limit of a job, with those that continue after failures; twice this is within the limit of one test."""
 
+FOLDERS = ("fit", "loops", "sharded", "planted")
 MODULES = {"small_networks"}  # imported by a script
 ALONE = {"loops/session_v1"}  # changes TensorFlow for good
 NOISE = re.compile(r"^(WARNING: All log messages before absl|I0000 ).*\n", re.MULTILINE)  # of TensorFlow's start
@@ -102,10 +103,11 @@ class Jobs:
         self._done: dict[tuple[object, ...], Job] = {}
 
     def of(self, script: str, ranks: int) -> Job:
-        """Return the job of a script and other selected ones of its folder."""
+        """Return the job of a script and other selected ones."""
         if script in ALONE:
             return self.run([script], ranks)
-        selected = [name for name in names(script.split("/")[0]) if name in self._selected and name not in ALONE]
+        every = [name for folder in FOLDERS for name in names(folder)]
+        selected = [name for name in every if name in self._selected and name not in ALONE]
         first = selected.index(script) // SCRIPTS_PER_JOB * SCRIPTS_PER_JOB
         return self.run(selected[first : first + SCRIPTS_PER_JOB], ranks)
 
@@ -222,6 +224,8 @@ def test_results_equal_plain_python(script: str, ranks: int, jobs: Jobs) -> None
     assert not re.search(DIFFERS, found.stderr())
     if not script.startswith("loops/"):
         assert not re.search(WHOLE, found.stderr())
+    elif ranks > 1:
+        assert re.search(WHOLE, jobs.of(script, ranks).messages())
 
 
 @pytest.mark.parametrize(("script", "ranks"), cases("planted"))

@@ -103,6 +103,7 @@ STOPPING = {"EarlyStopping": {"patience": 3, "restore_best_weights": True, "moni
 PLATEAU = {"ReduceLROnPlateau": {"patience": 2, "cooldown": 1, "factor": 0.5, "monitor": "val_loss"}}
 
 
+@pytest.mark.slow
 def test_resumed_callbacks_equal_those_of_one_run(table: Path, tmp_path: Path, ranks: Pools) -> None:
     pool, callbacks = ranks(2), PLATEAU | STOPPING
     straight = pool.run(_fit, table, None, callbacks, 0, timeout=180)

@@ -61,7 +61,7 @@ def _distributed(comm: Any, samples: int, renorm: bool, path: Path | None = None
     return problems.weights(model), history.history
 
 
-@pytest.mark.rank_counts(3, slow=(1, 2))
+@pytest.mark.rank_counts(2, slow=(1, 3))
 @pytest.mark.parametrize(("samples", "renorm"), [(37, False), pytest.param(38, True, marks=pytest.mark.slow)])
 def test_fewer_rows_than_ranks(ranks: Pools, pool: Pool, samples: int, renorm: bool) -> None:
     (expected, logs), *_ = ranks(1).run(_reference, samples, renorm)
