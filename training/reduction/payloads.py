@@ -49,7 +49,7 @@ class DensePayload(Payload):
     def __init__(self, channel: Channel, bucket: Bucket, tensors: Sequence[Any], op: Op) -> None:
         self._channel, self._op, self._sum_dtype = channel, op, bucket.dtype
         self._tensors = [tensors[position] for position in bucket.positions]
-        self._operation = f"{op} of {[(tuple(tensor.shape), tensor.dtype.name) for tensor in self._tensors]}"
+        self._operation = f"{op} of {[(str(tensor.shape), tensor.dtype.name) for tensor in self._tensors]}"
         if len(self._tensors) > 1:
             flat = [tf.reshape(tf.cast(tensor, bucket.dtype), [-1]) for tensor in self._tensors]
             self.inputs = [tf.concat(flat, 0)]
