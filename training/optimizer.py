@@ -12,6 +12,7 @@ from matex_data.pipeline import data_parallel
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.reduction.buckets import BUCKET_BYTES
 from matex_data.training.reduction.ops import Reducer, Strategy
+from matex_data.training.reduction.rounding import WireDtype
 from matex_data.training.reduction.tape import average_untagged
 from matex_data.training.sharding.batch_weights import batch_weights, patch_iteration
 
@@ -26,12 +27,14 @@ def distribute(
     strategy: Strategy = "chained",
     bucket_bytes: int = BUCKET_BYTES,
     dense_share: float | None = None,
+    wire_dtype: WireDtype | None = None,
 ) -> Any:
     """Make an optimizer average gradients over all ranks, and return it. *Collective*.
 
     The average precedes everything else that the optimizer does: the finite check of loss scaling, clipping,
     accumulation and moving averages. The class, the configuration and the saved state of the optimizer do not change.
-    ``fit`` and ``matex run`` do not need this function; training loops without the launcher do.
+    ``fit`` and ``matex run`` do not need this function, and have options of their own; training loops without the
+    launcher do.
 
     Parameters
     ----------
@@ -42,6 +45,9 @@ def distribute(
     bucket_bytes : gradients are packed into buckets of about this size, in bytes.
     dense_share : fraction of the rows of a variable from which sparse gradients (``tf.IndexedSlices``) are summed row
         by row. None: keep the slices of all ranks, as one process would.
+    wire_dtype : dtype in which gradients are sent, for slow networks: "float16" or "bfloat16". Each rank's gradient,
+        times its weight, and the average are rounded to it; sums are computed in float32, and are the same on all
+        ranks. Gradients in float64 and sparse gradients are sent as they are. None: send all of them as they are.
 
     Returns
     -------
@@ -49,7 +55,7 @@ def distribute(
 
     Raises
     ------
-    ValueError : ``strategy`` is none of the three.
+    ValueError : ``strategy`` is none of the three, or ``wire_dtype`` none of the two.
 
     Examples
     --------
@@ -62,7 +68,7 @@ def distribute(
     """
     data_parallel.enable()
     patch_iteration()
-    attach_reducer(optimizer, Reducer(open_channel(comm), strategy, bucket_bytes, dense_share))
+    attach_reducer(optimizer, Reducer(open_channel(comm), strategy, bucket_bytes, dense_share, wire_dtype))
     return optimizer
 
 
@@ -145,7 +151,7 @@ class _AveragingApply:
             return self._apply(average_untagged(list(grads), self._average), trainable_variables)
 
     def _average(self, gradients: list[Any]) -> list[Any]:
-        return self._reducer(gradients, gradient_weight(self._reducer.channel))
+        return self._reducer.average(gradients, gradient_weight(self._reducer.channel))
 
 
 def gradient_weight(channel: Channel) -> Any:

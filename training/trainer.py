@@ -19,6 +19,8 @@ from matex_data.mpi.library import MPI
 from matex_data.training import keras_api
 from matex_data.training.callbacks import rank_callbacks
 from matex_data.training.comm.channel import Channel, open_channel
+from matex_data.training.reduction.ops import Reducer
+from matex_data.training.reduction.rounding import WireDtype
 from matex_data.training.restart.resume import TrainingRun
 from matex_data.training.sharding.batch_weights import keras_iteration
 from matex_data.training.sharding.rows import batch_size
@@ -36,6 +38,7 @@ def fit(
     save_every: int | None = None,
     comm: MPI.Intracomm | None = None,
     sync_batch_norm: bool = False,
+    wire_dtype: WireDtype | None = None,
     **keras_fit_options: Any,
 ) -> Any:
     """Train a compiled Keras model data-parallel on all ranks. *Collective*.
@@ -58,6 +61,7 @@ def fit(
     comm : communicator; None: all ranks of the job.
     sync_batch_norm : let ``BatchNormalization`` use the statistics of the global batch, as one process does.
         Otherwise each rank uses its own rows, and moving statistics are averaged after each epoch.
+    wire_dtype : dtype in which gradients are sent, "float16" or "bfloat16"; see ``distribute``. None: as they are.
     keras_fit_options : other options of ``keras.Model.fit``.
 
     Returns
@@ -89,7 +93,7 @@ def fit(
     data = training_run.resumed_dataset(dataset, keras_fit_options)
     check_steps(channel, data, keras_fit_options.get("steps_per_epoch"))
     with (
-        DistributedModel(model, channel, sync_batch_norm) as distributed,
+        DistributedModel(model, channel, sync_batch_norm, Reducer(channel, wire_dtype=wire_dtype)) as distributed,
         without_keras_warnings(),
         unwrapped_errors(),
         keras_iteration(),

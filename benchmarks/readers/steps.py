@@ -102,7 +102,7 @@ def _replace_reduction(replaced: str) -> None:
     from matex_data.training.reduction.ops import Reducer
 
     if replaced == "nothing":
-        Reducer.__call__ = lambda self, tensors, weight=None, op="sum": list(tensors)  # type: ignore[method-assign]
+        Reducer.__call__ = lambda self, tensors, *args, **kwargs: list(tensors)  # type: ignore[method-assign]
     elif replaced == "copy":
         Collectives.reduce = lambda self, flat, op="sum": None  # type: ignore[method-assign]
     else:

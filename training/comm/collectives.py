@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -58,24 +58,37 @@ class Collectives:
         flat : array of one dimension, of the same size and dtype on every rank.
         op : "mean" sums like "sum"; the caller scales its array by its weight before.
         """
-        if self.share == CoreShare.FULL:
-            with timeline.span("waiting for ranks", "communication"):
-                self.barrier()
-        for segment in _segments(flat):
+        self._meet()
+        for segment in segments(flat):
             with timeline.span(f"{op} of {segment.nbytes:,} bytes", "communication"):
-                self._reduce(segment, _OPS[op])
+                self._run(self.comm.Allreduce, self.comm.Iallreduce, MPI.IN_PLACE, segment, _OPS[op])
 
-    def _reduce(self, segment: Array, op: MPI.Op) -> None:
-        if self.share == CoreShare.OVERSUBSCRIBED:
-            self._wait(self.comm.Iallreduce(MPI.IN_PLACE, segment, op))
-            return
-        with waiting_for(self.liveness):
-            self.comm.Allreduce(MPI.IN_PLACE, segment, op)
+    def exchange(self, flat: Array) -> Array:
+        """Send section r of an array to rank r, for all r; return what all ranks have sent here. *Collective*.
+
+        Parameters
+        ----------
+        flat : array of one dimension, of less than 2 GiB, of the same size and dtype on every rank.
+
+        Returns
+        -------
+        sections : array of shape (ranks, elements): this rank's section of the array of each rank. The sections are
+            consecutive and differ by at most one element.
+        """
+        self._meet()
+        ends = np.arange(self.comm.size + 1) * flat.size // self.comm.size * flat.itemsize
+        sizes = np.diff(ends)
+        own = int(sizes[self.comm.rank])
+        out = np.empty((self.comm.size, own // flat.itemsize), flat.dtype)
+        sent = [flat.view(np.uint8), sizes, ends[:-1], MPI.BYTE]
+        received = [out.reshape(-1).view(np.uint8), np.full_like(sizes, own), np.arange(len(sizes)) * own, MPI.BYTE]
+        self._run(self.comm.Alltoallv, self.comm.Ialltoallv, sent, received)
+        return out
 
     def broadcast(self, flat: Array, root: int = 0) -> None:
         """Broadcast an array of one dimension from rank ``root``, in place. *Collective*."""
         self.barrier()  # MPI_Bcast lets the root return, and leave the program, before the others have called it
-        for segment in _segments(flat.view(np.uint8)):
+        for segment in segments(flat.view(np.uint8)):
             self._wait(self.comm.Ibcast(segment, root))
 
     def gather(self, rows: Array) -> Array:
@@ -114,6 +127,20 @@ class Collectives:
         if self.comm.size > 1:
             self.comm.Free()
 
+    def _meet(self) -> None:
+        """Sleep until all ranks have come, where blocking in MPI would take the core from a rank that has not."""
+        if self.share == CoreShare.FULL:
+            with timeline.span("waiting for ranks", "communication"):
+                self.barrier()
+
+    def _run(self, blocking: Callable[..., None], started: Callable[..., MPI.Request], *arguments: Any) -> None:
+        """Block in MPI; where ranks are more than cores, start the operation and sleep between its parts instead."""
+        if self.share == CoreShare.OVERSUBSCRIBED:
+            self._wait(started(*arguments))
+            return
+        with waiting_for(self.liveness):
+            blocking(*arguments)
+
     def _wait(self, request: MPI.Request) -> None:
         """Wait for a request; the caller keeps its buffers alive until then."""
         with waiting_for(self.liveness):
@@ -125,7 +152,7 @@ class Collectives:
                 time.sleep(SLEEP)
 
 
-def _segments(flat: Array) -> Iterator[Array]:
+def segments(flat: Array) -> Iterator[Array]:
     """Yield views of an array, each small enough for one MPI call."""
     step = max(1, CALL_BYTES // flat.dtype.itemsize)
     for start in range(0, flat.size, step):

@@ -54,8 +54,7 @@ class LoopPatches:
 
     def average(self, gradients: list[Any]) -> list[Any]:
         """Return the averages of gradients over the ranks. *Collective*."""
-        weight = gradient_weight(self.channel)
-        return self.reducer(gradients, weight)
+        return self.reducer.average(gradients, gradient_weight(self.channel))
 
     def apply(self, original: Callable[..., Any], optimizer: Any, grads: Any, variables: Any) -> Any:
         """Apply gradients, averaged if they are those of a shard. *Collective* then."""

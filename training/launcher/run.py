@@ -24,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line of ``matex run`` and run the script. *Collective*."""
     parser = argparse.ArgumentParser("matex run", description=__doc__)
     parser.add_argument("--strategy", choices=("chained", "funneled", "concurrent"), default="chained")
+    parser.add_argument("--wire-dtype", choices=("float16", "bfloat16"), help="send gradients in 16 bits")
     parser.add_argument("--sync-batch-norm", action="store_true", help="normalize by the global batch")
     parser.add_argument("--no-verify", dest="verify", action="store_false", help="skip the self-check of fit")
     parser.add_argument("--all-output", action="store_true", help="print the output of every rank, not of rank 0 alone")
@@ -38,6 +39,7 @@ def run(
     arguments: Sequence[str] = (),
     *,
     strategy: Any = "chained",
+    wire_dtype: Any = None,
     sync_batch_norm: bool = False,
     verify: bool = True,
     all_output: bool = False,
@@ -49,6 +51,7 @@ def run(
     script : path of the script.
     arguments : arguments of the script.
     strategy : how graphs communicate: "chained", "funneled" or "concurrent"; see ``distribute``.
+    wire_dtype : dtype in which gradients are sent, "float16" or "bfloat16"; None: as they are; see ``distribute``.
     sync_batch_norm : normalize by the statistics of the global batch.
     verify : in the first step of ``fit``, compare the average of the ranks' gradients with that of the whole batch.
     all_output : print the output of every rank; otherwise only that of rank 0, and the errors of all ranks.
@@ -59,7 +62,7 @@ def run(
         replace_exit()
         if comm.rank > 0 and not all_output:
             _mute_output()
-        _patch(strategy, sync_batch_norm, verify)
+        _patch(strategy, wire_dtype, sync_batch_norm, verify)
         run_exit_handlers_first()
     _add_matex_data_set()
     sys.argv = [str(script), *arguments]
@@ -75,7 +78,7 @@ def run(
         exit_with(1)
 
 
-def _patch(strategy: Any, sync_batch_norm: bool, verify: bool) -> None:
+def _patch(strategy: Any, wire_dtype: Any, sync_batch_norm: bool, verify: bool) -> None:
     """Seed all ranks equally, and patch Keras and TensorFlow. *Collective*."""
     from matex_data.training import keras_api
     from matex_data.training.comm.channel import open_channel
@@ -91,7 +94,7 @@ def _patch(strategy: Any, sync_batch_norm: bool, verify: bool) -> None:
     channel = open_channel(None)
     keras_api.check(channel.rank)
     seed_all_ranks(channel)
-    reducer = Reducer(channel, strategy)
+    reducer = Reducer(channel, strategy, wire_dtype=wire_dtype)
     KerasPatches(channel, reducer, sync_batch_norm, verify)
     SessionPatches(channel, LoopPatches(channel, reducer))
     patch_saving(channel)

@@ -69,7 +69,7 @@ class SessionPatches:
         if not graph.get_collection(WEIGHT):
             whole = tf.constant(WHOLE, tf.float64)
             graph.add_to_collection(WEIGHT, tf.compat.v1.placeholder_with_default(whole, ()))
-        averages = self._loop_patches.reducer(gradients, graph.get_collection(WEIGHT)[0])
+        averages = self._loop_patches.reducer.average(gradients, graph.get_collection(WEIGHT)[0])
         for tensor in averages:
             if tensor is not None:
                 graph.add_to_collection(STEPS, tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor)

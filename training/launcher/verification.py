@@ -139,7 +139,7 @@ def _print(rank: int, text: str) -> None:
 
 def _verdict(distributed: DistributedModel, batch: Any, whole: list[Array | None], total: int) -> Verdict:
     channel = distributed.channel
-    with distributed.global_normalization():
+    with distributed.global_normalization(), distributed.unrounded_gradients():
         sharded = _gradients(distributed, batch, rank_slice(total, channel.rank, channel.size), total)
     local = _compare(whole, sharded, half="16" in str(distributed.model.compute_dtype))
     by_rank: list[Verdict] = channel.host.allgather_object(local)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ from matex_data.training.comm.collectives import Op
 from matex_data.training.comm.thread import CommunicationPool
 from matex_data.training.reduction.buckets import ALONE_BYTES, BUCKET_BYTES, Bucket, plan_buckets
 from matex_data.training.reduction.payloads import DensePayload, Payload, SparsePayload
+from matex_data.training.reduction.rounding import WIRE_DTYPES, WireDtype
 from matex_data.training.reduction.sequence import SequenceCounter, in_session_graph
 
 Strategy = Literal["chained", "funneled", "concurrent"]
@@ -84,6 +86,7 @@ class Reducer:
     bucket_bytes : size from which a bucket is closed, in bytes.
     dense_share : fraction of the rows of a variable, counted over all ranks, from which ``tf.IndexedSlices`` are
         summed as a dense tensor; with fewer rows all slices are kept. None: always keep them.
+    wire_dtype : "float16" or "bfloat16": dtype in which ``average`` sends dense gradients; None: as they are.
     """
 
     def __init__(
@@ -92,16 +95,40 @@ class Reducer:
         strategy: Strategy = "chained",
         bucket_bytes: int = BUCKET_BYTES,
         dense_share: float | None = None,
+        wire_dtype: WireDtype | None = None,
     ) -> None:
         if strategy not in THREADS:
             raise ValueError(f"strategy must be one of {', '.join(THREADS)}, not {strategy!r}")
+        if wire_dtype is not None and wire_dtype not in WIRE_DTYPES:
+            raise ValueError(f"wire_dtype must be one of {', '.join(WIRE_DTYPES)}, or None, not {wire_dtype!r}")
         self.channel = channel
         self.strategy: Strategy = strategy
         self.bucket_bytes = bucket_bytes
         self.dense_share = dense_share
+        self.wire_dtype: WireDtype | None = wire_dtype
         self._pool = channel.pool(THREADS[strategy]) if THREADS[strategy] and channel.size > 1 else None
 
-    def __call__(self, tensors: Sequence[Any], weight: Any = None, op: Op = "sum") -> list[Any]:
+    def average(self, gradients: Sequence[Any], weight: Any) -> list[Any]:
+        """Return the weighted sum of gradients over all ranks, sent in the wire dtype. *Collective*.
+
+        Parameters
+        ----------
+        weight : factor of this rank, see ``__call__``; those of all ranks sum to one.
+        """
+        return self(gradients, weight, wire_dtype=self.wire_dtype)
+
+    @contextlib.contextmanager
+    def unrounded(self) -> Iterator[None]:
+        """Context manager: ``average`` sends gradients as they are, in eager code and in graphs that it traces."""
+        wire_dtype, self.wire_dtype = self.wire_dtype, None
+        try:
+            yield
+        finally:
+            self.wire_dtype = wire_dtype
+
+    def __call__(
+        self, tensors: Sequence[Any], weight: Any = None, op: Op = "sum", wire_dtype: WireDtype | None = None
+    ) -> list[Any]:
         """Return the sum over all ranks of ``weight`` times each tensor. *Collective*.
 
         Parameters
@@ -109,6 +136,7 @@ class Reducer:
         weight : factor of this rank, a number or a scalar tensor; None: 1. With 0 this rank contributes exact zeros,
             also for infinities and NaN.
         op : "max" and "min" instead of the sum.
+        wire_dtype : dtype in which sums of dense tensors are sent; None: as they are.
         """
         if self.channel.size == 1:
             return list(tensors)
@@ -117,8 +145,9 @@ class Reducer:
         sparse = [i for i, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)]
         buckets = self._plan_buckets([tensors[i] for i in dense])
         positions = [[dense[p] for p in bucket.positions] for bucket in buckets] + [[i] for i in sparse]
+        wire = None if wire_dtype is None else WIRE_DTYPES[wire_dtype]
         payloads: list[Payload] = [
-            DensePayload(self.channel, bucket, [tensors[i] for i in dense], op) for bucket in buckets
+            DensePayload(self.channel, bucket, [tensors[i] for i in dense], op, wire) for bucket in buckets
         ]
         payloads += [SparsePayload(self.channel, tensors[i], self.dense_share) for i in sparse]
         results = self._run(payloads, weight) if payloads else []

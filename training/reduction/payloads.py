@@ -13,6 +13,7 @@ from matex_data._types import Array
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.collectives import Collectives, Op
 from matex_data.training.reduction.buckets import Bucket, scaled
+from matex_data.training.reduction.rounding import sum_rounded
 
 WHOLE = -1.0
 """Weight that stands for "this batch is whole on every rank": the operation returns its inputs unchanged."""
@@ -44,12 +45,22 @@ class DensePayload(Payload):
 
     They are scaled into memory that is used again. TensorFlow packs several tensors, which have static shapes, since
     each input of an operation of Python takes time.
+
+    Parameters
+    ----------
+    bucket : positions of its tensors in ``tensors``.
+    wire_dtype : dtype of 16 bits in which float32 sums are sent; None: as they are.
     """
 
-    def __init__(self, channel: Channel, bucket: Bucket, tensors: Sequence[Any], op: Op) -> None:
+    def __init__(
+        self, channel: Channel, bucket: Bucket, tensors: Sequence[Any], op: Op, wire_dtype: np.dtype[Any] | None = None
+    ) -> None:
         self._channel, self._op, self._sum_dtype = channel, op, bucket.dtype
         self._tensors = [tensors[position] for position in bucket.positions]
-        self._operation = f"{op} of {[(tuple(tensor.shape), tensor.dtype.name) for tensor in self._tensors]}"
+        self._operation = f"{op} of {[(str(tensor.shape), tensor.dtype.name) for tensor in self._tensors]}"
+        self._wire_dtype = wire_dtype if bucket.dtype == np.float32 else None
+        if self._wire_dtype is not None:
+            self._operation += f" sent as {self._wire_dtype.name}"
         if len(self._tensors) > 1:
             flat = [tf.reshape(tf.cast(tensor, bucket.dtype), [-1]) for tensor in self._tensors]
             self.inputs = [tf.concat(flat, 0)]
@@ -66,7 +77,10 @@ class DensePayload(Payload):
         def communicate(collectives: Collectives) -> list[Array]:
             if weight != WHOLE:
                 self._channel.check_same(f"{self._operation}, {array.shape}", collectives)
-                collectives.reduce(out.reshape(-1), self._op)
+                if self._wire_dtype is None:
+                    collectives.reduce(out.reshape(-1), self._op)
+                else:
+                    sum_rounded(collectives, out.reshape(-1), self._wire_dtype)
             return [out.astype(array.dtype, copy=False)]
 
         return communicate

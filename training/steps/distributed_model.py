@@ -116,7 +116,11 @@ class DistributedModel:
 
     def average(self, gradients: list[Any]) -> list[Any]:
         """Return the averages of gradients over the ranks. *Collective*."""
-        return self._reducer(gradients, batch_weight(self.channel.size))
+        return self._reducer.average(gradients, batch_weight(self.channel.size))
+
+    def unrounded_gradients(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context manager: gradients are sent as they are, whatever the wire dtype."""
+        return self._reducer.unrounded()
 
     def train_on_whole(self, whole: bool) -> None:
         """Choose whether every rank trains on whole batches, as one process does, or on its rows."""

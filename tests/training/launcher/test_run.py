@@ -184,6 +184,29 @@ def test_batches_without_a_step_have_no_weight(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, [*kernel, bias], rtol=1e-5)
 
 
+TINY = """
+import keras, numpy as np
+
+x = np.random.default_rng(0).normal(size=(60, 3)).astype("float32")
+model = keras.Sequential([keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+model.compile(keras.optimizers.SGD(1.0), lambda y, p: 1e-7 * keras.ops.mean(keras.ops.square(y - p), -1))
+model.fit(x, x[:, :1] + 1, epochs=1, batch_size=60, verbose=0)
+print("RESULT", *(model.layers[0].kernel.numpy().ravel() * 2**24))
+"""
+
+
+def test_gradients_are_sent_in_16_bits_but_checked_without_rounding(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(TINY)
+    options = ["--wire-dtype", "float16", "--all-output"]
+    done = run_script(2, LAUNCHER, *options, str(tmp_path / "script.py"), timeout=90)
+    assert done.returncode == 0, done.stderr
+    first, second = (np.array(line.split(), float) for line in re.findall("^RESULT (.*)", done.stdout, re.MULTILINE))
+    assert np.abs(first).max() > 1
+    np.testing.assert_array_equal(first, np.round(first))  # multiples of the smallest float16
+    np.testing.assert_array_equal(first, second)
+    assert "the gradients of 2 shards and of the whole batch agree" in done.stderr
+
+
 @pytest.mark.slow
 def test_no_verify_skips_the_self_check(tmp_path: Path) -> None:
     script = SCRIPTS / "planted" / "contrastive.py"

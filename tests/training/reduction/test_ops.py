@@ -223,6 +223,23 @@ def test_lengths_that_only_the_run_shows_are_compared(pool: Pool) -> None:
     assert all("the ranks do not do the same operation" in str(outcome) for outcome in outcomes)
 
 
+def _unknown_shape(comm: Any) -> Any:
+    import tensorflow as tf
+
+    from matex_data import training
+
+    @tf.function
+    def reduced() -> Any:
+        return training.allreduce(tf.numpy_function(lambda: np.ones((2, 3), np.float32), [], tf.float32), comm=comm)
+
+    return reduced().numpy().tolist()
+
+
+@pytest.mark.rank_counts(2)
+def test_tensors_of_unknown_shape(pool: Pool) -> None:
+    assert pool.run(_unknown_shape) == [[[1.0] * 3] * 2] * 2
+
+
 def _eager_bucket(comm: Any, strategy: Any) -> Any:
     import tensorflow as tf
 

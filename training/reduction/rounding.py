@@ -1,0 +1,47 @@
+"""Sums of float32 arrays over all ranks that are sent in 16 bits."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+from matex_data._types import Array
+from matex_data.timeline import timeline
+from matex_data.training.comm.collectives import Collectives, segments
+
+WireDtype = Literal["float16", "bfloat16"]
+
+WIRE_DTYPES = {name: np.dtype(tf.as_dtype(name).as_numpy_dtype) for name in ("float16", "bfloat16")}
+"""NumPy's dtype of each wire dtype."""
+
+
+def sum_rounded(collectives: Collectives, flat: Array, wire_dtype: np.dtype[Any]) -> None:
+    """Sum an array over all ranks, in place; send its values and their sums as ``wire_dtype``. *Collective*.
+
+    Each rank adds a section of the array in float32, in the order of ranks. So values are rounded once before and once
+    after the addition, whatever the number of ranks, and all ranks have the same bits.
+
+    Parameters
+    ----------
+    flat : float32 array of one dimension, of the same size on every rank. Values beyond the range of ``wire_dtype``
+        become infinite.
+    wire_dtype : one of ``WIRE_DTYPES``.
+    """
+    for segment in segments(flat):
+        span = timeline.span(f"sum of {segment.nbytes:,} bytes as {wire_dtype.name}", "communication")
+        with span, np.errstate(over="ignore", invalid="ignore"):
+            sections = collectives.exchange(_cast(segment, wire_dtype))
+            total = _cast(sections[0], np.float32)
+            for section in sections[1:]:
+                total = total + _cast(section, np.float32)
+            segment[...] = _cast(collectives.gather(_cast(total, wire_dtype)), np.float32)
+
+
+def _cast(array: Array, dtype: Any) -> Array:
+    # NumPy takes 4 to 7 ns to convert a value from or to float16, TensorFlow 1 ns, and NumPy 0.5 ns for bfloat16.
+    if np.float16 in (array.dtype, dtype) and tf.executing_eagerly():  # not in a session of TensorFlow 1
+        with tf.device("CPU:0"):
+            return np.asarray(tf.cast(array, dtype))
+    return array.astype(dtype)
