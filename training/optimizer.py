@@ -10,6 +10,7 @@ from typing import Any
 from matex_data.mpi.library import MPI
 from matex_data.pipeline import data_parallel
 from matex_data.training.comm.channel import Channel, open_channel
+from matex_data.training.comm.devices import warn_of_shared_gpu
 from matex_data.training.reduction.buckets import BUCKET_BYTES
 from matex_data.training.reduction.ops import Reducer, Strategy
 from matex_data.training.reduction.rounding import WireDtype
@@ -68,7 +69,9 @@ def distribute(
     """
     data_parallel.enable()
     patch_iteration()
-    attach_reducer(optimizer, Reducer(open_channel(comm), strategy, bucket_bytes, dense_share, wire_dtype))
+    channel = open_channel(comm)
+    warn_of_shared_gpu(channel.rank)
+    attach_reducer(optimizer, Reducer(channel, strategy, bucket_bytes, dense_share, wire_dtype))
     return optimizer
 
 

@@ -19,6 +19,7 @@ from matex_data.mpi.library import MPI
 from matex_data.training import keras_api
 from matex_data.training.callbacks import rank_callbacks
 from matex_data.training.comm.channel import Channel, open_channel
+from matex_data.training.comm.devices import warn_of_shared_gpu
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.rounding import WireDtype
 from matex_data.training.restart.resume import TrainingRun
@@ -89,6 +90,7 @@ def fit(
     """
     channel = open_channel(comm)
     keras_api.check(channel.rank)
+    warn_of_shared_gpu(channel.rank)
     training_run = TrainingRun(channel, None if checkpoint is None else Path(checkpoint))
     data = training_run.resumed_dataset(dataset, keras_fit_options)
     check_steps(channel, data, keras_fit_options.get("steps_per_epoch"))

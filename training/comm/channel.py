@@ -13,6 +13,7 @@ from matex_data.mpi.library import MPI
 from matex_data.mpi.node import core_share
 from matex_data.pipeline.buffers import BufferPool
 from matex_data.training.comm.collectives import Collectives
+from matex_data.training.comm.drift import WaitingClock
 from matex_data.training.comm.thread import CommunicationPool
 from matex_data.training.comm.world import comm_or_world
 
@@ -49,9 +50,8 @@ class Channel:
         self.size = comm.size
         self.communicator = read_sessions(comm).comm
         liveness = self.communicator.liveness
-        share = core_share(comm)
-        self.graph = Collectives(comm, liveness, share)
-        self.host = Collectives(comm, liveness, share)
+        self.graph = Collectives(comm, liveness, core_share(comm), WaitingClock())
+        self.host = self.graph.duplicate()
         self.counters: dict[str, Any] = {}
         self.buffers = BufferPool(kept=KEPT_BUFFERS)
         self._pools: dict[int, CommunicationPool] = {}

@@ -16,6 +16,7 @@ from matex_data.mpi.library import MPI
 from matex_data.mpi.node import CoreShare
 from matex_data.mpi.watchdog import waiting_for
 from matex_data.timeline import timeline
+from matex_data.training.comm.drift import DriftCheck, WaitingClock
 
 Op = Literal["mean", "sum", "max", "min"]
 
@@ -38,17 +39,24 @@ class Collectives:
     share : of a rank in the cores of its machine, equal on all ranks. MPI libraries spin while they wait, which takes
         the core from whoever wants it. So ranks that share cores sleep until all of them have come, and ranks that are
         more than the cores sleep between the parts of an operation, too.
+    clock : runs during collective operations; shared by the communicators of a channel.
 
     Attributes
     ----------
     checked : digests of the operations that all ranks are known to agree on; see ``Channel.check_same``.
     """
 
-    def __init__(self, comm: MPI.Intracomm, liveness: Liveness | None, share: CoreShare) -> None:
+    def __init__(self, comm: MPI.Intracomm, liveness: Liveness | None, share: CoreShare, clock: WaitingClock) -> None:
         self.comm = comm.Dup() if comm.size > 1 else comm
         self.liveness = liveness
         self.checked: set[bytes] = set()
         self.share = share
+        self.clock = clock
+        self._drift = DriftCheck(clock)
+
+    def duplicate(self) -> Collectives:
+        """Return new collectives of the same ranks. *Collective*."""
+        return Collectives(self.comm, self.liveness, self.share, self.clock)
 
     def reduce(self, flat: Array, op: Op = "sum") -> None:
         """Reduce an array over all ranks, in place. *Collective*.
@@ -62,6 +70,7 @@ class Collectives:
         for segment in segments(flat):
             with timeline.span(f"{op} of {segment.nbytes:,} bytes", "communication"):
                 self._run(self.comm.Allreduce, self.comm.Iallreduce, MPI.IN_PLACE, segment, _OPS[op])
+        self._compare_ranks()
 
     def exchange(self, flat: Array) -> Array:
         """Send section r of an array to rank r, for all r; return what all ranks have sent here. *Collective*.
@@ -83,6 +92,7 @@ class Collectives:
         sent = [flat.view(np.uint8), sizes, ends[:-1], MPI.BYTE]
         received = [out.reshape(-1).view(np.uint8), np.full_like(sizes, own), np.arange(len(sizes)) * own, MPI.BYTE]
         self._run(self.comm.Alltoallv, self.comm.Ialltoallv, sent, received)
+        self._compare_ranks()
         return out
 
     def broadcast(self, flat: Array, root: int = 0) -> None:
@@ -138,12 +148,17 @@ class Collectives:
         if self.share == CoreShare.OVERSUBSCRIBED:
             self._wait(started(*arguments))
             return
-        with waiting_for(self.liveness):
+        with waiting_for(self.liveness), self.clock:
             blocking(*arguments)
+
+    def _compare_ranks(self) -> None:
+        """Look for a slow rank now and then; where ranks are more than cores, whoever gets a core is faster. *Collective*."""
+        if self.comm.size > 1 and self.share != CoreShare.OVERSUBSCRIBED:
+            self._drift.after_reduction(self)
 
     def _wait(self, request: MPI.Request) -> None:
         """Wait for a request; the caller keeps its buffers alive until then."""
-        with waiting_for(self.liveness):
+        with waiting_for(self.liveness), self.clock:
             for _ in range(SPINS):
                 if request.Test():
                     return

@@ -22,10 +22,7 @@ class CommunicationPool:
     """
 
     def __init__(self, collectives: Collectives, size: int) -> None:
-        self._threads = [
-            CommunicationThread(Collectives(collectives.comm, collectives.liveness, collectives.share))
-            for _ in range(size)
-        ]
+        self._threads = [CommunicationThread(collectives.duplicate()) for _ in range(size)]
         self._futures: dict[int, Future[Any]] = {}
 
     def submit(self, number: int, operation: Operation) -> None:

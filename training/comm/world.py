@@ -32,7 +32,7 @@ class World(NamedTuple):
     ----------
     rank : 0 to ``size - 1``.
     size : number of ranks.
-    local_rank : rank among those of this node, for the choice of a GPU.
+    local_rank : rank among those of this node, for the choice of a GPU; ``matex run`` chooses one itself.
     """
 
     rank: int

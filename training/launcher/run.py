@@ -17,6 +17,7 @@ from typing import Any
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi import abort
 from matex_data.mpi.abort import exit_with, replace_exit, run_exit_handlers_first
+from matex_data.mpi.node import local_rank
 from matex_data.training.comm.world import comm_or_world
 
 
@@ -79,9 +80,10 @@ def run(
 
 
 def _patch(strategy: Any, wire_dtype: Any, sync_batch_norm: bool, verify: bool) -> None:
-    """Seed all ranks equally, and patch Keras and TensorFlow. *Collective*."""
+    """Choose a GPU, seed all ranks equally, and patch Keras and TensorFlow. *Collective*."""
     from matex_data.training import keras_api
     from matex_data.training.comm.channel import open_channel
+    from matex_data.training.comm.devices import take_own_gpu
     from matex_data.training.launcher.keras_patches import KerasPatches
     from matex_data.training.launcher.loops import LoopPatches
     from matex_data.training.launcher.saving import patch_saving
@@ -92,6 +94,7 @@ def _patch(strategy: Any, wire_dtype: Any, sync_batch_norm: bool, verify: bool) 
 
     _check_backend()
     channel = open_channel(None)
+    take_own_gpu(local_rank(channel.user), channel.rank)
     keras_api.check(channel.rank)
     seed_all_ranks(channel)
     reducer = Reducer(channel, strategy, wire_dtype=wire_dtype)
