@@ -152,7 +152,7 @@ class Collectives:
             blocking(*arguments)
 
     def _compare_ranks(self) -> None:
-        """Look for a slow rank now and then; where ranks are more than cores, whoever gets a core is faster. *Collective*."""
+        """Look for a slow rank; where ranks are more than cores, whoever gets a core is faster. *Collective*."""
         if self.comm.size > 1 and self.share != CoreShare.OVERSUBSCRIBED:
             self._drift.after_reduction(self)
 
