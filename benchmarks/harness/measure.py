@@ -161,7 +161,7 @@ def _started(result: Result) -> Iterator[_Running]:
         worker = ["-m", "matex_data", *reader.launcher, str(ROOT / "benchmarks" / "harness" / "worker.py")]
     command = [sys.executable, *worker, json.dumps(spec | {"task": asdict(result.task)})]
     if reader.ranks > 1:
-        command = [_mpiexec(), "-n", str(reader.ranks), *(["-bind-to", "core"] if reader.pinned else []), *command]
+        command = [mpiexec(), "-n", str(reader.ranks), *(["-bind-to", "core"] if reader.pinned else []), *command]
     threads = reader.threads or max(1, len(os.sched_getaffinity(0)) // reader.ranks)
     environment = {**os.environ, **SETTINGS, "MATEX_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryFile("w+") as talk:
@@ -185,6 +185,6 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.wait()
 
 
-def _mpiexec() -> str:
+def mpiexec() -> str:
     """Return the ``mpiexec`` of this environment, else that of the system."""
     return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or "mpiexec"
