@@ -60,13 +60,19 @@ class Goal:
 
 @dataclass(frozen=True)
 class Measured:
-    """Outcome of a case: results of its readers, goals, and a table of other figures where it has one."""
+    """Outcome of a case: results of its readers, goals, and a table of other figures where it has one.
+
+    Parameters
+    ----------
+    scale : of the rates in the picture, "log" or "linear".
+    """
 
     title: str
     results: list[Result] = field(default_factory=list)
     goals: list[Goal] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)
     rows: list[list[str]] = field(default_factory=list)
+    scale: str = "log"
 
 
 @dataclass(frozen=True)

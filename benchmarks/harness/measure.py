@@ -39,6 +39,7 @@ class Reader:
     threads : that decode, on each rank; 0: its share of the cores.
     pinned : each rank has one core for itself.
     launcher : arguments of ``matex`` that start the process as a script; empty: none.
+    environment : variables of the process.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Reader:
     threads: int = 0
     pinned: bool = False
     launcher: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -174,6 +176,7 @@ def _started(result: Result) -> Iterator[_Running]:
         command = [_mpiexec(), "-n", str(reader.ranks), *(["-bind-to", "core"] if reader.pinned else []), *command]
     threads = reader.threads or max(1, len(os.sched_getaffinity(0)) // reader.ranks)
     environment = {**os.environ, **SETTINGS, "MATEX_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
+    environment |= reader.environment
     with tempfile.TemporaryFile("w+") as talk:
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, env=environment, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=talk, text=True)
