@@ -12,9 +12,9 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.cases import climate as climate_cases
+from benchmarks.cases import end_to_end, reading, shuffling, sorted_training
 from benchmarks.cases import images as image_cases
 from benchmarks.cases import particles as particle_cases
-from benchmarks.cases import reading, shuffling, sorted_training
 from benchmarks.cases import start as start_case
 from benchmarks.cases import steps as step_cases
 from benchmarks.cases import text as text_cases
@@ -31,6 +31,7 @@ CASES = (
     | sorted_training.CASES
     | step_cases.CASES
     | start_case.CASES
+    | end_to_end.CASES
 )
 
 
@@ -50,9 +51,9 @@ def main() -> int:
             for case in CASES[name]:
                 measured.append(case(setup))
                 show(console, measured[-1])
-                save(options.out, measured)
+                save(options.out, options.picture or options.out / "benchmarks.png", measured)
     missed = sum(not goal.holds for case in measured for goal in case.goals)
-    console.print(f"\n{missed} limits missed; {time.perf_counter() - begin:.0f} s; tables and picture in {options.out}")
+    console.print(f"\n{missed} limits missed; {time.perf_counter() - begin:.0f} s; tables in {options.out}")
     return int(missed > 0)
 
 
@@ -63,6 +64,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="files of a quarter of the size")
     parser.add_argument("--data", type=Path, help="folder for the files, which stay there; default: a temporary one")
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"), help="folder of results (%(default)s)")
+    parser.add_argument("--picture", type=Path, help="file of the picture; default: benchmarks.png beside the results")
     options = parser.parse_args()
     unknown = sorted(set(options.cases) - set(CASES))
     if unknown or options.repetitions < 1:

@@ -60,13 +60,19 @@ class Goal:
 
 @dataclass(frozen=True)
 class Measured:
-    """Outcome of a case: results of its readers, goals, and a table of other figures where it has one."""
+    """Outcome of a case: results of its readers, goals, and a table of other figures where it has one.
+
+    Parameters
+    ----------
+    scale : of the rates in the picture, "log" or "linear".
+    """
 
     title: str
     results: list[Result] = field(default_factory=list)
     goals: list[Goal] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)
     rows: list[list[str]] = field(default_factory=list)
+    scale: str = "log"
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,7 @@ def contiguous(setup: Setup) -> Measured:
     task = data.contiguous(setup.folder, setup.quick)
     results = interleaved(task, (TENSORS, ARRAYS, MOVING, *PEERS), setup.repetitions)
     by = _by_reader(results)
-    ours, best = by[TENSORS.name], _best(results)
+    ours, best = by[TENSORS.name], best_peer(results)
     goals = [
         Goal("tf.data / preadv", ours.over(by[MOVING.name]), 0.5),
         Goal("tf.data / h5py + from_generator by batch", ours.over(by[PER_BATCH.name]), 5),
@@ -97,7 +103,7 @@ def chunks(setup: Setup) -> Measured:
     task = data.chunks(setup.folder, setup.quick)
     results = interleaved(task, (TENSORS, ARRAYS, DECODING, ONE_BY_ONE, IN_ORDER, *PEERS), setup.repetitions)
     by = _by_reader(results)
-    ours, best = by[TENSORS.name], _best(results)
+    ours, best = by[TENSORS.name], best_peer(results)
     goals = [
         Goal("tf.data / inflate + unshuffle alone", ours.over(by[DECODING.name]), 0.7),
         Goal(f"tf.data / best peer ({best.reader.name})", ours.over(best), 20),
@@ -112,7 +118,7 @@ def rows(setup: Setup) -> Measured:
     task = data.rows(setup.folder, setup.quick)
     results = interleaved(task, (TENSORS, ARRAYS, MOVING, *PEERS), setup.repetitions)
     by = _by_reader(results)
-    ours, best = by[TENSORS.name], _best(results)
+    ours, best = by[TENSORS.name], best_peer(results)
     least = min(3.0, 0.3 * by[MOVING.name].rate / 1e6)
     goals = [
         Goal("tf.data", ours.rate / 1e6, least, unit=" million samples/s"),
@@ -130,7 +136,7 @@ def globally(setup: Setup) -> Measured:
     ]
     torch = [reader for reader in PEERS if reader.name.startswith("PyTorch")]
     results = interleaved(task, (*ours, *torch), setup.repetitions)
-    best = _best(results)
+    best = best_peer(results)
     goals = [Goal(f"{found.reader.name} / {best.reader.name}", found.over(best), 5) for found in results[:3]]
     return Measured("A uniform permutation of gzip-1 + shuffle chunks, after the first epoch", results, goals)
 
@@ -217,6 +223,6 @@ def _by_reader(results: list[Result]) -> dict[str, Result]:
     return {result.reader.name: result for result in results}
 
 
-def _best(results: list[Result]) -> Result:
+def best_peer(results: list[Result]) -> Result:
     """Return the fastest peer."""
     return max((result for result in results if result.reader.kind == "peer"), key=lambda result: result.rate)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 
+Array = np.ndarray[Any, Any]
+
 SPARSE_BYTES = 1 << 40
+GRATING_SIDE, GRATING_CLASSES = 64, 10  # pixels; directions
 SMALL = 4  # --quick: files are so many times smaller
 
 
@@ -95,6 +99,40 @@ def sparse(folder: Path) -> Task:
         file["label"][count - 1] = 1
 
     return Task(_made(folder / "sparse.h5", write), "image", "label", 64, count, 3 * 64 * 64 * 4, 6400)
+
+
+def gratings(folder: Path, samples: int, quick: bool = False) -> Task:
+    """Write float32 gratings of 16 KB, one class after the other, in gzip chunks of 16 with the shuffle filter."""
+    count = samples // (SMALL if quick else 1)
+
+    def write(file: h5py.File) -> None:
+        labels = np.arange(count) * GRATING_CLASSES // count
+        shape = (GRATING_SIDE, GRATING_SIDE)
+        images = file.create_dataset(
+            "image", (count, *shape), "f4", chunks=(16, *shape), compression="gzip", shuffle=True
+        )
+        for start in range(0, count, 1024):
+            images[start : start + 1024] = grating_images(labels[start : start + 1024], seed=start)
+        file["label"] = labels
+
+    path = _made(folder / f"gratings-{count}.h5", write)
+    return Task(path, "image", "label", 256, count, GRATING_SIDE**2 * 4, count)
+
+
+def grating_images(labels: Array, seed: int) -> Array:
+    """Return noisy gratings whose direction is the class, of random phase and wavelength: float32[n, side, side].
+
+    Values have 12 bits, as those of a detector. Directions scatter so far that some images look like the next class.
+    """
+    rng, count = np.random.default_rng(seed), len(labels)
+    direction = (labels + rng.normal(0, 0.25, count)) * np.pi / GRATING_CLASSES
+    frequency = rng.uniform(2, 5, count) * 2 * np.pi / GRATING_SIDE
+    across, down = (frequency * f(direction) for f in (np.cos, np.sin))
+    pixel = np.arange(GRATING_SIDE)
+    phase = rng.uniform(0, 2 * np.pi, (count, 1, 1))
+    waves = np.sin(across[:, None, None] * pixel + down[:, None, None] * pixel[:, None] + phase)
+    values = 0.5 * waves + rng.normal(0, 0.5, waves.shape)
+    return (np.round(values.clip(-4, 4 - 2**-9) * 512) / 512).astype(np.float32)
 
 
 def small(folder: Path) -> Task:

@@ -39,6 +39,7 @@ class Reader:
     threads : that decode, on each rank; 0: its share of the cores.
     pinned : each rank has one core for itself.
     launcher : arguments of ``matex`` that start the process as a script; empty: none.
+    environment : variables of the process.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Reader:
     threads: int = 0
     pinned: bool = False
     launcher: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -80,6 +82,13 @@ class Result:
         """Return the CPU seconds of an epoch, estimated where a pass is shorter than an epoch."""
         return median([answer["cpu"] / answer["samples"] for answer in self.answers]) * self.task.samples
 
+    def add(self, answer: dict[str, Any]) -> None:
+        """Append the figures of a repetition, or note what the reader lacks."""
+        if "missing" in answer:
+            self.missing = str(answer["missing"])
+        else:
+            self.answers.append(answer)
+
     def over(self, other: Result) -> float:
         """Return the ratio to another result's rate: the median of the ratios within each repetition."""
         pairs = [ours / theirs for ours, theirs in zip(self.rates, other.rates, strict=False)]
@@ -102,23 +111,26 @@ def interleaved(task: Task, readers: Sequence[Reader], repetitions: int) -> list
         running = [stack.enter_context(_started(result)) for result in results]
         for _ in range(repetitions):
             for result, process in zip(results, running, strict=True):
-                if result.missing:
-                    continue
-                answer = process.answer()
-                if "missing" in answer:
-                    result.missing = str(answer["missing"])
-                else:
-                    result.answers.append(answer)
+                if not result.missing:
+                    result.add(process.answer())
     return results
 
 
 def afresh(task: Task, reader: Reader, repetitions: int) -> Result:
     """Run a probe in a new process for each repetition."""
-    result = Result(reader, task)
-    for _ in range(repetitions):
-        with _started(result) as process:
-            result.answers.append(process.answer())
+    (result,) = interleaved_afresh(task, [reader], repetitions)
     return result
+
+
+def interleaved_afresh(task: Task, readers: Sequence[Reader], repetitions: int) -> list[Result]:
+    """Run one probe after the other, in several rounds, each in a new process."""
+    results = [Result(reader, task) for reader in readers]
+    for _ in range(repetitions):
+        for result in results:
+            if not result.missing:
+                with _started(result) as process:
+                    result.add(process.answer())
+    return results
 
 
 @dataclass(frozen=True)
@@ -164,6 +176,7 @@ def _started(result: Result) -> Iterator[_Running]:
         command = [mpiexec(), "-n", str(reader.ranks), *(["-bind-to", "core"] if reader.pinned else []), *command]
     threads = reader.threads or max(1, len(os.sched_getaffinity(0)) // reader.ranks)
     environment = {**os.environ, **SETTINGS, "MATEX_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
+    environment |= reader.environment
     with tempfile.TemporaryFile("w+") as talk:
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, env=environment, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=talk, text=True)

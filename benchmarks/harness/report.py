@@ -68,13 +68,13 @@ def _ceiling_of(result: Result, results: Sequence[Result]) -> Result | None:
     return next(of_its_kind, None)
 
 
-def save(folder: Path, cases: Sequence[Measured]) -> None:
-    """Write ``results.json`` and ``benchmarks.png``."""
+def save(folder: Path, picture: Path, cases: Sequence[Measured]) -> None:
+    """Write ``results.json`` to a folder, and the picture."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps([_figures(case) for case in cases], indent=1))
     drawn = [case for case in cases if case.results]
     if drawn:
-        _draw(folder / "benchmarks.png", drawn)
+        _draw(picture, drawn)
 
 
 def _figures(case: Measured) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def _draw(path: Path, cases: Sequence[Measured]) -> None:
 
 
 def _bars(axis: Axes, case: Measured) -> None:
-    """Draw a bar for each reader's median on a logarithmic axis, and a line at the ceiling."""
+    """Draw a bar for each reader's median, and a line at the ceiling."""
     results = [result for result in case.results if result.answers][::-1]
     axis.set_title(case.title, fontsize=9, loc="left")
     colours = [COLOURS[result.reader.kind] for result in results]
@@ -103,7 +103,7 @@ def _bars(axis: Axes, case: Measured) -> None:
     for result in results:
         if result.reader.kind == "ceiling":
             axis.axvline(result.rate, color="black", linewidth=0.8, linestyle=":")
-    axis.set_xscale("log")
+    axis.set_xscale(case.scale)
     axis.margins(x=0.15)
     axis.tick_params(labelsize=7)
     axis.set_xlabel("samples/s", fontsize=7)

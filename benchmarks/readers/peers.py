@@ -84,7 +84,7 @@ class _Samples:
         return x[number], y[number]
 
 
-class _Batches(_Samples):
+class Batches(_Samples):
     """Like ``_Samples``, with the batched access that PyTorch's fetcher looks for."""
 
     def __getitems__(self, numbers: list[int]) -> tuple[Array, Array]:
@@ -93,7 +93,7 @@ class _Batches(_Samples):
         return x[order], y[order]
 
 
-def _as_tensors(batch: tuple[Array, Array]) -> tuple[Any, Any]:
+def as_tensors(batch: tuple[Array, Array]) -> tuple[Any, Any]:
     """Convert arrays to tensors without a copy."""
     import torch
 
@@ -106,9 +106,9 @@ def torch_loader(task: Task, batched: bool, workers: int) -> Pass:
     from torch.utils.data import DataLoader, SubsetRandomSampler
 
     torch.manual_seed(0)
-    collate: Callable[[Any], Any] | None = _as_tensors if batched else None
+    collate: Callable[[Any], Any] | None = as_tensors if batched else None
     chosen = _drawn(task, np.random.default_rng(0)).tolist()
-    samples: Any = _Batches(task) if batched else _Samples(task)
+    samples: Any = Batches(task) if batched else _Samples(task)
     loader: DataLoader[Any] = DataLoader(
         samples,
         task.batch_size,

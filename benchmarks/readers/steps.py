@@ -50,6 +50,14 @@ def _dataset(model: str, batch: int) -> Any:
     return tf.data.Dataset.from_tensor_slices((x, rng.integers(0, CLASSES, count))).batch(batch, drop_remainder=True)
 
 
+def one_thread() -> None:
+    """Let TensorFlow compute with one thread, for ranks that have one core each."""
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+
+
 def _loss_and_optimizer() -> tuple[Any, Any]:
     import keras
 
@@ -65,10 +73,8 @@ def fit(task: Task, ranks: int = 1, replaced: str = "") -> Pass:
     replaced : what stands for the communication: "" for nothing, "nothing", "four bytes" or "copy".
     """
     import keras
-    import tensorflow as tf
 
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
+    one_thread()
     if replaced:
         _replace_reduction(replaced)
     model = _network(task.path)
@@ -144,14 +150,17 @@ def horovod(task: Task) -> Pass:
 
 def _loop(task: Task, average: Callable[[Sequence[Any]], Sequence[Any]]) -> Pass:
     """Run epochs of a loop over steps that average the gradients of a batch of each rank."""
+    one_thread()
+    model = _network(task.path)
+    step = averaging_step(model, *_loss_and_optimizer(), average)
+    return _epochs(task, _dataset(task.path, task.batch_size), step)
+
+
+def averaging_step(model: Any, loss: Any, optimizer: Any, average: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return a training step that averages its gradients before it applies them."""
     import tensorflow as tf
 
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-    model = _network(task.path)
-    loss, optimizer = _loss_and_optimizer()
     optimizer.build(model.trainable_variables)
-    data = _dataset(task.path, task.batch_size)
 
     @tf.function
     def step(x: Any, y: Any) -> Any:
@@ -161,7 +170,7 @@ def _loop(task: Task, average: Callable[[Sequence[Any]], Sequence[Any]]) -> Pass
         optimizer.apply(average(gradients), model.trainable_variables)
         return value
 
-    return _epochs(task, data, step)
+    return step
 
 
 def _epochs(task: Task, data: Any, step: Callable[..., Any]) -> Pass:
@@ -177,30 +186,45 @@ def _epochs(task: Task, data: Any, step: Callable[..., Any]) -> Pass:
 
 def mirrored(task: Task) -> Pass:
     """Average gradients by ``MultiWorkerMirroredStrategy``, in a loop of one's own: ``fit`` does not take it."""
+    strategy = mirrored_strategy()
+    with strategy.scope():
+        model = _network(task.path)
+        step = mirrored_step(strategy, model, *_loss_and_optimizer(), task.batch_size * strategy.num_replicas_in_sync)
+    data = strategy.distribute_datasets_from_function(lambda context: _dataset(task.path, task.batch_size))
+    return _epochs(task, data, step)
+
+
+def mirrored_strategy() -> Any:
+    """Return a ``MultiWorkerMirroredStrategy`` whose workers are the ranks, of one thread each. *Collective*."""
     from mpi4py import MPI
 
-    rank = MPI.COMM_WORLD.rank
     workers = [f"localhost:{PORT + number}" for number in range(MPI.COMM_WORLD.size)]
-    cluster = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
+    cluster = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": MPI.COMM_WORLD.rank}}
     os.environ["TF_CONFIG"] = json.dumps(cluster)
     import tensorflow as tf
 
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
+    one_thread()
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=tf.distribute.experimental.CommunicationImplementation.RING
     )
-    strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-    with strategy.scope():
-        model = _network(task.path)
-        loss, optimizer = _loss_and_optimizer()
-        optimizer.build(model.trainable_variables)
+    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+
+
+def mirrored_step(strategy: Any, model: Any, loss: Any, optimizer: Any, batch_size: int) -> Callable[..., Any]:
+    """Return a training step of all workers; to be called in the strategy's scope.
+
+    Parameters
+    ----------
+    batch_size : samples of all workers.
+    """
+    import tensorflow as tf
+
+    optimizer.build(model.trainable_variables)
     loss.reduction = "sum"
-    data = strategy.distribute_datasets_from_function(lambda context: _dataset(task.path, task.batch_size))
 
     def replica(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
-            value = loss(y, model(x, training=True)) / (task.batch_size * len(workers))
+            value = loss(y, model(x, training=True)) / batch_size
         gradients = tape.gradient(value, model.trainable_variables)
         context = tf.distribute.get_replica_context()
         optimizer.apply(context.all_reduce("sum", gradients), model.trainable_variables)
@@ -210,7 +234,7 @@ def mirrored(task: Task) -> Pass:
     def step(x: Any, y: Any) -> Any:
         return strategy.reduce("sum", strategy.run(replica, (x, y)), axis=None)
 
-    return _epochs(task, data, step)
+    return step
 
 
 def reduction_alone(task: Task) -> Pass:
