@@ -105,7 +105,7 @@ def _train(comm: Any, strategy: Any, plans: int, repetitions: int) -> str:
 @pytest.mark.rank_counts(2)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_sixty_steps(pool: Pool, strategy: str) -> None:
-    assert len(set(pool.run(_train, strategy, 4, 15))) == 1
+    assert len(set(pool.run(_train, strategy, 4, 15, timeout=25))) == 1
 
 
 @pytest.mark.slow
@@ -113,4 +113,4 @@ def test_sixty_steps(pool: Pool, strategy: str) -> None:
 @pytest.mark.rank_counts(2, 3)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_two_thousand_steps(pool: Pool, strategy: str) -> None:
-    assert len(set(pool.run(_train, strategy, 20, 100, timeout=600))) == 1
+    assert len(set(pool.run(_train, strategy, 20, 100, timeout=900))) == 1
