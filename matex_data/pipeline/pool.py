@@ -36,14 +36,14 @@ class Rejected(Future[Any]):
     """Future of a task that the pool did not accept."""
 
 
-def submit(task: Callable[..., Any], *arguments: Any, pool: Callable[[], ThreadPoolExecutor] = decoders) -> Future[Any]:
-    """Schedule ``task(*arguments)`` in a pool and return its future.
+def submit(task: Callable[..., Any], *arguments: Any, pool: ThreadPoolExecutor | None = None) -> Future[Any]:
+    """Schedule ``task(*arguments)`` in a pool, by default that of the decoders, and return its future.
 
     The future fails with ``OutOfMemory`` if the task runs out of memory. It is a ``Rejected`` one, failed already, if
     the pool cannot start a thread (``OutOfMemory``) or has shut down with the interpreter (``PartitionError``).
     """
     try:
-        return pool().submit(_run, task, *arguments)
+        return (pool or decoders()).submit(_run, task, *arguments)
     except RuntimeError as error:
         failure = explained(error, "a thread that decodes")
         if failure is error:
@@ -69,7 +69,7 @@ def one_ahead(functions: Sequence[Callable[[], T]]) -> Iterator[T]:
     if len(functions) == 1:
         yield _run(functions[0])
         return
-    futures = (submit(function, pool=joiner) for function in functions)
+    futures = (submit(function, pool=joiner()) for function in functions)
     pending = next(futures, None)
     while pending is not None:
         following = next(futures, None)

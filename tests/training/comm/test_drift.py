@@ -87,7 +87,8 @@ def test_a_slow_rank_is_named_once_by_rank_0(pool: Pool, strategy: str) -> None:
     assert others == [[]] * (pool.size - 1)
 
 
-@pytest.mark.rank_counts(3, slow=(2,))
+@pytest.mark.slow
+@pytest.mark.rank_counts(2, 3)
 def test_even_ranks_and_a_pause_are_not_reported(pool: Pool) -> None:
     assert pool.run(_loop, {}, pause=1.5) == [[]] * pool.size
 
@@ -109,6 +110,7 @@ def _fit(comm: Any, slow: int | None, batch: int) -> list[str]:
     return messages
 
 
+@pytest.mark.slow
 @pytest.mark.rank_counts(2)
 def test_a_callback_that_is_slow_on_one_rank(pool: Pool) -> None:
     first, second = pool.run(_fit, 1, 8)
