@@ -25,7 +25,7 @@ class SequenceCounter:
     """Variable that every collective operation reads and writes, which puts them in one order on all ranks.
 
     TensorFlow keeps the reads and writes of one variable in program order, through loops, branches and nested
-    functions. It orders no other stateful operations of a graph.
+    functions. Communication threads need the numbers, since operations are submitted to them at the same time.
     """
 
     def __init__(self) -> None:
