@@ -97,7 +97,7 @@ def _outcome(text: str, results: list[Result], goals: list[Goal]) -> Measured:
     ]
     columns = ["", "from open to trained", "waiting for data", "accuracy"]
     megabytes = results[0].task.samples * results[0].task.sample_bytes / 1e6
-    title = f"{text}, one epoch over {megabytes:.0f} MB in gzip chunks, shuffled, two ranks with one core each"
+    title = f"{text}, one epoch over {megabytes:.0f} MB of shuffled gzip chunks, two ranks"
     return Measured(title, results, goals, columns, rows, scale="linear")
 
 
