@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+import tensorflow as tf
+
 from matex_data.mpi.library import MPI
 from matex_data.pipeline import data_parallel
 from matex_data.training.comm.channel import Channel, open_channel
@@ -147,6 +149,7 @@ class _AveragingApply:
         self._apply = apply
         self._reducer = reducer
 
+    @tf.autograph.experimental.do_not_convert  # the conversion of this package's code would take a second
     def __call__(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
         if gradients_averaged():
             return self._apply(grads, trainable_variables)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
+from matex_data.codecs.compiled import compiled
 
 WIDTHS = (2, 4, 8)  # bytes of the elements that the compiled loop assembles
 
@@ -59,8 +60,8 @@ def unshuffle_rows(data: Bytes, out: Array, destination: Integers) -> None:
 
 @cache
 def _compiled_loop(width: int) -> Callable[[Bytes, Array, Integers], None]:
-    """Compile the loop for elements of ``width`` bytes; Numba keeps it on disk for the next process."""
-    from numba import from_dtype, int64, njit, types, uint8, void  # importing Numba takes most of a second
+    """Compile the loop for elements of ``width`` bytes."""
+    from numba import from_dtype, int64, types, uint8, void  # importing Numba takes most of a second
 
     unsigned: Any = np.dtype(f"u{width}").type
 
@@ -79,8 +80,4 @@ def _compiled_loop(width: int) -> Callable[[Bytes, Array, Integers], None]:
         types.Array(from_dtype(np.dtype(unsigned)), 2, "C"),
         types.Array(int64, 1, "C", readonly=True),
     )
-    try:
-        compiled: Callable[[Bytes, Array, Integers], None] = njit(signature, nogil=True, cache=True)(loop)
-    except (RuntimeError, OSError):  # no writable folder for the cache, or a full one
-        compiled = njit(signature, nogil=True)(loop)
-    return compiled
+    return compiled(loop, signature)

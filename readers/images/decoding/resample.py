@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array
+from matex_data.codecs.compiled import compiled
 from matex_data.codecs.scratch import filter_output
 from matex_data.index.scatter import as_bytes
 
@@ -136,7 +137,7 @@ def _weights(length: int, wanted: int, method: str) -> tuple[Array, Array, Array
 
 @cache
 def compiled_weighting() -> Callable[..., None]:
-    """Compile the weighted sums of rows; Numba keeps them on disk for the next process."""
+    """Compile the weighted sums of rows."""
     from numba import int32, int64, types, uint8  # importing Numba takes most of a second
 
     half, bits, most = np.int32(1 << (BITS - 1)), np.int32(BITS), np.int32(255)
@@ -156,7 +157,7 @@ def compiled_weighting() -> Callable[..., None]:
 
     pixels, numbers = types.Array(uint8, 2, "C", readonly=True), types.Array(int64, 1, "C", readonly=True)
     matrix = types.Array(int32, 2, "C", readonly=True)
-    return _compiled(weighted, types.void(pixels, numbers, numbers, matrix, types.Array(uint8, 2, "C")))
+    return compiled(weighted, types.void(pixels, numbers, numbers, matrix, types.Array(uint8, 2, "C")))
 
 
 @cache
@@ -171,17 +172,4 @@ def compiled_transposition(channels: int) -> Callable[[Array, Array], None]:
                 for channel in range(channels):
                     out[column, row * channels + channel] = source[row, column * channels + channel]
 
-    return _compiled(transposed, types.void(types.Array(uint8, 2, "C", readonly=True), types.Array(uint8, 2, "C")))
-
-
-_compiling = threading.Lock()  # else each thread of a pool compiles for itself
-
-
-def _compiled(loop: Callable[..., None], signature: Any) -> Callable[..., None]:
-    from numba import njit
-
-    with _compiling:
-        try:
-            return njit(signature, nogil=True, cache=True)(loop)  # type: ignore[no-any-return]
-        except (RuntimeError, OSError):  # no writable folder for the cache, or a full one
-            return njit(signature, nogil=True)(loop)  # type: ignore[no-any-return]
+    return compiled(transposed, types.void(types.Array(uint8, 2, "C", readonly=True), types.Array(uint8, 2, "C")))

@@ -32,6 +32,37 @@ def _structure(comm: Any) -> Any:
     return eager["a"].numpy(), eager["b"][0], eager["b"][1].numpy(), graph.numpy()
 
 
+def _conversions(comm: Any) -> list[str]:
+    from unittest import mock
+
+    import keras
+    import tensorflow as tf
+    from tensorflow.python.autograph.impl import api
+
+    from matex_data import training
+
+    optimizer = training.distribute(keras.optimizers.SGD(), comm=comm)
+    variable = keras.Variable([1.0])
+    optimizer.build([variable])
+    converted = []
+
+    def convert(function: Any, context: Any) -> Any:
+        converted.append(f"{function.__module__}.{function.__qualname__}")
+        return original(function, context)
+
+    original = api._convert_actual
+    with mock.patch.object(api, "_convert_actual", convert):
+        tf.function(lambda: optimizer.apply([tf.constant([1.0])], [variable]))()
+    return converted
+
+
+@pytest.mark.rank_counts(2)
+def test_autograph_converts_nothing_behind_apply(pool: Pool) -> None:
+    for converted in pool.run(_conversions):
+        ours = [name for name in converted if name.startswith("matex_data.")]
+        assert ours == ["matex_data.training.optimizer._AveragingApply.__call__"]  # which calls the rest as it is
+
+
 def test_structures_eagerly_and_in_graphs(pool: Pool) -> None:
     for a, none, b, graph in pool.run(_structure):
         np.testing.assert_allclose(a, _mean(pool.size, (3, 5)), atol=1e-6)
