@@ -149,8 +149,11 @@ class _AveragingApply:
         self._apply = apply
         self._reducer = reducer
 
-    @tf.autograph.experimental.do_not_convert  # the conversion of this package's code would take a second
     def __call__(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
+        # AutoGraph would take a second to convert this package's code.
+        return tf.autograph.experimental.do_not_convert(self._apply_averages)(grads, trainable_variables)
+
+    def _apply_averages(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None) -> Any:
         if gradients_averaged():
             return self._apply(grads, trainable_variables)
         with averaged_gradients():
