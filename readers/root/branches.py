@@ -18,6 +18,7 @@ from uproot.interpretation.objects import AsObjects, AsStridedObjects
 from uproot.interpretation.strings import AsStrings
 
 from matex_data._types import Integers
+from matex_data.errors import FormatError
 from matex_data.readers.root.baskets import Baskets, Encoding
 from matex_data.readers.root.blocks import DecodedBlocks
 from matex_data.readers.root.clusters import Clusters
@@ -208,6 +209,14 @@ class TreeBranches(Branches):
             return self.library_table(name, members, clusters, self.edges(name))
         filled = np.flatnonzero(np.diff(entries))
         offset, nbytes = (np.asarray(branch.member(key), np.int64)[filled] for key in ("fBasketSeek", "fBasketBytes"))
+        if offset.min(initial=0) < 0 or nbytes.min(initial=0) < 0:
+            raise FormatError(
+                "the list of baskets is damaged",
+                file=self.path,
+                field=name,
+                found=f"a basket of {nbytes.min()} bytes, the first one at byte {offset.min()}",
+                remedy="restore the file from its source",
+            )
         ratio = branch.uncompressed_bytes / max(1, int(nbytes.sum()))
         edges = self.edges(name)
         return Baskets(self.path, name, members, edges, clusters, offset, nbytes, max(1.0, ratio), encoding)

@@ -316,3 +316,21 @@ def test_a_basket_that_was_overwritten(tmp_path: Path) -> None:
             unpack(wrong, BASKET, path)
     with pytest.raises(ValueError, match="entries"):
         unpack(basket, BASKET + 1, path)
+
+
+def test_a_damaged_list_of_baskets_names_the_branch(tmp_path: Path) -> None:
+    path = tmp_path / "x.root"
+    with uproot.recreate(path, compression=None) as file:
+        file.mktree("Events", {"x": "f4"}).extend({"x": np.arange(7, dtype="f4")})
+    with uproot.open(path) as file:
+        nbytes = file["Events/x"].member("fBasketBytes")[:1].astype(">i4").tobytes()
+    content = path.read_bytes()
+    at = [i for i in range(len(content)) if content.startswith(nbytes, i)]
+    errors = []
+    for i in at:
+        path.write_bytes(content[:i] + b"\xff" + content[i + 1 :])
+        try:
+            open_dataset(str(path))
+        except DataError as error:
+            errors.append(str(error))
+    assert any("the list of baskets is damaged" in error and "x.root" in error for error in errors), errors
