@@ -13,7 +13,7 @@ import imagecodecs
 import numpy as np
 
 from benchmarks.harness.data import Task
-from matex_data.codecs.shuffle import unshuffle_rows
+from matex_data.codecs.shuffle import unshuffle
 
 BUFFER_BYTES = 8 << 20
 DECODED_BYTES = 8 << 20  # by a thread in one go
@@ -45,8 +45,8 @@ def moving(task: Task, rank: int = 0, size: int = 1, buffers: int = 1) -> Pass:
 def decoding(task: Task, rank: int = 0, size: int = 1, together: int = DECODED_BYTES) -> Pass:
     """Return a pass that inflates and unshuffles the chunks of the inputs, which are in memory, in the rank's threads.
 
-    libdeflate by way of imagecodecs, and matex_data's compiled loop. A task of a thread decodes ``together`` bytes; 0:
-    one chunk. The next chunk overwrites the decoded bytes.
+    libdeflate and Blosc by way of imagecodecs, as matex_data calls them. A task of a thread decodes ``together`` bytes;
+    0: one chunk. The next chunk overwrites the decoded bytes.
     """
     with h5py.File(task.path) as file:
         dataset = file[task.inputs]
@@ -57,13 +57,13 @@ def decoding(task: Task, rank: int = 0, size: int = 1, together: int = DECODED_B
     nbytes = int(np.prod(shape)) * dtype.itemsize
     several = max(1, together // nbytes)
     groups = [stored[i : i + several] for i in range(0, len(stored), several)]
-    rows, pool = np.arange(depth), ThreadPoolExecutor(int(os.environ["MATEX_THREADS"]))
-    scratch = _Scratch(shape, dtype)
+    pool = ThreadPoolExecutor(int(os.environ["MATEX_THREADS"]))
+    scratch = _Scratch(nbytes)
 
     def decode(chunks: list[bytes]) -> None:
         for chunk in chunks:
             imagecodecs.deflate_decode(chunk, out=scratch.planes)
-            unshuffle_rows(scratch.planes, scratch.items, rows)
+            unshuffle(scratch.planes, dtype.itemsize, scratch.items)
 
     def run() -> int:
         for _ in pool.map(decode, groups):
@@ -76,6 +76,5 @@ def decoding(task: Task, rank: int = 0, size: int = 1, together: int = DECODED_B
 class _Scratch(local):
     """Each thread's own memory."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
-        self.items = np.empty(shape, dtype)
-        self.planes = np.empty(self.items.nbytes, np.uint8)
+    def __init__(self, nbytes: int) -> None:
+        self.items, self.planes = np.empty(nbytes, np.uint8), np.empty(nbytes, np.uint8)

@@ -25,7 +25,7 @@ import numpy as np
 from matex_data._types import Bytes
 from matex_data.codecs import bitshuffle, blosc2
 from matex_data.codecs.scratch import Memory, filter_output, is_scratch
-from matex_data.codecs.shuffle import WIDTHS, unshuffle
+from matex_data.codecs.shuffle import unshuffle
 from matex_data.errors import FormatError
 
 ENTRY_POINTS = "matex_data.codecs"
@@ -114,16 +114,6 @@ class Pipeline:
         if data is not out:
             out[...] = data
         return out
-
-    @cached_property
-    def without_shuffle(self) -> Pipeline | None:
-        """Return the pipeline without its first filter if `unshuffle_rows` can undo that; else None.
-
-        It decodes a chunk to the planes of its elements. Shift the filter mask by one bit.
-        """
-        first, *others = self.filters or (None,)
-        shuffled = first is not None and first.number == SHUFFLE and first.options[:1] in ((), (self.itemsize,))
-        return Pipeline(tuple(others), self.itemsize, self.nbytes) if shuffled and self.itemsize in WIDTHS else None
 
     @cached_property
     def _all_steps(self) -> list[tuple[Filter, int | None, bool]]:

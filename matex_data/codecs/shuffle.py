@@ -1,26 +1,26 @@
 """Undo HDF5's shuffle filter, which stores byte i of all elements together as plane i.
 
-Source: https://support.hdfgroup.org/documentation/hdf5/latest/group___d_c_p_l.html, H5Pset_shuffle.
+Sources: https://support.hdfgroup.org/documentation/hdf5/latest/group___d_c_p_l.html, H5Pset_shuffle;
+https://github.com/Blosc/c-blosc, ``README_CHUNK_FORMAT.rst``.
 
-Elements of 2, 4 or 8 bytes are assembled in a loop that Numba compiles, which runs without the interpreter lock and
-writes each element once, to its destination. NumPy needs a pass for each plane and another one to scatter the rows; an
-epoch of int16 images in chunks of 200 to 400 KB (shuffle and gzip 1) then takes 13 to 15 % more processor time.
+Blosc shuffles in the same way, and its vectorized code is several times as fast as a copy by NumPy for each plane. The
+planes become a Blosc chunk of one block that is stored without compression.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from typing import Any
+import struct
 
-import numpy as np
+import imagecodecs
 
-from matex_data._types import Array, Bytes, Integers
-from matex_data.codecs.compiled import compiled
+from matex_data._types import Bytes
+from matex_data.codecs.scratch import frame_scratch
 
-WIDTHS = (2, 4, 8)  # bytes of the elements that the compiled loop assembles
+WIDTHS = (2, 4, 8, 16)  # bytes of the elements for which Blosc has vectorized code
+PIECE_BYTES = 1 << 17  # of a Blosc chunk: it stays in the cache of the core
 
-_FIRST_ROW: Integers = np.zeros(1, np.int64)
+_HEADER = struct.Struct("<4B5I")
+_FORMAT, _STORED, _SHUFFLED, _ONE_STREAM = 2, 1, 0x1, 0x10  # versions of format and codec, flags
 
 
 def unshuffle(data: Bytes, width: int, out: Bytes) -> None:
@@ -35,8 +35,10 @@ def unshuffle(data: Bytes, width: int, out: Bytes) -> None:
     count = data.nbytes // width
     whole = count * width
     planes = data[:whole].reshape(width, count)
-    if width in WIDTHS:
-        _compiled_loop(width)(planes, out[:whole].view(f"<u{width}").reshape(1, -1), _FIRST_ROW)
+    if width in WIDTHS and imagecodecs.BLOSC.available:
+        most = PIECE_BYTES // width
+        for begin in range(0, count, most):
+            _by_blosc(planes[:, begin : begin + most], out[begin * width : min(begin + most, count) * width])
     else:
         columns = out[:whole].reshape(count, width)
         for i in range(width):  # several times as fast as one transposed copy
@@ -44,40 +46,12 @@ def unshuffle(data: Bytes, width: int, out: Bytes) -> None:
     out[whole:] = data[whole:]
 
 
-def unshuffle_rows(data: Bytes, out: Array, destination: Integers) -> None:
-    """Assemble row i of the planes in ``out[destination[i]]``, for all i.
-
-    Parameters
-    ----------
-    data : uint8[n], the planes of at least as many rows as there are destinations.
-    out : [rows, ...], contiguous, of elements of 2, 4 or 8 bytes in the byte order of the planes.
-    destination : int64[k], rows of ``out``.
-    """
-    width = out.dtype.itemsize
-    rows = out.reshape(len(out), -1).view(f"<u{width}")
-    _compiled_loop(width)(data[: data.nbytes // width * width].reshape(width, -1), rows, destination)
-
-
-@cache
-def _compiled_loop(width: int) -> Callable[[Bytes, Array, Integers], None]:
-    """Compile the loop for elements of ``width`` bytes."""
-    from numba import from_dtype, int64, types, uint8, void  # importing Numba takes most of a second
-
-    unsigned: Any = np.dtype(f"u{width}").type
-
-    def loop(planes: Any, out: Any, destination: Any) -> None:
-        length = out.shape[1]
-        for row in range(len(destination)):
-            start, to = row * length, destination[row]
-            for i in range(length):
-                element = unsigned(0)
-                for plane in range(width):
-                    element |= unsigned(planes[plane, start + i]) << unsigned(8 * plane)
-                out[to, i] = element
-
-    signature = void(
-        types.Array(uint8, 2, "C", readonly=True),
-        types.Array(from_dtype(np.dtype(unsigned)), 2, "C"),
-        types.Array(int64, 1, "C", readonly=True),
-    )
-    return compiled(loop, signature)
+def _by_blosc(planes: Bytes, out: Bytes) -> None:
+    """Assemble elements: uint8[width, n] to uint8[n * width], contiguous."""
+    (width, _), size = planes.shape, planes.nbytes
+    frame = frame_scratch(_HEADER.size + size)
+    begin = _HEADER.size - 4  # of the block: the length of its only stream, and the stream
+    flags = _SHUFFLED | _ONE_STREAM
+    _HEADER.pack_into(frame.data, 0, _FORMAT, _STORED, flags, width, size, size, _HEADER.size + size, begin, size)
+    frame[_HEADER.size :].reshape(planes.shape)[...] = planes
+    imagecodecs.blosc_decode(frame, numthreads=1, out=out)

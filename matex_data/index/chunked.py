@@ -13,7 +13,6 @@ import numpy as np
 from matex_data._types import Array, Bytes, Integers
 from matex_data.codecs.pipeline import BrokenChunk, Pipeline
 from matex_data.codecs.scratch import thread_scratch
-from matex_data.codecs.shuffle import unshuffle_rows
 from matex_data.errors import DecodeError
 from matex_data.index.blocks import Blocks, even_blocks
 from matex_data.index.cache import ChunkCache, ChunkFuture
@@ -183,16 +182,10 @@ class Chunked(Layout):
     def _decode_in_place(self, rows: _Rows, out: Array, stored: Bytes, mask: int) -> bool:
         """Decode a whole chunk straight to its destinations, and return True; return False if that is not possible."""
         local, destination = rows
-        if not self._has_same_rows(out):
+        whole = isinstance(destination, slice) and local == slice(0, self.chunk_shape[0])
+        if not whole or not self._has_same_rows(out):
             return False
-        planes = None if mask & 1 else self.pipeline.without_shuffle
-        if isinstance(destination, slice) and local == slice(0, self.chunk_shape[0]):
-            self.pipeline.decode(stored, mask, as_bytes(out[destination]))
-        elif planes is not None and not isinstance(destination, slice):
-            scratch = thread_scratch(planes.nbytes) if planes.filters else None
-            unshuffle_rows(planes.decode(stored, mask >> 1, scratch), out, destination)
-        else:
-            return False
+        self.pipeline.decode(stored, mask, as_bytes(out[destination]))
         return True
 
     def _has_same_rows(self, out: Array) -> bool:

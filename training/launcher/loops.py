@@ -18,8 +18,8 @@ import tensorflow as tf
 from matex_data.pipeline import data_parallel
 from matex_data.training.comm.channel import Channel
 from matex_data.training.optimizer import averaged_gradients, gradient_weight, gradients_averaged, in_training_step
+from matex_data.training.reduction.graphs import eager_variable, in_session_graph
 from matex_data.training.reduction.ops import Reducer, broadcast_from_root
-from matex_data.training.reduction.sequence import in_session_graph
 from matex_data.training.reduction.tape import GradientPatches, average_untagged
 from matex_data.training.sharding.batch_weights import keras_iterating, patch_iteration
 
@@ -79,8 +79,8 @@ class LoopPatches:
         """Make a graph that averages nothing raise an error once the program has sharded data."""
         if tf.executing_eagerly():
             return
-        with tf.init_scope():
-            self._guard = self._guard or tf.Variable(True, trainable=False, name="matex_whole_batches")
+        if self._guard is None:
+            self._guard = eager_variable(True, tf.bool)
         tf.debugging.Assert(
             self._guard,
             [
@@ -96,8 +96,7 @@ class LoopPatches:
     def _broadcast_once(self, optimizer: Any, variables: list[Any]) -> None:
         """Broadcast the variables of rank 0 in the first step; earlier they may be uninitialized. *Collective*."""
         if id(optimizer) not in self._broadcast_flags:
-            with tf.init_scope():
-                self._broadcast_flags[id(optimizer)] = tf.Variable(False, trainable=False, name="matex_broadcast_done")
+            self._broadcast_flags[id(optimizer)] = eager_variable(False, tf.bool)
         done = self._broadcast_flags[id(optimizer)]
 
         def receive() -> Any:

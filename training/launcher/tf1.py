@@ -11,9 +11,9 @@ from matex_data.pipeline import data_parallel
 from matex_data.training.comm.channel import Channel
 from matex_data.training.keras_api import BaseSession
 from matex_data.training.launcher.loops import LoopPatches
+from matex_data.training.reduction.graphs import in_session_graph
 from matex_data.training.reduction.ops import broadcast_from_root
 from matex_data.training.reduction.payloads import WHOLE
-from matex_data.training.reduction.sequence import in_session_graph
 from matex_data.training.reduction.tape import average_untagged
 
 STEPS = "matex_steps"

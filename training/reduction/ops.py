@@ -15,9 +15,10 @@ from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.collectives import Op
 from matex_data.training.comm.thread import CommunicationPool
 from matex_data.training.reduction.buckets import ALONE_BYTES, BUCKET_BYTES, Bucket, plan_buckets
+from matex_data.training.reduction.graphs import in_session_graph
 from matex_data.training.reduction.payloads import DensePayload, Payload, SparsePayload
 from matex_data.training.reduction.rounding import WIRE_DTYPES, WireDtype
-from matex_data.training.reduction.sequence import SequenceCounter, in_session_graph
+from matex_data.training.reduction.sequence import SequenceCounter
 
 Strategy = Literal["chained", "funneled", "concurrent"]
 

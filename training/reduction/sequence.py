@@ -8,6 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from matex_data.training.reduction.graphs import eager_variable, in_session_graph
+
 
 class Cursor:
     """Number of the next collective operation.
@@ -38,14 +40,7 @@ class SequenceCounter:
             yield Cursor(tf.constant(0, tf.int64))
             return
         if self._counter is None:
-            with tf.init_scope(), tf.device("CPU:0"):
-                self._counter = tf.Variable(0, trainable=False, dtype=tf.int64, name="matex_sequence")
+            self._counter = eager_variable(0, tf.int64)
         cursor = Cursor(self._counter.read_value())
         yield cursor
         self._counter.assign(cursor.number)
-
-
-def in_session_graph() -> bool:
-    """Return whether new operations go to a graph of TensorFlow 1, which a session runs."""
-    with tf.init_scope():
-        return not tf.executing_eagerly()

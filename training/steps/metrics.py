@@ -13,6 +13,7 @@ import tensorflow as tf
 from matex_data.training.comm.channel import Channel
 from matex_data.training.keras_api import CompileMetrics, MetricsList, get_keras_mask, set_keras_mask
 from matex_data.training.optimizer import batch_weight, in_training_step
+from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import gather_rows
 
 
@@ -116,8 +117,7 @@ def _mean(values: list[tuple[Any, int | None]]) -> Any:
 def record_rows(model: Any, count: Any) -> None:
     """Record the number of rows of this rank's batch until logs are combined."""
     if "_matex_rows" not in vars(model):
-        with tf.init_scope():
-            object.__setattr__(model, "_matex_rows", tf.Variable(-1, trainable=False, dtype=tf.int64))
+        object.__setattr__(model, "_matex_rows", eager_variable(-1, tf.int64))
     model._matex_rows.assign(count)
 
 
@@ -218,8 +218,7 @@ class _GatheredUpdate:
         self._channel = channel
         self._function = function
         self.in_graph = False
-        with tf.init_scope():
-            self.gathered = tf.Variable(False, trainable=False)
+        self.gathered = eager_variable(False, tf.bool)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.in_graph = in_training_step() and self._needs_whole_batch(args, kwargs)

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from matex_data.training.comm.channel import Channel
 from matex_data.training.optimizer import averaged_gradients, batch_weight, training_step
+from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.sharding.rows import batch_size, rank_rows
 from matex_data.training.steps.batch_norm import global_moment_variables
@@ -43,7 +44,7 @@ class DistributedStep:
         self.reducer: Reducer | None = None
         self.per_sample: list[bool | None] | None = None
         self.whole = False
-        self.samples_seen = tf.Variable(0, trainable=False, dtype=tf.int64, name="matex_samples")
+        self.samples_seen = eager_variable(0, tf.int64)
 
     def __call__(self, data: Any) -> Any:
         """Train on this rank's rows. *Collective*."""

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array
-from matex_data.codecs.compiled import compiled
 from matex_data.codecs.scratch import filter_output
 from matex_data.index.scatter import as_bytes
+from matex_data.readers.images.decoding.compiled import compiled
 
 BITS = 22
 """Of the weights after the binary point: 32, less 8 of the pixels, less 2 for sums beyond 1."""

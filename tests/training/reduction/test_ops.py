@@ -32,7 +32,7 @@ def _structure(comm: Any) -> Any:
     return eager["a"].numpy(), eager["b"][0], eager["b"][1].numpy(), graph.numpy()
 
 
-def _conversions(comm: Any) -> list[str]:
+def _conversions(comm: Any) -> tuple[list[str], int]:
     from unittest import mock
 
     import keras
@@ -41,10 +41,10 @@ def _conversions(comm: Any) -> list[str]:
 
     from matex_data import training
 
-    optimizer = training.distribute(keras.optimizers.SGD(), comm=comm)
+    optimizer = training.distribute(keras.optimizers.SGD(), comm=comm.Dup())  # with counters of its own
     variable = keras.Variable([1.0])
     optimizer.build([variable])
-    converted = []
+    converted: list[str] = []
 
     def convert(function: Any, context: Any) -> Any:
         converted.append(f"{function.__module__}.{function.__qualname__}")
@@ -52,13 +52,15 @@ def _conversions(comm: Any) -> list[str]:
 
     original = api._convert_actual
     with mock.patch.object(api, "_convert_actual", convert):
-        tf.function(lambda: optimizer.apply([tf.constant([1.0])], [variable]))()
-    return converted
+        step = tf.function(lambda: optimizer.apply([tf.constant([1.0])], [variable]))
+        step()
+    return converted, step.experimental_get_tracing_count()
 
 
 @pytest.mark.rank_counts(2)
-def test_autograph_converts_nothing_behind_apply(pool: Pool) -> None:
-    for converted in pool.run(_conversions):
+def test_a_step_is_traced_once_and_autograph_converts_nothing_behind_apply(pool: Pool) -> None:
+    for converted, traces in pool.run(_conversions):
+        assert traces == 1
         ours = {name for name in converted if name.startswith("matex_data.")}
         assert ours == {"matex_data.training.optimizer._AveragingApply.__call__"}  # which calls the rest as it is
 

@@ -15,6 +15,7 @@ val_dataset = tf.data.Dataset.from_tensor_slices((x[80:], y[80:])).batch(24)
 inputs = keras.Input(shape=(6,), name="digits")
 model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Dense(8, activation="relu")(inputs)))
 optimizer = keras.optimizers.Adam(learning_rate=1e-2)
+optimizer.build(model.trainable_variables)
 loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 train_acc_metric, val_acc_metric = (keras.metrics.SparseCategoricalAccuracy() for _ in range(2))
 
@@ -46,4 +47,5 @@ for epoch in range(3):
         test_step(x_batch_val, y_batch_val)
     print(f"RESULT val_acc {float(val_acc_metric.result()):.6f}")
     val_acc_metric.reset_state()
+print("RESULT traces", train_step.experimental_get_tracing_count())
 model.save_weights(sys.argv[1])

@@ -13,6 +13,7 @@ x = np.random.normal(size=(72, 5)).astype("float32")
 data = tf.data.Dataset.from_tensor_slices((x, x[:, :1] ** 2)).shuffle(72, seed=1).batch(12)
 model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
 optimizer = keras.optimizers.Adam(0.02)
+optimizer.build(model.trainable_variables)
 
 
 @tf.function
@@ -29,4 +30,5 @@ for _ in range(3):
         train_step(inputs, targets)
         rows += len(inputs)
 print("RESULT rows", rows * md.training.world().size)
+print("RESULT traces", train_step.experimental_get_tracing_count())
 model.save_weights(sys.argv[1])

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
-
-_LOCK = threading.Lock()  # else each thread of a pool compiles for itself
 
 
 def compiled(loop: Callable[..., None], signature: Any) -> Callable[..., None]:
     """Compile a loop over arrays for one signature, or load it from the cache."""
     from numba import njit  # importing Numba takes most of a second
 
-    with _LOCK, _without_extensions():
+    with _without_extensions():
         try:
             return njit(signature, nogil=True, cache=True)(loop)  # type: ignore[no-any-return]
         except (RuntimeError, OSError):  # no writable folder for the cache, or a full one
@@ -29,7 +26,7 @@ def _without_extensions() -> Iterator[None]:
     """
     from numba.core import entrypoints
 
-    before = entrypoints._already_initialized
+    before = getattr(entrypoints, "_already_initialized", True)  # private: without it, extensions are loaded
     entrypoints._already_initialized = True
     try:
         yield
