@@ -61,15 +61,15 @@ def _measured(run: Callable[[], Any], ranks: _Alone) -> dict[str, float]:
     if isinstance(result, dict):
         return result
     ranks.meet()
-    cpu, begin = _cpu_seconds(), time.perf_counter()
+    cpu, begin = cpu_seconds(), time.perf_counter()
     samples, more = 0, True
     while more:
         samples += run()
         more = ranks.agreed(time.perf_counter() - begin < LEAST_SECONDS)
-    return {"samples": samples, "seconds": time.perf_counter() - begin, "cpu": _cpu_seconds() - cpu}
+    return {"samples": samples, "seconds": time.perf_counter() - begin, "cpu": cpu_seconds() - cpu}
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
     """Return the CPU seconds of this process and of its children."""
     this = psutil.Process()
     used = [process.cpu_times() for process in (this, *this.children(recursive=True))]

@@ -12,6 +12,7 @@ from benchmarks.harness.data import Array, Task
 
 WINDOW = 128  # chunks whose samples are shuffled together
 SEED = 1
+PREFETCHED = 4  # batches
 
 Batches = Iterator[tuple[Array, Array]]
 
@@ -58,7 +59,10 @@ ORDERS: dict[str, Callable[..., Batches]] = {"samples": by_sample, "blocks": by_
 
 
 def as_dataset(task: Task, order: str, rank: int = 0, size: int = 1) -> Any:
-    """Return the batches of an order through ``tf.data.Dataset.from_generator``."""
+    """Return the batches of an order through ``tf.data.Dataset.from_generator``.
+
+    There is nothing that automatic tuning could tune; it may delay the end of an epoch by seconds.
+    """
     import tensorflow as tf
 
     with h5py.File(task.path) as file:
@@ -69,4 +73,6 @@ def as_dataset(task: Task, order: str, rank: int = 0, size: int = 1) -> Any:
             tf.TensorSpec((rows,), labels.dtype),
         )
     dataset = tf.data.Dataset.from_generator(lambda: ORDERS[order](task, rank, size), output_signature=signature)
-    return dataset.prefetch(tf.data.AUTOTUNE)
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.prefetch(PREFETCHED).with_options(options)

@@ -42,12 +42,18 @@ def _network(model: str) -> Any:
 
 
 def _dataset(model: str, batch: int) -> Any:
-    """Return batches of noise, of one epoch, in memory."""
+    """Return batches of noise, of one epoch, in memory.
+
+    There is nothing that automatic tuning could tune; it may delay the end of an epoch by seconds.
+    """
     import tensorflow as tf
 
     rng, count = np.random.default_rng(0), STEPS[model] * batch
     x = rng.standard_normal((count, *SHAPES[model]), np.float32)
-    return tf.data.Dataset.from_tensor_slices((x, rng.integers(0, CLASSES, count))).batch(batch, drop_remainder=True)
+    dataset = tf.data.Dataset.from_tensor_slices((x, rng.integers(0, CLASSES, count))).batch(batch, drop_remainder=True)
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
 
 
 def one_thread() -> None:
@@ -153,7 +159,7 @@ def _loop(task: Task, average: Callable[[Sequence[Any]], Sequence[Any]]) -> Pass
     one_thread()
     model = _network(task.path)
     step = averaging_step(model, *_loss_and_optimizer(), average)
-    return _epochs(task, _dataset(task.path, task.batch_size), step)
+    return _epochs(task, _dataset(task.path, task.batch_size).repeat(), step)
 
 
 def averaging_step(model: Any, loss: Any, optimizer: Any, average: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -174,10 +180,12 @@ def averaging_step(model: Any, loss: Any, optimizer: Any, average: Callable[[Any
 
 
 def _epochs(task: Task, data: Any, step: Callable[..., Any]) -> Pass:
+    batches = iter(data)  # which repeats: some wait for seconds until an iterator has ended
+
     def run() -> int:
         value: Any = 0.0
-        for batch in data:
-            value = step(*batch)
+        for _ in range(task.samples):
+            value = step(*next(batches))
         float(value)
         return task.samples
 
@@ -190,7 +198,7 @@ def mirrored(task: Task) -> Pass:
     with strategy.scope():
         model = _network(task.path)
         step = mirrored_step(strategy, model, *_loss_and_optimizer(), task.batch_size * strategy.num_replicas_in_sync)
-    data = strategy.distribute_datasets_from_function(lambda context: _dataset(task.path, task.batch_size))
+    data = strategy.distribute_datasets_from_function(lambda context: _dataset(task.path, task.batch_size).repeat())
     return _epochs(task, data, step)
 
 
