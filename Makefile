@@ -80,7 +80,7 @@ lint: $(VENV)/installed-test
 	@cd $(TREE) && ../../$(BIN)/mypy --strict --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p matex_data
 
 bench: $(VENV)/installed-bench
-	@echo "== Measuring, for about 30 minutes: let nothing else run meanwhile"
+	@echo "== Measuring, for more than an hour: let nothing else run meanwhile"
 	@$(BIN)/python -m benchmarks
 
 clean:
