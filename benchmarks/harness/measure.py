@@ -82,13 +82,6 @@ class Result:
         """Return the CPU seconds of an epoch, estimated where a pass is shorter than an epoch."""
         return median([answer["cpu"] / answer["samples"] for answer in self.answers]) * self.task.samples
 
-    def add(self, answer: dict[str, Any]) -> None:
-        """Append the figures of a repetition, or note what the reader lacks."""
-        if "missing" in answer:
-            self.missing = str(answer["missing"])
-        else:
-            self.answers.append(answer)
-
     def over(self, other: Result) -> float:
         """Return the ratio to another result's rate: the median of the ratios within each repetition."""
         pairs = [ours / theirs for ours, theirs in zip(self.rates, other.rates, strict=False)]
@@ -109,10 +102,12 @@ def interleaved(task: Task, readers: Sequence[Reader], repetitions: int) -> list
     results = [Result(reader, task) for reader in readers]
     with ExitStack() as stack:
         running = [stack.enter_context(_started(result)) for result in results]
+        for result, process in zip(results, running, strict=True):
+            result.missing = process.missing()
         for _ in range(repetitions):
             for result, process in zip(results, running, strict=True):
                 if not result.missing:
-                    result.add(process.answer())
+                    result.answers.append(process.answer())
     return results
 
 
@@ -129,7 +124,9 @@ def interleaved_afresh(task: Task, readers: Sequence[Reader], repetitions: int) 
         for result in results:
             if not result.missing:
                 with _started(result) as process:
-                    result.add(process.answer())
+                    result.missing = process.missing()
+                    if not result.missing:
+                        result.answers.append(process.answer())
     return results
 
 
@@ -141,21 +138,25 @@ class _Running:
     process: subprocess.Popen[str]
     talk: IO[str]
 
+    def missing(self) -> str:
+        """Wait until the process is ready; return what it lacks, or an empty string."""
+        return str(self._line().get("missing", ""))
+
     def answer(self) -> dict[str, Any]:
         """Request passes and return the answer."""
-        ask, answers = self.process.stdin, self.process.stdout
-        if ask is None or answers is None:
-            raise RuntimeError(f"{self.name}: there are no pipes")
+        with suppress(BrokenPipeError):  # it has ended; its last output says why
+            self.process.stdin.write("pass\n")
+            self.process.stdin.flush()
+        return self._line()
+
+    def _line(self) -> dict[str, Any]:
         timer = Timer(TIME_LIMIT, self.process.terminate)
         timer.start()
         try:
-            with suppress(BrokenPipeError):  # it may have reported what it lacks, and ended
-                ask.write("pass\n")
-                ask.flush()
-            line = answers.readline()
+            line = self.process.stdout.readline()
         finally:
             timer.cancel()
-        if not line:
+        if not line.strip():  # mpiexec writes an empty line when its ranks end
             self.talk.seek(0)
             last = self.talk.read()[-LAST_WORDS:]
             raise RuntimeError(f"{self.name}: ended, or did not answer within {TIME_LIMIT:g} s\n{last}")

@@ -1,7 +1,7 @@
 """Process of one reader: ``python -m benchmarks.harness.worker SPEC``, started by ``measure``.
 
-For each line of input it runs passes for a second and answers with a line of JSON. Under ``mpiexec`` rank 0 reads
-and answers; the other ranks sleep meanwhile.
+It writes a line of JSON when it is ready; then, for each line of input, it runs passes for a second and answers with
+another one. Under ``mpiexec`` rank 0 reads and answers; the other ranks sleep meanwhile.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ def main() -> None:
     except ImportError as error:
         answers.write(json.dumps({"missing": str(error)}) + "\n")
         return
+    ranks.meet()
+    if ranks.rank == 0:
+        answers.write(json.dumps({}) + "\n")
     while ranks.requested():
         answer = ranks.joined(_measured(run, ranks))
         if ranks.rank == 0:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
+from matex_data import machine
 from matex_data._types import Array
 from matex_data.mpi.library import MPI
 from matex_data.training.comm.channel import Channel, open_channel
@@ -210,18 +212,38 @@ def _run_once(channel: Channel, run: Any, tensors: Sequence[Any]) -> list[Any]:
 
 
 def _run_chained(channel: Channel, payloads: list[Payload], weight: Any) -> list[list[Any]]:
-    """Add one blocking operation for each payload; each takes the sequence number of the one before it."""
-    results = []
+    """Add blocking operations, each of which takes the sequence number of the one before it.
+
+    There is one for each payload, which overlaps with the computation of other gradients, or a single one where
+    nothing can overlap.
+    """
+    results: list[list[Any]] = []
     with _sequence_counter(channel, "chained").advance() as cursor:
-        for payload in payloads:
+        for group in [[payload] for payload in payloads] if _can_overlap() else [payloads]:
 
-            def run(number: Any, weight: Any, *arrays: Array, payload: Payload = payload) -> list[Any]:
-                return [number + 1, *payload.prepare(float(weight), arrays)(channel.graph)]
+            def run(number: Any, weight: Any, *arrays: Array, group: list[Payload] = group) -> list[Any]:
+                remaining, out = iter(arrays), [number + 1]
+                for payload in group:
+                    own = list(islice(remaining, len(payload.inputs)))
+                    out += payload.prepare(float(weight), own)(channel.graph)
+                return out
 
-            outputs = tf.numpy_function(run, [cursor.number, weight, *payload.inputs], [tf.int64, *payload.dtypes])
-            cursor.number, *reduced = outputs
-            results.append(reduced)
+            inputs = [tensor for payload in group for tensor in payload.inputs]
+            dtypes = [dtype for payload in group for dtype in payload.dtypes]
+            cursor.number, *outputs = tf.numpy_function(run, [cursor.number, weight, *inputs], [tf.int64, *dtypes])
+            received = iter(outputs)
+            results += [list(islice(received, len(payload.dtypes))) for payload in group]
     return results
+
+
+def _can_overlap() -> bool:
+    """Return whether the graph of this rank has a thread that can compute while another one communicates.
+
+    With one thread the order of gradients that do not depend on one another differs between the ranks. If they reduced
+    each one at once, they would wait for each other every time.
+    """
+    threads = tf.config.threading.get_inter_op_parallelism_threads() or machine.cores() // machine.local_size()
+    return bool(threads > 1)
 
 
 def _run_in_pool(channel: Channel, pool: CommunicationPool, payloads: list[Payload], weight: Any) -> list[list[Any]]:

@@ -82,11 +82,15 @@ def average_moving_statistics(model: Any, channel: Channel) -> None:
     if channel.size == 1:
         return
     variables = [v for v in model.non_trainable_weights if keras.backend.is_float_dtype(v.dtype)]
-    sums = np.array([zlib.crc32(np.ascontiguousarray(v.value.numpy()).tobytes()) for v in variables], np.int64)
+    values = [np.asarray(v.value.numpy()) for v in variables]
+    sums = np.array([zlib.crc32(np.ascontiguousarray(value).tobytes()) for value in values], np.int64)
     extremes = np.concatenate([sums, -sums])
     channel.host.reduce(extremes, "max")
-    differ = extremes[: len(sums)] != -extremes[len(sums) :]
-    for variable in [v for v, differs in zip(variables, differ, strict=True) if differs]:
-        value = np.array(variable.value.numpy(), np.float64)
-        channel.host.reduce(value.reshape(-1))
-        variable.assign((value / channel.size).astype(variable.value.numpy().dtype))
+    differ = np.flatnonzero(extremes[: len(sums)] != -extremes[len(sums) :])
+    if not differ.size:
+        return
+    total = np.concatenate([values[i].ravel().astype(np.float64) for i in differ])
+    channel.host.reduce(total)
+    parts = np.split(total / channel.size, np.cumsum([values[i].size for i in differ])[:-1])
+    for i, part in zip(differ, parts, strict=True):
+        variables[i].assign(part.reshape(values[i].shape).astype(values[i].dtype))

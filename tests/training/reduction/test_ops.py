@@ -310,6 +310,32 @@ def test_graph_of_one_rank_has_no_communication(pool: Pool) -> None:
         assert ("PyFunc" in operations) == (pool.size > 1)
 
 
+def _buckets(comm: Any, threads: list[int]) -> tuple[int, list[Any]]:
+    """Return the number of operations in a graph that reduces two buckets and slices, and their sums."""
+    from unittest import mock
+
+    import tensorflow as tf
+
+    from matex_data.training.comm.channel import open_channel
+    from matex_data.training.reduction.ops import Reducer
+
+    reducer = Reducer(open_channel(comm), bucket_bytes=1)
+    tensors = [tf.fill([length], float(comm.rank + 1)) for length in (2, 3)]
+    slices = tf.IndexedSlices(tf.fill([1, 2], float(comm.rank + 1)), tf.constant([comm.rank]), tf.constant([9, 2]))
+    threading = tf.config.threading
+    with mock.patch.object(threading, "get_inter_op_parallelism_threads", return_value=threads[comm.rank]):
+        step = tf.function(lambda: reducer([*tensors, slices])).get_concrete_function()
+    operations = [operation.type for operation in step.graph.get_operations()]
+    return operations.count("PyFunc"), [tf.convert_to_tensor(total).numpy().tolist() for total in step()]
+
+
+@pytest.mark.rank_counts(2)
+@pytest.mark.parametrize("threads", [[1, 1], [4, 4], [1, 4]])
+def test_a_rank_of_one_thread_reduces_in_one_operation(pool: Pool, threads: list[int]) -> None:
+    sums = [[3.0] * 2, [3.0] * 3, [[1.0] * 2, [2.0] * 2, *([0.0] * 2 for _ in range(7))]]
+    assert pool.run(_buckets, threads) == [(1 if count == 1 else 3, sums) for count in threads]
+
+
 def _broadcast(comm: Any, root: int) -> Any:
     import keras
 
