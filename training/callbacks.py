@@ -237,11 +237,12 @@ class EpochSynchronization(keras.callbacks.Callback):  # type: ignore[misc]  # K
         optimizer = self.model.optimizer
         rate: Any = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
         settable = isinstance(rate, keras.Variable)
-        local = (bool(self.model.stop_training), float(rate.numpy()) if settable else 0.0)
-        by_rank = self._channel.host.allgather_object(local)
-        self.model.stop_training = any(stop for stop, _ in by_rank)
-        if local[1] != by_rank[0][1]:
-            rate.assign(by_rank[0][1])
+        local = float(rate.numpy()) if settable else 0.0
+        shared = np.array([self.model.stop_training, local if self._channel.rank == 0 else 0.0])
+        self._channel.host.reduce(shared)
+        self.model.stop_training = bool(shared[0])
+        if local != shared[1]:
+            rate.assign(shared[1])
 
 
 class BatchSynchronization(EpochSynchronization):
