@@ -93,4 +93,5 @@ def average_moving_statistics(model: Any, channel: Channel) -> None:
     channel.host.reduce(total)
     parts = np.split(total / channel.size, np.cumsum([values[i].size for i in differ])[:-1])
     for i, part in zip(differ, parts, strict=True):
-        variables[i].assign(part.reshape(values[i].shape).astype(values[i].dtype))
+        value = part.reshape(values[i].shape).astype(values[i].dtype)
+        variables[i].value.assign(value, read_value=False)  # assign of Keras takes twice as long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from matex_data.mpi.library import MPI
 from matex_data.training.comm.channel import Channel, open_channel
+from matex_data.training.reduction.buckets import plan_buckets
 
 SEED_STEP = 0x9E3779B9
 """Difference of the seeds of neighbouring ranks: 2**32 over the golden ratio, which keeps all ranks far apart."""
@@ -43,11 +45,17 @@ def broadcast_in(channel: Channel, variables: list[Any], root: int = 0) -> None:
         return
     shapes = [(tuple(variable.shape), str(variable.dtype)) for variable in variables]
     channel.check_same(f"broadcast {shapes} from rank {root}")
-    for variable in variables:
-        value = np.array(variable.numpy() if hasattr(variable, "numpy") else variable.value.numpy(), order="C")
-        channel.host.broadcast(value.reshape(-1), root)
-        if channel.rank != root:
-            variable.assign(value)
+    sizes = [math.prod(variable.shape) * tf.as_dtype(variable.dtype).size for variable in variables]
+    for bucket in plan_buckets(sizes, [np.dtype(np.uint8)] * len(sizes)):
+        together = [variables[position] for position in bucket.positions]
+        values = [np.ascontiguousarray(v.numpy() if hasattr(v, "numpy") else v.value.numpy()) for v in together]
+        packed = np.concatenate([value.reshape(-1).view(np.uint8) for value in values])
+        channel.host.broadcast(packed, root)
+        if channel.rank == root:
+            continue
+        parts = np.split(packed, np.cumsum([value.nbytes for value in values])[:-1])
+        for variable, value, part in zip(together, values, parts, strict=True):
+            variable.assign(part.view(value.dtype).reshape(variable.shape))
 
 
 def build(model: Any, element_spec: Any) -> None:

@@ -338,16 +338,21 @@ def test_a_rank_of_one_thread_reduces_in_one_operation(pool: Pool, threads: list
 
 def _broadcast(comm: Any, root: int) -> Any:
     import keras
+    import tensorflow as tf
 
     from matex_data import training
 
-    kinds = ["float32", "float16", "bfloat16", "int64"]
-    variables = [keras.Variable(np.full((2, 2), comm.rank + 1), dtype=kind) for kind in kinds]
+    rng = np.random.default_rng(comm.rank)
+    shapes = [(), (0,), (3,), (2, 5), (400, 400)]
+    kinds = ["bool", "float32", "float16", "bfloat16", "int64", "float64"]
+    variables = [keras.Variable(rng.random(shape) * 100, dtype=kind) for shape in shapes for kind in kinds]
+    variables.append(tf.Variable(rng.random(7)))
+    before = [tf.convert_to_tensor(variable).numpy().tobytes() for variable in variables]
     training.broadcast(variables, root, comm=comm)
-    return [float(np.sum(variable.numpy())) for variable in variables]
+    return before, [tf.convert_to_tensor(variable).numpy().tobytes() for variable in variables]
 
 
 @pytest.mark.parametrize("root", [0, -1])
 def test_broadcast(pool: Pool, root: int) -> None:
-    root %= pool.size
-    assert pool.run(_broadcast, root) == [[4.0 * (root + 1)] * 4] * pool.size
+    by_rank = pool.run(_broadcast, root % pool.size)
+    assert [after for _, after in by_rank] == [by_rank[root][0]] * pool.size
