@@ -37,6 +37,7 @@ from matex_data.training.sharding.rows import (
 from matex_data.training.steps.distributed_model import DistributedModel
 from matex_data.training.steps.evaluation import append_empty_batches
 from matex_data.training.steps.metrics import combined_logs
+from matex_data.training.steps.prediction import predict_stand_ins
 from matex_data.training.steps.step import DistributedStep
 from matex_data.training.trainer import drop_empty_batches, unwrapped_errors, without_keras_warnings
 
@@ -284,6 +285,7 @@ class KerasPatches:
         distributed = vars(model).get("_matex_distributed")
         if is_sharded(options.get("x")) or (distributed is not None and distributed.step.whole):
             return original(**options)
+        predict_stand_ins(model)
         call = PatchedCall(self._channel, record_sizes=True)
         outputs = _call_within(call, original, options)
         recorded = list(call.sizes)  # prefetching may have recorded more batches than were predicted

@@ -90,7 +90,7 @@ def run_guarded(model: Any, run: Callable[[Any], Any], data: Any, count: Any) ->
     state = metrics + [v for v in model.non_trainable_variables if id(v) not in excluded and _depends_on_samples(v)]
     before = [tf.identity(v.value) for v in state]
     with weighted_means(model, batch_weight(1)):
-        logs = run(tf.nest.map_structure(lambda leaf: _with_stand_in(leaf, count), data))
+        logs = run(tf.nest.map_structure(lambda leaf: with_stand_in(leaf, count), data))
     whole = {id(v) for v in gathered_variables(model)}
     changed = [(v, value) for v, value in zip(state, before, strict=True) if id(v) not in whole]
     tf.cond(count > 0, lambda: False, lambda: _restore(changed))  # one for all: each costs ten operations
@@ -103,7 +103,7 @@ def _restore(variables: Sequence[tuple[Any, Any]]) -> bool:
     return True
 
 
-def _with_stand_in(leaf: Any, count: Any) -> Any:
+def with_stand_in(leaf: Any, count: Any) -> Any:
     """Return the tensor, or one row of zeros if it has no rows."""
     if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0) or leaf.shape[0]:
         return leaf

@@ -406,11 +406,15 @@ def predictions():
     model = two_outputs()
     x, _ = table(60)
     named = keras.Model(model.input, {"a": model.outputs[0], "b": model.outputs[1]})
+    images = np.random.default_rng(5).normal(size=(3, 6, 6, 1)).astype("float32")
+    fused = [keras.layers.Conv2D(3, 3, activation="relu"), keras.layers.Conv2D(2, 1), keras.layers.Flatten()]
+    convolutions = keras.Sequential([keras.Input((6, 6, 1)), *fused])
     sizes = (12, 1, 7, 2, 1, 11)
     prefetched = pipeline(x, sizes=sizes).prefetch(4)
     return {
         "arrays": model.predict(x[:43], batch_size=10, verbose=0),
         "one_row": model.predict(x[:1], verbose=0),
+        "one_image": convolutions.predict(images, batch_size=1, verbose=0),
         "prefetch": named.predict(prefetched, verbose=0),
         "prefetch_steps": named.predict(prefetched.repeat().prefetch(3), steps=8, verbose=0),
         "generator": model.predict(batches(x, sizes=sizes), steps=3, verbose=0),
