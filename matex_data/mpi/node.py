@@ -36,6 +36,8 @@ class CoreShare(IntEnum):
 
 def core_share(comm: MPI.Intracomm) -> CoreShare:
     """Return the share of a rank on the machine where it is smallest. *Collective*."""
+    if comm.size == 1:
+        return CoreShare.OWN  # it waits for nobody; and without an MPI library there is no ``Split_type``
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     of_ranks = node.allgather(machine.core_numbers())
     node.Free()
