@@ -2,6 +2,10 @@
 
 They agree for every loss that is a mean over samples, and for layers that treat each sample independently. Other
 models show in the first batch: the check computes its gradient both ways, applies neither, and restores all state.
+
+A deep network may amplify rounding until it changes a gradient altogether, as 60 dense layers with batch normalization
+do. So where the two differ, the effect of rounding is measured: the gradient of the whole batch is computed once more,
+with weights that differ in their last bit.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ import contextlib
 import logging
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +41,12 @@ TOLERANCE = {"float32": 2e-3, "half": 5e-2}
 """Largest difference due to rounding, relative to the norm of a variable's gradient, by precision."""
 FLOOR = 1e-3
 """Gradients below this fraction of the largest norm are rounding errors, as of a bias before BatchNormalization."""
+ROUNDING = 5
+"""Largest difference due to rounding, in multiples of the one that changed last bits of the weights make."""
+COMPARABLE = 0.3
+"""Largest difference from rounding, relative to a gradient's norm, beside which a wrong gradient would be noticed."""
+TINY = 1e-300
+"""In place of zero in denominators."""
 COPIES = 3
 """Memory of a step in multiples of its activations: values, gradients, and one temporary."""
 
@@ -47,14 +57,44 @@ class Verdict:
 
     Parameters
     ----------
-    difference : difference of the variable that differs most, relative to its norm.
+    excess : difference of the gradient that differs most, in multiples of what rounding explains.
+    difference : the same difference, relative to the norm of that gradient.
     ratio : ratio of the shards' gradient to that of the whole batch, if one is a multiple of the other; else None.
-    agree : they are equal up to rounding.
     """
 
+    excess: float
     difference: float
     ratio: float | None
-    agree: bool
+
+    @property
+    def agree(self) -> bool:
+        """Return whether the gradients are equal up to rounding."""
+        return self.excess <= 1
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Effect of rounding on the gradients of the whole batch.
+
+    Parameters
+    ----------
+    changes : float64[gradients], norms of their changes when the last bits of the weights change.
+    norms : float64[gradients], norms of the gradients.
+    """
+
+    changes: Array
+    norms: Array
+
+    @property
+    def largest(self) -> float:
+        """Return the largest change of a gradient, relative to its norm; gradients that are zero do not count."""
+        counted = self.norms > FLOOR * self.norms.max(initial=0.0)
+        return float((self.changes[counted] / self.norms[counted]).max(initial=0.0))
+
+    @property
+    def hides_errors(self) -> bool:
+        """Return whether rounding may change every gradient so much that a wrong one would not be noticed."""
+        return not (ROUNDING * self.changes < COMPARABLE * self.norms).any()
 
 
 def verify(distributed: DistributedModel, batch: Any) -> None:
@@ -78,7 +118,7 @@ def verify(distributed: DistributedModel, batch: Any) -> None:
         return
     with deadlines.busy("its self-check"):
         try:
-            whole = _gradients(distributed, batch, slice(0, int(total)), int(total))
+            whole = _gradients(distributed, batch)
         except Exception as error:  # some steps run in graphs only
             whole, reasons = [], [f"{type(error).__name__}: {error}"]
         if not reasons and not any(g is not None and np.isfinite(g).all() for g in whole):
@@ -87,20 +127,33 @@ def verify(distributed: DistributedModel, batch: Any) -> None:
         if reasons:
             _print(channel.rank, f"self-check: skipped: {reasons[0]}")
             return
-        verdict, sums = _verdict(distributed, batch, whole, int(total)), False
+        tolerance = TOLERANCE["half" if _epsilon(distributed.model) > np.finfo(np.float32).eps else "float32"]
+        norms = _norms(whole)
+        explained = tolerance * np.maximum(norms, FLOOR * norms.max() or 1.0)
+        verdict, rounding, sums = _verdict(distributed, batch, whole, explained), None, False
+        if not verdict.agree:
+            rounding = _rounding(distributed, batch, whole)
+            if not rounding.hides_errors:
+                explained = np.maximum(tolerance * norms, ROUNDING * rounding.changes)
+                verdict = _verdict(distributed, batch, whole, explained)
         if not verdict.agree and distributed.set_sum_losses(True):
-            second = _verdict(distributed, batch, whole, int(total))
+            second = _verdict(distributed, batch, whole, explained)
             sums = second.agree
             verdict = second if sums else verdict
             distributed.set_sum_losses(sums)
-    _report(distributed, verdict, sums)
+    _report(distributed, verdict, rounding, sums)
     distributed.train_on_whole(not verdict.agree)
 
 
-def _report(distributed: DistributedModel, verdict: Verdict, sums: bool) -> None:
+def _report(distributed: DistributedModel, verdict: Verdict, rounding: Rounding | None, sums: bool) -> None:
     rank, size = distributed.channel.rank, distributed.channel.size
     if verdict.agree:
         notes = ["the loss is a sum over the batch"] if sums else []
+        if rounding is not None and rounding.largest > COMPARABLE:
+            notes.append(
+                f"up to rounding, which this network amplifies: the last bits of its weights change a gradient by "
+                f"{rounding.largest:.0%}"
+            )
         if distributed.normalizes_locally():
             notes.append(
                 "except for BatchNormalization, which normalizes each shard by itself; change it with --sync-batch-norm"
@@ -114,14 +167,16 @@ def _report(distributed: DistributedModel, verdict: Verdict, sums: bool) -> None
             "  remedy: %s; or --no-verify, if the difference is intended",
             size,
             verdict.difference,
-            _cause(verdict, size),
+            _cause(verdict, rounding, size),
             distributed.model.name,
             "use a loss that is a mean over the samples, layers that treat each sample independently, and the same "
             "code on all ranks",
         )
 
 
-def _cause(verdict: Verdict, size: int) -> str:
+def _cause(verdict: Verdict, rounding: Rounding | None, size: int) -> str:
+    if rounding is not None and rounding.hides_errors:
+        return f"rounding alone may change them by {rounding.largest:.2g}, which hides any other difference"
     if verdict.ratio is not None:
         kind = "sums over the batch, or divides by a constant" if verdict.ratio < 1 else "divides twice by its size"
         return f"that of the shards is {verdict.ratio:.3g} times the other, as for a loss that {kind}"
@@ -137,18 +192,53 @@ def _print(rank: int, text: str) -> None:
         sys.stderr.flush()
 
 
-def _verdict(distributed: DistributedModel, batch: Any, whole: list[Array | None], total: int) -> Verdict:
-    channel = distributed.channel
+def _verdict(distributed: DistributedModel, batch: Any, whole: list[Array | None], explained: Array) -> Verdict:
+    """Compare the average of the shards' gradients with that of the whole batch. *Collective*.
+
+    Parameters
+    ----------
+    explained : float64[gradients], norms of differences that rounding explains.
+    """
+    channel, total = distributed.channel, int(batch_size(batch))
     with distributed.global_normalization(), distributed.unrounded_gradients():
-        sharded = _gradients(distributed, batch, rank_slice(total, channel.rank, channel.size), total)
-    local = _compare(whole, sharded, half="16" in str(distributed.model.compute_dtype))
-    by_rank: list[Verdict] = channel.host.allgather_object(local)
-    return max(by_rank, key=lambda verdict: (not verdict.agree, verdict.difference))
+        sharded = _gradients(distributed, batch, rank_slice(total, channel.rank, channel.size))
+    by_rank: list[Verdict] = channel.host.allgather_object(_compare(whole, sharded, explained))
+    return max(by_rank, key=lambda verdict: verdict.excess)
 
 
-def _gradients(distributed: DistributedModel, batch: Any, rows: slice, total: int) -> list[Array | None]:
-    """Run a step on these rows and undo it; return the gradients of its optimizers, and its other weight changes."""
-    model, step, everything = distributed.model, distributed.step, rows == slice(0, total)
+def _rounding(distributed: DistributedModel, batch: Any, whole: list[Array | None]) -> Rounding:
+    """Measure the effect of rounding on the gradients of the whole batch. *Collective*."""
+    weights = [v for v in distributed.model.weights if keras.backend.is_float_dtype(v.dtype)]
+    before = [np.array(v.numpy()) for v in weights]
+    signs, epsilon = np.random.default_rng(0), _epsilon(distributed.model)
+    for variable, value in zip(weights, before, strict=True):
+        sign = signs.choice([-epsilon, epsilon], value.shape)
+        variable.assign((value + value * sign).astype(value.dtype))
+    try:
+        changed = _gradients(distributed, batch)
+    finally:
+        for variable, value in zip(weights, before, strict=True):
+            variable.assign(value)
+    pairs = zip(whole, changed, strict=True)
+    changes = _norms([None if a is None or b is None else a - b for a, b in pairs])
+    by_rank = distributed.channel.host.allgather_object(changes)  # the ranks draw one conclusion
+    equal = all(len(other) == len(changes) for other in by_rank)
+    return Rounding(np.max(by_rank, axis=0) if equal else np.zeros_like(changes), _norms(whole))
+
+
+def _epsilon(model: Any) -> float:
+    """Return the distance from 1 to the next number of the dtype in which a model computes."""
+    return float(np.spacing(tf.as_dtype(model.compute_dtype).as_numpy_dtype(1)))
+
+
+def _gradients(distributed: DistributedModel, batch: Any, rows: slice | None = None) -> list[Array | None]:
+    """Run a step and undo it; return the gradients of its optimizers, and its other weight changes.
+
+    Parameters
+    ----------
+    rows : rows of the batch that this rank trains on, which is *collective*; None: all of them, on every rank.
+    """
+    model, step, total = distributed.model, distributed.step, int(batch_size(batch))
     variables = [*model.variables, *model.metrics_variables, step.samples_seen]
     variables += [variable for optimizer in optimizers(model) for variable in optimizer.variables]
     before = [np.array(variable.numpy()) for variable in variables]
@@ -159,8 +249,9 @@ def _gradients(distributed: DistributedModel, batch: Any, rows: slice, total: in
         if hasattr(optimizer, "dynamic_scale"):  # the scaled loss of a first step often overflows float16
             optimizer.dynamic_scale.assign(1.0)
     try:
-        with draws_for_rows(rows, total), _captured(distributed, average=not everything) as found:
-            (step.train_on_whole_batch if everything else step)(batch)
+        drawn = draws_for_rows(rows or slice(0, total), total)
+        with drawn, _captured(distributed, average=rows is not None) as found:
+            (step.train_on_whole_batch if rows is None else step)(batch)
         after = [variable.numpy() for variable in model.trainable_variables]
         changes = [new - old if (new != old).any() else None for new, old in zip(after, weights, strict=True)]
         return _dense([*found, *changes])
@@ -171,21 +262,26 @@ def _gradients(distributed: DistributedModel, batch: Any, rows: slice, total: in
             variable.assign(value)
 
 
-def _compare(whole: list[Array | None], sharded: list[Array | None], half: bool) -> Verdict:
+def _compare(whole: list[Array | None], sharded: list[Array | None], explained: Array) -> Verdict:
     if [None if a is None else a.shape for a in whole] != [None if b is None else b.shape for b in sharded]:
-        return Verdict(np.inf, None, False)
+        return Verdict(np.inf, np.inf, None)
     pairs = [(a, b) for a, b in zip(whole, sharded, strict=True) if a is not None and b is not None]
     if not all(np.isfinite(a).all() == np.isfinite(b).all() for a, b in pairs):
-        return Verdict(np.inf, None, False)
+        return Verdict(np.inf, np.inf, None)
     pairs = [(a, b) for a, b in pairs if np.isfinite(a).all()]  # verify() makes sure that there are finite ones
-    norms = [max(float(np.linalg.norm(a)), float(np.linalg.norm(b))) for a, b in pairs]
-    floor = max(norms, default=0.0) * FLOOR or 1.0
-    differences = [float(np.linalg.norm(a - b)) / max(norm, floor) for (a, b), norm in zip(pairs, norms, strict=True)]
-    largest = max(differences, default=0.0)
+    differences = _norms([None if a is None or b is None else a - b for a, b in zip(whole, sharded, strict=True)])
+    excess = differences / np.maximum(explained, TINY)
+    worst = int(excess.argmax())
     a, b = (np.concatenate([side.reshape(-1) for side in sides]) for sides in zip(*pairs, strict=True))
-    ratio = float(a @ b) / max(float(a @ a), 1e-300)
+    ratio = float(a @ b) / max(float(a @ a), TINY)
     multiple = float(np.linalg.norm(b - ratio * a)) <= 0.01 * float(np.linalg.norm(b))
-    return Verdict(largest, ratio if multiple else None, largest <= TOLERANCE["half" if half else "float32"])
+    difference = differences[worst] / max(_norms(whole)[worst], _norms(sharded)[worst], TINY)
+    return Verdict(float(excess[worst]), float(difference), ratio if multiple else None)
+
+
+def _norms(gradients: Sequence[Array | None]) -> Array:
+    """Return float64[gradients]: the norms of the gradients; 0 for None, and where elements are not finite."""
+    return np.array([0.0 if g is None or not np.isfinite(g).all() else np.linalg.norm(g) for g in gradients])
 
 
 def _dense(gradients: list[Any]) -> list[Array | None]:

@@ -1,0 +1,64 @@
+"""Self-check of networks that amplify rounding until gradients are others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+from matex_data.mpi.library import MPI
+from matex_data.training.comm.channel import open_channel
+from matex_data.training.launcher.verification import verify
+from matex_data.training.steps.distributed_model import DistributedModel
+from tests.support.ranks import Pool
+
+ROWS, FEATURES, CLASSES = 24, 16, 5
+
+
+def _amplifying() -> Any:
+    """Return a network whose first gradients change altogether when the last bits of its weights do."""
+    keras.utils.set_random_seed(0)
+    hidden = [
+        layer for _ in range(40) for layer in (layers.Dense(FEATURES, "relu"), layers.BatchNormalization(epsilon=1e-5))
+    ]
+    return keras.Sequential([keras.Input((FEATURES,)), *hidden, layers.Dense(CLASSES)])
+
+
+def _mean(labels: Any, logits: Any) -> Any:
+    return ops.mean(keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True))
+
+
+def _sum(labels: Any, logits: Any) -> Any:
+    return ops.sum(keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True))
+
+
+def _of_neighbors(labels: Any, logits: Any) -> Any:
+    """Return a loss that combines each row with the next one of the batch."""
+    return _mean(labels, logits + ops.roll(logits, 1, 0))
+
+
+LOSSES = {"mean": _mean, "sum": _sum, "of neighbors": _of_neighbors}
+
+
+def _checked(comm: MPI.Intracomm, loss: str) -> tuple[bool, float]:
+    """Return whether every rank trains on whole batches after the check, and the change of the weights by it."""
+    model = _amplifying()
+    model.compile("sgd", LOSSES[loss])
+    rng = np.random.default_rng(1)
+    x = tf.constant(rng.standard_normal((ROWS, FEATURES), np.float32))
+    batch = (x, tf.constant(rng.integers(0, CLASSES, ROWS)))
+    with DistributedModel(model, open_channel(comm)) as distributed:
+        distributed.prepare(tuple(tf.TensorSpec(t.shape, t.dtype) for t in batch), whole_batches=True)
+        before = model.get_weights()
+        verify(distributed, batch)
+        return distributed.step.whole, max(abs(a - b).max() for a, b in zip(before, model.get_weights(), strict=True))
+
+
+@pytest.mark.rank_counts(2, slow=(3,))
+@pytest.mark.parametrize(("loss", "whole"), [("mean", False), ("sum", False), ("of neighbors", True)])
+def test_rounding_is_told_from_wrong_gradients(pool: Pool, loss: str, whole: bool) -> None:
+    assert pool.run(_checked, loss) == [(whole, 0.0)] * pool.size
