@@ -16,8 +16,16 @@ TITLES = {
     "deep": "60 x (Dense 64, BatchNormalization), batch 32 of each rank, 242 gradients",
 }
 RANKS = 2
-WITHOUT, ALONE = "without communication", "MPI.Allreduce alone"
+OURS, ALONE = "matex run", "MPI.Allreduce alone"
+WITHOUT, COPIES, FOUR_BYTES = "without communication", "copies instead of it", "four bytes of each bucket"
 LONE = Reader("two lone copies", "ceiling", "steps.fit", ranks=RANKS, pinned=True)
+CAUSES = {
+    "data of the whole batch, ends of epochs": (LONE.name, WITHOUT),
+    "packing, copies to and from NumPy": (WITHOUT, COPIES),
+    "waiting for the other rank": (COPIES, FOUR_BYTES),
+    "bytes through MPI": (FOUR_BYTES, OURS),
+}
+"""Readers whose steps differ by one cause only: without it, and with it."""
 
 
 def _launched(name: str, *arguments: str, replaced: str = "") -> Reader:
@@ -28,13 +36,13 @@ def _launched(name: str, *arguments: str, replaced: str = "") -> Reader:
 
 READERS = [
     LONE,
-    _launched("matex run"),
+    _launched(OURS),
     _launched("matex run, funneled", "--strategy", "funneled"),
     _launched("matex run, concurrent", "--strategy", "concurrent"),
     # Without its reduction, the self-check of fit would find the gradients wrong and train on whole batches.
     _launched(WITHOUT, "--no-verify", replaced="nothing"),
-    _launched("copies instead of it", "--no-verify", replaced="copy"),
-    _launched("four bytes of each bucket", "--no-verify", replaced="four bytes"),
+    _launched(COPIES, "--no-verify", replaced="copy"),
+    _launched(FOUR_BYTES, "--no-verify", replaced="four bytes"),
     Reader("MaTEx's way", "peer", "steps.by_tensor", ranks=RANKS, pinned=True),
     Reader("MultiWorkerMirroredStrategy", "peer", "steps.mirrored", ranks=RANKS, pinned=True),
     Reader("Horovod", "peer", "steps.horovod", ranks=RANKS, pinned=True),
@@ -47,15 +55,17 @@ def training(setup: Setup, model: str) -> Measured:
     results = interleaved(steps.task_of(model), READERS, setup.repetitions)
     lone, ours = results[:2]
     rows = [_row(result, lone) for result in results if result.answers]
-    rows.append(["achieved overlap", "", "", "", f"{_overlap(results):.2f}"])
+    seconds = {result.reader.name: RANKS / result.rate for result in results if result.answers}
+    for cause, (without, with_it) in CAUSES.items():
+        rows.append([f"cause: {cause}", "", "", f"{1e3 * (seconds[with_it] - seconds[without]):.2f}", ""])
+    rows.append(["achieved overlap", "", "", "", f"{_overlap(seconds):.2f}"])
     columns = ["", "steps/s of a rank", "ms a step", "ms beyond a lone step", "of the lone copies"]
     return Measured(TITLES[model], [], [Goal("matex run / lone copies", ours.over(lone), WANTED[model])], columns, rows)
 
 
-def _overlap(results: list[Result]) -> float:
+def _overlap(seconds: dict[str, float]) -> float:
     """Return the fraction of the shorter of communication and computation that took place during the other one."""
-    seconds = {result.reader.name: RANKS / result.rate for result in results if result.answers}
-    computation, communication, step = seconds[WITHOUT], seconds[ALONE], seconds["matex run"]
+    computation, communication, step = seconds[WITHOUT], seconds[ALONE], seconds[OURS]
     return (computation + communication - step) / min(computation, communication)
 
 

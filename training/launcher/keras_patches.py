@@ -84,20 +84,28 @@ class PatchedCall:
         self.sizes: list[int] = []
         self.test = None if distributed is None else distributed.test
 
-    def shard(self, dataset: Any, x: Any) -> Any:
-        """Shard the dataset that Keras is about to iterate over; in training, the steps select this rank's rows."""
+    def shard(self, dataset: Any, x: Any) -> tuple[Any, Any]:
+        """Shard the dataset that Keras is about to iterate over; in training, the steps select this rank's rows.
+
+        Returns
+        -------
+        first : dataset of the first epoch; in training, it records the first batch.
+        later : dataset of the epochs after it, whose iterators take 0.4 ms to make where those of ``first`` take 7.
+        """
         first, self.spec = self.spec is None, self.spec or dataset.element_spec
         check = self._check if first else None  # the first dataset is that of training
         lockstep = self.test is not None and self.test.lockstep and check is None
         if not is_sharded(x):
             if check is not None:
                 self.whole_batches = True
-                return deterministic(check.recording(dataset))
+                return deterministic(check.recording(dataset)), deterministic(dataset)
             if self._distributed is not None and self._distributed.step.whole:
-                return dataset
+                return dataset, dataset
             dataset = self._recording_sizes(dataset) if self._record_sizes else dataset
             dataset = shard_rows(dataset, self._channel.rank, self._channel.size)
-        return dataset if check is not None or self._record_sizes or lockstep else drop_empty_batches(dataset)
+        if check is None and not self._record_sizes and not lockstep:
+            dataset = drop_empty_batches(dataset)
+        return dataset, dataset
 
     def steps_of_test(self, steps: int | None, local: bool) -> int | None:
         """Return the largest number of batches of any rank for the next evaluation; None if nothing is to be padded.
@@ -151,12 +159,16 @@ class ShardedEpochIterator(EpochIterator):  # type: ignore[misc]  # Keras has no
                 self._pad(call.steps)
             elif (steps := call.steps_of_test(self.__dict__["_num_batches"], local)) is not None:
                 self._pad(steps)
-            self.__dict__["_distributed_dataset"] = call.shard(self.__dict__["_distributed_dataset"], kwargs.get("x"))
+            sharded = call.shard(self.__dict__["_distributed_dataset"], kwargs.get("x"))
+            self.__dict__["_distributed_dataset"], self._matex_later = sharded
 
     def _enumerate_iterator(self) -> Iterator[Any]:
         for *steps, iterator in super()._enumerate_iterator():  # newer versions of Keras yield two step numbers
             call, self._matex_call = self._matex_call, None
-            yield (*steps, iterator if call is None else call.verified_iterator(iterator))
+            if call is not None:
+                iterator = call.verified_iterator(iterator)
+                self.__dict__["_distributed_dataset"] = self._matex_later
+            yield (*steps, iterator)
 
     def _pad(self, steps: int) -> None:
         """Append empty batches, so that this rank has this number of steps."""
