@@ -45,7 +45,7 @@ READERS = [
     _launched(FOUR_BYTES, "--no-verify", replaced="four bytes"),
     Reader("MaTEx's way", "peer", "steps.by_tensor", ranks=RANKS, pinned=True),
     Reader("MultiWorkerMirroredStrategy", "peer", "steps.mirrored", ranks=RANKS, pinned=True),
-    Reader("Horovod", "peer", "steps.horovod", ranks=RANKS, pinned=True),
+    Reader("Horovod", "peer", "steps.horovod", ranks=RANKS, pinned=True, polls=True),
     Reader(ALONE, "reference", "steps.reduction_alone", ranks=RANKS, pinned=True),
 ]
 

@@ -16,6 +16,8 @@ from statistics import median
 from threading import Timer
 from typing import IO, Any
 
+import psutil
+
 from benchmarks.harness.data import Task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,6 +42,7 @@ class Reader:
     pinned : each rank has one core for itself.
     launcher : arguments of ``matex`` that start the process as a script; empty: none.
     environment : variables of the process.
+    polls : the processes use their cores also while they wait for a request, so they are stopped until then.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Reader:
     pinned: bool = False
     launcher: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    polls: bool = False
 
 
 @dataclass
@@ -104,6 +108,7 @@ def interleaved(task: Task, readers: Sequence[Reader], repetitions: int) -> list
         running = [stack.enter_context(_started(result)) for result in results]
         for result, process in zip(results, running, strict=True):
             result.missing = process.missing()
+            process.pause()
         for _ in range(repetitions):
             for result, process in zip(results, running, strict=True):
                 if not result.missing:
@@ -134,7 +139,7 @@ def interleaved_afresh(task: Task, readers: Sequence[Reader], repetitions: int) 
 class _Running:
     """Process of a reader, and the file that receives the output of its libraries."""
 
-    name: str
+    reader: Reader
     process: subprocess.Popen[str]
     talk: IO[str]
 
@@ -144,10 +149,29 @@ class _Running:
 
     def answer(self) -> dict[str, Any]:
         """Request passes and return the answer."""
+        self.resume()
         with suppress(BrokenPipeError):  # it has ended; its last output says why
             self.process.stdin.write("pass\n")
             self.process.stdin.flush()
-        return self._line()
+        answer = self._line()
+        self.pause()
+        return answer
+
+    def pause(self) -> None:
+        """Stop the processes of a reader that polls."""
+        for process in self._polling():
+            process.suspend()
+
+    def resume(self) -> None:
+        """Let the processes of a reader that polls go on."""
+        for process in self._polling():
+            process.resume()
+
+    def _polling(self) -> list[psutil.Process]:
+        if not self.reader.polls or self.process.poll() is not None:
+            return []
+        first = psutil.Process(self.process.pid)
+        return [first, *first.children(recursive=True)]
 
     def _line(self) -> dict[str, Any]:
         timer = Timer(TIME_LIMIT, self.process.terminate)
@@ -159,7 +183,7 @@ class _Running:
         if not line.strip():  # mpiexec writes an empty line when its ranks end
             self.talk.seek(0)
             last = self.talk.read()[-LAST_WORDS:]
-            raise RuntimeError(f"{self.name}: ended, or did not answer within {TIME_LIMIT:g} s\n{last}")
+            raise RuntimeError(f"{self.reader.name}: ended, or did not answer within {TIME_LIMIT:g} s\n{last}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -181,9 +205,11 @@ def _started(result: Result) -> Iterator[_Running]:
     with tempfile.TemporaryFile("w+") as talk:
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, env=environment, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=talk, text=True)
+        running = _Running(reader, process, talk)
         try:
-            yield _Running(reader.name, process, talk)
+            yield running
         finally:
+            running.resume()
             _end(process)
 
 

@@ -133,7 +133,7 @@ def verify(distributed: DistributedModel, batch: Any) -> None:
         verdict, rounding, sums = _verdict(distributed, batch, whole, explained), None, False
         if not verdict.agree:
             rounding = _rounding(distributed, batch, whole)
-            if not rounding.hides_errors:
+            if ROUNDING * rounding.largest > tolerance and not rounding.hides_errors:
                 explained = np.maximum(tolerance * norms, ROUNDING * rounding.changes)
                 verdict = _verdict(distributed, batch, whole, explained)
         if not verdict.agree and distributed.set_sum_losses(True):
@@ -207,7 +207,7 @@ def _verdict(distributed: DistributedModel, batch: Any, whole: list[Array | None
 
 
 def _rounding(distributed: DistributedModel, batch: Any, whole: list[Array | None]) -> Rounding:
-    """Measure the effect of rounding on the gradients of the whole batch. *Collective*."""
+    """Measure the effect of rounding on the gradients of the whole batch; all ranks get the same. *Collective*."""
     weights = [v for v in distributed.model.weights if keras.backend.is_float_dtype(v.dtype)]
     before = [np.array(v.numpy()) for v in weights]
     signs, epsilon = np.random.default_rng(0), _epsilon(distributed.model)
@@ -221,9 +221,11 @@ def _rounding(distributed: DistributedModel, batch: Any, whole: list[Array | Non
             variable.assign(value)
     pairs = zip(whole, changed, strict=True)
     changes = _norms([None if a is None or b is None else a - b for a, b in pairs])
-    by_rank = distributed.channel.host.allgather_object(changes)  # the ranks draw one conclusion
-    equal = all(len(other) == len(changes) for other in by_rank)
-    return Rounding(np.max(by_rank, axis=0) if equal else np.zeros_like(changes), _norms(whole))
+    by_rank: list[Rounding] = distributed.channel.host.allgather_object(Rounding(changes, _norms(whole)))
+    norms = by_rank[0].norms
+    if any(len(other.norms) != len(norms) for other in by_rank):  # a branch depends on the rank
+        return Rounding(np.zeros_like(norms), norms)
+    return Rounding(np.max([other.changes for other in by_rank], axis=0), norms)
 
 
 def _epsilon(model: Any) -> float:
