@@ -127,22 +127,37 @@ def verify(distributed: DistributedModel, batch: Any) -> None:
         if reasons:
             _print(channel.rank, f"self-check: skipped: {reasons[0]}")
             return
-        tolerance = TOLERANCE["half" if _epsilon(distributed.model) > np.finfo(np.float32).eps else "float32"]
-        norms = _norms(whole)
-        explained = tolerance * np.maximum(norms, FLOOR * norms.max() or 1.0)
-        verdict, rounding, sums = _verdict(distributed, batch, whole, explained), None, False
-        if not verdict.agree:
-            rounding = _rounding(distributed, batch, whole)
-            if ROUNDING * rounding.largest > tolerance and not rounding.hides_errors:
-                explained = np.maximum(tolerance * norms, ROUNDING * rounding.changes)
-                verdict = _verdict(distributed, batch, whole, explained)
-        if not verdict.agree and distributed.set_sum_losses(True):
-            second = _verdict(distributed, batch, whole, explained)
-            sums = second.agree
-            verdict = second if sums else verdict
-            distributed.set_sum_losses(sums)
+        verdict, rounding, sums = _compare_on_all_ranks(distributed, batch, whole)
     _report(distributed, verdict, rounding, sums)
     distributed.train_on_whole(not verdict.agree)
+
+
+def _compare_on_all_ranks(
+    distributed: DistributedModel, batch: Any, whole: list[Array | None]
+) -> tuple[Verdict, Rounding | None, bool]:
+    """Compare the gradients; where they differ, allow for rounding, and for losses that are sums. *Collective*.
+
+    Returns
+    -------
+    verdict : the same on all ranks.
+    rounding : effect of rounding, if it was measured.
+    sums : losses of one number for a batch count as sums from now on.
+    """
+    tolerance = TOLERANCE["half" if _epsilon(distributed.model) > np.finfo(np.float32).eps else "float32"]
+    norms = _norms(whole)
+    explained = tolerance * np.maximum(norms, FLOOR * norms.max() or 1.0)
+    verdict, rounding, sums = _verdict(distributed, batch, whole, explained), None, False
+    if not verdict.agree:
+        rounding = _rounding(distributed, batch, whole)
+        if ROUNDING * rounding.largest > tolerance and not rounding.hides_errors:
+            explained = np.maximum(tolerance * norms, ROUNDING * rounding.changes)
+            verdict = _verdict(distributed, batch, whole, explained)
+    if not verdict.agree and distributed.set_sum_losses(True):
+        second = _verdict(distributed, batch, whole, explained)
+        sums = second.agree
+        verdict = second if sums else verdict
+        distributed.set_sum_losses(sums)
+    return verdict, rounding, sums
 
 
 def _report(distributed: DistributedModel, verdict: Verdict, rounding: Rounding | None, sums: bool) -> None:
