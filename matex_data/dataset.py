@@ -6,7 +6,6 @@ import pickle
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +16,7 @@ from matex_data.errors import PartitionError
 from matex_data.fields import ElementSpec, Schema
 from matex_data.index.runs import Runs
 from matex_data.io.counters import Profile
+from matex_data.locks import cached_property
 from matex_data.mpi.communicator import pickle_error
 from matex_data.pipeline.batches import Batches
 from matex_data.pipeline.epochs import Epochs, ExchangedEpochs, InMemoryEpochs, SingleRowEpochs, StreamedEpochs

@@ -24,6 +24,7 @@ BELOW: dict[str, set[str]] = {
     "errors": set(),
     "fields": {"_types", "errors"},
     "machine": {"errors"},
+    "locks": set(),
     "paths": set(),
     "timeline": {"machine"},
 }
@@ -58,7 +59,7 @@ for layer in (
 ):
     below = set(BELOW)
     BELOW |= {name: below | {name} for name in layer}
-BELOW["readers"] = {"_types", "errors", "fields", "machine", "paths", "codecs", "index", "sampling", "readers"}
+BELOW["readers"] = {"_types", "errors", "fields", "locks", "machine", "paths", "codecs", "index", "sampling", "readers"}
 BELOW["abc"] = BELOW["readers"] | {"abc"}
 for name in [name for name in BELOW if name.startswith("training")]:
     BELOW[name] -= {"readers", "transforms", "dataset", "opening", "compat", "codecs", "index"}

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -27,6 +27,7 @@ from matex_data.codecs import bitshuffle, blosc2
 from matex_data.codecs.scratch import Memory, filter_output, is_scratch
 from matex_data.codecs.shuffle import unshuffle
 from matex_data.errors import FormatError
+from matex_data.locks import cached_property
 
 ENTRY_POINTS = "matex_data.codecs"
 

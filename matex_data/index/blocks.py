@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from matex_data._types import Integers
 from matex_data.index.model import RowSelection, ranges
 from matex_data.index.runs import Runs, intersect
 from matex_data.index.scatter import RowIndices, are_consecutive
+from matex_data.locks import cached_property
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -19,6 +19,7 @@ from matex_data.index.cache import ChunkCache, ChunkFuture
 from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection
 from matex_data.index.scatter import Convert, RowIndices, as_bytes, scatter
 from matex_data.index.table import Outputs, Table
+from matex_data.locks import cached_property
 from matex_data.machine import threads
 
 DECODE_BYTES = (1 << 20, 8 << 20)  # least and most decoded bytes of the chunks of one read request

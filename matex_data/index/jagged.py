@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from matex_data.index.model import EMPTY, Layout, OnComplete, ReadRequest, RowSe
 from matex_data.index.ragged import scatter_lists
 from matex_data.index.runs import Runs, merge
 from matex_data.index.table import Column, Outputs, Table, plan_reads
+from matex_data.locks import cached_property
 
 TILE_BYTES = 4 << 20  # of the elements that are read to one array, about
 MOST_BLOCKS = 8  # of the content in a block of samples: an eighth is read twice, if samples reach over their ends

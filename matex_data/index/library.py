@@ -6,12 +6,12 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from threading import Lock
 
 from matex_data._types import Array, Bytes, Integers
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection
 from matex_data.index.scatter import scatter
+from matex_data.locks import Lock
 
 _LIBRARY_LOCK = Lock()  # neither HDF5 nor netCDF may be entered by two threads
 

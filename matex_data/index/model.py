@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from threading import Lock
 
 import numpy as np
@@ -22,6 +22,7 @@ from matex_data.errors import FormatError
 from matex_data.fields import Field, Schema
 from matex_data.index.cache import ChunkCache
 from matex_data.index.stamps import Stamp
+from matex_data.locks import cached_property
 
 EMPTY: Integers = np.empty(0, np.int64)
 """No byte ranges: ``ReadRequest(EMPTY, EMPTY, on_complete=...)`` reads nothing and only runs its callback."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from threading import Lock
 from types import EllipsisType
@@ -18,6 +17,7 @@ from matex_data.codecs.scratch import Memory, aligned_arrays, new_memory
 from matex_data.fields import Field
 from matex_data.index.model import ranges
 from matex_data.index.scatter import RowIndices, are_consecutive
+from matex_data.locks import cached_property
 
 LONG_LIST = 256  # elements on average from which one copy for each list is faster than an index for each element
 PIECE = 1 << 13  # lists that are copied in one go: the indices of short ones stay in the processor's cache

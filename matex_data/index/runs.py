@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from matex_data._types import Integers
 from matex_data.index.model import ranges
+from matex_data.locks import cached_property
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 
 from matex_data._types import Bytes, Integers
+from matex_data.locks import cached_property
 
 OnComplete = Callable[[Bytes], None]
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Lock
 
+from matex_data.locks import Lock
 from matex_data.timeline import timeline
 
 
@@ -57,14 +56,6 @@ class Profile:
 
 _PROCESS = Profile()
 _LOCK = Lock()
-
-
-def _renew_lock() -> None:
-    global _LOCK
-    _LOCK = Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)  # a thread of the parent may have held it
 
 
 def process_profile() -> Profile:

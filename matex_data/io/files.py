@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from matex_data.errors import DataError, DecodeError, PartitionError
 from matex_data.io import preadv
 from matex_data.io.coalesce import Ranges
 from matex_data.io.counters import Profile
+from matex_data.locks import Lock
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.library import MPI
 from matex_data.mpi.watchdog import waiting_for
@@ -144,10 +144,8 @@ class Files:
 
     def _read_independently(self, number: int, ranges: Ranges) -> int:
         """Read without MPI."""
-        first = ranges.first
         try:
-            descriptor = self._opened(number).descriptor
-            return preadv.read(descriptor, ranges.offset[first], first, ranges.address, ranges.nbytes)
+            return self._opened(number).read(ranges)
         except OSError as error:
             raise _unreadable(self.paths[number], error) from error
 
@@ -187,14 +185,23 @@ class Files:
 
 
 class _OpenFile:
-    """File descriptor, closed with the last reference."""
+    """Owner of a file descriptor, which is closed with the last reference to it.
+
+    The descriptor is for its methods alone: a read holds its object, since the number of a descriptor that another
+    thread has closed is given to the next file that opens.
+    """
 
     def __init__(self, path: str) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY)
+        self._descriptor = os.open(path, os.O_RDONLY)
+
+    def read(self, ranges: Ranges) -> int:
+        """Read ranges, and return the number of bytes; raise ``OSError`` like ``preadv.read``."""
+        first = ranges.first
+        return preadv.read(self._descriptor, ranges.offset[first], first, ranges.address, ranges.nbytes)
 
     def __del__(self) -> None:
-        if hasattr(self, "descriptor"):
-            os.close(self.descriptor)
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
 
 
 @contextmanager

@@ -6,13 +6,13 @@ import pickle
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from matex_data._types import Integers
 from matex_data.errors import DataError, PartitionError
+from matex_data.locks import Lock
 from matex_data.machine import out_of_memory
 from matex_data.mpi.deadlines import Liveness, poll, wait_until
 from matex_data.mpi.library import MPI

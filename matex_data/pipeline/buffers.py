@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import mmap
-import weakref
 from collections import deque
 from contextlib import suppress
-from os import register_at_fork
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -15,6 +12,7 @@ from numpy.typing import NDArray
 
 from matex_data.codecs.scratch import aligned_arrays
 from matex_data.fields import Field
+from matex_data.locks import Lock
 
 HUGE_PAGE = 2 << 20  # bytes
 KEPT_LARGE = 8  # free blocks that a pool of windows keeps: as many as there can be windows in flight
@@ -50,20 +48,13 @@ class BufferPool:
 
     Parameters
     ----------
-    kept : most free blocks of at least a huge page.
+    kept : most free blocks of at least a huge page; None: as many as there can be windows in flight.
     """
 
-    def __init__(self, kept: int = KEPT_LARGE) -> None:
-        self._kept = kept
+    def __init__(self, kept: int | None = None) -> None:
+        self._kept = KEPT_LARGE if kept is None else kept
         self._free: deque[mmap.mmap] = deque()
         self._returned: deque[mmap.mmap] = deque()  # by deleted owners
-        self._lock = Lock()
-        _POOLS.add(self)
-
-    def renew(self) -> None:
-        """Drop all free blocks and replace the lock, which a thread of the parent process may hold after a fork."""
-        self._free.clear()
-        self._returned.clear()
         self._lock = Lock()
 
     def bytes(self, count: int) -> NDArray[np.uint8]:
@@ -113,17 +104,6 @@ class BufferPool:
         objects = {field.name: field.empty(rows) for field in fields if field.array_dtype.hasobject}
         arrays = aligned_arrays(self.bytes, [((rows, *field.shape), field.array_dtype) for field in numeric])
         return objects | {field.name: array for field, array in zip(numeric, arrays, strict=True)}
-
-
-_POOLS: weakref.WeakSet[BufferPool] = weakref.WeakSet()
-
-
-def _renew_all() -> None:
-    for pool in list(_POOLS):
-        pool.renew()
-
-
-register_at_fork(after_in_child=_renew_all)
 
 
 def _fresh(count: int) -> mmap.mmap:

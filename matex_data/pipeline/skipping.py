@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import InvalidStateError
 from dataclasses import dataclass, field, replace
-from threading import Lock
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from matex_data.index.model import Index
 from matex_data.index.runs import Runs, compress
 from matex_data.io.counters import Profile
 from matex_data.io.files import Files
+from matex_data.locks import Lock
 from matex_data.mpi.deadlines import busy
 from matex_data.mpi.status import StatusExchange
 from matex_data.pipeline.execute import run

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from matex_data.index.ragged import empty_output
 from matex_data.io.counters import Profile
 from matex_data.io.files import Files
 from matex_data.io.sessions import ReadSession
+from matex_data.locks import cached_property
 from matex_data.pipeline.buffers import BufferPool
 from matex_data.pipeline.execute import execute
 from matex_data.pipeline.plan import Arrays, ReadPlan, plan_reads

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from matex_data._types import Integers
 from matex_data.errors import PartitionError
 from matex_data.index.model import ranges
 from matex_data.index.runs import Runs, compress, join, merge
+from matex_data.locks import cached_property
 from matex_data.sampling.permutation import Permutation, generator, orders, salts
 
 REMAINDERS = ("drop", "pad", "keep")

@@ -9,7 +9,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
@@ -20,6 +19,7 @@ from matex_data.errors import PartitionError
 from matex_data.fields import ElementSpec, Names
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs, merge
+from matex_data.locks import cached_property
 from matex_data.sampling.schedule import Schedule
 
 State = Mapping[str, Any]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from matex_data.errors import PartitionError
 from matex_data.fields import ElementSpec
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs
+from matex_data.locks import cached_property
 from matex_data.pipeline.source import Source
 from matex_data.transforms.flatten import flatten_fields
 from matex_data.transforms.names import matches

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, RowSel
 from matex_data.index.runs import Runs, compress
 from matex_data.index.scatter import scatter
 from matex_data.index.table import Column, Outputs, Table
+from matex_data.locks import cached_property
 from matex_data.pipeline.source import Source
 from matex_data.transforms.names import ragged_fields
 from matex_data.transforms.ragged import empty_samples, join_samples, read_fields

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from matex_data._types import Array
 from matex_data.errors import DecodeError, FormatError
+from matex_data.locks import cached_property
 
 EPOCH = "seconds since 1970-01-01 00:00:00 UTC"
 _ARROW = {

@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 
 import h5py
 
+from matex_data.locks import cached_property
 from matex_data.readers.hdf5.members import column_names
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 

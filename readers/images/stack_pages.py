@@ -6,8 +6,7 @@ import io
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
-from threading import Lock
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from matex_data.errors import DecodeError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Layout, ReadRequest, RowSelection, call_after_last
 from matex_data.index.scatter import as_bytes
+from matex_data.locks import Lock, cached_property
 from matex_data.readers.images.decoding import ImageInfo, ImageOptions
 from matex_data.readers.images.decoding.decode import deliver, delivered_info
 from matex_data.readers.images.decoding.picture import Header, Pixels

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import awkward as ak
@@ -19,6 +18,7 @@ from uproot.interpretation.strings import AsStrings
 
 from matex_data._types import Integers
 from matex_data.errors import FormatError
+from matex_data.locks import cached_property
 from matex_data.readers.root.baskets import Baskets, Encoding
 from matex_data.readers.root.blocks import DecodedBlocks
 from matex_data.readers.root.clusters import Clusters

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from threading import Lock
 
 import awkward as ak
 
 from matex_data._types import Bytes, Integers
 from matex_data.errors import DecodeError
 from matex_data.index.model import EMPTY, ReadRequest
+from matex_data.locks import Lock
 from matex_data.readers.root.blocks import DecodedBlocks, Selection
 from matex_data.readers.root.files import open_tree
 from matex_data.readers.root.probe import first_line

@@ -1,0 +1,92 @@
+"""Locks that a forked process finds free, and properties that need none."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import TracebackType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Lock:
+    """Lock for the objects that a forked process goes on to use.
+
+    Only the thread that forks lives on in the child. A lock that any other one holds at that moment would stay locked
+    there for ever, so that in the child every lock is replaced by a free one. What such a lock protects must be
+    usable at any moment, or be given up after a fork as well.
+
+    Examples
+    --------
+    >>> lock = Lock()
+    >>> with lock:
+    ...     lock.acquire(blocking=False)
+    False
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        _LOCKS.add(self)
+
+    def acquire(self, blocking: bool = True) -> bool:
+        """Return whether this thread holds the lock from now on."""
+        return self._lock.acquire(blocking)
+
+    def release(self) -> None:
+        """Let another thread have the lock."""
+        self._lock.release()
+
+    def renew(self) -> None:
+        """Replace the lock by a free one."""
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+
+_LOCKS: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+def _renew_all() -> None:
+    for lock in list(_LOCKS):
+        lock.renew()
+
+
+os.register_at_fork(after_in_child=_renew_all)
+
+
+class cached_property(functools.cached_property[T]):  # noqa: N801 (named as the one of functools)
+    """Property that is computed at its first use, by two threads at once if need be.
+
+    Until Python 3.11, that of ``functools`` holds one lock for all objects while it computes a value. A process that
+    is forked meanwhile would wait for it for ever.
+
+    Parameters
+    ----------
+    function : computes the value; a pure function of its object.
+
+    Examples
+    --------
+    >>> class Square:
+    ...     side = 3
+    ...
+    ...     @cached_property
+    ...     def area(self):
+    ...         return self.side**2
+    >>> Square().area
+    9
+    """
+
+    def __init__(self, function: Callable[[Any], T]) -> None:
+        super().__init__(function)
+        self.lock = nullcontext()
