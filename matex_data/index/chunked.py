@@ -33,7 +33,7 @@ _Cell = tuple[tuple[slice, ...], tuple[slice, ...]]
 """Region of a chunk in the output array (all rows), and in a row of the chunk."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Chunked(Layout):
     """Rows in chunks of equal shape, each of which is stored in one byte range.
 
@@ -103,7 +103,7 @@ class Chunked(Layout):
         for i in np.flatnonzero(entry < 0).tolist():
             yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._fill, selection, i))
         for i in np.flatnonzero(~whole & (entry >= 0)).tolist():
-            key = (id(self), int(number[i]))
+            key = (self, int(number[i]))
             cached = cache.get(key)
             if cached is not None:
                 yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._copy_cached, selection, i, cached))
@@ -150,7 +150,7 @@ class Chunked(Layout):
             except Exception as error:
                 located = self._located(entry, error) if isinstance(error, BrokenChunk) else error
                 for future in map(selection.pending.get, numbers[done:]):
-                    if future is not None and not future.done():
+                    if future is not None:
                         future.set_exception(located)
                 raise located from error
 
@@ -176,8 +176,7 @@ class Chunked(Layout):
             chunk = np.moveaxis(chunk, self.axis, 0)
         if future is not None:
             chunk = chunk.copy() if np.may_share_memory(data, stored) else chunk  # the read's memory is reused
-            if not future.done():  # a concurrent read of the window may have failed it
-                future.set_result(chunk)
+            future.set_result(chunk)
         self._scatter(selection, i, rows, chunk)
 
     def _decode_in_place(self, rows: _Rows, out: Array, stored: Bytes, mask: int) -> bool:

@@ -17,8 +17,8 @@ Outputs = Sequence[tuple[str, Array]]
 class Table(ABC):
     """Rows of several fields of one file that are read and decoded in one go.
 
-    A subclass is immutable, can be pickled, and is small enough to broadcast. Each field has the layout `Column`; the
-    engine calls the table once for all selected columns.
+    A subclass is immutable, compared by identity (``eq=False`` of a dataclass), can be pickled, and is small enough to
+    broadcast. Each field has the layout `Column`; the engine calls the table once for all selected columns.
 
     Attributes
     ----------
@@ -136,14 +136,14 @@ def plan_reads(
     arrays : the output array of each field to read, by name.
     cache : decoded chunks.
     """
-    tables: dict[int, tuple[Table, list[tuple[str, Array]]]] = {}
+    tables: dict[Table, list[tuple[str, Array]]] = {}  # compared by identity
     for name, array in arrays.items():
         for layout, out in _unstack(layouts[name], array):
             if isinstance(layout, Column):
-                tables.setdefault(id(layout.table), (layout.table, []))[1].append((layout.name, out))
+                tables.setdefault(layout.table, []).append((layout.name, out))
             else:
                 yield from ((name, request) for request in layout.requests(rows, out, cache))
-    for table, outs in tables.values():
+    for table, outs in tables.items():
         yield from ((None, request) for request in table.requests(rows, outs, cache))
 
 

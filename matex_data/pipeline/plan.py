@@ -34,7 +34,7 @@ class ReadPlan:
     tasks : read tasks by file number.
     completions : functions to call that need no bytes.
     memory : arrays that receive the bytes; the plan keeps them alive until all reads are complete.
-    chunks : cache in which other windows wait for chunks that these reads decode.
+    chunks : cache of this window, in which others may wait for chunks that these reads decode.
     scratch : buffers for bytes that have to be decoded.
     """
 
@@ -56,7 +56,7 @@ class ReadPlan:
         return self.scratch.bytes(task.scratch) if task.scratch else _NO_BYTES
 
     def abandon(self, error: BaseException) -> None:
-        """Fail the chunks that other windows wait for with ``error``."""
+        """Fail the chunks of this window that are not decoded with ``error``: others may wait for them."""
         if self.chunks is not None:
             self.chunks.fail_pending(error)
 
@@ -75,6 +75,7 @@ def plan_reads(
     chunks : cache of decoded chunks.
     scratch : buffers for bytes that have to be decoded.
     """
+    chunks = chunks.of_window()
     requests = [
         (number, name, request)
         for number, rows in _rows_by_file(index, runs, destination)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from concurrent.futures import InvalidStateError
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -220,7 +219,7 @@ class SkippingRead:
         """
         failed: dict[int, DataError] = {}
         if error is not None:
-            if not _is_in_samples(error) and not isinstance(error, InvalidStateError):  # another window failed a chunk
+            if not _is_in_samples(error):
                 return error
             try:
                 with busy("reads samples again to find those that are damaged"):

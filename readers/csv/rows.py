@@ -76,7 +76,7 @@ class TextRows(Table):
         names = tuple(name for name, _ in outs)
         uncached = np.ones(len(blocks.number), bool)
         for i in np.flatnonzero(blocks.count < self.block_sizes(blocks.number)).tolist():
-            key = (id(self), int(blocks.number[i]), names)
+            key = (self, int(blocks.number[i]), names)
             cached = cache.get(key)
             if cached is None:
                 window.reserved[i] = cache.reserve(key, int(nbytes[i]))
@@ -193,13 +193,13 @@ class _Window:
             columns = self.table.columns(blocks.number, self.targets, data)
         except Exception as error:  # another window may wait for one of the blocks
             for future in futures:
-                if future is not None and not future.done():
+                if future is not None:
                     future.set_exception(error)
             raise
         sizes = self.table.block_sizes(blocks.number)
         before = np.cumsum(sizes) - sizes
         for begin, size, future in zip(before.tolist(), sizes.tolist(), futures, strict=True):
-            if future is not None and not future.done():
+            if future is not None:
                 future.set_result([column[begin : begin + size] for column in columns])
         self._scatter(blocks, columns, before)
 

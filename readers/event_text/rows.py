@@ -84,9 +84,9 @@ class EventRows(Table):
         window = _Window(self, uneven_blocks(rows, self.first), outs)
         text: ChunkFuture | None = None
         if self.stored:
-            text = cache.get((id(self), "text"))
+            text = cache.get((self, "text"))
             if text is None:
-                text = cache.reserve((id(self), "text"), int(self.offset[-1]))
+                text = cache.reserve((self, "text"), int(self.offset[-1]))
                 whole = np.array([0], np.int64), np.array([self.size], np.int64)
                 yield ReadRequest(*whole, on_complete=partial(self._unpack, text))
         yield from window.requests(text, cache)
@@ -152,7 +152,7 @@ class _Window:
         table, names = self.table, tuple(name for name, _ in self.outs)
         sizes = table.first[self.blocks.number + 1] - table.first[self.blocks.number]
         for i, block in enumerate(self.blocks.number.tolist()):
-            key, parsed = (id(table), block, names), None
+            key, parsed = (table, block, names), None
             begin, nbytes = table.offset[block], table.offset[block + 1] - table.offset[block]
             if self.blocks.count[i] < sizes[i]:
                 cached = cache.get(key)
@@ -172,10 +172,10 @@ class _Window:
         try:
             columns = self.table.columns(block, [name for name, _ in self.outs], data)
         except Exception as error:  # another window may wait for the block
-            if parsed is not None and not parsed.done():
+            if parsed is not None:
                 parsed.set_exception(error)
             raise
-        if parsed is not None and not parsed.done():
+        if parsed is not None:
             parsed.set_result(columns)
         self._scatter(i, columns)
 
@@ -184,7 +184,7 @@ class _Window:
         try:
             whole: Bytes = text.result()
         except Exception as error:
-            if parsed is not None and not parsed.done():
+            if parsed is not None:
                 parsed.set_exception(error)
             raise
         block = int(self.blocks.number[i])

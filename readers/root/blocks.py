@@ -58,7 +58,7 @@ class DecodedBlocks(Table):
         whole = blocks.count == np.diff(self.edges)[blocks.number]
         to_read = whole.copy()
         for i in np.flatnonzero(~whole).tolist():
-            key = (id(self), int(blocks.number[i]))
+            key = (self, int(blocks.number[i]))
             cached = cache.get(key)
             if cached is not None:
                 yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._copy_cached, selection, i, cached))
@@ -78,7 +78,7 @@ class DecodedBlocks(Table):
     def complete(self, selection: Selection, i: int, entries: Entries) -> None:
         """Copy the selected rows of a decoded block, and pass the block on to other windows."""
         future = selection.pending.get(i)
-        if future is not None and not future.done():  # a concurrent read of the window may have failed it
+        if future is not None:
             future.set_result(entries)
         self._scatter(selection, i, entries)
 
@@ -110,5 +110,5 @@ class Selection:
     def fail(self, positions: list[int], error: BaseException) -> None:
         """Fail the futures of these blocks that are pending."""
         for future in map(self.pending.get, positions):
-            if future is not None and not future.done():
+            if future is not None:
                 future.set_exception(error)

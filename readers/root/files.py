@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -106,6 +107,7 @@ def _number_error(path: str, classes: Mapping[str, str], trees: list[str]) -> Fo
 _State = tuple[str, str, int, int, int]
 """Path, key of the tree, inode, size and time of the last change of a file."""
 _open: OrderedDict[_State, tuple[Any, Any]] = OrderedDict()
+os.register_at_fork(after_in_child=_open.clear)  # uproot seeks and reads: processes would share the position in a file
 
 
 def open_tree(path: str, key: str) -> Any:
