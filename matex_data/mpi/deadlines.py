@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
+from typing import Any
 
 from matex_data.errors import PartitionError
 from matex_data.mpi.abort import abort_job
@@ -38,7 +38,6 @@ QUERY_INTERVAL = 0.1  # seconds between two looks for queries
 SHORTEST_SLEEP, LONGEST_SLEEP = 2e-5, 5e-4  # seconds between two tests of a request
 _HEADER = struct.Struct("<qB")  # of a message: number of the query, state
 _STATE_QUERY, _STATE_ANSWER, _QUERY, _ANSWER = 1, 2, 3, 4  # MPI tags; ``on_query`` answers the last two
-T = TypeVar("T")
 _LIBRARIES = tuple(str(Path(sysconfig.get_path(name)).resolve()) for name in ("purelib", "platlib", "stdlib"))
 
 
@@ -153,11 +152,10 @@ class Liveness:
         self._comm = comm
         self.on_query: Callable[[bytes], bytes] = lambda query: b""
         self.rank, self.size = comm.rank, comm.size
-        self._states: dict[int, tuple[State, str]] = {}
-        self._answers: dict[int, bytes] = {}
-        self._number = 0
+        self._number = 0  # of the last query
+        self._answers: dict[int, dict[int, Any]] = {}  # by query that waits, and by rank
         self._sent: list[tuple[MPI.Request, bytes]] = []
-        self._sending, self._querying = threading.Lock(), threading.Lock()
+        self._sending, self._numbering = threading.Lock(), threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="matex-liveness", daemon=True)
         self._thread.start()
@@ -171,30 +169,36 @@ class Liveness:
     def states(self) -> dict[int, tuple[State, str]]:
         """Return the state and the activity or location of every other rank."""
         others = [rank for rank in range(self.size) if rank != self.rank]
-        with self._querying:
-            states = self._query(others, _STATE_QUERY, b"", self._states)
+        states: dict[int, tuple[State, str]] = self._query(others, _STATE_QUERY, b"")
         return {rank: states.get(rank, (State.SILENT, "")) for rank in others}
 
     def query(self, ranks: Sequence[int], query: bytes) -> dict[int, bytes]:
         """Return the answers of ``on_query`` on other ranks, by rank, without the ranks that do not answer."""
-        with self._querying:
-            return self._query(ranks, _QUERY, query, self._answers)
+        return self._query(ranks, _QUERY, query)
 
-    def _query(self, ranks: Sequence[int], tag: int, text: bytes, answers: dict[int, T]) -> dict[int, T]:
-        """Send a query, and return the answers that arrive within ``ANSWER_TIME``."""
-        self._number += 1
-        answers.clear()
+    def _query(self, ranks: Sequence[int], tag: int, text: bytes) -> dict[int, Any]:
+        """Send a query, and return the answers that arrive within ``ANSWER_TIME``, by rank.
+
+        An answer carries the number of its query, and belongs to that one alone: a late one is dropped.
+        """
+        answers: dict[int, Any] = {}
+        with self._numbering:
+            self._number += 1
+            number = self._number
+        self._answers[number] = answers
         for rank in ranks:
-            self._send(rank, tag, _HEADER.pack(self._number, 0) + text)
+            self._send(rank, tag, _HEADER.pack(number, 0) + text)
         end = time.monotonic() + ANSWER_TIME
         while len(answers) < len(ranks) and time.monotonic() < end and not self._ended.is_set():
             time.sleep(0.01)
+        self._answers.pop(number)
         return dict(answers)
 
     def close(self) -> None:
         """End the thread and free the communicator. *Collective*."""
         barrier = self._comm.Ibarrier()  # no rank sends queries from here on
         poll(lambda: bool(barrier.Test()))
+        poll(self._all_sent, ANSWER_TIME)  # MPI reads the texts until then
         self.stop()
         self._comm.Free()
 
@@ -211,7 +215,10 @@ class Liveness:
     def _serve(self) -> None:
         status = MPI.Status()
         while not self._ended.wait(QUERY_INTERVAL) and not MPI.Is_finalized():
-            while (message := self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
+            while not self._ended.is_set():
+                message = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+                if message is None:
+                    break
                 memory = bytearray(status.Get_count(MPI.BYTE))
                 message.Recv([memory, MPI.BYTE], status)
                 source, tag = status.Get_source(), status.Get_tag()
@@ -222,15 +229,20 @@ class Liveness:
                     self._send(source, _STATE_ANSWER, _HEADER.pack(number, own) + location.encode()[-400:])
                 elif tag == _QUERY:
                     self._send(source, _ANSWER, _HEADER.pack(number, 0) + self.on_query(text))
-                elif number == self._number and tag == _STATE_ANSWER:
-                    self._states[source] = State(state), text.decode(errors="replace")
-                elif number == self._number:
-                    self._answers[source] = text
+                else:
+                    answer = (State(state), text.decode(errors="replace")) if tag == _STATE_ANSWER else text
+                    self._answers.get(number, {})[source] = answer
 
     def _send(self, rank: int, tag: int, text: bytes) -> None:
+        self._all_sent()
         with self._sending:
-            self._sent = [(request, data) for request, data in self._sent if not request.Test()]
             self._sent.append((self._comm.Isend([text, MPI.BYTE], rank, tag), text))
+
+    def _all_sent(self) -> bool:
+        """Release the texts that MPI has sent, and return whether none is left."""
+        with self._sending:
+            self._sent = [(request, text) for request, text in self._sent if not request.Test()]
+            return not self._sent
 
 
 class Wait:
