@@ -5,10 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from matex_data import machine
 from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError, PartitionError
 from matex_data.fields import Field, Schema
-from matex_data.mpi import abort, processes
+from matex_data.mpi import processes
 
 if TYPE_CHECKING:
     from matex_data import training
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from matex_data.opening import open_dataset
 
 processes.disable_mpi_in_child()
-abort.install()
-machine.keep_freed_memory()
 
 __all__ = [
     "DataError",

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from matex_data.io.counters import Profile
 from matex_data.io.files import Files
+from matex_data.machine import keep_freed_memory
 from matex_data.mpi import abort
 from matex_data.mpi.attributes import attached
 from matex_data.mpi.communicator import Communicator
@@ -111,6 +113,13 @@ class ReadSessions:
         self.comm.free()
 
 
+@cache
+def prepare_process() -> None:
+    """Make the changes to this process that reading and training need, which no import makes. Once in a process."""
+    abort.install()
+    keep_freed_memory()
+
+
 def read_sessions(comm: MPI.Intracomm | None) -> ReadSessions:
     """Return the sessions of a communicator. *Collective* at the first call for each communicator.
 
@@ -123,6 +132,7 @@ def read_sessions(comm: MPI.Intracomm | None) -> ReadSessions:
     ------
     PartitionError : another rank does not make this call.
     """
+    prepare_process()
     if is_child_process():
         return ReadSessions(Communicator())
     comm = MPI.COMM_WORLD if comm is None else comm

@@ -1,7 +1,8 @@
 """End the whole job when one rank fails, instead of leaving the other ranks in a wait.
 
-``install`` sets an exception hook. A rank that fails alone prints its traceback and calls ``MPI_Abort``. If all ranks
-fail with the same error within ``GRACE`` seconds, rank 0 prints it once and every rank exits by itself.
+The first data set, training or ``matex run`` calls ``install``, which sets an exception hook. A rank that fails alone
+prints its traceback and calls ``MPI_Abort``. If all ranks fail with the same error within ``GRACE`` seconds, rank 0
+prints it once and every rank exits by itself.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -41,8 +43,9 @@ _exit_registered: list[bool] = []
 """Not empty: an exit handler ends the job after those of the program."""
 
 
+@cache
 def install() -> None:
-    """Set an exception hook that ends the job if it has several ranks."""
+    """Set an exception hook that ends the job if it has several ranks. Once in a process."""
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from matex_data.errors import NoMpiLibrary
 from matex_data.machine import launched_rank
+from matex_data.mpi import abort
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -18,6 +19,7 @@ else:
     except (ImportError, RuntimeError) as error:
         launched = launched_rank()
         if launched is not None and launched.size > 1:
+            abort.install()  # which prints this error as one line
             raise NoMpiLibrary(launched.size, str(error).partition("\n")[0]) from None
         from matex_data.mpi import single_process as MPI  # noqa: N812
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from matex_data.locks import Lock
 
 
 def compiled(loop: Callable[..., None], signature: Any) -> Callable[..., None]:
@@ -20,15 +23,26 @@ def compiled(loop: Callable[..., None], signature: Any) -> Callable[..., None]:
 
 @contextlib.contextmanager
 def _without_extensions() -> Iterator[None]:
-    """Context manager: Numba loads no extensions of other packages, as it does at the first compilation.
+    """Context manager: this thread loads no extensions of other packages into Numba, as the first compilation does.
 
-    Awkward, vector and what they import take several seconds. The user's first own compilation loads them.
+    Awkward, vector and what they import take several seconds. The user's first own compilation loads them, also while
+    this thread compiles: Numba's note of what is loaded stays as it is.
     """
     from numba.core import entrypoints
 
-    before = getattr(entrypoints, "_already_initialized", True)  # private: without it, extensions are loaded
-    entrypoints._already_initialized = True
-    try:
-        yield
-    finally:
-        entrypoints._already_initialized = before
+    own = threading.get_ident()
+    with _PATCHING:
+        load = entrypoints.init_all  # private: whatever replaces it, Numba calls this name
+
+        def load_in_other_threads() -> None:
+            if threading.get_ident() != own:
+                load()
+
+        entrypoints.init_all = load_in_other_threads
+        try:
+            yield
+        finally:
+            entrypoints.init_all = load
+
+
+_PATCHING = Lock()

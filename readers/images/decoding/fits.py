@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import io
 import math
-import warnings
 from typing import Any
 
 import numpy as np
 
 from matex_data.errors import DecodeError, FormatError
 from matex_data.readers.images.decoding.picture import Header, Pixels, check_pixels
+from matex_data.readers.images.decoding.pillow import ignore_warnings
 
 
 def fits_header(data: bytes | memoryview, max_pixels: int) -> Header:
@@ -46,9 +46,7 @@ def _file(data: bytes | memoryview) -> Any:
             found=error,
             remedy="python -m pip install 'matex_data[images]'",
         ) from error
-    known = any(entry[2] is AstropyWarning for entry in warnings.filters)
-    if not known:  # astropy warns of what it reads nevertheless; filters of the user come first
-        warnings.filterwarnings("ignore", category=AstropyWarning, append=True)
+    ignore_warnings(AstropyWarning)
     return fits.open(io.BytesIO(data), memmap=False, lazy_load_hdus=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import warnings
 
 import numpy as np
@@ -30,13 +31,18 @@ PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
 OTHERS = ("AVIF", "ICO", "JPEG2000", "PPM", "QOI")
 """Further formats with a signature of their own, as Pillow gives them."""
 
-# Pillow warns of what it reads nevertheless. Filters of the user come first.
-warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.", append=True)
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, append=True)
+
+def ignore_warnings(category: type[Warning], module: str = "") -> None:
+    """Ignore warnings of a library about what it reads nevertheless. Filters of the user come first."""
+    pattern = re.compile(module) if module else None
+    if ("ignore", None, category, pattern, 0) not in warnings.filters:  # adding one shows old warnings once more
+        warnings.filterwarnings("ignore", category=category, module=module, append=True)
 
 
 def open_image(data: bytes | memoryview, kind: str, max_pixels: int) -> ImageFile.ImageFile:
     """Return the image with its header read, at the first page."""
+    ignore_warnings(UserWarning, r"PIL\.")
+    ignore_warnings(Image.DecompressionBombWarning)
     stream = io.BytesIO(data)
     plugin = PLUGINS.get(kind)
     image = plugin(stream) if plugin else Image.open(stream, formats=_others())

@@ -20,6 +20,7 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.codecs.scratch import filter_output
 from matex_data.index.scatter import as_bytes
+from matex_data.locks import Lock
 from matex_data.readers.images.decoding.compiled import compiled
 
 BITS = 22
@@ -107,7 +108,7 @@ def compile_loops() -> None:
 
 
 _compiled_all = threading.Event()
-_started = threading.Lock()  # taken once, by the thread that begins to compile
+_started = Lock()  # taken once, by the thread that begins to compile; a forked process begins anew
 
 
 def _is_compiled() -> bool:

@@ -44,3 +44,39 @@ def test_no_folder_for_compiled_code() -> None:
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, env=nowhere, check=False)
     assert done.stdout == "[0, 4, 1, 5, 2, 6, 3, 7] False\n", done.stderr
+
+
+MEANWHILE = """
+import threading
+from matex_data.readers.images.decoding.compiled import _without_extensions
+
+begun, end = threading.Event(), threading.Event()
+
+def compile_loops():
+    with _without_extensions():
+        begun.set()
+        end.wait(60)
+
+thread = threading.Thread(target=compile_loops)
+thread.start()
+begun.wait()
+import awkward, numba
+
+@numba.njit
+def total(values):
+    found = 0
+    for value in values:
+        found += value
+    return found
+
+print(total(awkward.Array([1, 2])))
+end.set()
+thread.join()
+"""
+
+
+def test_the_user_may_compile_meanwhile() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MEANWHILE], capture_output=True, text=True, timeout=100, cwd=ROOT, check=False
+    )
+    assert done.stdout == "3\n", done.stderr

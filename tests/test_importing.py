@@ -1,0 +1,101 @@
+"""Importing changes nothing in the process; the first use does what must be done."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from tests.support.launch import ROOT
+
+STATE = """
+import ctypes, gc, importlib, logging, os, pkgutil, signal, sys, threading, warnings
+
+class Library(ctypes.CDLL):
+    def __getattr__(self, name):
+        if name == "mallopt":
+            calls.append(name)
+        return super().__getattr__(name)
+
+calls, ctypes.CDLL = [], Library
+
+def state():
+    from numba.core import entrypoints
+    return {
+        "sys.excepthook": sys.excepthook,
+        "threading.excepthook": threading.excepthook,
+        "warnings": (list(warnings.filters), warnings.showwarning),
+        "environment": dict(os.environ),
+        "logging": (list(logging.root.handlers), logging.root.level, logging.getLogger("matex_data").handlers[:]),
+        "signals": {number: signal.getsignal(number) for number in signal.valid_signals()},
+        "os": (os._exit, os.fork, os.getcwd(), os.umask(os.umask(0o22) or 0o22)),
+        "garbage collection": (gc.isenabled(), gc.get_threshold()),
+        "switch interval": sys.getswitchinterval(),
+        "threads": threading.active_count(),
+        "Numba": (entrypoints._already_initialized, entrypoints.init_all),
+        "allocator": list(calls),
+    }
+"""
+LIBRARIES = (
+    *("tensorflow", "keras", "mpi4py.MPI", "numba", "PIL.Image", "h5py", "netCDF4", "pyarrow", "uproot", "awkward"),
+    *(
+        "astropy.io.fits",
+        "tifffile",
+        "typer",
+        "pyhepmc",
+        "pylhe",
+        "imagecodecs",
+        "numexpr",
+        "hdf5plugin",
+        "rich.console",
+    ),
+)
+
+IMPORTS = f"""
+for name in {LIBRARIES!r}:  # what these change is theirs
+    importlib.import_module(name)
+before = state()
+packages = ("matex_data", "matex_data.readers", "matex_data.training")
+import matex_data, matex_data.readers, matex_data.training
+names = [
+    found.name
+    for package in packages
+    for found in pkgutil.walk_packages(importlib.import_module(package).__path__, package + ".")
+    if not found.name.endswith("__main__")
+]
+for name in ("matex_data", *names):
+    importlib.import_module(name)
+    now = state()
+    changed = [what for what in now if now[what] != before[what]]
+    assert not changed, (name, changed, [(before[what], now[what]) for what in changed])
+print(len(names))
+"""
+
+USE = """
+import matex_data
+assert calls == []
+hook = sys.excepthook
+matex_data.open_dataset(sys.argv[1])
+matex_data.open_dataset(sys.argv[1])
+print(calls, sys.excepthook is hook)
+"""
+
+
+def _run(code: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", STATE + code, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_no_import_changes_the_process() -> None:
+    assert int(_run(IMPORTS)) > 150
+
+
+def test_the_first_data_set_prepares_the_process_once(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = np.zeros(10)
+    assert _run(USE, str(tmp_path / "x.h5")) == "['mallopt'] False"
