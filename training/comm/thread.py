@@ -77,6 +77,8 @@ class CommunicationThread:
             with self._changed:
                 self._changed.wait_for(lambda: self._next in self._pending or not self._open)
                 if not self._open:
+                    for _, left in self._pending.values():  # by an operation before them that was never submitted
+                        left.cancel()
                     return
                 operation, future = self._pending.pop(self._next)
                 self._next += 1
