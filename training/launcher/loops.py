@@ -11,6 +11,7 @@ import functools
 import logging
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import keras
 import tensorflow as tf
@@ -34,7 +35,7 @@ class LoopPatches:
         self.reducer = reducer
         self._warned = False
         self._guard: Any = None
-        self._broadcast_flags: dict[int, Any] = {}
+        self._broadcast_flags: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by optimizer
         GradientPatches(self.average, self.is_active).__enter__()
         for cls in _classes_with_own("apply", keras.optimizers.Optimizer):
             cls.apply = _patched(cls.apply, self)
@@ -95,9 +96,9 @@ class LoopPatches:
 
     def _broadcast_once(self, optimizer: Any, variables: list[Any]) -> None:
         """Broadcast the variables of rank 0 in the first step; earlier they may be uninitialized. *Collective*."""
-        if id(optimizer) not in self._broadcast_flags:
-            self._broadcast_flags[id(optimizer)] = eager_variable(False, tf.bool)
-        done = self._broadcast_flags[id(optimizer)]
+        if optimizer not in self._broadcast_flags:
+            self._broadcast_flags[optimizer] = eager_variable(False, tf.bool)
+        done = self._broadcast_flags[optimizer]
 
         def receive() -> Any:
             received = broadcast_from_root(self.channel, [tf.convert_to_tensor(v) for v in variables])
