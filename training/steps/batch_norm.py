@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from matex_data.training.average.state import step_state
 from matex_data.training.comm.channel import Channel
-from matex_data.training.optimizer import batch_weight
 from matex_data.training.reduction.ops import Reducer
 
 
@@ -35,7 +35,7 @@ class _GlobalMoments:
     def __call__(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
         reducer, axes = self._reducer, self._layer._reduction_axes
         elements = tf.ones_like(inputs) if mask is None else _broadcast_mask(mask, inputs)
-        has_samples = tf.cast(batch_weight(reducer.channel.size) > 0, inputs.dtype)  # 0 for a rank with a stand-in row
+        has_samples = tf.cast(step_state(reducer.channel).weight > 0, inputs.dtype)  # 0 for a rank with a stand-in row
         count = tf.reduce_sum(elements, axes)
         mean = tf.math.divide_no_nan(tf.reduce_sum(inputs * elements, axes), count)
         shape = [size if axis not in axes else 1 for axis, size in enumerate(inputs.shape)]
@@ -60,7 +60,7 @@ def _merge(counts: Any, means: Any, spreads: Any) -> tuple[Any, Any]:
 def _gather(tensor: Any, reducer: Reducer) -> Any:
     """Return the stacked tensors of all ranks; differentiable. *Collective*, and so is its gradient."""
     rank, size = reducer.channel.rank, reducer.channel.size
-    weight = batch_weight(size)
+    weight = step_state(reducer.channel).weight
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
     def gather(tensor: Any) -> Any:
