@@ -135,7 +135,7 @@ def _mixed(comm: MPI.Intracomm, values: list[list[float]], weight: list[float]) 
     variables = [tf.Variable([1.0, 2.0]) for _ in range(2)]
     with average.state.step(weight[comm.rank]), GradientPatches(average):
 
-        @tf.function
+        @tf.function(autograph=False)
         def step(own: Any) -> Any:
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(own * variables[0]) + tf.reduce_sum(own * own * variables[1])
