@@ -16,9 +16,10 @@ from matex_data.mpi.processes import is_descendant_of_rank, mark_rank
 __all__ = ["MPI"]
 
 ALLOW_SINGLETONS = "MATEX_ALLOW_SINGLETONS"
-"""Environment variable: not empty if processes of one launcher are meant to be independent."""
+"""Environment variable: neither empty nor 0 if processes of one launcher are meant to be independent."""
 
-_launch = None if os.environ.get(ALLOW_SINGLETONS) or is_descendant_of_rank() else launch()
+_independent = os.environ.get(ALLOW_SINGLETONS, "0") not in ("", "0") or is_descendant_of_rank()
+_launch = None if _independent else launch()
 
 if TYPE_CHECKING:
     from mpi4py import MPI
