@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from matex_data.errors import DataError, NoMpiLibrary
+from matex_data.errors import DataError, NoMpiLibrary, RanksNotConnected
 from matex_data.mpi import abort
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Load scientific data for data-parallel training.")
@@ -30,8 +30,8 @@ def main() -> None:
     """Run the command ``matex``."""
     try:
         app()
-    except NoMpiLibrary as error:
-        abort.print_missing_mpi(error)
+    except (NoMpiLibrary, RanksNotConnected) as error:
+        abort.print_launch_error(error)
         sys.exit(1)
 
 
