@@ -93,7 +93,8 @@ def open_dataset(
     window : int, in samples. Each sample of the data set is ``window`` consecutive samples of one file, of shape
         (window, ...). With ``horizon`` or ``targets``, the target is the ``horizon`` samples behind the window, of
         shape (horizon, ...): those of ``targets``, or else those of ``inputs``.
-    stride : int, in samples. Distance between the beginnings of two windows.
+    stride : int, in samples. Distance between the beginnings of two windows. ``Dataset.split`` leaves out windows that
+        would share samples of the files with those of another set.
     horizon : int, in samples. Length of the target behind a window; 1 by default if there are targets.
     io : "collective": all ranks make every read together. "independent": each rank reads on its own. "auto":
         collective, unless there are many files or only one rank.
@@ -175,12 +176,14 @@ def open_dataset(
         kept = [name for name in others if name in index.fields]
         index = stack_fields(index, as_list(elements.inputs), STACKED, kept)
         elements = replace(elements, inputs=STACKED)
+    overlap = 0
     if window is not None:
-        index, ahead = sliding_windows(index, elements.inputs, elements.targets, window, stride, horizon)
+        index, ahead, overlap = sliding_windows(index, elements.inputs, elements.targets, window, stride, horizon)
         elements = ElementSpec(elements.inputs, ahead)
     filled = fill_missing(index, missing, elements.names)
     source = Source(sessions, filled, io, window_bytes, cache, block_bytes, global_reads, identity, on_error)
-    return Dataset(source, elements, find_complete(source, samples) if missing == "drop" else samples)
+    samples = find_complete(source, samples) if missing == "drop" else samples
+    return Dataset(source, elements, samples, overlap)
 
 
 def _resolve(comm: Communicator, paths: Paths, format: str | None, arguments: str) -> list[str]:
