@@ -13,7 +13,7 @@ import numpy as np
 
 from matex_data._types import Bytes, Integers
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
-from matex_data.fields import Field
+from matex_data.fields import EMPTY_IS_MISSING, Field
 from matex_data.index.model import FileIndex, Index
 from matex_data.index.table import Column
 from matex_data.readers.collective import IndexingRanks, SingleRank
@@ -412,6 +412,7 @@ def _build_index(files: Sequence[_TextFile], columns: Sequence[str], options: Op
     shown = {name: getattr(dialect, name) for name in ("sep", "quotechar", "escapechar", "comment", "decimal")}
     shown["encoding"] = files[0].stored if files[0].stored.startswith("utf") else dialect.encoding
     shown["header"] = parser.header
+    shown[EMPTY_IS_MISSING] = bool(options.missing_texts)
     fields = {}
     for name in columns:
         attributes = {"column": parser.names.index(name), **shown, **types[name].attributes}
