@@ -22,6 +22,7 @@ from matex_data.pipeline.batches import Batches
 from matex_data.pipeline.epochs import Epochs, ExchangedEpochs, InMemoryEpochs, SingleRowEpochs, StreamedEpochs
 from matex_data.pipeline.skipping import SkippedSample
 from matex_data.pipeline.source import Source
+from matex_data.sampling.permutation import check_seed
 from matex_data.sampling.schedule import Schedule, check_ranks
 from matex_data.sampling.sizing import (
     ShuffleQuality,
@@ -50,6 +51,7 @@ class Dataset:
     source : the opened files.
     elements : structure of a batch.
     samples : the samples of the data set, ascending; None: all samples of the files.
+    overlap : number of samples behind a sample that are made of rows of its own, as neighbouring windows are.
 
     Examples
     --------
@@ -62,9 +64,10 @@ class Dataset:
     (50, 8, 8) (50,)
     """
 
-    def __init__(self, source: Source, elements: ElementSpec, samples: Runs | None = None) -> None:
+    def __init__(self, source: Source, elements: ElementSpec, samples: Runs | None = None, overlap: int = 0) -> None:
         self._source = source
         self._elements = elements
+        self._overlap = overlap
         self._samples = samples or Runs(np.array([0]), np.array([len(source.index)]))
         self._latest: Fingerprint | None = None
         self._seeds: dict[Any, dict[int, bool]] = {}  # for batches of equal options: each seed, and if it was drawn
@@ -122,13 +125,19 @@ class Dataset:
         fields = ", ".join(f"{f.name}: {f.dtype}{list(f.sample_shape)}" for f in self.schema.values())
         return f"Dataset({len(self)} samples of {len(self._source.index.files)} files; {fields})"
 
-    def split(self, *fractions: float, seed: int | None = None) -> tuple[Dataset, ...]:
+    def split(self, *fractions: float, seed: int | None = None, gap: int | None = None) -> tuple[Dataset, ...]:
         """Split the samples into disjoint data sets, equal for every number of ranks.
+
+        Windows of consecutive rows (``window=`` of ``open_dataset``) that lie close together share rows. Where a set
+        ends and another one begins in the same file, such windows in front of the border are left out, so that no row
+        is in two sets. With a seed, windows are drawn in sections of neighbours, each ten gaps long or longer.
 
         Parameters
         ----------
         fractions : float, each from 0 to 1. Fractions of the samples; their sum is 1.
-        seed : int. Seed of a random split. None: consecutive samples in the order of the files.
+        seed : int of 0 or more. Seed of a random split. None: consecutive samples in the order of the files.
+        gap : int of 0 or more. Number of samples to leave out in front of each border between two sets, whatever their
+            files. None: as many windows of a file as share rows with those behind the border; no other samples.
 
         Returns
         -------
@@ -136,15 +145,22 @@ class Dataset:
 
         Raises
         ------
-        PartitionError : a fraction is negative, or their sum is not 1.
+        PartitionError : a fraction is negative, or their sum is not 1; the seed or the gap is no integer of 0 or more;
+            the gaps leave nothing of a set.
 
         Examples
         --------
         >>> train, valid = md.open_dataset("events.h5").split(0.9, 0.1, seed=1)
         >>> len(train), len(valid)
         (90, 10)
+        >>> windows = md.open_dataset("events.h5", inputs="energy", window=8, horizon=2)
+        >>> [len(part) for part in (windows, *windows.split(0.5, 0.5))]
+        [91, 37, 45]
         """
-        return tuple(Dataset(self._source, self._elements, part) for part in split(self._samples, fractions, seed))
+        index = self._source.index
+        gap, files = (self._overlap, index.first_row[:-1]) if gap is None else (gap, None)
+        sets = split(self._samples, fractions, seed, gap, files)
+        return tuple(Dataset(self._source, self._elements, samples, self._overlap) for samples in sets)
 
     def batches(
         self,
@@ -165,7 +181,7 @@ class Dataset:
         shuffle : bool or "global". True: a new order in every epoch, of blocks over all data, and of samples within a
             window; see ``shuffle_quality``. "global": a uniform permutation of all samples in every epoch; see
             ``global_reads`` of ``open_dataset``. False: the order of the files.
-        seed : int. Determines the order of all epochs. None: drawn on rank 0.
+        seed : int of 0 or more. Determines the order of all epochs. None: drawn on rank 0.
         remainder : treatment of the samples that do not fill a batch. "drop": leave them out of the epoch. "pad": fill
             the batch with zeros of sample weight 0. "keep": a smaller batch, which may be empty on some ranks.
         start : result of ``state``, equal on all ranks. Resume there, with its seed unless ``seed`` is given.
@@ -464,11 +480,10 @@ class Dataset:
             raise PartitionError("unknown shuffle", expected='True, False or "global"', found=repr(shuffle))
         if start is not None:
             read_step(start)
+        seed = None if seed is None else check_seed(seed)
         if shuffle and seed is None:
             seed = int(np.random.SeedSequence().generate_state(1)[0]) if start is None else read_seed(start)
-        schedule = self._schedule(
-            batch_size, int(seed) if shuffle and seed is not None else None, remainder, uniform=shuffle == "global"
-        )
+        schedule = self._schedule(batch_size, seed if shuffle else None, remainder, uniform=shuffle == "global")
         fingerprint = Fingerprint(self._facts, schedule, self._source.cache)
         if start is not None:
             fingerprint.check(start)

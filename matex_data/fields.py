@@ -116,6 +116,8 @@ WEIGHT = "sample_weight"
 """Name of the sample weights in a dict element."""
 MASK = "{}_mask"
 """Name of the field that marks missing numbers of another field, or the elements of a padded one."""
+EMPTY_IS_MISSING = "empty_is_missing"
+"""Attribute of a field of texts: False if an empty text is a value."""
 NO_MATCH = "no field matches the pattern"
 Names = str | Sequence[str] | None
 """Field names or patterns: a single one, a list, or none."""

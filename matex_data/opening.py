@@ -93,7 +93,8 @@ def open_dataset(
     window : int, in samples. Each sample of the data set is ``window`` consecutive samples of one file, of shape
         (window, ...). With ``horizon`` or ``targets``, the target is the ``horizon`` samples behind the window, of
         shape (horizon, ...): those of ``targets``, or else those of ``inputs``.
-    stride : int, in samples. Distance between the beginnings of two windows.
+    stride : int, in samples. Distance between the beginnings of two windows. ``Dataset.split`` leaves out windows that
+        would share samples of the files with those of another set.
     horizon : int, in samples. Length of the target behind a window; 1 by default if there are targets.
     io : "collective": all ranks make every read together. "independent": each rank reads on its own. "auto":
         collective, unless there are many files or only one rank.
@@ -108,8 +109,9 @@ def open_dataset(
     cache : "memory": each rank reads its shard once, keeps it for all epochs, and shuffles it as a whole. None: read in
         every epoch.
     missing : treatment of missing numbers, which are NaN. "nan": keep them. A number: replace them by it. "mask":
-        replace them by 0, and set the field ``<name>_mask`` to True there. "drop": leave out samples with any; this
-        takes one read of the data when it is opened.
+        replace them by 0, and set the field ``<name>_mask`` to True there. "drop": leave out samples with any, and
+        those with missing texts, which are empty, or codes of no category, which are -1; this takes one read of the
+        data when it is opened.
     on_error : treatment of samples that cannot be read: damaged chunks and images, rows that do not parse. "raise": all
         ranks raise the error. "skip": leave them out of their batches, which become smaller (with ``remainder="pad"``,
         padding of sample weight 0 replaces them). The number of steps stays. Rank 0 warns at the end of each epoch, and
@@ -175,12 +177,14 @@ def open_dataset(
         kept = [name for name in others if name in index.fields]
         index = stack_fields(index, as_list(elements.inputs), STACKED, kept)
         elements = replace(elements, inputs=STACKED)
+    overlap = 0
     if window is not None:
-        index, ahead = sliding_windows(index, elements.inputs, elements.targets, window, stride, horizon)
+        index, ahead, overlap = sliding_windows(index, elements.inputs, elements.targets, window, stride, horizon)
         elements = ElementSpec(elements.inputs, ahead)
     filled = fill_missing(index, missing, elements.names)
     source = Source(sessions, filled, io, window_bytes, cache, block_bytes, global_reads, identity, on_error)
-    return Dataset(source, elements, find_complete(source, samples) if missing == "drop" else samples)
+    samples = find_complete(source, samples) if missing == "drop" else samples
+    return Dataset(source, elements, samples, overlap)
 
 
 def _resolve(comm: Communicator, paths: Paths, format: str | None, arguments: str) -> list[str]:

@@ -17,6 +17,7 @@ from matex_data.mpi.communicator import Communicator
 from matex_data.pipeline.epochs import Epochs
 from matex_data.pipeline.pool import one_ahead
 from matex_data.pipeline.window import LoadedWindow
+from matex_data.pipeline.workers import WorkerEpochs
 from matex_data.sampling.state import Fingerprint
 
 JOIN_BYTES = 4 << 20  # of ragged samples that are joined at once: they stay in the processor's cache
@@ -63,6 +64,7 @@ class Batches:
         self.fingerprint = fingerprint
         self.rows = self.schedule.batch_size // epochs.size
         self._epochs = epochs
+        self._workers = WorkerEpochs()
         self._epoch, self._step = divmod(step, self.schedule.steps) if self.schedule.steps else (0, 0)
 
     @property
@@ -95,6 +97,7 @@ class Batches:
     def begin_at(self, epoch: int) -> None:
         """Set the number of the next epoch, which begins with its first batch. Equal on all ranks."""
         self._epoch, self._step = epoch, 0
+        self._workers.forget()
 
     @property
     def resumed(self) -> bool:
@@ -112,7 +115,8 @@ class Batches:
 
     def windows(self) -> Iterator[BatchWindow]:
         """Yield the batches of the next epoch, some at a time. *Collective*. Counts as an iteration."""
-        epoch, step = self._epoch, self._step
+        epoch = self._workers.begin(self._epoch)
+        step = self._step if epoch == self._epoch else 0
         self._epoch, self._step = epoch + 1, 0
         skip = step % self._epochs.read_steps
         for window in self._epochs.windows(epoch, step - skip):

@@ -6,10 +6,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matex_data._types import Integers
+from matex_data.errors import PartitionError
 
 TABLE_ITEMS = 1 << 22
 """Items up to which a permutation is stored as a table; for more, each value is computed."""
 ROUNDS = 8  # of the Feistel network
+
+
+def check_seed(seed: int) -> int:
+    """Return a seed as Python's integer.
+
+    Raises
+    ------
+    PartitionError : it is no integer of 0 or more.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise PartitionError(
+            "a seed is an integer that is not negative", expected="seed= an integer of 0 or more", found=repr(seed)
+        )
+    return int(seed)
 
 
 def generator(*key: int) -> np.random.Generator:

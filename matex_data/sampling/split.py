@@ -2,39 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 
+from matex_data._types import Integers
 from matex_data.errors import PartitionError
 from matex_data.index.runs import Runs, merge
-from matex_data.sampling.permutation import generator
+from matex_data.sampling.permutation import check_seed, generator
 
-UNITS = 4096  # runs of neighbours that a random split draws from
+UNITS = 4096  # sections of neighbours that a random split draws from
+SECTION_GAPS = 10  # least length of these, in gaps: at most a tenth of the samples is left out
 
 
-def split(runs: Runs, fractions: tuple[float, ...], seed: int | None) -> tuple[Runs, ...]:
-    """Split samples into disjoint sets that cover all of them.
+def split(
+    runs: Runs, fractions: Sequence[float], seed: int | None, gap: int = 0, files: Integers | None = None
+) -> tuple[Runs, ...]:
+    """Split samples into disjoint sets that cover all of them but for the gaps.
 
     Parameters
     ----------
-    runs : samples to split.
+    runs : samples to split, ascending.
     fractions : of the samples for each set; they sum to 1.
     seed : None: the sets are contiguous, in order. Otherwise they are drawn at random: up to 4,096 samples one by one,
-        more in runs of neighbours, so that large files are still read in large ranges.
+        more in sections of neighbours, so that large files are still read in large ranges. Sections are ten gaps long
+        or longer.
+    gap : number of samples to leave out where a set borders on another one; those in front of the border.
+    files : int64[files], first sample of each file, ascending; no gap reaches over the border of a file. None: gaps
+        reach over all borders.
 
     Returns
     -------
-    The samples of each set, ascending; their numbers are the fractions of the total, rounded.
+    The samples of each set, ascending; without gaps, their numbers are the fractions of the total, rounded.
 
     Raises
     ------
-    PartitionError : the fractions are negative or do not sum to 1.
+    PartitionError : the fractions are negative or do not sum to 1; the seed is no integer of 0 or more, or the gap;
+        the gaps leave nothing of a set.
 
     Examples
     --------
     >>> [subset.total for subset in split(Runs(np.array([0]), np.array([10])), (0.8, 0.2), seed=1)]
     [8, 2]
+    >>> [subset.total for subset in split(Runs(np.array([0]), np.array([10])), (0.8, 0.2), seed=None, gap=3)]
+    [5, 2]
     """
     if not fractions or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
         raise PartitionError(
@@ -42,20 +54,60 @@ def split(runs: Runs, fractions: tuple[float, ...], seed: int | None) -> tuple[R
             expected="for example split(0.9, 0.1)",
             found=fractions,
         )
+    gap = check_gap(gap)
     total = runs.total
     ends = [0, *(round(total * sum(fractions[: i + 1])) for i in range(len(fractions) - 1)), total]
-    sequence = runs if seed is None else _shuffle_units(runs, seed)
+    sequence = runs if seed is None else _shuffle_sections(runs, check_seed(seed), gap)
     sets = []
     for low, high in pairwise(ends):
         subset = sequence.slice(np.array([low]), np.array([high - low]))
         order = np.argsort(subset.start)
         sets.append(merge(Runs(subset.start[order], subset.count[order])))
-    return tuple(sets)
+    return tuple(_leave_gaps(sets, gap, files) if gap else sets)
 
 
-def _shuffle_units(runs: Runs, seed: int) -> Runs:
-    unit = max(1, runs.total // UNITS)
-    starts = np.arange(0, runs.total, unit, dtype=np.int64)
-    counts = np.minimum(unit, runs.total - starts)
+def check_gap(gap: int) -> int:
+    """Return a gap as Python's integer.
+
+    Raises
+    ------
+    PartitionError : it is no integer of 0 or more.
+    """
+    if isinstance(gap, bool) or not isinstance(gap, int | np.integer) or gap < 0:
+        raise PartitionError("a gap is a number of samples", expected="gap= an integer of 0 or more", found=repr(gap))
+    return int(gap)
+
+
+def _shuffle_sections(runs: Runs, seed: int, gap: int) -> Runs:
+    length = max(1, runs.total // UNITS, SECTION_GAPS * gap)
+    starts = np.arange(0, runs.total, length, dtype=np.int64)
+    counts = np.minimum(length, runs.total - starts)
     order = generator(seed).permutation(len(starts))
     return runs.slice(starts[order], counts[order])
+
+
+def _leave_gaps(sets: Sequence[Runs], gap: int, files: Integers | None) -> list[Runs]:
+    """Return the sets without the last ``gap`` samples before each run of another set."""
+    start, count = (np.concatenate([getattr(subset, name) for subset in sets]) for name in ("start", "count"))
+    number = np.repeat(np.arange(len(sets)), [len(subset.start) for subset in sets])
+    order = np.flatnonzero(count)[np.argsort(start[np.flatnonzero(count)])]
+    start, count, number = start[order], count[order], number[order]
+    borders = np.flatnonzero(np.diff(number)) + 1  # the runs that another set precedes
+    limit = start[borders] - gap
+    if files is not None:
+        limit = np.maximum(limit, files[np.searchsorted(files, start[borders], side="right") - 1])
+    limit = np.append(limit, np.iinfo(np.int64).max)[np.searchsorted(borders, np.arange(len(start)), side="right")]
+    kept = np.clip(limit - start, 0, count)
+    trimmed = []
+    for i, subset in enumerate(sets):
+        own = (number == i) & (kept > 0)
+        if subset.total and not own.any():
+            raise PartitionError(
+                f"the gaps of the split leave nothing of set {i + 1} of {len(sets)}",
+                expected=f"sets of more than {gap} samples, of which as many are left out in front of another set",
+                found=f"{subset.total} samples",
+                remedy="split more samples, into larger fractions or in order (without seed=), or give gap= a smaller "
+                "number; windows that begin fewer samples apart share rows",
+            )
+        trimmed.append(Runs(start[own], kept[own]))
+    return trimmed

@@ -1,4 +1,4 @@
-"""Missing numbers. Readers deliver them as NaN; here they are replaced, masked or dropped.
+"""Missing values. Readers deliver numbers as NaN and texts as empty; here they are replaced, masked or dropped.
 
 Replacement and masks are made once all rows of a window are in memory. Dropping takes one read of the data when it is
 opened.
@@ -14,10 +14,11 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
-from matex_data.fields import MASK, Field
+from matex_data.fields import EMPTY_IS_MISSING, MASK, Field
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Index, Layout, ReadRequest, RowSelection
 from matex_data.index.runs import Runs
@@ -122,7 +123,7 @@ def _replace_in(array: Array, mask: Array | None, number: float, destination: In
 
 
 def find_complete(source: Source, samples: Runs | None) -> Runs:
-    """Return the samples without any missing number, equal on all ranks. *Collective*: each rank reads its block.
+    """Return the samples without any missing value, equal on all ranks. *Collective*: each rank reads its block.
 
     Parameters
     ----------
@@ -133,14 +134,36 @@ def find_complete(source: Source, samples: Runs | None) -> Runs:
     ------
     DataError : the first error of any rank, on every rank.
     """
-    names = [field.name for field in source.index.fields.values() if field.dtype.kind == "f" and not field.ragged]
+    fields = {name: field for name, field in source.index.fields.items() if _may_be_missing(field)}
     samples = samples or Runs(np.array([0]), np.array([len(source.index)]))
-    return select_samples(source, samples, names, _complete) if names else samples
+    return select_samples(source, samples, list(fields), partial(_complete, fields)) if fields else samples
 
 
-def _complete(arrays: Mapping[str, Array]) -> Array:
-    """Return bool[samples], True for samples without missing numbers."""
+def _may_be_missing(field: Field) -> bool:
+    return not field.ragged and (field.dtype.kind == "f" or _is_category(field) or _has_empty_texts(field))
+
+
+def _is_category(field: Field) -> bool:
+    return field.dtype.kind == "i" and isinstance(field.attributes.get("categories"), list)
+
+
+def _has_empty_texts(field: Field) -> bool:
+    """Return whether an empty text of the field is a missing one."""
+    return field.dtype.kind in "SUO" and bool(field.attributes.get(EMPTY_IS_MISSING, True))
+
+
+def _complete(fields: Mapping[str, Field], arrays: Mapping[str, Array]) -> Array:
+    """Return bool[samples], True for samples without missing values."""
     complete: Array = np.logical_and.reduce(
-        [~np.isnan(array).any(axis=tuple(range(1, array.ndim))) for array in arrays.values()]
+        [~is_missing(array, fields[name]).any(axis=tuple(range(1, array.ndim))) for name, array in arrays.items()]
     )
     return complete
+
+
+def is_missing(array: Array, field: Field) -> NDArray[np.bool_]:
+    """Return which values of a field are missing, of the shape of ``array``: NaN, empty texts, codes of no category."""
+    if array.dtype.kind == "f":
+        return np.isnan(array)
+    if _has_empty_texts(field):
+        return np.asarray((array == b"") | (array == "") if array.dtype.kind == "O" else array == array.dtype.type())
+    return array < 0 if _is_category(field) else np.zeros(array.shape, bool)

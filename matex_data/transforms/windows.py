@@ -35,6 +35,11 @@ class WindowShape:
         """Return the number of windows in a file of that many rows."""
         return max(0, (rows - self.window - self.horizon) // self.stride + 1)
 
+    @property
+    def overlap(self) -> int:
+        """Number of windows behind a window that share rows with it or with its target."""
+        return -(-(self.window + self.horizon) // self.stride) - 1
+
     def rows(self, samples: Integers, ahead: bool) -> Integers:
         """Return the rows of each window, int64[samples, window]; or of those ahead of it, int64[samples, horizon]."""
         begin, length = (self.window, self.horizon) if ahead else (0, self.window)
@@ -100,8 +105,8 @@ def _spread(base: Array, destination: Integers, positions: Sequence[Integers], o
 
 def sliding_windows(
     index: Index, inputs: Names, targets: Names, window: int, stride: int, horizon: int | None
-) -> tuple[Index, Names]:
-    """Return an index whose samples are windows, and the names of its targets.
+) -> tuple[Index, Names, int]:
+    """Return an index whose samples are windows, the names of its targets, and the windows that share rows with one.
 
     Parameters
     ----------
@@ -137,7 +142,8 @@ def sliding_windows(
         )
     bare = isinstance(targets, str) or (targets is None and isinstance(inputs, str))
     renamed = [AHEAD.format(name) for name in ahead]
-    return Index(fields, files, index.static), (renamed[0] if bare else renamed) if ahead else None
+    targets_ahead = (renamed[0] if bare else renamed) if ahead else None
+    return Index(fields, files, index.static), targets_ahead, shape.overlap
 
 
 def _slide(file: FileIndex, index: Index, names: Sequence[str], ahead: Sequence[str], shape: WindowShape) -> FileIndex:

@@ -161,21 +161,6 @@ def _consistency(text: bytes, dialect: Dialect) -> float:
     return count / len(widths) if width > 1 else 0.0
 
 
-def has_header(records: Sequence[Sequence[str]], decimal: str = ".") -> bool:
-    """Return whether the first record names the columns: all of it is text, or text above numbers or dates."""
-    first, rest = records[0], records[1:]
-    values = [_is_value(field, decimal) for field in first]
-    for column, value in enumerate(values):
-        below = [record[column] for record in rest if column < len(record) and record[column].strip()]
-        if not value and first[column].strip() and below and all(_is_value(field, decimal) for field in below):
-            return True
-    return not any(values)
-
-
-def _is_value(field: str, decimal: str) -> bool:
-    return NUMBER.match(field.replace(decimal, ".")) is not None or DATE.match(field) is not None
-
-
 def column_names(fields: Sequence[str]) -> list[str]:
     """Return names as pandas makes them: ``"Unnamed: 2"`` for an empty one, ``"x.1"`` for a second ``"x"``."""
     names = [field if field.strip() else f"Unnamed: {i}" for i, field in enumerate(fields)]

@@ -13,12 +13,13 @@ import numpy as np
 
 from matex_data._types import Bytes, Integers
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
-from matex_data.fields import Field
+from matex_data.fields import EMPTY_IS_MISSING, Field
 from matex_data.index.model import FileIndex, Index
 from matex_data.index.table import Column
 from matex_data.readers.collective import IndexingRanks, SingleRank
 from matex_data.readers.compression import plain_text, stored_as
-from matex_data.readers.csv.dialect import Dialect, column_names, detect, has_header
+from matex_data.readers.csv.dialect import NUMBER, Dialect, column_names, detect
+from matex_data.readers.csv.header import has_header
 from matex_data.readers.csv.options import Options, check_options
 from matex_data.readers.csv.parse import Parser
 from matex_data.readers.csv.records import (
@@ -183,13 +184,14 @@ def _parse_head(path: str, head: Bytes, size: int, stored: str, options: Options
         )
     stop = int(starts[HEAD_RECORDS]) if len(starts) > HEAD_RECORDS else len(text)
     records = dialect.records(text[int(starts[0]) : stop].tobytes())
-    header = _header(records, dialect, options)
+    comment = _names_in_comment(text[: int(starts[0])].tobytes(), dialect)
+    header = _header(path, records, len(comment) > 1 and len(comment) == len(records[0]), dialect, options)
     if header is not None and header >= len(records):
         raise FormatError(
             "there is no record with the names", file=path, expected=f"record {header}", found=f"{len(records)} records"
         )
     first = 0 if header is None else header + 1
-    fields = _names_in_comment(text[: int(starts[0])].tobytes(), dialect) if header is None else records[header]
+    fields = comment if header is None else records[header]
     names = _column_names(path, records[first:] or records, fields, options)
     at = int(starts[first]) if first < len(starts) else len(text)
     parser = Parser(
@@ -204,10 +206,15 @@ def _parse_head(path: str, head: Bytes, size: int, stored: str, options: Options
     return _TextFile(parser, size, stored, start + at, lines)
 
 
-def _header(records: Sequence[Sequence[str]], dialect: Dialect, options: Options) -> int | None:
+def _header(
+    path: str, records: Sequence[Sequence[str]], in_comment: bool, dialect: Dialect, options: Options
+) -> int | None:
+    """Return the number of the record with the names; ``in_comment``: a comment above the records may hold them."""
     if options.header != "infer":
         return int(options.header) if options.header is not None else None
-    return 0 if options.names is None and has_header(records, dialect.decimal) else None
+    if options.names is not None or (in_comment and all(map(NUMBER.match, records[0]))):
+        return None
+    return 0 if has_header(path, records, dialect.decimal, options.missing_texts) else None
 
 
 def _names_in_comment(text: bytes, dialect: Dialect) -> list[str]:
@@ -405,6 +412,7 @@ def _build_index(files: Sequence[_TextFile], columns: Sequence[str], options: Op
     shown = {name: getattr(dialect, name) for name in ("sep", "quotechar", "escapechar", "comment", "decimal")}
     shown["encoding"] = files[0].stored if files[0].stored.startswith("utf") else dialect.encoding
     shown["header"] = parser.header
+    shown[EMPTY_IS_MISSING] = bool(options.missing_texts)
     fields = {}
     for name in columns:
         attributes = {"column": parser.names.index(name), **shown, **types[name].attributes}

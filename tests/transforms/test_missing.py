@@ -7,6 +7,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pandas as pd
 import pytest
 from mpi4py import MPI
 
@@ -115,3 +116,49 @@ def test_splits_of_complete_samples_are_disjoint(stored: Any) -> None:
 def test_an_unknown_mode(stored: Any, missing: Any) -> None:
     with pytest.raises(FormatError, match="unknown treatment of missing values"):
         open_dataset(stored[0], missing=missing, comm=MPI.COMM_SELF)
+
+
+def _texts() -> pd.DataFrame:
+    rng = np.random.default_rng(5)
+    frame = pd.DataFrame({"number": np.arange(200), "x": rng.normal(size=200)})
+    for name, share in (("x", 0.1), ("name", 0.1), ("kind", 0.2)):
+        if name != "x":
+            frame[name] = [f"{name} {i % 3}" for i in range(200)]
+        frame.loc[rng.random(200) < share, name] = None
+    return frame
+
+
+def _numbers(comm: MPI.Intracomm, path: str, **options: Any) -> list[int]:
+    return open_dataset(path, missing="drop", comm=comm, **options).load()["number"].tolist()
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": {"kind": "category"}}], ids=["texts", "a category"])
+def test_missing_texts_of_a_table_are_dropped(tmp_path: Path, pool: Pool, options: dict[str, Any]) -> None:
+    frame, path = _texts(), tmp_path / "t.csv"
+    frame.to_csv(path, index=False)
+    expected = pd.read_csv(path).dropna()["number"].tolist()
+    assert len(expected) < len(frame.dropna(subset="x"))
+    assert [n for own in pool.run(_numbers, str(path), **options) for n in own] == expected
+    some = pd.read_csv(path).dropna(subset=["x", "name"])["number"].tolist()
+    assert _numbers(MPI.COMM_SELF, str(path), inputs=["number", "x", "name"], **options) == some
+
+
+def test_an_empty_text_is_a_value_where_no_text_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("number,name\n0,a\n1,\n2,NA\n")
+    assert pd.read_csv(path, keep_default_na=False).dropna()["number"].tolist() == [0, 1, 2]
+    assert _numbers(MPI.COMM_SELF, str(path), keep_default_na=False) == [0, 1, 2]
+    assert _numbers(MPI.COMM_SELF, str(path)) == [0]
+
+
+@pytest.mark.parametrize("kind", [h5py.string_dtype(), "S8"], ids=["any length", "fixed length"])
+def test_missing_texts_of_an_hdf5_file_are_dropped(tmp_path: Path, pool: Pool, kind: Any) -> None:
+    frame, path = _texts(), tmp_path / "t.h5"
+    with h5py.File(path, "w") as file:
+        file["number"], file["x"] = frame["number"], frame["x"]
+        for name in ("name", "kind"):
+            texts = file.create_dataset(name, (200,), kind)  # what is not written is missing
+            present = np.flatnonzero(frame[name].notna())
+            texts[present] = frame[name].to_numpy(object)[present].astype("S8")
+    expected = frame.dropna()["number"].tolist()
+    assert [n for own in pool.run(_numbers, str(path)) for n in own] == expected
