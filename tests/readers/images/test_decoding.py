@@ -54,9 +54,11 @@ def written(array: NDArray[Any], **options: Any) -> bytes:
 def shown(data: bytes) -> Image.Image:
     """Return the image as Pillow gives it, but with the numbers that are stored where white is the least one."""
     image = Image.open(io.BytesIO(data))
-    image.load()
     if isinstance(image, TiffImageFile) and image.tag_v2.get(262) == 0 and image.mode in ("1", "L"):
-        return Image.fromarray(tifffile.imread(io.BytesIO(data)))
+        stored = Image.fromarray(tifffile.imread(io.BytesIO(data)))
+        stored.getexif()[274] = image.tag_v2.get(274, 1)  # the orientation, of which tifffile makes nothing
+        return ImageOps.exif_transpose(stored)
+    image.load()
     try:
         return ImageOps.exif_transpose(image)
     except Exception:  # damaged Exif data
