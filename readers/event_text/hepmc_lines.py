@@ -1,8 +1,9 @@
 """Lines of HepMC events, checked before HepMC parses them.
 
 Format: https://arxiv.org/abs/1912.08005 (version 3) and https://cds.cern.ch/record/684090 (version 2). HepMC finds
-entries by single spaces, reads each as far as it is a number, and follows references without a check: a vertex of version
-2 with fewer particles than it announces, or a list of particles with an id beyond the last one, ends the process.
+entries by single spaces, reads each as far as it is a number, and follows references without a check: a vertex of
+version 2 with fewer particles than it announces, or an id in a list of particles beyond the last one, ends the
+process.
 """
 
 from __future__ import annotations
