@@ -102,7 +102,7 @@ def write_photos(out: Path) -> list[Path]:
         (out / name).mkdir(parents=True, exist_ok=True)
         corners = [range(0, length - TILE + 1, TILE_STRIDE) for length in photo.shape[:2]]
         for number, (top, left) in enumerate((top, left) for top in corners[0] for left in corners[1]):
-            paths.append(out / name / f"tile-{number}.jpg")
+            paths.append(out / name / f"{name}-{number}.jpg")
             Image.fromarray(photo[top : top + TILE, left : left + TILE]).save(paths[-1], quality=90)
     return paths
 

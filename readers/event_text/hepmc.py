@@ -20,6 +20,7 @@ from matex_data.errors import DecodeError
 from matex_data.fields import Field
 from matex_data.index.model import Index
 from matex_data.readers.collective import IndexingRanks, SingleRank
+from matex_data.readers.event_text.hepmc_lines import check_lines
 from matex_data.readers.event_text.reader import HEADER_BYTES, READ_BYTES, EventFormat, header_error, index_files
 from matex_data.readers.event_text.rows import Columns, EventParser, split_rows
 from matex_data.readers.event_text.scan import Events, EventSyntax, event_starts
@@ -40,12 +41,6 @@ KINDS = {b"Asciiv3": "hepmc3", b"IO_GenEvent": "hepmc2"}
 SYNTAX = EventSyntax(rb"\n(?P<event>E[ \t])", lead=1)
 _LISTING = re.compile(rb"\s*(?:HepMC::Version[^\n]*\n)?HepMC::(\w+)-START_EVENT_LISTING[ \t\r]*(?=\n)")
 _FURTHER_LISTING = re.compile(rb"\nHepMC::\w+-START_EVENT_LISTING[ \t\r]*((?:\n(?!E[ \t])[^\n]*)*)")
-_NUMBER = rb"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)"
-_NO_NUMBERS = re.compile(
-    rb"^P(?!(?:[ \t]+" + _NUMBER + rb")+[ \t\r]*$)"
-    rb"|^[EV](?!(?:[ \t]+(?:@|\[[-\d, ]*\]|" + _NUMBER + rb"))+[ \t\r]*$)",
-    re.MULTILINE,
-)
 _PYHEPMC_ERRORS = (RuntimeError, ValueError, OSError, IndexError, TypeError, MemoryError, OverflowError)
 
 
@@ -146,8 +141,9 @@ def read_header(path: str, text: IO[bytes]) -> HepmcHeader:
         facts: dict[str, Any] = {"expected": error.expected, "found": error.found}
         remedy = "the file is damaged: restore it from its source, or leave it out"
         raise DecodeError(problem, file=path, row=0, byte=byte, remedy=remedy, **facts) from error
-    run = HepmcParser(header, run.kind, first.momentum_unit.name, first.length_unit.name)
-    return HepmcHeader(begin, run, _weight_names(first), first.pdf_info is not None)
+    names = _weight_names(first)
+    run = HepmcParser(header, run.kind, first.momentum_unit.name, first.length_unit.name, len(names))
+    return HepmcHeader(begin, run, names, first.pdf_info is not None)
 
 
 def _weight_names(event: pyhepmc.GenEvent) -> tuple[str, ...]:
@@ -169,12 +165,14 @@ class HepmcParser:
     header : of the file, with the line end before its first event.
     kind : "hepmc2" or "hepmc3".
     energy, length : units of all events, as in pyhepmc; "": of the first one.
+    weights : number of weights of each event; None: of the first one.
     """
 
     header: bytes
     kind: str
     energy: str
     length: str
+    weights: int | None = None
 
     def parse(self, text: bytes, names: Sequence[str]) -> Columns:
         """Return fields of all events; see ``EventParser``."""
@@ -184,7 +182,7 @@ class HepmcParser:
             if name in EVENT_FIELDS:
                 columns[name] = np.array([_count(event, name) for event in events], INTEGER)
             elif name == WEIGHTS:
-                columns[name] = _weights(events)
+                columns[name] = _weights(events, self.weights)
             elif name.startswith(PDF):
                 columns[name] = _partons(events, name.removeprefix(PDF))
             elif name in LINK_FIELDS:
@@ -225,12 +223,12 @@ class HepmcParser:
         return found
 
     def _check_text(self, text: bytes, starts: Sequence[int]) -> None:
-        """Raise if an entry is no number, which HepMC would read as 0, or if another header follows."""
-        wrong = _NO_NUMBERS.search(text)
-        if wrong is not None:
-            row = max(0, int(np.searchsorted(starts, wrong.start(), side="right")) - 1)
-            found = _first_line(text[wrong.start() :])
-            raise DecodeError("an entry is no number", row=row, byte=wrong.start(), expected="numbers", found=found)
+        """Raise if a line is none of an event, or if another header follows."""
+        try:
+            check_lines(text, self.kind)
+        except DecodeError as error:
+            row = max(0, int(np.searchsorted(starts, error.byte or 0, side="right")) - 1)
+            raise error.at_row(row) from None
         first = _FURTHER_LISTING.search(b"\n" + self.header.rstrip())
         for further in _FURTHER_LISTING.finditer(text):
             if first is None or further[1].split() != first[1].split():
@@ -269,15 +267,16 @@ def _vertex_id(vertex: Any) -> int:
     return 0 if vertex is None else int(vertex.id)
 
 
-def _weights(events: Sequence[pyhepmc.GenEvent]) -> Array:
+def _weights(events: Sequence[pyhepmc.GenEvent], count: int | None) -> Array:
     rows = [np.array(event.weights, REAL) for event in events]
+    wanted = len(rows[0]) if count is None and rows else count
     for row, weights in enumerate(rows):
-        if len(weights) != len(rows[0]):
+        if len(weights) != wanted:
             raise DecodeError(
                 "another number of weights",
                 field=WEIGHTS,
                 row=row,
-                expected=f"{len(rows[0])} weights, as in other events",
+                expected=f"{wanted} weights, as in other events",
                 found=f"{len(weights)} weights",
                 remedy="select the other fields with inputs= and targets=",
             )

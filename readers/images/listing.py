@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.errors import DataError, FormatError
-from matex_data.paths import natural_sorted
 from matex_data.readers.formats import TABLE_SUFFIXES, TEXT_SUFFIXES
 from matex_data.readers.images.folders import Folder, is_image, read_folder, report_others
 from matex_data.readers.images.manifest import read_manifest
+from matex_data.readers.images.pairs import (
+    SPLITS,
+    PairFolders,
+    check_no_pairs,
+    find_pairs,
+    is_image_folder,
+    match_pairs,
+)
 from matex_data.readers.images.texts import Texts
 
 LAYOUTS = ("classes", "flat", "pairs", "manifest")
-SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval"}
-IMAGE_FOLDER = re.compile(r"(.*[-_ ])?(images?|imgs?|inputs?|jpegimages|photos?|scans?)$", re.IGNORECASE)
-MASK_FOLDER = re.compile(
-    r"(.*[-_ ])?(masks?|labels?|annotations?|gts?|ground[-_ ]?truths?|targets?|segmentations?|segmentationclass)$",
-    re.IGNORECASE,
-)
-MASK_END = re.compile(r"[-_.](mask|label|annotation|gt|seg|segmentation|target)s?$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ class Listing:
     path : folder with a separator at its end, or manifest.
     root : folder that the names of the files are relative to.
     images : names of the files.
-    masks : of pairs, the mask of each image.
+    masks : of pairs, the masks of the images.
+    mask_counts : int64[images], masks of each image; None: one each.
     columns : values for each file, by the name of the field.
     """
 
@@ -68,16 +69,20 @@ class Listing:
     root: str
     images: Texts
     masks: Texts | None = None
+    mask_counts: Integers | None = None
     columns: Mapping[str, Array | Texts | Classes] = field(default_factory=dict)
 
 
-def list_images(paths: Sequence[str], layout: str | None, root: str | None) -> list[Listing]:
+def list_images(
+    paths: Sequence[str], layout: str | None, root: str | None, pairs: tuple[str, str] | None = None
+) -> list[Listing]:
     """Return the listings of folders, manifests and image files; neighbouring files make one listing.
 
     Parameters
     ----------
     layout : one of ``LAYOUTS``, or None: found from the folders.
     root : folder that the paths of a manifest are relative to; None: its own.
+    pairs : names of the folder of images and of the folder of masks.
 
     Raises
     ------
@@ -86,6 +91,8 @@ def list_images(paths: Sequence[str], layout: str | None, root: str | None) -> l
     """
     if layout is not None and layout not in LAYOUTS:
         raise FormatError("there is no such layout", expected=f"one of {LAYOUTS}, or None", found=repr(layout))
+    if pairs is not None:
+        layout = _layout_of_pairs(pairs, layout)
     listings: list[Listing] = []
     files: list[str] = []
     for path in paths:
@@ -95,11 +102,33 @@ def list_images(paths: Sequence[str], layout: str | None, root: str | None) -> l
             continue
         listings += _list_files(files, layout)
         files = []
-        listings.append(_list_manifest(path, root) if kind == "manifest" else _list_folder(path, layout))
+        listings.append(_list_manifest(path, root) if kind == "manifest" else _list_folder(path, layout, pairs))
     listings += _list_files(files, layout)
     if root is not None and any(listing.root != root for listing in listings):
         raise FormatError("root= is for manifests", file=paths[0], expected="a table of image files", found=paths[0])
+    if pairs is not None and any(listing.masks is None for listing in listings):
+        raise FormatError("pairs= is for folders", file=paths[0], expected="a folder with both", found=paths[0])
     return listings
+
+
+def _layout_of_pairs(pairs: Any, layout: str | None) -> str:
+    """Return the layout "pairs".
+
+    Raises
+    ------
+    FormatError : another one is wanted, or ``pairs`` are no names.
+    """
+    given = tuple(pairs) if isinstance(pairs, tuple | list) else ()
+    if len(given) != 2 or not all(isinstance(name, str) and name.strip("/") for name in given):
+        raise FormatError(
+            "pairs= does not name two folders",
+            expected="the names of the folder of images and of the folder of masks",
+            found=repr(pairs),
+            remedy="for example pairs=('CameraRGB', 'CameraMask')",
+        )
+    if layout not in (None, "pairs"):
+        raise FormatError("pairs= is for the layout 'pairs'", expected="layout='pairs', or none", found=repr(layout))
+    return "pairs"
 
 
 def _kind(path: str, layout: str | None) -> str:
@@ -162,7 +191,7 @@ def _by_class(path: str, names: Sequence[str]) -> dict[str, list[str]]:
     return classes
 
 
-def _list_folder(path: str, layout: str | None) -> Listing:
+def _list_folder(path: str, layout: str | None, names: tuple[str, str] | None) -> Listing:
     """Return the listing of a folder, by the given layout or the one that it has."""
     root = path.rstrip("/") or "/"
     top = read_folder(root)
@@ -176,15 +205,16 @@ def _list_folder(path: str, layout: str | None) -> Listing:
         )
     while not top.images and len(top.folders) == 1 and not top.folders[0].images and layout in (None, "classes"):
         top = top.folders[0]  # a folder that holds nothing but a folder of folders
-    found = layout or _layout_of(path, top)
+    may_be_pairs = layout == "pairs" or (layout is None and not top.images)
+    pairs = find_pairs(path, top, names) if may_be_pairs else []
+    found = layout or ("pairs" if pairs else _layout_of(path, top))
     if found == "manifest":
         raise FormatError("a manifest is a table", file=path, expected="the path of a table", found="a folder")
     others = [other for folder in top.walk() for other in folder.others]
     if found == "flat":
         listing = Listing(_folder_path(root), root, Texts.of(top.files()))
     elif found == "pairs":
-        listing = _list_pairs(path, root, top)
-        report_others(path, _unpaired(top), "lie beside the folders of images and masks")
+        listing = _list_pairs(path, root, pairs, top)
     else:
         listing = _list_classes(path, root, top)
         others += top.images
@@ -216,9 +246,6 @@ def _layout_of(path: str, top: Folder) -> str:
             remedy="layout='classes' takes each folder as a class, layout='flat' all images without labels; or open "
             "one of the folders",
         )
-    images, masks = _pair_folders(top)
-    if images and masks:
-        return "pairs"
     if len(below) > 1 and all(folder.base.lower() in SPLITS for folder in below):
         names = [folder.base for folder in below]
         example = f"{path.rstrip('/')}/{names[0]}"
@@ -229,7 +256,10 @@ def _layout_of(path: str, top: Folder) -> str:
             found=f"the folders {names}",
             remedy=f"open one of them, for example {example!r}; layout='classes' takes them as classes",
         )
-    return "flat" if len(below) == 1 and images else "classes"
+    if len(below) == 1:
+        return "flat" if is_image_folder(below[0]) else "classes"
+    check_no_pairs(path, below)
+    return "classes"
 
 
 def _list_classes(path: str, root: str, top: Folder) -> Listing:
@@ -261,66 +291,30 @@ def _of_classes(root: str, files: Mapping[str, Sequence[str]]) -> Listing:
     return Listing(_folder_path(root), root, images, columns={"label": Classes(tuple(names), first, sum(counts))})
 
 
-def _pair_folders(top: Folder) -> tuple[list[Folder], list[Folder]]:
-    """Return the folders with the names of images, and those with the names of masks."""
-    below = [folder for folder in top.folders if folder.holds_images]
-    masks = [folder for folder in below if MASK_FOLDER.match(folder.base)]
-    return [f for f in below if IMAGE_FOLDER.match(f.base) and f not in masks], masks
-
-
-def _unpaired(top: Folder) -> list[str]:
-    images, masks = _pair_folders(top)
-    return [file for folder in top.folders if folder not in (*images, *masks) for file in folder.files()] + top.images
-
-
-def _list_pairs(path: str, root: str, top: Folder) -> Listing:
-    """Return the listing of the images and masks of equal stems."""
-    images, masks = _pair_folders(top)
-    if len(images) != 1 or len(masks) != 1:
+def _list_pairs(path: str, root: str, folders: Sequence[PairFolders], top: Folder) -> Listing:
+    if not folders:
         raise FormatError(
             "it is not clear which folders hold the images and the masks",
             file=path,
             expected="one folder named 'images', and one named 'masks' or 'labels'",
-            found=f"{[f.base for f in images]} and {[f.base for f in masks]} among {[f.base for f in top.folders]}",
-            remedy="rename the folders",
+            found=repr([folder.base for folder in top.folders]),
+            remedy="name them: pairs=('folder of images', 'folder of masks')",
         )
-    of_images, of_masks = _by_stem(root, images[0]), _by_stem(root, masks[0])
-    if not of_images.keys() & of_masks.keys():
-        of_masks = {MASK_END.sub("", stem): name for stem, name in of_masks.items()}
-    _check_pairs(root, of_images, of_masks, masks[0])
-    _check_pairs(root, of_masks, of_images, images[0])
-    stems = natural_sorted(of_images)
-    found, paired = (Texts.of(of_stem[stem] for stem in stems) for of_stem in (of_images, of_masks))
-    return Listing(_folder_path(root), root, found, paired)
+    pairs = match_pairs(root, folders, top)
+    counts = np.array([len(masks) for masks in pairs.masks], np.int64)
+    masks = Texts.of(mask for masks in pairs.masks for mask in masks)
+    used = {folder.name for pair in folders for folder in (pair.images, pair.masks)}
+    report_others(path, _beside(top, used), "lie beside the folders of images and masks")
+    several = counts if (counts > 1).any() else None
+    return Listing(_folder_path(root), root, Texts.of(pairs.images), masks, several)
 
 
-def _by_stem(root: str, folder: Folder) -> dict[str, str]:
-    """Return the files of a folder by their names relative to it, without suffix."""
-    stems: dict[str, str] = {}
-    for name in folder.files():
-        stem = os.path.splitext(name[len(folder.name) + 1 :])[0]  # noqa: PTH122 (a Path takes ten times as long)
-        if stem in stems:
-            raise FormatError(
-                "two files of a folder of pairs have the same stem",
-                file=f"{root}/{name}",
-                expected=f"one file named {stem!r}, whatever its suffix",
-                found=f"{stems[stem]!r} as well",
-                remedy="remove one of them",
-            )
-        stems[stem] = name
-    return stems
-
-
-def _check_pairs(root: str, files: Mapping[str, str], others: Mapping[str, str], folder: Folder) -> None:
-    lacking = [stem for stem in files if stem not in others]
-    if lacking:
-        raise FormatError(
-            "an image or a mask has no counterpart",
-            file=f"{root}/{files[lacking[0]]}",
-            expected=f"a file {lacking[0]!r} with any suffix in the folder {folder.name!r}",
-            found=f"none; {len(lacking)} of {len(files)} files lack one",
-            remedy="add the file, or remove its counterpart",
-        )
+def _beside(folder: Folder, used: set[str]) -> list[str]:
+    """Return the image files that are in none of the ``used`` folders."""
+    if folder.name in used:
+        return []
+    own = [f"{folder.name}/{image}".lstrip("/") for image in folder.images]
+    return own + [file for inner in folder.folders for file in _beside(inner, used)]
 
 
 def _folder_path(root: str) -> str:

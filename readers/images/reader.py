@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from matex_data.readers.collective import IndexingRanks, SingleRank
 from matex_data.readers.images.decoding import MAX_PIXELS, ImageOptions
 from matex_data.readers.images.files import FileValues, ImageFiles, Pages
 from matex_data.readers.images.headers import ImageFacts, read_facts
+from matex_data.readers.images.instances import InstanceMasks
 from matex_data.readers.images.listing import Classes, Listing, list_images
 from matex_data.readers.images.stack_files import index_stacks
 from matex_data.readers.images.texts import Texts
@@ -38,6 +39,7 @@ def index_collectively(
     /,
     *,
     layout: str | None = None,
+    pairs: tuple[str, str] | None = None,
     mode: str = "native",
     size: tuple[int, int] | None = None,
     resample: str = "bilinear",
@@ -57,7 +59,9 @@ def index_collectively(
     names : fields; None: all. ``image``; ``path``, relative to the folder; ``label`` of a folder per class; ``mask``
         of pairs; the columns of a manifest.
     layout : "classes": a folder per class. "flat": images without labels. "pairs": a folder of images, and one of
-        masks with the same stems. "manifest": a table of image files. None: found from the folders.
+        masks with the same stems, or these two in a folder for each image. "manifest": a table of image files. None:
+        found from the folders.
+    pairs : names of the folder of images and of the folder of masks, for names that are not known.
     mode, size, resample, dtype, max_pixels : of the images, see ``ImageOptions``. Masks are delivered in mode "native"
         and their own dtype, and resized by "nearest".
     ragged : images keep their own sizes. A batch is an object array, in TensorFlow a RaggedTensor.
@@ -75,18 +79,18 @@ def index_collectively(
     options = ImageOptions(mode, size, resample, dtype, max_pixels)
     if ragged and options.size is not None:
         raise FormatError("images of one size are not ragged", expected="size= or ragged=True", found="both")
-    listings = _listings(paths, layout, root, ranks)
+    listings = _listings(ranks, lambda: list_images(paths, layout, root, pairs))
     reading = _Reading(ranks, options, ragged, pages)
     return concatenate([reading.index(listing, names) for listing in listings])
 
 
-def _listings(paths: Sequence[str], layout: str | None, root: str | None, ranks: IndexingRanks) -> list[Listing]:
+def _listings(ranks: IndexingRanks, list_all: Callable[[], list[Listing]]) -> list[Listing]:
     """Return the listings of rank 0, on all ranks. *Collective*."""
     found: list[Listing] = []
     error: Exception | None = None
     if ranks.rank == 0:
         try:
-            found = list_images(paths, layout, root)
+            found = list_all()
         except Exception as raised:  # every rank has to raise it
             error = raised
     ranks.agree(error)
@@ -125,14 +129,22 @@ class _Reading:
         for name in selected:
             known = facts.get(name)
             if known is not None:
-                fields[name] = known.field(name, self._ragged)
-                layouts[name] = ImageFiles(
-                    listing.root, files[name], pages, fields[name], self._options[name], known.mean_bytes
-                )
+                images = self._images(listing, name, files[name], pages, known)
+                fields[name], layouts[name] = images.field, images
             else:
                 values = listing.images if name == PATH else listing.columns[name]
                 fields[name], layouts[name] = _field(name, values), FileValues(values, pages)
         return Index(fields, [FileIndex(listing.path, pages.rows, layouts)], facts=_shared(listing))
+
+    def _images(
+        self, listing: Listing, name: str, files: Texts, pages: Pages, facts: ImageFacts
+    ) -> ImageFiles | InstanceMasks:
+        """Return the layout of a field of images."""
+        counts = listing.mask_counts if name == MASK else None
+        pages = pages if counts is None else Pages.of(len(files), None)
+        field = facts.field(name, self._ragged)
+        images = ImageFiles(listing.root, files, pages, field, self._options[name], facts.mean_bytes)
+        return images if counts is None else InstanceMasks.of(images, counts)
 
     def _facts(self, listing: Listing, name: str, names: Texts, selected: bool) -> ImageFacts | None:
         options = self._options[name]
@@ -155,6 +167,9 @@ class _Reading:
         """
         counts = {name: None if known is None else known.pages for name, known in facts.items()}
         image, count = counts[IMAGE], len(listing.images)
+        if listing.mask_counts is not None:
+            _check_no_pages(listing, counts)
+            return Pages.of(count, None)
         if MASK in counts and listing.masks is not None:
             differing = np.flatnonzero(_or_ones(image, count) != _or_ones(counts[MASK], count))
             if len(differing):
@@ -167,6 +182,21 @@ class _Reading:
                     remedy="open the folder with pages='first', or write the mask again",
                 )
         return Pages.of(count, image)
+
+
+def _check_no_pages(listing: Listing, counts: dict[str, Integers | None]) -> None:
+    """Raise if images with several masks, or their masks, have pages."""
+    for name, pages in counts.items():
+        if pages is not None:
+            files = listing.masks if name == MASK and listing.masks is not None else listing.images
+            number = int(np.argmax(pages > 1))
+            raise FormatError(
+                "an image with several masks, or a mask of it, has several pages",
+                file=f"{listing.root}/{files.text(number)}",
+                expected="one page",
+                found=f"{pages[number]} pages",
+                remedy="open the folder with pages='first', or write one mask for each image",
+            )
 
 
 def _or_ones(counts: Integers | None, files: int) -> Array:

@@ -20,10 +20,10 @@ from matex_data.readers.decoding import Decoding
 from matex_data.readers.images.decoding import ImageOptions
 from matex_data.readers.images.decoding.kinds import HEAD_BYTES, image_kind
 from matex_data.readers.images.decoding.picture import check_pixels
-from matex_data.readers.images.decoding.tiff import page_offsets
+from matex_data.readers.images.decoding.tiff import images_behind, page_offsets
 from matex_data.readers.images.stack_pages import StackPages, StoredPage
 
-GRAY, RGB = 1, 2  # photometric interpretations
+GRAYS, RGB = (0, 1), 2  # photometric interpretations; white is the least number or the largest one
 UNASSOCIATED_ALPHA = 2  # an extra sample
 RAW = 1  # no compression
 LOSSLESS = frozenset((RAW, 5, 8, 32773, 32946, 34925, 50000))  # LZW, deflate, PackBits, deflate, LZMA, Zstandard
@@ -107,17 +107,9 @@ def _pages(file: tifffile.TiffFile) -> tuple[StoredPage, Integers, Integers] | N
     if contiguous and not page.planar:
         offset = offset[:, :1]
         if len(offset) == 1:
-            offset = offset + page.nbytes * np.arange(_images(file, first))[:, None]
+            offset = offset + page.nbytes * np.arange(images_behind(file))[:, None]
         nbytes = np.full_like(offset, page.nbytes)
     return page, offset, nbytes
-
-
-def _images(file: tifffile.TiffFile, page: tifffile.TiffPage) -> int:
-    """Return the number of images behind the only page of a file: hyperstacks of ImageJ have one page for all."""
-    series = file.series
-    if len(series) != 1 or series[0].dataoffset != page.dataoffsets[0]:
-        return 1
-    return max(1, int(series[0].nbytes) // int(page.nbytes))
 
 
 def _is_plain(page: tifffile.TiffPage) -> bool:
@@ -130,8 +122,8 @@ def _is_plain(page: tifffile.TiffPage) -> bool:
         and page.bitspersample == page.dtype.itemsize * 8
         and page.compression in LOSSLESS
         and (page.predictor == 1 or page.compression != RAW)
-        and ((samples == 1 and page.photometric == GRAY) or (colours and page.photometric == RGB))
-        and page.imagedepth == 1
+        and ((samples == 1 and page.photometric in GRAYS) or (colours and page.photometric == RGB))
+        and page.imagedepth == page.tiledepth == 1
         and page.tags.valueof(274, 1) == 1  # orientation
         and page.fillorder == 1
         and not page.is_reduced

@@ -15,6 +15,8 @@ from matex_data.errors import DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.readers.arrays import read_header
 from matex_data.readers.images.decoding import ImageInfo, ImageOptions, decode_image
+from matex_data.readers.images.decoding.kinds import HEAD_BYTES, image_kind
+from matex_data.readers.images.decoding.tiff import count_pages
 
 IMAGES = frozenset(("bmp", "fit", "fits", "gif", "jfif", "jpe", "jpeg", "jpg", "png", "ppm", "tif", "tiff", "webp"))
 INTEGERS = frozenset(("class", "cls", "cls2", "count", "id", "index", "inx"))
@@ -139,6 +141,7 @@ class ImageMember(MemberDecoder):
         return Field(name, self.info.shape, self.info.dtype, attributes=self.info.attributes)
 
     def decode(self, data: Bytes, out: Array) -> Any:
+        _check_single(data)
         image = decode_image(data, self.options, out=out)
         if (image.shape, image.dtype) != (self.info.shape, self.info.dtype):
             raise _differs(self.info.shape, self.info.dtype, image.shape, image.dtype)
@@ -165,10 +168,22 @@ class RaggedImageMember(MemberDecoder):
         return Field(name, (), self.info.dtype, ragged=True, attributes=self.info.attributes, inner=inner)
 
     def decode(self, data: Bytes, out: Array) -> Any:
+        _check_single(data)
         image = decode_image(data, self.options)
         if (image.shape[2:], image.dtype) != (self.info.shape[2:], self.info.dtype):
             raise _differs(self.info.shape, self.info.dtype, image.shape, image.dtype)
         return image if image.flags.writeable else image.copy()  # a batch holds the images themselves
+
+
+def _check_single(data: Bytes) -> None:
+    """Raise if a member is a stack: a sample has one image, and the other pages would be lost."""
+    if image_kind(data[:HEAD_BYTES].tobytes()) == "tiff" and (pages := count_pages(data.data)) > 1:
+        raise FormatError(
+            "the TIFF member has several pages",
+            expected="one image",
+            found=f"{pages} pages",
+            remedy="write each page as a sample, or deliver the members as bytes by raw=",
+        )
 
 
 def _differs(shape: tuple[int, ...], dtype: np.dtype[Any], other: tuple[int, ...], found: np.dtype[Any]) -> DecodeError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +76,9 @@ class Branches(ABC):
     def table(self, name: str, members: Mapping[str, Member], clusters: Integers) -> DecodedBlocks:
         """Return the layout of a branch."""
 
+    def expect(self, names: Sequence[str]) -> None:  # noqa: B027 (most kinds of trees need not know)
+        """Take note that only these branches will be probed."""
+
     def parts(self, name: str) -> list[str]:
         """Return the branches that a branch consists of, if it has no entries itself."""
         return []
@@ -110,6 +113,7 @@ class TreeBranches(Branches):
     key: str
     tree: Any
     _branches: dict[str, Any] = field(init=False, default_factory=dict)
+    _expected: set[str] = field(init=False, default_factory=set)
     _probed: set[str] = field(init=False, default_factory=set)
     _edges: dict[bytes, Integers] = field(init=False, default_factory=dict)
 
@@ -126,11 +130,18 @@ class TreeBranches(Branches):
         return [name for name in self._branches if self.has(name)]
 
     def has(self, name: str) -> bool:
-        return name in self._branches and not isinstance(self._branches[name].interpretation, AsGrouped)
+        return name in self._branches and not isinstance(self._interpretation(name), AsGrouped)
+
+    def _interpretation(self, name: str) -> Any:
+        """Return the interpretation of a branch, or the error that uproot raises or returns for it."""
+        try:
+            return self._branches[name].interpretation
+        except Exception as error:  # of many kinds, for types that uproot does not foresee
+            return error
 
     def parts(self, name: str) -> list[str]:
         branch = self._branches.get(name)
-        if branch is None or not isinstance(branch.interpretation, AsGrouped):
+        if branch is None or not isinstance(self._interpretation(name), AsGrouped):
             return []
         return [other for other in self.names if other.startswith(f"{name}/")]
 
@@ -141,10 +152,9 @@ class TreeBranches(Branches):
         return named[0] if len(named) == 1 else name
 
     def typename(self, name: str) -> str:
-        found = str(self._branches[name].typename)
-        if found != "unknown":
-            return found
-        branch = self._branches[name]
+        branch, interpretation = self._branches[name], self._interpretation(name)
+        if isinstance(interpretation, Interpretation):
+            return str(branch.typename)
         kinds = [leaf.member("fTypeName", none_if_missing=True) for leaf in branch.member("fLeaves")]
         return str(branch.member("fClassName", none_if_missing=True) or ", ".join(filter(None, kinds)) or "unknown")
 
@@ -154,12 +164,12 @@ class TreeBranches(Branches):
         return {"type": self.typename(name), "title": title} if described else {"type": self.typename(name)}
 
     def form(self, name: str) -> ak.forms.Form:
-        branch = self._branches[name]
-        interpretation = branch.interpretation
+        interpretation = self._interpretation(name)
         if not isinstance(interpretation, Interpretation):
-            raise UnreadableType(f"uproot has no interpretation of it: {getattr(interpretation, 'reason', 'unknown')}")
+            reason = getattr(interpretation, "reason", None) or first_line(interpretation)
+            raise UnreadableType(f"uproot has no interpretation of it: {reason}")
         try:
-            return interpretation.awkward_form(branch.file)
+            return interpretation.awkward_form(self._branches[name].file)
         except Exception as error:  # of many kinds, and some are raised for any unusual type
             reason = getattr(error, "because", None) or first_line(error)
             raise UnreadableType(f"uproot cannot read it as arrays: {reason}") from error
@@ -176,20 +186,24 @@ class TreeBranches(Branches):
                 raise UnreadableType(f"uproot cannot read its objects: {first_line(error)}") from error
             self._probed.add(name)
 
+    def expect(self, names: Sequence[str]) -> None:
+        self._expected.update(name for name in names if name in self._branches)
+
     def _has_class(self, name: str) -> bool:
         """Return whether entries are objects of a class and of no fixed size."""
-        interpretation = self._branches[name].interpretation
+        interpretation = self._interpretation(name)
         return isinstance(interpretation, AsObjects) and "Model_" in repr(interpretation)
 
     def _has_structure(self, name: str) -> bool:
-        interpretation = self._branches[name].interpretation
+        interpretation = self._interpretation(name)
         element = interpretation.content if isinstance(interpretation, AsJagged) else interpretation
         return isinstance(element, AsObjects | AsStridedObjects) and bool(self._branches[name].num_entries)
 
     @cached_property
     def _unreadable(self) -> Mapping[str, str]:
         """Return the reasons why uproot cannot read branches of objects, by name of the branch."""
-        names = [name for name in self._branches if self._has_class(name) and self._branches[name].num_entries]
+        among = self._expected or self._branches
+        names = [name for name in among if self._has_class(name) and self._branches[name].num_entries]
         return unreadable(self.path, self.key, names)
 
     def edges(self, name: str) -> Integers:

@@ -158,8 +158,10 @@ def _members(branches: Branches, branch: str) -> dict[str, Member]:
 
 
 def _named(branches: Branches, names: Sequence[str]) -> _Selected:
-    """Select the fields of these names and patterns."""
+    """Select the fields of these names and patterns; for names alone, no other branch is looked at."""
     selected = _Selected()
+    if not any(map(is_pattern, names)):
+        branches.expect([prefix for name in names for prefix in _prefixes(branches.full_name(name))])
     for name in names:
         if not _add(branches, name, selected):
             _add_matches(branches, name, selected)

@@ -28,6 +28,7 @@ from tests.fuzz.readings import (
 )
 from tests.fuzz.sources import Source, sources
 
+TEXTS = ("csv", "hepmc", "lhe", "manifest")
 SECONDS = 10.0  # that one file may take
 PATIENT = 30.0  # when it is looked at once more, alone, on a machine that may be busy
 
@@ -98,7 +99,7 @@ class Campaign:
         """Return the damaged file, its bytes, and a description of the damage."""
         chance = random.Random(f"{self.seed}:{self.format}:{number}")
         source = chance.choice(found)
-        data, how = mutant(chance, source.data, self.format == "csv")
+        data, how = mutant(chance, source.data, self.format in TEXTS)
         return source, data, how
 
     def command(self, number: int) -> str:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from matex_data import DataError
 from tests.fuzz.images import KINDS, check_image
+from tests.fuzz.particles import REFERENCES, check_manifest, check_particles
 from tests.fuzz.readings import (
     DIFFERS,
     EQUAL,
@@ -51,7 +52,7 @@ Stage = Callable[[str], None]
 """Says which library works now, so that a crash is put down to it."""
 
 
-STRICT = ("npz", "idx", "cifar")
+STRICT = ("npz", "idx", "cifar", "hepmc", "lhe", "tar")
 """Formats of which the other library checks all that can be checked: what it refuses nobody may read."""
 CHECKSUM = re.compile("filter returned failure|[Cc]hecksum")
 LENIENT = re.compile("parse header|format version|array header")
@@ -569,5 +570,7 @@ CHECKS: dict[str, Callable[[Path, Stage], Verdict]] = {
     "idx": check_idx,
     "cifar": check_cifar,
     **{kind: partial(check_image, kind) for kind in KINDS},
+    **{format: partial(check_particles, format) for format in REFERENCES},
+    "manifest": check_manifest,
 }
-PROBES: dict[str, Callable[[Path], None]] = {"hdf5": probe_hdf5, "netcdf": probe_netcdf}
+PROBES: dict[str, Callable[[Path], None]] = {"hdf5": probe_hdf5, "netcdf": probe_netcdf, "openpmd": probe_hdf5}

@@ -18,7 +18,7 @@ import netCDF4
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.fuzz import images
+from tests.fuzz import images, particles
 
 LARGEST = 200_000  # bytes of a file of the corpus that is taken
 LEFT_OUT = {
@@ -64,6 +64,8 @@ def sources(format: str, corpus: Path | None) -> list[Source]:
                 found.append(Source(path.name, path.read_bytes()))
     if format in images.KINDS:
         return [Source(f"own_{i}.{format}", data) for i, data in enumerate(images.seeds(format))]
+    if format in particles.FORMATS:
+        return [Source(*seed) for seed in particles.seeds(format)]
     written = {
         "hdf5": _hdf5,
         "netcdf": _netcdf,

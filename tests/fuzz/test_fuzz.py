@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.__main__ import IMAGES
+from tests.fuzz.__main__ import IMAGES, PARTICLES
 from tests.support.launch import ROOT
 
+FORMATS = [("hdf5", "netcdf"), ("csv", "npy", "npz", "idx", "cifar"), IMAGES, PARTICLES]
 
-@pytest.mark.parametrize("formats", [("hdf5", "netcdf"), ("csv", "npy", "npz", "idx", "cifar"), IMAGES], ids=" ".join)
+
+@pytest.mark.parametrize("formats", FORMATS, ids=" ".join)
 def test_damaged_files_are_read_right_or_refused(formats: tuple[str, ...], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.fuzz", "--quick", "--keep", str(tmp_path), "--formats", *formats]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)

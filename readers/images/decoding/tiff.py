@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import struct
 import sys
 from typing import Any
@@ -19,7 +20,10 @@ from matex_data.errors import DecodeError, FormatError
 from matex_data.readers.images.decoding.orientation import TURNED, turn
 from matex_data.readers.images.decoding.picture import MODES, Header, Pixels, check_pixels, header_of_mode
 
-SUBFILE_TYPE, BITS, SAMPLES, SAMPLE_FORMAT, ORIENTATION = 254, 258, 277, 339, 274
+SUBFILE_TYPE, BITS, PHOTOMETRIC, DESCRIPTION, ORIENTATION, SAMPLE_FORMAT = 254, 258, 262, 270, 274, 339
+IMAGE_DEPTH, TILE_DEPTH = 32997, 32998
+"""Tags of volumes, of Silicon Graphics."""
+MIN_IS_WHITE = 0
 LONG, REDUCED = 4, 1
 """Type of an integer of 32 bits, and the bit of the subfile type that marks a smaller version of another image."""
 UNSIGNED, SIGNED = 1, 2
@@ -27,14 +31,16 @@ MAX_SAMPLES = 4
 """Limit of the numbers of an image, in units of ``max_pixels``."""
 LEAST_CHANNELS = {2: 3, 5: 4, 6: 3, 8: 3}
 """By photometric interpretation: RGB, separated inks, YCbCr, Lab."""
+HYPERSTACK = re.compile(r'ImageJ=|\{"shape": ')
+"""Begin of a description that may announce further images, of ImageJ and tifffile."""
 NO_LAYOUT = ("unknown pixel mode", "unknown data organization", "Invalid value for samples per pixel")
 """Reasons of Pillow for layouts that it does not know, in contrast to damaged files."""
 
 logging.getLogger("tifffile").addHandler(logging.NullHandler())  # else each oddity of a file is printed
 
 
-def page_offsets(data: bytes | memoryview) -> list[int]:
-    """Return the byte positions of the directories of all pages, in the order of their chain.
+def page_offsets(data: bytes | memoryview, most: int | None = None) -> list[int]:
+    """Return the byte positions of the directories of all pages, or of the first ``most``, in the order of their chain.
 
     A directory that refers to an earlier one is the last, as in Pillow. Smaller versions of an image that follow it
     (overviews) are no pages.
@@ -53,7 +59,7 @@ def page_offsets(data: bytes | memoryview) -> list[int]:
     while True:
         try:
             (offset,) = struct.unpack_from(order + next_format, data, at)
-            if offset == 0 or offset in seen:
+            if offset == 0 or offset in seen or len(offsets) == most:
                 return _without_overviews(offsets, reduced)
             (entries,) = struct.unpack_from(order + count_format, data, offset)
         except struct.error:
@@ -85,6 +91,37 @@ def _without_overviews(offsets: list[int], reduced: list[bool]) -> list[int]:
     return offsets[:count]
 
 
+def count_pages(data: bytes | memoryview) -> int:
+    """Return the number of images: of pages, or of the images behind the only page of a hyperstack."""
+    pages = len(page_offsets(data))
+    return _images(data, _opened(data, 0)) if pages == 1 else pages
+
+
+def _images(data: bytes | memoryview, first: TiffImageFile | None) -> int:
+    """Return the number of images of a file with one page, which Pillow has opened unless it is None."""
+    if first is not None and not HYPERSTACK.match(str(first.tag_v2.get(DESCRIPTION))):
+        return 1
+    with _file(data) as file:
+        return images_behind(file)
+
+
+def images_behind(file: Any) -> int:
+    """Return the number of images behind the only page of a file as tifffile has opened it.
+
+    ImageJ writes hyperstacks of more than 4 GB like that, and tifffile any stack with ``truncate=True``: raw images one
+    behind the other, and their number in the description of the first one.
+    """
+    page, series = file.pages.first, file.series
+    if len(file.pages) != 1 or len(series) != 1 or series[0].dataoffset != page.dataoffsets[0]:
+        return 1
+    return max(1, int(series[0].nbytes) // int(page.nbytes))
+
+
+def _is_behind(data: bytes | memoryview, page: int) -> bool:
+    """Return whether an image lies behind the only page of a file."""
+    return page > 0 and len(page_offsets(data, most=2)) == 1 and page < count_pages(data)
+
+
 def open_page(data: bytes | memoryview, page: int) -> TiffImageFile:
     """Return a page as an image of Pillow, with its tags read. The first one needs no list of pages."""
     stream = io.BytesIO(data)
@@ -105,10 +142,21 @@ def _opened(data: bytes | memoryview, page: int) -> TiffImageFile | None:
     try:
         image = open_page(data, page)
     except SyntaxError as error:
-        if str(error) in NO_LAYOUT or isinstance(error.__cause__, KeyError):
+        if str(error) in NO_LAYOUT or isinstance(error.__cause__, LookupError):
             return None
         raise
+    if max(image.tag_v2.get(IMAGE_DEPTH, 1), image.tag_v2.get(TILE_DEPTH, 1)) > 1:
+        raise _volume(f"{image.tag_v2.get(IMAGE_DEPTH, 1)} planes in one page")
     return None if _would_cut(image) else image
+
+
+def _volume(found: str) -> FormatError:
+    return FormatError(
+        "the TIFF page is a volume",
+        expected="pages of one plane each",
+        found=found,
+        remedy="write each plane as a page: tifffile.imwrite(path, tifffile.imread(path), photometric='minisblack')",
+    )
 
 
 def _would_cut(image: TiffImageFile) -> bool:
@@ -120,10 +168,13 @@ def _would_cut(image: TiffImageFile) -> bool:
     return (bits == 8 and SIGNED in forms) or (bits == 32 and UNSIGNED in forms)
 
 
-def tiff_header(data: bytes | memoryview, max_pixels: int, page: int, count_pages: bool) -> Header:
-    """Return the header of a page."""
-    pages = len(page_offsets(data)) if count_pages else 1
+def tiff_header(data: bytes | memoryview, max_pixels: int, page: int, counted: bool) -> Header:
+    """Return the header of a page; its number of pages is 1 unless they are to be ``counted``."""
+    pages = len(page_offsets(data)) if counted else 1
+    page = 0 if _is_behind(data, page) else page
     image = _opened(data, page)
+    if counted and pages == 1:
+        pages = _images(data, image)
     if image is not None:  # Pillow has turned the size already
         check_pixels(*image.size, max_pixels)
         return header_of_mode(image.mode, *image.size, pages)
@@ -136,7 +187,9 @@ def tiff_header(data: bytes | memoryview, max_pixels: int, page: int, count_page
 
 
 def decode_tiff(data: bytes | memoryview, max_pixels: int, page: int) -> Image.Image | Pixels:
-    """Return a page, turned as its orientation says."""
+    """Return a page with the numbers that are stored, turned as its orientation says."""
+    if _is_behind(data, page):
+        return _decode_behind(data, max_pixels, page)
     image = _opened(data, page)
     if image is None:
         return _decode_by_tifffile(data, max_pixels, page)
@@ -145,7 +198,16 @@ def decode_tiff(data: bytes | memoryview, max_pixels: int, page: int) -> Image.I
         pixels = _decode_by_tifffile(data, max_pixels, page)
         return Pixels(pixels.array.astype(MODES[image.mode][1], copy=False), pixels.mode)
     image.load()  # turns it, too
-    return image
+    return _as_stored(image) if image.tag_v2.get(PHOTOMETRIC) == MIN_IS_WHITE and image.mode in ("1", "L") else image
+
+
+def _as_stored(image: TiffImageFile) -> Image.Image:
+    """Return the numbers of an image whose least number is white, which Pillow inverts and scales to 8 bits."""
+    array = np.asarray(image)
+    if array.dtype == bool:
+        return Image.fromarray(~array)
+    bits = max(image.tag_v2.get(BITS, (8,)))
+    return Image.fromarray(~array // (255 // (2**bits - 1)))
 
 
 def _would_swap(image: TiffImageFile) -> bool:
@@ -162,6 +224,19 @@ def _decode_by_tifffile(data: bytes | memoryview, max_pixels: int, page: int) ->
         if _shape(found)[2] is None:
             pixels = pixels[..., 0]
         return Pixels(turn(pixels.astype(_dtype(found), copy=False), _orientation(found)), _mode(found))
+
+
+def _decode_behind(data: bytes | memoryview, max_pixels: int, number: int) -> Image.Image | Pixels:
+    """Return an image that lies behind the only page of a file, raw as that one."""
+    header = tiff_header(data, max_pixels, 0, counted=False)
+    with _file(data) as file:
+        page = _page(file, 0, len(data), max_pixels)
+        at, stored = page.dataoffsets[0] + number * page.nbytes, np.dtype(page.dtype).newbyteorder(file.byteorder)
+        if at + page.nbytes > len(data):
+            raise DecodeError("the image is not in the file", byte=at, expected=f"{page.nbytes} bytes", found="too few")
+        values = np.frombuffer(data, stored, page.size, at).reshape(page.shape)
+        array = np.ascontiguousarray(turn(values.astype(header.dtype), _orientation(page)))
+        return Image.fromarray(array) if array.dtype == np.uint8 else Pixels(array, _mode(page))
 
 
 def _file(data: bytes | memoryview) -> Any:
@@ -189,7 +264,9 @@ def _page(file: Any, number: int, size: int, max_pixels: int) -> Any:
     page = file.pages[number]
     check_pixels(page.imagewidth, page.imagelength, max_pixels)
     samples, depth, _, _, channels = page.shaped
-    if page.dtype is None or page.dtype.kind not in "biuf" or depth != 1 or (samples > 1 and channels > 1):
+    if depth != 1 or page.tiledepth > 1:
+        raise _volume(f"{page.dtype} of shape {page.shape}")
+    if page.dtype is None or page.dtype.kind not in "biuf" or (samples > 1 and channels > 1):
         raise FormatError(
             "the TIFF page is no image", expected="real numbers, in two dimensions", found=f"{page.dtype} {page.shaped}"
         )

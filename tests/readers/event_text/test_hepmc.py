@@ -156,7 +156,7 @@ def test_every_file_of_the_corpus_against_pyhepmc(ranks: Pools, size: int, small
     by_rank = ranks(size).run(_load_each, paths, small, timeout=120)
     for path, shares in zip(paths, zip(*by_rank, strict=True), strict=True):
         if Path(path).name == "broken.dat":  # pyhepmc yields no event, and no error
-            assert all(share == shares[0] and "damaged text in event 1" in share and path in share for share in shares)
+            assert all(share == shares[0] and "damaged in event 1" in share and path in share for share in shares)
         else:
             check({name: np.concatenate([share[name] for share in shares]) for name in shares[0]}, expected([path]))
 
@@ -224,11 +224,11 @@ def test_joined_files(tmp_path: Path) -> None:
 
 
 DAMAGE = {
-    "a letter in a number": (lambda text: text.replace(b"e-01 2", b"x-01 2", 1), "no number in event"),
-    "a letter in an event": (lambda text: text.replace(b"E 13 2 ", b"E 13 2o ", 1), "no number in event 14"),
+    "a letter in a number": (lambda text: text.replace(b"e-01 2", b"x-01 2", 1), "line is damaged in event"),
+    "a letter in an event": (lambda text: text.replace(b"E 13 2 ", b"E 13 2o ", 1), "line is damaged in event 14"),
     "a line too few": (
         lambda text: re.sub(rb"(E 13 (?:.*\n)+?)P.*\n", rb"\1", text, count=1),
-        "damaged text in event 14",
+        "event 14",
     ),
     "a line too many": (lambda text: re.sub(rb"(E 13 (?:.*\n)+?)(P.*\n)", rb"\1\2\2", text, count=1), "event 14"),
     "half of the text": (lambda text: text[: len(text) // 2], "event 20"),
@@ -256,4 +256,87 @@ def test_a_truncated_file_of_version_2(tmp_path: Path) -> None:
     text = written(0, 40, "hepmc2")
     path.write_bytes(text[: text.index(b"E 30 ") - 200])
     with pytest.raises(DataError, match="event 30"):
+        rows_of(path)
+
+
+LINES_3 = {
+    "an entry more": (rb"(\nP 2 \S+ \S+) ", rb"\1 7 ", "P and nine entries"),
+    "an entry less": (rb"(\nP 2 \S+) \S+", rb"\1", "P and nine entries"),
+    "a tab": (rb"(\nP 2 \S+ \S+) ", rb"\1\t", "single spaces"),
+    "two spaces": (rb"(\nP 2 \S+ \S+) \S+ ", rb"\1  ", "a number as entry 4"),
+    "a large particle id": (rb"(\nP 2 \S+) \S+", rb"\1 4294967307", "integer of up to 2147483647 as entry 3"),
+    "a real particle id": (rb"(\nP 2 \S+) \S+", rb"\1 11.0", "an integer as entry 3"),
+    "a real status": (rb"(\nP 2 .*) 1\n", rb"\1 1.9\n", "an integer as entry 9"),
+    "two points": (rb"(\nP 2 \S+ \S+ -?\d\.)\d", rb"\1.", "a number as entry 4"),
+    "no exponent": (rb"(\nP 2 \S+ \S+ \S+e.)\d\d", rb"\1", "a number as entry 4"),
+    "a word": (rb"(\nP 2 \S+ \S+) \S+", rb"\1 none", "a number as entry 4"),
+    "a mother behind": (rb"\nP 2 \S+", rb"\nP 2 3", "an earlier particle"),
+    "an unknown mother": (rb"\nP 2 \S+", rb"\nP 2 -9", "an earlier particle"),
+    "an unknown particle": (rb"(\nV \S+ \S+) \[\d+", rb"\1 [99", "a list of particles"),
+    "particle 0": (rb"(\nV \S+ \S+) \[\d+", rb"\1 [0", "a list of particles"),
+    "a space in a list": (rb"(\nV \S+ \S+ \[)", rb"\1 ", "a list, and @"),
+    "an unknown vertex": (rb"\nV -1", rb"\nV -9", "the id of a vertex"),
+    "a short vertex": (rb"(\nV -1.*) \S+", rb"\1", "@ with four numbers"),
+    "another mark": (rb"(\nV -1.*) @", rb"\1 x", "@ as entry 4"),
+    "an event more": (rb"\nE 13 (\S+)", rb"\nE 13 \1 1", "three integers"),
+    "another unit": (rb"\nU GEV", rb"\nU TEV", "GEV or MEV"),
+    "a word for a weight": (rb"\nW (\S+) ", rb"\nW \1 x", "W and numbers"),
+    "a word for a parton": (rb"GenPdfInfo 21", rb"GenPdfInfo x", "nine numbers of partons"),
+    "an unknown line": (rb"\nU GEV MM", rb"\nU GEV MM\nX 1", "a line that begins with E"),
+}
+LINES_2 = {
+    "no vertex": (rb"\nV -1 .*", rb"", "particles behind this line, not"),
+    "no second vertex": (rb"\nV -2 .*", rb"", "particles behind this line, not"),
+    "a particle before its vertex": (rb"(\nV -1 .*)(\nP .*)", rb"\2\1", "0 particles behind this line, not 1"),
+    "a particle less": (rb"(\nV -1 .*)(\nP .*)", rb"\1", "particles behind this line, not"),
+    "a vertex without particles": (rb"(\nV -2 .*) 0\n(P .*\n)*", rb"\1 0\n", "particles behind this line, not 0"),
+    "another number of vertices": (rb"(\nE 13 0 \S+ \S+ \S+ 0 0) 2", rb"\1 3", "as many vertices"),
+    "an entry more": (rb"(\nP \d+ \S+) ", rb"\1 7.5 ", "integer as entry"),
+    "an entry less": (rb"(\nP \d+ \S+) \S+", rb"\1", "twelve entries"),
+    "a tab": (rb"(\nP \d+ \S+) ", rb"\1\t", "single spaces"),
+    "a large particle id": (rb"(\nP \d+) \S+", rb"\1 4294967307", "integer of up to 2147483647 as entry 2"),
+    "a real status": (rb"(\nP .*) 1 (\S+ \S+ \S+ 0\n)", rb"\1 1.9 \2", "an integer as entry 8"),
+    "flows": (rb"(\nP .*) 0\n", rb"\1 2\n", "each colour flow"),
+    "a weight of a vertex": (rb"(\nV .*) 0\n", rb"\1 1\n", "an entry more for each weight"),
+    "a weight more": (rb"(\nE 13 .*)", rb"\1 1.5", "random states and weights"),
+    "a weight less": (rb"(\nE 13 .*) \S+", rb"\1", "random states and weights"),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage"), [*(("hepmc3", name) for name in LINES_3), *(("hepmc2", name) for name in LINES_2)]
+)
+def test_damaged_lines(tmp_path: Path, kind: str, damage: str) -> None:
+    """HepMC itself shifts, cuts or wraps their values without a word, or ends the process."""
+    pattern, other, expected = (LINES_3 if kind == "hepmc3" else LINES_2)[damage]
+    path, text = tmp_path / "events.hepmc", written(0, 40, kind)
+    begin = text.index(b"\nE 13 ")
+    changed = text[:begin] + re.sub(pattern, other, text[begin:], count=1)
+    assert changed != text
+    path.write_bytes(changed)
+    with pytest.raises(DataError, match=re.escape(expected)) as caught:
+        rows_of(path)
+    assert caught.value.row == 13 and "in event 14" in str(caught.value)
+    assert caught.value.byte is not None and caught.value.byte >= begin
+    line = changed[caught.value.byte :].split(b"\n")[0]
+    assert re.match(rb"[EVPUWAX]", line) and repr(line[:20].decode())[1:-1] in str(caught.value.found)
+
+
+def test_other_forms_of_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "events.hepmc"
+    text = re.sub(rb"(\nP 2 \S+ \S+) \S+ \S+ \S+ \S+", rb"\1 .5 -1. 1E5 nan", written(0, 40))
+    path.write_bytes(re.sub(rb"(\nP 1 \S+ \S+) \S+ \S+ \S+", rb"\1 7 -0.25 +1e-3", text).replace(b"\n", b" \r\n"))
+    found = rows_of(path, names=["px", "py", "pz", "e"])
+    assert all(px[:2].tolist() == [7, 0.5] for px in found["px"])
+    assert all(py[:2].tolist() == [-0.25, -1] for py in found["py"])
+    assert all(pz[:2].tolist() == [0.001, 100000] for pz in found["pz"])
+    assert all(np.isnan(e[1]) for e in found["e"])
+    check({name: found[name] for name in ("px", "py", "pz")}, {n: expected([path])[n] for n in ("px", "py", "pz")})
+
+
+def test_a_weight_less_in_all_events_of_a_block(tmp_path: Path) -> None:
+    path, text = tmp_path / "events.hepmc", written(0, 40, "hepmc2")
+    at = text.index(b"\nE 20 ")
+    path.write_bytes(text[:at] + re.sub(rb"(\nE (?:\S+ ){11})2 (\S+) \S+\nN .*", rb"\g<1>1 \2", text[at:]))
+    with pytest.raises(DataError, match=r"another number of weights[\s\S]*2 weights[\s\S]*1 weights"):
         rows_of(path)

@@ -20,6 +20,7 @@ import tifffile
 from astropy.io import fits
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
+from PIL.TiffImagePlugin import TiffImageFile
 
 from matex_data import DataError, DecodeError, FormatError
 from matex_data.readers.images.decoding import ImageOptions, decode_image, image_info
@@ -51,8 +52,12 @@ def written(array: NDArray[Any], **options: Any) -> bytes:
 
 
 def shown(data: bytes) -> Image.Image:
-    """Return the image as Pillow gives it."""
+    """Return the image as Pillow gives it, but with the numbers that are stored where white is the least one."""
     image = Image.open(io.BytesIO(data))
+    if isinstance(image, TiffImageFile) and image.tag_v2.get(262) == 0 and image.mode in ("1", "L"):
+        stored = Image.fromarray(tifffile.imread(io.BytesIO(data)))
+        stored.getexif()[274] = image.tag_v2.get(274, 1)  # the orientation, of which tifffile makes nothing
+        return ImageOps.exif_transpose(stored)
     image.load()
     try:
         return ImageOps.exif_transpose(image)
@@ -273,6 +278,49 @@ def test_tiff_numbers_are_never_cut(name: str, layout: str) -> None:
     data = written(array, **options)
     np.testing.assert_array_equal(tifffile.imread(io.BytesIO(data)), array)
     check(data, NATIVE, array)
+
+
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "uint16", "int16", "float32"])
+def test_the_numbers_of_white_zero_are_those_that_are_stored(dtype: str, layout: str) -> None:
+    options = dict(LAYOUTS[layout])
+    pixels = np.random.default_rng(1).integers(0, 200, (40, 33))
+    array = pixels > 100 if dtype == "bool" else pixels.astype(dtype)
+    if dtype == "bool":
+        options.pop("predictor", None)
+        data = written(array, **options)  # tifffile takes white as zero for masks, if nothing else is said
+    else:
+        data = written(array, photometric="miniswhite", **options)
+    with tifffile.TiffFile(io.BytesIO(data)) as file:
+        assert file.pages.first.photometric == 0
+    wanted = tifffile.imread(io.BytesIO(data))
+    np.testing.assert_array_equal(wanted, array)
+    check(data, NATIVE, wanted)
+    if array.dtype in (bool, np.uint8):
+        gray = np.where(array, 255, 0) if dtype == "bool" else array
+        check(data, ImageOptions(mode="gray"), gray.astype("u1")[..., None])
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_few_bits_of_white_zero(bits: int) -> None:
+    array = np.random.default_rng(2).integers(0, 2**bits, (16, 32)).astype("u1")
+    data = written(array, photometric="miniswhite", bitspersample=bits)
+    np.testing.assert_array_equal(tifffile.imread(io.BytesIO(data)), array)
+    check(data, NATIVE, array)
+
+
+@pytest.mark.parametrize("compression", ["group3", "group4", "tiff_lzw", None])
+def test_faxes(compression: str | None) -> None:
+    mask = np.random.default_rng(3).random((40, 48)) > 0.5
+    data = saved(Image.fromarray(mask), "TIFF", compression=compression, tiffinfo={262: 0})
+    with tifffile.TiffFile(io.BytesIO(data)) as file:
+        assert file.pages.first.photometric == 0
+        check(data, NATIVE, file.asarray())
+
+
+def test_more_planes_than_colours_have() -> None:
+    array = np.random.default_rng(4).integers(0, 200, (40, 33, 5)).astype("u1")
+    check(written(np.moveaxis(array, 2, 0), photometric="minisblack", planarconfig="separate"), NATIVE, array)
 
 
 def test_tiff_planes() -> None:

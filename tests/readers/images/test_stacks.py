@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 import pickle
@@ -124,6 +125,54 @@ def test_hyperstacks_of_imagej(tmp_path: Path) -> None:
     same(every_row(stack(path), "image"), pixels.reshape(-1, 20, 30))
 
 
+def opened(path: Path, **options: Any) -> NDArray[Any]:
+    """Return all images of a data set as one array."""
+    return np.stack(list(open_dataset(str(path), **options).load()["image"]))
+
+
+@pytest.mark.parametrize("photometric", ["miniswhite", "minisblack", "rgb"])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+def test_images_behind_the_only_page_are_read_in_every_layout(tmp_path: Path, dtype: str, photometric: str) -> None:
+    shape = (6, 20, 30, 3) if photometric == "rgb" else (6, 20, 30)
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        path = tmp_path / name / "stack.tif"
+        tifffile.imwrite(path, volume(shape, dtype), photometric=photometric, truncate=True, byteorder=">")
+    with tifffile.TiffFile(path) as file:
+        assert len(file.pages) == 1
+    wanted = tifffile.imread(path)
+    same(opened(path), wanted)
+    same(opened(path, ragged=True), wanted)
+    same(opened(tmp_path), np.concatenate([wanted, wanted]))
+    same(opened(path, ragged=True, pages="first"), wanted[:1])
+    gray = opened(path, ragged=True, mode="gray")
+    same(gray, np.stack([decode_image(tiff_of(page), ImageOptions(mode="gray")) for page in wanted]))
+
+
+def tiff_of(page: NDArray[Any]) -> bytes:
+    memory = io.BytesIO()
+    tifffile.imwrite(memory, page, photometric="rgb" if page.ndim == 3 else "minisblack")
+    return memory.getvalue()
+
+
+VOLUMES: list[dict[str, Any]] = [{}, {"tile": (16, 16)}, {"tile": (4, 16, 16)}, {"compression": "zlib"}]
+
+
+@pytest.mark.parametrize("options", VOLUMES, ids=str)
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+def test_volumes_are_refused(tmp_path: Path, dtype: str, options: dict[str, Any]) -> None:
+    for shape, kind in (((8, 40, 33), "minisblack"), ((8, 40, 33, 3), "rgb")):
+        path = tmp_path / "volume.tif"
+        tifffile.imwrite(path, volume(shape, dtype), volumetric=True, photometric=kind, **options)
+        assert tifffile.imread(path).shape == shape
+        for others in ({}, {"ragged": True}, {"pages": "first"}):
+            with pytest.raises(FormatError, match="is a volume") as caught:
+                open_dataset(str(path), **others)
+            assert "tifffile.imwrite" in str(caught.value)
+        with pytest.raises(FormatError, match="is a volume"):
+            decode_image(path.read_bytes(), NATIVE)
+
+
 def test_truncated_page_list_of_tifffile(tmp_path: Path) -> None:
     path, pixels = tmp_path / "stack.tif", volume((6, 20, 30), "uint8")
     tifffile.imwrite(path, pixels, photometric="minisblack", truncate=True)
@@ -168,7 +217,6 @@ def test_segments_of_a_large_page_are_several_requests(tmp_path: Path, monkeypat
 def test_pages_that_cannot_be_laid_out(tmp_path: Path) -> None:
     path = tmp_path / "stack.tif"
     for kinds in (
-        [{"photometric": "miniswhite"}],
         [{"photometric": "minisblack"}, {"photometric": "minisblack", "compression": "zlib"}],
         [{"photometric": "minisblack", "extratags": [(274, 3, 1, 6, True)]}],
         [{"photometric": "minisblack", "subfiletype": 1}],

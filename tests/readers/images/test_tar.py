@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tifffile
 from mpi4py import MPI
 from numpy.typing import NDArray
 from PIL import Image
@@ -199,6 +200,12 @@ def test_damaged_images_can_be_skipped(tmp_path: Path) -> None:
     assert [(Path(sample.file).name, sample.row) for sample in data.skipped] == [("shard-000.tar", 33)]
 
 
+def stack(pages: int) -> bytes:
+    memory = io.BytesIO()
+    tifffile.imwrite(memory, np.zeros((pages, 8, 9), "u1"), photometric="minisblack", truncate=True)
+    return memory.getvalue()
+
+
 ERRORS = {
     "a member is missing": ({"0.png": b"", "0.cls": b"1", "1.png": b""}, FormatError, ["'1.cls'", "row 1"]),
     "no integer": ({"0.cls": b"1", "1.cls": b"cat"}, DecodeError, ["b'cat'", "raw=", "row 1", "byte 1536"]),
@@ -208,6 +215,7 @@ ERRORS = {
     "no array": ({"0.npy": b"zero"}, FormatError, ["header of the array"]),
     "objects": ({"0.npy": saved(np.array([{}], object))}, FormatError, ["Python objects"]),
     "no image": ({"0.png": b"text"}, DataError, ["'0.png'"]),
+    "a stack": ({"0.tif": stack(1), "1.tif": stack(3)}, DecodeError, ["3 pages", "row 1", "raw="]),
     "a damaged image": ({"0.png": encoded(pixels(0)), "1.png": b"text"}, DataError, ["row 1"]),
 }
 

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 import uproot
 from mpi4py import MPI
+from uproot.interpretation import identify
 
 from matex_data import DataError, FieldNotFound, open_dataset
 from matex_data.errors import DecodeError, FormatError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import RowSelection
 from matex_data.readers import detect
+from matex_data.readers.root import branches
 from matex_data.readers.root.baskets import Baskets, unpack
 from matex_data.readers.root.clusters import Clusters
 from matex_data.readers.root.reader import index
@@ -26,6 +28,7 @@ from tests.support.serial import every_row, random_rows
 
 ROWS = (150, 37, 1, 110)
 BASKET = 16  # entries
+JETS = "AntiKt10UFOCSSKJetsAux./AntiKt10UFOCSSKJetsAux.constituentLinks"  # objects of a class
 
 
 def events(rows: int, first: int = 0) -> dict[str, Any]:
@@ -95,6 +98,68 @@ def damage_basket(path: str, branch: str, basket: int) -> None:
 
 def opened(path: str, **options: Any) -> Any:
     return open_dataset(path, comm=MPI.COMM_SELF, **options)
+
+
+def _fails_for(monkeypatch: pytest.MonkeyPatch, name: str, error: Exception) -> list[str]:
+    """Let uproot raise an error for the interpretation of a branch, and return the list of those it is asked for.
+
+    uproot does so for types that it does not foresee, such as links of ATLAS; it writes none of these itself.
+    """
+    asked: list[str] = []
+    original = identify.interpretation_of
+
+    def interpretation_of(branch: Any, *others: Any, **options: Any) -> Any:
+        asked.append(branch.name)
+        if branch.name == name:
+            raise error
+        return original(branch, *others, **options)
+
+    monkeypatch.setattr(identify, "interpretation_of", interpretation_of)
+    return asked
+
+
+ERRORS = [ValueError("invalid C++ type name syntax"), NotImplementedError("jetLink"), KeyError("fTypeName")]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_branches_whose_interpretation_fails_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    written = {name: array for name, array in events(50).items() if name != "Muon"}
+    path = write(tmp_path / "a.root", written)
+    _fails_for(monkeypatch, "trigger", error)
+    with pytest.warns(UserWarning, match=rf"1 branch of 'events.*left out[\s\S]*'trigger'.*{type(error).__name__}"):
+        found = index(path)
+    assert set(found.fields) == {"event", "MET_pt", "position"}
+    np.testing.assert_array_equal(every_row(found, "event"), written["event"])
+    with pytest.raises(FormatError, match=rf"cannot be read[\s\S]*'trigger'[\s\S]*{type(error).__name__}"):
+        index(path, ["trigger"])
+    with pytest.warns(UserWarning, match="1 branch"):
+        assert list(index(path, ["[et]*"]).fields) == ["event"]
+
+
+def test_named_branches_are_opened_without_a_look_at_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = events(50)
+    path = write(tmp_path / "a.root", written)
+    asked = _fails_for(monkeypatch, "trigger", ValueError("a type"))
+    found = index(path, ["event", "position"])
+    np.testing.assert_array_equal(every_row(found, "position"), written["position"])
+    assert set(asked) == {"event", "position"}
+
+
+def test_only_named_branches_of_objects_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    path, tried = _corpus("uproot-issue-798.root"), list[list[str]]()
+
+    def unreadable(path: str, key: str, names: list[str]) -> dict[str, str]:
+        tried.append(list(names))
+        return dict.fromkeys(names, "not tried")
+
+    monkeypatch.setattr(branches, "unreadable", unreadable)
+    with pytest.raises(FormatError, match=r"cannot be read[\s\S]*not tried"):
+        index(path, [JETS], tree="CollectionTree")
+    with pytest.warns(UserWarning, match="left out"):
+        index(path, tree="CollectionTree")
+    assert tried[0] == [JETS] and len(tried[1]) > 5
 
 
 @pytest.mark.parametrize("compression", ["ZLIB", "LZMA", "LZ4", "ZSTD", None])
