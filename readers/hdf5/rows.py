@@ -19,6 +19,7 @@ from matex_data.index.library import LibraryRows
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 
 MAX_OPEN_FILES = 16  # per process
+OWN_DRIVER = "matex_data"
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,13 +77,17 @@ class Hdf5Rows(LibraryRows):
 
 
 def open_file(path: str) -> h5py.File:
-    """Open a file for reading, without locks where possible: many parallel file systems do not support them."""
-    try:
-        return h5py.File(path, "r", locking=False)
-    except OSError as error:
-        if "locking flag" not in str(error):
-            raise
-        return h5py.File(path, "r")  # this process has the file open already, with locks
+    """Open a file for reading, without locks: many parallel file systems do not support them.
+
+    HDF5 shares one open file among all that open it in a process, and refuses other flags of locking. It does so for
+    each driver: the one that could log, and reads as the default one does, leaves the default one to the user.
+    """
+    h5py.register_driver(OWN_DRIVER, _set_own_driver)
+    return h5py.File(path, "r", driver=OWN_DRIVER, locking=False)
+
+
+def _set_own_driver(plist: h5py.h5p.PropFAID) -> None:
+    plist.set_fapl_log(b"", 0, 0)  # without flags nothing is logged, and no log file is made
 
 
 _open: OrderedDict[ref[Hdf5Rows], tuple[h5py.File, h5py.Dataset]] = OrderedDict()
