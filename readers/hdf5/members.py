@@ -20,6 +20,7 @@ from matex_data.index.interleaved import InterleavedRecords, RecordField, c_stri
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import Layout
 from matex_data.index.table import Column
+from matex_data.readers.hdf5.chunks import check_begin
 from matex_data.readers.hdf5.names import HDF5_ERRORS, find
 
 GAP_BYTES = 4096  # between members, or records, that are read rather than skipped: storage reads whole pages
@@ -189,6 +190,7 @@ def member_layouts(
         return {name: MemoryRows(_values(table, path)) for name, path in readable.items()}
     offset = dataset.id.get_offset() if storage == h5py.h5d.CONTIGUOUS else None
     if offset is not None:
+        check_begin(offset - dataset.file.userblock_size, "it begins")
         return dict(_contiguous(table, record, readable, offset))
     rows = chunked(record if table.columns is None else record[0])
     if rows is None:

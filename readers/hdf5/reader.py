@@ -26,7 +26,7 @@ from matex_data.index.chunked import Chunked, MemberPath
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
-from matex_data.readers.hdf5.chunks import chunked_layout, unwritten_layout
+from matex_data.readers.hdf5.chunks import check_begin, check_chunks, chunked_layout, unwritten_layout
 from matex_data.readers.hdf5.jagged import Pairings, Rows
 from matex_data.readers.hdf5.members import Table, find_field, leaf_names, member_layouts, member_type
 from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names
@@ -297,6 +297,7 @@ def _contiguous_layout(dataset: h5py.Dataset, stored: np.dtype[Any], item: tuple
     offset = dataset.id.get_offset()
     if offset is None:
         return unwritten_layout(dataset, stored, item)
+    check_begin(offset - dataset.file.userblock_size, "it begins")
     shape = (*dataset.shape[1:], *item)
     return Strided(dataset.shape[0], offset, prod(shape) * stored.itemsize, stored, shape)
 
@@ -336,6 +337,8 @@ def _library_rows(
             remedy=f"{advice}set HDF5_PLUGIN_PATH to the folder of the filter's plugin, see {REGISTRY}",
         )
     _check_external(dataset, path, name)
+    if dataset.chunks is not None:
+        check_chunks(dataset, path)
     chunk = dataset.chunks or (max(1, BLOCK_BYTES // max(1, field.row_bytes)),)
     if dataset.size and prod(chunk) * dataset.dtype.itemsize <= PROBE_BYTES:
         dataset[(slice(0, 1),) * dataset.ndim]
