@@ -16,6 +16,7 @@ from matex_data.index.chunked import Chunked
 from matex_data.index.model import EMPTY
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.hdf5.rows import missing_filters
+from matex_data.readers.hdf5.types import element_type
 
 FILL_BYTES = 1024 * 1024  # of a block of a dataset that was never written
 MANY_CHUNKS = 1 << 23  # HDF5 lists so many in about a second
@@ -86,9 +87,10 @@ def fill_value(dataset: h5py.Dataset, dtype: np.dtype[Any], item: tuple[int, ...
     plist = dataset.id.get_create_plist()
     if plist.fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED:
         return np.zeros((), dtype)[()]
-    if item or dataset.dtype.hasobject or dataset.dtype.itemsize != dtype.itemsize:
+    memory = element_type(dataset)
+    if item or memory.hasobject or memory.itemsize != dtype.itemsize:
         return None
-    value = np.zeros((), dataset.dtype)
+    value = np.zeros((), memory)
     try:
         plist.get_fill_value(value)
     except HDF5_ERRORS:
@@ -100,7 +102,7 @@ def _is_too_sparse(dataset: h5py.Dataset, path: str, chunks: int) -> bool:
     """Return whether the chunk table is so long, and the file so empty, that HDF5 would list chunks for a long time."""
     file = Path(path).stat()
     stored = file.st_blocks * 512 or file.st_size  # the file itself may have holes
-    decoded = chunks * prod(dataset.chunks) * dataset.dtype.itemsize
+    decoded = chunks * prod(dataset.chunks) * dataset.id.get_type().get_size()
     return chunks > MANY_CHUNKS and decoded > stored * MAX_COMPRESSION
 
 

@@ -10,7 +10,8 @@ import itertools
 import os
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from math import prod
@@ -28,9 +29,10 @@ from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
 from matex_data.readers.hdf5.chunks import check_begin, check_chunks, chunked_layout, unwritten_layout
 from matex_data.readers.hdf5.jagged import Pairings, Rows
-from matex_data.readers.hdf5.members import Table, find_field, leaf_names, member_layouts, member_type
+from matex_data.readers.hdf5.members import Table, find_field, leaf_names, member_error, member_layouts, member_type
 from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names
 from matex_data.readers.hdf5.rows import Hdf5Rows, missing_filters, open_file
+from matex_data.readers.hdf5.types import element_type, has_bytes_of, read_first, unreadable_members
 
 BLOCK_BYTES = 256 * 1024  # per read through the library, about
 PROBE_BYTES = 64 * 1024 * 1024  # largest chunk that is decoded as a check
@@ -84,13 +86,27 @@ def _expanded(file: h5py.File, path: str, names: Sequence[str], pairings: Pairin
     if not any(map(is_pattern, names)):
         return names
     datasets = pairings.listed(dataset_names(file, path))
-    tables = {name: file[name] for name in datasets if isinstance(file.get(name), h5py.Dataset)}
-    members = [f"{name}/{leaf}" for name, table in tables.items() for leaf in leaf_names(table.dtype)]
+    tables = dict(_tables(file, datasets))
+    members = [f"{name}/{leaf}" for name, table in tables.items() for leaf in table.names()]
     expanded: list[str] = []
+    left_out: dict[str, FormatError] = {}
     for name in names:
-        matches = any(fnmatchcase(dataset, name) for dataset in datasets)
-        expanded += expand_names([name], datasets if matches or name in file else members, path)
+        is_dataset = any(fnmatchcase(dataset, name) for dataset in datasets) or name in file
+        expanded += expand_names([name], datasets if is_dataset else members, path)
+        if not is_dataset:
+            unreadable = [_unreadable_members(table.dataset, path, begin) for begin, table in tables.items()]
+            left_out |= {key: error for errors in unreadable for key, error in errors.items() if fnmatchcase(key, name)}
+    _warn_of(left_out, path)
     return list(dict.fromkeys(expanded))
+
+
+def _tables(file: h5py.File, names: Sequence[str]) -> Iterator[tuple[str, Table]]:
+    """Yield the compound tables among the named objects, with their names."""
+    for name in names:
+        with suppress(*HDF5_ERRORS):
+            dataset = file.get(name)
+            if isinstance(dataset, h5py.Dataset) and element_type(dataset).names is not None:
+                yield name, Table(dataset)
 
 
 def _named(
@@ -102,12 +118,14 @@ def _named(
 ) -> Rows:
     """Return the fields of these names; errors of single fields go to ``unread``, or are raised without it."""
     found: Rows = {}
+    left_out: dict[str, FormatError] = {}
     tables: dict[str, tuple[Table, dict[str, MemberPath]]] = {}
     for name in names:
         try:
             item = find_field(file, path, pairings.dataset_name(name))
             if isinstance(item, h5py.Dataset):
                 found[name] = dataset_rows(item, path, name)
+                left_out |= _unreadable_members(item, path, name)
                 continue
         except FormatError as error:
             if unread is None:
@@ -118,7 +136,16 @@ def _named(
         tables.setdefault(table.dataset.name, (table, {}))[1][name] = member_path
     for table, members in tables.values():
         found |= member_rows(table, path, members)
+    if unread is None:
+        _warn_of(left_out, path)
+    else:
+        unread |= left_out
     return {name: found[name] for name in names if name in found}
+
+
+def _unreadable_members(dataset: h5py.Dataset, path: str, name: str) -> dict[str, FormatError]:
+    members = {f"{name}/{member_name}": found for member_name, found in unreadable_members(dataset.id.get_type())}
+    return {member_name: member_error(path, member_name, found) for member_name, found in members.items()}
 
 
 def _all(file: h5py.File, path: str, pairings: Pairings) -> Rows:
@@ -133,10 +160,10 @@ def _all(file: h5py.File, path: str, pairings: Pairings) -> Rows:
 
 
 def _warn_of(unread: Mapping[str, FormatError], path: str) -> None:
-    """Warn of datasets that may hold samples and cannot be read."""
+    """Warn of datasets and members that may hold samples and cannot be read."""
     if not unread:
         return
-    lines = [f"{path}: {len(unread)} dataset{'s' * (len(unread) > 1)} cannot be read and are left out"]
+    lines = [f"{path}: {len(unread)} field{'s' * (len(unread) > 1)} cannot be read and are left out"]
     for name, error in list(unread.items())[:MAX_SHOWN]:
         facts = {"expected": error.expected, "found": error.found, "remedy": error.remedy}
         shown = [f"{key}: {fact}" for key, fact in facts.items() if fact is not None]
@@ -164,8 +191,8 @@ def dataset_rows(
         if not dataset.shape:
             raise _axis_error(dataset, path, name)
         if field_attributes is None:
-            field_attributes = attributes(dataset, dataset.dtype)
-            if dataset.dtype.names is not None:
+            field_attributes = attributes(dataset)
+            if element_type(dataset).names is not None:
                 field_attributes = {**field_attributes, MEMBERS: _member_names(dataset, name)}
         return _field_and_layout(dataset, path, name, field_attributes)
     except HDF5_ERRORS as error:
@@ -233,13 +260,18 @@ def _axis_error(dataset: h5py.Dataset, path: str, name: str) -> FormatError:
 def _field_and_layout(
     dataset: h5py.Dataset, path: str, name: str, field_attributes: Mapping[str, Any]
 ) -> tuple[Field, Layout]:
-    stored, item, ragged = _element(dataset.dtype)
+    memory = element_type(dataset)
+    stored, item, ragged = _element(memory)
     native = stored if stored.names is not None else np.dtype(stored.newbyteorder("=").str)
     shape = (*dataset.shape[1:], *item)
     field = Field(name, shape, native, ragged, field_attributes)
-    plain = not ragged and _has_numpy_type(dataset)
+    kind = dataset.id.get_type()
+    partial = any(unreadable_members(kind))
+    plain = not ragged and not partial and has_bytes_of(kind, memory)
     layout = _byte_ranges(dataset, path, name, stored, item) if plain else None
-    return field, _library_rows(dataset, path, name, field) if layout is None else layout
+    if layout is None:
+        layout = replace(_library_rows(dataset, path, name, field), partial=partial)
+    return field, layout
 
 
 def _element(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
@@ -255,16 +287,6 @@ def _element(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], tuple[int, ...], bool
     if base.names is None:
         base = np.dtype(base.str)  # without the metadata that h5py adds to the dtype
     return base, item, False
-
-
-def _has_numpy_type(dataset: h5py.Dataset) -> bool:
-    """Return whether the bytes in the file are those of a NumPy array: width, precision, padding and byte order."""
-    if dataset.dtype.hasobject:
-        return False
-    stored = dataset.id.get_type()
-    if isinstance(stored, h5py.h5t.TypeOpaqueID):
-        return True
-    return bool(stored == h5py.h5t.py_create(dataset.dtype, logical=True))
 
 
 def _byte_ranges(
@@ -340,8 +362,8 @@ def _library_rows(
     if dataset.chunks is not None:
         check_chunks(dataset, path)
     chunk = dataset.chunks or (max(1, BLOCK_BYTES // max(1, field.row_bytes)),)
-    if dataset.size and prod(chunk) * dataset.dtype.itemsize <= PROBE_BYTES:
-        dataset[(slice(0, 1),) * dataset.ndim]
+    if dataset.size and prod(chunk) * element_type(dataset).itemsize <= PROBE_BYTES:
+        read_first(dataset)
     block = max(1, min(chunk[0], dataset.shape[0]))
     rows = Hdf5Rows(path, name, dataset.shape[0], block, field.dtype, field.ragged)
     if table is not None:
@@ -391,7 +413,7 @@ def attributes(dataset: h5py.Dataset, dtype: np.dtype[Any] | None = None) -> Map
     dtype : of the field; None: that of the dataset.
     """
     found: dict[str, Any] = {}
-    names = h5py.check_enum_dtype(dataset.dtype if dtype is None else dtype)
+    names = h5py.check_enum_dtype(element_type(dataset) if dtype is None else dtype)
     if names is not None and len(names) <= MAX_ATTRIBUTES:
         found["enum"] = dict(names)
     for key in itertools.islice(_attribute_names(dataset), MAX_ATTRIBUTES):

@@ -17,6 +17,7 @@ from matex_data.errors import DecodeError
 from matex_data.index.chunked import MemberPath, member
 from matex_data.index.library import LibraryRows
 from matex_data.readers.hdf5.names import HDF5_ERRORS
+from matex_data.readers.hdf5.types import element_type, read_elements
 
 MAX_OPEN_FILES = 16  # per process
 OWN_DRIVER = "matex_data"
@@ -36,6 +37,7 @@ class Hdf5Rows(LibraryRows):
     axis : sample axis of the dataset.
     member : names that lead to the member of a compound type that is read; (): all of it.
     column : of a matrix, which is read alone; None: all of it.
+    partial : a table without the members for which h5py has no type.
     inner : size of the elements of all ragged samples in memory, in bytes, estimated.
     """
 
@@ -48,6 +50,7 @@ class Hdf5Rows(LibraryRows):
     axis: int = 0
     member: MemberPath = ()
     column: int | None = None
+    partial: bool = False
     inner: int = 0
 
     def inner_bytes(self) -> int:
@@ -72,7 +75,10 @@ class Hdf5Rows(LibraryRows):
         if self.column is not None:
             return np.asarray(dataset[start:stop, self.column])
         if self.member:
-            return member(dataset.fields(self.member[0])[start:stop], self.member[1:])
+            first: Any = [(self.member[0], element_type(dataset)[self.member[0]])]
+            return member(read_elements(dataset, start, stop, np.dtype(first)), self.member)
+        if self.partial:
+            return read_elements(dataset, start, stop, element_type(dataset))
         return np.moveaxis(dataset[(slice(None),) * self.axis + (slice(start, stop),)], self.axis, 0)
 
 

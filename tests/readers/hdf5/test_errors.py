@@ -206,7 +206,7 @@ def test_datasets_that_are_left_out_are_named(tmp_path: Path) -> None:
         file.create_dataset("raw", (8,), "i4", external=[("absent.bin", 0, 32)])
 
     path = write(tmp_path / "a.h5", content)
-    with pytest.warns(UserWarning, match="2 datasets cannot be read") as caught:
+    with pytest.warns(UserWarning, match="2 fields cannot be read") as caught:
         assert list(index(path).fields) == ["y"]
     (warning,) = caught
     for text in (path, "'x'", "filter 305", "HDF5_PLUGIN_PATH", "'raw'", "absent.bin", "inputs="):
