@@ -27,11 +27,12 @@ from matex_data.index.chunked import Chunked, MemberPath
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
+from matex_data.readers.hdf5.checks import check_filters, check_raw_files, check_sources
 from matex_data.readers.hdf5.chunks import check_begin, check_chunks, chunked_layout, unwritten_layout
 from matex_data.readers.hdf5.jagged import Pairings, Rows
 from matex_data.readers.hdf5.members import Table, find_field, leaf_names, member_error, member_layouts, member_type
 from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names
-from matex_data.readers.hdf5.rows import Hdf5Rows, missing_filters, open_file
+from matex_data.readers.hdf5.rows import Hdf5Rows, open_file
 from matex_data.readers.hdf5.types import element_type, has_bytes_of, read_first, unreadable_members
 
 BLOCK_BYTES = 256 * 1024  # per read through the library, about
@@ -42,11 +43,14 @@ MAX_ATTRIBUTE_BYTES = 1024
 MAX_SHOWN = 8  # datasets in an error or a warning
 MEMBERS = "members"  # attribute of a table: the names by which its members are fields
 NO_AXIS = "the field has no sample axis"
-HDF5PLUGIN = {307, 32001, 32004, 32008, 32013, 32015, 32017, 32018, 32024, 32026, 32028, 32033}  # its filters
-REGISTRY = "https://github.com/HDFGroup/hdf5_plugins"
 
 
-def index(path: str, names: Sequence[str] | None = None, offsets: Mapping[str, Any] | None = None) -> Index:
+def index(
+    path: str,
+    names: Sequence[str] | None = None,
+    offsets: Mapping[str, Any] | None = None,
+    allow_missing_sources: bool = False,
+) -> Index:
     """Index the rows of datasets of an HDF5 file along their first axis.
 
     Parameters
@@ -58,6 +62,8 @@ def index(path: str, names: Sequence[str] | None = None, offsets: Mapping[str, A
     offsets : where samples of variable length begin. A key is the content: a dataset, a table, or a group of datasets.
         A value is the dataset of offsets or counts, ``"jets/offsets"``, which may say what it holds,
         ``("jets/n", "counts")``, or the datasets of first elements and counts. None: known conventions; {}: none.
+    allow_missing_sources : samples of a virtual dataset whose source is missing have the fill value; False: they are an
+        error.
 
     Raises
     ------
@@ -68,9 +74,9 @@ def index(path: str, names: Sequence[str] | None = None, offsets: Mapping[str, A
         with open_file(path) as file:
             pairings = Pairings.of(file, path, offsets)
             if names is None:
-                rows = _all(file, path, pairings)
+                rows = _all(file, path, pairings, allow_missing_sources)
             else:
-                rows = _named(file, path, _expanded(file, path, names, pairings), pairings)
+                rows = _named(file, path, _expanded(file, path, names, pairings), pairings, allow_missing_sources)
             rows = pairings.pair(rows, whole=names is None)
     except DataError:
         raise
@@ -114,6 +120,7 @@ def _named(
     path: str,
     names: Sequence[str],
     pairings: Pairings,
+    allow_missing: bool,
     unread: dict[str, FormatError] | None = None,
 ) -> Rows:
     """Return the fields of these names; errors of single fields go to ``unread``, or are raised without it."""
@@ -124,7 +131,7 @@ def _named(
         try:
             item = find_field(file, path, pairings.dataset_name(name))
             if isinstance(item, h5py.Dataset):
-                found[name] = dataset_rows(item, path, name)
+                found[name] = dataset_rows(item, path, name, allow_missing=allow_missing)
                 left_out |= _unreadable_members(item, path, name)
                 continue
         except FormatError as error:
@@ -135,7 +142,7 @@ def _named(
         table, member_path = item
         tables.setdefault(table.dataset.name, (table, {}))[1][name] = member_path
     for table, members in tables.values():
-        found |= member_rows(table, path, members)
+        found |= member_rows(table, path, members, allow_missing)
     if unread is None:
         _warn_of(left_out, path)
     else:
@@ -148,9 +155,9 @@ def _unreadable_members(dataset: h5py.Dataset, path: str, name: str) -> dict[str
     return {member_name: member_error(path, member_name, found) for member_name, found in members.items()}
 
 
-def _all(file: h5py.File, path: str, pairings: Pairings) -> Rows:
+def _all(file: h5py.File, path: str, pairings: Pairings, allow_missing: bool) -> Rows:
     unread: dict[str, FormatError] = {}
-    rows = _named(file, path, pairings.listed(dataset_names(file, path)), pairings, unread)
+    rows = _named(file, path, pairings.listed(dataset_names(file, path)), pairings, allow_missing, unread)
     if not rows:
         shown = [f"{name!r}: {error.problem}" for name, error in list(unread.items())[:MAX_SHOWN]]
         found = "; ".join(shown) or "no dataset at all"
@@ -175,13 +182,18 @@ def _warn_of(unread: Mapping[str, FormatError], path: str) -> None:
 
 
 def dataset_rows(
-    dataset: h5py.Dataset, path: str, name: str, field_attributes: Mapping[str, Any] | None = None
+    dataset: h5py.Dataset,
+    path: str,
+    name: str,
+    field_attributes: Mapping[str, Any] | None = None,
+    allow_missing: bool = False,
 ) -> tuple[Field, Layout]:
     """Return the field and the layout of a dataset of the open file ``path``.
 
     Parameters
     ----------
     field_attributes : attributes of the field; None: those of the dataset.
+    allow_missing : sources of a virtual dataset that do not exist hold the fill value; False: they are an error.
 
     Raises
     ------
@@ -194,7 +206,7 @@ def dataset_rows(
             field_attributes = attributes(dataset)
             if element_type(dataset).names is not None:
                 field_attributes = {**field_attributes, MEMBERS: _member_names(dataset, name)}
-        return _field_and_layout(dataset, path, name, field_attributes)
+        return _field_and_layout(dataset, path, name, field_attributes, allow_missing)
     except HDF5_ERRORS as error:
         raise FormatError("the dataset cannot be read", file=path, field=name, found=error) from error
 
@@ -203,12 +215,13 @@ def _member_names(dataset: h5py.Dataset, name: str) -> list[str]:
     return [f"{name}/{member_name}" for member_name in Table(dataset).names()]
 
 
-def member_rows(table: Table, path: str, members: Mapping[str, MemberPath]) -> Rows:
+def member_rows(table: Table, path: str, members: Mapping[str, MemberPath], allow_missing: bool = False) -> Rows:
     """Return field and layout of members of a table of the open file ``path``, read together where that is possible.
 
     Parameters
     ----------
     members : paths of the members, by the name of their field.
+    allow_missing : as of `dataset_rows`.
 
     Raises
     ------
@@ -221,7 +234,7 @@ def member_rows(table: Table, path: str, members: Mapping[str, MemberPath]) -> R
         for name, layout in layouts.items():
             _check_end(layout, path, name)
         for name in members.keys() - layouts.keys():
-            layouts[name] = _library_rows(dataset, path, name, fields[name], table, members[name])
+            layouts[name] = _library_rows(dataset, path, name, fields[name], allow_missing, table, members[name])
     except HDF5_ERRORS as error:
         raise FormatError("the table cannot be read", file=path, field=first, found=error) from error
     return {name: (fields[name], layouts[name]) for name in members}
@@ -258,7 +271,7 @@ def _axis_error(dataset: h5py.Dataset, path: str, name: str) -> FormatError:
 
 
 def _field_and_layout(
-    dataset: h5py.Dataset, path: str, name: str, field_attributes: Mapping[str, Any]
+    dataset: h5py.Dataset, path: str, name: str, field_attributes: Mapping[str, Any], allow_missing: bool
 ) -> tuple[Field, Layout]:
     memory = element_type(dataset)
     stored, item, ragged = _element(memory)
@@ -270,7 +283,7 @@ def _field_and_layout(
     plain = not ragged and not partial and has_bytes_of(kind, memory)
     layout = _byte_ranges(dataset, path, name, stored, item) if plain else None
     if layout is None:
-        layout = replace(_library_rows(dataset, path, name, field), partial=partial)
+        layout = replace(_library_rows(dataset, path, name, field, allow_missing), partial=partial)
     return field, layout
 
 
@@ -342,30 +355,21 @@ def _library_rows(
     path: str,
     name: str,
     field: Field,
+    allow_missing: bool,
     table: Table | None = None,
     member_path: MemberPath = (),
 ) -> Hdf5Rows:
     """Return rows that h5py reads, of the dataset or a member of it, after a check that it can read the dataset."""
-    missing = missing_filters(dataset)
-    if missing:
-        in_plugin = HDF5PLUGIN.issuperset(number for number, _ in missing)
-        advice = "python -m pip install 'matex_data[hdf5]', or " if in_plugin else ""
-        raise FormatError(
-            "the dataset is stored with a filter that is not installed",
-            file=path,
-            field=name,
-            expected="a filter that HDF5 has here",
-            found=", ".join(f"filter {number} ({text})" for number, text in missing),
-            remedy=f"{advice}set HDF5_PLUGIN_PATH to the folder of the filter's plugin, see {REGISTRY}",
-        )
-    _check_external(dataset, path, name)
+    check_filters(dataset, path, name)
+    check_raw_files(dataset, path, name)
+    sources = check_sources(dataset, path, name, allow_missing) if dataset.is_virtual else None
     if dataset.chunks is not None:
         check_chunks(dataset, path)
     chunk = dataset.chunks or (max(1, BLOCK_BYTES // max(1, field.row_bytes)),)
     if dataset.size and prod(chunk) * element_type(dataset).itemsize <= PROBE_BYTES:
         read_first(dataset)
     block = max(1, min(chunk[0], dataset.shape[0]))
-    rows = Hdf5Rows(path, name, dataset.shape[0], block, field.dtype, field.ragged)
+    rows = Hdf5Rows(path, name, dataset.shape[0], block, field.dtype, field.ragged, sources=sources)
     if table is not None:
         column = None if table.columns is None else table.columns.index(member_path[0])
         rows = replace(rows, name=dataset.name, member=member_path if column is None else (), column=column)
@@ -380,26 +384,6 @@ def _estimate_inner(rows: Hdf5Rows) -> int:
         return 0
     length = sum(np.size(sample) for sample in samples)
     return rows.rows * length * rows.dtype.itemsize // max(1, min(rows.rows, PROBE_ROWS))
-
-
-def _check_external(dataset: h5py.Dataset, path: str, name: str) -> None:
-    """Raise ``FormatError`` unless the raw data files of the dataset exist.
-
-    HDF5 searches the folder HDF5_EXTFILE_PREFIX, or the working directory if that is not set.
-    """
-    plist = dataset.id.get_create_plist()
-    prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", str(Path(path).resolve().parent))
-    for i in range(plist.get_external_count()):
-        raw = Path(prefix) / os.fsdecode(plist.get_external(i)[0])
-        if not raw.exists():
-            raise FormatError(
-                "the raw data file of the dataset is missing",
-                file=path,
-                field=name,
-                expected=str(raw),
-                found=f"no such file from the folder {str(Path.cwd())!r}",
-                remedy="set HDF5_EXTFILE_PREFIX to the folder of the file, or start in that folder",
-            )
 
 
 def attributes(dataset: h5py.Dataset, dtype: np.dtype[Any] | None = None) -> Mapping[str, Any]:

@@ -18,8 +18,10 @@ from matex_data.index.chunked import MemberPath, member
 from matex_data.index.library import LibraryRows
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.hdf5.types import element_type, read_elements
+from matex_data.readers.hdf5.virtual import SourceFiles
 
 MAX_OPEN_FILES = 16  # per process
+MAX_ROWS = 1 << 63
 OWN_DRIVER = "matex_data"
 
 
@@ -38,6 +40,7 @@ class Hdf5Rows(LibraryRows):
     member : names that lead to the member of a compound type that is read; (): all of it.
     column : of a matrix, which is read alone; None: all of it.
     partial : a table without the members for which h5py has no type.
+    sources : of a virtual dataset, which have to exist; None: they need not.
     inner : size of the elements of all ragged samples in memory, in bytes, estimated.
     """
 
@@ -51,12 +54,17 @@ class Hdf5Rows(LibraryRows):
     member: MemberPath = ()
     column: int | None = None
     partial: bool = False
+    sources: SourceFiles | None = None
     inner: int = 0
 
     def inner_bytes(self) -> int:
         return self.inner
 
     def read(self, start: int, stop: int) -> Array:
+        missing = None if self.sources is None else self._missing_source(self.sources, start, stop)
+        if missing is not None:
+            problem, found = "a source of the virtual dataset is missing", f"no file {missing!r}"
+            raise DecodeError(problem, file=self.path, field=self.name, row=start, found=found)
         try:
             rows = self._read(_dataset(self), start, stop)
         except HDF5_ERRORS as error:
@@ -70,6 +78,9 @@ class Hdf5Rows(LibraryRows):
             for i, item in enumerate(flat):
                 flat[i] = np.asarray(item, self.dtype)
         return rows
+
+    def _missing_source(self, sources: SourceFiles, start: int, stop: int) -> str | None:
+        return sources.missing(start, stop) if self.axis == 0 else sources.missing(0, MAX_ROWS)
 
     def _read(self, dataset: h5py.Dataset, start: int, stop: int) -> Array:
         if self.column is not None:
@@ -106,10 +117,18 @@ def _dataset(rows: Hdf5Rows) -> h5py.Dataset:
         file = open_file(rows.path)
         _open[key] = (file, file[rows.name])
         missing_filters(_open[key][1])  # registers the filters of hdf5plugin if they are needed
+        if _open[key][1].is_virtual:
+            register_filters()  # its sources may need them
         if len(_open) > MAX_OPEN_FILES:
             _open.popitem(last=False)
     _open.move_to_end(key)
     return _open[key][1]
+
+
+def register_filters() -> None:
+    """Register the filters of hdf5plugin with HDF5, if it is installed."""
+    with suppress(ImportError):
+        import_module("hdf5plugin")
 
 
 def missing_filters(dataset: h5py.Dataset) -> list[tuple[int, str]]:
@@ -118,8 +137,7 @@ def missing_filters(dataset: h5py.Dataset) -> list[tuple[int, str]]:
     steps = [plist.get_filter(i) for i in range(plist.get_nfilters())]
     if all(h5py.h5z.filter_avail(step[0]) for step in steps):
         return []
-    with suppress(ImportError):
-        import_module("hdf5plugin")
+    register_filters()
     return [
         (number, name.decode("utf-8", "replace") or "without a name")
         for number, _, _, name in steps
