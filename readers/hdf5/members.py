@@ -26,6 +26,7 @@ from matex_data.readers.hdf5.types import element_type, read_elements, stored_ty
 
 GAP_BYTES = 4096  # between members, or records, that are read rather than skipped: storage reads whole pages
 MAX_COLUMNS = 1024  # of a matrix whose columns can be selected
+MATLAB_CLASS = b"MATLAB_class"  # attribute of a matrix whose columns are rows of HDF5
 COLUMN_NAMES = "properties"  # attribute with the names of a matrix's columns, in LHEH5 (arXiv:2309.13154)
 
 
@@ -45,7 +46,7 @@ class Table:
     @classmethod
     def of(cls, dataset: h5py.Dataset) -> Table | None:
         """Return the table that a dataset is; None if it has no members."""
-        if not dataset.shape:
+        if not dataset.shape or h5py.h5a.exists(dataset.id, MATLAB_CLASS):
             return None
         dtype = element_type(dataset)
         if dtype.names is not None:

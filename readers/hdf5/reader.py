@@ -30,6 +30,7 @@ from matex_data.index.strided import Strided
 from matex_data.readers.hdf5.checks import check_filters, check_raw_files, check_sources
 from matex_data.readers.hdf5.chunks import check_begin, check_chunks, chunked_layout, unwritten_layout
 from matex_data.readers.hdf5.jagged import Pairings, Rows
+from matex_data.readers.hdf5.matlab import INTERNAL_GROUPS, is_matlab, is_single_value, matlab_rows
 from matex_data.readers.hdf5.members import Table, find_field, leaf_names, member_error, member_layouts, member_type
 from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names
 from matex_data.readers.hdf5.rows import Hdf5Rows, open_file
@@ -131,7 +132,7 @@ def _named(
         try:
             item = find_field(file, path, pairings.dataset_name(name))
             if isinstance(item, h5py.Dataset):
-                found[name] = dataset_rows(item, path, name, allow_missing=allow_missing)
+                found[name] = _rows(item, path, name, allow_missing, whole=unread is not None)
                 left_out |= _unreadable_members(item, path, name)
                 continue
         except FormatError as error:
@@ -150,6 +151,24 @@ def _named(
     return {name: found[name] for name in names if name in found}
 
 
+def _rows(dataset: h5py.Dataset, path: str, name: str, allow_missing: bool, whole: bool) -> tuple[Field, Layout]:
+    """Return the field and the layout of a dataset, of an array of MATLAB in its order of axes.
+
+    Parameters
+    ----------
+    whole : all fields of the file are read: single numbers and texts of MATLAB are left out.
+    """
+    field, layout = dataset_rows(dataset, path, name, allow_missing=allow_missing)
+    if not is_matlab(dataset):
+        return field, layout
+    if whole and is_single_value(dataset):
+        raise _axis_error(dataset, path, name)
+    try:
+        return matlab_rows(dataset, path, field, layout)
+    except HDF5_ERRORS as error:
+        raise FormatError("the MATLAB array cannot be read", file=path, field=name, found=error) from error
+
+
 def _unreadable_members(dataset: h5py.Dataset, path: str, name: str) -> dict[str, FormatError]:
     members = {f"{name}/{member_name}": found for member_name, found in unreadable_members(dataset.id.get_type())}
     return {member_name: member_error(path, member_name, found) for member_name, found in members.items()}
@@ -157,7 +176,8 @@ def _unreadable_members(dataset: h5py.Dataset, path: str, name: str) -> dict[str
 
 def _all(file: h5py.File, path: str, pairings: Pairings, allow_missing: bool) -> Rows:
     unread: dict[str, FormatError] = {}
-    rows = _named(file, path, pairings.listed(dataset_names(file, path)), pairings, allow_missing, unread)
+    listed = [name for name in pairings.listed(dataset_names(file, path)) if not name.startswith(INTERNAL_GROUPS)]
+    rows = _named(file, path, listed, pairings, allow_missing, unread)
     if not rows:
         shown = [f"{name!r}: {error.problem}" for name, error in list(unread.items())[:MAX_SHOWN]]
         found = "; ".join(shown) or "no dataset at all"

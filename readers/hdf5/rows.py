@@ -66,7 +66,7 @@ class Hdf5Rows(LibraryRows):
             problem, found = "a source of the virtual dataset is missing", f"no file {missing!r}"
             raise DecodeError(problem, file=self.path, field=self.name, row=start, found=found)
         try:
-            rows = self._read(_dataset(self), start, stop)
+            rows = self._read(opened_dataset(self, self.path, self.name), start, stop)
         except HDF5_ERRORS as error:
             raise DecodeError(
                 "HDF5 cannot read the rows", file=self.path, field=self.name, row=start, found=error
@@ -107,15 +107,15 @@ def _set_own_driver(plist: h5py.h5p.PropFAID) -> None:
     plist.set_fapl_log(b"", 0, 0)  # without flags nothing is logged, and no log file is made
 
 
-_open: OrderedDict[ref[Hdf5Rows], tuple[h5py.File, h5py.Dataset]] = OrderedDict()
+_open: OrderedDict[ref[LibraryRows], tuple[h5py.File, h5py.Dataset]] = OrderedDict()
 
 
-def _dataset(rows: Hdf5Rows) -> h5py.Dataset:
-    """Return the open dataset. The file stays open while ``rows`` exists and is among those used last."""
+def opened_dataset(rows: LibraryRows, path: str, name: str) -> h5py.Dataset:
+    """Return an open dataset. Its file stays open while ``rows`` exists and is among those used last."""
     key = ref(rows, lambda dead: _open.pop(dead, None))
     if key not in _open:
-        file = open_file(rows.path)
-        _open[key] = (file, file[rows.name])
+        file = open_file(path)
+        _open[key] = (file, file[name])
         missing_filters(_open[key][1])  # registers the filters of hdf5plugin if they are needed
         if _open[key][1].is_virtual:
             register_filters()  # its sources may need them
