@@ -38,10 +38,13 @@ class Table:
     ----------
     dataset : of a compound type, or a matrix whose columns count as members.
     columns : names of the columns of a matrix; None: a compound type.
+    record : a compound type whose members are those of the table by other names, or elements of these; None: that of
+        the dataset.
     """
 
     dataset: h5py.Dataset
     columns: tuple[str, ...] | None = None
+    record: np.dtype[Any] | None = None
 
     @classmethod
     def of(cls, dataset: h5py.Dataset) -> Table | None:
@@ -58,6 +61,8 @@ class Table:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Dtype of a record in memory."""
+        if self.record is not None:
+            return self.record
         dtype = element_type(self.dataset)
         return dtype if self.columns is None else np.dtype([(name, dtype) for name in self.columns])
 
@@ -215,6 +220,8 @@ def member_layouts(
 
 def _stored_record(table: Table) -> np.dtype[Any] | None:
     """Return the dtype of a record in the file, with the members that NumPy has types for; None if there are none."""
+    if table.record is not None:
+        return table.record
     if element_type(table.dataset).hasobject:
         return None  # HDF5 reports the positions in memory, which differ from those in the file
     stored = stored_type(table.dataset.id.get_type())

@@ -27,12 +27,15 @@ from matex_data.index.chunked import Chunked, MemberPath
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
+from matex_data.readers.decoding import decode_layout
 from matex_data.readers.hdf5.checks import check_filters, check_raw_files, check_sources
 from matex_data.readers.hdf5.chunks import check_begin, check_chunks, chunked_layout, unwritten_layout
+from matex_data.readers.hdf5.frames import FrameColumn, Frames, PickledRows
 from matex_data.readers.hdf5.jagged import Pairings, Rows
 from matex_data.readers.hdf5.matlab import INTERNAL_GROUPS, is_matlab, is_single_value, matlab_rows
 from matex_data.readers.hdf5.members import Table, find_field, leaf_names, member_error, member_layouts, member_type
 from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names
+from matex_data.readers.hdf5.pytables import ListedTexts, is_hidden, is_pickled, is_pytables, text_encoding
 from matex_data.readers.hdf5.rows import Hdf5Rows, open_file
 from matex_data.readers.hdf5.types import element_type, has_bytes_of, read_first, unreadable_members
 
@@ -73,11 +76,12 @@ def index(
     """
     try:
         with open_file(path) as file:
-            pairings = Pairings.of(file, path, offsets)
+            pairings, frames = Pairings.of(file, path, offsets), Frames(file, path)
             if names is None:
-                rows = _all(file, path, pairings, allow_missing_sources)
+                rows = _all(file, path, pairings, frames, allow_missing_sources)
             else:
-                rows = _named(file, path, _expanded(file, path, names, pairings), pairings, allow_missing_sources)
+                chosen = _expanded(file, path, names, pairings, frames)
+                rows = _named(file, path, chosen, pairings, frames, allow_missing_sources)
             rows = pairings.pair(rows, whole=names is None)
     except DataError:
         raise
@@ -88,11 +92,21 @@ def index(
     return Index(fields, [FileIndex(path, next(iter(layouts.values())).rows, layouts)])
 
 
-def _expanded(file: h5py.File, path: str, names: Sequence[str], pairings: Pairings) -> Sequence[str]:
+def _listed(file: h5py.File, path: str, pairings: Pairings, frames: Frames) -> list[str]:
+    """Return the fields to read if none is asked for."""
+    names = [name for name in dataset_names(file, path) if not name.startswith(INTERNAL_GROUPS)]
+    if is_pytables(file):
+        names = frames.listed([name for name in names if not is_hidden(name)])
+    return pairings.listed(names)
+
+
+def _expanded(
+    file: h5py.File, path: str, names: Sequence[str], pairings: Pairings, frames: Frames
+) -> Sequence[str]:
     """Return the names with patterns replaced by datasets that match, or by members of tables where no dataset does."""
     if not any(map(is_pattern, names)):
         return names
-    datasets = pairings.listed(dataset_names(file, path))
+    datasets = _listed(file, path, pairings, frames)
     tables = dict(_tables(file, datasets))
     members = [f"{name}/{leaf}" for name, table in tables.items() for leaf in table.names()]
     expanded: list[str] = []
@@ -121,16 +135,26 @@ def _named(
     path: str,
     names: Sequence[str],
     pairings: Pairings,
+    frames: Frames,
     allow_missing: bool,
     unread: dict[str, FormatError] | None = None,
 ) -> Rows:
     """Return the fields of these names; errors of single fields go to ``unread``, or are raised without it."""
     found: Rows = {}
     left_out: dict[str, FormatError] = {}
-    tables: dict[str, tuple[Table, dict[str, MemberPath]]] = {}
+    tables: dict[tuple[str, bool], tuple[Table, dict[str, MemberPath]]] = {}
+    columns: dict[str, FrameColumn] = {}
     for name in names:
         try:
-            item = find_field(file, path, pairings.dataset_name(name))
+            column = frames.find(name)
+            if column is not None:
+                columns[name] = column
+                item: Any = column.table if column.member is None else (column.table, (column.member,))
+            else:
+                item = find_field(file, path, pairings.dataset_name(name))
+            if isinstance(item, Table):
+                found[name] = _whole_column(item.dataset, path, name, columns[name])
+                continue
             if isinstance(item, h5py.Dataset):
                 found[name] = _rows(item, path, name, allow_missing, whole=unread is not None)
                 left_out |= _unreadable_members(item, path, name)
@@ -141,9 +165,13 @@ def _named(
             unread[name] = error
             continue
         table, member_path = item
-        tables.setdefault(table.dataset.name, (table, {}))[1][name] = member_path
+        tables.setdefault((table.dataset.name, name in columns), (table, {}))[1][name] = member_path
     for table, members in tables.values():
         found |= member_rows(table, path, members, allow_missing)
+    for name, column in columns.items():
+        if name in found:
+            field, layout = found[name]
+            found[name] = (column.of_field(field), layout)
     if unread is None:
         _warn_of(left_out, path)
     else:
@@ -159,6 +187,12 @@ def _rows(dataset: h5py.Dataset, path: str, name: str, allow_missing: bool, whol
     whole : all fields of the file are read: single numbers and texts of MATLAB are left out.
     """
     field, layout = dataset_rows(dataset, path, name, allow_missing=allow_missing)
+    if is_pickled(dataset):
+        raise FormatError("the dataset holds pickled objects", file=path, field=name, expected="numbers or texts")
+    encoding = text_encoding(dataset) if field.ragged and not field.shape else None
+    if encoding is not None:
+        texts = Field(name, (), np.dtype(object), attributes=field.attributes)
+        return texts, decode_layout(layout, None, ListedTexts(encoding))
     if not is_matlab(dataset):
         return field, layout
     if whole and is_single_value(dataset):
@@ -169,15 +203,26 @@ def _rows(dataset: h5py.Dataset, path: str, name: str, allow_missing: bool, whol
         raise FormatError("the MATLAB array cannot be read", file=path, field=name, found=error) from error
 
 
+def _whole_column(dataset: h5py.Dataset, path: str, name: str, column: FrameColumn) -> tuple[Field, Layout]:
+    """Return the field and the layout of a column of a data frame with a dataset of its own."""
+    if column.pickled is None:
+        return dataset_rows(dataset, path, name)
+    rows = PickledRows(path, dataset.name, column.rows, column.pickled)
+    try:
+        rows.read(0, rows.rows)
+    except DecodeError as error:
+        raise FormatError(error.problem, file=path, field=name, expected="texts", found=error.found) from error
+    return Field(name, (), np.dtype(object)), rows
+
+
 def _unreadable_members(dataset: h5py.Dataset, path: str, name: str) -> dict[str, FormatError]:
     members = {f"{name}/{member_name}": found for member_name, found in unreadable_members(dataset.id.get_type())}
     return {member_name: member_error(path, member_name, found) for member_name, found in members.items()}
 
 
-def _all(file: h5py.File, path: str, pairings: Pairings, allow_missing: bool) -> Rows:
+def _all(file: h5py.File, path: str, pairings: Pairings, frames: Frames, allow_missing: bool) -> Rows:
     unread: dict[str, FormatError] = {}
-    listed = [name for name in pairings.listed(dataset_names(file, path)) if not name.startswith(INTERNAL_GROUPS)]
-    rows = _named(file, path, listed, pairings, allow_missing, unread)
+    rows = _named(file, path, _listed(file, path, pairings, frames), pairings, frames, allow_missing, unread)
     if not rows:
         shown = [f"{name!r}: {error.problem}" for name, error in list(unread.items())[:MAX_SHOWN]]
         found = "; ".join(shown) or "no dataset at all"
@@ -380,6 +425,9 @@ def _library_rows(
     member_path: MemberPath = (),
 ) -> Hdf5Rows:
     """Return rows that h5py reads, of the dataset or a member of it, after a check that it can read the dataset."""
+    if table is not None and table.record is not None:
+        problem = "the table of the data frame cannot be read as bytes"
+        raise FormatError(problem, file=path, field=name, found=dataset.name)
     check_filters(dataset, path, name)
     check_raw_files(dataset, path, name)
     sources = check_sources(dataset, path, name, allow_missing) if dataset.is_virtual else None

@@ -60,16 +60,23 @@ def _members(stored: h5py.h5t.TypeCompoundID) -> Iterator[tuple[str, h5py.h5t.Ty
         yield stored.get_member_name(i).decode("utf-8", "surrogateescape"), stored.get_member_type(i)
 
 
-def stored_type(stored: h5py.h5t.TypeID) -> np.dtype[Any] | None:
-    """Return the NumPy type whose bytes are those in the file; None if there is none, or only for other members."""
+def stored_type(stored: h5py.h5t.TypeID, terminated: bool = False) -> np.dtype[Any] | None:
+    """Return the NumPy type whose bytes are those in the file; None if there is none, or only for other members.
+
+    Parameters
+    ----------
+    terminated : texts that end at their first null byte have no other bytes behind it, as those of PyTables.
+    """
     if isinstance(stored, h5py.h5t.TypeArrayID):
-        inner = stored_type(stored.get_super())
+        inner = stored_type(stored.get_super(), terminated)
         return None if inner is None else np.dtype((inner, stored.get_array_dims()))
     if not isinstance(stored, h5py.h5t.TypeCompoundID):
         dtype = _memory_type(stored)
+        if terminated and isinstance(stored, h5py.h5t.TypeStringID) and not stored.is_variable_str():
+            return dtype
         return None if dtype is None or not has_bytes_of(stored, dtype) else np.dtype(dtype.str)
     members = list(_members(stored))
-    types = [stored_type(inner) for _, inner in members]
+    types = [stored_type(inner, terminated) for _, inner in members]
     kept = [i for i, inner in enumerate(types) if inner is not None]
     if not kept:
         return None

@@ -87,3 +87,39 @@ def test_a_pattern_selects_the_readable_members(table: Path) -> None:
     with pytest.warns(UserWarning, match="'table/seen'"):
         found = index(str(table), ["table/*"])
     assert set(found.fields) == {f"table/{name}" for name in ("a", "x", "name", "color", "good", "c", "inner/u")}
+
+
+def test_indexes_of_tables_are_skipped_and_arrays_are_fields(tmp_path: Path) -> None:
+    path, random = tmp_path / "a.h5", np.random.default_rng(0)
+    texts, lists = [f"é{i}" * (i % 3) for i in range(ROWS)], [random.integers(0, 9, i % 4) for i in range(ROWS)]
+    matrix, blocks = random.normal(size=(ROWS, 3)), random.integers(0, 99, (ROWS, 2))
+    with tables.open_file(path, "w") as file:
+        columns = {"pt": tables.Float64Col(), "id": tables.Int32Col()}
+        table = file.create_table("/run", "table", columns, createparents=True)
+        table.append([(i, float(i)) for i in range(ROWS)])
+        table.flush()
+        table.cols.id.create_csindex()
+        file.create_array("/", "array", matrix)
+        file.create_carray("/", "carray", obj=blocks, filters=tables.Filters(5, "blosc:lz4"))
+        file.create_earray("/", "earray", tables.Float64Atom(), (0, 3)).append(matrix)
+        file.create_earray("/", "seconds", tables.Time64Atom(), (0,)).append(np.arange(ROWS * 1.0))
+        for name, atom, rows in (
+            ("lists", tables.Int64Atom(), lists),
+            ("texts", tables.VLUnicodeAtom(), texts),
+            ("bytes", tables.VLStringAtom(), [text.encode("utf-16") for text in texts]),
+            ("objects", tables.ObjectAtom(), [[i] for i in range(ROWS)]),
+        ):
+            made = file.create_vlarray("/", name, atom)
+            for row in rows:
+                made.append(row)
+    with pytest.warns(UserWarning, match="'seconds'") as caught:
+        found = index(str(path))
+    assert "'objects'" in str(caught[0].message)
+    assert set(found.fields) == {"run/table", "array", "carray", "earray", "lists", "texts", "bytes"}
+    assert same(every_row(found, "array"), matrix) and same(every_row(found, "earray"), matrix)
+    assert same(every_row(found, "carray"), blocks)
+    assert all(same(a, b) for a, b in zip(every_row(found, "lists"), lists, strict=True))
+    assert [text.decode() for text in every_row(found, "texts")] == texts
+    assert [text.decode("utf-16") for text in every_row(found, "bytes")] == texts
+    rows, numbers = random_rows(found, "texts", random)
+    assert [text.decode() for text in rows] == [texts[i] for i in numbers]
