@@ -115,7 +115,7 @@ Schema = Mapping[str, Field]
 WEIGHT = "sample_weight"
 """Name of the sample weights in a dict element."""
 MASK = "{}_mask"
-"""Name of the field that marks missing numbers of another field, or the elements of a padded one."""
+"""Name of the field that is True for the numbers of another field that are there, neither missing nor padding."""
 EMPTY_IS_MISSING = "empty_is_missing"
 """Attribute of a field of texts: False if an empty text is a value."""
 NO_MATCH = "no field matches the pattern"

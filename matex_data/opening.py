@@ -109,9 +109,9 @@ def open_dataset(
     cache : "memory": each rank reads its shard once, keeps it for all epochs, and shuffles it as a whole. None: read in
         every epoch.
     missing : treatment of missing numbers, which are NaN. "nan": keep them. A number: replace them by it. "mask":
-        replace them by 0, and set the field ``<name>_mask`` to True there. "drop": leave out samples with any, and
-        those with missing texts, which are empty, or codes of no category, which are -1; this takes one read of the
-        data when it is opened.
+        replace them by 0; the field ``<name>_mask`` is True for all other numbers. "drop": leave out samples with any,
+        and those with missing texts, which are empty, or codes of no category, which are -1; this takes one read of
+        the data when it is opened.
     on_error : treatment of samples that cannot be read: damaged chunks and images, rows that do not parse. "raise": all
         ranks raise the error. "skip": leave them out of their batches, which become smaller (with ``remainder="pad"``,
         padding of sample weight 0 replaces them). The number of steps stays. Rank 0 warns at the end of each epoch, and

@@ -42,7 +42,7 @@ def check_missing(missing: Missing) -> None:
 
 
 def fill_missing(index: Index, missing: Missing, names: Sequence[str] | None) -> Index:
-    """Return an index whose missing numbers are replaced by ``missing``, or by 0 and marked in masks for "mask".
+    """Return an index whose missing numbers are replaced by ``missing``, or by 0 for "mask", with masks of all others.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def _replace_in(array: Array, mask: Array | None, number: float, destination: In
         rows = array[selected]
         absent = np.isnan(rows)
         if mask is not None:
-            mask[selected] = absent
+            mask[selected] = ~absent
         if absent.any():
             rows[absent] = number
             array[selected] = rows

@@ -16,11 +16,14 @@ from matex_data.index.chunked import Chunked
 from matex_data.index.model import EMPTY
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.hdf5.rows import missing_filters
+from matex_data.readers.hdf5.types import element_type
 
 FILL_BYTES = 1024 * 1024  # of a block of a dataset that was never written
 MANY_CHUNKS = 1 << 23  # HDF5 lists so many in about a second
 MAX_COMPRESSION = 1000  # decoded bytes per stored byte of a plausible file
 MAX_OFFSET = 1 << 62  # of a chunk in a file, so that sums of two fit into int64
+SUPERBLOCK_BYTES = 24  # of the shortest one, with which a file begins
+REPORTS_USER_BLOCK = (1, 14, 3)  # first version of HDF5 whose offsets of chunks have the user block
 MAX_PROBES = 16  # chunks that are read to find out what HDF5 does not report
 
 
@@ -84,9 +87,10 @@ def fill_value(dataset: h5py.Dataset, dtype: np.dtype[Any], item: tuple[int, ...
     plist = dataset.id.get_create_plist()
     if plist.fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED:
         return np.zeros((), dtype)[()]
-    if item or dataset.dtype.hasobject or dataset.dtype.itemsize != dtype.itemsize:
+    memory = element_type(dataset)
+    if item or memory.hasobject or memory.itemsize != dtype.itemsize:
         return None
-    value = np.zeros((), dataset.dtype)
+    value = np.zeros((), memory)
     try:
         plist.get_fill_value(value)
     except HDF5_ERRORS:
@@ -98,7 +102,7 @@ def _is_too_sparse(dataset: h5py.Dataset, path: str, chunks: int) -> bool:
     """Return whether the chunk table is so long, and the file so empty, that HDF5 would list chunks for a long time."""
     file = Path(path).stat()
     stored = file.st_blocks * 512 or file.st_size  # the file itself may have holes
-    decoded = chunks * prod(dataset.chunks) * dataset.dtype.itemsize
+    decoded = chunks * prod(dataset.chunks) * dataset.id.get_type().get_size()
     return chunks > MANY_CHUNKS and decoded > stored * MAX_COMPRESSION
 
 
@@ -124,7 +128,22 @@ def _read_table(dataset: h5py.Dataset) -> tuple[Integers, Integers, Integers, In
     if (table >= MAX_OFFSET).any():
         raise ValueError(f"the chunk table is damaged: it has an offset or a size of {table.max()}")
     offset, nbytes, mask = table[:, dataset.ndim :].T.astype(np.int64)
+    block = dataset.file.userblock_size if h5py.version.hdf5_version_tuple >= REPORTS_USER_BLOCK else 0
+    check_begin(offset.min(initial=MAX_OFFSET) - block, "the chunk table is damaged: it has a chunk")
     return table[:, : dataset.ndim].astype(np.int64), offset, nbytes, mask
+
+
+def check_chunks(dataset: h5py.Dataset, path: str) -> None:
+    """Raise ``ValueError`` if the chunk table of a chunked dataset has impossible entries; HDF5 does not look."""
+    grid = [-(-n // c) for n, c in zip(dataset.shape, dataset.chunks, strict=True)]
+    if not _is_too_sparse(dataset, path, prod(grid)):
+        _read_table(dataset)
+
+
+def check_begin(offset: int, found: str) -> None:
+    """Raise ``ValueError`` for data in the superblock, in bytes from its begin: there an address of 0 points to."""
+    if offset < SUPERBLOCK_BYTES:
+        raise ValueError(f"{found} at byte {offset}, within the superblock at the begin of the file")
 
 
 def _base_address(dataset: h5py.Dataset, path: str, corner: Integers, offset: Integers) -> int | None:

@@ -14,16 +14,19 @@ from typing import Any
 import h5py
 import numpy as np
 
-from matex_data.errors import FieldNotFound, near_matches
+from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.index.chunked import Chunked, ChunkedMembers, MemberPath, member
 from matex_data.index.interleaved import InterleavedRecords, RecordField, c_strides
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import Layout
 from matex_data.index.table import Column
+from matex_data.readers.hdf5.chunks import check_begin
 from matex_data.readers.hdf5.names import HDF5_ERRORS, find
+from matex_data.readers.hdf5.types import element_type, read_elements, stored_type, unreadable_members
 
 GAP_BYTES = 4096  # between members, or records, that are read rather than skipped: storage reads whole pages
 MAX_COLUMNS = 1024  # of a matrix whose columns can be selected
+MATLAB_CLASS = b"MATLAB_class"  # attribute of a matrix whose columns are rows of HDF5
 COLUMN_NAMES = "properties"  # attribute with the names of a matrix's columns, in LHEH5 (arXiv:2309.13154)
 
 
@@ -35,26 +38,32 @@ class Table:
     ----------
     dataset : of a compound type, or a matrix whose columns count as members.
     columns : names of the columns of a matrix; None: a compound type.
+    record : a compound type whose members are those of the table by other names, or elements of these; None: that of
+        the dataset.
     """
 
     dataset: h5py.Dataset
     columns: tuple[str, ...] | None = None
+    record: np.dtype[Any] | None = None
 
     @classmethod
     def of(cls, dataset: h5py.Dataset) -> Table | None:
         """Return the table that a dataset is; None if it has no members."""
-        if not dataset.shape:
+        if not dataset.shape or h5py.h5a.exists(dataset.id, MATLAB_CLASS):
             return None
-        if dataset.dtype.names is not None:
+        dtype = element_type(dataset)
+        if dtype.names is not None:
             return cls(dataset)
-        if dataset.ndim == 2 and dataset.shape[1] <= MAX_COLUMNS and dataset.dtype.kind in "biufcS":
+        if dataset.ndim == 2 and dataset.shape[1] <= MAX_COLUMNS and dtype.kind in "biufcS":
             return cls(dataset, column_names(dataset) or tuple(map(str, range(dataset.shape[1]))))
         return None
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Dtype of a record in memory."""
-        dtype: np.dtype[Any] = self.dataset.dtype
+        if self.record is not None:
+            return self.record
+        dtype = element_type(self.dataset)
         return dtype if self.columns is None else np.dtype([(name, dtype) for name in self.columns])
 
     @property
@@ -97,9 +106,18 @@ def find_field(file: h5py.File, path: str, name: str) -> h5py.Dataset | tuple[Ta
     member_path = table.path(rest)
     if member_path is not None:
         return table, member_path
+    for unreadable, error in unreadable_members(table.dataset.id.get_type()):
+        if rest == unreadable:
+            raise member_error(path, name, error)
     names = [f"{begin}/{member_name}" for member_name in table.names()]
     problem = "the table has no such member" if table.columns is None else "the matrix has no such column"
     raise FieldNotFound(problem, file=path, field=name, expected=f"one of {near_matches(name, names)}")
+
+
+def member_error(path: str, name: str, found: str) -> FormatError:
+    """Return the error for a member for which h5py has no type."""
+    remedy = "the other members of the table can be read; store this one as an integer or a float, such as seconds"
+    return FormatError("the member has a type that h5py cannot read", file=path, field=name, found=found, remedy=remedy)
 
 
 def _exists(file: h5py.File, name: str) -> bool:
@@ -186,9 +204,10 @@ def member_layouts(
         return {}
     storage = dataset.id.get_create_plist().get_layout()
     if storage == h5py.h5d.COMPACT:
-        return {name: MemoryRows(_values(table, path)) for name, path in readable.items()}
+        return {name: MemoryRows(read_column(table, path)) for name, path in readable.items()}
     offset = dataset.id.get_offset() if storage == h5py.h5d.CONTIGUOUS else None
     if offset is not None:
+        check_begin(offset - dataset.file.userblock_size, "it begins")
         return dict(_contiguous(table, record, readable, offset))
     rows = chunked(record if table.columns is None else record[0])
     if rows is None:
@@ -201,35 +220,14 @@ def member_layouts(
 
 def _stored_record(table: Table) -> np.dtype[Any] | None:
     """Return the dtype of a record in the file, with the members that NumPy has types for; None if there are none."""
-    if table.dataset.dtype.hasobject:
+    if table.record is not None:
+        return table.record
+    if element_type(table.dataset).hasobject:
         return None  # HDF5 reports the positions in memory, which differ from those in the file
-    stored = _stored_type(table.dataset.id.get_type())
+    stored = stored_type(table.dataset.id.get_type())
     if table.columns is None or stored is None:
         return stored
     return np.dtype([(name, stored) for name in table.columns])
-
-
-def _stored_type(stored: h5py.h5t.TypeID) -> np.dtype[Any] | None:
-    """Return the NumPy type whose bytes are those in the file; None if there is none, or only for other members."""
-    if isinstance(stored, h5py.h5t.TypeArrayID):
-        inner = _stored_type(stored.get_super())
-        return None if inner is None else np.dtype((inner, stored.get_array_dims()))
-    dtype = stored.dtype
-    if dtype.names is None:
-        same = isinstance(stored, h5py.h5t.TypeOpaqueID) or stored == h5py.h5t.py_create(dtype, logical=True)
-        return np.dtype(dtype.str) if same and not dtype.hasobject else None
-    types = [_stored_type(stored.get_member_type(i)) for i in range(stored.get_nmembers())]
-    kept = [i for i, inner in enumerate(types) if inner is not None]
-    if not kept:
-        return None
-    return np.dtype(
-        {
-            "names": [dtype.names[i] for i in kept],
-            "formats": [types[i] for i in kept],
-            "offsets": [stored.get_member_offset(i) for i in kept],
-            "itemsize": stored.get_size(),
-        }
-    )
 
 
 def _has_bytes(record: np.dtype[Any], table: Table, path: MemberPath) -> bool:
@@ -290,14 +288,10 @@ def _columns_of_chunks(table: Table, rows: Chunked, members: Mapping[str, Member
         yield from ((name, Column(together, name)) for name in own)
 
 
-def _values(table: Table, path: MemberPath) -> np.ndarray[Any, Any]:
-    """Return all values of a member."""
-    rows = table.dataset[...]
-    return np.ascontiguousarray(rows[:, table.columns.index(path[0])] if table.columns else member(rows, path))
-
-
 def read_column(table: Table, path: MemberPath) -> np.ndarray[Any, Any]:
     """Read a member through h5py: all rows of it."""
+    dataset = table.dataset
     if table.columns is not None:
-        return np.asarray(table.dataset[:, table.columns.index(path[0])])
-    return np.asarray(member(table.dataset.fields(path[0])[...], path[1:]))
+        return np.asarray(dataset[:, table.columns.index(path[0])])
+    first: Any = [(path[0], element_type(dataset)[path[0]])]
+    return np.ascontiguousarray(member(read_elements(dataset, 0, dataset.shape[0], np.dtype(first)), path))

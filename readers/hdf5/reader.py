@@ -10,7 +10,8 @@ import itertools
 import os
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from math import prod
@@ -26,11 +27,17 @@ from matex_data.index.chunked import Chunked, MemberPath
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
-from matex_data.readers.hdf5.chunks import chunked_layout, unwritten_layout
+from matex_data.readers.decoding import decode_layout
+from matex_data.readers.hdf5.checks import check_filters, check_raw_files, check_sources
+from matex_data.readers.hdf5.chunks import check_begin, check_chunks, chunked_layout, unwritten_layout
+from matex_data.readers.hdf5.frames import FrameColumn, Frames, PickledRows
 from matex_data.readers.hdf5.jagged import Pairings, Rows
-from matex_data.readers.hdf5.members import Table, find_field, leaf_names, member_layouts, member_type
+from matex_data.readers.hdf5.matlab import INTERNAL_GROUPS, is_matlab, is_single_value, matlab_rows
+from matex_data.readers.hdf5.members import Table, find_field, leaf_names, member_error, member_layouts, member_type
 from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names
-from matex_data.readers.hdf5.rows import Hdf5Rows, missing_filters, open_file
+from matex_data.readers.hdf5.pytables import ListedTexts, is_hidden, is_pickled, is_pytables, text_encoding
+from matex_data.readers.hdf5.rows import Hdf5Rows, open_file
+from matex_data.readers.hdf5.types import element_type, has_bytes_of, read_first, unreadable_members
 
 BLOCK_BYTES = 256 * 1024  # per read through the library, about
 PROBE_BYTES = 64 * 1024 * 1024  # largest chunk that is decoded as a check
@@ -40,11 +47,14 @@ MAX_ATTRIBUTE_BYTES = 1024
 MAX_SHOWN = 8  # datasets in an error or a warning
 MEMBERS = "members"  # attribute of a table: the names by which its members are fields
 NO_AXIS = "the field has no sample axis"
-HDF5PLUGIN = {307, 32001, 32004, 32008, 32013, 32015, 32017, 32018, 32024, 32026, 32028, 32033}  # its filters
-REGISTRY = "https://github.com/HDFGroup/hdf5_plugins"
 
 
-def index(path: str, names: Sequence[str] | None = None, offsets: Mapping[str, Any] | None = None) -> Index:
+def index(
+    path: str,
+    names: Sequence[str] | None = None,
+    offsets: Mapping[str, Any] | None = None,
+    allow_missing_sources: bool = False,
+) -> Index:
     """Index the rows of datasets of an HDF5 file along their first axis.
 
     Parameters
@@ -56,6 +66,8 @@ def index(path: str, names: Sequence[str] | None = None, offsets: Mapping[str, A
     offsets : where samples of variable length begin. A key is the content: a dataset, a table, or a group of datasets.
         A value is the dataset of offsets or counts, ``"jets/offsets"``, which may say what it holds,
         ``("jets/n", "counts")``, or the datasets of first elements and counts. None: known conventions; {}: none.
+    allow_missing_sources : samples of a virtual dataset whose source is missing have the fill value; False: they are an
+        error.
 
     Raises
     ------
@@ -64,11 +76,12 @@ def index(path: str, names: Sequence[str] | None = None, offsets: Mapping[str, A
     """
     try:
         with open_file(path) as file:
-            pairings = Pairings.of(file, path, offsets)
+            pairings, frames = Pairings.of(file, path, offsets), Frames(file, path)
             if names is None:
-                rows = _all(file, path, pairings)
+                rows = _all(file, path, pairings, frames, allow_missing_sources)
             else:
-                rows = _named(file, path, _expanded(file, path, names, pairings), pairings)
+                chosen = _expanded(file, path, names, pairings, frames)
+                rows = _named(file, path, chosen, pairings, frames, allow_missing_sources)
             rows = pairings.pair(rows, whole=names is None)
     except DataError:
         raise
@@ -79,18 +92,42 @@ def index(path: str, names: Sequence[str] | None = None, offsets: Mapping[str, A
     return Index(fields, [FileIndex(path, next(iter(layouts.values())).rows, layouts)])
 
 
-def _expanded(file: h5py.File, path: str, names: Sequence[str], pairings: Pairings) -> Sequence[str]:
+def _listed(file: h5py.File, path: str, pairings: Pairings, frames: Frames) -> list[str]:
+    """Return the fields to read if none is asked for."""
+    names = [name for name in dataset_names(file, path) if not name.startswith(INTERNAL_GROUPS)]
+    if is_pytables(file):
+        names = frames.listed([name for name in names if not is_hidden(name)])
+    return pairings.listed(names)
+
+
+def _expanded(
+    file: h5py.File, path: str, names: Sequence[str], pairings: Pairings, frames: Frames
+) -> Sequence[str]:
     """Return the names with patterns replaced by datasets that match, or by members of tables where no dataset does."""
     if not any(map(is_pattern, names)):
         return names
-    datasets = pairings.listed(dataset_names(file, path))
-    tables = {name: file[name] for name in datasets if isinstance(file.get(name), h5py.Dataset)}
-    members = [f"{name}/{leaf}" for name, table in tables.items() for leaf in leaf_names(table.dtype)]
+    datasets = _listed(file, path, pairings, frames)
+    tables = dict(_tables(file, datasets))
+    members = [f"{name}/{leaf}" for name, table in tables.items() for leaf in table.names()]
     expanded: list[str] = []
+    left_out: dict[str, FormatError] = {}
     for name in names:
-        matches = any(fnmatchcase(dataset, name) for dataset in datasets)
-        expanded += expand_names([name], datasets if matches or name in file else members, path)
+        is_dataset = any(fnmatchcase(dataset, name) for dataset in datasets) or name in file
+        expanded += expand_names([name], datasets if is_dataset else members, path)
+        if not is_dataset:
+            unreadable = [_unreadable_members(table.dataset, path, begin) for begin, table in tables.items()]
+            left_out |= {key: error for errors in unreadable for key, error in errors.items() if fnmatchcase(key, name)}
+    _warn_of(left_out, path)
     return list(dict.fromkeys(expanded))
+
+
+def _tables(file: h5py.File, names: Sequence[str]) -> Iterator[tuple[str, Table]]:
+    """Yield the compound tables among the named objects, with their names."""
+    for name in names:
+        with suppress(*HDF5_ERRORS):
+            dataset = file.get(name)
+            if isinstance(dataset, h5py.Dataset) and element_type(dataset).names is not None:
+                yield name, Table(dataset)
 
 
 def _named(
@@ -98,16 +135,29 @@ def _named(
     path: str,
     names: Sequence[str],
     pairings: Pairings,
+    frames: Frames,
+    allow_missing: bool,
     unread: dict[str, FormatError] | None = None,
 ) -> Rows:
     """Return the fields of these names; errors of single fields go to ``unread``, or are raised without it."""
     found: Rows = {}
-    tables: dict[str, tuple[Table, dict[str, MemberPath]]] = {}
+    left_out: dict[str, FormatError] = {}
+    tables: dict[tuple[str, bool], tuple[Table, dict[str, MemberPath]]] = {}
+    columns: dict[str, FrameColumn] = {}
     for name in names:
         try:
-            item = find_field(file, path, pairings.dataset_name(name))
+            column = frames.find(name)
+            if column is not None:
+                columns[name] = column
+                item: Any = column.table if column.member is None else (column.table, (column.member,))
+            else:
+                item = find_field(file, path, pairings.dataset_name(name))
+            if isinstance(item, Table):
+                found[name] = _whole_column(item.dataset, path, name, columns[name])
+                continue
             if isinstance(item, h5py.Dataset):
-                found[name] = dataset_rows(item, path, name)
+                found[name] = _rows(item, path, name, allow_missing, whole=unread is not None)
+                left_out |= _unreadable_members(item, path, name)
                 continue
         except FormatError as error:
             if unread is None:
@@ -115,15 +165,64 @@ def _named(
             unread[name] = error
             continue
         table, member_path = item
-        tables.setdefault(table.dataset.name, (table, {}))[1][name] = member_path
+        tables.setdefault((table.dataset.name, name in columns), (table, {}))[1][name] = member_path
     for table, members in tables.values():
-        found |= member_rows(table, path, members)
+        found |= member_rows(table, path, members, allow_missing)
+    for name, column in columns.items():
+        if name in found:
+            field, layout = found[name]
+            found[name] = (column.of_field(field), layout)
+    if unread is None:
+        _warn_of(left_out, path)
+    else:
+        unread |= left_out
     return {name: found[name] for name in names if name in found}
 
 
-def _all(file: h5py.File, path: str, pairings: Pairings) -> Rows:
+def _rows(dataset: h5py.Dataset, path: str, name: str, allow_missing: bool, whole: bool) -> tuple[Field, Layout]:
+    """Return the field and the layout of a dataset, of an array of MATLAB in its order of axes.
+
+    Parameters
+    ----------
+    whole : all fields of the file are read: single numbers and texts of MATLAB are left out.
+    """
+    field, layout = dataset_rows(dataset, path, name, allow_missing=allow_missing)
+    if is_pickled(dataset):
+        raise FormatError("the dataset holds pickled objects", file=path, field=name, expected="numbers or texts")
+    encoding = text_encoding(dataset) if field.ragged and not field.shape else None
+    if encoding is not None:
+        texts = Field(name, (), np.dtype(object), attributes=field.attributes)
+        return texts, decode_layout(layout, None, ListedTexts(encoding))
+    if not is_matlab(dataset):
+        return field, layout
+    if whole and is_single_value(dataset):
+        raise _axis_error(dataset, path, name)
+    try:
+        return matlab_rows(dataset, path, field, layout)
+    except HDF5_ERRORS as error:
+        raise FormatError("the MATLAB array cannot be read", file=path, field=name, found=error) from error
+
+
+def _whole_column(dataset: h5py.Dataset, path: str, name: str, column: FrameColumn) -> tuple[Field, Layout]:
+    """Return the field and the layout of a column of a data frame with a dataset of its own."""
+    if column.pickled is None:
+        return dataset_rows(dataset, path, name)
+    rows = PickledRows(path, dataset.name, column.rows, column.pickled)
+    try:
+        rows.read(0, rows.rows)
+    except DecodeError as error:
+        raise FormatError(error.problem, file=path, field=name, expected="texts", found=error.found) from error
+    return Field(name, (), np.dtype(object)), rows
+
+
+def _unreadable_members(dataset: h5py.Dataset, path: str, name: str) -> dict[str, FormatError]:
+    members = {f"{name}/{member_name}": found for member_name, found in unreadable_members(dataset.id.get_type())}
+    return {member_name: member_error(path, member_name, found) for member_name, found in members.items()}
+
+
+def _all(file: h5py.File, path: str, pairings: Pairings, frames: Frames, allow_missing: bool) -> Rows:
     unread: dict[str, FormatError] = {}
-    rows = _named(file, path, pairings.listed(dataset_names(file, path)), pairings, unread)
+    rows = _named(file, path, _listed(file, path, pairings, frames), pairings, frames, allow_missing, unread)
     if not rows:
         shown = [f"{name!r}: {error.problem}" for name, error in list(unread.items())[:MAX_SHOWN]]
         found = "; ".join(shown) or "no dataset at all"
@@ -133,10 +232,10 @@ def _all(file: h5py.File, path: str, pairings: Pairings) -> Rows:
 
 
 def _warn_of(unread: Mapping[str, FormatError], path: str) -> None:
-    """Warn of datasets that may hold samples and cannot be read."""
+    """Warn of datasets and members that may hold samples and cannot be read."""
     if not unread:
         return
-    lines = [f"{path}: {len(unread)} dataset{'s' * (len(unread) > 1)} cannot be read and are left out"]
+    lines = [f"{path}: {len(unread)} field{'s' * (len(unread) > 1)} cannot be read and are left out"]
     for name, error in list(unread.items())[:MAX_SHOWN]:
         facts = {"expected": error.expected, "found": error.found, "remedy": error.remedy}
         shown = [f"{key}: {fact}" for key, fact in facts.items() if fact is not None]
@@ -148,13 +247,18 @@ def _warn_of(unread: Mapping[str, FormatError], path: str) -> None:
 
 
 def dataset_rows(
-    dataset: h5py.Dataset, path: str, name: str, field_attributes: Mapping[str, Any] | None = None
+    dataset: h5py.Dataset,
+    path: str,
+    name: str,
+    field_attributes: Mapping[str, Any] | None = None,
+    allow_missing: bool = False,
 ) -> tuple[Field, Layout]:
     """Return the field and the layout of a dataset of the open file ``path``.
 
     Parameters
     ----------
     field_attributes : attributes of the field; None: those of the dataset.
+    allow_missing : sources of a virtual dataset that do not exist hold the fill value; False: they are an error.
 
     Raises
     ------
@@ -164,10 +268,10 @@ def dataset_rows(
         if not dataset.shape:
             raise _axis_error(dataset, path, name)
         if field_attributes is None:
-            field_attributes = attributes(dataset, dataset.dtype)
-            if dataset.dtype.names is not None:
+            field_attributes = attributes(dataset)
+            if element_type(dataset).names is not None:
                 field_attributes = {**field_attributes, MEMBERS: _member_names(dataset, name)}
-        return _field_and_layout(dataset, path, name, field_attributes)
+        return _field_and_layout(dataset, path, name, field_attributes, allow_missing)
     except HDF5_ERRORS as error:
         raise FormatError("the dataset cannot be read", file=path, field=name, found=error) from error
 
@@ -176,12 +280,13 @@ def _member_names(dataset: h5py.Dataset, name: str) -> list[str]:
     return [f"{name}/{member_name}" for member_name in Table(dataset).names()]
 
 
-def member_rows(table: Table, path: str, members: Mapping[str, MemberPath]) -> Rows:
+def member_rows(table: Table, path: str, members: Mapping[str, MemberPath], allow_missing: bool = False) -> Rows:
     """Return field and layout of members of a table of the open file ``path``, read together where that is possible.
 
     Parameters
     ----------
     members : paths of the members, by the name of their field.
+    allow_missing : as of `dataset_rows`.
 
     Raises
     ------
@@ -194,7 +299,7 @@ def member_rows(table: Table, path: str, members: Mapping[str, MemberPath]) -> R
         for name, layout in layouts.items():
             _check_end(layout, path, name)
         for name in members.keys() - layouts.keys():
-            layouts[name] = _library_rows(dataset, path, name, fields[name], table, members[name])
+            layouts[name] = _library_rows(dataset, path, name, fields[name], allow_missing, table, members[name])
     except HDF5_ERRORS as error:
         raise FormatError("the table cannot be read", file=path, field=first, found=error) from error
     return {name: (fields[name], layouts[name]) for name in members}
@@ -231,15 +336,20 @@ def _axis_error(dataset: h5py.Dataset, path: str, name: str) -> FormatError:
 
 
 def _field_and_layout(
-    dataset: h5py.Dataset, path: str, name: str, field_attributes: Mapping[str, Any]
+    dataset: h5py.Dataset, path: str, name: str, field_attributes: Mapping[str, Any], allow_missing: bool
 ) -> tuple[Field, Layout]:
-    stored, item, ragged = _element(dataset.dtype)
+    memory = element_type(dataset)
+    stored, item, ragged = _element(memory)
     native = stored if stored.names is not None else np.dtype(stored.newbyteorder("=").str)
     shape = (*dataset.shape[1:], *item)
     field = Field(name, shape, native, ragged, field_attributes)
-    plain = not ragged and _has_numpy_type(dataset)
+    kind = dataset.id.get_type()
+    partial = any(unreadable_members(kind))
+    plain = not ragged and not partial and has_bytes_of(kind, memory)
     layout = _byte_ranges(dataset, path, name, stored, item) if plain else None
-    return field, _library_rows(dataset, path, name, field) if layout is None else layout
+    if layout is None:
+        layout = replace(_library_rows(dataset, path, name, field, allow_missing), partial=partial)
+    return field, layout
 
 
 def _element(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
@@ -255,16 +365,6 @@ def _element(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], tuple[int, ...], bool
     if base.names is None:
         base = np.dtype(base.str)  # without the metadata that h5py adds to the dtype
     return base, item, False
-
-
-def _has_numpy_type(dataset: h5py.Dataset) -> bool:
-    """Return whether the bytes in the file are those of a NumPy array: width, precision, padding and byte order."""
-    if dataset.dtype.hasobject:
-        return False
-    stored = dataset.id.get_type()
-    if isinstance(stored, h5py.h5t.TypeOpaqueID):
-        return True
-    return bool(stored == h5py.h5t.py_create(dataset.dtype, logical=True))
 
 
 def _byte_ranges(
@@ -297,6 +397,7 @@ def _contiguous_layout(dataset: h5py.Dataset, stored: np.dtype[Any], item: tuple
     offset = dataset.id.get_offset()
     if offset is None:
         return unwritten_layout(dataset, stored, item)
+    check_begin(offset - dataset.file.userblock_size, "it begins")
     shape = (*dataset.shape[1:], *item)
     return Strided(dataset.shape[0], offset, prod(shape) * stored.itemsize, stored, shape)
 
@@ -319,28 +420,24 @@ def _library_rows(
     path: str,
     name: str,
     field: Field,
+    allow_missing: bool,
     table: Table | None = None,
     member_path: MemberPath = (),
 ) -> Hdf5Rows:
     """Return rows that h5py reads, of the dataset or a member of it, after a check that it can read the dataset."""
-    missing = missing_filters(dataset)
-    if missing:
-        in_plugin = HDF5PLUGIN.issuperset(number for number, _ in missing)
-        advice = "python -m pip install 'matex_data[hdf5]', or " if in_plugin else ""
-        raise FormatError(
-            "the dataset is stored with a filter that is not installed",
-            file=path,
-            field=name,
-            expected="a filter that HDF5 has here",
-            found=", ".join(f"filter {number} ({text})" for number, text in missing),
-            remedy=f"{advice}set HDF5_PLUGIN_PATH to the folder of the filter's plugin, see {REGISTRY}",
-        )
-    _check_external(dataset, path, name)
+    if table is not None and table.record is not None:
+        problem = "the table of the data frame cannot be read as bytes"
+        raise FormatError(problem, file=path, field=name, found=dataset.name)
+    check_filters(dataset, path, name)
+    check_raw_files(dataset, path, name)
+    sources = check_sources(dataset, path, name, allow_missing) if dataset.is_virtual else None
+    if dataset.chunks is not None:
+        check_chunks(dataset, path)
     chunk = dataset.chunks or (max(1, BLOCK_BYTES // max(1, field.row_bytes)),)
-    if dataset.size and prod(chunk) * dataset.dtype.itemsize <= PROBE_BYTES:
-        dataset[(slice(0, 1),) * dataset.ndim]
+    if dataset.size and prod(chunk) * element_type(dataset).itemsize <= PROBE_BYTES:
+        read_first(dataset)
     block = max(1, min(chunk[0], dataset.shape[0]))
-    rows = Hdf5Rows(path, name, dataset.shape[0], block, field.dtype, field.ragged)
+    rows = Hdf5Rows(path, name, dataset.shape[0], block, field.dtype, field.ragged, sources=sources)
     if table is not None:
         column = None if table.columns is None else table.columns.index(member_path[0])
         rows = replace(rows, name=dataset.name, member=member_path if column is None else (), column=column)
@@ -357,26 +454,6 @@ def _estimate_inner(rows: Hdf5Rows) -> int:
     return rows.rows * length * rows.dtype.itemsize // max(1, min(rows.rows, PROBE_ROWS))
 
 
-def _check_external(dataset: h5py.Dataset, path: str, name: str) -> None:
-    """Raise ``FormatError`` unless the raw data files of the dataset exist.
-
-    HDF5 searches the folder HDF5_EXTFILE_PREFIX, or the working directory if that is not set.
-    """
-    plist = dataset.id.get_create_plist()
-    prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", str(Path(path).resolve().parent))
-    for i in range(plist.get_external_count()):
-        raw = Path(prefix) / os.fsdecode(plist.get_external(i)[0])
-        if not raw.exists():
-            raise FormatError(
-                "the raw data file of the dataset is missing",
-                file=path,
-                field=name,
-                expected=str(raw),
-                found=f"no such file from the folder {str(Path.cwd())!r}",
-                remedy="set HDF5_EXTFILE_PREFIX to the folder of the file, or start in that folder",
-            )
-
-
 def attributes(dataset: h5py.Dataset, dtype: np.dtype[Any] | None = None) -> Mapping[str, Any]:
     """Return the attributes that are numbers, texts or short arrays of them.
 
@@ -388,7 +465,7 @@ def attributes(dataset: h5py.Dataset, dtype: np.dtype[Any] | None = None) -> Map
     dtype : of the field; None: that of the dataset.
     """
     found: dict[str, Any] = {}
-    names = h5py.check_enum_dtype(dataset.dtype if dtype is None else dtype)
+    names = h5py.check_enum_dtype(element_type(dataset) if dtype is None else dtype)
     if names is not None and len(names) <= MAX_ATTRIBUTES:
         found["enum"] = dict(names)
     for key in itertools.islice(_attribute_names(dataset), MAX_ATTRIBUTES):

@@ -17,8 +17,12 @@ from matex_data.errors import DecodeError
 from matex_data.index.chunked import MemberPath, member
 from matex_data.index.library import LibraryRows
 from matex_data.readers.hdf5.names import HDF5_ERRORS
+from matex_data.readers.hdf5.types import element_type, read_elements
+from matex_data.readers.hdf5.virtual import SourceFiles
 
 MAX_OPEN_FILES = 16  # per process
+MAX_ROWS = 1 << 63
+OWN_DRIVER = "matex_data"
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +39,8 @@ class Hdf5Rows(LibraryRows):
     axis : sample axis of the dataset.
     member : names that lead to the member of a compound type that is read; (): all of it.
     column : of a matrix, which is read alone; None: all of it.
+    partial : a table without the members for which h5py has no type.
+    sources : of a virtual dataset, which have to exist; None: they need not.
     inner : size of the elements of all ragged samples in memory, in bytes, estimated.
     """
 
@@ -47,14 +53,20 @@ class Hdf5Rows(LibraryRows):
     axis: int = 0
     member: MemberPath = ()
     column: int | None = None
+    partial: bool = False
+    sources: SourceFiles | None = None
     inner: int = 0
 
     def inner_bytes(self) -> int:
         return self.inner
 
     def read(self, start: int, stop: int) -> Array:
+        missing = None if self.sources is None else self._missing_source(self.sources, start, stop)
+        if missing is not None:
+            problem, found = "a source of the virtual dataset is missing", f"no file {missing!r}"
+            raise DecodeError(problem, file=self.path, field=self.name, row=start, found=found)
         try:
-            rows = self._read(_dataset(self), start, stop)
+            rows = self._read(opened_dataset(self, self.path, self.name), start, stop)
         except HDF5_ERRORS as error:
             raise DecodeError(
                 "HDF5 cannot read the rows", file=self.path, field=self.name, row=start, found=error
@@ -67,38 +79,56 @@ class Hdf5Rows(LibraryRows):
                 flat[i] = np.asarray(item, self.dtype)
         return rows
 
+    def _missing_source(self, sources: SourceFiles, start: int, stop: int) -> str | None:
+        return sources.missing(start, stop) if self.axis == 0 else sources.missing(0, MAX_ROWS)
+
     def _read(self, dataset: h5py.Dataset, start: int, stop: int) -> Array:
         if self.column is not None:
             return np.asarray(dataset[start:stop, self.column])
         if self.member:
-            return member(dataset.fields(self.member[0])[start:stop], self.member[1:])
+            first: Any = [(self.member[0], element_type(dataset)[self.member[0]])]
+            return member(read_elements(dataset, start, stop, np.dtype(first)), self.member)
+        if self.partial:
+            return read_elements(dataset, start, stop, element_type(dataset))
         return np.moveaxis(dataset[(slice(None),) * self.axis + (slice(start, stop),)], self.axis, 0)
 
 
 def open_file(path: str) -> h5py.File:
-    """Open a file for reading, without locks where possible: many parallel file systems do not support them."""
-    try:
-        return h5py.File(path, "r", locking=False)
-    except OSError as error:
-        if "locking flag" not in str(error):
-            raise
-        return h5py.File(path, "r")  # this process has the file open already, with locks
+    """Open a file for reading, without locks: many parallel file systems do not support them.
+
+    HDF5 shares one open file among all that open it in a process, and refuses other flags of locking. It does so for
+    each driver: the one that could log, and reads as the default one does, leaves the default one to the user.
+    """
+    h5py.register_driver(OWN_DRIVER, _set_own_driver)
+    return h5py.File(path, "r", driver=OWN_DRIVER, locking=False)
 
 
-_open: OrderedDict[ref[Hdf5Rows], tuple[h5py.File, h5py.Dataset]] = OrderedDict()
+def _set_own_driver(plist: h5py.h5p.PropFAID) -> None:
+    plist.set_fapl_log(b"", 0, 0)  # without flags nothing is logged, and no log file is made
 
 
-def _dataset(rows: Hdf5Rows) -> h5py.Dataset:
-    """Return the open dataset. The file stays open while ``rows`` exists and is among those used last."""
+_open: OrderedDict[ref[LibraryRows], tuple[h5py.File, h5py.Dataset]] = OrderedDict()
+
+
+def opened_dataset(rows: LibraryRows, path: str, name: str) -> h5py.Dataset:
+    """Return an open dataset. Its file stays open while ``rows`` exists and is among those used last."""
     key = ref(rows, lambda dead: _open.pop(dead, None))
     if key not in _open:
-        file = open_file(rows.path)
-        _open[key] = (file, file[rows.name])
+        file = open_file(path)
+        _open[key] = (file, file[name])
         missing_filters(_open[key][1])  # registers the filters of hdf5plugin if they are needed
+        if _open[key][1].is_virtual:
+            register_filters()  # its sources may need them
         if len(_open) > MAX_OPEN_FILES:
             _open.popitem(last=False)
     _open.move_to_end(key)
     return _open[key][1]
+
+
+def register_filters() -> None:
+    """Register the filters of hdf5plugin with HDF5, if it is installed."""
+    with suppress(ImportError):
+        import_module("hdf5plugin")
 
 
 def missing_filters(dataset: h5py.Dataset) -> list[tuple[int, str]]:
@@ -107,8 +137,7 @@ def missing_filters(dataset: h5py.Dataset) -> list[tuple[int, str]]:
     steps = [plist.get_filter(i) for i in range(plist.get_nfilters())]
     if all(h5py.h5z.filter_avail(step[0]) for step in steps):
         return []
-    with suppress(ImportError):
-        import_module("hdf5plugin")
+    register_filters()
     return [
         (number, name.decode("utf-8", "replace") or "without a name")
         for number, _, _, name in steps

@@ -13,18 +13,17 @@ from typing import Any
 import h5py
 import numpy as np
 
-from matex_data._types import Array, Integers
+from matex_data._types import Array
 from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.index.chunked import Chunked
 from matex_data.index.library import LibraryRows, MemoryRows
 from matex_data.index.model import Layout
 from matex_data.index.strided import Strided
-from matex_data.index.transposed import Transposed
 from matex_data.readers.decoding import decode_layout
+from matex_data.readers.hdf5.axes import along
 from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names
 from matex_data.readers.hdf5.reader import attributes, dataset_rows
-from matex_data.readers.hdf5.rows import Hdf5Rows
 from matex_data.readers.netcdf.cf import CfDecoding
 from matex_data.readers.netcdf.variables import FileContent, Variable
 
@@ -204,7 +203,7 @@ class Hdf5Variable(Variable):
         field, layout = dataset_rows(self.dataset, self.path, self.dataset.name.strip("/"), self.attributes)
         if isinstance(layout, Chunked) and self._is_unwritten():
             layout = replace(layout, fill=self._fill_value())
-        layout = _extend(_along(layout, axis, self), self.lengths[self.dimensions[axis]], self)
+        layout = _extend(along(layout, axis, self.dataset), self.lengths[self.dimensions[axis]], self)
         shape = (*self.shape, *field.shape[len(self.shape) - 1 :])
         shape = shape[:axis] + shape[axis + 1 :]
         if field.ragged or decoding.dtype.kind not in "iufbS":
@@ -226,45 +225,6 @@ class Hdf5Variable(Variable):
 
     def _fill_value(self) -> Any:
         return self.dtype.type(self.attributes.get("_FillValue", DEFAULT_FILL[self.dtype.str[1:]]))
-
-
-def _along(layout: Layout, axis: int, variable: Hdf5Variable) -> Layout:
-    """Return the layout of the rows along another axis."""
-    if axis == 0:
-        return layout
-    shape = variable.shape
-    if isinstance(layout, MemoryRows):
-        return MemoryRows(np.ascontiguousarray(np.moveaxis(layout.values, axis, 0)))
-    if isinstance(layout, Strided):
-        inner = layout.shape[len(shape) - 1 :]
-        before, after = shape[:axis], (*shape[axis + 1 :], *inner)
-        order = tuple(range(len(before) + len(after)))
-        return Transposed(shape[axis], layout.offset, before, after, layout.stride, layout.dtype, order)
-    if isinstance(layout, Hdf5Rows):
-        return replace(layout, rows=shape[axis], block_rows=(variable.dataset.chunks or shape)[axis], axis=axis)
-    return _chunks_along(layout, axis) if isinstance(layout, Chunked) else layout
-
-
-def _chunks_along(layout: Chunked, axis: int) -> Chunked:
-    """Return the layout with the chunks renumbered so that ``axis`` comes first."""
-    grid = [-(-n // c) for n, c in zip(layout.shape, layout.chunk_shape, strict=True)]
-    order = (axis, *(a for a in range(len(grid)) if a != axis))
-    count = len(layout.number)
-    coordinates = np.unravel_index(layout.number, grid) if count else tuple(layout.number for _ in grid)
-    number: Integers = np.zeros(count, np.int64)
-    for a in order:
-        number = number * grid[a] + coordinates[a]
-    ascending = np.argsort(number, kind="stable")
-    return replace(
-        layout,
-        shape=tuple(layout.shape[a] for a in order),
-        chunk_shape=tuple(layout.chunk_shape[a] for a in order),
-        number=number[ascending],
-        offset=layout.offset[ascending],
-        nbytes=layout.nbytes[ascending],
-        mask=layout.mask[ascending],
-        axis=axis,
-    )
 
 
 def _extend(layout: Layout, rows: int, variable: Hdf5Variable) -> Layout:

@@ -153,8 +153,22 @@ def _hdf5_values(path: Path, name: str) -> Any:
             return None
         if dataset.dtype.kind == "V" and dataset.dtype.names is None:
             return None
+        if "PSEUDOATOM" in dataset.attrs:
+            return None  # lists of numbers that PyTables means as texts
         values = dataset[...]
-        return values if not _references(values.dtype) else None
+        if _references(values.dtype):
+            return None
+        is_matlab = "MATLAB_class" in dataset.attrs or "MATLAB_class" in dataset.parent.attrs
+        return _of_matlab(dataset, values) if is_matlab else values
+
+
+def _of_matlab(dataset: h5py.Dataset, values: np.ndarray[Any, Any]) -> Any:
+    """Return the numbers of an array of MATLAB with its axes; None for any other class."""
+    kind = dataset.attrs.get("MATLAB_class", b"")
+    if kind in (b"char", b"cell") or values.dtype.names is not None or "MATLAB_empty" in dataset.attrs:
+        return None
+    array = values.T != 0 if kind == b"logical" else values.T
+    return array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
 
 
 def _references(dtype: np.dtype[Any]) -> bool:

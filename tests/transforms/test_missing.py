@@ -56,7 +56,7 @@ def test_every_mode_on_every_number_of_ranks(stored: Any, pool: Pool, missing: A
         assert np.array_equal(np.sort(number), np.flatnonzero(kept))
         np.testing.assert_array_equal(np.concatenate([arrays["x"] for arrays in found]), expected[number])
         if missing == "mask":
-            assert np.array_equal(np.concatenate([arrays["x_mask"] for arrays in found]), absent[number])
+            assert np.array_equal(np.concatenate([arrays["x_mask"] for arrays in found]), ~absent[number])
 
 
 def test_masks_are_fields(stored: Any) -> None:
@@ -64,9 +64,22 @@ def test_masks_are_fields(stored: Any) -> None:
     data = open_dataset(paths, missing="mask", inputs=["x", "x_mask"], targets="number", comm=MPI.COMM_SELF)
     assert data.schema["x_mask"].dtype == bool and data.schema["x_mask"].shape == (4, 3)
     inputs, _ = next(iter(data.batches(10)))
-    assert np.array_equal(inputs["x_mask"], np.isnan(x[:10]))
+    assert np.array_equal(inputs["x_mask"], ~np.isnan(x[:10]))
     bare = next(iter(open_dataset(paths, missing="mask", inputs="x", comm=MPI.COMM_SELF).batches(10)))
     assert np.array_equal(bare, np.nan_to_num(x[:10]))
+
+
+def test_masks_mean_the_same_for_pad_and_for_missing(tmp_path: Path) -> None:
+    dense = np.array([[1.0, 2.0, np.nan], [np.nan] * 3, [3.0, 4.0, 5.0]])
+    with h5py.File(tmp_path / "m.h5", "w") as file:
+        ragged = file.create_dataset("x", (3,), h5py.vlen_dtype("f8"))
+        for i, row in enumerate(dense):
+            ragged[i] = row[~np.isnan(row)]
+        file["y"] = dense
+    padded = open_dataset(tmp_path / "m.h5", inputs=["x", "x_mask"], pad={"x": 3}, comm=MPI.COMM_SELF).load()
+    masked = open_dataset(tmp_path / "m.h5", inputs=["y", "y_mask"], missing="mask", comm=MPI.COMM_SELF).load()
+    assert np.array_equal(padded["x"], masked["y"]) and np.array_equal(padded["x_mask"], masked["y_mask"])
+    assert np.array_equal(masked["y_mask"], ~np.isnan(dense))
 
 
 def _write_columns(path: Path) -> np.ndarray[Any, Any]:
@@ -85,7 +98,7 @@ def test_a_stack_has_one_mask(tmp_path: Path) -> None:
     data = open_dataset(path, missing="mask", inputs=["a", "b"], targets=names, stack=True, comm=MPI.COMM_SELF)
     x, targets = next(iter(data.batches(60, shuffle=True, seed=1)))
     assert np.array_equal(x, np.nan_to_num(columns)[targets["label"]])
-    assert np.array_equal(targets["inputs_mask"], np.isnan(columns)[targets["label"]])
+    assert np.array_equal(targets["inputs_mask"], ~np.isnan(columns)[targets["label"]])
 
 
 def test_masks_are_not_stacked(tmp_path: Path) -> None:

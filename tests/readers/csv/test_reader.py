@@ -373,7 +373,7 @@ def test_missing_values_of_all_types(tmp_path: Path) -> None:
     }
     assert open_dataset(path, comm=MPI.COMM_SELF, missing="drop").load()["i"].tolist() == [3]
     masked = open_dataset(path, comm=MPI.COMM_SELF, inputs=["f", "f_mask"], missing="mask").load()
-    assert masked["f_mask"].tolist() == [True, False, False]
+    assert masked["f_mask"].tolist() == [False, True, True]
 
 
 def test_text_where_a_number_was_requested(tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ def test_every_dataset_against_h5py(path: Path, monkeypatch: pytest.MonkeyPatch)
         return
     with file:
         for name in names(file):
+            if has_other_form(file, name):
+                continue  # test_matlab.py and test_pytables.py compare these
             expected, rows = expectation(file, name)
             if expected is None and rows is None:
                 with pytest.raises(DataError) as caught:
@@ -43,6 +45,15 @@ def test_every_dataset_against_h5py(path: Path, monkeypatch: pytest.MonkeyPatch)
                 assert str(path) in str(caught.value)
             else:
                 check(path, file, name, expected)
+
+
+def has_other_form(file: h5py.File, name: str) -> bool:
+    """Return whether MATLAB or PyTables means other rows than h5py delivers."""
+    try:
+        marks = {*file[name].attrs, *file[name].parent.attrs}
+        return not marks.isdisjoint({"MATLAB_class", "PSEUDOATOM"})
+    except (OSError, RuntimeError, ValueError, TypeError, KeyError):
+        return False
 
 
 def names(file: h5py.File) -> list[str]:

@@ -206,7 +206,7 @@ def test_datasets_that_are_left_out_are_named(tmp_path: Path) -> None:
         file.create_dataset("raw", (8,), "i4", external=[("absent.bin", 0, 32)])
 
     path = write(tmp_path / "a.h5", content)
-    with pytest.warns(UserWarning, match="2 datasets cannot be read") as caught:
+    with pytest.warns(UserWarning, match="2 fields cannot be read") as caught:
         assert list(index(path).fields) == ["y"]
     (warning,) = caught
     for text in (path, "'x'", "filter 305", "HDF5_PLUGIN_PATH", "'raw'", "absent.bin", "inputs="):
@@ -269,6 +269,46 @@ def test_chunks_beyond_any_file(two_chunks: Path, address: int) -> None:
     with pytest.raises(FormatError) as caught:
         index(str(two_chunks), ["x"])
     assert (caught.value.file, caught.value.field) == (str(two_chunks), "x")
+
+
+@pytest.mark.parametrize("userblock", [0, 512])
+@pytest.mark.parametrize("precision", [16, 12])
+def test_a_chunk_at_the_begin_of_the_file(tmp_path: Path, userblock: int, precision: int) -> None:
+    """An address of 0 in a damaged chunk table is that of the file's signature, whose bytes are no data."""
+    stored = h5py.h5t.STD_I16LE.copy()
+    stored.set_precision(precision)  # HDF5 alone reads integers of 12 bits
+
+    def content(file: h5py.File) -> None:
+        space, plist = h5py.h5s.create_simple((8,)), h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plist.set_chunk((4,))
+        h5py.Dataset(h5py.h5d.create(file.id, b"x", stored, space, plist))[...] = np.arange(8)
+
+    path = Path(write(tmp_path / "a.h5", content, libver="earliest", userblock_size=userblock))
+    assert every_row(index(str(path), ["x"]), "x").tolist() == list(range(8))
+    data = bytearray(path.read_bytes())
+    at = _chunk_keys(data)[1] + 24
+    data[at : at + 8] = bytes(8)
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match="the chunk table is damaged") as caught:
+        index(str(path), ["x"])
+    assert (caught.value.file, caught.value.field) == (str(path), "x")
+
+
+@pytest.mark.parametrize("name", ["x", "x/a"])
+@pytest.mark.parametrize("userblock", [0, 512])
+def test_a_contiguous_dataset_at_the_begin_of_the_file(tmp_path: Path, userblock: int, name: str) -> None:
+    table = np.zeros(8, [("a", "i4"), ("b", "i4")])
+    content = partial(h5py.File.create_dataset, name="x", data=table)
+    path = Path(write(tmp_path / "a.h5", content, libver="earliest", userblock_size=userblock))
+    with h5py.File(path) as file:
+        offset = int(file["x"].id.get_offset()) - userblock
+    data = bytearray(path.read_bytes())
+    at = data.index(offset.to_bytes(8, "little") + (64).to_bytes(8, "little"))  # address and size in the layout message
+    data[at : at + 8] = bytes(8)
+    path.write_bytes(data)
+    with pytest.raises(FormatError) as caught:
+        index(str(path), [name])
+    assert (caught.value.file, caught.value.field) == (str(path), name)
 
 
 def test_hdf5_reads_datasets_with_two_entries_for_one_chunk(two_chunks: Path) -> None:

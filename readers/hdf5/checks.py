@@ -1,0 +1,106 @@
+"""What a dataset needs beside its file: filters, raw data files, and the sources of a virtual dataset."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import h5py
+
+from matex_data.errors import FormatError
+from matex_data.readers.hdf5.names import HDF5_ERRORS
+from matex_data.readers.hdf5.rows import missing_filters, open_file
+from matex_data.readers.hdf5.virtual import PREFIX, Source, SourceFiles, sources_of
+
+HDF5PLUGIN = {307, 32001, 32004, 32008, 32013, 32015, 32017, 32018, 32024, 32026, 32028, 32033}  # its filters
+REGISTRY = "https://github.com/HDFGroup/hdf5_plugins"
+
+
+def check_filters(dataset: h5py.Dataset, path: str, name: str) -> None:
+    """Raise ``FormatError`` unless HDF5 has all filters of the dataset, also those of hdf5plugin."""
+    missing = missing_filters(dataset)
+    if missing:
+        in_plugin = HDF5PLUGIN.issuperset(number for number, _ in missing)
+        advice = "python -m pip install 'matex_data[hdf5]', or " if in_plugin else ""
+        raise FormatError(
+            "the dataset is stored with a filter that is not installed",
+            file=path,
+            field=name,
+            expected="a filter that HDF5 has here",
+            found=", ".join(f"filter {number} ({text})" for number, text in missing),
+            remedy=f"{advice}set HDF5_PLUGIN_PATH to the folder of the filter's plugin, see {REGISTRY}",
+        )
+
+
+def check_raw_files(dataset: h5py.Dataset, path: str, name: str) -> None:
+    """Raise ``FormatError`` unless the raw data files of the dataset exist.
+
+    HDF5 searches the folder HDF5_EXTFILE_PREFIX, or the working directory if that is not set.
+    """
+    plist = dataset.id.get_create_plist()
+    prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", str(Path(path).resolve().parent))
+    for i in range(plist.get_external_count()):
+        raw = Path(prefix) / os.fsdecode(plist.get_external(i)[0])
+        if not raw.exists():
+            raise FormatError(
+                "the raw data file of the dataset is missing",
+                file=path,
+                field=name,
+                expected=str(raw),
+                found=f"no such file from the folder {str(Path.cwd())!r}",
+                remedy="set HDF5_EXTFILE_PREFIX to the folder of the file, or start in that folder",
+            )
+
+
+def check_sources(dataset: h5py.Dataset, path: str, name: str, allow_missing: bool) -> SourceFiles | None:
+    """Open the sources of a virtual dataset, and return their files; None if they may be missing.
+
+    Where HDF5 finds no source it gives the fill value, without an error.
+
+    Raises
+    ------
+    FormatError : a source is missing, cannot be opened, or has a filter that is not installed.
+    """
+    sources = list(sources_of(dataset, path))
+    pending = dict.fromkeys((source.path, source.name) for source in sources)
+    checked = {(path, dataset.name)}
+    while pending:
+        (at, inner_name), _ = pending.popitem()
+        if (at, inner_name) not in checked:
+            checked.add((at, inner_name))
+            inner = _check_source(at, inner_name, path, name, allow_missing)
+            pending |= dict.fromkeys((source.path, source.name) for source in inner)
+    return None if allow_missing else SourceFiles.of(sources)
+
+
+def _check_source(source: str, inner_name: str, path: str, name: str, allow_missing: bool) -> list[Source]:
+    """Check a source of the virtual dataset ``name`` of the file ``path``; return the sources that it has itself."""
+    if not Path(source).exists():
+        if allow_missing:
+            return []
+        raise missing_source(path, name, source)
+    try:
+        with open_file(source) as file:
+            dataset = file.get(inner_name)
+            if isinstance(dataset, h5py.Dataset):
+                check_filters(dataset, source, inner_name)
+                return list(sources_of(dataset, source)) if dataset.is_virtual else []
+    except HDF5_ERRORS as error:
+        raise FormatError(
+            "a source of the virtual dataset cannot be opened", file=path, field=name, expected=source, found=error
+        ) from error
+    if allow_missing:
+        return []
+    raise missing_source(path, name, source, inner_name)
+
+
+def missing_source(path: str, name: str, source: str, inner_name: str | None = None) -> FormatError:
+    """Return the error for a source that does not exist."""
+    return FormatError(
+        "a source of the virtual dataset is missing",
+        file=path,
+        field=name,
+        expected=source if inner_name is None else f"a dataset {inner_name!r} in {source}",
+        found="no such file" if inner_name is None else "no such dataset",
+        remedy=f"restore it, or set {PREFIX} to its folder; allow_missing_sources=True gives fill values",
+    )

@@ -1,0 +1,237 @@
+"""Arrays of MATLAB 7.3: HDF5 datasets whose axes are in the opposite order, so that samples lie along the last one.
+
+MATLAB marks each array by the attribute ``MATLAB_class``. An m x n matrix is stored as a dataset of shape (n, m), and
+the first dimension of MATLAB, along which the samples are, is the last axis of HDF5. Characters are units of UTF-16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import h5py
+import numpy as np
+
+from matex_data._types import Array, Integers
+from matex_data.errors import DecodeError, FormatError
+from matex_data.fields import Field
+from matex_data.index.cache import ChunkCache
+from matex_data.index.chunked import Chunked
+from matex_data.index.library import LibraryRows, MemoryRows
+from matex_data.index.model import Layout, ReadRequest, RowSelection
+from matex_data.index.strided import Strided
+from matex_data.readers.decoding import DecodedRows
+from matex_data.readers.hdf5.axes import along
+from matex_data.readers.hdf5.members import MATLAB_CLASS
+from matex_data.readers.hdf5.names import HDF5_ERRORS
+from matex_data.readers.hdf5.rows import Hdf5Rows, opened_dataset
+
+HEADER_BYTES = 512  # text of MATLAB in front of the HDF5 file
+CELL_ROWS = 256  # of a block of a cell array, whose elements lie in no order
+INTERNAL_GROUPS = ("#refs#/", "#subsystem#/")  # contents of cells, and of objects
+NUMBERS = {"double", "single", "logical", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
+ENCODINGS = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}  # of characters by their size in bytes
+REMEDY = "save numbers, char arrays, or cell arrays of these as texts, for example with cellstr() or double()"
+
+
+def is_matlab(dataset: h5py.Dataset) -> bool:
+    """Return whether MATLAB wrote the dataset, as an array or as the contents of one."""
+    if h5py.h5a.exists(dataset.id, MATLAB_CLASS):
+        return True
+    is_file = dataset.file.userblock_size >= HEADER_BYTES
+    return bool(is_file and h5py.h5a.exists(dataset.parent.id, MATLAB_CLASS))
+
+
+def is_single_value(dataset: h5py.Dataset) -> bool:
+    """Return whether the array is one number or one text, as opposed to one for each of several samples."""
+    kind, shape = _class(dataset), dataset.shape
+    return bool(kind) and shape[-1] == 1 and (kind == "char" or set(shape) == {1})
+
+
+def matlab_rows(dataset: h5py.Dataset, path: str, field: Field, layout: Layout) -> tuple[Field, Layout]:
+    """Return field and layout of the rows along MATLAB's first dimension.
+
+    Parameters
+    ----------
+    dataset : marked by MATLAB.
+    path : of its file.
+    field, layout : of the rows along the first axis of the dataset.
+
+    Raises
+    ------
+    FormatError : the dataset is empty, or part of an object, a sparse matrix or another array without rows.
+    """
+    kind = _class(dataset)
+    if h5py.h5a.exists(dataset.id, b"MATLAB_empty") and dataset.attrs["MATLAB_empty"]:
+        raise FormatError("the MATLAB array is empty", file=path, field=field.name, found=f"size {_sizes(dataset)}")
+    is_object = h5py.h5a.exists(dataset.id, b"MATLAB_object_decode")
+    if kind == "cell" and not is_object:
+        return _texts_of_cell(dataset, path, field)
+    if kind == "char":
+        return _texts(dataset, path, field, layout)
+    if kind not in NUMBERS or is_object:
+        raise _class_error(dataset, path, field.name, kind)
+    complex_type = _complex_type(field.dtype) if isinstance(layout, Chunked | Strided | MemoryRows) else None
+    if complex_type is not None:
+        layout = _with_type(layout, complex_type)
+    dtype = complex_type or (np.dtype(bool) if kind == "logical" else field.dtype)
+    column = dataset.ndim == 2 and dataset.shape[0] == 1
+    shape = () if column else tuple(dataset.shape[-2::-1])
+    return replace(field, shape=shape, dtype=dtype), MatlabRows(along(layout, dataset.ndim - 1, dataset), column)
+
+
+def _class(dataset: h5py.Dataset) -> str:
+    """Return MATLAB's class of an array; an empty text for a dataset that is no array by itself."""
+    value = dataset.attrs.get("MATLAB_class", b"")
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _sizes(dataset: h5py.Dataset) -> str:
+    return " x ".join(str(n) for n in np.ravel(dataset[...]).tolist())
+
+
+def _class_error(dataset: h5py.Dataset, path: str, name: str, kind: str) -> FormatError:
+    is_sparse = h5py.h5a.exists(dataset.parent.id, b"MATLAB_sparse")
+    found = "a sparse matrix" if is_sparse else f"class {kind!r}" if kind else "an element of a struct array"
+    expected = "an array of numbers, logicals or characters, or a cell array of texts"
+    return FormatError(
+        "there are no rows in this MATLAB object", file=path, field=name, expected=expected, found=found, remedy=REMEDY
+    )
+
+
+def _complex_type(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+    """Return the complex dtype with the same bytes as a record of real and imaginary part; None for other dtypes."""
+    if dtype.names != ("real", "imag") or dtype["real"] != dtype["imag"] or dtype["real"].kind != "f":
+        return None
+    part = dtype["real"]
+    return np.dtype(f"c{2 * part.itemsize}") if part.isnative and dtype.itemsize == 2 * part.itemsize else None
+
+
+def _with_type(layout: Layout, dtype: np.dtype[Any]) -> Layout:
+    """Return the layout with elements of a dtype of the same bytes."""
+    if isinstance(layout, Chunked):
+        return replace(layout, dtype=dtype, fill=np.asarray(layout.fill).view(dtype)[()])
+    if isinstance(layout, MemoryRows):
+        return MemoryRows(np.ascontiguousarray(layout.values).view(dtype))
+    return replace(layout, dtype=dtype) if isinstance(layout, Strided) else layout
+
+
+@dataclass(frozen=True)
+class MatlabRows(Layout):
+    """Rows whose axes are in MATLAB's order.
+
+    Parameters
+    ----------
+    layout : of the rows with their axes in the order of the file.
+    column : of a column vector, whose rows are single numbers.
+    """
+
+    layout: Layout
+    column: bool
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]
+        return self.layout.rows
+
+    @property
+    def block_rows(self) -> int:  # type: ignore[override]
+        return self.layout.block_rows
+
+    def borders(self) -> Integers | None:
+        return self.layout.borders()
+
+    def stored_bytes(self) -> int:
+        return self.layout.stored_bytes()
+
+    def end(self) -> int:
+        return self.layout.end()
+
+    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+        stored = out[:, None] if self.column else out.transpose(0, *range(out.ndim - 1, 0, -1))
+        return self.layout.requests(rows, stored, cache)
+
+
+def _texts(dataset: h5py.Dataset, path: str, field: Field, layout: Layout) -> tuple[Field, Layout]:
+    """Return a char matrix as texts, a row of MATLAB each, with the blanks at their ends."""
+    if dataset.ndim != 2 or field.dtype.kind != "u":
+        raise _class_error(dataset, path, field.name, f"char of {dataset.ndim} dimensions")
+    block = (dataset.chunks or dataset.shape)[1]
+    source = Hdf5Rows(path, dataset.name, dataset.shape[1], block, field.dtype, axis=1)
+    return Field(field.name, (), np.dtype(object), attributes=field.attributes), DecodedRows(source, Texts())
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Decoder of characters to texts in UTF-8."""
+
+    def decode(self, stored: Array) -> Array:
+        """Return object[n], the text in each row of characters."""
+        out = np.empty(len(stored), object)
+        out[:] = [_text(row) for row in stored]
+        return out
+
+
+def _text(characters: Array) -> bytes:
+    """Return characters, in the order of a text, in UTF-8."""
+    little = characters.astype(characters.dtype.newbyteorder("<"), copy=False).tobytes()
+    return little.decode(ENCODINGS[characters.dtype.itemsize], "surrogatepass").encode("utf-8", "surrogatepass")
+
+
+def _texts_of_cell(dataset: h5py.Dataset, path: str, field: Field) -> tuple[Field, Layout]:
+    column = dataset.ndim == 2 and dataset.shape[0] == 1
+    shape = () if column else tuple(dataset.shape[-2::-1])
+    rows = CellRows(path, dataset.name, dataset.shape[-1], min(CELL_ROWS, dataset.shape[-1]), shape)
+    try:
+        rows.read(0, min(1, rows.rows))
+    except DecodeError as error:
+        raise FormatError(error.problem, file=path, field=field.name, found=error.found, remedy=REMEDY) from error
+    return Field(field.name, shape, np.dtype(object), attributes=field.attributes), rows
+
+
+@dataclass(frozen=True, eq=False)
+class CellRows(LibraryRows):
+    """Texts of a cell array, whose elements are datasets of their own.
+
+    Parameters
+    ----------
+    path, name : of the file, and of the dataset of references in it.
+    rows, block_rows : number of rows, and of those of a block.
+    shape : of a row in MATLAB's order.
+    """
+
+    path: str
+    name: str
+    rows: int
+    block_rows: int
+    shape: tuple[int, ...]
+
+    def read(self, start: int, stop: int) -> Array:
+        try:
+            dataset = opened_dataset(self, self.path, self.name)
+            references = np.moveaxis(dataset[..., start:stop], -1, 0)
+            ordered = references.transpose(0, *range(references.ndim - 1, 0, -1)).reshape(-1)
+            texts = np.empty(len(ordered), object)
+            texts[:] = [_text_of(dataset.file[reference]) for reference in ordered]
+        except HDF5_ERRORS as error:
+            raise DecodeError(
+                "the cell array has elements that are no texts", file=self.path, field=self.name, row=start, found=error
+            ) from error
+        return texts.reshape(stop - start, *self.shape)
+
+
+def _text_of(item: Any) -> bytes:
+    """Return the text that an element of a cell array is.
+
+    Raises
+    ------
+    TypeError : it is no text of one line.
+    """
+    kind = _class(item) if isinstance(item, h5py.Dataset) else "struct"
+    if kind != "char":
+        raise TypeError(f"an element of class {kind!r}")
+    if h5py.h5a.exists(item.id, b"MATLAB_empty") and item.attrs["MATLAB_empty"]:
+        return b""
+    if item.ndim != 2 or item.shape[1] != 1:
+        raise TypeError(f"a char array of size {' x '.join(map(str, item.shape[::-1]))}")
+    return _text(item[:, 0])

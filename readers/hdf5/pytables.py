@@ -1,0 +1,106 @@
+"""What PyTables keeps in a file beside the data: indexes of tables, pickled attributes, texts as lists of numbers."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import h5py
+import numpy as np
+
+from matex_data._types import Array
+
+MARK = b"PYTABLES_FORMAT_VERSION"  # attribute of the root group
+HIDDEN = ("_i_", "_p_")  # begin of the names of groups that PyTables does not show, such as the index of a table
+TEXTS = {"vlstring": "latin-1", "vlunicode": "utf-32-le"}
+"""Encodings of texts that are lists of numbers, by the attribute ``PSEUDOATOM``."""
+HARMLESS = {
+    ("numpy._core.multiarray", "_reconstruct"), ("numpy.core.multiarray", "_reconstruct"), ("numpy", "ndarray"),
+    ("numpy._core.multiarray", "scalar"), ("numpy.core.multiarray", "scalar"), ("numpy", "dtype"),
+    ("_codecs", "encode"),
+}  # fmt: skip
+"""What a pickle in a file may call: a pickle of other functions could run any program."""
+
+
+def is_pytables(file: h5py.File) -> bool:
+    """Return whether PyTables wrote the file."""
+    return bool(h5py.h5a.exists(file.id, MARK))
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a dataset of a file of PyTables belongs to what it does not show.
+
+    >>> is_hidden("jets/_i_table/pt/sorted"), is_hidden("jets/table")
+    (True, False)
+    """
+    return any(word.startswith(HIDDEN) for word in name.split("/"))
+
+
+def text_encoding(dataset: h5py.Dataset) -> str | None:
+    """Return the encoding of texts that are lists of numbers; None for any other dataset."""
+    return TEXTS.get(_pseudo_atom(dataset))
+
+
+def is_pickled(dataset: h5py.Dataset) -> bool:
+    """Return whether the rows of a dataset are pickled objects."""
+    return _pseudo_atom(dataset) == "object"
+
+
+def _pseudo_atom(dataset: h5py.Dataset) -> str:
+    return text_of(dataset.attrs["PSEUDOATOM"]) if h5py.h5a.exists(dataset.id, b"PSEUDOATOM") else ""
+
+
+def text_of(value: Any) -> str:
+    """Return an attribute as text; "" if it is none."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value if isinstance(value, str) else ""
+
+
+def unpickled(value: Any) -> Any:
+    """Return the Python object that PyTables has pickled to an attribute; the attribute itself if it is no pickle."""
+    return unpickle(bytes(value)) if isinstance(value, bytes) and value.endswith(b".") else value
+
+
+def unpickle(data: bytes) -> Any:
+    """Return a pickled object of lists, texts, numbers and arrays.
+
+    Raises
+    ------
+    ValueError : the pickle is damaged, or holds an object of another kind.
+    """
+    try:
+        return _Unpickler(io.BytesIO(data), encoding="latin-1").load()
+    except Exception as error:  # a damaged pickle raises errors of any kind
+        raise ValueError(f"a pickled object cannot be read: {error}") from error
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in HARMLESS:
+            raise pickle.UnpicklingError(f"it is of the type {module}.{name}")
+        return super().find_class(module, name)
+
+
+@dataclass(frozen=True)
+class ListedTexts:
+    """Decoder of texts that PyTables has stored as lists of numbers.
+
+    Parameters
+    ----------
+    encoding : of the bytes of the numbers.
+    """
+
+    encoding: str
+
+    def decode(self, stored: Array) -> Array:
+        """Return object[n], the texts in UTF-8; bytes of "latin-1" as they are."""
+        texts = np.empty(len(stored), object)
+        texts[:] = [self._text(numbers) for numbers in stored]
+        return texts
+
+    def _text(self, numbers: Array) -> bytes:
+        data = np.asarray(numbers).tobytes()
+        return data if self.encoding == "latin-1" else data.decode(self.encoding, "surrogatepass").encode()

@@ -1,0 +1,116 @@
+"""Sources of virtual datasets: which files they are, and which rows each holds.
+
+Search for the files: ``H5F_prefix_open_file`` of the library, and the documentation of ``H5Pset_virtual``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from matex_data._types import Integers
+
+PREFIX = "HDF5_VDS_PREFIX"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Dataset of another file, or of the same one, that holds samples of a virtual dataset.
+
+    Parameters
+    ----------
+    path : of the file, as HDF5 finds it; where it does not, the path beside the virtual dataset.
+    name : of the dataset in the file.
+    start, stop : range of rows of the virtual dataset with all samples that the source holds.
+    """
+
+    path: str
+    name: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class SourceFiles:
+    """Files of the sources of a virtual dataset, to see that they exist when their rows are read.
+
+    Parameters
+    ----------
+    paths : of the files, one for each source.
+    start, stop : int64[n], range of rows of each source.
+    """
+
+    paths: tuple[str, ...]
+    start: Integers
+    stop: Integers
+
+    @classmethod
+    def of(cls, sources: list[Source]) -> SourceFiles:
+        """Return the files of these sources."""
+        bounds = np.array([(source.start, source.stop) for source in sources], np.int64).reshape(-1, 2)
+        return cls(tuple(source.path for source in sources), bounds[:, 0], bounds[:, 1])
+
+    def missing(self, start: int, stop: int) -> str | None:
+        """Return the path of a file with some of these rows that does not exist; None if all do."""
+        used = np.flatnonzero((self.start < stop) & (self.stop > start)).tolist()
+        return next((path for path in dict.fromkeys(self.paths[i] for i in used) if not Path(path).exists()), None)
+
+
+def sources_of(dataset: h5py.Dataset, path: str) -> Iterator[Source]:
+    """Yield the sources of a virtual dataset of the open file ``path``."""
+    folder = os.fsdecode(dataset.id.get_access_plist().get_virtual_prefix())
+    prefixes = [*os.environ.get(PREFIX, "").split(":"), folder]  # of the second one HDF5 has expanded ${ORIGIN}
+    for mapping in dataset.virtual_sources():
+        for number, start, stop in _blocks(mapping.vspace, mapping.file_name, dataset.shape):
+            file, name = (_numbered(text, number) for text in (mapping.file_name, mapping.dset_name))
+            found = path if file == "." else _find(file, path, [word for word in prefixes if word])
+            yield Source(found, name, start, min(stop, dataset.shape[0]))
+
+
+def _blocks(space: h5py.h5s.SpaceID, file_name: str, shape: tuple[int, ...]) -> Iterator[tuple[int | None, int, int]]:
+    """Yield number and rows of the blocks of a mapping to numbered files, or None and the rows of another mapping."""
+    if space.get_select_type() != h5py.h5s.SEL_HYPERSLABS or not space.is_regular_hyperslab():
+        low, high = space.get_select_bounds()
+        yield None, int(low[0]), int(high[0]) + 1
+        return
+    start, stride, count, block = (tuple(map(int, numbers)) for numbers in space.get_regular_hyperslab())
+    is_endless = h5py.h5s.UNLIMITED in (count[0], block[0])
+    stop = shape[0] if is_endless else start[0] + (count[0] - 1) * stride[0] + block[0]
+    unlimited = [axis for axis, n in enumerate(count) if n == h5py.h5s.UNLIMITED]
+    if "%b" not in file_name.replace("%%", "") or not unlimited:
+        yield None, start[0], stop
+        return
+    (axis,) = unlimited
+    for number, first in enumerate(range(start[axis], shape[axis], stride[axis])):
+        yield (number, first, first + block[0]) if axis == 0 else (number, start[0], stop)
+
+
+def _numbered(text: str, number: int | None) -> str:
+    """Return a name with the number of its block in place of ``%b``; of a name with numbers, ``%%`` is a ``%``."""
+    return text if number is None else "%".join(word.replace("%b", str(number)) for word in text.split("%%"))
+
+
+def _find(name: str, path: str, prefixes: list[str]) -> str:
+    """Return the path of a source file, at the first location that HDF5 looks at where there is one.
+
+    Parameters
+    ----------
+    name : of the source file in the file of the virtual dataset.
+    path : of the file of the virtual dataset.
+    prefixes : folders at which HDF5 looks first for a relative name, and for an absolute one that does not exist.
+
+    Returns
+    -------
+    The path; that beside the virtual dataset, or an absolute one as it is, if there is no such file.
+    """
+    folder, is_absolute = Path(path).parent, Path(name).is_absolute()
+    relative = Path(name).name if is_absolute else name
+    folders = [*map(Path, prefixes), folder, Path(), Path(path).resolve().parent]
+    candidates = [Path(name)] * is_absolute + [other / relative for other in folders]
+    expected = Path(name) if is_absolute else folder / relative
+    return str(next((candidate for candidate in candidates if candidate.exists()), expected))

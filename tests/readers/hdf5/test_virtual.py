@@ -1,0 +1,174 @@
+"""Virtual datasets: their sources, those that are missing, and filters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import hdf5plugin
+import numpy as np
+import pytest
+
+from matex_data.errors import DataError, FormatError
+from matex_data.opening import open_dataset
+from matex_data.readers.hdf5.reader import index
+from tests.support.launch import run_script
+from tests.support.ranks import Pool
+from tests.support.serial import every_row, random_rows, same
+
+FILES, ROWS = 3, 8
+
+
+def _values() -> np.ndarray[Any, Any]:
+    return np.random.default_rng(5).normal(size=(FILES * ROWS, 4))
+
+
+def _write(folder: Path, prefix: str = "", **options: Any) -> Path:
+    """Write a virtual dataset "x" over the files s0.h5, s1.h5, ... of its folder."""
+    layout = h5py.VirtualLayout((FILES * ROWS, 4), "f8")
+    for i in range(FILES):
+        rows = slice(i * ROWS, (i + 1) * ROWS)
+        with h5py.File(folder / f"s{i}.h5", "w") as file:
+            file.create_dataset("inner/x", data=_values()[rows], chunks=(4, 4), **options)
+        layout[rows] = h5py.VirtualSource(f"{prefix}s{i}.h5", "inner/x", (ROWS, 4))
+    path = folder / "all.h5"
+    with h5py.File(path, "w") as file:
+        file.create_virtual_dataset("x", layout, fillvalue=-1)
+        file["y"] = np.arange(FILES * ROWS)
+    return path
+
+
+def _open(comm: Any, path: str, **options: Any) -> tuple[str, int, Any]:
+    try:
+        data = open_dataset(path, comm=comm, **options)
+    except FormatError as error:
+        return str(error), 0, None
+    return "", len(data), data.load()["x"]
+
+
+def test_a_missing_source_is_an_error_on_all_ranks(tmp_path: Path, pool: Pool) -> None:
+    path = _write(tmp_path)
+    (tmp_path / "s1.h5").unlink()
+    for text, _, _ in pool.run(_open, str(path), inputs="x", targets="y"):
+        for word in (str(path), "'x'", str(tmp_path / "s1.h5"), "allow_missing_sources=True"):
+            assert word in text
+    expected = _values()
+    expected[ROWS : 2 * ROWS] = -1
+    results = pool.run(_open, str(path), allow_missing_sources=True)
+    assert {text for text, _, _ in results} == {""}
+    assert same(np.concatenate([x for _, _, x in results]), expected)
+
+
+def test_other_fields_are_read_beside_one_with_a_missing_source(tmp_path: Path) -> None:
+    path = _write(tmp_path)
+    (tmp_path / "s0.h5").unlink()
+    with pytest.warns(UserWarning, match=r"s0\.h5"):
+        assert list(index(str(path)).fields) == ["y"]
+
+
+def test_a_source_that_vanishes_is_an_error_where_its_rows_are_read(tmp_path: Path) -> None:
+    found = index(str(_write(tmp_path)), ["x"])
+    (tmp_path / "s2.h5").unlink()
+    layout: Any = found.files[0].layouts["x"]
+    assert same(layout.read(0, 2 * ROWS), _values()[: 2 * ROWS])
+    with pytest.raises(DataError, match=r"missing(.|\n)*s2\.h5"):
+        layout.read(0, 2 * ROWS + 1)
+
+
+def test_a_source_without_the_dataset(tmp_path: Path) -> None:
+    path = _write(tmp_path)
+    with h5py.File(tmp_path / "s1.h5", "r+") as file:
+        del file["inner/x"]
+    with pytest.raises(FormatError, match=r"'inner/x' in .*s1\.h5"):
+        index(str(path), ["x"])
+    assert (every_row(index(str(path), ["x"], allow_missing_sources=True), "x")[ROWS : 2 * ROWS] == -1).all()
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_source_that_is_damaged(tmp_path: Path, allowed: bool) -> None:
+    path = _write(tmp_path)
+    (tmp_path / "s1.h5").write_bytes(b"damaged" * 100)
+    with pytest.raises(FormatError, match=r"cannot be opened(.|\n)*s1\.h5"):
+        index(str(path), ["x"], allow_missing_sources=allowed)
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [hdf5plugin.Bitshuffle(cname="lz4"), hdf5plugin.LZ4(), hdf5plugin.Blosc2()],
+    ids=lambda options: type(options).__name__,
+)
+def test_sources_with_filters_of_plugins(tmp_path: Path, pool: Pool, filters: Any) -> None:
+    path = _write(tmp_path, **filters)
+    results = pool.run(_open, str(path))
+    assert same(np.concatenate([x for _, _, x in results]), _values())
+
+
+def test_numbered_sources(tmp_path: Path) -> None:
+    _write(tmp_path)
+    path = tmp_path / "numbered.h5"
+    endless = h5py.h5s.UNLIMITED
+    with h5py.File(path, "w") as file:
+        space = h5py.h5s.create_simple((ROWS, 4), (endless, 4))
+        space.select_hyperslab((0, 0), (endless, 1), (ROWS, 1), (ROWS, 4))
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plist.set_virtual(space, b"s%b.h5", b"inner/x", h5py.h5s.create_simple((ROWS, 4)))
+        whole = h5py.h5s.create_simple((ROWS, 4), (endless, 4))
+        h5py.h5d.create(file.id, b"x", h5py.h5t.IEEE_F64LE, whole, plist)
+    found = index(str(path), ["x"])
+    assert same(every_row(found, "x"), _values())
+    layout: Any = found.files[0].layouts["x"]
+    assert layout.sources.paths == tuple(str(tmp_path / f"s{i}.h5") for i in range(FILES))
+    assert layout.sources.start.tolist() == [0, 8, 16] and layout.sources.stop.tolist() == [8, 16, 24]
+
+
+@pytest.mark.parametrize("where", ["variable", "absolute", "moved", "working directory", "behind a link"])
+def test_sources_are_found_where_hdf5_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    path = _write(folder, prefix={"absolute": f"{folder}/", "moved": "/nowhere/"}.get(where, ""))
+    moved = tmp_path / "all.h5"
+    if where == "behind a link":
+        moved.symlink_to(path)
+    else:
+        path.rename(moved)
+    if where in ("variable", "moved"):
+        monkeypatch.setenv("HDF5_VDS_PREFIX", f"{tmp_path / 'no'}:{folder}")
+    if where == "working directory":
+        monkeypatch.chdir(folder)
+    with h5py.File(moved) as file:
+        assert same(file["x"][...], _values())
+    found = index(str(moved), ["x"])
+    assert same(every_row(found, "x"), _values())
+    rows, numbers = random_rows(found, "x", np.random.default_rng(0))
+    assert same(rows, _values()[numbers])
+
+
+ORIGIN = """
+import sys
+from matex_data.readers.hdf5.reader import index
+layout = index(sys.argv[1], ["x"]).files[0].layouts["x"]
+print(layout.sources.paths[0], layout.read(0, layout.rows).sum())
+"""
+
+
+def test_the_variable_may_name_the_folder_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "sources").mkdir()
+    path = _write(tmp_path / "sources").rename(tmp_path / "all.h5")
+    environment = {"HDF5_VDS_PREFIX": "${ORIGIN}/sources"}
+    finished = run_script(0, ORIGIN, str(path), env=environment, forked=False)  # HDF5 reads it when it is loaded
+    source, total = finished.stdout.split()
+    assert Path(source).samefile(tmp_path / "sources" / "s0.h5") and float(total) == pytest.approx(_values().sum())
+
+
+def test_a_virtual_dataset_of_virtual_datasets(tmp_path: Path) -> None:
+    _write(tmp_path)
+    path = tmp_path / "outer.h5"
+    with h5py.File(path, "w") as file:
+        layout = h5py.VirtualLayout((FILES * ROWS, 4), "f8")
+        layout[...] = h5py.VirtualSource("all.h5", "x", (FILES * ROWS, 4))
+        file.create_virtual_dataset("x", layout)
+    assert same(every_row(index(str(path), ["x"]), "x"), _values())
+    (tmp_path / "s2.h5").unlink()
+    with pytest.raises(FormatError, match=r"missing(.|\n)*s2\.h5"):
+        index(str(path), ["x"])
