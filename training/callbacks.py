@@ -66,7 +66,7 @@ def rank_callbacks(
     if channel.rank == 0 and not any(
         isinstance(callback, keras.callbacks.ProgbarLogger) for callback in user_callbacks
     ):
-        selected.append(ThroughputBar(lambda: int(distributed.step.samples_seen.numpy()) * channel.size))
+        selected.append(ThroughputBar(lambda: int(distributed.step.samples_seen.numpy())))
     if channel.size > 1:
         kind = BatchActivityReport if _has_batch_hooks(user_callbacks, writers=True) else ActivityReport
         stack = contextlib.ExitStack()
@@ -258,8 +258,7 @@ class ThroughputBar(keras.callbacks.ProgbarLogger):  # type: ignore[misc]  # Ker
 
     Parameters
     ----------
-    samples_seen : function that returns the samples of all ranks since training began; exact at the end of an epoch,
-        an estimate within.
+    samples_seen : function that returns the samples of all ranks since training began.
     """
 
     async_safe = True

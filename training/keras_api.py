@@ -74,6 +74,7 @@ tf_keras_models: Any = _imported("keras._tf_keras.keras.models")
 tf_keras_saving: Any = _imported("keras._tf_keras.keras.saving")
 BaseSession: Any = _imported("tensorflow.python.client.session.BaseSession")
 DatasetIterator: Any = _imported("tensorflow.python.data.ops.iterator_ops.OwnedIterator")
+ControlFlowGraph: Any = _imported("tensorflow.python.ops.control_flow_v2_func_graphs.ControlFlowFuncGraph")
 is_recording: Any = _imported("tensorflow.python.eager.record.could_possibly_record")
 
 _raise_if_missing(_not_found)  # other modules derive classes from them at import
