@@ -11,8 +11,8 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.dataset import Dataset
 from matex_data.errors import FieldNotFound, FormatError
+from matex_data.io.sessions import read_sessions
 from matex_data.opening import open_dataset
-from matex_data.pipeline import data_parallel
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -86,13 +86,13 @@ class DataSet:
     ) -> None:
         if data_name.upper() not in FORMATS:
             raise FormatError("unknown data_name", expected=sorted(FORMATS), found=data_name)
-        data_parallel.enable()
         self._name = data_name.upper()
         self._folder = Path(data_directory or FOLDERS.get(self._name, "."))
         self._options: dict[str, Any] = {"sep": delim} if self._name == "CSV" and delim else {}
         self._comm = comm
         sources = self._sources(train_file, validation_file, test_file, _fraction(valid_pct), _fraction(test_pct))
         loaded = {subset: _load(source, normalize) for subset, source in sources.items()}
+        read_sessions(comm).comm.note_sharded_data()
         classes = self._classes([labels for _, labels in loaded.values()])
         for subset in ("training", "validation", "testing"):
             data, labels = loaded.get(subset, (None, None))

@@ -45,7 +45,7 @@ for layer in (
     ["training.comm"],
     ["training.reduction"],
     ["training.sharding"],
-    ["training.optimizer"],
+    ["training.average"],
     ["training.steps"],
     ["training.learning_rate"],
     ["training.restart"],

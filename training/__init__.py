@@ -14,8 +14,8 @@ if __name__ != "matex_data.training":
 from matex_data.training.comm.world import World, world
 
 if TYPE_CHECKING:
+    from matex_data.training.average.optimizer import distribute
     from matex_data.training.learning_rate import ScaledLearningRate
-    from matex_data.training.optimizer import distribute
     from matex_data.training.reduction.ops import allreduce
     from matex_data.training.sharding.shard import shard
     from matex_data.training.steps.variables import broadcast
@@ -27,7 +27,7 @@ _MODULES = {
     "ScaledLearningRate": "learning_rate",
     "allreduce": "reduction.ops",
     "broadcast": "steps.variables",
-    "distribute": "optimizer",
+    "distribute": "average.optimizer",
     "fit": "trainer",
     "shard": "sharding.shard",
 }

@@ -23,7 +23,7 @@ from matex_data.training.comm.devices import warn_of_shared_gpu
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.rounding import WireDtype
 from matex_data.training.restart.resume import TrainingRun
-from matex_data.training.sharding.batch_weights import keras_iteration
+from matex_data.training.sharding.batch_weights import batch_weights
 from matex_data.training.sharding.rows import batch_size
 from matex_data.training.steps.distributed_model import DistributedModel
 
@@ -98,7 +98,7 @@ def fit(
         DistributedModel(model, channel, sync_batch_norm, Reducer(channel, wire_dtype=wire_dtype)) as distributed,
         without_keras_warnings(),
         unwrapped_errors(),
-        keras_iteration(),
+        batch_weights(channel.communicator).left_to_keras(),
     ):
         user_callbacks = keras.tree.flatten(callbacks) if callbacks is not None else []
         options = {"initial_epoch": training_run.start.epoch, **keras_fit_options, "shuffle": False}

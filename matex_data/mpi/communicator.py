@@ -84,6 +84,10 @@ class Communicator:
     mpi : communicator of MPI, for this object alone; None for a single process.
     liveness : of these ranks; None if MPI allows no thread that could query them.
     rank, size : without ``mpi``: position in the partition of the samples.
+
+    Attributes
+    ----------
+    sharded_data : the program has data of which each rank has its own rows, or an optimizer that averages over them.
     """
 
     def __init__(
@@ -94,6 +98,19 @@ class Communicator:
         self.rank = rank if mpi is None else int(mpi.rank)
         self.size = size if mpi is None else int(mpi.size)
         self._busy = Lock()
+        self.sharded_data = False
+        self._on_sharded_data: list[Callable[[], None]] = []
+
+    def note_sharded_data(self) -> None:
+        """Set ``sharded_data``; the first time, run the callbacks of ``on_sharded_data``."""
+        if not self.sharded_data:
+            self.sharded_data = True
+            for callback in self._on_sharded_data:
+                callback()
+
+    def on_sharded_data(self, callback: Callable[[], None]) -> None:
+        """Run ``callback`` when ``sharded_data`` is set."""
+        self._on_sharded_data.append(callback)
 
     @property
     def alone(self) -> bool:

@@ -17,7 +17,6 @@ from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
 from matex_data.fields import Field, Schema
 from matex_data.index.ragged import RaggedArray
-from matex_data.pipeline import data_parallel
 from matex_data.pipeline.batches import Batches, BatchWindow
 
 
@@ -59,7 +58,7 @@ def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(schedule.steps))
     dataset.matex_batches = batches  # for checkpoints of the training
     dataset.matex_sharded = batches.comm  # the launcher must not shard it again
-    data_parallel.enable()
+    batches.comm.note_sharded_data()
     return dataset
 
 

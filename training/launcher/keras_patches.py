@@ -24,7 +24,7 @@ from matex_data.training.keras_api import EpochIterator, keras_trainer, pythonif
 from matex_data.training.launcher.saving import local_model
 from matex_data.training.launcher.verification import verify
 from matex_data.training.reduction.ops import Reducer
-from matex_data.training.sharding.batch_weights import keras_iteration
+from matex_data.training.sharding.batch_weights import batch_weights
 from matex_data.training.sharding.determinism import FirstBatchCheck
 from matex_data.training.sharding.rows import (
     batch_size,
@@ -239,7 +239,8 @@ class KerasPatches:
             given = {key: value for key, value in bound.arguments.items() if key not in ("self", "kwargs")}
             if self._channel.rank > 0 and "verbose" in signature.parameters:
                 given["verbose"] = 0
-            with without_keras_warnings(), unwrapped_errors(), keras_iteration(), deadlines.collective(f"{name}()"):
+            iteration = batch_weights(self._channel.communicator).left_to_keras()
+            with without_keras_warnings(), unwrapped_errors(), iteration, deadlines.collective(f"{name}()"):
                 return method(functools.partial(original, model), model, {**given, **bound.arguments.get("kwargs", {})})
 
         setattr(keras.Model, name, patched)

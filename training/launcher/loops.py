@@ -11,59 +11,62 @@ import functools
 import logging
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import keras
 import tensorflow as tf
 
-from matex_data.pipeline import data_parallel
+from matex_data.training.average.gradients import GradientAverage
+from matex_data.training.average.state import in_step
+from matex_data.training.average.tape import GradientPatches
 from matex_data.training.comm.channel import Channel
-from matex_data.training.optimizer import averaged_gradients, gradient_weight, gradients_averaged, in_training_step
 from matex_data.training.reduction.graphs import eager_variable, in_session_graph
 from matex_data.training.reduction.ops import Reducer, broadcast_from_root
-from matex_data.training.reduction.tape import GradientPatches, average_untagged
-from matex_data.training.sharding.batch_weights import keras_iterating, patch_iteration
+from matex_data.training.sharding.batch_weights import left_to_keras, patch_iteration
 
 log = logging.getLogger("matex_data.training")
 
 
 class LoopPatches:
-    """Patches of gradient tapes and of all optimizers, for custom training loops. *Collective*."""
+    """Patches of gradient tapes and of all optimizers, for custom training loops. *Collective*.
+
+    Attributes
+    ----------
+    average : average of the gradients of a shard over the ranks.
+    """
 
     def __init__(self, channel: Channel, reducer: Reducer) -> None:
         self.channel = channel
-        self.reducer = reducer
+        self.average = GradientAverage(reducer)
         self._warned = False
         self._guard: Any = None
-        self._broadcast_flags: dict[int, Any] = {}
+        self._broadcast_flags: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by optimizer
         GradientPatches(self.average, self.is_active).__enter__()
         for cls in _classes_with_own("apply", keras.optimizers.Optimizer):
             cls.apply = _patched(cls.apply, self)
         patch_iteration()
-        data_parallel.on_enable(self._fail_guarded_graphs)
+        channel.communicator.on_sharded_data(self._fail_guarded_graphs)
 
     def is_active(self) -> bool:
         """Return whether gradients are those of a shard now; warn once about a loop over whole batches."""
         if in_session_graph():
             return True  # the session decides when it runs
-        if in_training_step() or keras_iterating.get():
+        if in_step() or left_to_keras():
             return False
-        if not data_parallel.enabled():
+        if not self.channel.communicator.sharded_data:
             self.warn_of_whole_batches()
             self._guard_graph()
-        return data_parallel.enabled()
-
-    def average(self, gradients: list[Any]) -> list[Any]:
-        """Return the averages of gradients over the ranks. *Collective*."""
-        return self.reducer.average(gradients, gradient_weight(self.channel))
+        return self.channel.communicator.sharded_data
 
     def apply(self, original: Callable[..., Any], optimizer: Any, grads: Any, variables: Any) -> Any:
         """Apply gradients, averaged if they are those of a shard. *Collective* then."""
-        if gradients_averaged() or not (in_training_step() or self.is_active()):
+        state = self.average.state
+        if state.averaged or not (state.running or self.is_active()):
             return original(optimizer, grads, variables)
-        if variables is not None and not in_training_step():
+        if variables is not None and not state.running:
             self._broadcast_once(optimizer, list(variables))
-        with averaged_gradients():
-            return original(optimizer, average_untagged(list(grads), self.average), variables)
+        with state.only_averages():
+            return original(optimizer, self.average.applied(list(grads)), variables)
 
     def warn_of_whole_batches(self) -> None:
         """Warn once about a loop over whole batches."""
@@ -95,9 +98,9 @@ class LoopPatches:
 
     def _broadcast_once(self, optimizer: Any, variables: list[Any]) -> None:
         """Broadcast the variables of rank 0 in the first step; earlier they may be uninitialized. *Collective*."""
-        if id(optimizer) not in self._broadcast_flags:
-            self._broadcast_flags[id(optimizer)] = eager_variable(False, tf.bool)
-        done = self._broadcast_flags[id(optimizer)]
+        if optimizer not in self._broadcast_flags:
+            self._broadcast_flags[optimizer] = eager_variable(False, tf.bool)
+        done = self._broadcast_flags[optimizer]
 
         def receive() -> Any:
             received = broadcast_from_root(self.channel, [tf.convert_to_tensor(v) for v in variables])

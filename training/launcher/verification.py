@@ -26,8 +26,6 @@ from matex_data._types import Array
 from matex_data.machine import memory_shortage
 from matex_data.mpi import deadlines
 from matex_data.training.launcher.draws import draws_for_rows
-from matex_data.training.optimizer import averaged_gradients
-from matex_data.training.reduction.tape import average_untagged
 from matex_data.training.sharding.rows import batch_size, rank_slice
 from matex_data.training.steps.variables import optimizers
 
@@ -312,8 +310,8 @@ def _captured(distributed: DistributedModel, average: bool) -> Iterator[list[Any
     originals = []
 
     def keep(grads: Any, trainable_variables: Any = None) -> None:
-        with averaged_gradients():
-            found.extend(average_untagged(list(grads), distributed.average) if average else grads)
+        with distributed.average.state.only_averages():
+            found.extend(distributed.average.applied(list(grads)) if average else grads)
 
     for optimizer in optimizers(distributed.model):
         originals.append((optimizer, vars(optimizer).get("apply")))

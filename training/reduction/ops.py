@@ -113,14 +113,15 @@ class Reducer:
         self.wire_dtype: WireDtype | None = wire_dtype
         self._pool = channel.pool(THREADS[strategy]) if THREADS[strategy] and channel.size > 1 else None
 
-    def average(self, gradients: Sequence[Any], weight: Any) -> list[Any]:
-        """Return the weighted sum of gradients over all ranks, sent in the wire dtype. *Collective*.
+    def average(self, gradients: Sequence[Any], weight: Any, unless_equal: bool = False) -> list[Any]:
+        """Return the weighted average of gradients over all ranks, sent in the wire dtype. *Collective*.
 
         Parameters
         ----------
         weight : factor of this rank, see ``__call__``; those of all ranks sum to one.
+        unless_equal : compare digests first; gradients that are equal on all ranks are their own average and not sent.
         """
-        return self(gradients, weight, wire_dtype=self.wire_dtype)
+        return self(gradients, weight, wire_dtype=self.wire_dtype, unless_equal=unless_equal)
 
     @contextlib.contextmanager
     def unrounded(self) -> Iterator[None]:
@@ -132,7 +133,12 @@ class Reducer:
             self.wire_dtype = wire_dtype
 
     def __call__(
-        self, tensors: Sequence[Any], weight: Any = None, op: Op = "sum", wire_dtype: WireDtype | None = None
+        self,
+        tensors: Sequence[Any],
+        weight: Any = None,
+        op: Op = "sum",
+        wire_dtype: WireDtype | None = None,
+        unless_equal: bool = False,
     ) -> list[Any]:
         """Return the sum over all ranks of ``weight`` times each tensor. *Collective*.
 
@@ -142,6 +148,7 @@ class Reducer:
             also for infinities and NaN.
         op : "max" and "min" instead of the sum.
         wire_dtype : dtype in which sums of dense tensors are sent; None: as they are.
+        unless_equal : return tensors that are equal on all ranks as they are.
         """
         if self.channel.size == 1:
             return list(tensors)
@@ -152,9 +159,10 @@ class Reducer:
         positions = [[dense[p] for p in bucket.positions] for bucket in buckets] + [[i] for i in sparse]
         wire = None if wire_dtype is None else WIRE_DTYPES[wire_dtype]
         payloads: list[Payload] = [
-            DensePayload(self.channel, bucket, [tensors[i] for i in dense], op, wire) for bucket in buckets
+            DensePayload(self.channel, bucket, [tensors[i] for i in dense], op, wire, unless_equal)
+            for bucket in buckets
         ]
-        payloads += [SparsePayload(self.channel, tensors[i], self.dense_share) for i in sparse]
+        payloads += [SparsePayload(self.channel, tensors[i], self.dense_share, unless_equal) for i in sparse]
         with tf.name_scope(REDUCED):
             results = self._run(payloads, weight) if payloads else []
         for at, payload, outputs in zip(positions, payloads, results, strict=True):

@@ -12,7 +12,6 @@ import functools
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,15 +22,12 @@ from matex_data.errors import PartitionError
 from matex_data.mpi.communicator import Communicator
 from matex_data.training.keras_api import DatasetIterator
 from matex_data.training.reduction.sequence import SequenceCounter
-from matex_data.training.sharding.rows import batch_size, is_sharded, rank_row_counts, sharded_source, sharding_ranks
+from matex_data.training.sharding.rows import batch_size, rank_row_counts, sharded_source, sharding_ranks
 
 log = logging.getLogger("matex_data.training")
 
 Counts = tuple[int, ...] | None
 """Rows of each rank in a batch; None: equal numbers."""
-
-keras_iterating: ContextVar[bool] = ContextVar("keras_iterating", default=False)
-"""True while Keras iterates over datasets; its steps weigh their batches themselves."""
 
 _weights: WeakKeyDictionary[Communicator, BatchWeights] = WeakKeyDictionary()
 
@@ -41,24 +37,34 @@ def batch_weights(ranks: Communicator) -> BatchWeights:
     return _weights.setdefault(ranks, BatchWeights(ranks))
 
 
-@contextlib.contextmanager
-def keras_iteration() -> Iterator[None]:
-    """Context manager: leave the weights of batches to Keras's own loops."""
-    token = keras_iterating.set(True)
-    try:
-        yield
-    finally:
-        keras_iterating.reset(token)
+def left_to_keras() -> bool:
+    """Return whether Keras's own loops iterate over the data of any ranks."""
+    return any(weights.by_keras for weights in _weights.values())
 
 
 class BatchWeights:
-    """Row counts of the batches taken since the last step, by iterator."""
+    """Row counts of the batches taken since the last step, by iterator.
+
+    Attributes
+    ----------
+    by_keras : Keras's own loops iterate over the data; their steps weigh their batches themselves.
+    """
 
     def __init__(self, ranks: Communicator) -> None:
+        self.by_keras = False
         self._rank, self._size = ranks.rank, ranks.size
         self._sequence = SequenceCounter()
         self._taken: dict[int, set[Counts]] = {}
         self._used: dict[int, set[Counts]] = {}
+
+    @contextlib.contextmanager
+    def left_to_keras(self) -> Iterator[None]:
+        """Context manager: ``by_keras`` is set; iterators of this block record nothing."""
+        before, self.by_keras = self.by_keras, True
+        try:
+            yield
+        finally:
+            self.by_keras = before
 
     def record(self, iterator: int, counts: Counts) -> None:
         """Record a batch that an iterator has returned.
@@ -199,10 +205,10 @@ def patch_iteration() -> None:
         return
 
     def iterate(dataset: Any) -> Any:
-        by_keras = keras_iterating.get() or str(sys._getframe(1).f_globals.get("__name__")).startswith("keras.")
-        if by_keras or not is_sharded(dataset):
-            return original(dataset)
         ranks = sharding_ranks(dataset)
+        by_keras = str(sys._getframe(1).f_globals.get("__name__")).startswith("keras.")
+        if ranks is None or by_keras or batch_weights(ranks).by_keras:
+            return original(dataset)
         with_row_counts = getattr(dataset, "matex_row_counts", None)
         equal_rows = _has_equal_rows(dataset)
         if not equal_rows and not tf.executing_eagerly():
@@ -225,8 +231,8 @@ def _patch_reduce() -> None:
 
     @functools.wraps(original)
     def reduce(dataset: Any, *args: Any, **kwargs: Any) -> Any:
-        source = None if tf.executing_eagerly() or keras_iterating.get() else sharded_source(dataset)
-        if source is not None and not _has_equal_rows(source):
+        source = None if tf.executing_eagerly() else sharded_source(dataset)
+        if source is not None and not batch_weights(sharding_ranks(source)).by_keras and not _has_equal_rows(source):
             raise _graph_error()
         return original(dataset, *args, **kwargs)
 

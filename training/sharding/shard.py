@@ -7,7 +7,6 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from matex_data.mpi.library import MPI
-from matex_data.pipeline import data_parallel
 from matex_data.training.comm.channel import open_channel
 from matex_data.training.sharding.batch_weights import patch_iteration
 from matex_data.training.sharding.determinism import FirstBatchCheck
@@ -89,7 +88,7 @@ def shard(
     result.matex_equal_rows = remainder == "drop" or (rows is not None and rows % size == 0)
     result.matex_row_counts = whole.map(with_row_count)
     result.matex_compare = first_batch.compare
-    data_parallel.enable()
+    channel.communicator.note_sharded_data()
     patch_iteration()
     return result
 

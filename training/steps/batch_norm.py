@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from matex_data.training.average.state import step_state
 from matex_data.training.comm.channel import Channel
-from matex_data.training.optimizer import batch_weight
 from matex_data.training.reduction.ops import Reducer
 
 
@@ -35,46 +35,38 @@ class _GlobalMoments:
     def __call__(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
         reducer, axes = self._reducer, self._layer._reduction_axes
         elements = tf.ones_like(inputs) if mask is None else _broadcast_mask(mask, inputs)
-        has_samples = tf.cast(batch_weight(reducer.channel.size) > 0, inputs.dtype)  # 0 for a rank with a stand-in row
-        count = tf.reduce_sum(elements, axes)
-        mean = tf.math.divide_no_nan(tf.reduce_sum(inputs * elements, axes), count)
+        # A rank with a stand-in row has no samples.
+        elements *= tf.cast(step_state(reducer.channel).weight > 0, inputs.dtype)
+        count, total = _sum(reducer, tf.reduce_sum(elements, axes), tf.reduce_sum(inputs * elements, axes))
+        mean = tf.math.divide_no_nan(total, count)
         shape = [size if axis not in axes else 1 for axis, size in enumerate(inputs.shape)]
-        squares = tf.reduce_sum(tf.square(inputs - tf.reshape(mean, shape)) * elements, axes)
-        moments = tf.stack([count * has_samples, mean, squares * has_samples])
-        counts, means, spreads = tf.unstack(_gather(moments, reducer), axis=1)
-        return _merge(tf.stop_gradient(counts), means, spreads)
+        # Deviations from the mean of all ranks: E(x^2) - E(x)^2 would lose the digits of a small variance.
+        deviations = tf.square(inputs - tf.reshape(mean, shape)) * elements
+        (spread,) = _sum(reducer, tf.reduce_sum(deviations, axes))
+        return mean, tf.math.divide_no_nan(spread, count)
 
 
 def _broadcast_mask(mask: Any, inputs: Any) -> Any:
     return tf.broadcast_to(tf.cast(mask, inputs.dtype)[..., None], tf.shape(inputs))
 
 
-def _merge(counts: Any, means: Any, spreads: Any) -> tuple[Any, Any]:
-    """Merge counts, means and sums of squared deviations to one mean and variance (Chan, Golub and LeVeque 1979)."""
-    total = tf.reduce_sum(counts, 0)
-    mean = tf.math.divide_no_nan(tf.reduce_sum(counts * means, 0), total)
-    between = tf.reduce_sum(counts * tf.square(means - mean), 0)
-    return mean, tf.math.divide_no_nan(tf.reduce_sum(spreads, 0) + between, total)
+def _sum(reducer: Reducer, *tensors: Any) -> list[Any]:
+    """Return sums over all ranks, in one message; differentiable any number of times. *Collective*, and its gradient.
 
-
-def _gather(tensor: Any, reducer: Reducer) -> Any:
-    """Return the stacked tensors of all ranks; differentiable. *Collective*, and so is its gradient."""
-    rank, size = reducer.channel.rank, reducer.channel.size
-    weight = batch_weight(size)
+    Rank s has the weight w[s] in the loss, the sum of w[s] * loss[s]. A sum enters the loss of every rank, so its
+    derivative is the sum of w[s] * upstream[s]; that of this rank is later multiplied by its own weight.
+    """
+    weight = step_state(reducer.channel).weight
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
-    def gather(tensor: Any) -> Any:
-        padding = [[rank, size - 1 - rank]] + [[0, 0]] * tensor.shape.rank
-        (stacked,) = reducer([tf.pad(tensor[None], padding)])
+    def sums(*tensors: Any) -> Any:
+        def gradient(*upstream: Any) -> list[Any]:
+            totals = _sum(reducer, *(tensor * tf.cast(weight, tensor.dtype) for tensor in upstream))
+            return [tf.math.divide_no_nan(total, tf.cast(weight, total.dtype)) for total in totals]
 
-        def gradient(upstream: Any) -> Any:
-            """Return the gradient of the weighted loss over this rank's weight, which multiplies it again later."""
-            (total,) = reducer([upstream], weight)
-            return tf.math.divide_no_nan(total[rank], tf.cast(weight, total.dtype))
+        return reducer(tensors), gradient
 
-        return stacked, gradient
-
-    return gather(tensor)
+    return list(sums(*tensors))
 
 
 def average_moving_statistics(model: Any, channel: Channel) -> None:

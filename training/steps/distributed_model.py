@@ -10,17 +10,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from matex_data.training.average.gradients import GradientAverage
+from matex_data.training.average.optimizer import attach_average, detach_average, is_distributed
+from matex_data.training.average.tape import GradientPatches
 from matex_data.training.comm.channel import Channel
-from matex_data.training.optimizer import attach_reducer, batch_weight, detach_reducer, is_distributed
 from matex_data.training.reduction.ops import Reducer
-from matex_data.training.reduction.tape import GradientPatches
 from matex_data.training.sharding.rows import leaves_per_sample, static_rows
 from matex_data.training.steps.batch_norm import average_moving_statistics, global_moments
 from matex_data.training.steps.evaluation import DistributedTestStep
 from matex_data.training.steps.losses import DistributedLoss
 from matex_data.training.steps.metrics import combined_logs, replace_custom_metrics
 from matex_data.training.steps.step import DistributedStep
-from matex_data.training.steps.variables import broadcast_in, build, replicated_variables, separate_seeds
+from matex_data.training.steps.variables import broadcast_in, build, optimizers, replicated_variables, separate_seeds
 
 log = logging.getLogger("matex_data.training")
 
@@ -40,6 +41,7 @@ class DistributedModel:
 
     Attributes
     ----------
+    average : average of its gradients over the ranks.
     step : replacement for ``train_step``.
     test : replacement for ``test_step``.
     prepared : ``prepare`` has run.
@@ -52,6 +54,7 @@ class DistributedModel:
         self.model = model
         self.channel = channel
         self._reducer = reducer or Reducer(channel)
+        self.average = GradientAverage(self._reducer)
         self.step = DistributedStep(model, GradientPatches(self.average), channel)
         self._sync_batch_norm = sync_batch_norm
         self._compiled = model._loss_tracker
@@ -70,9 +73,10 @@ class DistributedModel:
             self._replace(self.model, "test_function", None)
             self._replace(self.model, "test_on_batch", self.test.on_batch)
         self._replace(self.model, "_get_metrics_result_or_logs", self._epoch_logs)
-        self._attached = self.channel.size > 1 and not is_distributed(self.model.optimizer)
-        if self._attached and self.model.optimizer is not None:
-            attach_reducer(self.model.optimizer, self._reducer)
+        found = optimizers(self.model) if self.channel.size > 1 else []
+        self._attached = [optimizer for optimizer in found if not is_distributed(optimizer)]
+        for optimizer in self._attached:
+            attach_average(optimizer, self.average)
         if self.channel.size > 1 and self.model.jit_compile:
             self._disable_xla()
         return self
@@ -84,8 +88,8 @@ class DistributedModel:
             else:
                 object.__setattr__(owner, name, value)
         self._originals.clear()
-        if self._attached:
-            detach_reducer(self.model.optimizer)
+        for optimizer in self._attached:
+            detach_average(optimizer)
 
     def is_current(self) -> bool:
         """Return whether the model has not been compiled again since the context was entered."""
@@ -113,10 +117,6 @@ class DistributedModel:
             self.prepared = True
             self._replace_losses()
             self._replace_normalizations()
-
-    def average(self, gradients: list[Any]) -> list[Any]:
-        """Return the averages of gradients over the ranks. *Collective*."""
-        return self._reducer.average(gradients, batch_weight(self.channel.size))
 
     def unrounded_gradients(self) -> contextlib.AbstractContextManager[None]:
         """Return a context manager: gradients are sent as they are, whatever the wire dtype."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from matex_data.training.optimizer import training_step
+from matex_data.training.average.state import step_state
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.sharding.rows import batch_size
 from matex_data.training.steps.step import run_guarded
@@ -49,8 +49,9 @@ class DistributedTestStep:
             return self._test_step(data)
         self._prepare(data)
         (total,) = self._reducer([tf.cast(count, tf.float64)])
-        with training_step(tf.math.divide_no_nan(tf.cast(count, tf.float64), total)):
-            return run_guarded(self._model, self._test_step, data, count)
+        weight = tf.math.divide_no_nan(tf.cast(count, tf.float64), total)
+        with step_state(self._reducer.channel).step(weight):
+            return run_guarded(self._model, self._test_step, data, count, weight)
 
     def set_lockstep(self, lockstep: bool) -> None:
         """Choose whether the next evaluation runs in lockstep."""

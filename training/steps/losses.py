@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from matex_data.training.average.state import step_state
 from matex_data.training.keras_api import apply_mask, get_keras_mask
-from matex_data.training.optimizer import batch_weight, in_training_step
 from matex_data.training.reduction.ops import Reducer
 
 
@@ -39,10 +39,11 @@ class DistributedLoss:
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Return the loss. *Collective* in a training step, if it depends on a mask or on sample weights."""
         reduction = getattr(self.loss, "reduction", None)
-        if not in_training_step() or reduction in (None, "none"):
+        state = step_state(self._reducer.channel)
+        if not state.running or reduction in (None, "none"):
             return self.loss(y_true, y_pred, sample_weight)
         value, mask = self._with_mask(y_true, y_pred, sample_weight)
-        weight = batch_weight(self._reducer.channel.size)
+        weight = state.weight
         if reduction == "sum" or self.sums:
             return tf.math.divide_no_nan(value, tf.cast(weight, value.dtype))
         divisor = _divisor(reduction, mask, sample_weight)

@@ -10,9 +10,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from matex_data.training.average.state import step_state
 from matex_data.training.comm.channel import Channel
 from matex_data.training.keras_api import CompileMetrics, MetricsList, get_keras_mask, set_keras_mask
-from matex_data.training.optimizer import batch_weight, in_training_step
 from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import gather_rows
 
@@ -221,13 +221,13 @@ class _GatheredUpdate:
         self.gathered = eager_variable(False, tf.bool)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.in_graph = in_training_step() and self._needs_whole_batch(args, kwargs)
+        self.in_graph = step_state(self._channel).running and self._needs_whole_batch(args, kwargs)
         self.gathered.assign(self.in_graph)
         if not self.in_graph:
             return self._original(*args, **kwargs)
         leaves = tf.nest.flatten([args, kwargs])
         masks = [get_keras_mask(leaf) for leaf in leaves]
-        has_samples = tf.cast(batch_weight(1) > 0, tf.int32)  # 0 for a rank with a stand-in row
+        has_samples = tf.cast(step_state(self._channel).weight > 0, tf.int32)  # 0 for a rank with a stand-in row
         own = [leaf[: has_samples * tf.shape(leaf)[0]] for leaf in (*leaves, *masks) if leaf is not None]
         rows = iter(gather_rows(self._channel, own))
         gathered_leaves = [None if leaf is None else next(rows) for leaf in leaves]

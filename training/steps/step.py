@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from matex_data.training.average.state import step_state
 from matex_data.training.comm.channel import Channel
-from matex_data.training.optimizer import averaged_gradients, batch_weight, training_step
 from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.sharding.rows import batch_size, rank_rows
@@ -47,6 +47,7 @@ class DistributedStep:
         self._model = model
         self._patches = patches
         self._channel = channel
+        self._state = step_state(channel)
         self._train_step: Callable[[Any], Any] = model.train_step
         self.reducer: Reducer | None = None
         self.per_sample: list[bool | None] | None = None
@@ -73,26 +74,26 @@ class DistributedStep:
         if count is None or self.reducer is None:
             if count is not None:
                 self.samples_seen.assign_add(count * self._channel.size)
-            with training_step(), self._patches:
+            with self._state.step(), self._patches:
                 return self._train_step(data)
         if total is None:
             (total,) = self.reducer([tf.cast(count, tf.float64)])
         self.samples_seen.assign_add(tf.cast(total, tf.int64))
         weight = tf.math.divide_no_nan(tf.cast(count, tf.float64), tf.cast(total, tf.float64))
-        with training_step(weight), self._patches:
-            return run_guarded(self._model, self._train_step, data, count)
+        with self._state.step(weight), self._patches:
+            return run_guarded(self._model, self._train_step, data, count, weight)
 
     def train_on_whole_batch(self, data: Any) -> Any:
         """Train on the whole batch, as one process does."""
         count = batch_size(data)
         if count is not None:
             self.samples_seen.assign_add(count)
-        with averaged_gradients():  # the gradients of all ranks are equal
+        with self._state.only_averages():  # the gradients of all ranks are equal
             return self._train_step(data)
 
 
-def run_guarded(model: Any, run: Callable[[Any], Any], data: Any, count: Any) -> Any:
-    """Run a step within ``optimizer.training_step``, on a rank without samples on a stand-in row.
+def run_guarded(model: Any, run: Callable[[Any], Any], data: Any, count: Any, weight: Any) -> Any:
+    """Run a step within ``StepState.step``, on a rank without samples on a stand-in row.
 
     The stand-in keeps this rank in all collectives of the step; it changes no variable of this rank.
 
@@ -100,13 +101,14 @@ def run_guarded(model: Any, run: Callable[[Any], Any], data: Any, count: Any) ->
     ----------
     run : the model's own step.
     count : number of samples in ``data``, a scalar int64 tensor.
+    weight : of this rank in the step, a scalar tensor.
     """
     record_rows(model, count)
     metrics = [v for v in model.metrics_variables if v.dtype != "string"]
     excluded = {id(v) for v in (*model.metrics_variables, *global_moment_variables(model))}
     state = metrics + [v for v in model.non_trainable_variables if id(v) not in excluded and _depends_on_samples(v)]
     before = [tf.identity(v.value) for v in state]
-    with weighted_means(model, batch_weight(1)):
+    with weighted_means(model, weight):
         logs = run(tf.nest.map_structure(lambda leaf: with_stand_in(leaf, count), data))
     whole = {id(v) for v in gathered_variables(model)}
     changed = [(v, value) for v, value in zip(state, before, strict=True) if id(v) not in whole]

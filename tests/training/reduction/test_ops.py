@@ -62,7 +62,9 @@ def test_a_step_is_traced_once_and_autograph_converts_nothing_behind_apply(pool:
     for converted, traces in pool.run(_conversions):
         assert traces == 1
         ours = {name for name in converted if name.startswith("matex_data.")}
-        assert ours == {"matex_data.training.optimizer._AveragingApply.__call__"}  # which calls the rest as it is
+        assert ours == {
+            "matex_data.training.average.optimizer._AveragingApply.__call__"
+        }  # which calls the rest as it is
 
 
 def test_structures_eagerly_and_in_graphs(pool: Pool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import h5py
 import numpy as np
@@ -85,3 +86,98 @@ def _compare(results: Any, expected: Any, logs: Any) -> None:
         assert history.keys() == logs.keys()
         for key, values in logs.items():
             np.testing.assert_allclose(history[key], values, rtol=2e-5)
+
+
+CHANNELS, ROWS = 1024, 10
+
+
+def _moments(comm: Any, channels: int, offset: float) -> tuple[Any, Any, Any, list[int]]:
+    """Return mean, variance, the gradient of this rank's rows, and the bytes of the reductions.
+
+    On one rank they are those of all rows. The loss is the square of the normalized rows, weighted by row.
+    """
+    import keras
+    import tensorflow as tf
+
+    from matex_data.training.average.state import step_state
+    from matex_data.training.comm.channel import open_channel
+    from matex_data.training.comm.collectives import Collectives
+    from matex_data.training.reduction.ops import Reducer
+    from matex_data.training.steps.batch_norm import global_moments
+
+    channel = open_channel(comm)
+    layer = keras.layers.BatchNormalization()
+    layer.build((None, channels))
+    everything = np.random.default_rng(0).normal(offset, 1, (ROWS, channels)).astype(np.float32)
+    own = problems.block(ROWS, comm.rank, comm.size)
+    rows, sent = tf.constant(everything[own]), []
+    weight = len(everything[own]) / ROWS
+    scales = tf.constant(np.linspace(1, 2, ROWS, dtype=np.float32)[own][:, None])
+
+    def reduce(collectives: Any, flat: Any, *args: Any) -> None:
+        sent.append(flat.nbytes)
+        original(collectives, flat, *args)
+
+    original = Collectives.reduce
+    with mock.patch.object(Collectives, "reduce", reduce), step_state(channel).step(weight):
+        with tf.GradientTape() as tape:
+            tape.watch(rows)
+            mean, variance = global_moments(layer, Reducer(channel))(rows, None)
+            normalized = (rows - mean) * tf.math.rsqrt(variance + 1e-3)
+            loss = tf.reduce_mean(tf.reduce_sum(scales * normalized**3, 1))
+        gradient = weight * tape.gradient(loss, rows)
+    return mean.numpy(), variance.numpy(), gradient.numpy(), [size for size in sent if size > 16]
+
+
+@pytest.mark.rank_counts(2, 3, slow=(4,))
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+def test_moments_and_gradients_equal_those_of_all_rows(ranks: Pools, pool: Pool, offset: float) -> None:
+    mean, variance, gradient, _ = ranks(1).run(_moments, 5, offset)[0]
+    x = np.random.default_rng(0).normal(offset, 1, (ROWS, 5)).astype(np.float32).astype(np.float64)
+    np.testing.assert_allclose(mean, x.mean(0), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(variance, x.var(0), rtol=1e-6 if not offset else 1e-4)
+    results = pool.run(_moments, 5, offset)
+    for other_mean, other_variance, _, _ in results:
+        np.testing.assert_allclose(other_mean, mean, rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(other_variance, variance, rtol=1e-6 if not offset else 1e-4)
+    joined = np.concatenate([own for _, _, own, _ in results])
+    np.testing.assert_allclose(joined, gradient, rtol=1e-4 if not offset else 1e-2, atol=1e-5 if not offset else 1e-3)
+
+
+@pytest.mark.rank_counts(2, 4)
+def test_bytes_do_not_grow_with_the_ranks(pool: Pool) -> None:
+    """Forward: counts and sums, then squares of deviations; backward: one derivative of each."""
+    for *_, sent in pool.run(_moments, CHANNELS, 0.0):
+        assert sent == [4 * CHANNELS * arrays for arrays in (2, 1, 1, 2)]
+
+
+def _second_derivative(comm: Any) -> Any:
+    """Return this rank's rows of the derivative of a penalty of a derivative, as of a Lipschitz penalty."""
+    import tensorflow as tf
+
+    from matex_data.training.average.state import step_state
+    from matex_data.training.comm.channel import open_channel
+    from matex_data.training.reduction.ops import Reducer
+    from matex_data.training.steps.batch_norm import _sum
+
+    channel = open_channel(comm)
+    everything = np.linspace(0.5, 2, 7, dtype=np.float32)
+    own = problems.block(7, comm.rank, comm.size)
+    rows, weight = tf.constant(everything[own]), len(everything[own]) / 7
+    with step_state(channel).step(weight), tf.GradientTape() as outer:
+        outer.watch(rows)
+        with tf.GradientTape() as inner:
+            inner.watch(rows)
+            (total,) = _sum(Reducer(channel), tf.reduce_sum(rows**3))
+            loss = tf.reduce_mean(rows) * total**2
+        penalty = tf.reduce_sum((weight * inner.gradient(loss, rows)) ** 2) / weight
+    return (weight * outer.gradient(penalty, rows)).numpy()
+
+
+def test_sums_are_differentiable_twice(pool: Pool) -> None:
+    x = np.linspace(0.5, 2, 7)
+    mean, total, squares = x.mean(), (x**3).sum(), 3 * x**2
+    gradient = total**2 / 7 + 2 * mean * total * squares
+    jacobian = (squares[:, None] + squares) * 2 * total / 7 + 2 * mean * np.outer(squares, squares)
+    jacobian += np.diag(12 * mean * total * x)
+    np.testing.assert_allclose(np.concatenate(pool.run(_second_derivative)), 2 * jacobian @ gradient, rtol=1e-5)

@@ -7,16 +7,13 @@ the result of one process; an average of clipped gradients is another number.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from matex_data.training.average.gradients import GradientAverage
 from matex_data.training.keras_api import is_recording
-
-_TAG = "_matex_averaged"
-"""Attribute of tensors that are averages over the ranks."""
-Average = Callable[[list[Any]], list[Any]]
 
 
 class GradientPatches:
@@ -27,11 +24,11 @@ class GradientPatches:
 
     Parameters
     ----------
-    average : function that averages gradients over the ranks. *Collective*.
+    average : of the gradients over the ranks. *Collective*.
     enabled : function that returns whether to average now.
     """
 
-    def __init__(self, average: Average, enabled: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, average: GradientAverage, enabled: Callable[[], bool] = lambda: True) -> None:
         self._average = average
         self._enabled = enabled
         self._originals: list[tuple[Any, str, Any]] = []
@@ -66,16 +63,6 @@ class GradientPatches:
         leaves = tf.nest.flatten(gradients)
         pairs = enumerate(zip(tf.nest.flatten(sources), leaves, strict=True))
         selected = [i for i, (source, leaf) in pairs if hasattr(source, "assign") and leaf is not None]
-        for i, average in zip(selected, average_untagged([leaves[i] for i in selected], self._average), strict=True):
+        for i, average in zip(selected, self._average.computed([leaves[i] for i in selected]), strict=True):
             leaves[i] = average
         return tf.nest.pack_sequence_as(gradients, leaves)
-
-
-def average_untagged(gradients: Sequence[Any], average: Average) -> list[Any]:
-    """Return averages of all gradients; those that are tagged as averages, and None, stay as they are."""
-    untagged = [i for i, gradient in enumerate(gradients) if gradient is not None and not hasattr(gradient, _TAG)]
-    result = list(gradients)
-    for i, gradient in zip(untagged, average([gradients[i] for i in untagged]) if untagged else [], strict=True):
-        setattr(gradient, _TAG, True)
-        result[i] = gradient
-    return result

@@ -1,0 +1,1 @@
+"""Average of gradients over the ranks: where scripts compute them, and where optimizers apply them."""

@@ -1,0 +1,76 @@
+"""Average of gradients over the ranks, each of them once.
+
+A script may clip averages, scale, sum or keep them before an optimizer gets them. Nothing in these tensors shows where
+they come from. So the ranks compare them: what is equal on all ranks, bit by bit, is its own average and is not sent;
+everything else is averaged. Weights therefore stay equal on all ranks, whatever a script computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from matex_data.training.average.sessions import note_steps, session_weight
+from matex_data.training.average.state import step_state
+from matex_data.training.reduction.graphs import in_session_graph
+from matex_data.training.reduction.ops import Reducer
+from matex_data.training.sharding.batch_weights import batch_weights
+
+
+class GradientAverage:
+    """Weighted average of gradients over the ranks of a channel.
+
+    Parameters
+    ----------
+    reducer : sums gradients over the ranks.
+
+    Attributes
+    ----------
+    state : state of the step that these ranks run.
+    """
+
+    def __init__(self, reducer: Reducer) -> None:
+        self.reducer = reducer
+        self.channel = reducer.channel
+        self.state = step_state(reducer.channel)
+
+    def computed(self, gradients: Sequence[Any]) -> list[Any]:
+        """Return the averages of gradients that were computed from the rows of this rank. *Collective*.
+
+        Parameters
+        ----------
+        gradients : dense tensors or ``tf.IndexedSlices``; None stays None.
+        """
+        self.state.returned = True
+        return self._average(gradients, unless_equal=False)
+
+    def applied(self, gradients: Sequence[Any]) -> list[Any]:
+        """Return the averages of gradients that an optimizer is about to apply. *Collective*.
+
+        Averages stay as they are. If the step has computed averages before, gradients that are equal on all ranks stay,
+        too: they were computed from these averages.
+        """
+        return self._average(gradients, unless_equal=self.state.returned)
+
+    def _average(self, gradients: Sequence[Any], unless_equal: bool) -> list[Any]:
+        result = list(gradients)
+        local = [i for i, g in enumerate(result) if g is not None and not self.state.is_average(g)]
+        if not local:
+            return result
+        averages = self.reducer.average([result[i] for i in local], self._weight(), unless_equal)
+        if in_session_graph():
+            note_steps(averages)
+        for i, average in zip(local, averages, strict=True):
+            result[i] = average
+        self.state.note(averages)
+        return result
+
+    def _weight(self) -> Any:
+        """Return the weight of this rank: of the step, of the batches that a loop took, or that a session feeds."""
+        if self.state.running:
+            return self.state.weight
+        if in_session_graph():
+            return session_weight(tf.compat.v1.get_default_graph())
+        return batch_weights(self.channel.communicator).next_step_weight()
