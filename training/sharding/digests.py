@@ -20,7 +20,7 @@ from matex_data.training.sharding.rows import is_sharded
 WHOLE_BYTES = 1 << 30
 """Bytes of an array up to which all are read: 0.5 s at the 2 GB/s of ``zlib.crc32``."""
 SAMPLED_BLOCKS, BLOCK_BYTES = 1024, 1 << 16
-"""Evenly spaced blocks that are read of a larger array, and their size: another order of the rows shows in nearly all."""
+"""Evenly spaced blocks that are read of a larger array, and their bytes: another order of rows shows in nearly all."""
 REMEDY = (
     "sort lists of files and sets, seed every generator of random numbers, as in random.Random(0); or use "
     "matex_data.open_dataset(...).tf_dataset(...), of which each rank reads its own rows"
@@ -68,8 +68,8 @@ def difference(channel: Channel, data: Any, *, content: bool = True) -> Differen
 
     Parameters
     ----------
-    data : nested arrays, tensors, tables, or objects that are compared by their type alone, such as generators. Data that
-        is sharded rightly differs, and is not compared; neither is data that only some ranks hold sharded.
+    data : nested arrays, tensors, tables, or objects that are compared by their type alone, such as generators. Sharded
+        data rightly differs, and is not compared; but all ranks or none have to hold sharded data.
     content : compare the values, too; otherwise structure, shapes and dtypes.
 
     Examples
@@ -135,7 +135,7 @@ def different_data(call: str, found: Difference) -> PartitionError:
     call : the call that got the data, as in ``"fit()"``.
     """
     return PartitionError(
-        f"the ranks give {call} different data, of which each rank would keep its rows: rows would be used twice or never",
+        f"the ranks give {call} different data, of which each would keep its rows: rows would be used twice or never",
         expected="the same data on all ranks",
         found=found,
         remedy=REMEDY,
@@ -186,7 +186,7 @@ def _leaf_digest(path: str, leaf: Any, content: bool) -> LeafDigest:
 def content_digest(array: Array) -> int:
     """Return a checksum of the values of an array of any dtype and memory layout, at about 2 GB/s.
 
-    Of an array of more than ``WHOLE_BYTES``, ``SAMPLED_BLOCKS`` blocks are read: a memory map may be larger than memory.
+    Of an array of more than ``WHOLE_BYTES``, blocks are read: a memory map may be larger than memory.
 
     Examples
     --------
