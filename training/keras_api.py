@@ -75,6 +75,8 @@ tf_keras_saving: Any = _imported("keras._tf_keras.keras.saving")
 BaseSession: Any = _imported("tensorflow.python.client.session.BaseSession")
 DatasetIterator: Any = _imported("tensorflow.python.data.ops.iterator_ops.OwnedIterator")
 ControlFlowGraph: Any = _imported("tensorflow.python.ops.control_flow_v2_func_graphs.ControlFlowFuncGraph")
+gradient_registry: Any = _imported("tensorflow.python.framework.ops.gradient_registry")
+"""Functions that compute gradients, by type of operation or by the name that replaces it."""
 is_recording: Any = _imported("tensorflow.python.eager.record.could_possibly_record")
 
 _raise_if_missing(_not_found)  # other modules derive classes from them at import
@@ -91,12 +93,28 @@ CALLBACK_STATE: tuple[tuple[Any, tuple[str, ...]], ...] = (
 )
 """Attributes of callbacks that change during training."""
 
+STEP_METHODS = (
+    "_aggregate_additional_loss",
+    "_compute_loss",
+    "__call__",
+    "add_loss",
+    "compute_loss",
+    "fit",
+    "losses",
+    "make_train_function",
+    "train_step",
+)
+"""Methods and properties of a model that decide what a training step computes."""
+CHANGED_BY_CALLS = ("_called", "_dropout_mask", "_loss_ids", "_losses", "_recurrent_dropout_mask")
+"""Attributes of layers that Keras itself changes when a layer is called."""
+
 ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (
         keras.Model,
         (
             METRICS_OF_EPOCH,
             "_assert_compile_called",
+            "_call_has_training_arg",
             "_compile_loss",
             "_flatten_layers",
             "_flatten_metrics_in_order",
@@ -120,6 +138,7 @@ ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (keras_random, ("dropout", "normal", "randint", "truncated_normal", "uniform")),
     *CALLBACK_STATE,
     (keras.callbacks.ProgbarLogger, ("_finalize_progbar", "_update_progbar")),
+    (tf.Graph, ("_get_function",)),
     (tf.data.Dataset, ("_inputs",)),
     (DatasetIterator, ("_type_spec", "get_next")),
     (tf.train.CheckpointManager, CHECKPOINT_MANAGER),

@@ -52,7 +52,7 @@ class Verdict:
     @property
     def agree(self) -> bool:
         """Return whether nothing differs but by rounding."""
-        return self.excess <= 1
+        return self.excess <= 1 and not self.hidden
 
 
 class Rounding:
@@ -107,7 +107,7 @@ def compare(whole: Effects, sharded: Effects, rounding: Rounding) -> Verdict:
         excess = difference / rounding.explains(name, norms[name], largest)
         if excess > worst.excess:
             worst = Verdict(excess, difference / max(norms[name], _norm(b), TINY), name)
-    if worst.agree:
+    if worst.excess <= 1:
         noises = [rounding.changes[name] / n for name, n in norms.items() if n > 1e-3 * largest and name in rounding.changes]
         noise = max(noises, default=None)
         hidden = bool(rounding.changes) and not any(
@@ -116,27 +116,6 @@ def compare(whole: Effects, sharded: Effects, rounding: Rounding) -> Verdict:
         return Verdict(worst.excess, worst.difference, worst.name, None, noise, hidden and any(norms.values()))
     gradients = [pair for name, pair in pairs.items() if name.startswith("gradient")]
     return Verdict(worst.excess, worst.difference, worst.name, _ratio(gradients))
-
-
-def compare_metrics(whole: Sequence[Array], combined: Sequence[Array], names: Sequence[str]) -> Verdict:
-    """Return the verdict on the changes of metrics, those of the shards combined.
-
-    Parameters
-    ----------
-    names : names of the variables.
-    """
-    worst = Verdict()
-    for name, a, b in zip(names, whole, combined, strict=True):
-        if a.dtype.kind not in "iufb":
-            continue
-        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-        if not np.array_equal(np.isfinite(a), np.isfinite(b)):
-            return Verdict(np.inf, np.inf, f"metric {name}")
-        scale = max(_norm(a), _norm(b), TINY)
-        difference = _norm(_difference(a, b)) / scale
-        if difference / 1e-2 > worst.excess and scale > 1e-6:
-            worst = Verdict(difference / 1e-2, difference, f"metric {name}")
-    return worst
 
 
 def finite(effects: Effects) -> bool:

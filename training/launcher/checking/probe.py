@@ -12,12 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data._types import Array
+from matex_data.training.average.optimizer import attach_average, detach_average
 from matex_data.training.keras_api import ControlFlowGraph
 from matex_data.training.launcher.checking.ownership import Ownership
 from matex_data.training.launcher.checking.state import kept_variables
 from matex_data.training.launcher.draws import draws_for_rows
-from matex_data.training.optimizer import attach_reducer, detach_reducer
-from matex_data.training.reduction.ops import Reducer
 from matex_data.training.sharding.rows import batch_size, rank_bounds
 from matex_data.training.steps.variables import optimizers
 
@@ -37,11 +36,11 @@ class Effects:
     ----------
     arrays : by name: gradients that optimizers get, and the values that the step leaves in other variables. float32 or
         float64; None for a gradient that is None.
-    metrics : changes of metric variables, in the order of ``model.metrics_variables``.
+    metrics : by name: changes of the variables of metrics.
     """
 
     arrays: dict[str, Array | None] = field(default_factory=dict)
-    metrics: list[Array] = field(default_factory=list)
+    metrics: dict[str, Array] = field(default_factory=dict)
 
 
 class Probe:
@@ -52,15 +51,14 @@ class Probe:
     distributed : model to train.
     spec : element spec of the batches.
     whole : train on the whole batch, without the other ranks; otherwise on this rank's rows, which is *collective*.
-    reducer : averages the gradients.
 
     Attributes
     ----------
     read : variables that the step reads and does not write, beside those of optimizers and metrics.
     """
 
-    def __init__(self, distributed: DistributedModel, spec: Any, whole: bool, reducer: Reducer) -> None:
-        self._distributed, self._whole, self._reducer = distributed, whole, reducer
+    def __init__(self, distributed: DistributedModel, spec: Any, whole: bool) -> None:
+        self._distributed, self._whole = distributed, whole
         self._structure = spec
         self._kept = [not isinstance(leaf, tf.OptionalSpec) for leaf in tf.nest.flatten(spec)]
         self._signature = [leaf for leaf in tf.nest.flatten(spec) if not isinstance(leaf, tf.OptionalSpec)]
@@ -99,9 +97,11 @@ class Probe:
             for name, variable in self._compared.items():
                 new = np.array(variable.read_value().numpy())
                 found[name] = new - old[id(variable.handle)] if variable.trainable else new
-            states = [
-                np.asarray(v.numpy() - old[id(v.handle)] if id(v.handle) in old else np.zeros(v.shape)) for v in metrics
-            ]
+            states = {
+                f"state {i} of the metrics": v.numpy() - old[id(v.handle)]
+                for i, v in enumerate(metrics)
+                if id(v.handle) in old
+            }
         return Effects(found, states)
 
     def _step(self, *tensors: Any) -> None:
@@ -121,10 +121,10 @@ class Probe:
         originals = [(optimizer, vars(optimizer).get("apply")) for optimizer in optimizers(self._distributed.model)]
         try:
             for optimizer, _ in originals:
-                detach_reducer(optimizer)
+                detach_average(optimizer)
                 object.__setattr__(optimizer, "apply", self._record)
                 if not self._whole:
-                    attach_reducer(optimizer, self._reducer)
+                    attach_average(optimizer, self._distributed.average)
                     averaging = optimizer.apply
 
                     def noting(grads: Any, variables: Any = None, averaging: Any = averaging) -> Any:
