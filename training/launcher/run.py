@@ -24,13 +24,20 @@ from matex_data.training.comm.world import comm_or_world
 log = logging.getLogger("matex_data.training")
 
 
+MODES = ("always", "proven", "first", "never")
+"""Values of ``--verify``."""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line of ``matex run`` and run the script. *Collective*."""
     parser = argparse.ArgumentParser("matex run", description=__doc__)
     parser.add_argument("--strategy", choices=("chained", "funneled", "concurrent"), default="chained")
     parser.add_argument("--wire-dtype", choices=("float16", "bfloat16"), help="send gradients in 16 bits")
     parser.add_argument("--sync-batch-norm", action="store_true", help="normalize by the global batch")
-    parser.add_argument("--no-verify", dest="verify", action="store_false", help="skip the self-check of fit")
+    parser.add_argument(
+        "--verify", choices=MODES, default="proven", help="which steps are checked: see docs/training.md, Self-check"
+    )
+    parser.add_argument("--no-verify", dest="verify", action="store_const", const="never", help="--verify never")
     parser.add_argument("--all-output", action="store_true", help="print the output of every rank, not of rank 0 alone")
     parser.add_argument(
         "-m",
@@ -60,7 +67,7 @@ def run(
     strategy: Any = "chained",
     wire_dtype: Any = None,
     sync_batch_norm: bool = False,
-    verify: bool = True,
+    verify: Any = "proven",
     all_output: bool = False,
 ) -> None:
     """Run a script like ``python script.py``, on all ranks. *Collective*. An error of the script ends the process.
@@ -73,7 +80,9 @@ def run(
     strategy : how graphs communicate: "chained", "funneled" or "concurrent"; see ``distribute``.
     wire_dtype : dtype in which gradients are sent, "float16" or "bfloat16"; None: as they are; see ``distribute``.
     sync_batch_norm : normalize by the statistics of the global batch.
-    verify : in the first step of ``fit``, compare the average of the ranks' gradients with that of the whole batch.
+    verify : which steps of ``fit`` and ``train_on_batch`` are checked, shards of a batch against their union: "always":
+        those of all models, again and again; "proven": of models that are not proven; "first": the first one of these;
+        "never": none.
     all_output : print the output of every rank; otherwise only that of rank 0, and the errors of all ranks.
     """
     comm = comm_or_world(None)
@@ -141,7 +150,7 @@ def _least_of_each(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, i
     return min(one[0], other[0]), min(one[1], other[1])
 
 
-def _patch(strategy: Any, wire_dtype: Any, sync_batch_norm: bool, verify: bool) -> None:
+def _patch(strategy: Any, wire_dtype: Any, sync_batch_norm: bool, verify: Any) -> None:
     """Choose a GPU, seed all ranks equally, and patch Keras and TensorFlow. *Collective*."""
     from matex_data.training import keras_api
     from matex_data.training.comm.channel import open_channel

@@ -19,9 +19,16 @@ from matex_data.training.sharding.rows import leaves_per_sample, static_rows
 from matex_data.training.steps.batch_norm import average_moving_statistics, global_moments
 from matex_data.training.steps.evaluation import DistributedTestStep
 from matex_data.training.steps.losses import DistributedLoss
-from matex_data.training.steps.metrics import combined_logs, replace_custom_metrics
+from matex_data.training.steps.metrics import (
+    combine_states,
+    combined_logs,
+    equal_metric_variables,
+    gathering_flags,
+    replace_custom_metrics,
+)
 from matex_data.training.steps.step import DistributedStep
 from matex_data.training.steps.variables import broadcast_in, build, optimizers, replicated_variables, separate_seeds
+from matex_data.training.steps.watch import Watch
 
 log = logging.getLogger("matex_data.training")
 
@@ -45,7 +52,7 @@ class DistributedModel:
     step : replacement for ``train_step``.
     test : replacement for ``test_step``.
     prepared : ``prepare`` has run.
-    verified : no self-check is due; see ``launcher.verification``.
+    watch : changes between steps, after which a self-check is due.
     """
 
     def __init__(
@@ -59,7 +66,7 @@ class DistributedModel:
         self._sync_batch_norm = sync_batch_norm
         self._compiled = model._loss_tracker
         self.prepared = False
-        self.verified = channel.size == 1
+        self.watch = Watch(self.step)
         self._losses: list[DistributedLoss] = []
         self._losses_replaced = False
         self._originals: list[tuple[Any, str, Any]] = []
@@ -122,11 +129,39 @@ class DistributedModel:
         """Return a context manager: gradients are sent as they are, whatever the wire dtype."""
         return self._reducer.unrounded()
 
-    def train_on_whole(self, whole: bool) -> None:
-        """Choose whether every rank trains on whole batches, as one process does, or on its rows."""
-        self.verified = True
-        self.step.whole = self.test.whole = whole
-        separate_seeds(self.model, 0 if whole else self.channel.rank)
+    def train_on_whole(self, merge: bool = False) -> None:
+        """Train on whole batches from now on, as one process does. *Collective*.
+
+        Parameters
+        ----------
+        merge : steps on shards came before: the ranks get one state, that of rank 0.
+        """
+        if merge:
+            average_moving_statistics(self.model, self.channel)
+            broadcast_in(self.channel, replicated_variables(self.model))
+            equal = {id(v) for v in equal_metric_variables(self.model)}
+            combine_states(self.channel, [v for v in self.model.metrics_variables if id(v) not in equal])
+        self.step.whole = self.test.whole = True
+        separate_seeds(self.model, 0)
+        self.model.make_train_function(force=True)
+        object.__setattr__(self.model, "test_function", None)
+        if getattr(self.model, "_eval_epoch_iterator", None) is not None:
+            self.model._eval_epoch_iterator = None  # its batches are sharded
+
+    def own_variables(self) -> list[Any]:
+        """Return the variables of TensorFlow that this package adds to the steps of the model."""
+        rows = vars(self.model).get("_matex_rows")
+        return [self.step.samples_seen, *([] if rows is None else [rows]), *gathering_flags(self.model)]
+
+    @contextlib.contextmanager
+    def weighed(self, always: bool) -> Iterator[None]:
+        """Context manager: steps that are traced weigh each rank by its rows, also if all batches split evenly."""
+        before = self.step.reducer
+        self.step.reducer = self._reducer if always else before
+        try:
+            yield
+        finally:
+            self.step.reducer = before
 
     def set_sum_losses(self, sums: bool) -> bool:
         """Take losses that are one number for a batch as sums, or as means; return whether there are such losses."""

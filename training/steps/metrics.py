@@ -30,7 +30,7 @@ def combined_logs(model: Any, channel: Channel, logs: Any) -> Any:
     """
     rows = _take_rows(model)
     before = _results(model)
-    equal = {id(v) for v in _equal_variables(model)}
+    equal = {id(v) for v in equal_metric_variables(model)}
     combine_states(channel, [v for v in model.metrics_variables if id(v) not in equal])
     result = model.get_metrics_result()
     if not isinstance(logs, dict):
@@ -180,11 +180,27 @@ def gathered_variables(model: Any) -> list[Any]:
     return [variable for metric in gathered for variable in metric.variables]
 
 
-def _equal_variables(model: Any) -> list[Any]:
+def equal_metric_variables(model: Any) -> list[Any]:
     """Return the variables of metrics that have seen global batches, so that they are equal on all ranks."""
     updates = [(m, vars(m).get("update_state")) for m in _flat_metrics(model.metrics)]
     gathered = [m for m, update in updates if isinstance(update, _GatheredUpdate) and bool(update.gathered.numpy())]
     return [variable for metric in gathered for variable in metric.variables]
+
+
+def gathering_flags(model: Any) -> list[Any]:
+    """Return the variables of TensorFlow that say of which metrics the latest step has gathered the rows."""
+    updates = [vars(m).get("update_state") for m in _flat_metrics(model.metrics)]
+    return [update.gathered for update in updates if isinstance(update, _GatheredUpdate)]
+
+
+def change_rules(model: Any) -> list[str]:
+    """Return how the changes of each metric variable of numbers combine over the ranks, by the step traced last.
+
+    "equal": each rank has seen the global batch; "sum"; otherwise not from the changes alone.
+    """
+    equal = {id(v) for v in gathered_variables(model)}
+    numbers = [v for v in model.metrics_variables if v.dtype not in ("string", "bool")]
+    return ["equal" if id(v) in equal else _rule(v) for v in numbers]
 
 
 def _flat_metrics(metrics: list[Any]) -> list[Any]:

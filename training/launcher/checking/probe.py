@@ -36,11 +36,11 @@ class Effects:
     ----------
     arrays : by name: gradients that optimizers get, and the values that the step leaves in other variables. float32 or
         float64; None for a gradient that is None.
-    metrics : by name: changes of the variables of metrics.
+    metrics : changes of variables of metrics, by their position among those of numbers.
     """
 
     arrays: dict[str, Array | None] = field(default_factory=dict)
-    metrics: dict[str, Array] = field(default_factory=dict)
+    metrics: dict[int, Array] = field(default_factory=dict)
 
 
 class Probe:
@@ -54,18 +54,21 @@ class Probe:
 
     Attributes
     ----------
+    traced : ``trace`` has succeeded.
     read : variables that the step reads and does not write, beside those of optimizers and metrics.
     """
 
     def __init__(self, distributed: DistributedModel, spec: Any, whole: bool) -> None:
         self._distributed, self._whole = distributed, whole
         self._structure = spec
-        self._kept = [not isinstance(leaf, tf.OptionalSpec) for leaf in tf.nest.flatten(spec)]
-        self._signature = [leaf for leaf in tf.nest.flatten(spec) if not isinstance(leaf, tf.OptionalSpec)]
+        leaves = tf.nest.flatten(spec)
+        self._kept = [leaf is not None and not isinstance(leaf, tf.OptionalSpec) for leaf in leaves]
+        self._signature = [leaf for leaf, kept in zip(leaves, self._kept, strict=True) if kept]
         self._recorded: dict[str, Array | None] = {}
         self._applied: list[Any] = []
         self._calls = 0
         self._conditional = False
+        self.traced = False
         self.read: list[Any] = []
 
     def trace(self) -> None:
@@ -83,6 +86,7 @@ class Probe:
         finally:
             tf.config.run_functions_eagerly(nested)
         self._find_variables()
+        self.traced = True
 
     def run(self, batch: Any) -> Effects:
         """Return the effects of the step for a batch. *Collective* unless the batch is whole."""
@@ -98,7 +102,7 @@ class Probe:
                 new = np.array(variable.read_value().numpy())
                 found[name] = new - old[id(variable.handle)] if variable.trainable else new
             states = {
-                f"state {i} of the metrics": v.numpy() - old[id(v.handle)]
+                i: v.numpy() - old[id(v.handle)]
                 for i, v in enumerate(metrics)
                 if id(v.handle) in old
             }

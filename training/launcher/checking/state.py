@@ -11,6 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from matex_data.training.keras_api import CHANGED_BY_CALLS
+
 PLAIN = (bool, int, float, complex, str, bytes, np.ndarray, np.generic, type(None))
 """Types of attributes that Python code may decide by; tensors and layers are no such state."""
 
@@ -45,7 +47,7 @@ class Attributes:
     def __init__(self, model: Any) -> None:
         owners = {id(x): x for x in (*model._flatten_layers(), *model.metrics, model)}
         self._before = [
-            (owner, {name: _copy(value) for name, value in vars(owner).items() if name not in _NAMES_OF_KERAS})
+            (owner, {name: _copy(value) for name, value in vars(owner).items() if _is_own(name)})
             for owner in owners.values()
             if not type(owner).__module__.startswith("keras.")
         ]
@@ -56,7 +58,7 @@ class Attributes:
             Changed(owner, name)
             for owner, before in self._before
             for name, value in list(vars(owner).items())
-            if name not in _NAMES_OF_KERAS and _is_plain(value) and not _equal(before.get(name, _MISSING), value)
+            if _is_own(name) and _is_plain(value) and not _equal(before.get(name, _MISSING), value)
         ]
 
     def restore(self) -> None:
@@ -64,7 +66,7 @@ class Attributes:
         for owner, before in self._before:
             for name, value in list(vars(owner).items()):
                 old = before.get(name, _MISSING)
-                if name in _NAMES_OF_KERAS or not (_is_plain(value) or tf.is_tensor(value)) or _equal(old, value):
+                if not _is_own(name) or not (_is_plain(value) or tf.is_tensor(value)) or _equal(old, value):
                     continue
                 if old is _MISSING:
                     object.__delattr__(owner, name)
@@ -77,9 +79,15 @@ _NAMES_OF_KERAS = {
     *vars(keras.layers.Layer()),
     *vars(keras.Model()),
     *vars(keras.metrics.Mean()),
-    *("_matex_distributed", "_matex_rows", "built", "_self_extracted", "_build_shapes_dict"),
+    *("_build_shapes_dict", *CHANGED_BY_CALLS),
 }
-"""Attributes that Keras sets by itself."""
+_PREFIXES = ("_self_", "_matex_", "_tracked_")
+"""Beginnings of attributes that TensorFlow and this package set."""
+
+
+def _is_own(name: str) -> bool:
+    """Return whether an attribute is of the class of a script, neither of Keras nor of TensorFlow."""
+    return name not in _NAMES_OF_KERAS and not name.startswith(_PREFIXES)
 
 
 def _is_plain(value: Any) -> bool:
