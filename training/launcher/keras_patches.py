@@ -21,11 +21,13 @@ from matex_data.training.callbacks import rank_callbacks
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import alone
 from matex_data.training.keras_api import EpochIterator, keras_trainer, pythonify_logs
-from matex_data.training.launcher.saving import local_model
 from matex_data.training.launcher.checking.check import Mode, SelfCheck
+from matex_data.training.launcher.checking.forward import ForwardProofs
 from matex_data.training.launcher.checking.report import Report
+from matex_data.training.launcher.saving import local_model
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.sharding.batch_weights import batch_weights
+from matex_data.training.sharding.digests import check_same
 from matex_data.training.sharding.rows import (
     batch_size,
     dataset_element,
@@ -36,7 +38,6 @@ from matex_data.training.sharding.rows import (
 )
 from matex_data.training.steps.distributed_model import DistributedModel
 from matex_data.training.steps.evaluation import append_empty_batches
-from matex_data.training.steps.metrics import combined_logs
 from matex_data.training.steps.prediction import predict_stand_ins
 from matex_data.training.steps.step import DistributedStep
 from matex_data.training.trainer import drop_empty_batches, unwrapped_errors, without_keras_warnings
@@ -253,6 +254,7 @@ class KerasPatches:
         self._channel = channel
         self._verify: Mode = verify
         self._report = Report(channel.rank, channel.size)
+        self._proofs = ForwardProofs(channel, self._report)
         self._reducer = reducer
         self._sync_batch_norm = sync_batch_norm
         self._warned = False
@@ -337,15 +339,27 @@ class KerasPatches:
     def _evaluate(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
         model._assert_compile_called("evaluate")
         distributed = self._distributed(model)
+        check_same(self._channel, "evaluate()", [options.get(name) for name in ("x", "y", "sample_weight")])
         if distributed.step.whole:
             return original(**options)
-        return _call_within(PatchedCall(self._channel, distributed), original, options)
+        epoch = distributed.within_epoch() if _current_call.get() is not None else contextlib.nullcontext()
+        with epoch:
+            if _has_few_rows(options, self._channel.size) or not self._may_shard(model, "test_step", options):
+                with local_model(model):
+                    return _call_within(None, original, options)
+            return _call_within(PatchedCall(self._channel, distributed), original, options)
 
     def _predict(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
         """Predict this rank's rows; return those of all ranks, in order. *Collective*."""
         distributed = vars(model).get("_matex_distributed")
+        check_same(self._channel, "predict()", options.get("x"))
         if is_sharded(options.get("x")) or (distributed is not None and distributed.step.whole):
             return original(**options)
+        few = _has_few_rows(options, self._channel.size)
+        if few or not self._may_shard(model, "predict_step", {"x": options.get("x")}):
+            return _call_within(None, original, options)
+        if _is_one_array(options) and self._proofs.proven(model, options["x"]):
+            return self._predict_rows(original, options)
         predict_stand_ins(model)
         call = PatchedCall(self._channel, record_sizes=True)
         outputs = _call_within(call, original, options)
@@ -363,6 +377,29 @@ class KerasPatches:
             )
         positions = np.concatenate([self._positions(sizes, rank) for rank in range(self._channel.size)])
         return keras.tree.map_structure(lambda output: self._gather(output, positions), outputs)
+
+    def _predict_rows(self, original: Callable[..., Any], options: dict[str, Any]) -> Any:
+        """Predict consecutive rows of arrays on each rank: no function has to be made for them. *Collective*."""
+        total, size = len(keras.tree.flatten(options["x"])[0]), self._channel.size
+        rows = rank_slice(total, self._channel.rank, size)
+        own = keras.tree.map_structure(lambda leaf: leaf[rows], options["x"])
+        batch = -(-(options.get("batch_size") or DEFAULT_BATCH) // size)
+        outputs = _call_within(None, original, {**options, "x": own, "batch_size": batch})
+        return keras.tree.map_structure(lambda output: self._gather(output, np.arange(total)), outputs)
+
+    def _may_shard(self, model: Any, step: str, options: dict[str, Any]) -> bool:
+        """Return whether a model predicts or evaluates shards of its data as it does all. *Collective*.
+
+        It does if it is proven, or if it was trained on shards and checked.
+        """
+        check = vars(model).get("_matex_check")
+        trained = check is not None and check.schedule.checked is not None
+        own = getattr(type(model), step) is not getattr(keras.Model, step)
+        if self._verify == "never" or (trained and not (own and step == "predict_step")):
+            return True
+        if own or model.run_eagerly:
+            return False
+        return self._proofs.proven(model, *(options.get(name) for name in ("x", "y", "sample_weight")))
 
     def _gather(self, output: Any, positions: Any) -> Any:
         """Return the rows of all ranks in order: an array, or a ragged tensor if Keras returns one. *Collective*."""
@@ -409,9 +446,30 @@ class KerasPatches:
             return original(**options)
         data = {name: value for name, value in data.items() if value is not None}
         as_dict = options.pop("return_dict", False)
-        logs = combined_logs(model, self._channel, original(**{**options, **data}, return_dict=True))
+        logs = distributed.combined(original(**{**options, **data}, return_dict=True), of_batch=True)
         logs = pythonify_logs(logs)
         return logs if as_dict else model._flatten_metrics_in_order(logs)
+
+
+DEFAULT_BATCH = 32
+"""Rows of a batch of Keras, unless the call says otherwise."""
+FEW = 16
+"""Rows for each rank up to which a single batch is not shared out: that would cost more than it saves."""
+
+
+def _has_few_rows(options: dict[str, Any], size: int) -> bool:
+    """Return whether the data of a call is one small batch of arrays."""
+    leaves = [leaf for leaf in keras.tree.flatten(options.get("x")) if leaf is not None]
+    if not leaves or not all(isinstance(leaf, np.ndarray | tf.Tensor) and leaf.ndim for leaf in leaves):
+        return False
+    return len(leaves[0]) <= min(options.get("batch_size") or DEFAULT_BATCH, FEW * size)
+
+
+def _is_one_array(options: dict[str, Any]) -> bool:
+    """Return whether a call predicts all rows of arrays of one length, without callbacks that see its batches."""
+    leaves = keras.tree.flatten(options.get("x"))
+    alike = all(isinstance(leaf, np.ndarray) and leaf.ndim and len(leaf) == len(leaves[0]) for leaf in leaves)
+    return bool(leaves) and alike and not (options.get("callbacks") or options.get("steps"))
 
 
 def _as_arrays(data: Any) -> Any:

@@ -8,10 +8,7 @@ from matex_data.training.proof.axes import Independent, PerSample, State
 from matex_data.training.proof.rules import Node, rule, samples
 from matex_data.training.proof.shapes import constant
 
-ASSIGNMENTS = """
-AssignVariableOp AssignAddVariableOp AssignSubVariableOp ResourceScatterUpdate ResourceScatterAdd ResourceScatterSub
-ResourceStridedSliceAssign
-""".split()
+ASSIGNMENTS = ["AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "ResourceScatterUpdate", "ResourceScatterAdd", "ResourceScatterSub", "ResourceStridedSliceAssign"]
 
 
 @rule("VarHandleOp", "ReadVariableOp", "VariableShape", "VarIsInitializedOp", "HashTableV2", "LookupTableSizeV2")
@@ -30,12 +27,7 @@ def write(node: Node) -> list[State]:
 SILENT = ("NoOp", "Assert", "PrintV2")
 """Operations without outputs, which change nothing; an assertion that fails ends the run."""
 
-DRAWS = """
-RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal ParameterizedTruncatedNormal
-StatelessRandomUniform StatelessRandomUniformV2 StatelessRandomUniformIntV2 StatelessRandomUniformFullInt
-StatelessRandomUniformFullIntV2 StatelessRandomNormal StatelessRandomNormalV2 StatelessTruncatedNormal
-StatelessTruncatedNormalV2 StatelessRandomUniformInt
-""".split()
+DRAWS = ["RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "ParameterizedTruncatedNormal", "StatelessRandomUniform", "StatelessRandomUniformV2", "StatelessRandomUniformIntV2", "StatelessRandomUniformFullInt", "StatelessRandomUniformFullIntV2", "StatelessRandomNormal", "StatelessRandomNormalV2", "StatelessTruncatedNormal", "StatelessTruncatedNormalV2", "StatelessRandomUniformInt"]
 
 
 @rule(*DRAWS, sizes=(0,))

@@ -15,6 +15,7 @@ from matex_data.training.proof.axes import Independent, Mixed, PerSample, Reason
 from matex_data.training.proof.propagate import follow
 from matex_data.training.proof.tracing import LossValue, Traced, trace
 
+
 @dataclass(frozen=True)
 class Proof:
     """Result of the search for a proof.

@@ -17,6 +17,7 @@ from matex_data.training.keras_api import CHANGED_BY_CALLS, get_keras_mask
 from matex_data.training.proof.axes import Reason
 from matex_data.training.proof.propagate import STATISTICS
 
+
 @dataclass
 class LossValue:
     """Loss of one output before it is reduced to a number.

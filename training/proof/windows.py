@@ -8,11 +8,7 @@ from matex_data.training.proof.axes import Independent, PerSample, State
 from matex_data.training.proof.rules import Node, rule, samples
 from matex_data.training.proof.sizes import ONE, Size, product
 
-IMAGES = """
-AdjustContrastv2 AdjustHue AdjustSaturation AvgPool AvgPool3D Conv2D Conv3D DepthToSpace DepthwiseConv2dNative Dilation2D
-ExtractImagePatches ExtractVolumePatches HSVToRGB LRN MaxPool MaxPool3D RGBToHSV ResizeArea ResizeBicubic
-ResizeBilinear ResizeNearestNeighbor ScaleAndTranslate SpaceToDepth
-""".split()
+IMAGES = ["AdjustContrastv2", "AdjustHue", "AdjustSaturation", "AvgPool", "AvgPool3D", "Conv2D", "Conv3D", "DepthToSpace", "DepthwiseConv2dNative", "Dilation2D", "ExtractImagePatches", "ExtractVolumePatches", "HSVToRGB", "LRN", "MaxPool", "MaxPool3D", "RGBToHSV", "ResizeArea", "ResizeBicubic", "ResizeBilinear", "ResizeNearestNeighbor", "ScaleAndTranslate", "SpaceToDepth"]
 ANY_RANK = ("AdjustContrastv2", "AdjustHue", "AdjustSaturation", "HSVToRGB", "RGBToHSV")
 """Operations that compute each image from itself, which the last three axes hold, or the last one alone."""
 

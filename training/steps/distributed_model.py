@@ -25,6 +25,7 @@ from matex_data.training.steps.metrics import (
     equal_metric_variables,
     gathering_flags,
     replace_custom_metrics,
+    split_states,
 )
 from matex_data.training.steps.step import DistributedStep
 from matex_data.training.steps.variables import broadcast_in, build, optimizers, replicated_variables, separate_seeds
@@ -67,6 +68,7 @@ class DistributedModel:
         self._compiled = model._loss_tracker
         self.prepared = False
         self.watch = Watch(self.step)
+        self._warned: set[str] = set()
         self._losses: list[DistributedLoss] = []
         self._losses_replaced = False
         self._originals: list[tuple[Any, str, Any]] = []
@@ -163,11 +165,14 @@ class DistributedModel:
         finally:
             self.step.reducer = before
 
-    def set_sum_losses(self, sums: bool) -> bool:
-        """Take losses that are one number for a batch as sums, or as means; return whether there are such losses."""
-        for loss in self._losses:
-            loss.sums = sums and loss.scalar
+    def has_scalar_losses(self) -> bool:
+        """Return whether a loss of the latest step was one number for a batch, whose divisor is not known."""
         return any(loss.scalar for loss in self._losses)
+
+    def set_sum_losses(self, sums: bool) -> None:
+        """Take losses that are one number for a batch as sums, or as means."""
+        for loss in self._losses:
+            loss.sums = sums
 
     def normalizes_locally(self) -> bool:
         """Return whether a trainable ``BatchNormalization`` uses the statistics of this rank's rows alone."""
@@ -225,7 +230,38 @@ class DistributedModel:
         if self.channel.size == 1 or self.step.whole:
             return type(self.model)._get_metrics_result_or_logs(self.model, logs)
         average_moving_statistics(self.model, self.channel)
-        return combined_logs(self.model, self.channel, logs)
+        return self.combined(logs)
+
+    def combined(self, logs: Any, of_batch: bool = False) -> Any:
+        """Return the logs of an epoch, an evaluation or a batch over all ranks. *Collective*."""
+        kinds = dict(self.step.reductions)
+        for key, kind in self.test.reductions.items():
+            kinds[key] = kind if kinds.get(key, kind) == kind else None
+        return combined_logs(self.model, self.channel, logs, kinds, of_batch, self._warn_of_own)
+
+    def _warn_of_own(self, keys: list[str]) -> None:
+        """Warn once of numbers that a step returns and that do not combine over the ranks."""
+        new = [key for key in keys if key not in self._warned]
+        self._warned.update(new)
+        if self.channel.rank == 0 and new:
+            log.warning(
+                "a step of %s returns %s: no mean, sum, maximum or minimum over the samples, so the value is that of the "
+                "rows of rank 0 alone\n"
+                "  remedy: return the result of a metric, which is that of all ranks",
+                *(self.model.name, ", ".join(new)),
+            )
+
+    @contextlib.contextmanager
+    def within_epoch(self) -> Iterator[None]:
+        """Context manager: evaluate in a callback of ``fit``, after which the epoch's metrics go on."""
+        rows = vars(self.model).get("_matex_rows")
+        before = None if rows is None else rows.numpy()
+        try:
+            yield
+        finally:
+            if rows is not None:
+                rows.assign(before)
+            split_states(self.channel, self.model)
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
         self._originals.append((owner, name, vars(owner).get(name, _ABSENT)))

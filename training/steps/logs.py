@@ -6,10 +6,11 @@ number that is computed in another way each rank has its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 Reduction = Literal["mean", "sum", "max", "min"]
@@ -37,6 +38,24 @@ def reductions(logs: Any) -> dict[str, Reduction | None]:
         else:
             found[key] = _reduction(value)
     return found
+
+
+def combined_numbers(values: Sequence[tuple[Any, int | None]], kind: Reduction | None) -> tuple[Any, bool]:
+    """Return a number over all ranks, and whether it is that of rank 0 alone.
+
+    Parameters
+    ----------
+    values : number or array of each rank, and its rows; None: all ranks have equal numbers.
+    """
+    arrays = [value for value, _ in values]
+    if not all(isinstance(array, np.ndarray) and array.shape == arrays[0].shape for array in arrays):
+        return arrays[0], False
+    if kind == "mean":
+        weights = [1 if rows is None else rows for _, rows in values]
+        return np.average([array.astype(np.float64) for array in arrays], axis=0, weights=weights), False
+    if kind is not None:
+        return {"sum": np.sum, "max": np.max, "min": np.min}[kind](arrays, axis=0), False
+    return arrays[0], not all(np.allclose(array, arrays[0], rtol=1e-6, atol=0, equal_nan=True) for array in arrays)
 
 
 def _reduction(value: Any) -> Reduction | None:

@@ -15,7 +15,7 @@ from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.sharding.rows import batch_size, rank_rows
 from matex_data.training.steps.batch_norm import global_moment_variables
-from matex_data.training.steps.logs import reductions
+from matex_data.training.steps.logs import Reduction, reductions
 from matex_data.training.steps.metrics import gathered_variables, record_rows, weighted_means
 
 STAND_IN_GUARD = "matex_stand_in_guard"
@@ -54,7 +54,7 @@ class DistributedStep:
         self.whole = False
         self.samples_seen = eager_variable(0, tf.int64)
         self.traces = 0
-        self.reductions: dict[str, str | None] = {}
+        self.reductions: dict[str, Reduction | None] = {}
 
     def __call__(self, data: Any) -> Any:
         """Train on this rank's rows. *Collective*."""

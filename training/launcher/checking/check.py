@@ -18,11 +18,12 @@ from matex_data.training.launcher.checking.probe import Effects, NotCheckable, P
 from matex_data.training.launcher.checking.report import Report
 from matex_data.training.launcher.checking.rounding import epsilon, other_roundings
 from matex_data.training.launcher.checking.schedule import Schedule
-from matex_data.training.launcher.checking.state import Attributes, kept_random_state
+from matex_data.training.launcher.checking.state import kept_random_state
 from matex_data.training.proof.axes import Reason
 from matex_data.training.proof.model import Proof, prove
 from matex_data.training.sharding.digests import check_same
 from matex_data.training.sharding.rows import batch_size, rows_between
+from matex_data.training.steps.attributes import Attributes
 from matex_data.training.steps.metrics import change_rules
 
 if TYPE_CHECKING:
@@ -197,13 +198,20 @@ class SelfCheck:
         if not self._agreeing(verdict):
             self._measure_rounding(union, whole)
             verdict = self._verdict(union, whole)
-        if not self._agreeing(verdict) and self.schedule.checked is None and self._distributed.set_sum_losses(True):
-            cause = self._agreed(None if union is None else self._failure(self._trace_again))
-            second = self._verdict(union, whole) if cause is None else Verdict(np.inf)
+        if not self._agreeing(verdict) and self.schedule.checked is None:
+            second = self._verdict_for_sums(union, whole)
             self._sums = self._agreeing(second)
             self._distributed.set_sum_losses(self._sums)
             verdict = second if self._sums else verdict
         return self._worst(verdict)
+
+    def _verdict_for_sums(self, union: Any, whole: list[Effects]) -> Verdict:
+        """Compare again with losses of one number for a batch as sums. *Collective*."""
+        scalar = self._agreed(True if self._distributed.has_scalar_losses() else None)
+        self._distributed.set_sum_losses(True)
+        if scalar is None or self._agreed(None if union is None else self._failure(self._trace_again)):
+            return Verdict(np.inf)
+        return self._verdict(union, whole)
 
     def _union(self, batch: Any) -> Any:
         """Return the rows of this rank and its partner, as many as the memory holds."""

@@ -14,6 +14,7 @@ log = logging.getLogger("matex_data.training")
 
 REASONS = 3
 """Reasons of a proof that failed which a message gives."""
+_DOUBT = "from the first one that differs on, the result is not that of one process"
 LOCAL_STATISTICS = "except for BatchNormalization, which normalizes each shard by itself; change it with --sync-batch-norm"
 
 
@@ -84,13 +85,12 @@ class Report:
         )
         self._warn(model, text)
 
-    def own_logs(self, model: Any, method: str, keys: list[str]) -> None:
-        """Report numbers that a step returns and that do not combine over the ranks."""
-        self._warn(
+    def computes_whole(self, model: Any, proof: Proof) -> None:
+        """Report that a model predicts or evaluates whole batches on every rank."""
+        self._print(
             model,
-            f"{method} of {model.name} returns {', '.join(keys)}: numbers that are no mean, sum or extreme over the "
-            "samples, so that rank 0 reports that of its own rows\n"
-            "  remedy: return a metric, which is combined over all ranks",
+            f"{model.name} predicts and evaluates all of its data on every rank, since it is not proven to compute each "
+            f"row by itself: {_reasons(proof)}",
         )
 
     def _print(self, model: Any, text: str) -> None:
@@ -103,10 +103,13 @@ class Report:
             log.warning("%s", text)
 
     def _first(self, model: Any, text: str) -> bool:
-        """Return whether this rank reports a text: rank 0, once for each kind of model."""
+        """Return whether this rank reports a text: rank 0, once for each kind of model.
+
+        A text about doubtful steps concerns this very model, and is reported each time.
+        """
         shapes = tuple((tuple(v.shape), str(v.dtype)) for v in model.weights)
         key = (type(model).__qualname__, shapes, text.partition(":")[0], text.replace(model.name, ""))
-        first = self._rank == 0 and key not in self._said
+        first = self._rank == 0 and (key not in self._said or _DOUBT in text)
         self._said.add(key)
         return first
 
@@ -118,8 +121,7 @@ def _step(schedule: Schedule) -> str:
 def _doubtful(schedule: Schedule) -> str:
     """Return the line that names the steps whose results are not known to be those of one process."""
     return (
-        f"  the steps {(schedule.checked or 0) + 2} to {schedule.steps} were trained on shards: from the first one that "
-        "differed on, the result is not that of one process"
+        f"  steps {(schedule.checked or 0) + 2} to {schedule.steps} were trained on shards: {_DOUBT}"
         if schedule.steps > (schedule.checked or 0) + 1
         else f"  the steps before, up to step {schedule.steps}, were those of one process"
     )
