@@ -140,7 +140,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 @contextlib.contextmanager
 def kept_by_calls(model: Any) -> Iterator[None]:
-    """Context manager: afterwards attributes that calls of layers have changed are as before; what ``build`` sets stays.
+    """Context manager: attributes that calls of layers change are restored; what ``build`` sets stays.
 
     To create the variables of a model, Keras calls its layers, of which a later first call must not differ.
     """

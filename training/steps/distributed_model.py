@@ -245,8 +245,8 @@ class DistributedModel:
         self._warned.update(new)
         if self.channel.rank == 0 and new:
             log.warning(
-                "a step of %s returns %s: no mean, sum, maximum or minimum over the samples, so the value is that of the "
-                "rows of rank 0 alone\n"
+                "a step of %s returns %s: no mean, sum, maximum or minimum over the samples, so the value is that of "
+                "the rows of rank 0 alone\n"
                 "  remedy: return the result of a metric, which is that of all ranks",
                 *(self.model.name, ", ".join(new)),
             )

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -59,7 +58,7 @@ def combined_numbers(values: Sequence[tuple[Any, int | None]], kind: Reduction |
 
 
 def _reduction(value: Any) -> Reduction | None:
-    if isinstance(value, keras.KerasTensor) or not tf.is_tensor(value) or isinstance(value, tf.__internal__.EagerTensor):
+    if not isinstance(value, tf.Tensor) or not hasattr(value, "graph"):  # eager tensors have none
         return None
     return _of(value, {})
 

@@ -29,8 +29,8 @@ def combined_logs(
     """Return the logs of an epoch, or of a batch, over all ranks. *Collective*.
 
     A value that equals the result of a metric of the model on this rank, under any key, becomes the result of this
-    metric over all ranks. Other numbers combine as their kinds say; those of no known kind are the same on all ranks, or
-    rank 0's own. Nested dicts stay nested; Keras flattens them.
+    metric over all ranks. Other numbers combine as their kinds say; those of no known kind are the same on all ranks,
+    or rank 0's own. Nested dicts stay nested; Keras flattens them.
 
     Parameters
     ----------

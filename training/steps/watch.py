@@ -1,4 +1,4 @@
-"""Changes between two steps that may make a model train in another way: variables that a step reads alone, and its graph."""
+"""Changes between two steps that may make a model train in another way: of variables it reads alone, of its graph."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from matex_data.training.steps.step import DistributedStep
 
 SMALL = 64
-"""Elements of variables that are compared after every batch, where callbacks may set them; others are after an epoch."""
+"""Elements of variables that are compared after every batch, where callbacks may set them; others after an epoch."""
 ALWAYS = 4
-"""Changes that each count; later ones do if their number is a power of two, since some callbacks change a variable always."""
+"""Changes that each count; later ones do if their number is a power of two: some callbacks change a variable always."""
 
 
 class Watch:

@@ -86,7 +86,9 @@ class SelfCheck:
         return position.get("first_of_fit", False) or (self.active and due)
 
     def before_step(self, batch: Any, spec: Any, call: str = "fit()") -> None:
-        """Compare the ranks' data, prove the model, and check the step; train on whole batches if it fails. *Collective*.
+        """Compare the ranks' data, prove the model, and check the step; train on whole batches if it fails.
+
+        *Collective*.
 
         Parameters
         ----------
@@ -220,7 +222,7 @@ class SelfCheck:
         per_sample = self._distributed.step.per_sample or []
         bytes_per_row = max(1, _bytes(self._distributed.model, batch, total) // max(total, 1))
         rows = stop - start
-        while rows > LEAST_ROWS and memory_shortage(rows * bytes_per_row, "the batch of a check", remedy="") is not None:
+        while rows > LEAST_ROWS and memory_shortage(rows * bytes_per_row, "a batch", remedy="") is not None:
             rows //= 2
         return batch if rows == total else rows_between(batch, start, start + rows, per_sample)
 

@@ -1,8 +1,8 @@
 """Comparison of what a step does on shards with what it does on their union, up to rounding as measured.
 
-Two computations of a gradient differ by rounding. By how much depends on the network: a deep one may amplify it until it
-changes a gradient altogether. So where a difference shows, the step on the union is repeated with weights and inputs that
-differ in their last bits; what this changes is rounding.
+Two computations of a gradient differ by rounding. By how much depends on the network: a deep one may amplify it until
+it changes a gradient altogether. So where a difference shows, the step on the union is repeated with weights and inputs
+that differ in their last bits; what this changes is rounding.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ MARGIN = 10
 """Largest difference due to rounding, in multiples of the one that changed last bits make."""
 COMPARABLE = 0.3
 """Largest difference from rounding, relative to a gradient's norm, beside which a wrong gradient would be noticed."""
+FLOOR = 1e-3
+"""Gradients below this fraction of the largest norm are rounding errors, as of a bias before BatchNormalization."""
 TINY = 1e-300
 """In place of zero in denominators."""
 
@@ -108,7 +110,7 @@ def compare(whole: Effects, sharded: Effects, rounding: Rounding) -> Verdict:
         if excess > worst.excess:
             worst = Verdict(excess, difference / max(norms[name], _norm(b), TINY), name)
     if worst.excess <= 1:
-        noises = [rounding.changes[name] / n for name, n in norms.items() if n > 1e-3 * largest and name in rounding.changes]
+        noises = (rounding.changes[k] / n for k, n in norms.items() if n > FLOOR * largest and k in rounding.changes)
         noise = max(noises, default=None)
         hidden = bool(rounding.changes) and not any(
             MARGIN * rounding.changes.get(name, 0.0) < COMPARABLE * n for name, n in norms.items() if n
@@ -154,7 +156,7 @@ def _ratio(pairs: Sequence[tuple[Any, Any]]) -> float | None:
     """Return the ratio of the second arrays to the first, if they are a multiple of them other than one."""
     if not pairs:
         return None
-    a, b = (np.concatenate([np.asarray(side, np.float64).ravel() for side in sides]) for sides in zip(*pairs, strict=True))
+    a, b = (np.concatenate([np.asarray(x, np.float64).ravel() for x in side]) for side in zip(*pairs, strict=True))
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return None
     ratio = float(a @ b) / max(float(a @ a), TINY)

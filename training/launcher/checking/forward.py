@@ -41,7 +41,8 @@ class ForwardProofs:
         known = self._known.setdefault(model, {})
         key = f"{specs} {model.trainable}"
         if key not in known:
-            proof = Proof((Reason(model.name, "input", "is not known beforehand"),)) if specs is None else prove(model, *specs)
+            unknown = Proof((Reason(model.name, "input", "is not known beforehand"),))
+            proof = unknown if specs is None else prove(model, *specs)
             failed = np.array([not proof.proven], np.int64)
             self._channel.host.reduce(failed, "max")
             known[key] = not failed[0]

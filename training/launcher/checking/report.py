@@ -15,7 +15,10 @@ log = logging.getLogger("matex_data.training")
 REASONS = 3
 """Reasons of a proof that failed which a message gives."""
 _DOUBT = "from the first one that differs on, the result is not that of one process"
-LOCAL_STATISTICS = "except for BatchNormalization, which normalizes each shard by itself; change it with --sync-batch-norm"
+LOCAL_STATISTICS = (
+    "except for BatchNormalization, which normalizes each shard by itself; change it with --sync-batch-norm"
+)
+DRAWS = "up to random numbers, which each rank draws for itself"
 
 
 class Report:
@@ -32,15 +35,24 @@ class Report:
 
     def proven(self, model: Any, draws: bool, local_statistics: bool) -> None:
         """Report that a model is proven."""
-        notes = ["up to random numbers, which each rank draws for itself"] * draws + [LOCAL_STATISTICS] * local_statistics
+        notes = [DRAWS] * draws + [LOCAL_STATISTICS] * local_statistics
         self._print(
             model,
             f"self-check: {model.name} is proven to train on {self._size} shards of a batch as on the whole batch"
             f"{_brackets(notes)}",
         )
 
-    def agreed(self, model: Any, verdict: Verdict, proof: Proof, sums: bool, local_statistics: bool, again: bool) -> None:
-        """Report that the first check of a model found no difference."""
+    def agreed(
+        self, model: Any, verdict: Verdict, proof: Proof, sums: bool, local_statistics: bool, again: bool
+    ) -> None:
+        """Report that the first check of a model found no difference.
+
+        Parameters
+        ----------
+        sums : the loss counts as a sum over the batch.
+        local_statistics : batch normalization uses the statistics of this rank's rows.
+        again : later steps are checked, too.
+        """
         notes = ["the loss is a sum over the batch"] if sums else []
         if verdict.noise is not None and verdict.noise > COMPARABLE:
             notes.append(
@@ -80,8 +92,8 @@ class Report:
         if proof.reasons:
             text += f"  not proven: {_reasons(proof)}\n"
         text += (
-            "  remedy: use a loss that is a mean over the samples, layers that treat each sample independently, and the "
-            "same code on all ranks; or --verify=never, if the difference is intended"
+            "  remedy: use a loss that is a mean over the samples, layers that treat each sample independently, and "
+            "the same code on all ranks; or --verify=never, if the difference is intended"
         )
         self._warn(model, text)
 
@@ -89,8 +101,8 @@ class Report:
         """Report that a model predicts or evaluates whole batches on every rank."""
         self._print(
             model,
-            f"{model.name} predicts and evaluates all of its data on every rank, since it is not proven to compute each "
-            f"row by itself: {_reasons(proof)}",
+            f"{model.name} predicts and evaluates all of its data on every rank, since it is not proven to compute "
+            f"each row by itself: {_reasons(proof)}",
         )
 
     def _print(self, model: Any, text: str) -> None:

@@ -13,7 +13,7 @@ from matex_data.training.launcher.checking.probe import Effects, Probe, resource
 from matex_data.training.launcher.checking.state import kept_variables
 
 REPETITIONS = 3
-"""Measurements; the largest change counts, since that of a gradient of one number is near zero by chance now and then."""
+"""Measurements, of which the largest counts: the change of a single number is near zero by chance now and then."""
 
 
 def epsilon(model: Any) -> float:
