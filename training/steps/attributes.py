@@ -135,7 +135,7 @@ def _equal(a: Any, b: Any) -> bool:
         return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
-    return a is b or (type(a) is type(b) and isinstance(a, PLAIN | set) and (a == b or (a != a and b != b)))
+    return a is b or (type(a) is type(b) and isinstance(a, (*PLAIN, set)) and (a == b or (a != a and b != b)))
 
 
 @contextlib.contextmanager

@@ -237,6 +237,7 @@ class DistributedModel:
         kinds = dict(self.step.reductions)
         for key, kind in self.test.reductions.items():
             kinds[key] = kind if kinds.get(key, kind) == kind else None
+        kinds.update({key: "mean" for key, mean in self.step.means.items() if mean and kinds.get(key) is None})
         return combined_logs(self.model, self.channel, logs, kinds, of_batch, self._warn_of_own)
 
     def _warn_of_own(self, keys: list[str]) -> None:

@@ -28,15 +28,32 @@ def reductions(logs: Any) -> dict[str, Reduction | None]:
     ----------
     logs : what a step returns, while TensorFlow traces it. Keys of nested dicts count by themselves, as in Keras.
     """
-    if not isinstance(logs, dict):
-        return {}
-    found: dict[str, Reduction | None] = {}
-    for key, value in logs.items():
-        if isinstance(value, dict):
-            found.update(reductions(value))
-        else:
-            found[key] = _reduction(value)
+    return {key: _reduction(value) for key, value in flat(logs).items()}
+
+
+def flat(logs: Any) -> dict[str, Any]:
+    """Return the values of logs that are no dicts, by the innermost key."""
+    found: dict[str, Any] = {}
+    for key, value in logs.items() if isinstance(logs, dict) else ():
+        found.update(flat(value) if isinstance(value, dict) else {key: value})
     return found
+
+
+def is_mean(values: Sequence[tuple[float, float]], whole: float) -> bool:
+    """Return whether the number of a batch is the mean of those of its shards, up to rounding.
+
+    Parameters
+    ----------
+    values : number of each shard, and its rows.
+    whole : number of the batch.
+
+    Examples
+    --------
+    >>> is_mean([(1.0, 2), (4.0, 1)], 2.0)
+    True
+    """
+    mean = np.average([value for value, _ in values], weights=[rows for _, rows in values])
+    return bool(np.isclose(mean, whole, rtol=1e-5, atol=1e-6 * max(abs(value) for value, _ in values), equal_nan=True))
 
 
 def combined_numbers(values: Sequence[tuple[Any, int | None]], kind: Reduction | None) -> tuple[Any, bool]:

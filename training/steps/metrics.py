@@ -15,7 +15,7 @@ from matex_data.training.comm.channel import Channel
 from matex_data.training.keras_api import CompileMetrics, MetricsList, get_keras_mask, set_keras_mask
 from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import gather_rows
-from matex_data.training.steps.logs import Reduction, combined_numbers
+from matex_data.training.steps.logs import Reduction, combined_numbers, flat
 
 
 def combined_logs(
@@ -49,25 +49,25 @@ def combined_logs(
         return result
     found = None
     if logs and rows != 0:
-        values = {key: _number(value) for key, value in _flat(logs).items()}
+        values = {key: _number(value) for key, value in flat(logs).items()}
         sources = {key: _equal_results(key, value, before) for key, value in values.items()}
         is_result = not of_batch and set(logs) == set(result)
-        found = (is_result, values, sources, rows, _keys(logs))
+        found = (is_result, values, sources, rows, _keys(logs), kinds or {})
     by_rank = [logs_of_rank for logs_of_rank in channel.host.allgather_object(found) if logs_of_rank is not None]
     if not by_rank:
         return logs
     if all(is_result for is_result, *_ in by_rank):
         return result
     after = _results(model)
-    _, first, candidates, _, keys = by_rank[0]
+    _, first, candidates, _, keys, kinds_of_rank_0 = by_rank[0]
     out, of_rank_0 = {}, []
     for key in first:
-        common = [i for i in candidates[key] if all(i in sources[key] for _, _, sources, _, _ in by_rank)]
+        common = [i for i in candidates[key] if all(i in rank[2][key] for rank in by_rank)]
         if common:
             out[key] = after[common[0]][1]
             continue
-        values = [(values[key], n) for _, values, _, n, _ in by_rank]
-        out[key], is_own = combined_numbers(values, (kinds or {}).get(key))
+        numbers = [(rank[1][key], rank[3]) for rank in by_rank]
+        out[key], is_own = combined_numbers(numbers, kinds_of_rank_0.get(key))
         of_rank_0 += [key] * is_own
     if of_rank_0:
         own(of_rank_0)
@@ -81,13 +81,6 @@ def _keys(logs: dict[str, Any]) -> dict[str, Any]:
 def _filled(keys: dict[str, Any], flat: dict[str, Any]) -> dict[str, Any]:
     """Return nested dicts of these keys, with the values of a flat dict."""
     return {key: flat[key] if inner is None else _filled(inner, flat) for key, inner in keys.items()}
-
-
-def _flat(logs: dict[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in logs.items():
-        flat.update(_flat(value) if isinstance(value, dict) else {key: value})
-    return flat
 
 
 def _results(model: Any) -> list[tuple[str, Any]]:

@@ -24,6 +24,7 @@ from matex_data.training.proof.model import Proof, prove
 from matex_data.training.sharding.digests import check_same
 from matex_data.training.sharding.rows import batch_size, rows_between
 from matex_data.training.steps.attributes import Attributes
+from matex_data.training.steps.logs import is_mean
 from matex_data.training.steps.metrics import change_rules
 
 if TYPE_CHECKING:
@@ -289,8 +290,13 @@ class SelfCheck:
             with self._pairs.joined(self._number):
                 sharded = self._probes[1].run(union)
                 combined = self._combined(sharded.metrics)
+                logs = self._channel.host.allgather_object((sharded.logs, sharded.rows))
         except tf.errors.OpError as error:
             return Verdict(np.inf, np.inf, f"step ({type(error).__name__}: {error.message.splitlines()[0]})")
+        for key, value in whole[0].logs.items():
+            shards = [(numbers[key], rows) for numbers, rows in logs if key in numbers]
+            mean = len(shards) == len(logs) and is_mean(shards, value)
+            self._distributed.step.means[key] = mean and self._distributed.step.means.get(key, True)
         alike = [i for i in combined if i in whole[0].metrics]
         first, second = (
             Effects({**arrays, **{f"state {i + 1} of the metrics": states[i] for i in alike}})

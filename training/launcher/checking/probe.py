@@ -18,6 +18,7 @@ from matex_data.training.launcher.checking.ownership import Ownership
 from matex_data.training.launcher.checking.state import kept_variables
 from matex_data.training.launcher.draws import draws_for_rows
 from matex_data.training.sharding.rows import batch_size, rank_bounds
+from matex_data.training.steps.logs import flat
 from matex_data.training.steps.variables import optimizers
 
 if TYPE_CHECKING:
@@ -36,11 +37,15 @@ class Effects:
     ----------
     arrays : by name: gradients that optimizers get, and the values that the step leaves in other variables. float32 or
         float64; None for a gradient that is None.
+    logs : numbers that the step returns, by key.
+    rows : rows that it was computed from.
     metrics : changes of variables of metrics, by their position among those of numbers.
     """
 
     arrays: dict[str, Array | None] = field(default_factory=dict)
     metrics: dict[int, Array] = field(default_factory=dict)
+    logs: dict[str, float] = field(default_factory=dict)
+    rows: int = 0
 
 
 class Probe:
@@ -96,7 +101,7 @@ class Probe:
         with kept_variables(self._restored) as before:
             old = {id(v.handle): value.numpy() for v, value in zip(self._restored, before, strict=True)}
             self._prepare_loss_scales()
-            self._function(*leaves)
+            rows, returned = self._function(*leaves)
             found: dict[str, Array | None] = dict(self._recorded)
             for name, variable in self._compared.items():
                 new = np.array(variable.read_value().numpy())
@@ -106,9 +111,9 @@ class Probe:
                 for i, v in enumerate(metrics)
                 if id(v.handle) in old
             }
-        return Effects(found, states)
+        return Effects(found, states, {key: float(value) for key, value in returned.items()}, int(rows))
 
-    def _step(self, *tensors: Any) -> None:
+    def _step(self, *tensors: Any) -> tuple[Any, dict[str, Any]]:
         self._calls, self._applied, self._conditional = 0, [], False
         step, channel = self._distributed.step, self._distributed.channel
         remaining = iter(tensors)
@@ -117,7 +122,9 @@ class Probe:
         whole = (tf.constant(0), tf.cast(total, tf.int32))
         rows = whole if self._whole else rank_bounds(total, channel.rank, channel.size)
         with draws_for_rows(rows, whole[1]), self._captured():
-            (step.train_on_whole_batch if self._whole else step.train_on_rows)(data)
+            logs = (step.train_on_whole_batch if self._whole else step.train_on_rows)(data)
+        numbers = {key: value for key, value in flat(logs).items() if _is_number(value)}
+        return rows[1] - rows[0], numbers
 
     @contextlib.contextmanager
     def _captured(self) -> Iterator[None]:
@@ -217,6 +224,10 @@ class Probe:
         for optimizer in optimizers(self._distributed.model):
             if hasattr(optimizer, "dynamic_scale"):
                 optimizer.dynamic_scale.assign(1.0)
+
+
+def _is_number(value: Any) -> bool:
+    return tf.is_tensor(value) and value.shape.rank == 0 and (value.dtype.is_floating or value.dtype.is_integer)
 
 
 def optimizer_variables(model: Any) -> list[Any]:
