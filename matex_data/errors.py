@@ -119,6 +119,31 @@ class NoMpiLibrary(ImportError):
         )
 
 
+class RanksNotConnected(PartitionError):
+    """This process is one of several that a launcher started, and its MPI library connects it to none of the others.
+
+    Parameters
+    ----------
+    processes : number of processes that the launcher started, at least.
+    variable : environment variable that tells so.
+    library : name and version of the MPI library.
+    """
+
+    def __init__(self, processes: int, variable: str, library: str) -> None:
+        super().__init__(
+            f"a launcher started {processes} processes, and MPI connects none of them: each would be rank 0 of 1",
+            expected=f"{processes} ranks ({variable} in the environment)",
+            found=f"1 rank, with {library}",
+            remedy="start them with the mpiexec that belongs to this MPI library; under Slurm with srun --mpi=pmi2 or "
+            "--mpi=pmix (srun --mpi=list shows which there are); "
+            "MATEX_ALLOW_SINGLETONS=1 allows processes that are meant to be independent",
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _, (_, *rest) = super().__reduce__()
+        return _rebuild, (PartitionError, *rest)
+
+
 def _rebuild(kind: type[DataError], problem: str, facts: dict[str, Any]) -> DataError:
     return kind(problem, **facts)
 

@@ -34,6 +34,7 @@ _RANKS = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
 )
+_RANKS_ALONE = ("PMIX_RANK", "PALS_RANKID", "ALPS_APP_PE")  # of launchers that tell no number of ranks
 _LOCAL_RANKS = (
     ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -50,22 +51,49 @@ class RankAndSize(NamedTuple):
     size: int
 
 
+class Launch(NamedTuple):
+    """Processes that a launcher started, as it tells each of them in the environment.
+
+    Attributes
+    ----------
+    rank : number of this process.
+    size : number of processes; if the launcher tells none, the least that it can be.
+    variable : name of the environment variable with ``size``, or with ``rank``.
+    """
+
+    rank: int
+    size: int
+    variable: str
+
+
+def launch() -> Launch | None:
+    """Return the processes that the launcher of this one started; None without a launcher."""
+    for rank_name, size_name in _RANKS:
+        rank, size = _number(rank_name), _number(size_name)
+        if rank is not None and size is not None:
+            return Launch(rank, max(1, size), size_name)
+    found = ((name, _number(name)) for name in _RANKS_ALONE)
+    return next((Launch(rank, rank + 1, name) for name, rank in found if rank is not None), None)
+
+
 def launched_rank() -> RankAndSize | None:
-    """Return the rank that the launcher put into the environment; None without one."""
-    return _from_environment(_RANKS)
+    """Return the rank that the launcher put into the environment, and the number of ranks; None without both."""
+    found = launch()
+    return None if found is None or found.variable in _RANKS_ALONE else RankAndSize(found.rank, found.size)
 
 
 def launched_local_rank() -> RankAndSize | None:
     """Like ``launched_rank``, but among the ranks of this machine."""
-    return _from_environment(_LOCAL_RANKS)
-
-
-def _from_environment(variables: tuple[tuple[str, str], ...]) -> RankAndSize | None:
-    for names in variables:
-        rank, size = (os.environ.get(name, "") for name in names)
-        if rank.isdecimal() and size.isdecimal():
-            return RankAndSize(int(rank), max(1, int(size)))
+    for names in _LOCAL_RANKS:
+        rank, size = map(_number, names)
+        if rank is not None and size is not None:
+            return RankAndSize(rank, max(1, size))
     return None
+
+
+def _number(variable: str) -> int | None:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else None
 
 
 def set_local_size(count: int) -> None:

@@ -6,7 +6,6 @@ raises an error before training, if the installed version lacks one of them.
 
 from __future__ import annotations
 
-import dis
 import importlib
 import inspect
 import logging
@@ -77,6 +76,20 @@ DatasetIterator: Any = _imported("tensorflow.python.data.ops.iterator_ops.OwnedI
 ControlFlowGraph: Any = _imported("tensorflow.python.ops.control_flow_v2_func_graphs.ControlFlowFuncGraph")
 gradient_registry: Any = _imported("tensorflow.python.framework.ops.gradient_registry")
 """Functions that compute gradients, by type of operation or by the name that replaces it."""
+BATCHING: tuple[Any, ...] = (
+    _imported("tensorflow.python.data.ops.batch_op._BatchDataset"),
+    _imported("tensorflow.python.data.ops.batch_op._ParallelBatchDataset"),
+    _imported("tensorflow.python.data.ops.padded_batch_op._PaddedBatchDataset"),
+    _imported("tensorflow.python.data.experimental.ops.batching._MapAndBatchDataset"),
+)
+"""Datasets that make batches of the elements of another one."""
+REGROUPING: tuple[Any, ...] = (
+    _imported("tensorflow.python.data.ops.unbatch_op._UnbatchDataset"),
+    _imported("tensorflow.python.data.ops.flat_map_op._FlatMapDataset"),
+    _imported("tensorflow.python.data.ops.interleave_op._InterleaveDataset"),
+    _imported("tensorflow.python.data.ops.interleave_op._ParallelInterleaveDataset"),
+)
+"""Datasets whose elements are others than those that they are made from: samples of batches, rows of files."""
 is_recording: Any = _imported("tensorflow.python.eager.record.could_possibly_record")
 
 _raise_if_missing(_not_found)  # other modules derive classes from them at import
@@ -115,35 +128,40 @@ ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
             METRICS_OF_EPOCH,
             "_assert_compile_called",
             "_call_has_training_arg",
-            "_compile_loss",
             "_flatten_layers",
             "_flatten_metrics_in_order",
-            "_jit_compile",
-            "_loss_tracker",
             "_symbolic_build",
             "make_train_function",
-            "test_function",
             "test_on_batch",
             "test_step",
-            "train_function",
             "train_step",
         ),
     ),
-    (keras.layers.Layer, ("_flatten_layers", "_seed_generators", "_trainable_variables")),
-    (keras.layers.BatchNormalization, ("_moments", "_reduction_axes", "synchronized")),
-    (keras.optimizers.Optimizer, ("_learning_rate", "apply")),
-    (keras.metrics.MeanMetricWrapper, ("_fn", "_fn_kwargs", "update_state")),
-    (CompileLoss, ("_flat_losses",)),
-    (EpochIterator, ("_distributed_dataset", "_enumerate_iterator", "_num_batches", "data_adapter")),
+    (keras.layers.Layer, ("_flatten_layers",)),
+    (keras.layers.BatchNormalization, ("_moments",)),
+    (keras.optimizers.Optimizer, ("apply",)),
+    (keras.metrics.MeanMetricWrapper, ("update_state",)),
+    (EpochIterator, ("_enumerate_iterator",)),
     (keras_random, ("dropout", "normal", "randint", "truncated_normal", "uniform")),
-    *CALLBACK_STATE,
     (keras.callbacks.ProgbarLogger, ("_finalize_progbar", "_update_progbar")),
     (tf.Graph, ("_get_function",)),
     (tf.data.Dataset, ("_inputs",)),
     (DatasetIterator, ("_type_spec", "get_next")),
+)
+"""Attributes of classes and modules: private ones, and public ones that this package replaces."""
+
+OBJECT_ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (keras.Model, ("_compile_loss", "_jit_compile", "_loss_tracker", "test_function", "train_function")),
+    (keras.layers.Layer, ("_seed_generators", "_trainable_variables")),
+    (keras.layers.BatchNormalization, ("_reduction_axes", "synchronized")),
+    (keras.optimizers.Optimizer, ("_learning_rate",)),
+    (keras.metrics.MeanMetricWrapper, ("_fn", "_fn_kwargs")),
+    (CompileLoss, ("_flat_losses",)),
+    (EpochIterator, ("_distributed_dataset", "_num_batches", "data_adapter")),
+    *CALLBACK_STATE,
     (tf.train.CheckpointManager, CHECKPOINT_MANAGER),
 )
-"""Attributes by class or module: private ones, and public ones that this package replaces."""
+"""Attributes that methods of a class give its objects."""
 
 ARGUMENTS = ((keras.Model, "_use_cached_eval_dataset"),)
 """Arguments that methods take by ``**kwargs``; ``fit`` passes this one when it evaluates its validation data."""
@@ -172,23 +190,20 @@ def check(rank: int) -> None:
 
 
 def missing() -> list[str]:
-    """Return the attributes and arguments that the installed versions lack."""
-    attributes = [f"{_name(owner)}.{name}" for owner, names in ATTRIBUTES for name in names if not has(owner, name)]
-    return [*attributes, *(f"{_name(owner)}(... {name}=)" for owner, name in ARGUMENTS if not _takes(owner, name))]
+    """Return the attributes and arguments that the installed versions lack.
 
-
-def has(owner: Any, name: str) -> bool:
-    """Return whether a module, or the objects of a class, have an attribute.
-
-    An attribute of objects counts if the code of the class sets it. Creating an object instead might initialize
+    An attribute of objects counts if the methods of the class use its name. Creating an object instead might initialize
     devices before the script configures them.
     """
-    return hasattr(owner, name) or any(
-        step.opname == "STORE_ATTR" and step.argval == name
-        for code in _codes(owner)
-        if name in code.co_names
-        for step in dis.get_instructions(code)
-    )
+    of_classes = [(owner, name) for owner, names in ATTRIBUTES for name in names if not hasattr(owner, name)]
+    of_objects = [(owner, name) for owner, names in OBJECT_ATTRIBUTES for name in names if not _uses(owner, name)]
+    arguments = [f"{_name(owner)}(... {name}=)" for owner, name in ARGUMENTS if not _takes(owner, name)]
+    return [*(f"{_name(owner)}.{name}" for owner, name in of_classes + of_objects), *arguments]
+
+
+def _uses(owner: Any, attribute: str) -> bool:
+    """Return whether a method uses the name of an attribute."""
+    return any(attribute in code.co_names for code in _codes(owner))
 
 
 def _takes(owner: Any, argument: str) -> bool:

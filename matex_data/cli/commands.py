@@ -15,7 +15,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from matex_data.cli.hash_seed import restart_with_hash_seed
-from matex_data.errors import DataError, NoMpiLibrary
+from matex_data.errors import DataError, NoMpiLibrary, RanksNotConnected
 from matex_data.mpi import abort
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Load scientific data for data-parallel training.")
@@ -33,8 +33,8 @@ def main() -> None:
         restart_with_hash_seed()
     try:
         app()
-    except NoMpiLibrary as error:
-        abort.print_missing_mpi(error)
+    except (NoMpiLibrary, RanksNotConnected) as error:
+        abort.print_launch_error(error)
         sys.exit(1)
 
 

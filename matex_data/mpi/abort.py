@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from matex_data.errors import NoMpiLibrary
+from matex_data.errors import NoMpiLibrary, RanksNotConnected
 from matex_data.machine import launched_rank
-from matex_data.mpi.processes import is_child_process, mark_rank
+from matex_data.mpi.processes import is_child_process
 
 if TYPE_CHECKING:
     from matex_data.mpi.library import MPI
@@ -46,15 +46,15 @@ def install() -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
-        if isinstance(error, NoMpiLibrary):
-            return print_missing_mpi(error)
+        if isinstance(error, NoMpiLibrary | RanksNotConnected):
+            return print_launch_error(error)
         return _fail(kind, error, trace) if _several_ranks() else previous(kind, error, trace)
 
     sys.excepthook = hook
 
 
-def print_missing_mpi(error: NoMpiLibrary) -> None:
-    """Write the error to stderr as one line, on the rank that the launcher numbers 0."""
+def print_launch_error(error: Exception) -> None:
+    """Write the error to stderr without a traceback, on the rank that the launcher numbers 0."""
     launched = launched_rank()
     if launched is None or launched.rank == 0:
         sys.stderr.write(f"matex_data: {error}\n")
@@ -62,7 +62,6 @@ def print_missing_mpi(error: NoMpiLibrary) -> None:
 
 def connect(comm: MPI.Intracomm) -> None:
     """Let the ranks of ``comm`` compare their errors, to print an error of all ranks once. *Collective*."""
-    mark_rank()
     if not _comms:
         _comms.append(comm.Dup())
 

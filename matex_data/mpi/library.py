@@ -1,14 +1,25 @@
 """The MPI library, or a stand-in for one process where none is installed.
 
-All modules import ``MPI`` from here. mpi4py is always installed, but it loads an MPI library that may be missing.
+All modules import ``MPI`` from here. mpi4py is always installed, but it loads an MPI library that may be missing, or
+that may not be the one whose launcher started this process.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
-from matex_data.errors import NoMpiLibrary
-from matex_data.machine import launched_rank
+from matex_data.errors import NoMpiLibrary, RanksNotConnected
+from matex_data.machine import launch
+from matex_data.mpi.processes import is_descendant_of_rank, mark_rank
+
+__all__ = ["MPI"]
+
+ALLOW_SINGLETONS = "MATEX_ALLOW_SINGLETONS"
+"""Environment variable: neither empty nor 0 if processes of one launcher are meant to be independent."""
+
+_independent = os.environ.get(ALLOW_SINGLETONS, "0") not in ("", "0") or is_descendant_of_rank()
+_launch = None if _independent else launch()
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -16,9 +27,12 @@ else:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        launched = launched_rank()
-        if launched is not None and launched.size > 1:
-            raise NoMpiLibrary(launched.size, str(error).partition("\n")[0]) from None
+        if _launch is not None and _launch.size > 1:
+            raise NoMpiLibrary(_launch.size, str(error).partition("\n")[0]) from None
         from matex_data.mpi import single_process as MPI  # noqa: N812
-
-__all__ = ["MPI"]
+    else:
+        if MPI.Is_initialized() and MPI.COMM_WORLD.size > 1:
+            mark_rank()
+        elif _launch is not None and _launch.size > 1:
+            library = MPI.Get_library_version().partition("\n")[0]
+            raise RanksNotConnected(_launch.size, _launch.variable, " ".join(library.split()).rstrip("\0"))

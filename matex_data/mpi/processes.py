@@ -22,10 +22,19 @@ def is_child_process() -> bool:
     return _forked or _STARTED
 
 
-def _started_by_rank() -> bool:
+def is_descendant_of_rank() -> bool:
+    """Return whether this process inherits its environment from a rank, or its variables from a parent process."""
+    by_rank = os.environ.get(RANK_PROCESS, str(os.getpid())) != str(os.getpid())
+    return by_rank or is_child_process() or _by_multiprocessing()
+
+
+def _by_multiprocessing() -> bool:
     starting = getattr(multiprocessing.current_process(), "_inheriting", False)  # before parent_process() is set
-    by_multiprocessing = starting or multiprocessing.parent_process() is not None
-    return RANK_PROCESS in os.environ and (by_multiprocessing or os.environ[RANK_PROCESS] == str(os.getppid()))
+    return starting or multiprocessing.parent_process() is not None
+
+
+def _started_by_rank() -> bool:
+    return RANK_PROCESS in os.environ and (_by_multiprocessing() or os.environ[RANK_PROCESS] == str(os.getppid()))
 
 
 def _note_fork() -> None:

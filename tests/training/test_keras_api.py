@@ -43,7 +43,7 @@ def _missing_on_objects(comm: Any) -> list[str]:
     objects += [callbacks.SwapEMAWeights(), tf.train.CheckpointManager(saved, "x", 1, None, "c", steps, 1)]
     objects.append(keras_api.EpochIterator(tf.distribute.get_strategy(), x=dataset))
     found = {}
-    for owner, names in keras_api.ATTRIBUTES:
+    for owner, names in (*keras_api.ATTRIBUTES, *keras_api.OBJECT_ATTRIBUTES):
         selected = [one for one in objects if isinstance(owner, type) and isinstance(one, owner)] or [owner]
         found.update({f"{owner}: {name}": hasattr(one, name) for one in selected for name in names})
     return [name for name, exists in found.items() if not exists]
@@ -83,6 +83,22 @@ def test_a_missing_name_ends_the_launcher_with_one_error(owner: str, name: str, 
     code = f"import keras; del {owner}.{name.split('.')[-1]}; {LAUNCHER}"
     done = run_script(2, code, _script(tmp_path, "print('reached')"), timeout=120)
     _assert_refused(done, name)
+
+
+def _missing_of_objects(comm: Any) -> list[str]:
+    from unittest import mock
+
+    import keras
+
+    from matex_data.training import keras_api
+
+    renamed = ((keras.optimizers.Optimizer, ("_rate_of_old", "_learning_rate")),)
+    with mock.patch.object(keras_api, "OBJECT_ATTRIBUTES", renamed):
+        return keras_api.missing()
+
+
+def test_a_missing_attribute_of_objects_is_named(ranks: Pools) -> None:
+    assert ranks(1).run(_missing_of_objects) == [["Optimizer._rate_of_old"]]
 
 
 def test_a_missing_name_ends_fit_with_one_error() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from matex_data.training.keras_api import BATCHING, REGROUPING
+
 
 def rank_slice(rows: int, rank: int, size: int) -> slice:
     """Return the slice of a batch that belongs to a rank: contiguous rows; the first ranks have one more.
@@ -221,5 +223,6 @@ def is_batched(dataset: tf.data.Dataset) -> bool:
         return False
     if any(shape.rank and shape[0] is None for shape in shapes):
         return True
-    name = type(dataset).__name__
-    return "Batch" in name or any(is_batched(source) for source in dataset._inputs() if "Unbatch" not in name)
+    return isinstance(dataset, BATCHING) or (
+        not isinstance(dataset, REGROUPING) and any(is_batched(source) for source in dataset._inputs())
+    )

@@ -129,13 +129,43 @@ def test_clipped_averages_are_rounded_once(pool: Pool) -> None:
         assert sent < STEPS * (0.75 * gradients + SMALL) + 2 * SMALL
 
 
+def _two_optimizers(comm: MPI.Intracomm, distributed: bool) -> list[Any]:
+    """Return the weights of a model whose second optimizer gets gradients from a tape that still records."""
+
+    class Own(keras.Sequential):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape(persistent=True) as tape:
+                loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+                first, *rest = tape.gradient(loss, self.trainable_variables)
+                self.second.apply([first], self.trainable_variables[:1])
+            self.optimizer.apply([0.5 * g for g in rest], self.trainable_variables[1:])
+            return {"loss": loss}
+
+    keras.utils.set_random_seed(1)
+    model = Own([keras.Input((FEATURES,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+    model.second = keras.optimizers.SGD(0.1)
+    model.compile(keras.optimizers.SGD(0.2, momentum=0.5))
+    model.optimizer.build(model.trainable_variables[1:])
+    if distributed:
+        training.fit(model, _data(comm.rank, comm.size), comm=comm, verbose=0)
+    else:
+        model.fit(_data(0, 1), verbose=0)
+    return problems.weights(model)
+
+
+def test_every_optimizer_of_a_model_gets_averages(ranks: Pools, pool: Pool) -> None:
+    (expected,) = ranks(1).run(_two_optimizers, False)
+    problems.assert_same_weights(pool.run(_two_optimizers, True), expected)
+
+
 def _mixed(comm: MPI.Intracomm, values: list[list[float]], weight: list[float]) -> tuple[list[list[float]], list[int]]:
     """Apply an average, a multiple of it, a gradient of this rank, and a sum of both; return what is applied."""
     average = GradientAverage(Reducer(open_channel(comm)))
     variables = [tf.Variable([1.0, 2.0]) for _ in range(2)]
     with average.state.step(weight[comm.rank]), GradientPatches(average):
 
-        @tf.function
+        @tf.function(autograph=False)
         def step(own: Any) -> Any:
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(own * variables[0]) + tf.reduce_sum(own * own * variables[1])

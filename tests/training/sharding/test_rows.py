@@ -1,0 +1,48 @@
+"""Batches are told from samples by the steps of their pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from matex_data.training.sharding.rows import is_batched
+
+
+def _batches(**options: Any) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(tf.zeros([20, 4])).batch(4, drop_remainder=True, **options)
+
+
+BATCHES: dict[str, Callable[[], tf.data.Dataset]] = {
+    "batch": _batches,
+    "parallel": lambda: _batches(num_parallel_calls=2),
+    "mapped": lambda: _batches().map(lambda x: (x, x)).prefetch(2),
+    "padded": lambda: _batches().unbatch().padded_batch(4, drop_remainder=True).repeat(2),
+    "zipped": lambda: tf.data.Dataset.zip((_batches(), _batches())),
+    "rebatched": lambda: _batches().rebatch(2, drop_remainder=True),
+    "unknown size": lambda: _batches().unbatch().batch(4),
+}
+SAMPLES: dict[str, Callable[[], tf.data.Dataset]] = {
+    "slices": lambda: tf.data.Dataset.from_tensor_slices(tf.zeros([20, 4])),
+    "unbatched": lambda: _batches().unbatch(),
+    "split": lambda: _batches().flat_map(tf.data.Dataset.from_tensor_slices),
+    "interleaved": lambda: _batches().interleave(tf.data.Dataset.from_tensor_slices, cycle_length=2),
+}
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_batches(kind: str) -> None:
+    assert is_batched(BATCHES[kind]())
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_samples_are_no_batches(kind: str) -> None:
+    assert not is_batched(SAMPLES[kind]())
+
+
+def test_names_of_classes_tell_nothing() -> None:
+    dataset = tf.data.Dataset.from_tensor_slices(tf.zeros([20, 4]))
+    dataset.__class__ = type("MyBatchLoader", (type(dataset),), {})
+    assert not is_batched(dataset)
