@@ -14,6 +14,7 @@ import tensorflow as tf
 from matex_data.training.launcher.registry import SaveRegistry
 from matex_data.training.sharding.rows import is_sharded
 
+
 def patch_caches(registry: SaveRegistry) -> None:
     """Patch ``tf.data.Dataset.cache``: ranks do not write to the same cache file."""
     original = tf.data.Dataset.cache
