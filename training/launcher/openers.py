@@ -8,6 +8,7 @@ import contextlib
 import functools
 import inspect
 import io
+import logging
 import os
 import shutil
 import subprocess
@@ -25,10 +26,13 @@ import netCDF4
 import numpy as np
 import tensorflow as tf
 
+from matex_data.mpi import deadlines
 from matex_data.mpi.processes import is_child_process
 from matex_data.training.comm.world import alone
-from matex_data.training.launcher.registry import is_standard_library
+from matex_data.training.launcher.registry import is_library, is_standard_library
 from matex_data.training.launcher.script_files import ScriptFiles, Watch, is_unpatched
+
+log = logging.getLogger("matex_data.training")
 
 
 def patch_openers(files: ScriptFiles) -> None:
@@ -41,6 +45,8 @@ def patch_openers(files: ScriptFiles) -> None:
     _patch_tensorflow(files)
     if files.rank > 0:
         _patch_looks(files)
+    else:
+        _warn_of_processes()
 
 
 def _path(files: ScriptFiles, path: Any) -> str:
@@ -59,10 +65,20 @@ def _absolute(path: Any) -> str:
 
 def _called_by_package() -> bool:
     """Return whether this package has called a patched function, also by way of the standard library."""
+    return str(_caller().f_globals.get("__name__")).split(".")[0] == "matex_data"
+
+
+def _called_by_script() -> bool:
+    """Return whether the script has called a patched function, also by way of the standard library."""
+    return not _called_by_package() and not is_library(_caller().f_code.co_filename)
+
+
+def _caller() -> FrameType:
+    """Return the innermost frame outside of this module and the standard library."""
     frame: FrameType = sys._getframe(1)
     while frame.f_back and (frame.f_globals is globals() or is_standard_library(frame.f_code.co_filename)):
         frame = frame.f_back
-    return str(frame.f_globals.get("__name__")).split(".")[0] == "matex_data"
+    return frame
 
 
 class _Flag:
@@ -87,7 +103,7 @@ def _patch_open(files: ScriptFiles) -> None:
     def open_file(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         path = "" if (len(args) > 5 or kwargs.get("opener")) else _path(files, file)
         writes = isinstance(mode, str) and not {"w", "a", "x", "+"}.isdisjoint(mode)
-        if not path or not files.is_regular(path) or (writes and _called_by_package()):
+        if not path or _called_by_package() or not files.is_regular(path):
             return original(file, mode, *args, **kwargs)
         if not writes:
             found = files.to_read(path)
@@ -134,7 +150,7 @@ def _patch_removal(files: ScriptFiles) -> None:
         (tf.io.gfile, ("rename", "copy"), 1),
     ):
         for name in names:
-            setattr(owner, name, _change(files, getattr(owner, name), destination))
+            _replace(owner, name, _change(files, getattr(owner, name), destination))
     original = tempfile.mkdtemp
 
     @functools.wraps(original)
@@ -167,38 +183,80 @@ def _change(files: ScriptFiles, original: Any, destination: int) -> Any:
 
 
 def _patch_looks(files: ScriptFiles) -> None:
-    """Patch functions that look at files or pass their names on: ranks other than 0 first wait for rank 0."""
+    """Patch functions that look at files, or pass their names on, on ranks other than 0."""
 
-    def patch(owner: Any, name: str, wait: Callable[[Any], None]) -> None:
+    def patch(owner: Any, names: tuple[str, ...], where: Callable[[Any], Any]) -> None:
+        """Patch functions; ``where`` returns the first argument to use, maybe after a wait for rank 0."""
+        for name in names:
+            original = getattr(owner, name)
+
+            @functools.wraps(original)
+            def look(*args: Any, original: Any = original, **kwargs: Any) -> Any:
+                if args and files.any_private and not is_unpatched():
+                    args = where(args[0]), *args[1:]
+                return original(*args, **kwargs)
+
+            _replace(owner, name, look)
+
+    def of_file(find: Callable[[str], str]) -> Callable[[Any], Any]:
+        def where(path: Any) -> Any:
+            absolute = _path(files, path)
+            found = find(absolute) if absolute else absolute
+            return path if found == absolute else found
+
+        return where
+
+    def settled(first: Any) -> Any:
+        files.settle(_absolute(first) if isinstance(first, str | os.PathLike) else None)
+        return first
+
+    def all_settled(first: Any) -> Any:
+        files.settle()
+        return first
+
+    patch(os, ("stat", "lstat", "access", "link", "symlink"), of_file(files.to_read))
+    patch(os, ("chmod", "chown", "utime", "truncate"), of_file(files.to_change))
+    patch(os, ("listdir", "scandir"), settled)
+    patch(os, ("system",), all_settled)
+    patch(subprocess.Popen, ("__init__",), all_settled)
+    for kind in (tf.data.TFRecordDataset, tf.data.TextLineDataset, tf.data.FixedLengthRecordDataset):
+        patch(kind, ("__init__",), all_settled)
+    patch(tf.io.gfile, ("exists", "stat", "glob", "listdir", "isdir"), all_settled)
+    patch(tf.io, ("read_file",), all_settled)
+
+
+def _warn_of_processes() -> None:
+    """Patch functions that start processes: on rank 0, warn once that each rank starts one."""
+    warned: list[bool] = []
+
+    def patch(owner: Any, name: str) -> None:
         original = getattr(owner, name)
 
         @functools.wraps(original)
-        def look(*args: Any, **kwargs: Any) -> Any:
-            if files.any_private and not is_unpatched():
-                wait(args[0] if args else ".")
+        def start(*args: Any, **kwargs: Any) -> Any:
+            if not warned and not is_child_process() and not alone.get() and _called_by_script():
+                warned.append(True)
+                log.warning(
+                    "this script starts processes, at %s: each rank starts its own, and what they write is written by "
+                    "all ranks\n"
+                    "  remedy: if matex_data.training.world().rank == 0, where one is enough",
+                    deadlines.user_location(),
+                )
             return original(*args, **kwargs)
 
-        setattr(owner, name, look)
+        setattr(owner, name, start)
 
-    def file(path: Any) -> None:
-        if found := _path(files, path):
-            files.settle(found)
+    patch(os, "system")
+    patch(subprocess.Popen, "__init__")
 
-    def folder(path: Any) -> None:
-        if isinstance(path, str | bytes | os.PathLike):
-            files.settle(folder=_absolute(path))
 
-    for name in ("stat", "chmod", "utime", "access", "truncate", "link", "symlink"):
-        patch(os, name, file)
-    for name in ("listdir", "scandir"):
-        patch(os, name, folder)
-    patch(os, "system", lambda _: files.settle())
-    patch(subprocess.Popen, "__init__", lambda _: files.settle())
-    for name in ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset"):
-        patch(getattr(tf.data, name), "__init__", lambda _: files.settle())
-    for name in ("exists", "stat", "glob", "listdir", "isdir"):
-        patch(tf.io.gfile, name, lambda _: files.settle())
-    patch(tf.io, "read_file", lambda _: files.settle())
+def _replace(owner: Any, name: str, function: Any) -> None:
+    """Replace a function, also in the sets of those that support options, such as ``os.supports_dir_fd``."""
+    original = getattr(owner, name)
+    for supporting in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
+        if owner is os and original in supporting:
+            supporting.add(function)
+    setattr(owner, name, function)
 
 
 def _patch_h5py(files: ScriptFiles) -> None:
@@ -219,7 +277,6 @@ def _patch_h5py(files: ScriptFiles) -> None:
             open_at(files.to_read(path))
             return
         self._matex_state = _Flag()
-
         files.write(path, open_at, self._matex_state.watch, copy=shutil.copyfile if mode in ("a", "r+") else None)
 
     @functools.wraps(end)
@@ -239,21 +296,23 @@ def _patch_netcdf(files: ScriptFiles) -> None:
 
         def __init__(self, filename: Any, mode: str = "r", *args: Any, **kwargs: Any) -> None:
             path = "" if kwargs.get("memory") is not None or kwargs.get("diskless") else _path(files, filename)
-            if not path or _called_by_package():
-                return super().__init__(filename, mode, *args, **kwargs)
-            if mode.startswith("r") and "+" not in mode:
-                return super().__init__(files.to_read(path), mode, *args, **kwargs)
 
-            def open_at(target: str) -> Any:
+            def open_at(target: Any) -> Any:
                 original.__init__(self, target, mode, *args, **kwargs)
                 return self
+
+            if not path or _called_by_package():
+                open_at(filename)
+                return
+            if mode.startswith("r") and "+" not in mode:
+                open_at(files.to_read(path))
+                return
 
             def watch(owner: Any) -> Watch:
                 reference = weakref.ref(owner)
                 return lambda: (found := reference()) is None or not found.isopen()
 
             files.write(path, open_at, watch, copy=shutil.copyfile if mode[0] in "ar" else None)
-            return None
 
     Dataset.__module__, Dataset.__qualname__ = original.__module__, original.__qualname__
     netCDF4.Dataset = Dataset
@@ -289,7 +348,7 @@ def _patch_sqlite(files: ScriptFiles) -> None:
             path, lambda target: original(target, *args, factory=Connection, **kwargs), flag.watch, copy=copy
         )
 
-    sqlite3.connect = sqlite3.dbapi2.connect = connect  # type: ignore[assignment]
+    sqlite3.connect = sqlite3.dbapi2.connect = connect
 
 
 def _patch_tensorflow(files: ScriptFiles) -> None:

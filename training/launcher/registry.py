@@ -255,6 +255,11 @@ def is_standard_library(file: str) -> bool:
     return file.startswith(("<frozen", _STDLIB)) and not file.startswith(_LIBRARIES)
 
 
+def is_library(file: str) -> bool:
+    """Return whether a source file belongs to an installed package or to the standard library."""
+    return file.startswith(("<frozen", _STDLIB)) or f"{os.sep}site-packages{os.sep}" in file
+
+
 def _age(path: str) -> float:
     """Return the seconds between the last change of a folder and the start of this job."""
     try:

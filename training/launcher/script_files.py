@@ -1,8 +1,8 @@
 """Files that a script writes on all ranks: rank 0 writes them, the others write private copies.
 
 A rank knows by the call stack and by the path that rank 0 writes the same file. It reads rank 0's result once rank 0
-has closed the file. Rank 0 waits for others only before it changes a file that it has read itself: they may be about to read
-it, too.
+has closed the file. Rank 0 waits for others only before it changes a file that it has read itself: they may be about to
+read it, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from matex_data.errors import PartitionError
-from matex_data.mpi import deadlines
+from matex_data.mpi import abort, deadlines
 from matex_data.mpi.communicator import pickle_error
 from matex_data.training.launcher.registry import SaveRegistry, stack_digest
 
@@ -47,7 +47,7 @@ class RootWrite(NamedTuple):
     Attributes
     ----------
     path : absolute path of the file.
-    count : number of such calls for this path until then, this one included.
+    number : number of such calls for this path until then, this one included.
     size : bytes of the file before; -1: there was none.
     copy : copy of the file as it was before; empty if others need none.
     error : pickled error, if the call failed.
@@ -55,7 +55,7 @@ class RootWrite(NamedTuple):
     """
 
     path: str
-    count: int
+    number: int
     size: int = -1
     copy: str = ""
     error: bytes | None = None
@@ -234,12 +234,14 @@ class ScriptFiles:
             self._await_closed([path])
         return path
 
-    def settle(self, path: str | None = None, folder: str | None = None) -> None:
-        """Wait until rank 0 has closed files that this rank has closed: one, those of a folder, or all."""
-        if path is not None:
-            self._settle([path])
-        else:
-            self._settle([path for path in self._mine if folder in (None, str(Path(path).parent))])
+    def to_change(self, path: str) -> str:
+        """Return the path of the file whose mode, times or length this rank may change: its copy, if it has one."""
+        private = self._mine.get(path)
+        return path if private is None else private.file
+
+    def settle(self, folder: str | None = None) -> None:
+        """Wait until rank 0 has closed the files that this rank has closed, of one folder or all."""
+        self._settle([path for path in self._mine if folder in (None, str(Path(path).parent))])
 
     def _settle(self, paths: list[str]) -> None:
         paths = [path for path in paths if path in self._mine and not self._mine[path].is_open()]
@@ -309,27 +311,29 @@ class ScriptFiles:
         question = digest, self._passes[digest], path, self._counts[path], self.rank
         done: RootWrite | None = self._ask("write", question, f"write, rename or remove {path!r}")
         if done is not None:
-            self._counts[path] = self._begun[path] = done.count
+            self._counts[path] = self._begun[path] = done.number
         return done
 
     def _ask(self, about: str, question: Any, purpose: str) -> Any:
         """Return the answer of rank 0, once it has one."""
         asked = about, question
         query = pickle.dumps(("files", asked))
-        end, pause = time.monotonic() + deadlines.timeout(), 0.05
+        failed = abort.exit_requested()  # rank 0 may run on, and never come here
+        end, pause = time.monotonic() + (abort.GRACE if failed else deadlines.timeout()), 0.05
         assert self._liveness is not None
         self._asked.append(asked)
-        try:
-            with deadlines.waiting():
-                while not self._liveness.ended:
-                    replies = self._liveness.query([0], query)
-                    answered, answer = pickle.loads(replies[0]) if replies else (False, None)
-                    if answered:
-                        return answer
-                    if time.monotonic() >= end:
-                        end += self._extension(purpose)
-                    time.sleep(pause)
-                    pause = min(2 * pause, LONGEST_PAUSE)
+        try:  # without deadlines.waiting(): this rank does not wait for a collective call
+            while not self._liveness.ended:
+                replies = self._liveness.query([0], query)
+                answered, answer = pickle.loads(replies[0]) if replies else (False, None)
+                if answered:
+                    return answer
+                if time.monotonic() >= end:
+                    if failed:
+                        break
+                    end += self._extension(purpose)
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
         finally:
             self._asked.remove(asked)
         return None if about == "write" else [(0, False)] * len(question)
@@ -417,7 +421,7 @@ class ScriptFiles:
             still_open = sum(not call.is_closed() for call in self._handles.get(path, ()))
             if self._counts[path] - still_open < max(count, still_open > 0):
                 return False, None
-            states.append((self._counts[path], (path, count) in self._lost))
+            states.append((self._counts[path] - still_open, (path, count) in self._lost))
         return True, states
 
     def _write_at(self, digest: bytes, passes: int, path: str, count: int, rank: int) -> tuple[bool, RootWrite | None]:
@@ -425,7 +429,7 @@ class ScriptFiles:
         waits = deadlines.waits_for_ranks()  # looked at before the writes, which may follow
         writes = list(self._writes.get(digest, ()))
         for write in writes:
-            if write.path == path and write.count > count:
+            if write.path == path and write.number > count:
                 return True, write
         named_by_rank = len(writes) >= passes and is_named_by_rank(writes[passes - 1].path, path, rank)
         return waits or named_by_rank, None

@@ -16,7 +16,7 @@ SIZES = [pytest.param(2, marks=pytest.mark.openmpi), pytest.param(3, marks=pytes
 
 # Each rank is late at another line, and would write other values: all have to read those of rank 0.
 WRITES = """
-import json, logging, os, pathlib, pickle, shutil, sqlite3, sys, time
+import json, logging, os, pathlib, pickle, shutil, sqlite3, subprocess, sys, time
 import h5py, netCDF4, numpy as np, pandas as pd, xarray as xr, tensorflow as tf
 from matex_data import training
 
@@ -85,8 +85,8 @@ with open("x.pkl", "wb") as file:
 pathlib.Path("x.json").write_text(json.dumps({"n": 0}))
 shutil.copy("x.json", "copy.json")
 late(0)
-told("READ", np.load("x.npz")["a"], np.loadtxt("x.txt")[0, 0], pd.read_csv("x.csv").a[0], pickle.load(open("x.pkl", "rb")),
-     pathlib.Path("copy.json").read_text())
+told("READ", np.load("x.npz")["a"], np.loadtxt("x.txt")[0, 0], pd.read_csv("x.csv").a[0],
+     pickle.load(open("x.pkl", "rb")), pathlib.Path("copy.json").read_text())
 for value in range(3):  # read, changed and replaced by a new file
     late(value % size)
     state = json.load(open("x.json"))
@@ -126,6 +126,13 @@ if not os.path.exists("cache.npy"):
         file.flush()
         late(0)
 told("CACHE", np.load("cache.npy")[0])
+with open("open.txt", "w") as file:
+    file.write("written")
+    file.flush()
+    late(0)
+    told("OPEN", os.path.getsize("open.txt"), open("open.txt").read(), file.name)
+if rank == 0:
+    subprocess.run([sys.executable, "-c", "print()"], check=True)
 """
 EXPECTED = {
     "APPENDED": ["['line 0 at 0', 'line 1 at 12', 'line 2 at 25']"],
@@ -143,10 +150,11 @@ EXPECTED = {
     "REMOVED": ["False False"],
     "REFUSED": ["True"],
     "CACHE": ["0"],
+    "OPEN": ["7 written open.txt"],
 }
 FILES = (
-    "alone.txt append.log cache.npy copy.json g.txt handler.log w.txt x.csv x.db x.h5 x.json x.nc x.npy x.npz x.pkl "
-    "x.tfrecord x.txt y.nc"
+    "alone.txt append.log cache.npy copy.json g.txt handler.log open.txt w.txt x.csv x.db x.h5 x.json x.nc x.npy x.npz "
+    "x.pkl x.tfrecord x.txt y.nc"
 )
 
 
@@ -168,6 +176,7 @@ def test_every_rank_reads_what_rank_0_writes(size: int, tmp_path: Path) -> None:
     assert {name: sorted(values) for name, values in found.items()} == {
         name: sorted(values * size) for name, values in EXPECTED.items()
     }
+    assert done.stderr.count("this script starts processes, at ") == 1
     own = [f"own.{rank}" for rank in range(size)]
     assert sorted(path.name for path in folder.iterdir()) == sorted([*FILES.split(), *own])
     np.testing.assert_array_equal(np.load(folder / "x.npy"), np.full(4, 2))
