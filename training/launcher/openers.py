@@ -214,7 +214,7 @@ def _patch_looks(files: ScriptFiles) -> None:
         files.settle()
         return first
 
-    patch(os, ("stat", "lstat", "access", "link", "symlink"), of_file(files.to_read))
+    patch(os, ("stat", "lstat", "access", "link", "symlink"), of_file(files.to_look_at))
     patch(os, ("chmod", "chown", "utime", "truncate"), of_file(files.to_change))
     patch(os, ("listdir", "scandir"), settled)
     patch(os, ("system",), all_settled)

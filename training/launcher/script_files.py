@@ -114,7 +114,7 @@ class ScriptFiles:
         self._liveness = registry.liveness
         self._passes: Counter[bytes] = Counter()  # by call stack
         self._counts: Counter[str] = Counter()  # by path: writes, removals and renamings
-        self._begun: Counter[str] = Counter()  # the same, also those that wait for rank 0
+        self._seen: Counter[str] = Counter()  # by path: those of rank 0 whose result this rank has read
         self._asked: list[Any] = []  # questions to rank 0 that it has not answered yet
         # rank 0
         self._writes: defaultdict[bytes, list[RootWrite]] = defaultdict(list)
@@ -234,6 +234,10 @@ class ScriptFiles:
             self._await_closed([path])
         return path
 
+    def to_look_at(self, path: str) -> str:
+        """Like ``to_read``, but for functions that read no content, of files that this rank has written as well."""
+        return self.to_read(path) if path in self._mine else path
+
     def to_change(self, path: str) -> str:
         """Return the path of the file whose mode, times or length this rank may change: its copy, if it has one."""
         private = self._mine.get(path)
@@ -253,7 +257,7 @@ class ScriptFiles:
 
     def _await_closed(self, paths: list[str]) -> None:
         asked = time.time()
-        questions = [(path, self._counts[path]) for path in paths]
+        questions = [(path, max(self._counts[path], self._seen[path])) for path in paths]
         states = self._ask("closed", questions, f"read {paths[0]!r}, which rank 0 has written")
         self._looked = asked
         for path, (count, lost) in zip(paths, states, strict=True):
@@ -265,7 +269,7 @@ class ScriptFiles:
                     remedy="synchronize the ranks before the file is written again, by a training step or by "
                     "matex_data.training.allreduce([0.0])",
                 )
-            self._counts[path] = self._begun[path] = max(self._counts[path], count)
+            self._seen[path] = count
 
     def _is_recent(self, path: str) -> bool:
         status = _status(path)
@@ -276,7 +280,6 @@ class ScriptFiles:
         digest, existing = stack_digest(""), self._mine.get(path)
         if copy is None and digest in self._shared and (existing is not None or not append):
             self._passes[digest] += 1
-            self._begun[path] += 1
             self._counts[path] += 1
             return self._made_copy(path, confirmed=False)
         done = self._root_write(path)
@@ -307,11 +310,10 @@ class ScriptFiles:
         """Return the same call of rank 0; None if rank 0 does not make it before it waits for this rank or ends."""
         digest = stack_digest("")
         self._passes[digest] += 1
-        self._begun[path] += 1
         question = digest, self._passes[digest], path, self._counts[path], self.rank
         done: RootWrite | None = self._ask("write", question, f"write, rename or remove {path!r}")
         if done is not None:
-            self._counts[path] = self._begun[path] = done.number
+            self._counts[path] = done.number
         return done
 
     def _ask(self, about: str, question: Any, purpose: str) -> Any:
@@ -406,7 +408,7 @@ class ScriptFiles:
     def _reply(self, about: str, question: Any) -> Any:
         """Return whether this rank knows the answer to a question of another one, and the answer."""
         if about == "begun":
-            return self._begun[question], deadlines.waits_for_ranks(), list(self._asked)
+            return self._counts[question], deadlines.waits_for_ranks(), list(self._asked)
         if about == "closed":
             return self._closed(question)
         if about == "written":
