@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 from matex_data.errors import PartitionError
 from matex_data.mpi import abort, deadlines
 from matex_data.mpi.communicator import pickle_error
+from matex_data.mpi.processes import is_child_process
 from matex_data.training.launcher.registry import SaveRegistry, stack_digest
 
 Watch = Callable[[], bool]
@@ -438,6 +439,8 @@ class ScriptFiles:
 
     def _end(self) -> None:
         """Remove private copies, and the copies for other ranks, when all ranks have ended."""
+        if is_child_process():
+            return
         with unpatched():
             for path, private in list(self._mine.items()):
                 if not private.confirmed and not self._ask("written", path, f"write {path!r}"):
