@@ -127,7 +127,6 @@ ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
         (
             METRICS_OF_EPOCH,
             "_assert_compile_called",
-            "_call_has_training_arg",
             "_flatten_layers",
             "_flatten_metrics_in_order",
             "_symbolic_build",
@@ -151,7 +150,10 @@ ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
 """Attributes of classes and modules: private ones, and public ones that this package replaces."""
 
 OBJECT_ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
-    (keras.Model, ("_compile_loss", "_jit_compile", "_loss_tracker", "test_function", "train_function")),
+    (
+        keras.Model,
+        ("_call_has_training_arg", "_compile_loss", "_jit_compile", "_loss_tracker", "test_function", "train_function"),
+    ),
     (keras.layers.Layer, ("_seed_generators", "_trainable_variables")),
     (keras.layers.BatchNormalization, ("_reduction_axes", "synchronized")),
     (keras.optimizers.Optimizer, ("_learning_rate",)),

@@ -244,11 +244,20 @@ def stack_digest(label: str) -> bytes:
     while frame is not None:
         code = frame.f_code
         own = str(frame.f_globals.get("__name__")).split(".")[0] == "matex_data"
-        standard = code.co_filename.startswith(("<frozen", _STDLIB)) and not code.co_filename.startswith(_LIBRARIES)
-        if not own and not standard:
+        if not own and not is_standard_library(code.co_filename):
             digest.update(f"{code.co_name} {frame.f_lineno} {frame.f_lasti};".encode())
         frame = frame.f_back
     return digest.digest()
+
+
+def is_standard_library(file: str) -> bool:
+    """Return whether a source file belongs to the standard library."""
+    return file.startswith(("<frozen", _STDLIB)) and not file.startswith(_LIBRARIES)
+
+
+def is_library(file: str) -> bool:
+    """Return whether a source file belongs to an installed package or to the standard library."""
+    return file.startswith(("<frozen", _STDLIB)) or f"{os.sep}site-packages{os.sep}" in file
 
 
 def _age(path: str) -> float:

@@ -205,8 +205,9 @@ def content_digest(array: Array) -> int:
     if array.nbytes > WHOLE_BYTES and len(starts) > SAMPLED_BLOCKS:  # type: ignore[arg-type]
         starts = np.linspace(0, len(array) - rows, SAMPLED_BLOCKS).astype(int).tolist()
     elif array.flags.c_contiguous:
-        return zlib.crc32(array.reshape(-1).view(np.uint8))
+        return zlib.crc32(array.reshape(-1).view(np.uint8).data)
     digest = 0
     for start in starts:
-        digest = zlib.crc32(np.ascontiguousarray(array[start : start + rows]).reshape(-1).view(np.uint8), digest)
+        block = np.ascontiguousarray(array[start : start + rows])
+        digest = zlib.crc32(block.reshape(-1).view(np.uint8).data, digest)
     return digest
