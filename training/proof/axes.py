@@ -7,7 +7,7 @@ is None is unknown.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from matex_data.training.proof.sizes import ONE, ROWS, Size, product
 
@@ -95,10 +95,12 @@ class Total:
     Parameters
     ----------
     mean : the sum is divided by the number of rows, so the rows' weighted mean over shards is that of the batch.
+    reason : operation that sums, which is the reason if the total is used for something that is not linear in it.
     """
 
     shape: Shape | None
     mean: bool
+    reason: Reason = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,8 @@ def _join_other(first: State, second: State, new: NewName, reason: Reason) -> St
     if isinstance(first, Total) or isinstance(second, Total):
         mean = {state.mean for state in (first, second) if isinstance(state, Total)} == {True}
         same = isinstance(first, Total) and isinstance(second, Total) and first.mean == second.mean
-        return Total(shape, mean) if mean or same else Mixed((reason,))
+        total = first if isinstance(first, Total) else second
+        return replace(total, shape=shape) if mean or same else Mixed((reason,))  # type: ignore[call-arg]
     return RowCount() if RowCount in kinds else Independent(shape)
 
 

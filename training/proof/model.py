@@ -149,6 +149,8 @@ def _of_loss(loss: LossValue, state: State) -> tuple[Reason, ...]:
         return ()
     if isinstance(state, Total) and state.mean and mean and not (loss.masked or loss.weighted):
         return ()
+    if isinstance(state, Total):
+        return (state.reason,)
     return (Reason(loss.name, f"reduction={loss.reduction}", "is neither a mean nor a sum over the samples"),)
 
 
@@ -158,6 +160,8 @@ def _of_added_loss(state: State) -> tuple[Reason, ...]:
         return state.reasons
     if isinstance(state, Independent) or (isinstance(state, Total) and state.mean):
         return ()
+    if isinstance(state, Total):
+        return (state.reason,)
     return (Reason("model", "add_loss", "adds a term that is no mean over the samples"),)
 
 

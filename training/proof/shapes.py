@@ -221,15 +221,10 @@ def stack(node: Node) -> list[State]:
     return [replace(first, axis=first.axis + (axis <= first.axis), shape=shape)]
 
 
-@rule("Unpack", sizes=(0,))
+@rule("Unpack")
 def unstack(node: Node) -> list[State]:
     """Return the dependence of the tensors along an axis."""
     x = node.inputs[0]
-    if isinstance(x, RowCount):
-        values = x.values or (None,) * len(node.op.outputs)
-        vector = node.op.inputs[0].shape.rank == 1
-        return [RowCount((), (v,)) if v is None or v.has_rows else Independent((), (v,)) for v in values] \
-            if vector else [RowCount() for _ in node.op.outputs]  # fmt: skip
     if not isinstance(x, PerSample):
         return [node.independent(i) for i in range(len(node.op.outputs))]
     axis = node.attribute("axis") % len(x.shape)

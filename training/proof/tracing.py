@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -109,8 +108,8 @@ class _Recorded:
         if not isinstance(self._loss, keras.losses.Loss):  # a function: Keras adds what it returns
             reduction, values, masked = "sum", self._loss(y_true, y_pred, sample_weight), False
         else:
-            each = copy.copy(self._loss)
-            each.reduction = "none"
+            each = object.__new__(type(self._loss))  # `copy` would serialize the loss
+            vars(each).update(vars(self._loss), reduction="none")
             values = each(y_true, y_pred, sample_weight)
             masked = get_keras_mask(y_pred) is not None
             reduction = self._loss.reduction

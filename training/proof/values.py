@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import tensorflow as tf
@@ -87,6 +88,14 @@ def gathered(node: Node) -> Values | None:
     return tuple(values[i] for i in positions) if all(0 <= i < len(values) for i in positions) else None
 
 
+@values_of("ZerosLike", "OnesLike")
+def filled(node: Node) -> Values | None:
+    """Return zeros, or ones."""
+    count = node.op.outputs[0].shape.num_elements()
+    known = count is not None and count <= MOST_VALUES and node.op.outputs[0].dtype in EXACT
+    return (Size(int(node.op.type == "OnesLike")),) * count if known and count is not None else None
+
+
 @values_of("Prod", "Max", "Min", "Sum")
 def reduced(node: Node) -> Values | None:
     """Return the product, the sum, or an extreme of the elements of a vector."""
@@ -156,14 +165,28 @@ def repeated(node: Node) -> Values | None:
     return value * math.prod(sizes)
 
 
-def evaluate(node: Node, values: Values) -> Independent | RowCount:
+SECTIONS = ("Unpack", "Split", "SplitV")
+"""Operations with more outputs than one whose elements are followed."""
+
+
+def sections(node: Node) -> list[Values] | None:
+    """Return the elements of sections of a vector."""
+    position = {"Unpack": 0, "Split": 1, "SplitV": 0}[node.op.type]
+    values, counts = node.values(position), [t.shape.num_elements() for t in node.op.outputs]
+    if values is None or node.op.inputs[position].shape.rank != 1 or None in counts or sum(counts) != len(values):
+        return None
+    ends = list(itertools.accumulate(counts))
+    return [values[end - count : end] for count, end in zip(counts, ends, strict=True)]
+
+
+def evaluate(node: Node, values: Values, output: int = 0) -> Independent | RowCount:
     """Return the dependence of a small tensor with these elements."""
-    shape = node.new_shape()
+    shape = node.new_shape(output)
     rows = any(value is not None and value.has_rows for value in values)
     unknown = None in values and any(isinstance(state, RowCount) for state in node.inputs)
     if rows or unknown:
         return RowCount(shape, values)
-    names = node.independent()
+    names = node.independent(output)
     filled = tuple(
         v if v is not None else (names.values[i] if names.values else None) for i, v in enumerate(values)
     )
