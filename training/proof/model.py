@@ -13,6 +13,7 @@ import tensorflow as tf
 from matex_data.training.keras_api import STEP_METHODS
 from matex_data.training.proof.axes import Independent, Mixed, PerSample, Reason, State, Total
 from matex_data.training.proof.propagate import follow
+from matex_data.training.proof.sizes import ONE
 from matex_data.training.proof.tracing import LossValue, Traced, trace
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def prove(
 
     Parameters
     ----------
-    model : built Keras model; compiled, unless ``y_spec`` is None.
+    model : built Keras model, with the losses that it is compiled with, if any.
     x_spec, y_spec, sample_weight_spec : nested ``tf.TensorSpec``, as of ``tf.data.Dataset.element_spec``.
     per_sample : for each leaf of ``(x, y, sample_weight)``, as ``leaves_per_sample`` returns, whether its first axis is
         that of the samples; other leaves are the same for all shards. None: all leaves have one.
@@ -62,14 +63,16 @@ def prove(
     --------
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     >>> model.compile("sgd", "mse")
+    >>> _ = model.train_on_batch(tf.zeros([1, 3]), tf.zeros([1, 2]))
     >>> prove(model, tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2])).proven
     True
     """
     own = _own_methods(model)
     if own:
         return Proof(tuple(own))
-    if not model.built:
-        return Proof((Reason(model.name, "build", "has not run, so there are no variables yet"),))
+    compiled = getattr(model, "_compile_loss", None)
+    if not model.built or (compiled is not None and not compiled.built):
+        return Proof((Reason(model.name, "build", "has not run, so there are no variables or losses yet"),))
     specs = (x_spec, y_spec, sample_weight_spec)
     leaves = tf.nest.flatten(specs)
     has_rows = [leaf is not None for leaf in leaves] if per_sample is None else list(per_sample)
@@ -135,7 +138,7 @@ def _layer(scope: str, names: set[str]) -> str:
 def _of_prediction(state: State) -> tuple[Reason, ...]:
     if isinstance(state, Mixed):
         return state.reasons
-    if isinstance(state, PerSample) and state.axis == 0 and state.before == state.after and not state.before.powers:
+    if isinstance(state, PerSample) and state.axis == 0 and state.before == state.after == ONE:
         return ()
     return (Reason("model", "output", "has no first axis with one element per sample"),)
 

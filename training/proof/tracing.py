@@ -58,7 +58,7 @@ def trace(model: Any, x: Any, y: Any, sample_weight: Any) -> Traced:
 
     Parameters
     ----------
-    model : built Keras model, compiled if ``y`` is given.
+    model : built Keras model.
     x, y, sample_weight : nested ``tf.TensorSpec``; the sizes of axes of samples are None.
     """
     traced = Traced()
@@ -69,7 +69,7 @@ def trace(model: Any, x: Any, y: Any, sample_weight: Any) -> Traced:
             outputs = model(x, training=True) if model._call_has_training_arg else model(x)
             predictions = [leaf for leaf in tf.nest.flatten(outputs) if leaf is not None]
             masks = [mask for mask in map(get_keras_mask, predictions) if mask is not None]
-            if y is not None and getattr(model, "_compile_loss", None) is not None:
+            if getattr(model, "_compile_loss", None) is not None:
                 with _recorded_losses(model._compile_loss, traced.losses):
                     model._compile_loss(y, outputs, sample_weight)
             added = list(model.losses)
