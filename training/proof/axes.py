@@ -164,13 +164,28 @@ def join(first: State, second: State, new: NewName, reason: Reason) -> State:
         return first if isinstance(first, Mixed) else second
     if isinstance(first, Listed) and isinstance(second, Listed):
         if first.element is None or second.element is None:
-            return second if first.element is None else first
+            return Listed(_renamed(second.element if first.element is None else first.element, new, reason))
         return Listed(join(first.element, second.element, new, reason))
     if isinstance(first, PerSample) and isinstance(second, PerSample):
         shape = join_shapes(first.shape, second.shape, new, keep=first.axis)
         same = first.layout == second.layout and shape is not None
         return replace(first, shape=shape) if same else Mixed((reason,))  # type: ignore[arg-type]
     return _join_other(first, second, new, reason)
+
+
+def _renamed(element: State | None, new: NewName, reason: Reason) -> State | None:
+    """Return an element of a list with names of its own for its axes.
+
+    A name in the body of a loop stands for the number of one step, but elements stay in a list for other steps.
+    """
+    if isinstance(element, Independent):
+        return Independent(None)
+    if isinstance(element, PerSample):
+        if element.before.powers or element.after.powers:
+            return Mixed((reason,))
+        sizes = enumerate(element.shape)
+        return replace(element, shape=tuple(s if at == element.axis or not s.powers else new(at) for at, s in sizes))
+    return element
 
 
 def _join_other(first: State, second: State, new: NewName, reason: Reason) -> State:

@@ -102,11 +102,13 @@ def contracted(node: Node, terms: Sequence[Sequence[str]], out: Sequence[str]) -
     return [PerSample(axis, shape, rows[0].before, rows[0].after)]
 
 
-MATRICES = """
-BatchMatrixBandPart Cholesky CholeskyGrad MatrixBandPart MatrixDeterminant MatrixDiagPartV2 MatrixDiagPartV3 MatrixDiagV2
-MatrixDiagV3 MatrixExponential MatrixInverse MatrixLogarithm MatrixSetDiagV2 MatrixSetDiagV3 MatrixSolve
-MatrixSquareRoot MatrixTriangularSolve Qr SelfAdjointEigV2 Svd LogMatrixDeterminant Eig Lu
-""".split()
+MATRICES = (
+    "BatchMatrixBandPart", "Cholesky", "CholeskyGrad", "MatrixBandPart", "MatrixDeterminant",
+    "MatrixDiagPartV2", "MatrixDiagPartV3", "MatrixDiagV2", "MatrixDiagV3", "MatrixExponential",
+    "MatrixInverse", "MatrixLogarithm", "MatrixSetDiagV2", "MatrixSetDiagV3", "MatrixSolve",
+    "MatrixSquareRoot", "MatrixTriangularSolve", "Qr", "SelfAdjointEigV2", "Svd", "LogMatrixDeterminant",
+    "Eig", "Lu",
+)  # fmt: skip
 
 
 @rule(*MATRICES)

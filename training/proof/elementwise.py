@@ -17,24 +17,29 @@ from matex_data.training.proof.axes import (
 from matex_data.training.proof.rules import Node, rule, samples, unaligned
 from matex_data.training.proof.sizes import ONE, ROWS, Size
 
-UNARY = """
-Abs Acos Acosh Angle Asin Asinh Atan Atanh BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK0e
-BesselK1 BesselK1e BesselY0 BesselY1 Ceil CheckNumerics CheckNumericsV2 ComplexAbs Conj Cos Cosh Digamma Elu Erf
-Erfc Erfinv Exp Expm1 FakeQuantWithMinMaxArgs Floor Imag Inv Invert IsFinite IsInf IsNan Lgamma Log Log1p LogicalNot
-Ndtri OnesLike PopulationCount Real Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign
-Sqrt Square Tan Tanh ZerosLike Bucketize LeakyRelu StringLower StringUpper StringStrip StringToHashBucket
-StringToHashBucketFast StringToHashBucketStrong StringToNumber AsString StaticRegexReplace StaticRegexFullMatch Dawsn
-Expint FresnelCos FresnelSin Spence
-""".split()
-BINARY = """
-Atan2 BitwiseAnd BitwiseOr BitwiseXor Complex Equal FloorDiv FloorMod Greater GreaterEqual Igamma Igammac LeftShift Less
-LessEqual LogicalAnd LogicalOr Maximum Minimum Mod MulNoNan NextAfter NotEqual Polygamma Pow RightShift
-SquaredDifference TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta ApproximateEqual Betainc ClipByValue SelectV2
-""".split()
-GRADIENTS = """
-EluGrad InvGrad LeakyReluGrad ReciprocalGrad Relu6Grad ReluGrad RsqrtGrad SeluGrad SigmoidGrad SoftplusGrad SoftsignGrad
-SqrtGrad TanhGrad
-""".split()
+UNARY = (
+    "Abs", "Acos", "Acosh", "Angle", "Asin", "Asinh", "Atan", "Atanh", "BesselI0", "BesselI0e", "BesselI1",
+    "BesselI1e", "BesselJ0", "BesselJ1", "BesselK0", "BesselK0e", "BesselK1", "BesselK1e", "BesselY0",
+    "BesselY1", "Ceil", "CheckNumerics", "CheckNumericsV2", "ComplexAbs", "Conj", "Cos", "Cosh", "Digamma",
+    "Elu", "Erf", "Erfc", "Erfinv", "Exp", "Expm1", "FakeQuantWithMinMaxArgs", "Floor", "Imag", "Inv",
+    "Invert", "IsFinite", "IsInf", "IsNan", "Lgamma", "Log", "Log1p", "LogicalNot", "Ndtri", "OnesLike",
+    "PopulationCount", "Real", "Reciprocal", "Relu", "Relu6", "Rint", "Round", "Rsqrt", "Selu", "Sigmoid",
+    "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Square", "Tan", "Tanh", "ZerosLike", "Bucketize",
+    "LeakyRelu", "StringLower", "StringUpper", "StringStrip", "StringToHashBucket", "StringToHashBucketFast",
+    "StringToHashBucketStrong", "StringToNumber", "AsString", "StaticRegexReplace", "StaticRegexFullMatch",
+    "Dawsn", "Expint", "FresnelCos", "FresnelSin", "Spence",
+)  # fmt: skip
+BINARY = (
+    "Atan2", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Complex", "Equal", "FloorDiv", "FloorMod", "Greater",
+    "GreaterEqual", "Igamma", "Igammac", "LeftShift", "Less", "LessEqual", "LogicalAnd", "LogicalOr",
+    "Maximum", "Minimum", "Mod", "MulNoNan", "NextAfter", "NotEqual", "Polygamma", "Pow", "RightShift",
+    "SquaredDifference", "TruncateDiv", "TruncateMod", "Xdivy", "Xlog1py", "Xlogy", "Zeta",
+    "ApproximateEqual", "Betainc", "ClipByValue", "SelectV2",
+)  # fmt: skip
+GRADIENTS = (
+    "EluGrad", "InvGrad", "LeakyReluGrad", "ReciprocalGrad", "Relu6Grad", "ReluGrad", "RsqrtGrad", "SeluGrad",
+    "SigmoidGrad", "SoftplusGrad", "SoftsignGrad", "SqrtGrad", "TanhGrad",
+)  # fmt: skip
 
 
 def broadcast(node: Node, positions: Sequence[int] | None = None, output: int = 0) -> list[State]:

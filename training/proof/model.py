@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from matex_data.training.keras_api import STEP_METHODS
@@ -15,6 +14,7 @@ from matex_data.training.proof.axes import Independent, Mixed, PerSample, Reason
 from matex_data.training.proof.propagate import follow
 from matex_data.training.proof.sizes import ONE
 from matex_data.training.proof.tracing import LossValue, Traced, trace
+
 
 @dataclass(frozen=True)
 class Proof:
@@ -75,7 +75,7 @@ def prove(
         return Proof((Reason(model.name, "build", "has not run, so there are no variables or losses yet"),))
     specs = (x_spec, y_spec, sample_weight_spec)
     leaves = tf.nest.flatten(specs)
-    has_rows = [leaf is not None for leaf in leaves] if per_sample is None else list(per_sample)
+    has_rows = [_has_rows(leaf) for leaf in leaves] if per_sample is None else list(per_sample)
     if len(has_rows) != len(leaves):  # Keras adds a target and sample weights to a batch, or None
         has_rows += [False] * (len(leaves) - len(has_rows))
     unknown = [leaf for leaf, known in zip(leaves, has_rows, strict=True) if known is None or not _is_tensor(leaf)]
@@ -95,7 +95,13 @@ def _first_line(error: Exception) -> str:
 
 
 def _is_tensor(leaf: Any) -> bool:
-    return leaf is None or isinstance(leaf, tf.TensorSpec | keras.KerasTensor)
+    return leaf is None or isinstance(leaf, tf.TensorSpec)
+
+
+def _has_rows(leaf: Any) -> bool | None:
+    """Return whether a leaf has a first axis; None if it is not known."""
+    rank = leaf.shape.rank if isinstance(leaf, tf.TensorSpec) else None
+    return False if leaf is None else None if rank is None else rank > 0
 
 
 def _any_rows(leaf: Any) -> Any:

@@ -29,6 +29,8 @@ WITH_RULES = (contractions, effects, elementwise, lists, reductions, selection, 
 """Modules that register rules when they are imported."""
 STATISTICS = "matex_batch_statistics"
 """Name of the operations that mark statistics of the batch, which all shards are taken to have in common."""
+NORMALIZED = "matex_normalized"
+"""Name of the operations that mark the values of which these are statistics."""
 MOST_PASSES = 32
 """Passes over the body of a loop after which it is not proven; each pass but the last weakens what is known."""
 
@@ -127,7 +129,9 @@ def _outputs(graph: Any, node: Node, found: Followed) -> list[State]:
         return _choice(graph, node, found)
     if kind in LOOPS:
         return _loop(graph, node, found)
-    if kind == "Identity" and re.fullmatch(STATISTICS + r"(_\d+)?", node.op.name.rpartition("/")[2]):
+    if kind == "Identity" and _has_name(node, NORMALIZED):
+        found.effects += _reasons_of_statistics(node)
+    if kind == "Identity" and _has_name(node, STATISTICS):
         found.statistics.append(node.reason("").layer)
         return [node.independent()]
     outputs = apply(node)
@@ -135,6 +139,18 @@ def _outputs(graph: Any, node: Node, found: Followed) -> list[State]:
     if node.reason_of_effect is not None:
         found.effects.append(node.reason_of_effect)
     return outputs
+
+
+def _has_name(node: Node, name: str) -> bool:
+    return bool(re.fullmatch(name + r"(_\d+)?", node.op.name.rpartition("/")[2]))
+
+
+def _reasons_of_statistics(node: Node) -> tuple[Reason, ...]:
+    """Return why statistics of a tensor over the ranks are not those of the batch: it is not per sample."""
+    state = node.inputs[0]
+    if isinstance(state, Mixed):
+        return state.reasons
+    return () if isinstance(state, PerSample) else (node.reason("marks values to normalize that have no axis of rows"),)
 
 
 def apply(node: Node) -> list[State]:
@@ -168,7 +184,12 @@ def apply(node: Node) -> list[State]:
     if entry is not None and entry.accepts(node):
         try:
             return entry.rule(node)
-        except (AssertionError, IndexError, TypeError, ValueError):  # a form of the operation that its rule does not know
+        except (
+            AssertionError,
+            IndexError,
+            TypeError,
+            ValueError,
+        ):  # a form of the operation that its rule does not know
             return node.mixed("has a form that is not known")
     return _without_rule(node, kinds)
 

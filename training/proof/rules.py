@@ -142,9 +142,7 @@ VALUES: dict[str, Callable[[Node], Values | None]] = {}
 """Functions that compute the elements of small tensors of integers, as of shapes, by type of operation."""
 
 
-def rule(
-    *types: str, sizes: tuple[int, ...] = (), linear: bool = False, lists: bool = False
-) -> Callable[[Rule], Rule]:
+def rule(*types: str, sizes: tuple[int, ...] = (), linear: bool = False, lists: bool = False) -> Callable[[Rule], Rule]:
     """Return a decorator: register the rule of operations."""
 
     def register(function: Rule) -> Rule:

@@ -1,8 +1,8 @@
 """Rules of operations that change the shape of a tensor, or make one of a given shape.
 
 Reshaping keeps the order of the elements, row-major. Let the samples be along an axis of ``before * rows * after``
-elements, and let ``outer`` and ``inner`` be the products of the sizes to the left and to the right of it. The samples are
-still along one axis afterwards if that axis is a multiple of the number of rows, and ``outer * before`` and
+elements, and let ``outer`` and ``inner`` be the products of the sizes to the left and to the right of it. The samples
+are still along one axis afterwards if that axis is a multiple of the number of rows, and ``outer * before`` and
 ``after * inner`` are multiples of what is to its left and to its right.
 """
 

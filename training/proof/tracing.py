@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from matex_data.training.keras_api import CHANGED_BY_CALLS, get_keras_mask
 from matex_data.training.proof.axes import Reason
-from matex_data.training.proof.propagate import STATISTICS
+from matex_data.training.proof.propagate import NORMALIZED, STATISTICS
+
 
 @dataclass
 class LossValue:
@@ -143,6 +144,7 @@ class _Marked:
         self._layer = layer
 
     def __call__(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        inputs, mask = (None if x is None else tf.identity(x, name=NORMALIZED) for x in (inputs, mask))
         mean, variance = type(self._layer)._moments(self._layer, inputs, mask)
         return tf.identity(mean, name=STATISTICS), tf.identity(variance, name=STATISTICS)
 

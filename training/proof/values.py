@@ -47,8 +47,11 @@ def same(node: Node) -> Values | None:
 @values_of("Pack", "ConcatV2")
 def joined(node: Node) -> Values | None:
     """Return the elements of tensors, one behind the other along the first axis."""
-    count = len(node.inputs) - (node.op.type == "ConcatV2")
-    first = node.integers(-1) in ((0,), (-1,) if node.op.outputs[0].shape.rank == 1 else (0,)) if node.op.type == "ConcatV2" else node.op.get_attr("axis") == 0
+    concatenates = node.op.type == "ConcatV2"
+    count = len(node.inputs) - concatenates
+    vector = node.op.outputs[0].shape.rank == 1
+    first = node.integers(-1) == (0,) or (vector and node.integers(-1) == (-1,))
+    first = first if concatenates else node.op.get_attr("axis") == 0
     parts = [node.values(i) for i in range(count)]
     known = [values for values in parts if values is not None]
     return tuple(v for values in known for v in values) if first and len(known) == count else None
@@ -187,7 +190,5 @@ def evaluate(node: Node, values: Values, output: int = 0) -> Independent | RowCo
     if rows or unknown:
         return RowCount(shape, values)
     names = node.independent(output)
-    filled = tuple(
-        v if v is not None else (names.values[i] if names.values else None) for i, v in enumerate(values)
-    )
+    filled = tuple(v if v is not None else (names.values[i] if names.values else None) for i, v in enumerate(values))
     return Independent(shape, filled)

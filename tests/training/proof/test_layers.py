@@ -69,7 +69,9 @@ def test_losses(kind: Any) -> None:
 
 
 @pytest.mark.slow  # networks of up to a thousand layers
-@pytest.mark.parametrize("name", [name for name, value in vars(keras.applications).items() if inspect.isfunction(value)])
+@pytest.mark.parametrize(
+    "name", [name for name, value in vars(keras.applications).items() if inspect.isfunction(value)]
+)
 def test_applications(name: str) -> None:
     size = {"InceptionV3": 75, "InceptionResNetV2": 75, "Xception": 71}.get(name, 32)
     model = getattr(keras.applications, name)(weights=None, input_shape=(size, size, 3), classes=10)

@@ -93,7 +93,7 @@ MIXING: dict[str, Callable[[Any], Any]] = {
     "without axes of one": lambda x: tf.squeeze(x[:, :1]),
     "pool over rows": lambda x: tf.nn.max_pool1d(x[None], 2, 1, "SAME")[0],
     "convolution over rows": lambda x: tf.nn.conv1d(x[None], tf.ones([2, 6, 6]), 1, "SAME")[0],
-    "pool over transposed rows": lambda x: tf.transpose(tf.nn.avg_pool1d(tf.transpose(x)[..., None], 2, 1, "SAME")[..., 0]),
+    "pool over transposed rows": lambda x: tf.nn.avg_pool1d(tf.transpose(x)[..., None], 2, 1, "SAME")[..., 0],
     "divided by the number of rows": lambda x: x / tf.cast(_rows(x), x.dtype),
     "number of rows as a feature": lambda x: x + tf.cast(tf.fill([_rows(x), 1], _rows(x)), x.dtype),
     "position in the batch": lambda x: x * tf.cast(tf.range(_rows(x)), x.dtype)[:, None],

@@ -220,7 +220,10 @@ def test_tables_are_declared() -> None:
 def test_masks_of_embeddings_and_several_outputs() -> None:
     x = keras.Input((7,), dtype="int32")
     hidden = layers.LSTM(4, return_sequences=True)(layers.Embedding(9, 4, mask_zero=True)(x))
-    steps, last = layers.Dense(3, name="steps")(hidden), layers.Dense(1, name="last")(layers.GlobalMaxPooling1D()(hidden))
+    steps, last = (
+        layers.Dense(3, name="steps")(hidden),
+        layers.Dense(1, name="last")(layers.GlobalMaxPooling1D()(hidden)),
+    )
     model = keras.Model(x, {"steps": steps, "last": last})
     ignoring = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
     model.compile("sgd", {"steps": ignoring, "last": "mse"}, loss_weights={"steps": 0.5, "last": 2.0})
