@@ -199,7 +199,7 @@ def _join_other(first: State, second: State, new: NewName, reason: Reason) -> St
         mean = {state.mean for state in (first, second) if isinstance(state, Total)} == {True}
         same = isinstance(first, Total) and isinstance(second, Total) and first.mean == second.mean
         total = first if isinstance(first, Total) else second
-        return replace(total, shape=shape) if mean or same else Mixed((reason,))  # type: ignore[call-arg]
+        return replace(total, shape=shape) if mean or same else Mixed((reason,))
     return RowCount() if RowCount in kinds else Independent(shape)
 
 

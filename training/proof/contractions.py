@@ -93,8 +93,9 @@ def contracted(node: Node, terms: Sequence[Sequence[str]], out: Sequence[str]) -
     if len({(state.before, state.after) for state in rows}) > 1:
         return unaligned(node)
     for state, term in zip(node.inputs, terms, strict=True):
-        fixed = isinstance(state, Independent) and name in term
-        if fixed and (not name.startswith("batch") or (state.shape or ())[term.index(name)] != ONE):
+        if not isinstance(state, Independent) or name not in term:
+            continue
+        if not name.startswith("batch") or (state.shape or ())[term.index(name)] != ONE:
             return node.mixed("combines rows with a tensor that has a fixed number of rows")
     axis = out.index(name)
     known = [axis_size(rows[0]) if i == axis else sizes.get(label) for i, label in enumerate(out)]

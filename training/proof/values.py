@@ -110,7 +110,7 @@ def reduced(node: Node) -> Values | None:
     integers = [v.integer for v in values if v is not None and v.integer is not None]
     if not integers or len(integers) < len(values):
         return values if len(values) == 1 else (None,)
-    return (Size({"Max": max, "Min": min, "Sum": sum}[node.op.type](integers)),)
+    return (Size({"Max": max(integers), "Min": min(integers), "Sum": sum(integers)}[node.op.type]),)
 
 
 @values_of("Mul", "FloorDiv", "RealDiv", "AddV2", "Add", "Sub", "Maximum", "Minimum", "FloorMod")

@@ -1,4 +1,4 @@
-"""One model for each of Keras's layers, one for each of its losses, and its applications."""
+"""One model for each of Keras's layers."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def layer_cases() -> list[Case]:
     return list({case.name: case for case in reversed(cases) if hasattr(layers, case.name)}.values())
 
 
-def layer_names() -> set[str]:
-    """Return the names of Keras's layers; a class with more names than one counts once."""
-    classes = {kind: kind.__name__ for _, kind in inspect.getmembers(layers, inspect.isclass)}
-    return {name for kind, name in classes.items() if issubclass(kind, layers.Layer)} - NO_MODELS
+def layer_classes() -> set[Any]:
+    """Return Keras's layers that make a model by themselves."""
+    classes = {kind for _, kind in inspect.getmembers(layers, inspect.isclass) if issubclass(kind, layers.Layer)}
+    return classes - {getattr(layers, name, None) for name in NO_MODELS}
