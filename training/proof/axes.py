@@ -7,7 +7,7 @@ is None is unknown.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from matex_data.training.proof.sizes import ONE, ROWS, Size, product
 
@@ -95,10 +95,12 @@ class Total:
     Parameters
     ----------
     mean : the sum is divided by the number of rows, so the rows' weighted mean over shards is that of the batch.
+    reason : operation that sums, which is the reason if the total is used for something that is not linear in it.
     """
 
     shape: Shape | None
     mean: bool
+    reason: Reason = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -162,13 +164,28 @@ def join(first: State, second: State, new: NewName, reason: Reason) -> State:
         return first if isinstance(first, Mixed) else second
     if isinstance(first, Listed) and isinstance(second, Listed):
         if first.element is None or second.element is None:
-            return second if first.element is None else first
+            return Listed(_renamed(second.element if first.element is None else first.element, new, reason))
         return Listed(join(first.element, second.element, new, reason))
     if isinstance(first, PerSample) and isinstance(second, PerSample):
         shape = join_shapes(first.shape, second.shape, new, keep=first.axis)
         same = first.layout == second.layout and shape is not None
         return replace(first, shape=shape) if same else Mixed((reason,))  # type: ignore[arg-type]
     return _join_other(first, second, new, reason)
+
+
+def _renamed(element: State | None, new: NewName, reason: Reason) -> State | None:
+    """Return an element of a list with names of its own for its axes.
+
+    A name in the body of a loop stands for the number of one step, but elements stay in a list for other steps.
+    """
+    if isinstance(element, Independent):
+        return Independent(None)
+    if isinstance(element, PerSample):
+        if element.before.powers or element.after.powers:
+            return Mixed((reason,))
+        sizes = enumerate(element.shape)
+        return replace(element, shape=tuple(s if at == element.axis or not s.powers else new(at) for at, s in sizes))
+    return element
 
 
 def _join_other(first: State, second: State, new: NewName, reason: Reason) -> State:
@@ -181,7 +198,8 @@ def _join_other(first: State, second: State, new: NewName, reason: Reason) -> St
     if isinstance(first, Total) or isinstance(second, Total):
         mean = {state.mean for state in (first, second) if isinstance(state, Total)} == {True}
         same = isinstance(first, Total) and isinstance(second, Total) and first.mean == second.mean
-        return Total(shape, mean) if mean or same else Mixed((reason,))
+        total = first if isinstance(first, Total) else second
+        return replace(total, shape=shape) if mean or same else Mixed((reason,))
     return RowCount() if RowCount in kinds else Independent(shape)
 
 

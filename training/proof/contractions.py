@@ -93,8 +93,9 @@ def contracted(node: Node, terms: Sequence[Sequence[str]], out: Sequence[str]) -
     if len({(state.before, state.after) for state in rows}) > 1:
         return unaligned(node)
     for state, term in zip(node.inputs, terms, strict=True):
-        fixed = isinstance(state, Independent) and name in term
-        if fixed and (not name.startswith("batch") or (state.shape or ())[term.index(name)] != ONE):
+        if not isinstance(state, Independent) or name not in term:
+            continue
+        if not name.startswith("batch") or (state.shape or ())[term.index(name)] != ONE:
             return node.mixed("combines rows with a tensor that has a fixed number of rows")
     axis = out.index(name)
     known = [axis_size(rows[0]) if i == axis else sizes.get(label) for i, label in enumerate(out)]
@@ -102,7 +103,13 @@ def contracted(node: Node, terms: Sequence[Sequence[str]], out: Sequence[str]) -
     return [PerSample(axis, shape, rows[0].before, rows[0].after)]
 
 
-MATRICES = ["BatchMatrixBandPart", "Cholesky", "CholeskyGrad", "MatrixBandPart", "MatrixDeterminant", "MatrixDiagPartV2", "MatrixDiagPartV3", "MatrixDiagV2", "MatrixDiagV3", "MatrixExponential", "MatrixInverse", "MatrixLogarithm", "MatrixSetDiagV2", "MatrixSetDiagV3", "MatrixSolve", "MatrixSquareRoot", "MatrixTriangularSolve", "Qr", "SelfAdjointEigV2", "Svd", "LogMatrixDeterminant", "Eig", "Lu"]
+MATRICES = (
+    "BatchMatrixBandPart", "Cholesky", "CholeskyGrad", "MatrixBandPart", "MatrixDeterminant",
+    "MatrixDiagPartV2", "MatrixDiagPartV3", "MatrixDiagV2", "MatrixDiagV3", "MatrixExponential",
+    "MatrixInverse", "MatrixLogarithm", "MatrixSetDiagV2", "MatrixSetDiagV3", "MatrixSolve",
+    "MatrixSquareRoot", "MatrixTriangularSolve", "Qr", "SelfAdjointEigV2", "Svd", "LogMatrixDeterminant",
+    "Eig", "Lu",
+)  # fmt: skip
 
 
 @rule(*MATRICES)

@@ -8,7 +8,10 @@ from matex_data.training.proof.axes import Independent, PerSample, State
 from matex_data.training.proof.rules import Node, rule, samples
 from matex_data.training.proof.shapes import constant
 
-ASSIGNMENTS = ["AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "ResourceScatterUpdate", "ResourceScatterAdd", "ResourceScatterSub", "ResourceStridedSliceAssign"]
+ASSIGNMENTS = (
+    "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "ResourceScatterUpdate",
+    "ResourceScatterAdd", "ResourceScatterSub", "ResourceStridedSliceAssign",
+)  # fmt: skip
 
 
 @rule("VarHandleOp", "ReadVariableOp", "VariableShape", "VarIsInitializedOp", "HashTableV2", "LookupTableSizeV2")
@@ -27,7 +30,13 @@ def write(node: Node) -> list[State]:
 SILENT = ("NoOp", "Assert", "PrintV2")
 """Operations without outputs, which change nothing; an assertion that fails ends the run."""
 
-DRAWS = ["RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "ParameterizedTruncatedNormal", "StatelessRandomUniform", "StatelessRandomUniformV2", "StatelessRandomUniformIntV2", "StatelessRandomUniformFullInt", "StatelessRandomUniformFullIntV2", "StatelessRandomNormal", "StatelessRandomNormalV2", "StatelessTruncatedNormal", "StatelessTruncatedNormalV2", "StatelessRandomUniformInt"]
+DRAWS = (
+    "RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal",
+    "StatelessRandomUniform", "StatelessRandomUniformV2",
+    "StatelessRandomUniformIntV2", "StatelessRandomUniformFullInt", "StatelessRandomUniformFullIntV2",
+    "StatelessRandomNormal", "StatelessRandomNormalV2", "StatelessTruncatedNormal",
+    "StatelessTruncatedNormalV2", "StatelessRandomUniformInt",
+)  # fmt: skip
 
 
 @rule(*DRAWS, sizes=(0,))
@@ -43,8 +52,9 @@ def draw(node: Node) -> list[State]:
 @rule("StatelessRandomGammaV3", "StatelessRandomGammaV2", "RandomGamma", "StatelessRandomBinomial",
       "StatelessRandomPoisson", sizes=(0,))  # fmt: skip
 def draw_by_parameters(node: Node) -> list[State]:
-    """Return the dependence of random numbers of distributions with independent parameters, one or more of each."""
-    scalars = all(isinstance(state, Independent) and state.shape == () for state in node.inputs[-1:])
+    """Return the dependence of random numbers of distributions whose parameters are the same for all."""
+    parameters = node.inputs[-2:] if node.op.type == "StatelessRandomBinomial" else node.inputs[-1:]
+    scalars = all(isinstance(state, Independent) and state.shape == () for state in parameters)
     return draw(node) if scalars else node.mixed("draws numbers by parameters that depend on rows")
 
 

@@ -17,9 +17,29 @@ from matex_data.training.proof.axes import (
 from matex_data.training.proof.rules import Node, rule, samples, unaligned
 from matex_data.training.proof.sizes import ONE, ROWS, Size
 
-UNARY = ["Abs", "Acos", "Acosh", "Angle", "Asin", "Asinh", "Atan", "Atanh", "BesselI0", "BesselI0e", "BesselI1", "BesselI1e", "BesselJ0", "BesselJ1", "BesselK0", "BesselK0e", "BesselK1", "BesselK1e", "BesselY0", "BesselY1", "Ceil", "CheckNumerics", "CheckNumericsV2", "ComplexAbs", "Conj", "Cos", "Cosh", "Digamma", "Elu", "Erf", "Erfc", "Erfinv", "Exp", "Expm1", "FakeQuantWithMinMaxArgs", "Floor", "Imag", "Inv", "Invert", "IsFinite", "IsInf", "IsNan", "Lgamma", "Log", "Log1p", "LogicalNot", "Ndtri", "OnesLike", "PopulationCount", "Real", "Reciprocal", "Relu", "Relu6", "Rint", "Round", "Rsqrt", "Selu", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Square", "Tan", "Tanh", "ZerosLike", "Bucketize", "LeakyRelu", "StringLower", "StringUpper", "StringStrip", "StringToHashBucket", "StringToHashBucketFast", "StringToHashBucketStrong", "StringToNumber", "AsString", "StaticRegexReplace", "StaticRegexFullMatch", "Dawsn", "Expint", "FresnelCos", "FresnelSin", "Spence"]
-BINARY = ["Atan2", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Complex", "Equal", "FloorDiv", "FloorMod", "Greater", "GreaterEqual", "Igamma", "Igammac", "LeftShift", "Less", "LessEqual", "LogicalAnd", "LogicalOr", "Maximum", "Minimum", "Mod", "MulNoNan", "NextAfter", "NotEqual", "Polygamma", "Pow", "RightShift", "SquaredDifference", "TruncateDiv", "TruncateMod", "Xdivy", "Xlog1py", "Xlogy", "Zeta", "ApproximateEqual", "Betainc", "ClipByValue", "SelectV2"]
-GRADIENTS = ["EluGrad", "InvGrad", "LeakyReluGrad", "ReciprocalGrad", "Relu6Grad", "ReluGrad", "RsqrtGrad", "SeluGrad", "SigmoidGrad", "SoftplusGrad", "SoftsignGrad", "SqrtGrad", "TanhGrad"]
+UNARY = (
+    "Abs", "Acos", "Acosh", "Angle", "Asin", "Asinh", "Atan", "Atanh", "BesselI0", "BesselI0e", "BesselI1",
+    "BesselI1e", "BesselJ0", "BesselJ1", "BesselK0", "BesselK0e", "BesselK1", "BesselK1e", "BesselY0",
+    "BesselY1", "Ceil", "CheckNumerics", "CheckNumericsV2", "ComplexAbs", "Conj", "Cos", "Cosh", "Digamma",
+    "Elu", "Erf", "Erfc", "Erfinv", "Exp", "Expm1", "FakeQuantWithMinMaxArgs", "Floor", "Imag", "Inv",
+    "Invert", "IsFinite", "IsInf", "IsNan", "Lgamma", "Log", "Log1p", "LogicalNot", "Ndtri", "OnesLike",
+    "PopulationCount", "Real", "Reciprocal", "Relu", "Relu6", "Rint", "Round", "Rsqrt", "Selu", "Sigmoid",
+    "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Square", "Tan", "Tanh", "ZerosLike", "Bucketize",
+    "LeakyRelu", "StringLower", "StringUpper", "StringStrip", "StringToHashBucket", "StringToHashBucketFast",
+    "StringToHashBucketStrong", "StringToNumber", "AsString", "StaticRegexReplace", "StaticRegexFullMatch",
+    "Dawsn", "Expint", "FresnelCos", "FresnelSin", "Spence",
+)  # fmt: skip
+BINARY = (
+    "Atan2", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Complex", "Equal", "FloorDiv", "FloorMod", "Greater",
+    "GreaterEqual", "Igamma", "Igammac", "LeftShift", "Less", "LessEqual", "LogicalAnd", "LogicalOr",
+    "Maximum", "Minimum", "Mod", "MulNoNan", "NextAfter", "NotEqual", "Polygamma", "Pow", "RightShift",
+    "SquaredDifference", "TruncateDiv", "TruncateMod", "Xdivy", "Xlog1py", "Xlogy", "Zeta",
+    "ApproximateEqual", "Betainc", "ClipByValue", "SelectV2",
+)  # fmt: skip
+GRADIENTS = (
+    "EluGrad", "InvGrad", "LeakyReluGrad", "ReciprocalGrad", "Relu6Grad", "ReluGrad", "RsqrtGrad", "SeluGrad",
+    "SigmoidGrad", "SoftplusGrad", "SoftsignGrad", "SqrtGrad", "TanhGrad",
+)  # fmt: skip
 
 
 def broadcast(node: Node, positions: Sequence[int] | None = None, output: int = 0) -> list[State]:
@@ -74,7 +94,7 @@ def elementwise(node: Node) -> list[State]:
 def unchanged(node: Node) -> list[State]:
     """Return the dependences of the inputs."""
     if isinstance(node.inputs[0], Total) and not node.op.outputs[0].dtype.is_floating:
-        return node.mixed("rounds a sum over the rows")
+        return node.uses(node.inputs[0])
     kept = node.op.type in ("Identity", "StopGradient", "IdentityN", "EnsureShape", "Snapshot")
     return [
         state if kept or not isinstance(state, Independent) else node.independent(i)
@@ -88,10 +108,11 @@ def add(node: Node) -> list[State]:
     totals = [state for state in node.inputs if isinstance(state, Total)]
     if not totals:
         return broadcast(node)
-    constants = any(isinstance(state, Independent) for state in node.inputs)
-    if samples(node) or len({state.mean for state in totals}) > 1 or (constants and not totals[0].mean):
-        return node.mixed("combines a sum over the rows with other values")
-    return [Total(node.new_shape(), totals[0].mean)]
+    constants = [i for i, state in enumerate(node.inputs) if isinstance(state, Independent)]
+    added = any(set(node.integers(i) or (1,)) != {0} for i in constants)
+    if samples(node) or len({state.mean for state in totals}) > 1 or (added and not totals[0].mean):
+        return node.uses(totals[0])
+    return [replace(totals[0], shape=node.new_shape())]
 
 
 @rule("Mul", linear=True)
@@ -101,8 +122,8 @@ def multiply(node: Node) -> list[State]:
     if not totals:
         return broadcast(node)
     if len(totals) > 1 or samples(node):
-        return node.mixed("multiplies a sum over the rows by values that depend on samples")
-    return [Total(node.new_shape(), totals[0].mean)]
+        return node.uses(totals[0])
+    return [replace(totals[0], shape=node.new_shape())]
 
 
 @rule("RealDiv", "Div", "DivNoNan", linear=True, sizes=(1,))
@@ -110,16 +131,16 @@ def divide(node: Node) -> list[State]:
     """Return the dependence of a quotient; a sum over rows, divided by a multiple of their number, is a mean."""
     numerator, divisor = node.inputs
     if isinstance(numerator, Total) and not node.op.outputs[0].dtype.is_floating:
-        return node.mixed("rounds a sum over the rows")
+        return node.uses(numerator)
     if isinstance(divisor, RowCount):
         per_row = [None if value is None else value / ROWS for value in divisor.values or (None,)]
         multiple = all(value is not None and not value.has_rows for value in per_row)
         if isinstance(numerator, Total) and not numerator.mean and multiple:
-            return [Total(node.new_shape(), True)]
+            return [replace(numerator, shape=node.new_shape(), mean=True)]
         return node.mixed("lets the number of rows enter the values")
     if isinstance(divisor, Total):
-        return node.mixed("divides by a sum over the rows")
-    return [Total(node.new_shape(), numerator.mean)] if isinstance(numerator, Total) else broadcast(node)
+        return node.uses(divisor)
+    return [replace(numerator, shape=node.new_shape())] if isinstance(numerator, Total) else broadcast(node)
 
 
 @rule("Select")

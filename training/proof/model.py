@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from matex_data.training.keras_api import STEP_METHODS
 from matex_data.training.proof.axes import Independent, Mixed, PerSample, Reason, State, Total
 from matex_data.training.proof.propagate import follow
+from matex_data.training.proof.sizes import ONE
 from matex_data.training.proof.tracing import LossValue, Traced, trace
 
 
@@ -54,7 +54,7 @@ def prove(
 
     Parameters
     ----------
-    model : built Keras model; compiled, unless ``y_spec`` is None.
+    model : built Keras model, with the losses that it is compiled with, if any.
     x_spec, y_spec, sample_weight_spec : nested ``tf.TensorSpec``, as of ``tf.data.Dataset.element_spec``.
     per_sample : for each leaf of ``(x, y, sample_weight)``, as ``leaves_per_sample`` returns, whether its first axis is
         that of the samples; other leaves are the same for all shards. None: all leaves have one.
@@ -63,17 +63,19 @@ def prove(
     --------
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     >>> model.compile("sgd", "mse")
+    >>> _ = model.train_on_batch(tf.zeros([1, 3]), tf.zeros([1, 2]))
     >>> prove(model, tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2])).proven
     True
     """
     own = _own_methods(model)
     if own:
         return Proof(tuple(own))
-    if not model.built:
-        return Proof((Reason(model.name, "build", "has not run, so there are no variables yet"),))
+    compiled = getattr(model, "_compile_loss", None)
+    if not model.built or (compiled is not None and not compiled.built):
+        return Proof((Reason(model.name, "build", "has not run, so there are no variables or losses yet"),))
     specs = (x_spec, y_spec, sample_weight_spec)
     leaves = tf.nest.flatten(specs)
-    has_rows = [leaf is not None for leaf in leaves] if per_sample is None else list(per_sample)
+    has_rows = [_has_rows(leaf) for leaf in leaves] if per_sample is None else list(per_sample)
     if len(has_rows) != len(leaves):  # Keras adds a target and sample weights to a batch, or None
         has_rows += [False] * (len(leaves) - len(has_rows))
     unknown = [leaf for leaf, known in zip(leaves, has_rows, strict=True) if known is None or not _is_tensor(leaf)]
@@ -93,7 +95,13 @@ def _first_line(error: Exception) -> str:
 
 
 def _is_tensor(leaf: Any) -> bool:
-    return leaf is None or isinstance(leaf, tf.TensorSpec | keras.KerasTensor)
+    return leaf is None or isinstance(leaf, tf.TensorSpec)
+
+
+def _has_rows(leaf: Any) -> bool | None:
+    """Return whether a leaf has a first axis; None if it is not known."""
+    rank = leaf.shape.rank if isinstance(leaf, tf.TensorSpec) else None
+    return False if leaf is None else None if rank is None else rank > 0
 
 
 def _any_rows(leaf: Any) -> Any:
@@ -136,7 +144,7 @@ def _layer(scope: str, names: set[str]) -> str:
 def _of_prediction(state: State) -> tuple[Reason, ...]:
     if isinstance(state, Mixed):
         return state.reasons
-    if isinstance(state, PerSample) and state.axis == 0 and state.before == state.after and not state.before.powers:
+    if isinstance(state, PerSample) and state.axis == 0 and state.before == state.after == ONE:
         return ()
     return (Reason("model", "output", "has no first axis with one element per sample"),)
 
@@ -150,6 +158,8 @@ def _of_loss(loss: LossValue, state: State) -> tuple[Reason, ...]:
         return ()
     if isinstance(state, Total) and state.mean and mean and not (loss.masked or loss.weighted):
         return ()
+    if isinstance(state, Total):
+        return (state.reason,)
     return (Reason(loss.name, f"reduction={loss.reduction}", "is neither a mean nor a sum over the samples"),)
 
 
@@ -159,6 +169,8 @@ def _of_added_loss(state: State) -> tuple[Reason, ...]:
         return state.reasons
     if isinstance(state, Independent) or (isinstance(state, Total) and state.mean):
         return ()
+    if isinstance(state, Total):
+        return (state.reason,)
     return (Reason("model", "add_loss", "adds a term that is no mean over the samples"),)
 
 

@@ -23,12 +23,14 @@ from matex_data.training.proof.axes import (
 )
 from matex_data.training.proof.rules import RULES, VALUES, Node, static_values
 from matex_data.training.proof.sizes import ROWS, Size, name_size
-from matex_data.training.proof.values import evaluate
+from matex_data.training.proof.values import SECTIONS, evaluate, sections
 
 WITH_RULES = (contractions, effects, elementwise, lists, reductions, selection, shapes, windows)
 """Modules that register rules when they are imported."""
 STATISTICS = "matex_batch_statistics"
 """Name of the operations that mark statistics of the batch, which all shards are taken to have in common."""
+NORMALIZED = "matex_normalized"
+"""Name of the operations that mark the values of which these are statistics."""
 MOST_PASSES = 32
 """Passes over the body of a loop after which it is not proven; each pass but the last weakens what is known."""
 
@@ -122,12 +124,14 @@ def _follow(graph: Any, inputs: Sequence[State], path: tuple[str, ...], found: F
 def _outputs(graph: Any, node: Node, found: Followed) -> list[State]:
     kind = node.op.type
     if kind in CALLS:
-        return _call(graph, node, node.attribute("f").name, node.inputs, found)
+        return _call(graph, node, node.attribute("f").name, node.inputs, len(node.op.outputs), found)
     if kind in CHOICES:
         return _choice(graph, node, found)
     if kind in LOOPS:
         return _loop(graph, node, found)
-    if kind == "Identity" and re.fullmatch(STATISTICS + r"(_\d+)?", node.op.name.rpartition("/")[2]):
+    if kind == "Identity" and _has_name(node, NORMALIZED):
+        found.effects += _reasons_of_statistics(node)
+    if kind == "Identity" and _has_name(node, STATISTICS):
         found.statistics.append(node.reason("").layer)
         return [node.independent()]
     outputs = apply(node)
@@ -135,6 +139,18 @@ def _outputs(graph: Any, node: Node, found: Followed) -> list[State]:
     if node.reason_of_effect is not None:
         found.effects.append(node.reason_of_effect)
     return outputs
+
+
+def _has_name(node: Node, name: str) -> bool:
+    return bool(re.fullmatch(name + r"(_\d+)?", node.op.name.rpartition("/")[2]))
+
+
+def _reasons_of_statistics(node: Node) -> tuple[Reason, ...]:
+    """Return why statistics of a tensor over the ranks are not those of the batch: it is not per sample."""
+    state = node.inputs[0]
+    if isinstance(state, Mixed):
+        return state.reasons
+    return () if isinstance(state, PerSample) else (node.reason("marks values to normalize that have no axis of rows"),)
 
 
 def apply(node: Node) -> list[State]:
@@ -161,8 +177,20 @@ def apply(node: Node) -> list[State]:
         values = VALUES[kind](node)
         if values is not None and (kind in ("Shape", "Size", "Rank") or not kinds & {PerSample, Total}):
             return [evaluate(node, values)]
+    if kind in SECTIONS and not kinds - {Independent, RowCount}:
+        parts = sections(node)
+        if parts is not None:
+            return [evaluate(node, values, i) for i, values in enumerate(parts)]
     if entry is not None and entry.accepts(node):
-        return entry.rule(node)
+        try:
+            return entry.rule(node)
+        except (
+            AssertionError,
+            IndexError,
+            TypeError,
+            ValueError,
+        ):  # a form of the operation that its rule does not know
+            return node.mixed("has a form that is not known")
     return _without_rule(node, kinds)
 
 
@@ -175,19 +203,21 @@ def _without_rule(node: Node, kinds: set[type]) -> list[State]:
         return [node.independent(i) for i in range(len(node.op.outputs))]
     if not kinds - {Independent, RowCount}:
         return [RowCount() for _ in node.op.outputs]
-    if Total in kinds:
-        return node.mixed("computes from a sum or mean over the rows what is not linear in it")
+    totals = [state for state in node.inputs if isinstance(state, Total)]
+    if totals:
+        return node.uses(totals[0])
     if RowCount in kinds and node.op.type in RULES:
         return node.mixed("lets the number of rows, or positions in the batch, enter the values")
     return node.mixed("is an operation without a rule" if Listed not in kinds else "reads a list in an unknown way")
 
 
-def _call(graph: Any, node: Node, name: str, inputs: Sequence[State], found: Followed) -> list[State]:
-    """Return what the outputs of a function depend on."""
-    function = graph._get_function(name)
-    body = getattr(function, "graph", None)
-    if body is None or len(body.inputs) != len(inputs):
-        return node.effect("calls a function whose graph is not known")
+def _call(graph: Any, node: Node, name: str, inputs: Sequence[State], count: int, found: Followed) -> list[State]:
+    """Return what the outputs of a function, of which there are ``count``, depend on."""
+    body = getattr(graph._get_function(name), "graph", None)  # functions of TensorFlow 1 have none
+    if body is None or len(body.inputs) != len(inputs) or len(body.outputs) != count:
+        reason = node.reason("calls a function whose graph is not known")
+        found.effects.append(reason)
+        return [Mixed((reason,))] * count
     return _follow(body, inputs, (*node.path, node.op.name), found)
 
 
@@ -197,11 +227,9 @@ def _choice(graph: Any, node: Node, found: Followed) -> list[State]:
     names = [f.name for f in node.attribute("branches")] if kind.endswith("Case") else [
         node.attribute("then_branch").name, node.attribute("else_branch").name]  # fmt: skip
     condition, *inputs = node.inputs
-    branches = [_call(graph, node, name, inputs, found) for name in names]
+    branches = [_call(graph, node, name, inputs, len(node.op.outputs), found) for name in names]
     if not isinstance(condition, Independent):
-        why = node.effect("chooses by a condition that depends on the batch")
-        found.effects.append(node.reason("chooses by a condition that depends on the batch"))
-        return [condition if isinstance(condition, Mixed) else state for state in why]
+        return _undecided(node, condition, found)
     reason = node.reason("has branches of which only some are per sample")
     outputs = branches[0]
     for branch in branches[1:]:
@@ -218,17 +246,25 @@ def _loop(graph: Any, node: Node, found: Followed) -> list[State]:
     states = list(node.inputs)
     reason = node.reason("has a variable that is per sample in some of its steps alone")
     for _ in range(MOST_PASSES):
-        (condition,) = _call(graph, node, node.attribute("cond").name, states, found)
+        (condition,) = _call(graph, node, node.attribute("cond").name, states, 1, found)
         if not isinstance(condition, Independent):
-            found.effects.append(node.reason("has a number of steps that depends on the batch"))
-            return [condition] * len(states) if isinstance(condition, Mixed) else node.mixed(
-                "has a number of steps that depends on the batch")  # fmt: skip
-        after = _call(graph, node, node.attribute("body").name, states, found)
+            return _undecided(node, condition, found)
+        after = _call(graph, node, node.attribute("body").name, states, len(states), found)
         joined = [_joined(node, i, pair, reason) for i, pair in enumerate(zip(states, after, strict=True))]
         if joined == states:
             return states
         states = joined
-    return node.effect("is a loop about which nothing was proven")
+    reason = node.reason("is a loop about which nothing was proven")
+    found.effects.append(reason)
+    return [Mixed((reason,))] * len(states)
+
+
+def _undecided(node: Node, condition: State, found: Followed) -> list[State]:
+    """Return mixed outputs of a choice or a loop whose condition depends on the batch."""
+    reason = node.reason("has a condition that depends on the batch")
+    reasons = condition.reasons if isinstance(condition, Mixed) else (reason,)
+    found.effects += [reason, *reasons]
+    return [Mixed(reasons)] * len(node.op.outputs)
 
 
 def _changed_gradient(node: Node) -> Reason | None:

@@ -25,14 +25,14 @@ def reduce(node: Node) -> list[State]:
     why = f"{REDUCTIONS[node.op.type]} rows"
     linear = node.op.type in ("Sum", "Mean")
     if isinstance(x, Total):
-        return [replace(x, shape=node.new_shape())] if linear else node.mixed(why)
+        return [replace(x, shape=node.new_shape())] if linear else node.uses(x)
     assert isinstance(x, PerSample)
     axes = _axes(node, 1, len(x.shape))
     if axes is None:
         return node.mixed("reduces along axes that are not known")
     if x.axis in axes:
         linear = node.op.type == "Sum" or (linear and node.op.outputs[0].dtype.is_floating)
-        return [Total(node.new_shape(), node.op.type == "Mean")] if linear else node.mixed(why)
+        return [Total(node.new_shape(), node.op.type == "Mean", node.reason(why))] if linear else node.mixed(why)
     keep = bool(node.attribute("keep_dims"))
     shape = tuple(ONE if i in axes else size for i, size in enumerate(x.shape) if keep or i not in axes)
     return [replace(x, axis=x.axis if keep else x.axis - sum(axis < x.axis for axis in axes), shape=shape)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ from matex_data.training.proof.axes import (
 )
 from matex_data.training.proof.sizes import MAYBE_NEGATIVE, Size, name_size
 
+LARGEST = 2.0**53
+"""Numbers below it are whole numbers exactly, as float64 as well."""
 MOST_VALUES = 64
 """Largest tensor of integers whose elements are followed; shapes, permutations and paddings are smaller."""
 
@@ -59,6 +61,11 @@ class Node:
     def mixed(self, why: str) -> list[State]:
         """Return outputs that are mixed for one reason."""
         return [Mixed((self.reason(why),)) for _ in self.op.outputs]
+
+    def uses(self, total: Total) -> list[State]:
+        """Return outputs that are mixed, since the operation is not linear in a sum over rows."""
+        reason = replace(total.reason, why=f"{total.reason.why}, and the result enters {self.op.type}")
+        return [Mixed((reason,)) for _ in self.op.outputs]
 
     def effect(self, why: str) -> list[State]:
         """Return outputs that are mixed, of an operation that counts even if nothing uses its outputs."""
@@ -135,9 +142,7 @@ VALUES: dict[str, Callable[[Node], Values | None]] = {}
 """Functions that compute the elements of small tensors of integers, as of shapes, by type of operation."""
 
 
-def rule(
-    *types: str, sizes: tuple[int, ...] = (), linear: bool = False, lists: bool = False
-) -> Callable[[Rule], Rule]:
+def rule(*types: str, sizes: tuple[int, ...] = (), linear: bool = False, lists: bool = False) -> Callable[[Rule], Rule]:
     """Return a decorator: register the rule of operations."""
 
     def register(function: Rule) -> Rule:
@@ -168,8 +173,8 @@ def unaligned(node: Node) -> list[State]:
 
 
 def static_values(array: Any) -> Values | None:
-    """Return the elements of a small array of integers; else None."""
+    """Return the elements of a small array of whole numbers; else None."""
     array = np.asarray(array)
-    if array.size > MOST_VALUES or array.dtype.kind not in "iuf" or not (array == np.round(array)).all():
+    if array.size > MOST_VALUES or array.dtype.kind not in "iuf" or not (np.abs(array) < LARGEST).all():
         return None
-    return tuple(Size(int(value)) for value in array.ravel())
+    return tuple(Size(int(value)) for value in array.ravel()) if (array == np.round(array)).all() else None

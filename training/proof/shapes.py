@@ -1,8 +1,8 @@
 """Rules of operations that change the shape of a tensor, or make one of a given shape.
 
 Reshaping keeps the order of the elements, row-major. Let the samples be along an axis of ``before * rows * after``
-elements, and let ``outer`` and ``inner`` be the products of the sizes to the left and to the right of it. The samples are
-still along one axis afterwards if that axis is a multiple of the number of rows, and ``outer * before`` and
+elements, and let ``outer`` and ``inner`` be the products of the sizes to the left and to the right of it. The samples
+are still along one axis afterwards if that axis is a multiple of the number of rows, and ``outer * before`` and
 ``after * inner`` are multiples of what is to its left and to its right.
 """
 
@@ -221,15 +221,10 @@ def stack(node: Node) -> list[State]:
     return [replace(first, axis=first.axis + (axis <= first.axis), shape=shape)]
 
 
-@rule("Unpack", sizes=(0,))
+@rule("Unpack")
 def unstack(node: Node) -> list[State]:
     """Return the dependence of the tensors along an axis."""
     x = node.inputs[0]
-    if isinstance(x, RowCount):
-        values = x.values or (None,) * len(node.op.outputs)
-        vector = node.op.inputs[0].shape.rank == 1
-        return [RowCount((), (v,)) if v is None or v.has_rows else Independent((), (v,)) for v in values] \
-            if vector else [RowCount() for _ in node.op.outputs]  # fmt: skip
     if not isinstance(x, PerSample):
         return [node.independent(i) for i in range(len(node.op.outputs))]
     axis = node.attribute("axis") % len(x.shape)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,7 +14,8 @@ import tensorflow as tf
 
 from matex_data.training.keras_api import CHANGED_BY_CALLS, get_keras_mask
 from matex_data.training.proof.axes import Reason
-from matex_data.training.proof.propagate import STATISTICS
+from matex_data.training.proof.propagate import NORMALIZED, STATISTICS
+
 
 
 @dataclass
@@ -60,7 +60,7 @@ def trace(model: Any, x: Any, y: Any, sample_weight: Any) -> Traced:
 
     Parameters
     ----------
-    model : built Keras model, compiled if ``y`` is given.
+    model : built Keras model.
     x, y, sample_weight : nested ``tf.TensorSpec``; the sizes of axes of samples are None.
     """
     traced = Traced()
@@ -71,7 +71,7 @@ def trace(model: Any, x: Any, y: Any, sample_weight: Any) -> Traced:
             outputs = model(x, training=True) if model._call_has_training_arg else model(x)
             predictions = [leaf for leaf in tf.nest.flatten(outputs) if leaf is not None]
             masks = [mask for mask in map(get_keras_mask, predictions) if mask is not None]
-            if y is not None and getattr(model, "_compile_loss", None) is not None:
+            if getattr(model, "_compile_loss", None) is not None:
                 with _recorded_losses(model._compile_loss, traced.losses):
                     model._compile_loss(y, outputs, sample_weight)
             added = list(model.losses)
@@ -110,8 +110,8 @@ class _Recorded:
         if not isinstance(self._loss, keras.losses.Loss):  # a function: Keras adds what it returns
             reduction, values, masked = "sum", self._loss(y_true, y_pred, sample_weight), False
         else:
-            each = copy.copy(self._loss)
-            each.reduction = "none"
+            each = object.__new__(type(self._loss))  # `copy` would serialize the loss
+            vars(each).update(vars(self._loss), reduction="none")
             values = each(y_true, y_pred, sample_weight)
             masked = get_keras_mask(y_pred) is not None
             reduction = self._loss.reduction
@@ -145,6 +145,7 @@ class _Marked:
         self._layer = layer
 
     def __call__(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        inputs, mask = (None if x is None else tf.identity(x, name=NORMALIZED) for x in (inputs, mask))
         mean, variance = type(self._layer)._moments(self._layer, inputs, mask)
         return tf.identity(mean, name=STATISTICS), tf.identity(variance, name=STATISTICS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import tensorflow as tf
@@ -46,8 +47,11 @@ def same(node: Node) -> Values | None:
 @values_of("Pack", "ConcatV2")
 def joined(node: Node) -> Values | None:
     """Return the elements of tensors, one behind the other along the first axis."""
-    count = len(node.inputs) - (node.op.type == "ConcatV2")
-    first = node.integers(-1) in ((0,), (-1,) if node.op.outputs[0].shape.rank == 1 else (0,)) if node.op.type == "ConcatV2" else node.op.get_attr("axis") == 0
+    concatenates = node.op.type == "ConcatV2"
+    count = len(node.inputs) - concatenates
+    vector = node.op.outputs[0].shape.rank == 1
+    first = node.integers(-1) == (0,) or (vector and node.integers(-1) == (-1,))
+    first = first if concatenates else node.op.get_attr("axis") == 0
     parts = [node.values(i) for i in range(count)]
     known = [values for values in parts if values is not None]
     return tuple(v for values in known for v in values) if first and len(known) == count else None
@@ -87,6 +91,14 @@ def gathered(node: Node) -> Values | None:
     return tuple(values[i] for i in positions) if all(0 <= i < len(values) for i in positions) else None
 
 
+@values_of("ZerosLike", "OnesLike")
+def filled(node: Node) -> Values | None:
+    """Return zeros, or ones."""
+    count = node.op.outputs[0].shape.num_elements()
+    known = count is not None and count <= MOST_VALUES and node.op.outputs[0].dtype in EXACT
+    return (Size(int(node.op.type == "OnesLike")),) * count if known and count is not None else None
+
+
 @values_of("Prod", "Max", "Min", "Sum")
 def reduced(node: Node) -> Values | None:
     """Return the product, the sum, or an extreme of the elements of a vector."""
@@ -98,7 +110,7 @@ def reduced(node: Node) -> Values | None:
     integers = [v.integer for v in values if v is not None and v.integer is not None]
     if not integers or len(integers) < len(values):
         return values if len(values) == 1 else (None,)
-    return (Size({"Max": max, "Min": min, "Sum": sum}[node.op.type](integers)),)
+    return (Size({"Max": max(integers), "Min": min(integers), "Sum": sum(integers)}[node.op.type]),)
 
 
 @values_of("Mul", "FloorDiv", "RealDiv", "AddV2", "Add", "Sub", "Maximum", "Minimum", "FloorMod")
@@ -156,15 +168,27 @@ def repeated(node: Node) -> Values | None:
     return value * math.prod(sizes)
 
 
-def evaluate(node: Node, values: Values) -> Independent | RowCount:
+SECTIONS = ("Unpack", "Split", "SplitV")
+"""Operations with more outputs than one whose elements are followed."""
+
+
+def sections(node: Node) -> list[Values] | None:
+    """Return the elements of sections of a vector."""
+    position = {"Unpack": 0, "Split": 1, "SplitV": 0}[node.op.type]
+    values, counts = node.values(position), [t.shape.num_elements() for t in node.op.outputs]
+    if values is None or node.op.inputs[position].shape.rank != 1 or None in counts or sum(counts) != len(values):
+        return None
+    ends = list(itertools.accumulate(counts))
+    return [values[end - count : end] for count, end in zip(counts, ends, strict=True)]
+
+
+def evaluate(node: Node, values: Values, output: int = 0) -> Independent | RowCount:
     """Return the dependence of a small tensor with these elements."""
-    shape = node.new_shape()
+    shape = node.new_shape(output)
     rows = any(value is not None and value.has_rows for value in values)
     unknown = None in values and any(isinstance(state, RowCount) for state in node.inputs)
     if rows or unknown:
         return RowCount(shape, values)
-    names = node.independent()
-    filled = tuple(
-        v if v is not None else (names.values[i] if names.values else None) for i, v in enumerate(values)
-    )
+    names = node.independent(output)
+    filled = tuple(v if v is not None else (names.values[i] if names.values else None) for i, v in enumerate(values))
     return Independent(shape, filled)

@@ -8,7 +8,12 @@ from matex_data.training.proof.axes import Independent, PerSample, State
 from matex_data.training.proof.rules import Node, rule, samples
 from matex_data.training.proof.sizes import ONE, Size, product
 
-IMAGES = ["AdjustContrastv2", "AdjustHue", "AdjustSaturation", "AvgPool", "AvgPool3D", "Conv2D", "Conv3D", "DepthToSpace", "DepthwiseConv2dNative", "Dilation2D", "ExtractImagePatches", "ExtractVolumePatches", "HSVToRGB", "LRN", "MaxPool", "MaxPool3D", "RGBToHSV", "ResizeArea", "ResizeBicubic", "ResizeBilinear", "ResizeNearestNeighbor", "ScaleAndTranslate", "SpaceToDepth"]
+IMAGES = (
+    "AdjustContrastv2", "AdjustHue", "AdjustSaturation", "AvgPool", "AvgPool3D", "Conv2D", "Conv3D",
+    "DepthToSpace", "DepthwiseConv2dNative", "Dilation2D", "ExtractImagePatches", "ExtractVolumePatches",
+    "HSVToRGB", "LRN", "MaxPool", "MaxPool3D", "RGBToHSV", "ResizeArea", "ResizeBicubic", "ResizeBilinear",
+    "ResizeNearestNeighbor", "ScaleAndTranslate", "SpaceToDepth",
+)  # fmt: skip
 ANY_RANK = ("AdjustContrastv2", "AdjustHue", "AdjustSaturation", "HSVToRGB", "RGBToHSV")
 """Operations that compute each image from itself, which the last three axes hold, or the last one alone."""
 
@@ -35,7 +40,7 @@ def _moves_over_images(node: Node) -> bool:
     if "data_format" in node.op.node_def.attr and not node.attribute("data_format").startswith("N"):
         return True
     names = {name for name in ("ksize", "ksizes", "strides", "dilations", "rates") if name in node.op.node_def.attr}
-    first = [list(node.op.get_attr(name) or [1])[0] for name in names]
+    first = [next(iter(node.op.get_attr(name) or [1])) for name in names]
     return any(size != 1 for size in first)
 
 
