@@ -16,6 +16,7 @@ MODULES = (
     *("dataset", "opening", "compat", "errors", "fields", "index.model", "index.runs", "index.strided"),
     *("sampling.permutation", "sampling.schedule", "sampling.sizing", "sampling.split"),
     *("transforms.names", "transforms.pad", "transforms.where"),
+    *(f"training.proof.{name}" for name in ("model", "propagate", "shapes", "sizes")),
 )
 EXAMPLES = [
     test

@@ -48,6 +48,7 @@ for layer in (
     ["training.sharding"],
     ["training.average"],
     ["training.steps"],
+    ["training.proof"],
     ["training.learning_rate"],
     ["training.restart"],
     ["training.callbacks"],

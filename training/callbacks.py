@@ -22,6 +22,7 @@ from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import running_alone
 from matex_data.training.steps.distributed_model import DistributedModel
 from matex_data.training.steps.variables import broadcast_in, replicated_variables
+from matex_data.training.steps.watch import Watch
 
 WRITERS = (
     keras.callbacks.ModelCheckpoint,
@@ -57,7 +58,8 @@ def rank_callbacks(
         each_batch = any(channel.host.allgather_object(_has_batch_hooks(selected)))
         restored = any(getattr(callback, "restores", False) for callback in trailing)
         changed = any(isinstance(callback, WRITERS) and type(callback) not in WRITERS for callback in user_callbacks)
-        selected.append((BatchSynchronization if each_batch else EpochSynchronization)(channel, restored, changed))
+        synchronization = BatchSynchronization if each_batch else EpochSynchronization
+        selected.append(synchronization(channel, distributed.watch, restored, changed))
     if channel.size > 1 or trailing:
         selected.insert(0, InitialBroadcast(distributed, element_spec))
     selected += trailing
@@ -66,7 +68,7 @@ def rank_callbacks(
     if channel.rank == 0 and not any(
         isinstance(callback, keras.callbacks.ProgbarLogger) for callback in user_callbacks
     ):
-        selected.append(ThroughputBar(lambda: int(distributed.step.samples_seen.numpy()) * channel.size))
+        selected.append(ThroughputBar(lambda: int(distributed.step.samples_seen.numpy())))
     if channel.size > 1:
         kind = BatchActivityReport if _has_batch_hooks(user_callbacks, writers=True) else ActivityReport
         stack = contextlib.ExitStack()
@@ -199,13 +201,15 @@ class EpochSynchronization(keras.callbacks.Callback):  # type: ignore[misc]  # K
     Parameters
     ----------
     channel : ranks that train.
+    watch : changes between steps, about which the ranks agree.
     restored : a checkpoint is about to set all variables.
     changed : callbacks on rank 0 alone may change variables.
     """
 
-    def __init__(self, channel: Channel, restored: bool = False, changed: bool = False) -> None:
+    def __init__(self, channel: Channel, watch: Watch, restored: bool = False, changed: bool = False) -> None:
         super().__init__()
         self._channel = channel
+        self._watch = watch
         self._restored = restored
         self._changed = changed
 
@@ -232,14 +236,16 @@ class EpochSynchronization(keras.callbacks.Callback):  # type: ignore[misc]  # K
         if self._changed:
             broadcast_in(self._channel, replicated_variables(self.model))
 
-    def _synchronize(self) -> None:
-        """Exchange learning rate and stop flag in one message, since this may run after every batch."""
+    def _synchronize(self, of_batch: bool = False) -> None:
+        """Exchange learning rate, stop flag and changes in one message, since this may run after every batch."""
         optimizer = self.model.optimizer
         rate: Any = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
         settable = isinstance(rate, keras.Variable)
         local = float(rate.numpy()) if settable else 0.0
-        shared = np.array([self.model.stop_training, local if self._channel.rank == 0 else 0.0])
+        own_rate = local if self._channel.rank == 0 else 0.0
+        shared = np.array([self.model.stop_training, own_rate, self._watch.changed(small=of_batch)])
         self._channel.host.reduce(shared)
+        self._watch.due |= bool(shared[2])
         self.model.stop_training = bool(shared[0])
         if local != shared[1]:
             rate.assign(shared[1])
@@ -250,7 +256,7 @@ class BatchSynchronization(EpochSynchronization):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Synchronize the learning rate and the stop flag. *Collective*."""
-        self._synchronize()
+        self._synchronize(of_batch=True)
 
 
 class ThroughputBar(keras.callbacks.ProgbarLogger):  # type: ignore[misc]  # Keras has no types
@@ -258,8 +264,7 @@ class ThroughputBar(keras.callbacks.ProgbarLogger):  # type: ignore[misc]  # Ker
 
     Parameters
     ----------
-    samples_seen : function that returns the samples of all ranks since training began; exact at the end of an epoch,
-        an estimate within.
+    samples_seen : function that returns the samples of all ranks since training began.
     """
 
     async_safe = True

@@ -73,6 +73,9 @@ tf_keras_models: Any = _imported("keras._tf_keras.keras.models")
 tf_keras_saving: Any = _imported("keras._tf_keras.keras.saving")
 BaseSession: Any = _imported("tensorflow.python.client.session.BaseSession")
 DatasetIterator: Any = _imported("tensorflow.python.data.ops.iterator_ops.OwnedIterator")
+ControlFlowGraph: Any = _imported("tensorflow.python.ops.control_flow_v2_func_graphs.ControlFlowFuncGraph")
+gradient_registry: Any = _imported("tensorflow.python.framework.ops.gradient_registry")
+"""Functions that compute gradients, by type of operation or by the name that replaces it."""
 BATCHING: tuple[Any, ...] = (
     _imported("tensorflow.python.data.ops.batch_op._BatchDataset"),
     _imported("tensorflow.python.data.ops.batch_op._ParallelBatchDataset"),
@@ -103,6 +106,21 @@ CALLBACK_STATE: tuple[tuple[Any, tuple[str, ...]], ...] = (
 )
 """Attributes of callbacks that change during training."""
 
+STEP_METHODS = (
+    "_aggregate_additional_loss",
+    "_compute_loss",
+    "__call__",
+    "add_loss",
+    "compute_loss",
+    "fit",
+    "losses",
+    "make_train_function",
+    "train_step",
+)
+"""Methods and properties of a model that decide what a training step computes."""
+CHANGED_BY_CALLS = ("_called", "_dropout_mask", "_loss_ids", "_losses", "_recurrent_dropout_mask")
+"""Attributes of layers that Keras itself changes when a layer is called."""
+
 ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (
         keras.Model,
@@ -125,13 +143,17 @@ ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (EpochIterator, ("_enumerate_iterator",)),
     (keras_random, ("dropout", "normal", "randint", "truncated_normal", "uniform")),
     (keras.callbacks.ProgbarLogger, ("_finalize_progbar", "_update_progbar")),
+    (tf.Graph, ("_get_function",)),
     (tf.data.Dataset, ("_inputs",)),
     (DatasetIterator, ("_type_spec", "get_next")),
 )
 """Attributes of classes and modules: private ones, and public ones that this package replaces."""
 
 OBJECT_ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
-    (keras.Model, ("_compile_loss", "_jit_compile", "_loss_tracker", "test_function", "train_function")),
+    (
+        keras.Model,
+        ("_call_has_training_arg", "_compile_loss", "_jit_compile", "_loss_tracker", "test_function", "train_function"),
+    ),
     (keras.layers.Layer, ("_seed_generators", "_trainable_variables")),
     (keras.layers.BatchNormalization, ("_reduction_axes", "synchronized")),
     (keras.optimizers.Optimizer, ("_learning_rate",)),

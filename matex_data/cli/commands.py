@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from matex_data.cli.hash_seed import restart_with_hash_seed
 from matex_data.errors import DataError, NoMpiLibrary, RanksNotConnected
 from matex_data.mpi import abort
 
@@ -28,6 +29,8 @@ Limit = Annotated[float, typer.Option(help="Seconds in which the HDF5 library ha
 
 def main() -> None:
     """Run the command ``matex``."""
+    if sys.argv[1:2] == ["run"]:
+        restart_with_hash_seed()
     try:
         app()
     except (NoMpiLibrary, RanksNotConnected) as error:
@@ -109,7 +112,10 @@ def bench(paths: Paths, format: Format = None, field: Inputs = None, batch_size:
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 def run(context: typer.Context) -> None:
-    """Run an unchanged Keras script on all ranks: mpiexec -n 4 matex run script.py --option-of-the-script."""
+    """Run an unchanged Keras script on all ranks: mpiexec -n 4 matex run script.py --option-of-the-script.
+
+    Or a module, like python -m: mpiexec -n 4 matex run -m package.module --option-of-the-module.
+    """
     from matex_data.training.launcher import run
 
     run.main(context.args)

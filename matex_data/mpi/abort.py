@@ -86,6 +86,11 @@ def exit_with(code: int, message: str = "") -> None:
     sys.exit(code)
 
 
+def exit_requested() -> bool:
+    """Return whether this rank is about to end the job with an error, after its exit handlers."""
+    return bool(_requested_exit)
+
+
 def run_exit_handlers_first() -> None:
     """Let ``exit_with`` end the job after the ``atexit`` handlers that the program registers from now on."""
     _exit_registered.append(True)

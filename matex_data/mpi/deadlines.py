@@ -36,6 +36,7 @@ MESSAGE_AFTER = 60.0  # seconds from the begin of a wait to a message about the 
 ANSWER_TIME = 3.0  # seconds in which other ranks have to answer
 QUERY_INTERVAL = 0.1  # seconds between two looks for queries
 SHORTEST_SLEEP, LONGEST_SLEEP = 2e-5, 5e-4  # seconds between two tests of a request
+READ_AHEAD = "matex-read"  # name of threads that read data ahead of the program
 _HEADER = struct.Struct("<qB")  # of a message: number of the query, state
 _STATE_QUERY, _STATE_ANSWER, _QUERY, _ANSWER = 1, 2, 3, 4  # MPI tags; ``on_query`` answers the last two
 _LIBRARIES = tuple(str(Path(sysconfig.get_path(name)).resolve()) for name in ("purelib", "platlib", "stdlib"))
@@ -116,6 +117,12 @@ def _state() -> tuple[State, str]:
         if thread not in _waiting:
             return State.BUSY, activity
     return (State.WAITING if _waiting else State.RUNNING), user_location()
+
+
+def waits_for_ranks() -> bool:
+    """Return whether the program waits for other ranks, or has ended; threads that read ahead do not count."""
+    readers = {thread.ident for thread in threading.enumerate() if thread.name == READ_AHEAD}
+    return _left or any(thread not in readers for thread in list(_waiting))
 
 
 def user_location() -> str:

@@ -51,7 +51,7 @@ class Prefetcher:
         self._abandoned = False  # another rank has left before the end
         self._error: BaseException | None = None
         self._process = os.getpid()
-        self._thread = Thread(target=self._run, name="matex-read", daemon=True)
+        self._thread = Thread(target=self._run, name=deadlines.READ_AHEAD, daemon=True)
         _ALIVE.add(self)
         self._session.closers.add(self)
         try:

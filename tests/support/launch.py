@@ -33,6 +33,7 @@ _SETTINGS = {
     "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
     "PYTHONFAULTHANDLER": "1",
+    "PYTHONHASHSEED": "0",  # as matex run sets it; forked processes cannot start anew
     "PYTHONUNBUFFERED": "",  # lines of the ranks would mix
     # Tests use more ranks than cores; the names are those of Open MPI 4 and 5.
     "OMPI_MCA_rmaps_base_oversubscribe": "1",

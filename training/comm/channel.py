@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import numpy as np
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi.attributes import attached
 from matex_data.mpi.library import MPI
-from matex_data.mpi.node import core_share
+from matex_data.mpi.node import CoreShare, core_share
 from matex_data.pipeline.buffers import BufferPool
 from matex_data.training.comm.collectives import Collectives
 from matex_data.training.comm.drift import WaitingClock
@@ -36,7 +38,10 @@ class Channel:
     communicator : communicator of the data path, with its time limits and error agreement.
     buffers : memory of results; the tensors of a step return it when the next step begins.
     counters : sequence counters of this channel, by name; see ``SequenceCounter``.
+    narrowed : operations run among some of the ranks at present; see ``among``.
     """
+
+    narrowed = False
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         if MPI.Query_thread() < MPI.THREAD_SERIALIZED and comm.size > 1:
@@ -61,6 +66,26 @@ class Channel:
         if threads not in self._pools:
             self._pools[threads] = CommunicationPool(self.graph, threads)
         return self._pools[threads]
+
+    def counting_variables(self) -> list[Any]:
+        """Return the variables that number the collective operations of this channel."""
+        return [counter.variable for counter in self.counters.values() if counter.variable is not None]
+
+    @contextlib.contextmanager
+    def among(self, subset: Subset) -> Iterator[None]:
+        """Context manager: this channel consists of the ranks of a subset; graphs that it traces run within it alone.
+
+        Parameters
+        ----------
+        subset : ranks of this channel, among them this one.
+        """
+        kept = self.rank, self.size, self.graph, self.host, self.counters, self.narrowed
+        self.rank, self.size, self.narrowed = subset.graph.comm.rank, subset.graph.comm.size, True
+        self.graph, self.host, self.counters = subset.graph, subset.host, subset.counters
+        try:
+            yield
+        finally:
+            self.rank, self.size, self.graph, self.host, self.counters, self.narrowed = kept
 
     def check_same(self, operation: str, collectives: Collectives | None = None) -> None:
         """Raise an error unless all ranks are about to do the same operation.
@@ -98,6 +123,31 @@ class Channel:
             pool.close()
         self.graph.close()
         self.host.close()
+
+
+class Subset:
+    """Some ranks of a channel, with communicators of their own. *Collective* among them.
+
+    Parameters
+    ----------
+    channel : channel of all ranks.
+    ranks : ranks of the channel, in the order that they have in the subset.
+
+    Attributes
+    ----------
+    graph, host, counters : as those of a channel.
+    """
+
+    def __init__(self, channel: Channel, ranks: Sequence[int]) -> None:
+        group = channel.user.group.Incl(list(ranks))
+        comm = channel.user.Create_group(group)
+        group.Free()
+        # Ranks that sleep while they wait are not compared for slowness.
+        share, clock = CoreShare.OVERSUBSCRIBED, WaitingClock()
+        self.graph = Collectives(comm, channel.communicator.liveness, share, clock)
+        self.host = self.graph.duplicate()
+        self.counters: dict[str, Any] = {}
+        comm.Free()
 
 
 def open_channel(comm: MPI.Intracomm | None = None) -> Channel:

@@ -17,7 +17,7 @@ _stateless_normal = tf.random.stateless_normal
 
 
 @contextlib.contextmanager
-def draws_for_rows(rows: slice, total: int) -> Iterator[None]:
+def draws_for_rows(rows: tuple[Any, Any], total: Any) -> Iterator[None]:
     """Context manager: draw the random numbers of these rows of a whole batch, with fixed seeds.
 
     Replaces dropout and the random functions of Keras and TensorFlow that take a shape; restores NumPy's state at the
@@ -25,10 +25,10 @@ def draws_for_rows(rows: slice, total: int) -> Iterator[None]:
 
     Parameters
     ----------
-    rows : rows of the shard.
-    total : number of rows of the whole batch.
+    rows : first row of the shard, and the one after its last; numbers or scalar int32 tensors.
+    total : number of rows of the whole batch, like ``rows``.
     """
-    source = _Source(rows, total)
+    source = _Source(*rows, total)
     state = np.random.get_state()
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in _patches(source)]
     try:
@@ -44,18 +44,29 @@ def draws_for_rows(rows: slice, total: int) -> Iterator[None]:
 class _Source:
     """Random numbers of a whole batch, from which a shard takes its rows."""
 
-    def __init__(self, rows: slice, total: int) -> None:
-        self._rows, self._total = rows, total
+    def __init__(self, start: Any, stop: Any, total: Any) -> None:
+        self._start, self._stop, self._total = start, stop, total
         self._number = 0
 
     def draw(self, shape: Any, kind: Callable[..., Any] = _stateless_uniform) -> Any:
         """Return float32 numbers; if the first axis has the rows of the shard, those of the whole batch are drawn."""
         self._number += 1
-        sizes = [int(size) for size in np.asarray(tf.convert_to_tensor(shape, tf.int32)).reshape(-1)]
         seed = [self._number, 0]
-        if sizes and sizes[0] == self._rows.stop - self._rows.start:
-            return kind([self._total, *sizes[1:]], seed)[self._rows]
-        return kind(sizes, seed)
+        sizes = tf.reshape(tf.convert_to_tensor(shape, tf.int32), [-1])
+        known = tf.get_static_value(sizes)
+        if sizes.shape[0] == 0:
+            return kind(sizes, seed)
+        of_shard = sizes[0] == self._stop - self._start
+        first, last, drawn = (
+            tf.where(of_shard, tf.cast(of_rows, tf.int32), other)
+            for of_rows, other in ((self._start, 0), (self._stop, sizes[0]), (self._total, sizes[0]))
+        )
+        out = kind(tf.concat([drawn[None], sizes[1:]], 0), seed)[first:last]
+        if known is not None:
+            out.set_shape(known)
+        elif hasattr(shape, "__len__"):
+            out.set_shape([size if isinstance(size, int) else None for size in shape])
+        return out
 
     def normal(self, shape: Any) -> Any:
         return self.draw(shape, _stateless_normal)

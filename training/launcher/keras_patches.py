@@ -21,11 +21,13 @@ from matex_data.training.callbacks import rank_callbacks
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import alone
 from matex_data.training.keras_api import EpochIterator, keras_trainer, pythonify_logs
+from matex_data.training.launcher.checking.check import Mode, SelfCheck
+from matex_data.training.launcher.checking.forward import ForwardProofs
+from matex_data.training.launcher.checking.report import Report
 from matex_data.training.launcher.saving import local_model
-from matex_data.training.launcher.verification import verify
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.sharding.batch_weights import batch_weights
-from matex_data.training.sharding.determinism import FirstBatchCheck
+from matex_data.training.sharding.digests import check_same
 from matex_data.training.sharding.rows import (
     batch_size,
     dataset_element,
@@ -36,7 +38,6 @@ from matex_data.training.sharding.rows import (
 )
 from matex_data.training.steps.distributed_model import DistributedModel
 from matex_data.training.steps.evaluation import append_empty_batches
-from matex_data.training.steps.metrics import combined_logs
 from matex_data.training.steps.prediction import predict_stand_ins
 from matex_data.training.steps.step import DistributedStep
 from matex_data.training.trainer import drop_empty_batches, unwrapped_errors, without_keras_warnings
@@ -53,9 +54,9 @@ class PatchedCall:
     ----------
     channel : ranks of the call.
     distributed : model that the call trains on its first dataset, and evaluates on others; None for ``predict``.
-    check : compares the first batches of the ranks, if the call trains.
+    check : self-check of the model, if the call trains.
     record_sizes : record the sizes of the global batches.
-    verify : run the self-check on the first batch.
+    epochs : epochs that the call trains.
 
     Attributes
     ----------
@@ -69,43 +70,41 @@ class PatchedCall:
         self,
         channel: Channel,
         distributed: DistributedModel | None = None,
-        check: FirstBatchCheck | None = None,
+        check: SelfCheck | None = None,
         record_sizes: bool = False,
-        verify: bool = False,
+        epochs: int = 1,
     ) -> None:
         self._channel = channel
         self._distributed = distributed
         self._check = check
         self._record_sizes = record_sizes
-        self._verify = verify
+        self._epochs, self._epoch = epochs, -1
         self.spec: Any = None
         self.whole_batches = False
         self.steps: int | None = None
         self.sizes: list[int] = []
         self.test = None if distributed is None else distributed.test
 
-    def shard(self, dataset: Any, x: Any) -> tuple[Any, Any]:
-        """Shard the dataset that Keras is about to iterate over; in training, the steps select this rank's rows.
-
-        Returns
-        -------
-        first : dataset of the first epoch; in training, it records the first batch.
-        later : dataset of the epochs after it, whose iterators take 0.4 ms to make where those of ``first`` take 7.
-        """
+    def shard(self, dataset: Any, x: Any) -> Any:
+        """Shard the dataset that Keras is about to iterate over; in training, the steps select this rank's rows."""
         first, self.spec = self.spec is None, self.spec or dataset.element_spec
-        check = self._check if first else None  # the first dataset is that of training
-        lockstep = self.test is not None and self.test.lockstep and check is None
+        trains = first and self._check is not None  # the first dataset is that of training
+        lockstep = self.test is not None and self.test.lockstep and not trains
         if not is_sharded(x):
-            if check is not None:
+            if trains:
                 self.whole_batches = True
-                return deterministic(check.recording(dataset)), deterministic(dataset)
+                return deterministic(dataset)
             if self._distributed is not None and self._distributed.step.whole:
-                return dataset, dataset
+                return dataset
             dataset = self._recording_sizes(dataset) if self._record_sizes else dataset
             dataset = shard_rows(dataset, self._channel.rank, self._channel.size)
-        if check is None and not self._record_sizes and not lockstep:
+        if not trains and not self._record_sizes and not lockstep:
             dataset = drop_empty_batches(dataset)
-        return dataset, dataset
+        return dataset
+
+    def trains(self) -> bool:
+        """Return whether the next dataset is that of training."""
+        return self._check is not None and self.spec is None
 
     def steps_of_test(self, steps: int | None, local: bool) -> int | None:
         """Return the largest number of batches of any rank for the next evaluation; None if nothing is to be padded.
@@ -123,21 +122,35 @@ class PatchedCall:
         self.test.set_lockstep(not local or None not in by_rank)
         return max(by_rank) if local and self.test.lockstep else None
 
-    def verified_iterator(self, iterator: Any) -> Any:
-        """Return the iterator of a training epoch after the self-check on its first batch. *Collective*."""
-        if self._distributed is None or not self.whole_batches or self._distributed.verified:
-            return iterator
-        self._distributed.verified = True
-        if not self._verify:
-            return iterator
-        batches = list(itertools.islice(_until_out_of_range(iterator), self._distributed.model.steps_per_execution))
+    def checked_steps(self, steps: Iterator[Any], per_epoch: int | None) -> Iterator[Any]:
+        """Yield the steps of a training epoch, each after the self-check of its batches if one is due. *Collective*.
+
+        Parameters
+        ----------
+        steps : numbers of the first and of the last step of each execution, and the iterator over batches.
+        per_epoch : steps of an epoch, if known.
+        """
+        assert self._distributed is not None
+        assert self._check is not None
+        self._epoch += 1
+        executed = self._distributed.model.steps_per_execution
+        for *numbers, iterator in steps:
+            first = numbers[0] == 0
+            last = self._epoch == self._epochs - 1 and per_epoch is not None and numbers[0] + executed >= per_epoch
+            fit = first and self._epoch == 0
+            if self.whole_batches and self._check.due(first_of_fit=fit, first_of_epoch=first, last_of_fit=last):
+                iterator = self._checked(iterator, executed)
+            yield (*numbers, iterator)
+            self._check.schedule.steps += executed
+
+    def _checked(self, iterator: Any, count: int) -> Any:
+        """Return an iterator that begins with the batches of an execution, after the self-check of the first one."""
+        assert self._check is not None
+        batches = list(itertools.islice(_until_out_of_range(iterator), count))
         if not batches:
             return iterator
-        verify(self._distributed, keras.tree.map_structure(_without_optionals, batches[0]))
-        if any(isinstance(leaf, tf.OptionalSpec) for leaf in tf.nest.flatten(self.spec)):
-            return itertools.chain(batches, iterator)
-        # With the same element spec, so that the step is traced once.
-        return iter(tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=self.spec))
+        self._check.before_step(tf.nest.map_structure(_without_optionals, batches[0]), self.spec)
+        return _iterator_over(batches, self.spec)
 
     def _recording_sizes(self, dataset: Any) -> Any:
         return dataset.map(lambda *args: self._record(dataset_element(dataset, args)))
@@ -159,16 +172,14 @@ class ShardedEpochIterator(EpochIterator):  # type: ignore[misc]  # Keras has no
                 self._pad(call.steps)
             elif (steps := call.steps_of_test(self.__dict__["_num_batches"], local)) is not None:
                 self._pad(steps)
-            sharded = call.shard(self.__dict__["_distributed_dataset"], kwargs.get("x"))
-            self.__dict__["_distributed_dataset"], self._matex_later = sharded
+            self._matex_trains = call.trains()
+            self.__dict__["_distributed_dataset"] = call.shard(self.__dict__["_distributed_dataset"], kwargs.get("x"))
 
     def _enumerate_iterator(self) -> Iterator[Any]:
-        for *steps, iterator in super()._enumerate_iterator():  # newer versions of Keras yield two step numbers
-            call, self._matex_call = self._matex_call, None
-            if call is not None:
-                iterator = call.verified_iterator(iterator)
-                self.__dict__["_distributed_dataset"] = self._matex_later
-            yield (*steps, iterator)
+        steps, call = super()._enumerate_iterator(), self._matex_call
+        if call is None or not self._matex_trains:
+            return steps  # type: ignore[no-any-return]
+        return call.checked_steps(steps, self.steps_per_epoch or self._num_batches)
 
     def _pad(self, steps: int) -> None:
         """Append empty batches, so that this rank has this number of steps."""
@@ -183,6 +194,24 @@ def _until_out_of_range(iterator: Any) -> Iterator[Any]:
     """Yield elements until the iterator raises ``OutOfRangeError``."""
     with contextlib.suppress(tf.errors.OutOfRangeError):
         yield from iterator
+
+
+def _iterator_over(batches: list[Any], spec: Any) -> Any:
+    """Return an iterator of TensorFlow over batches, with their element spec, so that a step is traced once."""
+    given = [i for i, leaf in enumerate(tf.nest.flatten(spec)) if not isinstance(leaf, tf.OptionalSpec)]
+    leaves = [tf.nest.flatten(batch) for batch in batches]
+
+    def select(batch: list[Any]) -> tuple[Any, ...]:
+        return tuple(batch[i] for i in given)
+
+    def packed(*tensors: Any) -> Any:
+        filled = list(leaves[0])  # optionals that stand for None
+        for i, tensor in zip(given, tensors, strict=True):
+            filled[i] = tensor
+        return tf.nest.pack_sequence_as(spec, filled)
+
+    data = tf.data.Dataset.from_generator(lambda: map(select, leaves), output_signature=select(tf.nest.flatten(spec)))
+    return iter(data.map(packed))
 
 
 def _without_optionals(leaf: Any) -> Any:
@@ -201,12 +230,31 @@ class _PaddedAdapter:
         return getattr(self._adapter, name)
 
 
+class AfterTraining(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Callback that checks a model at the end of training, before its result is used.
+
+    Parameters
+    ----------
+    check : self-check of the model.
+    """
+
+    def __init__(self, check: SelfCheck) -> None:
+        super().__init__()
+        self._check = check
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Check the model again if that is due. *Collective* then."""
+        self._check.after_training()
+
+
 class KerasPatches:
     """Patches of ``keras.Model``. *Collective*."""
 
-    def __init__(self, channel: Channel, reducer: Reducer, sync_batch_norm: bool, verify: bool) -> None:
+    def __init__(self, channel: Channel, reducer: Reducer, sync_batch_norm: bool, verify: Mode) -> None:
         self._channel = channel
-        self._verify = verify
+        self._verify: Mode = verify
+        self._report = Report(channel.rank, channel.size)
+        self._proofs = ForwardProofs(channel, self._report)
         self._reducer = reducer
         self._sync_batch_norm = sync_batch_norm
         self._warned = False
@@ -255,14 +303,16 @@ class KerasPatches:
         distributed = DistributedModel(model, self._channel, self._sync_batch_norm, self._reducer)
         distributed.__enter__()
         object.__setattr__(model, "_matex_distributed", distributed)
+        object.__setattr__(model, "_matex_check", SelfCheck(distributed, self._verify, self._report))
         return distributed
 
     def _fit(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
         model._assert_compile_called("fit")
         distributed = self._distributed(model)
         self._warn_of_generator(options.get("x"))
-        check = FirstBatchCheck(self._channel)
-        call = PatchedCall(self._channel, distributed, check, verify=self._verify)
+        check = model._matex_check
+        epochs = options.get("epochs", 1) - (options.get("initial_epoch") or 0)
+        call = PatchedCall(self._channel, distributed, check, epochs=epochs)
         if is_sharded(options.get("x")) and not isinstance(options["x"], tf.data.Dataset):
             batch = max(1, (options.get("batch_size") or 32) // self._channel.size)
             steps = -(-len(keras.tree.flatten(options["x"])[0]) // batch)
@@ -271,7 +321,7 @@ class KerasPatches:
         if not isinstance(callbacks, keras.callbacks.CallbackList):
             user_callbacks = keras.tree.flatten(callbacks) if callbacks is not None else []
             options["callbacks"] = rank_callbacks(
-                distributed, user_callbacks, lambda: (call.spec, call.whole_batches), [check]
+                distributed, user_callbacks, lambda: (call.spec, call.whole_batches), [AfterTraining(check)]
             )
         return _call_within(call, original, options)
 
@@ -289,15 +339,27 @@ class KerasPatches:
     def _evaluate(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
         model._assert_compile_called("evaluate")
         distributed = self._distributed(model)
+        check_same(self._channel, "evaluate()", [options.get(name) for name in ("x", "y", "sample_weight")])
         if distributed.step.whole:
             return original(**options)
-        return _call_within(PatchedCall(self._channel, distributed), original, options)
+        epoch = distributed.within_epoch() if _current_call.get() is not None else contextlib.nullcontext()
+        with epoch:
+            if _has_few_rows(options, self._channel.size) or not self._may_shard(model, "test_step", options):
+                with local_model(model):
+                    return _call_within(None, original, options)
+            return _call_within(PatchedCall(self._channel, distributed), original, options)
 
     def _predict(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
         """Predict this rank's rows; return those of all ranks, in order. *Collective*."""
         distributed = vars(model).get("_matex_distributed")
+        check_same(self._channel, "predict()", options.get("x"))
         if is_sharded(options.get("x")) or (distributed is not None and distributed.step.whole):
             return original(**options)
+        few = _has_few_rows(options, self._channel.size)
+        if few or not self._may_shard(model, "predict_step", {"x": options.get("x")}):
+            return _call_within(None, original, options)
+        if _is_one_array(options) and self._proofs.proven(model, options["x"]):
+            return self._predict_rows(original, options)
         predict_stand_ins(model)
         call = PatchedCall(self._channel, record_sizes=True)
         outputs = _call_within(call, original, options)
@@ -315,6 +377,29 @@ class KerasPatches:
             )
         positions = np.concatenate([self._positions(sizes, rank) for rank in range(self._channel.size)])
         return keras.tree.map_structure(lambda output: self._gather(output, positions), outputs)
+
+    def _predict_rows(self, original: Callable[..., Any], options: dict[str, Any]) -> Any:
+        """Predict consecutive rows of arrays on each rank: no function has to be made for them. *Collective*."""
+        total, size = len(keras.tree.flatten(options["x"])[0]), self._channel.size
+        rows = rank_slice(total, self._channel.rank, size)
+        own = keras.tree.map_structure(lambda leaf: leaf[rows], options["x"])
+        batch = -(-(options.get("batch_size") or DEFAULT_BATCH) // size)
+        outputs = _call_within(None, original, {**options, "x": own, "batch_size": batch})
+        return keras.tree.map_structure(lambda output: self._gather(output, np.arange(total)), outputs)
+
+    def _may_shard(self, model: Any, step: str, options: dict[str, Any]) -> bool:
+        """Return whether a model predicts or evaluates shards of its data as it does all. *Collective*.
+
+        It does if it is proven, or if it was trained on shards and checked.
+        """
+        check = vars(model).get("_matex_check")
+        trained = check is not None and check.schedule.checked is not None
+        own = getattr(type(model), step) is not getattr(keras.Model, step)
+        if self._verify == "never" or (trained and not (own and step == "predict_step")):
+            return True
+        if own or model.run_eagerly:
+            return False
+        return self._proofs.proven(model, *(options.get(name) for name in ("x", "y", "sample_weight")))
 
     def _gather(self, output: Any, positions: Any) -> Any:
         """Return the rows of all ranks in order: an array, or a ragged tensor if Keras returns one. *Collective*."""
@@ -346,23 +431,60 @@ class KerasPatches:
         distributed = self._distributed(model)
         if distributed.step.whole:
             return original(**options)
-        arrays = {name: options[name] for name in ("x", "y", "sample_weight") if options.get(name) is not None}
-        data = keras.tree.map_structure(np.asarray, arrays)
-        rows = {len(leaf) for leaf in keras.tree.flatten(data)}
-        if len(rows) != 1:
-            raise ValueError(f"the arrays of a batch must have one length, not {sorted(rows)}")
-        whole = not is_sharded(list(arrays.values()))
-        spec = keras.tree.map_structure(lambda leaf: tf.TensorSpec((None, *leaf.shape[1:]), leaf.dtype), data)
+        data = {name: _as_arrays(options.get(name)) for name in ("x", "y", "sample_weight")}
+        batch = tuple(data.values())
+        whole = not is_sharded([leaf for leaf in tf.nest.flatten([*map(options.get, data)]) if leaf is not None])
+        rows = int(batch_size(tf.nest.map_structure(_as_tensor, batch)))
+        spec = tf.nest.map_structure(functools.partial(_spec_of_rows, rows), batch)
         if not distributed.prepared:
-            distributed.prepare(tuple(spec.values()), whole)
-        if whole and self._verify and not distributed.verified:
-            verify(distributed, keras.tree.map_structure(keras.ops.convert_to_tensor, tuple(data.values())))
-            if distributed.step.whole:
-                return original(**options)
+            distributed.prepare(spec, whole)
+        check = model._matex_check
+        if whole and check.due(first_of_fit=check.schedule.checked is None):
+            check.before_step(tf.nest.map_structure(_as_tensor, batch), spec, "train_on_batch()")
+        check.schedule.steps += 1
+        if distributed.step.whole:
+            return original(**options)
+        data = {name: value for name, value in data.items() if value is not None}
         as_dict = options.pop("return_dict", False)
-        logs = combined_logs(model, self._channel, original(**{**options, **data}, return_dict=True))
+        logs = distributed.combined(original(**{**options, **data}, return_dict=True), of_batch=True)
         logs = pythonify_logs(logs)
         return logs if as_dict else model._flatten_metrics_in_order(logs)
+
+
+DEFAULT_BATCH = 32
+"""Rows of a batch of Keras, unless the call says otherwise."""
+FEW = 16
+"""Rows for each rank up to which a single batch is not shared out: that would cost more than it saves."""
+
+
+def _has_few_rows(options: dict[str, Any], size: int) -> bool:
+    """Return whether the data of a call is one small batch of arrays."""
+    leaves = [leaf for leaf in keras.tree.flatten(options.get("x")) if leaf is not None]
+    if not leaves or not all(isinstance(leaf, np.ndarray | tf.Tensor) and leaf.ndim for leaf in leaves):
+        return False
+    return len(leaves[0]) <= min(options.get("batch_size") or DEFAULT_BATCH, FEW * size)
+
+
+def _is_one_array(options: dict[str, Any]) -> bool:
+    """Return whether a call predicts all rows of arrays of one length, without callbacks that see its batches."""
+    leaves = keras.tree.flatten(options.get("x"))
+    alike = all(isinstance(leaf, np.ndarray) and leaf.ndim and len(leaf) == len(leaves[0]) for leaf in leaves)
+    return bool(leaves) and alike and not (options.get("callbacks") or options.get("steps"))
+
+
+def _as_arrays(data: Any) -> Any:
+    return None if data is None else keras.tree.map_structure(np.asarray, data)
+
+
+def _as_tensor(leaf: Any) -> Any:
+    return None if leaf is None else tf.convert_to_tensor(leaf)
+
+
+def _spec_of_rows(rows: int, leaf: Any) -> Any:
+    """Return the spec of an array of a batch: any number of rows, if it has those of the batch."""
+    if leaf is None:
+        return None
+    return tf.TensorSpec((None, *leaf.shape[1:]) if leaf.shape[:1] == (rows,) else leaf.shape, leaf.dtype)
 
 
 def _rows(output: Any) -> int:

@@ -1,9 +1,10 @@
-"""``matex run script.py``: train a script written for one process on all ranks."""
+"""``matex run script.py``, ``matex run -m module``: train a script written for one process on all ranks."""
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
+import importlib.util
 import logging
 import os
 import runpy
@@ -20,6 +21,12 @@ from matex_data.mpi.abort import exit_with, replace_exit, run_exit_handlers_firs
 from matex_data.mpi.node import local_rank
 from matex_data.training.comm.world import comm_or_world
 
+log = logging.getLogger("matex_data.training")
+
+
+MODES = ("always", "proven", "first", "never")
+"""Values of ``--verify``."""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line of ``matex run`` and run the script. *Collective*."""
@@ -27,34 +34,55 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--strategy", choices=("chained", "funneled", "concurrent"), default="chained")
     parser.add_argument("--wire-dtype", choices=("float16", "bfloat16"), help="send gradients in 16 bits")
     parser.add_argument("--sync-batch-norm", action="store_true", help="normalize by the global batch")
-    parser.add_argument("--no-verify", dest="verify", action="store_false", help="skip the self-check of fit")
+    parser.add_argument(
+        "--verify", choices=MODES, default="proven", help="which steps are checked: see docs/training.md, Self-check"
+    )
+    parser.add_argument("--no-verify", dest="verify", action="store_const", const="never", help="--verify never")
     parser.add_argument("--all-output", action="store_true", help="print the output of every rank, not of rank 0 alone")
-    parser.add_argument("script", type=Path)
+    parser.add_argument(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        metavar=("package.module", "arguments"),
+        help="run a module as a script, like python -m",
+    )
+    parser.add_argument("script", nargs="?", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
     given = vars(parser.parse_args(arguments))
-    run(given.pop("script"), given.pop("arguments"), **given)
+    script, of_script, of_module = given.pop("script"), given.pop("arguments"), given.pop("module")
+    if of_module:
+        module, *of_script = of_module
+        run(module, of_script, as_module=True, **given)
+    elif script is None or of_module is not None:
+        parser.error("name a script, or a module after -m")
+    else:
+        run(script, of_script, **given)
 
 
 def run(
-    script: Path,
+    script: Path | str,
     arguments: Sequence[str] = (),
     *,
+    as_module: bool = False,
     strategy: Any = "chained",
     wire_dtype: Any = None,
     sync_batch_norm: bool = False,
-    verify: bool = True,
+    verify: Any = "proven",
     all_output: bool = False,
 ) -> None:
     """Run a script like ``python script.py``, on all ranks. *Collective*. An error of the script ends the process.
 
     Parameters
     ----------
-    script : path of the script.
+    script : path of the script, or name of the module.
     arguments : arguments of the script.
+    as_module : run a module like ``python -m package.module``.
     strategy : how graphs communicate: "chained", "funneled" or "concurrent"; see ``distribute``.
     wire_dtype : dtype in which gradients are sent, "float16" or "bfloat16"; None: as they are; see ``distribute``.
     sync_batch_norm : normalize by the statistics of the global batch.
-    verify : in the first step of ``fit``, compare the average of the ranks' gradients with that of the whole batch.
+    verify : which steps of ``fit`` and ``train_on_batch`` are checked, shards of a batch against their union: "always":
+        those of all models, again and again; "proven": of models that are not proven; "first": the first one of these;
+        "never": none.
     all_output : print the output of every rank; otherwise only that of rank 0, and the errors of all ranks.
     """
     prepare_process()
@@ -65,12 +93,16 @@ def run(
         if comm.rank > 0 and not all_output:
             _mute_output()
         _patch(strategy, wire_dtype, sync_batch_norm, verify)
+        _warn_of_hashes(comm)
         run_exit_handlers_first()
     _add_matex_data_set()
     sys.argv = [str(script), *arguments]
-    sys.path.insert(0, str(script.resolve().parent))
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        if as_module:
+            _run_module(str(script))
+        else:
+            sys.path.insert(0, str(Path(script).resolve().parent))
+            runpy.run_path(str(script), run_name="__main__")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) or end.code is None else 1
         exit_with(code or 0, "" if end.code is None or isinstance(end.code, int) else f"{end.code}")
@@ -80,7 +112,46 @@ def run(
         exit_with(1)
 
 
-def _patch(strategy: Any, wire_dtype: Any, sync_batch_norm: bool, verify: bool) -> None:
+def _run_module(name: str) -> None:
+    """Run a module like ``python -m``.
+
+    Raises
+    ------
+    SystemExit : there is no such module.
+    """
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):  # of an import within the package
+            raise
+        spec = None
+    if spec is None:
+        raise SystemExit(
+            f"matex run: there is no module {name!r}\n"
+            f"  expected: a module in {sys.path[0]!r}, or one that is installed\n"
+            "  remedy: start in the folder that contains the package; or give the path of a script, without -m"
+        )
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _warn_of_hashes(comm: Any) -> None:
+    """Warn if the hashes of strings differ between the ranks. *Collective*."""
+    own = hash("matex_data")
+    least, most = comm.allreduce((own, -own), op=_least_of_each)
+    if least != -most and comm.rank == 0:
+        log.warning(
+            "the ranks hash strings differently, so that sets have another order on each rank\n"
+            "  remedy: start the script by the command matex run or python -m matex_data run, which chooses one seed; "
+            "or set PYTHONHASHSEED to one number on all ranks"
+        )
+
+
+def _least_of_each(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return min(one[0], other[0]), min(one[1], other[1])
+
+
+def _patch(strategy: Any, wire_dtype: Any, sync_batch_norm: bool, verify: Any) -> None:
     """Choose a GPU, seed all ranks equally, and patch Keras and TensorFlow. *Collective*."""
     from matex_data.training import keras_api
     from matex_data.training.comm.channel import open_channel

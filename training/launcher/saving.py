@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
 import os
 import pickle
 from collections.abc import Callable, Iterator
@@ -25,8 +26,14 @@ from matex_data.mpi.processes import is_child_process
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import alone, running_alone
 from matex_data.training.keras_api import CHECKPOINT_MANAGER, METRICS_OF_EPOCH, tf_keras_models, tf_keras_saving
-from matex_data.training.launcher.files import SaveOutcome, SaveRegistry, failed_save, patch_caches, patch_folders
+from matex_data.training.launcher.caches import patch_caches
+from matex_data.training.launcher.folders import patch_folders
+from matex_data.training.launcher.openers import patch_openers
+from matex_data.training.launcher.registry import SaveOutcome, SaveRegistry, failed_save
+from matex_data.training.launcher.script_files import ScriptFiles
 from matex_data.training.steps.evaluation import DistributedTestStep
+
+log = logging.getLogger("matex_data.training")
 
 Get = Callable[[Any], Any]
 Set = Callable[[Any, Any], None]
@@ -37,6 +44,14 @@ def patch_saving(channel: Channel) -> None:
     registry = SaveRegistry(channel)
     patch_folders(registry)
     patch_caches(registry)
+    if registry.liveness is not None:
+        patch_openers(ScriptFiles(registry))
+    elif channel.rank == 0:
+        log.warning(
+            "all ranks write the files of the script, since this MPI allows no thread that answers other ranks\n"
+            "  remedy: use an MPI library with MPI_THREAD_MULTIPLE, or write files on rank 0 alone: "
+            "if matex_data.training.world().rank == 0"
+        )
     saves = SavePatches(channel, registry)
     for owner, names in (
         (keras.Model, ("save", "save_weights", "export")),

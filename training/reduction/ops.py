@@ -23,6 +23,8 @@ from matex_data.training.reduction.rounding import WIRE_DTYPES, WireDtype
 from matex_data.training.reduction.sequence import SequenceCounter
 
 Strategy = Literal["chained", "funneled", "concurrent"]
+REDUCED = "matex_reduction"
+"""Scope of the operations that reduce over the ranks."""
 
 THREADS = {"chained": 0, "funneled": 1, "concurrent": 4}
 """Communication threads of each strategy; with none, the threads of the graph communicate."""
@@ -161,7 +163,8 @@ class Reducer:
             for bucket in buckets
         ]
         payloads += [SparsePayload(self.channel, tensors[i], self.dense_share, unless_equal) for i in sparse]
-        results = self._run(payloads, weight) if payloads else []
+        with tf.name_scope(REDUCED):
+            results = self._run(payloads, weight) if payloads else []
         for at, payload, outputs in zip(positions, payloads, results, strict=True):
             for i, tensor in zip(at, payload.unpack(outputs), strict=True):
                 out[i] = tensor
@@ -174,7 +177,7 @@ class Reducer:
 
     def _run(self, payloads: list[Payload], weight: Any) -> list[list[Any]]:
         weight = tf.constant(1, tf.float64) if weight is None else tf.convert_to_tensor(weight, tf.float64)
-        if self._pool is None or in_session_graph():
+        if self._pool is None or self.channel.narrowed or in_session_graph():
             return _run_chained(self.channel, payloads, weight)
         return _run_in_pool(self.channel, self._pool, payloads, weight)
 

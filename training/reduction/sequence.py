@@ -28,10 +28,14 @@ class SequenceCounter:
 
     TensorFlow keeps the reads and writes of one variable in program order, through loops, branches and nested
     functions. Communication threads need the numbers, since operations are submitted to them at the same time.
+
+    Attributes
+    ----------
+    variable : the variable; None before its first use.
     """
 
     def __init__(self) -> None:
-        self._counter: Any = None
+        self.variable: Any = None
 
     @contextlib.contextmanager
     def advance(self) -> Iterator[Cursor]:
@@ -39,8 +43,8 @@ class SequenceCounter:
         if in_session_graph():  # the session of the user would have to initialize a variable
             yield Cursor(tf.constant(0, tf.int64))
             return
-        if self._counter is None:
-            self._counter = eager_variable(0, tf.int64)
-        cursor = Cursor(self._counter.read_value())
+        if self.variable is None:
+            self.variable = eager_variable(0, tf.int64)
+        cursor = Cursor(self.variable.read_value())
         yield cursor
-        self._counter.assign(cursor.number)
+        self.variable.assign(cursor.number)

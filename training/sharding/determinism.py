@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.util
 import logging
 import random
 import secrets
-import zlib
+import sys
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 import keras
@@ -13,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data.training.comm.channel import Channel
+from matex_data.training.sharding.digests import REMEDY, LeafDigest, compared, leaf_digests
 
 log = logging.getLogger("matex_data.training")
 
@@ -20,14 +24,45 @@ log = logging.getLogger("matex_data.training")
 def seed_all_ranks(channel: Channel) -> None:
     """Seed the random generators of all ranks with one number, also for scripts that set no seed. *Collective*.
 
-    ``np.random.default_rng()`` then splits data in the same way on all ranks. Python's ``secrets``, ``uuid`` and
-    ``tempfile`` still give different results.
+    ``np.random.default_rng()`` then splits data in the same way on all ranks. PyTorch is seeded, too, if the script
+    imports it. Python's ``secrets``, ``uuid`` and ``tempfile`` still give different results.
     """
     entropy = channel.host.allgather_object(secrets.randbits(128))[0]
     keras.utils.set_random_seed(entropy % 2**32)
     generators: Any = np.random.bit_generator
     if hasattr(generators, "randbits"):  # NumPy's source of entropy, an undocumented name
         generators.randbits = random.Random(entropy).getrandbits
+    _seed_torch(entropy % 2**63)
+
+
+def _seed_torch(seed: int) -> None:
+    """Seed PyTorch, now or when it is imported: it draws a seed of its own in each process."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
+    else:
+        sys.meta_path.insert(0, _TorchFinder(seed))
+
+
+class _TorchFinder(importlib.abc.MetaPathFinder):
+    """Finder that seeds PyTorch when its first import has ended."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_seed(module: Any) -> None:
+                execute(module)
+                module.manual_seed(self._seed)
+
+            spec.loader.exec_module = execute_and_seed  # type: ignore[method-assign]
+        return spec
 
 
 class FirstBatchCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
@@ -38,7 +73,7 @@ class FirstBatchCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
     def __init__(self, channel: Channel) -> None:
         super().__init__()
         self._channel = channel
-        self._digest = 0
+        self._leaves: list[LeafDigest] = []
         self._pending = False
 
     def recording(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -54,12 +89,7 @@ class FirstBatchCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         return dataset.enumerate().map(record)
 
     def _record(self, *leaves: Any) -> Any:
-        digest = 0
-        for leaf in leaves:
-            values = np.asarray(leaf)
-            raw = values.tobytes() if values.dtype != object else repr(values.tolist()).encode()
-            digest = zlib.crc32(raw, digest)
-        self._digest = digest
+        self._leaves = leaf_digests(list(leaves))
         return np.True_
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -71,10 +101,13 @@ class FirstBatchCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         if not self._pending:
             return
         self._pending = False
-        if len(set(self._channel.host.allgather_object(self._digest))) > 1 and self._channel.rank == 0:
+        found = compared(self._channel, self._leaves)
+        if found is not None and self._channel.rank == 0:
             log.warning(
                 "the ranks do not get the same batches, of which each rank keeps its rows: samples are used twice or "
                 "never\n"
-                "  remedy: seed every source of random numbers with a number, as in random.Random(0), and sort lists "
-                "of files"
+                "  found: in the first batch, leaf %s\n"
+                "  remedy: %s",
+                found,
+                REMEDY,
             )

@@ -39,6 +39,32 @@ def _first_row(rows: Any, rank: int, size: int) -> Any:
     return rank * (rows // size) + tf.minimum(tf.constant(rank, rows.dtype), rows % size)
 
 
+def rank_bounds(rows: Any, rank: int, size: int) -> tuple[Any, Any]:
+    """Return the first row of a rank and the one after its last, as scalar int32 tensors.
+
+    Parameters
+    ----------
+    rows : number of rows of the batch, a scalar tensor.
+    """
+    rows = tf.cast(rows, tf.int32)
+    return _first_row(rows, rank, size), _first_row(rows, rank + 1, size)
+
+
+def rows_between(element: Any, start: int, stop: int, per_sample: Sequence[bool | None]) -> Any:
+    """Return rows of a batch; leaves that have no row per sample stay whole.
+
+    Parameters
+    ----------
+    element : nested eager tensors.
+    start, stop : first row, and the one after the last.
+    per_sample : result of ``leaves_per_sample`` for the dataset.
+    """
+    rows = int(batch_size(element))
+    known = zip(tf.nest.flatten(element), per_sample, strict=False)
+    selected = [None if leaf is None else _slice_leaf(leaf, rows, start, stop, flag) for leaf, flag in known]
+    return tf.nest.pack_sequence_as(element, selected)
+
+
 def leaves_per_sample(spec: Any) -> list[bool | None]:
     """Return for each leaf of an element spec whether it has one row per sample; None if it depends on the data.
 

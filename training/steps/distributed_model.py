@@ -19,9 +19,17 @@ from matex_data.training.sharding.rows import leaves_per_sample, static_rows
 from matex_data.training.steps.batch_norm import average_moving_statistics, global_moments
 from matex_data.training.steps.evaluation import DistributedTestStep
 from matex_data.training.steps.losses import DistributedLoss
-from matex_data.training.steps.metrics import combined_logs, replace_custom_metrics
+from matex_data.training.steps.metrics import (
+    combine_states,
+    combined_logs,
+    equal_metric_variables,
+    gathering_flags,
+    replace_custom_metrics,
+    split_states,
+)
 from matex_data.training.steps.step import DistributedStep
 from matex_data.training.steps.variables import broadcast_in, build, optimizers, replicated_variables, separate_seeds
+from matex_data.training.steps.watch import Watch
 
 log = logging.getLogger("matex_data.training")
 
@@ -45,7 +53,7 @@ class DistributedModel:
     step : replacement for ``train_step``.
     test : replacement for ``test_step``.
     prepared : ``prepare`` has run.
-    verified : no self-check is due; see ``launcher.verification``.
+    watch : changes between steps, after which a self-check is due.
     """
 
     def __init__(
@@ -59,7 +67,8 @@ class DistributedModel:
         self._sync_batch_norm = sync_batch_norm
         self._compiled = model._loss_tracker
         self.prepared = False
-        self.verified = channel.size == 1
+        self.watch = Watch(self.step)
+        self._warned: set[str] = set()
         self._losses: list[DistributedLoss] = []
         self._losses_replaced = False
         self._originals: list[tuple[Any, str, Any]] = []
@@ -122,17 +131,48 @@ class DistributedModel:
         """Return a context manager: gradients are sent as they are, whatever the wire dtype."""
         return self._reducer.unrounded()
 
-    def train_on_whole(self, whole: bool) -> None:
-        """Choose whether every rank trains on whole batches, as one process does, or on its rows."""
-        self.verified = True
-        self.step.whole = self.test.whole = whole
-        separate_seeds(self.model, 0 if whole else self.channel.rank)
+    def train_on_whole(self, merge: bool = False) -> None:
+        """Train on whole batches from now on, as one process does. *Collective*.
 
-    def set_sum_losses(self, sums: bool) -> bool:
-        """Take losses that are one number for a batch as sums, or as means; return whether there are such losses."""
-        for loss in self._losses:
-            loss.sums = sums and loss.scalar
+        Parameters
+        ----------
+        merge : steps on shards came before: the ranks get one state, that of rank 0.
+        """
+        if merge:
+            average_moving_statistics(self.model, self.channel)
+            broadcast_in(self.channel, replicated_variables(self.model))
+            equal = {id(v) for v in equal_metric_variables(self.model)}
+            combine_states(self.channel, [v for v in self.model.metrics_variables if id(v) not in equal])
+        self.step.whole = self.test.whole = True
+        separate_seeds(self.model, 0)
+        self.model.make_train_function(force=True)
+        object.__setattr__(self.model, "test_function", None)
+        if getattr(self.model, "_eval_epoch_iterator", None) is not None:
+            self.model._eval_epoch_iterator = None  # its batches are sharded
+
+    def own_variables(self) -> list[Any]:
+        """Return the variables of TensorFlow that this package adds to the steps of the model."""
+        rows = vars(self.model).get("_matex_rows")
+        return [self.step.samples_seen, *([] if rows is None else [rows]), *gathering_flags(self.model)]
+
+    @contextlib.contextmanager
+    def weighed(self, always: bool) -> Iterator[None]:
+        """Context manager: steps that are traced weigh each rank by its rows, also if all batches split evenly."""
+        before = self.step.reducer
+        self.step.reducer = self._reducer if always else before
+        try:
+            yield
+        finally:
+            self.step.reducer = before
+
+    def has_scalar_losses(self) -> bool:
+        """Return whether a loss of the latest step was one number for a batch, whose divisor is not known."""
         return any(loss.scalar for loss in self._losses)
+
+    def set_sum_losses(self, sums: bool) -> None:
+        """Take losses that are one number for a batch as sums, or as means."""
+        for loss in self._losses:
+            loss.sums = sums
 
     def normalizes_locally(self) -> bool:
         """Return whether a trainable ``BatchNormalization`` uses the statistics of this rank's rows alone."""
@@ -190,7 +230,39 @@ class DistributedModel:
         if self.channel.size == 1 or self.step.whole:
             return type(self.model)._get_metrics_result_or_logs(self.model, logs)
         average_moving_statistics(self.model, self.channel)
-        return combined_logs(self.model, self.channel, logs)
+        return self.combined(logs)
+
+    def combined(self, logs: Any, of_batch: bool = False) -> Any:
+        """Return the logs of an epoch, an evaluation or a batch over all ranks. *Collective*."""
+        kinds = dict(self.step.reductions)
+        for key, kind in self.test.reductions.items():
+            kinds[key] = kind if kinds.get(key, kind) == kind else None
+        kinds.update({key: "mean" for key, mean in self.step.means.items() if mean and kinds.get(key) is None})
+        return combined_logs(self.model, self.channel, logs, kinds, of_batch, self._warn_of_own)
+
+    def _warn_of_own(self, keys: list[str]) -> None:
+        """Warn once of numbers that a step returns and that do not combine over the ranks."""
+        new = [key for key in keys if key not in self._warned]
+        self._warned.update(new)
+        if self.channel.rank == 0 and new:
+            log.warning(
+                "a step of %s returns %s: no mean, sum, maximum or minimum over the samples, so the value is that of "
+                "the rows of rank 0 alone\n"
+                "  remedy: return the result of a metric, which is that of all ranks",
+                *(self.model.name, ", ".join(new)),
+            )
+
+    @contextlib.contextmanager
+    def within_epoch(self) -> Iterator[None]:
+        """Context manager: evaluate in a callback of ``fit``, after which the epoch's metrics go on."""
+        rows = vars(self.model).get("_matex_rows")
+        before = None if rows is None else rows.numpy()
+        try:
+            yield
+        finally:
+            if rows is not None:
+                rows.assign(before)
+            split_states(self.channel, self.model)
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
         self._originals.append((owner, name, vars(owner).get(name, _ABSENT)))

@@ -11,6 +11,7 @@ import tensorflow as tf
 from matex_data.training.average.state import step_state
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.sharding.rows import batch_size
+from matex_data.training.steps.logs import Reduction, reductions
 from matex_data.training.steps.step import run_guarded
 
 
@@ -31,6 +32,7 @@ class DistributedTestStep:
     lockstep : all ranks have the same number of batches. Otherwise each rank evaluates its batches by itself, and the
         metric states are combined at the end.
     whole : evaluate the whole batches on every rank.
+    reductions : how the numbers among the logs that are no metrics combine over the ranks, by key.
     """
 
     def __init__(self, model: Any, reducer: Reducer, prepare: Callable[[Any], None]) -> None:
@@ -41,11 +43,19 @@ class DistributedTestStep:
         self._local_function: Any = None
         self.lockstep = True
         self.whole = False
+        self.reductions: dict[str, Reduction | None] = {}
 
     def __call__(self, data: Any) -> Any:
         """Evaluate this rank's rows. *Collective* in lockstep."""
         count = batch_size(data)
-        if count is None or self.whole or not self.lockstep:
+        if self.whole:
+            return self._test_step(data)
+        logs = self._of_rows(data, count)
+        self.reductions = reductions(logs)
+        return logs
+
+    def _of_rows(self, data: Any, count: Any) -> Any:
+        if count is None or not self.lockstep:
             return self._test_step(data)
         self._prepare(data)
         (total,) = self._reducer([tf.cast(count, tf.float64)])

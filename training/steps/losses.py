@@ -25,7 +25,7 @@ class DistributedLoss:
     Attributes
     ----------
     scalar : the loss is a function that returns one number for a batch, so its divisor is unknown.
-    sums : take this number as a sum over the batch.
+    sums : take such a number as a sum over the batch.
     """
 
     def __init__(self, loss: Any, reducer: Reducer) -> None:
@@ -44,7 +44,7 @@ class DistributedLoss:
             return self.loss(y_true, y_pred, sample_weight)
         value, mask = self._with_mask(y_true, y_pred, sample_weight)
         weight = state.weight
-        if reduction == "sum" or self.sums:
+        if reduction == "sum" or (self.sums and self.scalar):
             return tf.math.divide_no_nan(value, tf.cast(weight, value.dtype))
         divisor = _divisor(reduction, mask, sample_weight)
         if divisor is None:

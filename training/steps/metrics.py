@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -15,42 +15,62 @@ from matex_data.training.comm.channel import Channel
 from matex_data.training.keras_api import CompileMetrics, MetricsList, get_keras_mask, set_keras_mask
 from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import gather_rows
+from matex_data.training.steps.logs import Reduction, combined_numbers, flat
 
 
-def combined_logs(model: Any, channel: Channel, logs: Any) -> Any:
+def combined_logs(
+    model: Any,
+    channel: Channel,
+    logs: Any,
+    kinds: Mapping[str, Reduction | None] | None = None,
+    of_batch: bool = False,
+    own: Callable[[list[str]], None] = lambda keys: None,
+) -> Any:
     """Return the logs of an epoch, or of a batch, over all ranks. *Collective*.
 
     A value that equals the result of a metric of the model on this rank, under any key, becomes the result of this
-    metric over all ranks. Other numbers, such as a norm that ``train_step`` returns, become the mean over ranks,
-    weighted by their rows of the last batch. Nested dicts stay nested; Keras flattens them.
+    metric over all ranks. Other numbers combine as their kinds say; those of no known kind are the same on all ranks,
+    or rank 0's own. Nested dicts stay nested; Keras flattens them.
 
     Parameters
     ----------
     logs : logs of this rank's last step; empty if it had no batch.
+    kinds : result of ``logs.reductions`` for this step.
+    of_batch : Keras returns the logs of a batch as they are; those of an epoch, if they have the names of the metrics,
+        are the results of these.
+    own : called with the keys of rank 0's own numbers, if there are any.
     """
     rows = _take_rows(model)
     before = _results(model)
-    equal = {id(v) for v in _equal_variables(model)}
+    equal = {id(v) for v in equal_metric_variables(model)}
     combine_states(channel, [v for v in model.metrics_variables if id(v) not in equal])
     result = model.get_metrics_result()
     if not isinstance(logs, dict):
         return result
-    own = None
+    found = None
     if logs and rows != 0:
-        values = {key: _number(value) for key, value in _flat(logs).items()}
+        values = {key: _number(value) for key, value in flat(logs).items()}
         sources = {key: _equal_results(key, value, before) for key, value in values.items()}
-        own = (set(logs) == set(result), values, sources, rows, _keys(logs))
-    by_rank = [found for found in channel.host.allgather_object(own) if found is not None]
+        is_result = not of_batch and set(logs) == set(result)
+        found = (is_result, values, sources, rows, _keys(logs), kinds or {})
+    by_rank = [logs_of_rank for logs_of_rank in channel.host.allgather_object(found) if logs_of_rank is not None]
     if not by_rank:
         return logs
     if all(is_result for is_result, *_ in by_rank):
         return result
     after = _results(model)
-    _, first, candidates, _, keys = by_rank[0]
-    out = {}
+    _, first, candidates, _, keys, kinds_of_rank_0 = by_rank[0]
+    out, of_rank_0 = {}, []
     for key in first:
-        common = [i for i in candidates[key] if all(i in sources[key] for _, _, sources, _, _ in by_rank)]
-        out[key] = after[common[0]][1] if common else _mean([(values[key], n) for _, values, _, n, _ in by_rank])
+        common = [i for i in candidates[key] if all(i in rank[2][key] for rank in by_rank)]
+        if common:
+            out[key] = after[common[0]][1]
+            continue
+        numbers = [(rank[1][key], rank[3]) for rank in by_rank]
+        out[key], is_own = combined_numbers(numbers, kinds_of_rank_0.get(key))
+        of_rank_0 += [key] * is_own
+    if of_rank_0:
+        own(of_rank_0)
     return _filled(keys, out)
 
 
@@ -61,13 +81,6 @@ def _keys(logs: dict[str, Any]) -> dict[str, Any]:
 def _filled(keys: dict[str, Any], flat: dict[str, Any]) -> dict[str, Any]:
     """Return nested dicts of these keys, with the values of a flat dict."""
     return {key: flat[key] if inner is None else _filled(inner, flat) for key, inner in keys.items()}
-
-
-def _flat(logs: dict[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in logs.items():
-        flat.update(_flat(value) if isinstance(value, dict) else {key: value})
-    return flat
 
 
 def _results(model: Any) -> list[tuple[str, Any]]:
@@ -103,15 +116,6 @@ def _equal_results(key: str, value: Any, results: list[tuple[str, Any]]) -> list
         and np.allclose(result.astype(np.float64), number, rtol=1e-6, atol=0, equal_nan=True)
     ]
     return sorted(equal, key=lambda i: results[i][0] != key)
-
-
-def _mean(values: list[tuple[Any, int | None]]) -> Any:
-    """Return the mean of the ranks' values, weighted by known row counts; the first value if they are no numbers."""
-    arrays = [value for value, _ in values]
-    if not all(isinstance(array, np.ndarray) and array.shape == arrays[0].shape for array in arrays):
-        return arrays[0]
-    weights = [1 if rows is None else rows for _, rows in values]
-    return np.average([array.astype(np.float64) for array in arrays], axis=0, weights=weights)
 
 
 def record_rows(model: Any, count: Any) -> None:
@@ -180,11 +184,27 @@ def gathered_variables(model: Any) -> list[Any]:
     return [variable for metric in gathered for variable in metric.variables]
 
 
-def _equal_variables(model: Any) -> list[Any]:
+def equal_metric_variables(model: Any) -> list[Any]:
     """Return the variables of metrics that have seen global batches, so that they are equal on all ranks."""
     updates = [(m, vars(m).get("update_state")) for m in _flat_metrics(model.metrics)]
     gathered = [m for m, update in updates if isinstance(update, _GatheredUpdate) and bool(update.gathered.numpy())]
     return [variable for metric in gathered for variable in metric.variables]
+
+
+def gathering_flags(model: Any) -> list[Any]:
+    """Return the variables of TensorFlow that say of which metrics the latest step has gathered the rows."""
+    updates = [vars(m).get("update_state") for m in _flat_metrics(model.metrics)]
+    return [update.gathered for update in updates if isinstance(update, _GatheredUpdate)]
+
+
+def change_rules(model: Any) -> list[str]:
+    """Return how the changes of each metric variable of numbers combine over the ranks, by the step traced last.
+
+    "equal": each rank has seen the global batch; "sum"; otherwise not from the changes alone.
+    """
+    equal = {id(v) for v in gathered_variables(model)}
+    numbers = [v for v in model.metrics_variables if v.dtype not in ("string", "bool")]
+    return ["equal" if id(v) in equal else _rule(v) for v in numbers]
 
 
 def _flat_metrics(metrics: list[Any]) -> list[Any]:
@@ -263,6 +283,14 @@ def combine_states(channel: Channel, variables: list[Any]) -> None:
             value = np.array(variable.value.numpy(), order="C")
             channel.host.broadcast(value.reshape(-1))
             variable.assign(value)
+
+
+def split_states(channel: Channel, model: Any) -> None:
+    """Make the sum of the ranks' states, which are combined, be that of all ranks again."""
+    equal = {id(v) for v in equal_metric_variables(model)}
+    for variable in model.metrics_variables if channel.rank > 0 else []:
+        if _rule(variable) == "sum" and id(variable) not in equal:
+            variable.assign(keras.ops.zeros_like(variable.value))
 
 
 def _combine(channel: Channel, variables: list[Any], dtype: np.dtype[Any]) -> None:

@@ -15,7 +15,11 @@ from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.sharding.rows import batch_size, rank_rows
 from matex_data.training.steps.batch_norm import global_moment_variables
+from matex_data.training.steps.logs import Reduction, reductions
 from matex_data.training.steps.metrics import gathered_variables, record_rows, weighted_means
+
+STAND_IN_GUARD = "matex_stand_in_guard"
+"""Name of the condition by which a rank without rows puts back what its stand-in row has changed."""
 
 
 class DistributedStep:
@@ -33,7 +37,11 @@ class DistributedStep:
     per_sample : for whole batches, of which the step selects this rank's rows: the result of ``leaves_per_sample``.
         None: batches are sharded already.
     whole : train on the whole batch on every rank, without averaging.
-    samples_seen : variable with the number of samples of this rank so far.
+    samples_seen : variable with the number of samples of all ranks so far; where batches are sharded already, and the
+        ranks have equal ones, this rank's times the number of ranks.
+    traces : number of times that TensorFlow has traced the step, or that it ran eagerly.
+    reductions : how the numbers among the latest logs that are no metrics combine over the ranks, by key.
+    means : for numbers of which the graph does not tell that: whether they were means in all checks.
     """
 
     def __init__(self, model: Any, patches: AbstractContextManager[Any], channel: Channel) -> None:
@@ -46,22 +54,33 @@ class DistributedStep:
         self.per_sample: list[bool | None] | None = None
         self.whole = False
         self.samples_seen = eager_variable(0, tf.int64)
+        self.traces = 0
+        self.reductions: dict[str, Reduction | None] = {}
+        self.means: dict[str, bool] = {}
 
     def __call__(self, data: Any) -> Any:
         """Train on this rank's rows. *Collective*."""
+        self.traces += 1
         if self.whole:
             return self.train_on_whole_batch(data)
+        logs = self.train_on_rows(data)
+        self.reductions = reductions(logs)
+        return logs
+
+    def train_on_rows(self, data: Any) -> Any:
+        """Train on this rank's rows. *Collective*."""
         total = None if self.per_sample is None else batch_size(data)
         if self.per_sample is not None:
             data = rank_rows(data, self._channel.rank, self._channel.size, self.per_sample)
         count = batch_size(data)
-        if count is not None:
-            self.samples_seen.assign_add(count)
         if count is None or self.reducer is None:
+            if count is not None:
+                self.samples_seen.assign_add(count * self._channel.size)
             with self._state.step(), self._patches:
                 return self._train_step(data)
         if total is None:
             (total,) = self.reducer([tf.cast(count, tf.float64)])
+        self.samples_seen.assign_add(tf.cast(total, tf.int64))
         weight = tf.math.divide_no_nan(tf.cast(count, tf.float64), tf.cast(total, tf.float64))
         with self._state.step(weight), self._patches:
             return run_guarded(self._model, self._train_step, data, count, weight)
@@ -69,8 +88,8 @@ class DistributedStep:
     def train_on_whole_batch(self, data: Any) -> Any:
         """Train on the whole batch, as one process does."""
         count = batch_size(data)
-        if count is not None:  # the progress bar multiplies by the number of ranks
-            self.samples_seen.assign_add(count // self._channel.size)
+        if count is not None:
+            self.samples_seen.assign_add(count)
         with self._state.only_averages():  # the gradients of all ranks are equal
             return self._train_step(data)
 
@@ -95,7 +114,8 @@ def run_guarded(model: Any, run: Callable[[Any], Any], data: Any, count: Any, we
         logs = run(tf.nest.map_structure(lambda leaf: with_stand_in(leaf, count), data))
     whole = {id(v) for v in gathered_variables(model)}
     changed = [(v, value) for v, value in zip(state, before, strict=True) if id(v) not in whole]
-    tf.cond(count > 0, lambda: False, lambda: _restore(changed))  # one for all: each costs ten operations
+    # One for all: each costs ten operations.
+    tf.cond(count > 0, lambda: False, lambda: _restore(changed), name=STAND_IN_GUARD)
     return logs
 
 

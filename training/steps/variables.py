@@ -12,6 +12,7 @@ import tensorflow as tf
 from matex_data.mpi.library import MPI
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.reduction.buckets import plan_buckets
+from matex_data.training.steps.attributes import kept_by_calls
 
 SEED_STEP = 0x9E3779B9
 """Difference of the seeds of neighbouring ranks: 2**32 over the golden ratio, which keeps all ranks far apart."""
@@ -65,10 +66,11 @@ def build(model: Any, element_spec: Any) -> None:
     ----------
     element_spec : element spec of the dataset that the model trains on.
     """
-    try:
-        model._symbolic_build(data_batch=element_spec)
-    except Exception:  # some models work in their own train_step alone, and fail with any error elsewhere
-        tf.function(model.train_step).get_concrete_function(element_spec)
+    with kept_by_calls(model):
+        try:
+            model._symbolic_build(data_batch=element_spec)
+        except Exception:  # some models work in their own train_step alone, and fail with any error elsewhere
+            tf.function(model.train_step).get_concrete_function(element_spec)
     if model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
 

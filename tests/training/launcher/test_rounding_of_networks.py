@@ -12,7 +12,8 @@ from keras import layers, ops
 
 from matex_data.mpi.library import MPI
 from matex_data.training.comm.channel import open_channel
-from matex_data.training.launcher.verification import verify
+from matex_data.training.launcher.checking.check import SelfCheck
+from matex_data.training.launcher.checking.report import Report
 from matex_data.training.steps.distributed_model import DistributedModel
 from tests.support.ranks import Pool
 
@@ -52,9 +53,10 @@ def _checked(comm: MPI.Intracomm, loss: str) -> tuple[bool, float]:
     x = tf.constant(rng.standard_normal((ROWS, FEATURES), np.float32))
     batch = (x, tf.constant(rng.integers(0, CLASSES, ROWS)))
     with DistributedModel(model, open_channel(comm)) as distributed:
-        distributed.prepare(tuple(tf.TensorSpec(t.shape, t.dtype) for t in batch), whole_batches=True)
+        spec = tuple(tf.TensorSpec(t.shape, t.dtype) for t in batch)
+        distributed.prepare(spec, whole_batches=True)
         before = model.get_weights()
-        verify(distributed, batch)
+        SelfCheck(distributed, "always", Report(comm.rank, comm.size)).before_step(batch, spec)
         return distributed.step.whole, max(abs(a - b).max() for a, b in zip(before, model.get_weights(), strict=True))
 
 

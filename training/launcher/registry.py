@@ -1,33 +1,23 @@
-"""Registry of the files and folders that all ranks create at the same call site, though one rank is enough."""
+"""Registry of the saves and new folders of this rank, by call site, which other ranks query."""
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import functools
-import glob
 import hashlib
 import os
-import pathlib
 import pickle
 import secrets
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-import tensorflow as tf
-
 from matex_data.errors import PartitionError
 from matex_data.mpi import deadlines
 from matex_data.mpi.communicator import pickle_error
-from matex_data.mpi.processes import is_child_process
 from matex_data.training.comm.channel import Channel
-from matex_data.training.sharding.rows import is_sharded
 
 CallSite = tuple[bytes, int]
 """Call site: digest of the call stack, and the number of times that the program has been there."""
@@ -78,6 +68,7 @@ class SaveRegistry:
         self._awaiting = False  # this rank waits for a save of rank 0
         self._made: set[CallSite] = set()
         self._making: set[CallSite] = set()
+        self.answers: dict[str, Callable[[Any], bytes]] = {}  # by kind of query: function that replies to others
         if self.liveness is not None:
             self.liveness.on_query = self._answer
 
@@ -228,6 +219,8 @@ class SaveRegistry:
     def _answer(self, query: bytes) -> bytes:
         """Reply to a query of another rank; runs in the liveness thread."""
         about, call_site = pickle.loads(query)
+        if about in self.answers:
+            return self.answers[about](call_site)
         if about == "save":
             saved = self._saves.get(call_site)
             return b"" if saved is None else pickle.dumps(saved)
@@ -251,11 +244,20 @@ def stack_digest(label: str) -> bytes:
     while frame is not None:
         code = frame.f_code
         own = str(frame.f_globals.get("__name__")).split(".")[0] == "matex_data"
-        standard = code.co_filename.startswith(("<frozen", _STDLIB)) and not code.co_filename.startswith(_LIBRARIES)
-        if not own and not standard:
+        if not own and not is_standard_library(code.co_filename):
             digest.update(f"{code.co_name} {frame.f_lineno} {frame.f_lasti};".encode())
         frame = frame.f_back
     return digest.digest()
+
+
+def is_standard_library(file: str) -> bool:
+    """Return whether a source file belongs to the standard library."""
+    return file.startswith(("<frozen", _STDLIB)) and not file.startswith(_LIBRARIES)
+
+
+def is_library(file: str) -> bool:
+    """Return whether a source file belongs to an installed package or to the standard library."""
+    return file.startswith(("<frozen", _STDLIB)) or f"{os.sep}site-packages{os.sep}" in file
 
 
 def _age(path: str) -> float:
@@ -264,78 +266,6 @@ def _age(path: str) -> float:
         return _START - Path(path).stat().st_ctime
     except OSError:
         return 0.0
-
-
-_thread = threading.local()
-
-
-@contextlib.contextmanager
-def _may_exist() -> Iterator[None]:
-    """Context manager: an existing folder is no error for the caller, so query no rank."""
-    before = getattr(_thread, "may_exist", False)
-    _thread.may_exist = True
-    try:
-        yield
-    finally:
-        _thread.may_exist = before
-
-
-def patch_folders(registry: SaveRegistry) -> None:
-    """Patch ``os.mkdir`` and its callers: all ranks may create a new folder at the same call site."""
-    mkdir, makedirs, path_mkdir = os.mkdir, os.makedirs, pathlib.Path.mkdir
-
-    @functools.wraps(mkdir)
-    def make_folder(path: Any, *args: Any, **kwargs: Any) -> None:
-        if is_child_process() or getattr(_thread, "may_exist", False) or "dir_fd" in kwargs:
-            mkdir(path, *args, **kwargs)
-        else:
-            registry.make_folder(str(Path(os.fsdecode(path)).absolute()), lambda: mkdir(path, *args, **kwargs))
-
-    @functools.wraps(makedirs)
-    def make_all(name: Any, mode: int = 0o777, exist_ok: bool = False) -> None:
-        with _may_exist() if exist_ok else contextlib.nullcontext():
-            makedirs(name, mode, exist_ok)
-
-    @functools.wraps(path_mkdir)
-    def make_path(self: Any, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
-        with _may_exist() if exist_ok else contextlib.nullcontext():
-            path_mkdir(self, mode, parents, exist_ok)
-
-    os.mkdir, os.makedirs = make_folder, make_all
-    pathlib.Path.mkdir = make_path  # type: ignore[method-assign]
-
-
-def patch_caches(registry: SaveRegistry) -> None:
-    """Patch ``tf.data.Dataset.cache``: ranks do not write to the same cache file."""
-    original = tf.data.Dataset.cache
-
-    @functools.wraps(original)
-    def cache(dataset: Any, filename: Any = "", name: Any = None) -> Any:
-        if isinstance(filename, str | os.PathLike) and os.fspath(filename):
-            filename = _cache_file(registry, dataset, os.fspath(filename))
-        return original(dataset, filename, name)
-
-    tf.data.Dataset.cache = cache
-
-
-def _cache_file(registry: SaveRegistry, dataset: Any, filename: str) -> str:
-    """Return the cache file of this rank.
-
-    Rank 0 writes the file of the script, which all ranks read once it is complete, also in later jobs. Until then the
-    other ranks write files that are removed at the end of the job. Of a sharded dataset each rank keeps a file.
-    """
-    if is_sharded(dataset):
-        return f"{filename}.rank{registry.rank}of{registry.size}"
-    if registry.rank == 0 or Path(f"{filename}.index").exists():
-        return filename
-    own = f"{filename}.{registry.job_id}-rank{registry.rank}"
-    atexit.register(_remove, own)
-    return own
-
-
-def _remove(prefix: str) -> None:
-    for path in Path(prefix).parent.glob(f"{glob.escape(Path(prefix).name)}*"):
-        path.unlink(missing_ok=True)
 
 
 def failed_save(path: str, error: Exception) -> SaveOutcome:

@@ -1,0 +1,129 @@
+"""Models that are not proven: results are those of plain Python, or a message says of which steps they are not.
+
+The scripts are the cases of ``scripts/checked.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from tests.support.launch import ROOT, run_script
+
+SCRIPT = ROOT / "tests" / "training" / "launcher" / "scripts" / "checked.py"
+LAUNCHER = "from matex_data.training.launcher.run import main; main()"
+
+PROVEN, CHECKED, WHOLE = "is proven to train", "agree in the first step", "on whole batches from step 1 on"
+LATER = r"on whole batches from step (?!1 )"
+DOUBT = r"steps \d+ to \d+ were trained on shards: from the first one that differs on, the result is not that of"
+REFUSED = "PartitionError"
+
+EQUAL: dict[str, str] = {
+    "mean_over_samples": CHECKED,
+    "nested_function": CHECKED,
+    "sums_and_counts": CHECKED,
+    "evaluate_in_a_callback": PROVEN,
+    "table_in_train_on_batch": CHECKED,
+    "predictions_that_mix": "predicts and evaluates all of its data on every rank",
+    **dict.fromkeys(
+        (
+            *("small_term", "zero_head", "tf_gradients", "nested_function_mixing", "two_rows"),
+            *("fewer_rows_than_ranks", "running_mean", "class_centers", "memory_queue", "largest_so_far"),
+            *("eager_counter", "initialised_once", "initialised_once_eagerly", "applied_if_loss_is_large"),
+            *("zeroed_if_loss_is_small", "graphs_of_several_sizes", "switched_by_compile"),
+        ),
+        WHOLE,
+    ),
+    **dict.fromkeys(("growing_term", "growing_in_train_on_batch", "term_by_label", "switched_between_fits"), LATER),
+    **dict.fromkeys(("masked_mean", "switched_by_variable", "switched_by_keras_variable"), LATER),
+}
+"""Cases whose numbers have to be those of plain Python, and what is reported."""
+LOUD: dict[str, str] = {
+    "switched_by_attribute": DOUBT,
+    "switched_in_the_last_epoch": DOUBT,
+    "another_order_on_each_rank": REFUSED,
+    "another_order_and_mixing": REFUSED,
+}
+"""Cases whose numbers may differ, since the change shows after the step that it concerns; or that are refused."""
+
+QUICK = (
+    *("growing_term", "switched_by_attribute", "running_mean", "applied_if_loss_is_large"),
+    "another_order_and_mixing",
+)
+QUICK_TOO = ("sums_and_counts", "evaluate_in_a_callback", "graphs_of_several_sizes", "predictions_that_mix")
+MORE = tuple(name for name in (*EQUAL, *LOUD) if name not in (*QUICK, *QUICK_TOO))
+GROUPS = (QUICK, QUICK_TOO, MORE[: len(MORE) // 2], MORE[len(MORE) // 2 :])
+"""Cases by the job that runs them."""
+
+
+class Job(NamedTuple):
+    """Numbers and messages of cases, by name."""
+
+    numbers: dict[str, Any]
+    messages: dict[str, str]
+
+
+@functools.cache
+def job(ranks: int, names: tuple[str, ...]) -> Job:
+    """Run cases in one job. 0 ranks: plain Python."""
+    done = run_script(ranks, *([LAUNCHER, str(SCRIPT)] if ranks else [SCRIPT]), *names, timeout=280)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("CASE ")]
+    messages = dict(part.split("\n", 1) for part in done.stderr.split("BEGIN ")[1:])
+    assert len(lines) == len(names) == len(messages), done.stderr
+    return Job(dict(lines), messages)
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield numbers and texts with their paths."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if items is None:
+        yield name, value
+    else:
+        for key, item in items:
+            yield from leaves(item, f"{name}/{key}")
+
+
+def cases(names: dict[str, str]) -> list[Any]:
+    """Return cases with numbers of ranks; mark those that do not run by default."""
+    return [
+        pytest.param(name, ranks, marks=() if ranks == 2 and name in (*QUICK, *QUICK_TOO) else pytest.mark.slow)
+        for name in names
+        for ranks in (2, 3)
+    ]
+
+
+def both(name: str, ranks: int) -> tuple[Job, Job]:
+    """Return the jobs of plain Python and of the ranks that have a case."""
+    group = next(group for group in GROUPS if name in group)
+    return job(0, group), job(ranks, group)
+
+
+@pytest.mark.parametrize(("name", "ranks"), cases(EQUAL))
+def test_numbers_are_those_of_one_process(name: str, ranks: int) -> None:
+    plain, found = both(name, ranks)
+    numbers, expected = (dict(leaves(done.numbers[name])) for done in (found, plain))
+    assert not isinstance(plain.numbers[name], str), plain.numbers[name]
+    assert list(numbers) == list(expected), found.messages[name]
+    for path, value in expected.items():
+        where = f"{path}\n{found.messages[name]}"
+        np.testing.assert_allclose(numbers[path], value, rtol=1e-5, atol=2e-6, err_msg=where)
+    assert re.search(EQUAL[name], found.messages[name]), found.messages[name]
+    assert not re.search(DOUBT, found.messages[name]) or name.startswith(("switched", "growing", "masked"))
+
+
+@pytest.mark.parametrize(("name", "ranks"), cases(LOUD))
+def test_what_may_differ_is_reported(name: str, ranks: int) -> None:
+    plain, found = both(name, ranks)
+    assert not isinstance(plain.numbers[name], str), plain.numbers[name]
+    if LOUD[name] == REFUSED:
+        assert found.numbers[name].startswith(REFUSED)
+        assert "whole batches" not in found.messages[name]
+        return
+    assert re.search(LOUD[name], found.messages[name]), found.messages[name]

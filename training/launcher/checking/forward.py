@@ -1,0 +1,70 @@
+"""Proof of models that predict or evaluate without having been trained."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from matex_data.training.comm.channel import Channel
+from matex_data.training.launcher.checking.report import Report
+from matex_data.training.proof.axes import Reason
+from matex_data.training.proof.model import Proof, prove
+
+
+class ForwardProofs:
+    """Proofs that models compute each row of their data by itself, each made once.
+
+    Parameters
+    ----------
+    channel : ranks that share the rows.
+    report : messages about models that are not proven.
+    """
+
+    def __init__(self, channel: Channel, report: Report) -> None:
+        self._channel, self._report = channel, report
+        self._known: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()
+
+    def proven(self, model: Any, x: Any, y: Any = None, sample_weight: Any = None) -> bool:
+        """Return whether a model is proven for such data; the same on all ranks. *Collective* at first.
+
+        Parameters
+        ----------
+        x, y, sample_weight : data as for ``evaluate``; ``predict`` has no targets.
+        """
+        if not model.built:  # its first call builds it, and creates what it needs
+            return False
+        specs = _specs(model, x, y, sample_weight)
+        known = self._known.setdefault(model, {})
+        key = f"{specs} {model.trainable}"
+        if key not in known:
+            unknown = Proof((Reason(model.name, "input", "is not known beforehand"),))
+            proof = unknown if specs is None else prove(model, *specs)
+            failed = np.array([not proof.proven], np.int64)
+            self._channel.host.reduce(failed, "max")
+            known[key] = not failed[0]
+            if failed[0]:
+                self._report.computes_whole(model, proof)
+        return known[key]
+
+
+def _specs(model: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any] | None:
+    """Return the specs of the data; None if they are not known."""
+    if isinstance(x, tf.data.Dataset):
+        spec: tuple[Any, Any, Any] = keras.utils.unpack_x_y_sample_weight(x.element_spec)
+        return spec
+    leaves = [leaf for leaf in tf.nest.flatten((x, y, sample_weight)) if leaf is not None]
+    if all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves):
+        x, y, sample_weight = tf.nest.map_structure(_spec, (x, y, sample_weight))
+        return x, y, sample_weight
+    return None
+
+
+def _spec(leaf: Any) -> Any:
+    if leaf is None:
+        return None
+    dtype = tf.as_dtype(leaf.dtype)
+    return tf.TensorSpec([None, *leaf.shape[1:]], tf.float32 if dtype == tf.float64 else dtype)

@@ -1,0 +1,245 @@
+"""A step that changes nothing: its gradients, and what it would write and return, for one batch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from matex_data._types import Array
+from matex_data.training.average.optimizer import attach_average, detach_average
+from matex_data.training.keras_api import ControlFlowGraph
+from matex_data.training.launcher.checking.ownership import Ownership
+from matex_data.training.launcher.checking.state import kept_variables
+from matex_data.training.launcher.draws import draws_for_rows
+from matex_data.training.sharding.rows import batch_size, rank_bounds
+from matex_data.training.steps.logs import flat
+from matex_data.training.steps.variables import optimizers
+
+if TYPE_CHECKING:
+    from matex_data.training.steps.distributed_model import DistributedModel
+
+
+class NotCheckable(Exception):
+    """A step cannot be checked; the message says why, as a clause."""
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What a step would do.
+
+    Attributes
+    ----------
+    arrays : by name: gradients that optimizers get, and the values that the step leaves in other variables. float32 or
+        float64; None for a gradient that is None.
+    logs : numbers that the step returns, by key.
+    rows : rows that it was computed from.
+    metrics : changes of variables of metrics, by their position among those of numbers.
+    """
+
+    arrays: dict[str, Array | None] = field(default_factory=dict)
+    metrics: dict[int, Array] = field(default_factory=dict)
+    logs: dict[str, float] = field(default_factory=dict)
+    rows: int = 0
+
+
+class Probe:
+    """Traced training step whose effects are undone.
+
+    Parameters
+    ----------
+    distributed : model to train.
+    spec : element spec of the batches.
+    whole : train on the whole batch, without the other ranks; otherwise on this rank's rows, which is *collective*.
+
+    Attributes
+    ----------
+    traced : ``trace`` has succeeded.
+    read : variables that the step reads and does not write, beside those of optimizers and metrics.
+    """
+
+    def __init__(self, distributed: DistributedModel, spec: Any, whole: bool) -> None:
+        self._distributed, self._whole = distributed, whole
+        self._structure = spec
+        leaves = tf.nest.flatten(spec)
+        self._kept = [leaf is not None and not isinstance(leaf, tf.OptionalSpec) for leaf in leaves]
+        self._signature = [leaf for leaf, kept in zip(leaves, self._kept, strict=True) if kept]
+        self._recorded: dict[str, Array | None] = {}
+        self._applied: list[Any] = []
+        self._calls = 0
+        self._conditional = False
+        self.traced = False
+        self.read: list[Any] = []
+
+    def trace(self) -> None:
+        """Trace the step.
+
+        Raises
+        ------
+        NotCheckable : it writes or applies what this rank computes from its own rows.
+        """
+        function = tf.function(self._step, input_signature=self._signature, autograph=False)
+        nested = tf.config.functions_run_eagerly()
+        tf.config.run_functions_eagerly(True)  # functions that the step calls become operations of its own graph
+        try:
+            self._function = function.get_concrete_function()
+        finally:
+            tf.config.run_functions_eagerly(nested)
+        self._find_variables()
+        self.traced = True
+
+    def run(self, batch: Any) -> Effects:
+        """Return the effects of the step for a batch. *Collective* unless the batch is whole."""
+        leaves = [leaf for leaf, kept in zip(tf.nest.flatten(batch), self._kept, strict=True) if kept]
+        metrics = numeric_metrics(self._distributed.model)
+        self._recorded = {}
+        with kept_variables(self._restored) as before:
+            old = {id(v.handle): value.numpy() for v, value in zip(self._restored, before, strict=True)}
+            self._prepare_loss_scales()
+            rows, returned = self._function(*leaves)
+            found: dict[str, Array | None] = dict(self._recorded)
+            for name, variable in self._compared.items():
+                new = np.array(variable.read_value().numpy())
+                found[name] = new - old[id(variable.handle)] if variable.trainable else new
+            states = {
+                i: v.numpy() - old[id(v.handle)]
+                for i, v in enumerate(metrics)
+                if id(v.handle) in old
+            }
+        return Effects(found, states, {key: float(value) for key, value in returned.items()}, int(rows))
+
+    def _step(self, *tensors: Any) -> tuple[Any, dict[str, Any]]:
+        self._calls, self._applied, self._conditional = 0, [], False
+        step, channel = self._distributed.step, self._distributed.channel
+        remaining = iter(tensors)
+        data = tf.nest.pack_sequence_as(self._structure, [next(remaining) if kept else None for kept in self._kept])
+        total = batch_size(data)
+        whole = (tf.constant(0), tf.cast(total, tf.int32))
+        rows = whole if self._whole else rank_bounds(total, channel.rank, channel.size)
+        with draws_for_rows(rows, whole[1]), self._captured():
+            logs = (step.train_on_whole_batch if self._whole else step.train_on_rows)(data)
+        numbers = {key: value for key, value in flat(logs).items() if _is_number(value)}
+        return rows[1] - rows[0], numbers
+
+    @contextlib.contextmanager
+    def _captured(self) -> Iterator[None]:
+        """Context manager: record the gradients that optimizers get, averaged or local, instead of applying them."""
+        originals = [(optimizer, vars(optimizer).get("apply")) for optimizer in optimizers(self._distributed.model)]
+        try:
+            for optimizer, _ in originals:
+                detach_average(optimizer)
+                object.__setattr__(optimizer, "apply", self._record)
+                if not self._whole:
+                    attach_average(optimizer, self._distributed.average)
+                    averaging = optimizer.apply
+
+                    def noting(grads: Any, variables: Any = None, averaging: Any = averaging) -> Any:
+                        self._note(grads)
+                        return averaging(grads, variables)
+
+                    object.__setattr__(optimizer, "apply", noting)
+            yield
+        finally:
+            for optimizer, apply in originals:
+                object.__delattr__(optimizer, "apply")
+                if apply is not None:
+                    object.__setattr__(optimizer, "apply", apply)
+
+    def _note(self, gradients: Sequence[Any]) -> None:
+        self._applied += [tf.convert_to_tensor(g) for g in gradients if g is not None]
+
+    def _record(self, gradients: Any, variables: Any = None) -> None:
+        """Record gradients in place of applying them."""
+        self._conditional |= isinstance(tf.compat.v1.get_default_graph(), ControlFlowGraph)
+        gradients = list(gradients)
+        paths = [getattr(v, "path", getattr(v, "name", "")) for v in variables or []] or [""] * len(gradients)
+        call, self._calls = self._calls, self._calls + 1
+        names = [f"gradient of {path}" + (f" in update {call + 1}" if call else "") for path in paths]
+        for name, gradient in zip(names, gradients, strict=True):
+            if gradient is None:
+                self._recorded.setdefault(name, None)
+        given = [(name, g) for name, g in zip(names, gradients, strict=True) if g is not None]
+        if given:
+
+            def keep(*arrays: Array) -> None:
+                for (name, _), array in zip(given, arrays, strict=True):
+                    before = self._recorded.get(name)
+                    self._recorded[name] = np.array(array, np.float32 if array.itemsize < 8 else np.float64)
+                    if before is not None:
+                        self._recorded[name] += before
+
+            tf.numpy_function(keep, [tf.convert_to_tensor(g) for _, g in given], [])
+
+    def _find_variables(self) -> None:
+        """Find what the traced step reads and writes.
+
+        Raises
+        ------
+        NotCheckable : see ``trace``.
+        """
+        if self._conditional and not self._whole:
+            raise NotCheckable("it decides within tf.cond or tf.while_loop whether it updates the weights")
+        model, graph = self._distributed.model, self._function.graph
+        outside = {id(inner): outer for outer, inner in graph.captures}
+        ownership = Ownership(graph, [tensor for tensor in self._function.inputs if id(tensor) not in outside])
+        paths = {id(v.value.handle): v.path for v in model.variables}
+        states = {id(v.handle) for v in resources([*model.metrics_variables, *optimizer_variables(model)])}
+        ours = {id(v.handle) for v in self._distributed.own_variables()}
+        counters = {id(v.handle) for v in self._distributed.channel.counting_variables()}
+        variables = {id(v.handle): v for v in resources([*model.variables, *model.metrics_variables, *graph.variables])}
+        variables |= {id(v.handle): v for v in resources(optimizer_variables(model))}
+        written: set[int] = {id(outside[id(t)]) for t in ownership.guarded() if id(t) in outside}
+        compared, own = set[int](), set[int]()
+        for tensor, source in ownership.writes():
+            key = id(outside.get(id(tensor)))
+            if key in variables and key not in counters:
+                written.add(key)
+                compared |= {key} - states - ours
+                own |= {key} if source.rows else set()
+        self._restored = [v for key, v in variables.items() if key in written]
+        scales = resources([o.dynamic_scale for o in optimizers(model) if hasattr(o, "dynamic_scale")])
+        self._restored += [v for v in scales if id(v.handle) not in written]
+        self._compared = {
+            f"value of {paths.get(key, v.name.partition(':')[0])}": v for key, v in variables.items() if key in compared
+        }
+        if not self._whole:
+            self._refuse(ownership, [name for name, v in self._compared.items() if id(v.handle) in own])
+        read = {id(v.handle) for v in graph.variables} - written - states - ours - counters
+        self.read = [v for key, v in variables.items() if key in read and not v.trainable]
+
+    def _refuse(self, ownership: Ownership, own: list[str]) -> None:
+        """Raise an error if the step writes or applies what this rank computes from its own rows."""
+        if own:
+            raise NotCheckable(f"it computes the {' and the '.join(sorted(own))} from the rows of the batch")
+        if any(source.rows and source.averages for source in map(ownership.of, self._applied)):
+            raise NotCheckable("it changes gradients by a number that it computes from the rows of the batch")
+
+    def _prepare_loss_scales(self) -> None:
+        """Set the loss scale of mixed precision to one: the scaled loss of a first step often overflows."""
+        for optimizer in optimizers(self._distributed.model):
+            if hasattr(optimizer, "dynamic_scale"):
+                optimizer.dynamic_scale.assign(1.0)
+
+
+def _is_number(value: Any) -> bool:
+    return tf.is_tensor(value) and value.shape.rank == 0 and (value.dtype.is_floating or value.dtype.is_integer)
+
+
+def optimizer_variables(model: Any) -> list[Any]:
+    """Return the variables of all optimizers of a model."""
+    return [variable for optimizer in optimizers(model) for variable in optimizer.variables]
+
+
+def numeric_metrics(model: Any) -> list[Any]:
+    """Return the variables of TensorFlow that hold the states of a model's metrics, where these are numbers."""
+    return resources([v for v in model.metrics_variables if v.dtype not in ("string", "bool")])
+
+
+def resources(variables: Sequence[Any]) -> list[Any]:
+    """Return the variables of TensorFlow that Keras's variables hold; others as they are."""
+    return [v.value if isinstance(v, keras.Variable) else v for v in variables]

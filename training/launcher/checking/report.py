@@ -1,0 +1,160 @@
+"""Messages of the self-check, each once for a kind of model."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from matex_data.training.launcher.checking.comparison import COMPARABLE, Verdict
+from matex_data.training.launcher.checking.schedule import Schedule
+from matex_data.training.proof.model import Proof
+
+log = logging.getLogger("matex_data.training")
+
+REASONS = 3
+"""Reasons of a proof that failed which a message gives."""
+_DOUBT = "from the first one that differs on, the result is not that of one process"
+LOCAL_STATISTICS = (
+    "except for BatchNormalization, which normalizes each shard by itself; change it with --sync-batch-norm"
+)
+DRAWS = "up to random numbers, which each rank draws for itself"
+
+
+class Report:
+    """Messages of rank 0, each once for models of the same class and structure.
+
+    Parameters
+    ----------
+    rank, size : rank, and number of ranks.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank, self._size = rank, size
+        self._said: set[tuple[Any, ...]] = set()
+
+    def proven(self, model: Any, draws: bool, local_statistics: bool) -> None:
+        """Report that a model is proven."""
+        notes = [DRAWS] * draws + [LOCAL_STATISTICS] * local_statistics
+        self._print(
+            model,
+            f"self-check: {model.name} is proven to train on {self._size} shards of a batch as on the whole batch"
+            f"{_brackets(notes)}",
+        )
+
+    def agreed(
+        self, model: Any, verdict: Verdict, proof: Proof, sums: bool, local_statistics: bool, again: bool
+    ) -> None:
+        """Report that the first check of a model found no difference.
+
+        Parameters
+        ----------
+        sums : the loss counts as a sum over the batch.
+        local_statistics : batch normalization uses the statistics of this rank's rows.
+        again : later steps are checked, too.
+        """
+        notes = ["the loss is a sum over the batch"] if sums else []
+        if verdict.noise is not None and verdict.noise > COMPARABLE:
+            notes.append(
+                f"up to rounding, which this network amplifies: the last bits of its weights change a gradient by "
+                f"{verdict.noise:.0%}"
+            )
+        notes += [LOCAL_STATISTICS] * local_statistics
+        later = "; it is not proven, so it is checked again in later steps" if again and not proof.proven else ""
+        reasons = f"\n  not proven: {_reasons(proof)}" if later else ""
+        self._print(
+            model,
+            f"self-check: the gradients of shards and of the whole batch agree in the first step of {model.name}"
+            f"{_brackets(notes)}{later}{reasons}",
+        )
+
+    def whole(self, model: Any, cause: str, schedule: Schedule, proof: Proof) -> None:
+        """Report that a model is trained on whole batches because it cannot be sharded, or not be checked."""
+        text = (
+            f"self-check: {model.name} cannot be trained on shards of a batch: {cause}\n"
+            f"  every rank trains it on whole batches from {_step(schedule)} on: as one process does, and no faster"
+        )
+        if schedule.checked is not None and schedule.steps:
+            text += f"\n{_doubtful(schedule)}"
+        if proof.reasons:
+            text += f"\n  not proven: {_reasons(proof)}"
+        self._warn(model, text)
+
+    def differed(self, model: Any, verdict: Verdict, schedule: Schedule, proof: Proof) -> None:
+        """Report a difference."""
+        text = (
+            f"self-check: the gradients of shards and of the whole batch differ: the {verdict.name} of {model.name} by "
+            f"{verdict.difference:.2g} of its size: {_cause(verdict)}\n"
+            f"  every rank trains it on whole batches from {_step(schedule)} on: as one process does, and no faster\n"
+        )
+        if schedule.checked is not None and schedule.steps:
+            text += f"{_doubtful(schedule)}\n"
+        if proof.reasons:
+            text += f"  not proven: {_reasons(proof)}\n"
+        text += (
+            "  remedy: use a loss that is a mean over the samples, layers that treat each sample independently, and "
+            "the same code on all ranks; or --verify=never, if the difference is intended"
+        )
+        self._warn(model, text)
+
+    def computes_whole(self, model: Any, proof: Proof) -> None:
+        """Report that a model predicts or evaluates whole batches on every rank."""
+        self._print(
+            model,
+            f"{model.name} predicts and evaluates all of its data on every rank, since it is not proven to compute "
+            f"each row by itself: {_reasons(proof)}",
+        )
+
+    def _print(self, model: Any, text: str) -> None:
+        if self._first(model, text):
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
+
+    def _warn(self, model: Any, text: str) -> None:
+        if self._first(model, text):
+            log.warning("%s", text)
+
+    def _first(self, model: Any, text: str) -> bool:
+        """Return whether this rank reports a text: rank 0, once for each kind of model.
+
+        A text about doubtful steps concerns this very model, and is reported each time.
+        """
+        shapes = tuple((tuple(v.shape), str(v.dtype)) for v in model.weights)
+        key = (type(model).__qualname__, shapes, text.partition(":")[0], text.replace(model.name, ""))
+        first = self._rank == 0 and (key not in self._said or _DOUBT in text)
+        self._said.add(key)
+        return first
+
+
+def _step(schedule: Schedule) -> str:
+    return f"step {schedule.steps + 1}"
+
+
+def _doubtful(schedule: Schedule) -> str:
+    """Return the line that names the steps whose results are not known to be those of one process."""
+    return (
+        f"  steps {(schedule.checked or 0) + 2} to {schedule.steps} were trained on shards: {_DOUBT}"
+        if schedule.steps > (schedule.checked or 0) + 1
+        else f"  the steps before, up to step {schedule.steps}, were those of one process"
+    )
+
+
+def _cause(verdict: Verdict) -> str:
+    if verdict.hidden:
+        return f"rounding alone may change it by {verdict.noise or 0:.2g}, which hides any other difference"
+    if verdict.ratio is not None:
+        kind = "sums over the batch, or divides by a constant" if verdict.ratio < 1 else "divides twice by its size"
+        return f"that of the shards is {verdict.ratio:.3g} times that of the batch, as for a loss that {kind}"
+    return (
+        "a loss or a layer may combine samples of the batch (a metric as loss, pairs within the batch, statistics of "
+        "the batch), an input with as many rows as the batch may be a table, or a branch may depend on the rank"
+    )
+
+
+def _reasons(proof: Proof) -> str:
+    more = f"; and {len(proof.reasons) - REASONS} more" if len(proof.reasons) > REASONS else ""
+    return "; ".join(map(str, proof.reasons[:REASONS])) + more
+
+
+def _brackets(notes: list[str]) -> str:
+    return f" ({'; '.join(notes)})" if notes else ""

@@ -1,0 +1,144 @@
+"""Numbers that a step returns beside its metrics: how those of the ranks combine, as far as the graph tells.
+
+A mean over the rows of each rank has a mean over all rows; a sum, a count and a maximum combine otherwise; and of a
+number that is computed in another way each rank has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+Reduction = Literal["mean", "sum", "max", "min"]
+
+_DIRECT: dict[str, Reduction] = {"Mean": "mean", "Sum": "sum", "Max": "max", "Min": "min"}
+_UNCHANGED = ("Identity", "Cast", "Squeeze", "Reshape", "ExpandDims", "StopGradient", "EnsureShape", "PreventGradient")
+_LINEAR = ("Mul", "RealDiv", "Div", "DivNoNan", "AddV2", "Add", "Sub", "Neg")
+_SIZES = ("Shape", "Size", "ShapeN")
+_SOURCES = ("Const", "VarHandleOp", "ReadVariableOp")
+
+
+def reductions(logs: Any) -> dict[str, Reduction | None]:
+    """Return for each number of traced logs how the values of the ranks combine; None if the graph does not tell.
+
+    Parameters
+    ----------
+    logs : what a step returns, while TensorFlow traces it. Keys of nested dicts count by themselves, as in Keras.
+    """
+    return {key: _reduction(value) for key, value in flat(logs).items()}
+
+
+def flat(logs: Any) -> dict[str, Any]:
+    """Return the values of logs that are no dicts, by the innermost key."""
+    found: dict[str, Any] = {}
+    for key, value in logs.items() if isinstance(logs, dict) else ():
+        found.update(flat(value) if isinstance(value, dict) else {key: value})
+    return found
+
+
+def is_mean(values: Sequence[tuple[float, float]], whole: float) -> bool:
+    """Return whether the number of a batch is the mean of those of its shards, up to rounding.
+
+    Parameters
+    ----------
+    values : number of each shard, and its rows.
+    whole : number of the batch.
+
+    Examples
+    --------
+    >>> is_mean([(1.0, 2), (4.0, 1)], 2.0)
+    True
+    """
+    mean = np.average([value for value, _ in values], weights=[rows for _, rows in values])
+    return bool(np.isclose(mean, whole, rtol=1e-5, atol=1e-6 * max(abs(value) for value, _ in values), equal_nan=True))
+
+
+def combined_numbers(values: Sequence[tuple[Any, int | None]], kind: Reduction | None) -> tuple[Any, bool]:
+    """Return a number over all ranks, and whether it is that of rank 0 alone.
+
+    Parameters
+    ----------
+    values : number or array of each rank, and its rows; None: all ranks have equal numbers.
+    """
+    arrays = [value for value, _ in values]
+    if not all(isinstance(array, np.ndarray) and array.shape == arrays[0].shape for array in arrays):
+        return arrays[0], False
+    if kind == "mean":
+        weights = [1 if rows is None else rows for _, rows in values]
+        return np.average([array.astype(np.float64) for array in arrays], axis=0, weights=weights), False
+    if kind is not None:
+        return {"sum": np.sum, "max": np.max, "min": np.min}[kind](arrays, axis=0), False
+    return arrays[0], not all(np.allclose(array, arrays[0], rtol=1e-6, atol=0, equal_nan=True) for array in arrays)
+
+
+def _reduction(value: Any) -> Reduction | None:
+    if not isinstance(value, tf.Tensor) or not hasattr(value, "graph"):  # eager tensors have none
+        return None
+    return _of(value, {})
+
+
+def _of(tensor: Any, known: dict[int, Reduction | None]) -> Reduction | None:
+    """Return the reduction that ends in a tensor of one number."""
+    if id(tensor) not in known:
+        known[id(tensor)] = None
+        known[id(tensor)] = _of_operation(tensor.op, lambda source: _of(source, known))
+    return known[id(tensor)]
+
+
+def _of_operation(op: Any, of: Callable[[Any], Reduction | None]) -> Reduction | None:
+    if op.type in _DIRECT:
+        inner = of(op.inputs[0]) if op.inputs[0].shape.rank == 0 else None
+        return inner or _DIRECT[op.type]
+    if op.type in _UNCHANGED:
+        return "sum" if _is_row_count(op.inputs[0]) else of(op.inputs[0])
+    if op.type == "StridedSlice":
+        return "sum" if _is_row_count(op.outputs[0]) else None
+    if op.type in _LINEAR:
+        return _of_linear(op, of)
+    return None
+
+
+def _of_linear(op: Any, of: Callable[[Any], Reduction | None]) -> Reduction | None:
+    """Return the reduction of a sum, or of a product with something that no sample changes."""
+    varying = [tensor for tensor in op.inputs if not _is_constant(tensor)]
+    if op.type in ("RealDiv", "Div", "DivNoNan") and len(varying) == 2 and _is_row_count(varying[1]):
+        return "mean" if of(varying[0]) == "sum" else None
+    inner = {of(tensor) for tensor in varying}
+    if len(inner) != 1 or (op.type in ("Mul", "RealDiv", "Div", "DivNoNan") and len(varying) != 1):
+        return None
+    if op.type in ("RealDiv", "Div", "DivNoNan") and varying[0] is not op.inputs[0]:
+        return None
+    (only,) = inner
+    offset = op.type in ("AddV2", "Add", "Sub") and len(varying) < len(op.inputs)
+    if only in ("max", "min"):  # a factor may be negative
+        return only if op.type in ("AddV2", "Add") and offset else None
+    return None if only == "sum" and offset else only
+
+
+def _is_row_count(tensor: Any) -> bool:
+    """Return whether a tensor is a number of rows: an element of the shape of something, or all of its elements."""
+    op = tensor.op
+    if op.type == "Cast":
+        return _is_row_count(op.inputs[0])
+    if op.type == "StridedSlice":
+        begin = tf.get_static_value(op.inputs[1])
+        return op.inputs[0].op.type == "Shape" and begin is not None and list(begin) == [0] and tensor.shape.rank == 0
+    return bool(op.type == "Size")
+
+
+def _is_constant(tensor: Any) -> bool:
+    """Return whether a tensor is computed from constants and variables alone."""
+    pending, seen = [tensor], set()
+    while pending:
+        op = pending.pop().op
+        if op.name in seen:
+            continue
+        seen.add(op.name)
+        if op.type in _SIZES or (op.type not in _SOURCES and not op.inputs):
+            return False
+        if op.type not in _SOURCES:
+            pending += list(op.inputs)
+    return True
