@@ -163,7 +163,9 @@ ARENAS = """
 import ctypes, os, re, sys, threading
 if sys.argv[1] == "own":
     os.environ["MALLOC_ARENA_MAX"] = "8"
-import matex_data
+from matex_data.machine import keep_freed_memory
+
+keep_freed_memory()
 
 def allocate():
     kept.append(bytearray(1 << 16))

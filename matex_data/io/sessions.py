@@ -8,7 +8,7 @@ on one whose user has been deleted on all of them.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from matex_data.io.counters import Profile
 from matex_data.io.files import Files
+from matex_data.locks import Lock
 from matex_data.machine import keep_freed_memory
 from matex_data.mpi import abort
 from matex_data.mpi.attributes import attached
@@ -46,12 +47,20 @@ class ReadSession:
         self.status_exchange = StatusExchange(comm if threaded else Communicator(rank=comm.rank, size=comm.size))
         self.files = Files(comm, [], "independent")
         self.closers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._user: weakref.ref[Any] | None = None
+        self._user: Callable[[], object] = _nobody
 
     @property
     def unused(self) -> bool:
         """Return whether the user of this session has been deleted on this rank."""
-        return self._user is None or self._user() is None
+        return self._user() is None
+
+    def reserve(self) -> None:
+        """Reserve this session for the object that is assigned next."""
+        self._user = _somebody
+
+    def release(self) -> None:
+        """Undo ``reserve``."""
+        self._user = _nobody
 
     def assign(self, user: object) -> None:
         """Reserve this session until ``user`` is deleted."""
@@ -67,6 +76,14 @@ class ReadSession:
         self.comm.free()
 
 
+def _nobody() -> None:
+    return None
+
+
+def _somebody() -> bool:
+    return True
+
+
 class ReadSessions:
     """The sessions of a communicator.
 
@@ -80,6 +97,7 @@ class ReadSessions:
         self.comm = comm
         self.threaded = threaded
         self._sessions: list[ReadSession] = []
+        self._opening = Lock()
 
     def open(self, paths: Sequence[str], mode: str, profile: Profile | None = None) -> ReadSession:
         """Return an unused session with these files open. *Collective*.
@@ -93,6 +111,17 @@ class ReadSessions:
         DataError : a file cannot be opened; MPI has no communicator left.
         PartitionError : another rank does not make this call.
         """
+        with self.comm.one_thread_at_a_time(self._opening):
+            session = self._reserved()
+        try:
+            session.files = Files(session.comm, paths, mode, profile)
+        except BaseException:
+            session.release()
+            raise
+        return session
+
+    def _reserved(self) -> ReadSession:
+        """Return a session without a user, and reserve it. *Collective*."""
         used = [not session.unused for session in self._sessions]
         idle = [self._sessions[number] for number in np.flatnonzero(np.array(self.comm.maximum(*used, 0)[:-1]) == 0)]
         for session in idle:
@@ -100,7 +129,7 @@ class ReadSessions:
         if not idle:
             idle = [ReadSession(self.comm.duplicate(), self.threaded)]
             self._sessions += idle
-        idle[0].files = Files(idle[0].comm, paths, mode, profile)
+        idle[0].reserve()
         return idle[0]
 
     def close(self) -> None:

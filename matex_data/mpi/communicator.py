@@ -237,7 +237,20 @@ class Communicator:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        if not self._busy.acquire(blocking=False):
+        with self.one_thread_at_a_time(self._busy):
+            yield
+
+    @contextmanager
+    def one_thread_at_a_time(self, lock: Lock) -> Iterator[None]:
+        """Context manager: hold a lock during collective calls.
+
+        Another thread waits if this process is alone. Otherwise the order of the threads might differ between ranks.
+
+        Raises
+        ------
+        PartitionError : another thread of one of several ranks holds it.
+        """
+        if not lock.acquire(blocking=self.alone):
             raise PartitionError(
                 "two threads of one rank make collective calls at the same time",
                 expected="one thread at a time, in the same order on all ranks",
@@ -247,7 +260,7 @@ class Communicator:
         try:
             yield
         finally:
-            self._busy.release()
+            lock.release()
 
 
 def pickle_error(error: BaseException | None) -> bytes | None:

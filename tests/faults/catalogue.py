@@ -103,7 +103,7 @@ FAULTS: list[Fault] = [
     *_each(Fault("empty_file", "file emptied", text="data"), "hdf5", "csv", "npy"),
     Fault("raise_in_loop", "one rank raises in its loop over batches", text=LEFT, printed=FAILS),
     Fault("raise_in_loop", "one rank raises in its loop over batches", "csv", text=LEFT, printed=FAILS),
-    Fault("raise_before_open", "one rank raises before open_dataset", "npy", text=ABSENT, within=WAITED),
+    Fault("raise_before_open", "one rank raises before open_dataset", "npy", text=LEFT, printed=FAILS),
     Fault("raise_before_load", "one rank raises before load()", text=LEFT, printed=FAILS),
     Fault("raise_between_epochs", "one rank raises between two epochs", text=LEFT, printed=FAILS),
     Fault("leave_loop", "one rank leaves its loop and ends", text="rank", quiet=True),
