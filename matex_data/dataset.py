@@ -34,6 +34,7 @@ from matex_data.sampling.sizing import (
 )
 from matex_data.sampling.split import split
 from matex_data.sampling.state import OPTIONS, Fingerprint, State, identify_samples, read_seed, read_step
+from matex_data.transforms.counts import class_weights, value_counts
 from matex_data.transforms.statistics import Statistics, statistics
 
 if TYPE_CHECKING:
@@ -182,7 +183,8 @@ class Dataset:
             window; see ``shuffle_quality``. "global": a uniform permutation of all samples in every epoch; see
             ``global_reads`` of ``open_dataset``. False: the order of the files.
         seed : int of 0 or more. Determines the order of all epochs. None: drawn on rank 0.
-        remainder : treatment of the samples that do not fill a batch. "drop": leave them out of the epoch. "pad": fill
+        remainder : treatment of the samples that do not fill a batch. "drop": leave them out of the epoch, which has to
+            have a batch. "pad": fill
             the batch with zeros of sample weight 0. "keep": a smaller batch, which may be empty on some ranks.
         start : result of ``state``, equal on all ranks. Resume there, with its seed unless ``seed`` is given.
 
@@ -192,7 +194,8 @@ class Dataset:
 
         Raises
         ------
-        PartitionError : the number of ranks does not divide ``batch_size``; the arguments differ between the ranks;
+        PartitionError : the number of ranks does not divide ``batch_size``; "drop" would leave no batch; the arguments
+            differ between the ranks;
             ``start`` is the state of other samples, options or another order; the samples of a rank do not fit into its
             memory, where they have to.
 
@@ -260,6 +263,10 @@ class Dataset:
 
     def load(self) -> dict[str, NDArray[Any]]:
         """Read this rank's block of the samples, in the order of the files. *Collective*.
+
+        Each rank gets other samples: what is computed from them, such as a vocabulary, the classes or a mean, differs
+        between the ranks. For all samples take ``value_counts``, ``class_weights``, ``statistics`` or
+        ``normalization``, whose results are equal on all ranks.
 
         Returns
         -------
@@ -330,6 +337,57 @@ class Dataset:
         0.0
         """
         return self.statistics(field, axis=axis).normalization(field)
+
+    def value_counts(self, field: str) -> dict[Any, int]:
+        """Return how often each value of a field occurs in all samples, equal on all ranks. *Collective*.
+
+        Each rank reads its block of the samples once, and keeps the different values. Missing values (NaN, empty texts,
+        codes of no category) do not count. With ``on_error="skip"``, samples that cannot be read are left out.
+
+        Parameters
+        ----------
+        field : str. Name of a field of integers, booleans, floats or texts. Of arrays and lists, all elements count.
+
+        Returns
+        -------
+        Dict of value (int, bool, float or str) to count, the most frequent first, equally frequent ones by value.
+
+        Raises
+        ------
+        FieldNotFound : the field does not exist.
+        FormatError : the field is of another type, or has more than a million different values.
+        DataError : the first error of any rank, on every rank.
+
+        Examples
+        --------
+        >>> md.open_dataset("events.h5", where="label < 3").value_counts("label")
+        {0: 10, 1: 10, 2: 10}
+        """
+        return value_counts(self._source, self._samples, field)
+
+    def class_weights(self, field: str) -> dict[Any, float]:
+        """Return the weight of each class that gives all classes the same sum, for Keras's ``class_weight``.
+
+        The weight is samples / (classes * samples of the class), as "balanced" in scikit-learn. *Collective*.
+
+        Parameters
+        ----------
+        field : str. Name of the field of classes; see ``value_counts``.
+
+        Returns
+        -------
+        Dict of value to weight, by value.
+
+        Raises
+        ------
+        FieldNotFound, FormatError, DataError : see ``value_counts``.
+
+        Examples
+        --------
+        >>> md.open_dataset("events.h5", where="label < 2").class_weights("label")
+        {0: 1.0, 1: 1.0}
+        """
+        return class_weights(self.value_counts(field))
 
     @property
     def profile(self) -> Profile:
@@ -484,6 +542,13 @@ class Dataset:
         if shuffle and seed is None:
             seed = int(np.random.SeedSequence().generate_state(1)[0]) if start is None else read_seed(start)
         schedule = self._schedule(batch_size, seed if shuffle else None, remainder, uniform=shuffle == "global")
+        if remainder == "drop" and not schedule.full_steps:
+            raise PartitionError(
+                "there are fewer samples than a batch has, of which an epoch would drop all",
+                expected=f"at least {batch_size} samples, as batch_size= says",
+                found=f"{len(self)} samples",
+                remedy='give remainder="keep" or remainder="pad", or a smaller batch_size',
+            )
         fingerprint = Fingerprint(self._facts, schedule, self._source.cache)
         if start is not None:
             fingerprint.check(start)

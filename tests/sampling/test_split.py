@@ -188,3 +188,23 @@ def test_gaps_that_leave_nothing_are_an_error(series: str) -> None:
 
 def test_a_set_of_no_samples_is_empty() -> None:
     assert [subset.total for subset in split(Runs(np.array([0]), np.array([10])), (1, 0), None, 3)] == [10, 0]
+
+
+def _dropped(comm: MPI.Intracomm, path: str) -> list[str]:
+    data = open_dataset(path, comm=comm)
+    found = []
+    for options in ({}, {"shuffle": True, "seed": 1}, {"shuffle": "global", "seed": 1}):
+        for make in (data.batches, data.tf_dataset):
+            with pytest.raises(PartitionError) as caught:
+                make(1200, **options)  # type: ignore[arg-type]
+            found.append(str(caught.value))
+    return found
+
+
+def test_an_epoch_of_which_all_is_dropped_is_an_error(series: str, pool: Pool) -> None:
+    texts = pool.run(_dropped, series)
+    assert all(found == texts[0] for found in texts)
+    assert all(part in texts[0][0] for part in ("1000 samples", "1200", 'remainder="keep"', 'remainder="pad"'))
+    data = open_dataset(series, comm=MPI.COMM_SELF)
+    assert [len(data.batches(1200, remainder=remainder)) for remainder in ("keep", "pad")] == [1, 1]
+    assert len(data.batches(1000)) == 1

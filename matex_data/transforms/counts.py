@@ -1,0 +1,116 @@
+"""Counts of the values of a field over all ranks, for vocabularies, classes and class weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from matex_data._types import Array
+from matex_data.errors import FieldNotFound, FormatError, near_matches
+from matex_data.fields import Field, Schema
+from matex_data.index.runs import Runs
+from matex_data.mpi.communicator import Communicator
+from matex_data.pipeline.source import Source
+from matex_data.transforms.missing import is_missing
+
+MOST_VALUES = 1_000_000  # that all ranks keep: some 100 MB of Python objects
+Counts = Mapping[Any, int]
+
+
+def value_counts(source: Source, samples: Runs, name: str) -> dict[Any, int]:
+    """Return how often each value of a field occurs. *Collective*: each rank reads its block.
+
+    Parameters
+    ----------
+    source : the opened files.
+    samples : samples of all ranks, ascending.
+    name : of the field. Of arrays and lists, all elements count.
+
+    Raises
+    ------
+    FieldNotFound, FormatError, DataError : see ``Dataset.value_counts``.
+    """
+    field = _checked(source.index.fields, name)
+    own: Counter[Any] = Counter()
+    first_error: Exception | None = None
+    for _, arrays in source.blocks(samples, [name]):
+        try:
+            if first_error is None:
+                own.update(_count(arrays[name], field))
+                _check_number(name, len(own))
+        except Exception as error:  # of any kind: the other ranks have to raise it, once they have read their blocks
+            first_error = error
+    source.comm.agree(first_error)
+    counts = _merged(source.comm, name, own)
+    return dict(sorted(sorted(counts.items()), key=lambda item: -item[1]))
+
+
+def class_weights(counts: Counts) -> dict[Any, float]:
+    """Return the weight of each class that gives all classes the same sum: samples / (classes * count).
+
+    Source: King and Zeng, Logistic Regression in Rare Events Data (2001), as "balanced" in scikit-learn.
+    """
+    total = sum(counts.values())
+    return {value: total / (len(counts) * count) for value, count in sorted(counts.items())}
+
+
+def _checked(schema: Schema, name: str) -> Field:
+    if name not in schema:
+        raise FieldNotFound("no such field", field=name, expected=f"one of {near_matches(name, schema)}")
+    if schema[name].dtype.kind not in "biufSUO" or schema[name].nested:
+        raise FormatError(
+            "values of this type are not counted",
+            field=name,
+            expected="integers, booleans, floats or texts",
+            found=schema[name].dtype,
+        )
+    return schema[name]
+
+
+def _check_number(name: str, distinct: int) -> None:
+    if distinct > MOST_VALUES:
+        raise FormatError(
+            "the field has too many different values to count",
+            field=name,
+            expected=f"at most {MOST_VALUES:,}",
+            found=f"{distinct:,} or more",
+            remedy="count a field of classes; for numbers see statistics()",
+        )
+
+
+def _count(array: Array, field: Field) -> Counter[Any]:
+    """Return how often each present value occurs, as Python's object."""
+    values = field.join(array.reshape(-1)) if field.ragged else array
+    values = values[~is_missing(values, field)]
+    if values.dtype.kind == "O":
+        counted = Counter(values.tolist())
+    else:
+        unique, counts = np.unique(values, return_counts=True)
+        counted = Counter(dict(zip(unique.tolist(), counts.tolist(), strict=True)))
+    return Counter({_text(value): count for value, count in counted.items()})
+
+
+def _text(value: Any) -> Any:
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+
+
+def _merged(comm: Communicator, name: str, own: Counts) -> Counter[Any]:
+    """Return the sum of the counts of all ranks. *Collective*.
+
+    Each round exchanges the values of equal hash, so that no rank receives more than about ``MOST_VALUES`` at once.
+    """
+    (most,) = comm.maximum(len(own))
+    rounds = max(1, -(-most * comm.size // MOST_VALUES))
+    groups: list[dict[Any, int]] = [{} for _ in range(rounds)]
+    for value, count in own.items():
+        groups[crc32(repr(value).encode("utf-8", "surrogateescape")) % rounds][value] = count
+    counts: Counter[Any] = Counter()
+    for group in groups:
+        for of_rank in comm.allgather(group):
+            counts.update(of_rank)
+        _check_number(name, len(counts))
+    return counts
