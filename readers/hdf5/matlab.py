@@ -24,7 +24,7 @@ from matex_data.index.strided import Strided
 from matex_data.readers.decoding import DecodedRows
 from matex_data.readers.hdf5.axes import along
 from matex_data.readers.hdf5.members import MATLAB_CLASS
-from matex_data.readers.hdf5.names import HDF5_ERRORS
+from matex_data.readers.hdf5.names import HDF5_ERRORS, has_attribute
 from matex_data.readers.hdf5.rows import Hdf5Rows, opened_dataset
 
 HEADER_BYTES = 512  # text of MATLAB in front of the HDF5 file
@@ -37,10 +37,10 @@ REMEDY = "save numbers, char arrays, or cell arrays of these as texts, for examp
 
 def is_matlab(dataset: h5py.Dataset) -> bool:
     """Return whether MATLAB wrote the dataset, as an array or as the contents of one."""
-    if h5py.h5a.exists(dataset.id, MATLAB_CLASS):
+    if has_attribute(dataset, MATLAB_CLASS):
         return True
     is_file = dataset.file.userblock_size >= HEADER_BYTES
-    return bool(is_file and h5py.h5a.exists(dataset.parent.id, MATLAB_CLASS))
+    return bool(is_file and has_attribute(dataset.parent, MATLAB_CLASS))
 
 
 def is_single_value(dataset: h5py.Dataset) -> bool:
@@ -63,9 +63,9 @@ def matlab_rows(dataset: h5py.Dataset, path: str, field: Field, layout: Layout) 
     FormatError : the dataset is empty, or part of an object, a sparse matrix or another array without rows.
     """
     kind = _class(dataset)
-    if h5py.h5a.exists(dataset.id, b"MATLAB_empty") and dataset.attrs["MATLAB_empty"]:
+    if has_attribute(dataset, b"MATLAB_empty") and dataset.attrs["MATLAB_empty"]:
         raise FormatError("the MATLAB array is empty", file=path, field=field.name, found=f"size {_sizes(dataset)}")
-    is_object = h5py.h5a.exists(dataset.id, b"MATLAB_object_decode")
+    is_object = has_attribute(dataset, b"MATLAB_object_decode")
     if kind == "cell" and not is_object:
         return _texts_of_cell(dataset, path, field)
     if kind == "char":
@@ -92,7 +92,7 @@ def _sizes(dataset: h5py.Dataset) -> str:
 
 
 def _class_error(dataset: h5py.Dataset, path: str, name: str, kind: str) -> FormatError:
-    is_sparse = h5py.h5a.exists(dataset.parent.id, b"MATLAB_sparse")
+    is_sparse = has_attribute(dataset.parent, b"MATLAB_sparse")
     found = "a sparse matrix" if is_sparse else f"class {kind!r}" if kind else "an element of a struct array"
     expected = "an array of numbers, logicals or characters, or a cell array of texts"
     return FormatError(
@@ -230,7 +230,7 @@ def _text_of(item: Any) -> bytes:
     kind = _class(item) if isinstance(item, h5py.Dataset) else "struct"
     if kind != "char":
         raise TypeError(f"an element of class {kind!r}")
-    if h5py.h5a.exists(item.id, b"MATLAB_empty") and item.attrs["MATLAB_empty"]:
+    if has_attribute(item, b"MATLAB_empty") and item.attrs["MATLAB_empty"]:
         return b""
     if item.ndim != 2 or item.shape[1] != 1:
         raise TypeError(f"a char array of size {' x '.join(map(str, item.shape[::-1]))}")

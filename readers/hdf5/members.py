@@ -21,7 +21,7 @@ from matex_data.index.library import MemoryRows
 from matex_data.index.model import Layout
 from matex_data.index.table import Column
 from matex_data.readers.hdf5.chunks import check_begin
-from matex_data.readers.hdf5.names import HDF5_ERRORS, find
+from matex_data.readers.hdf5.names import HDF5_ERRORS, find, has_attribute
 from matex_data.readers.hdf5.types import element_type, read_elements, stored_type, unreadable_members
 
 GAP_BYTES = 4096  # between members, or records, that are read rather than skipped: storage reads whole pages
@@ -49,7 +49,7 @@ class Table:
     @classmethod
     def of(cls, dataset: h5py.Dataset) -> Table | None:
         """Return the table that a dataset is; None if it has no members."""
-        if not dataset.shape or h5py.h5a.exists(dataset.id, MATLAB_CLASS):
+        if not dataset.shape or has_attribute(dataset, MATLAB_CLASS):
             return None
         dtype = element_type(dataset)
         if dtype.names is not None:

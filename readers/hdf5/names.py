@@ -21,6 +21,13 @@ HDF5_ERRORS = (
 """Exceptions of h5py for a damaged file, or one with features that h5py does not support."""
 
 
+def has_attribute(item: h5py.HLObject, name: bytes) -> bool:
+    """Return whether an object has an attribute; False if its attributes cannot be read: its rows may be intact."""
+    with suppress(*HDF5_ERRORS):
+        return bool(h5py.h5a.exists(item.id, name))
+    return False
+
+
 def find(file: h5py.File, path: str, name: str) -> h5py.Dataset:
     """Return the dataset of that name, with or without a leading slash.
 

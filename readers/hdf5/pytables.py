@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 
 from matex_data._types import Array
+from matex_data.readers.hdf5.names import has_attribute
 
 MARK = b"PYTABLES_FORMAT_VERSION"  # attribute of the root group
 HIDDEN = ("_i_", "_p_")  # begin of the names of groups that PyTables does not show, such as the index of a table
@@ -26,7 +27,7 @@ HARMLESS = {
 
 def is_pytables(file: h5py.File) -> bool:
     """Return whether PyTables wrote the file."""
-    return bool(h5py.h5a.exists(file.id, MARK))
+    return bool(has_attribute(file, MARK))
 
 
 def is_hidden(name: str) -> bool:
@@ -49,7 +50,7 @@ def is_pickled(dataset: h5py.Dataset) -> bool:
 
 
 def _pseudo_atom(dataset: h5py.Dataset) -> str:
-    return text_of(dataset.attrs["PSEUDOATOM"]) if h5py.h5a.exists(dataset.id, b"PSEUDOATOM") else ""
+    return text_of(dataset.attrs["PSEUDOATOM"]) if has_attribute(dataset, b"PSEUDOATOM") else ""
 
 
 def text_of(value: Any) -> str:

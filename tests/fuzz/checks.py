@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import os
 import pickle
 import re
 import struct
@@ -134,9 +135,9 @@ def _hdf5_names(path: Path) -> list[str]:
     """Return all datasets that h5py finds."""
     found: list[str] = []
 
-    def visit(name: str, item: object) -> None:
+    def visit(name: str | bytes, item: object) -> None:
         if isinstance(item, h5py.Dataset):
-            found.append(name)
+            found.append(os.fsdecode(name))  # h5py gives a name that is no UTF-8 as bytes
 
     with h5py.File(path, locking=False) as file, suppress(Exception):
         file.visititems(visit)
