@@ -1,4 +1,4 @@
-"""What a dataset needs beside its file: filters, raw data files, and the sources of a virtual dataset."""
+"""Checks of what a dataset needs beside its file: filters, raw data files, and the sources of a virtual dataset."""
 
 from __future__ import annotations
 

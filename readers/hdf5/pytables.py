@@ -1,4 +1,4 @@
-"""What PyTables keeps in a file beside the data: indexes of tables, pickled attributes, texts as lists of numbers."""
+"""Contents of PyTables files beside the data: indexes of tables, pickled attributes, texts as lists of numbers."""
 
 from __future__ import annotations
 
