@@ -41,6 +41,7 @@ KINDS = {b"Asciiv3": "hepmc3", b"IO_GenEvent": "hepmc2"}
 SYNTAX = EventSyntax(rb"\n(?P<event>E[ \t])", lead=1)
 _LISTING = re.compile(rb"\s*(?:HepMC::Version[^\n]*\n)?HepMC::(\w+)-START_EVENT_LISTING[ \t\r]*(?=\n)")
 _FURTHER_LISTING = re.compile(rb"\nHepMC::\w+-START_EVENT_LISTING[ \t\r]*((?:\n(?!E[ \t])[^\n]*)*)")
+_OF_EVENTS = re.compile(rb"\n[PV]\s")
 _PYHEPMC_ERRORS = (RuntimeError, ValueError, OSError, IndexError, TypeError, MemoryError, OverflowError)
 
 
@@ -127,6 +128,10 @@ def read_header(path: str, text: IO[bytes]) -> HepmcHeader:
         raise header_error(path, "the file is no list of HepMC events", byte=0, expected=expected, found=found)
     begin = starts[0] - 1 if starts else len(data)
     header = bytes(data[: begin + 1])
+    stray = _OF_EVENTS.search(header)
+    if stray is not None:
+        found = _first_line(header[stray.start() + 1 :])
+        raise header_error(path, "a line of an event before the first event", byte=stray.start() + 1, found=found)
     run = HepmcParser(header, KINDS[bytes(listing[1])], "", "")
     if not starts:
         if b"-END_EVENT_LISTING" not in data:

@@ -24,6 +24,7 @@ from matex_data.errors import DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.model import Index
 from matex_data.readers.collective import IndexingRanks, SingleRank
+from matex_data.readers.event_text.lhe_lines import check_numbers
 from matex_data.readers.event_text.reader import HEADER_BYTES, READ_BYTES, EventFormat, header_error, index_files
 from matex_data.readers.event_text.rows import Columns, EventParser, split_rows
 from matex_data.readers.event_text.scan import Events, EventSyntax, event_starts
@@ -97,6 +98,15 @@ class LheHeader:
                 expected=f"{CLOSE.decode()} behind the events",
                 found=f"the end of the file, behind the begin of {events.count} events",
                 remedy=f"copy it again from its source; if its events are complete, append {CLOSE.decode()}",
+            )
+        if events.behind:
+            raise FormatError(
+                "the file joins lists of events",
+                file=path,
+                byte=int(events.offset[-1]),
+                expected=f"one {CLOSE.decode()}, behind all events",
+                found=f"{events.behind} events behind it",
+                remedy="split the file behind each list: the parts can be opened together",
             )
         fields = {name: _field(name, dtype, False) for name, dtype in EVENT_FIELDS.items()}
         fields |= {name: _field(name, dtype, True) for name, dtype in PARTICLE_FIELDS.items()}
@@ -224,6 +234,7 @@ class LheParser:
         starts = event_starts(SYNTAX, text)
         document = self.prologue + text + CLOSE
         _check_xml(document, len(self.prologue), starts)
+        check_numbers(text, starts)
         found: list[pylhe.LHEEvent] = []
         try:
             for event in pylhe.LHEFile.frombuffer(io.BytesIO(document), with_attributes=bool(self.ids)).events:

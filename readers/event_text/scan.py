@@ -48,12 +48,14 @@ class Events:
     first : int64[n + 1], first event of each block, and the number of events.
     ended : the text has the mark of its end.
     extra : number of ``extra`` marks.
+    behind : number of events behind the mark of the end.
     """
 
     offset: Integers
     first: Integers
     ended: bool
     extra: int
+    behind: int = 0
 
     @property
     def count(self) -> int:
@@ -190,15 +192,16 @@ class _Segment:
     count: int
     extra: int
     step: int
+    behind: int
 
     @classmethod
     def of(cls, scanner: Scanner, end: int, step: int) -> _Segment:
         """Return the events before byte ``end`` in blocks of ``step`` bytes; -1: all events."""
         starts = np.array(scanner.starts, np.int64)
         extra = len(scanner.extra)
-        starts = starts[starts < end] if end >= 0 else starts
-        block = _first_of_each(starts // step)
-        return cls(starts[block], block, len(starts), extra, step)
+        counted = starts[starts < end] if end >= 0 else starts
+        block = _first_of_each(counted // step)
+        return cls(counted[block], block, len(counted), extra, step, len(starts) - len(counted))
 
 
 def _join(segments: Sequence[_Segment], end: int, begin: int, size: int) -> Events:
@@ -216,6 +219,7 @@ def _join(segments: Sequence[_Segment], end: int, begin: int, size: int) -> Even
         np.append(first[block], before[-1]).astype(np.int64),
         end >= 0,
         sum(segment.extra for segment in segments),
+        sum(segment.behind for segment in segments),
     )
 
 

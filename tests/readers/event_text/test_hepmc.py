@@ -235,6 +235,7 @@ DAMAGE = {
     "another beginning": (lambda text: text.replace(b"-START", b"-BEGIN"), "no list of HepMC events"),
     "another format": (lambda text: text.replace(b"::Asciiv3", b"::IO_Ascii"), "no list of HepMC events"),
     "a header alone": (lambda text: text[: text.index(b"\nE ")], "truncated"),
+    "a particle before all events": (lambda text: text.replace(b"\nE 0", b"\nP 1\nE 0", 1), "before the first event"),
     "nothing": (lambda text: b"", "no list of HepMC events"),
 }
 

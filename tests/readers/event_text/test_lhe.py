@@ -219,7 +219,13 @@ DAMAGE = {
     "a short line": (lambda text: re.sub(r"(<event>\n  4 .*\n +\S+).*\n", r"\1\n", text, count=1), "not of LHE"),
     "an event that is not closed": (lambda text: text.replace("</event>", "", 1), "no XML in event 1"),
     "an event within an event": (lambda text: text.replace("<event>", "<event><event>", 2), "no XML"),
-    "a number that is too large": (lambda text: text.replace("    13 ", " 1e300 ", 1), "too large"),
+    "a number that is too large": (lambda text: text.replace("    13 ", " 1e300 ", 1), "not of LHE in event 14"),
+    "a real id": (lambda text: text.replace("    13 ", "  13.5 ", 1), "not of LHE in event 14"),
+    "an integer that pylhe rounds": (lambda t: t.replace("    13 ", " 9007199254740993 ", 1), "not of LHE in event 14"),
+    "an underscore": (lambda text: text.replace("    13 ", "  1_3  ", 1), "not of LHE in event 14"),
+    "an entry more": (lambda text: re.sub(r"(<event>\n  4 .*\n +\S+)", r"\1 7", text, count=1), "not of LHE"),
+    "a real status": (lambda text: re.sub(r"(<event>\n  4 .*\n +\S+ +\S+)", r"\1.9", text, count=1), "not of LHE"),
+    "two lists": (lambda text: text + text, "joins lists of events"),
     "bytes that are no text": (lambda text: text.replace("    13 ", " \ufffd\x00 ", 1), "no XML in event 14"),
     "no end": (lambda text: text.removesuffix("</LesHouchesEvents>"), "truncated"),
     "no event, but text": (lambda text: re.sub(r"(?s)<event>.*</event>", "a & b", text), "no XML"),
@@ -249,6 +255,12 @@ def test_damage_is_named(tmp_path: Path, kind: str) -> None:
         starts = [match.start() for match in re.finditer(b"<event>", text)]
         assert row is not None and caught.value.byte is not None
         assert starts[row] <= caught.value.byte
+
+
+def test_integers_as_some_programs_write_them(tmp_path: Path) -> None:
+    path, text = tmp_path / "events.lhe", written(0, 40).tolhe()
+    path.write_text(re.sub(r"(<event>\n +\S+ +\S+)", r"\1.000", text).replace("\n", " \r\n"))
+    check(rows_of(path), expected([path]))
 
 
 def test_damaged_compression(tmp_path: Path) -> None:
