@@ -179,6 +179,7 @@ class SelfCheck:
 
     def _compare(self, batch: Any) -> Verdict | str:
         """Compare shards with their union; return the verdict, or why it is not known. *Collective*."""
+        self._pairs.connect(self._number)
         partner = self._pairs.partner(self._number)
         union = None if partner is None else self._union(batch)
         whole: list[Effects] = []
