@@ -17,7 +17,6 @@ from matex_data.training.proof.axes import Reason
 from matex_data.training.proof.propagate import NORMALIZED, STATISTICS
 
 
-
 @dataclass
 class LossValue:
     """Loss of one output before it is reduced to a number.

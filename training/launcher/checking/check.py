@@ -197,7 +197,7 @@ class SelfCheck:
         for action in (run_whole, trace_shards):
             cause = self._agreed(None if union is None else self._failure(action))
             if cause is not None:
-                return cause
+                return f"{cause}"
         verdict = self._verdict(union, whole)
         if not self._agreeing(verdict):
             self._measure_rounding(union, whole)
