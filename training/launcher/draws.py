@@ -81,7 +81,7 @@ class _Source:
         shape = (
             tf.shape(inputs)
             if noise_shape is None
-            else [size if own is None else own for size, own in zip(tf.shape(inputs), noise_shape, strict=True)]
+            else tf.stack([tf.shape(inputs)[i] if own is None else own for i, own in enumerate(noise_shape)])
         )
         kept = tf.cast(self.draw(shape) >= rate, inputs.dtype)
         return inputs * kept / tf.cast(1 - rate, inputs.dtype)

@@ -344,7 +344,8 @@ class KerasPatches:
             return original(**options)
         epoch = distributed.within_epoch() if _current_call.get() is not None else contextlib.nullcontext()
         with epoch:
-            if _has_few_rows(options, self._channel.size) or not self._may_shard(model, "test_step", options):
+            few = _has_few_rows(options, self._channel.size)
+            if not is_sharded(options.get("x")) and (few or not self._may_shard(model, "test_step", options)):
                 with local_model(model):
                     return _call_within(None, original, options)
             return _call_within(PatchedCall(self._channel, distributed), original, options)
@@ -439,6 +440,7 @@ class KerasPatches:
         if not distributed.prepared:
             distributed.prepare(spec, whole)
         check = model._matex_check
+        distributed.watch.agree(self._channel)
         if whole and check.due(first_of_fit=check.schedule.checked is None):
             check.before_step(tf.nest.map_structure(_as_tensor, batch), spec, "train_on_batch()")
         check.schedule.steps += 1

@@ -123,7 +123,7 @@ def _restored(now: Any, before: Any) -> Any:
         return now
     if isinstance(now, dict | set) and isinstance(before, dict | set):
         now.clear()
-        now.update(before)  # type: ignore[arg-type]
+        now.update(before)
         return now
     return before
 

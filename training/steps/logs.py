@@ -70,7 +70,8 @@ def combined_numbers(values: Sequence[tuple[Any, int | None]], kind: Reduction |
         weights = [1 if rows is None else rows for _, rows in values]
         return np.average([array.astype(np.float64) for array in arrays], axis=0, weights=weights), False
     if kind is not None:
-        return {"sum": np.sum, "max": np.max, "min": np.min}[kind](arrays, axis=0), False
+        stacked = np.stack(arrays)
+        return stacked.sum(0) if kind == "sum" else stacked.max(0) if kind == "max" else stacked.min(0), False
     return arrays[0], not all(np.allclose(array, arrays[0], rtol=1e-6, atol=0, equal_nan=True) for array in arrays)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from matex_data._types import Array
+from matex_data.training.comm.channel import Channel
 
 if TYPE_CHECKING:
     from matex_data.training.steps.step import DistributedStep
@@ -44,6 +45,12 @@ class Watch:
         self._values = [np.array(v.numpy()) for v in variables]
         self._traces = self._step.traces
         self.due = False
+
+    def agree(self, channel: Channel) -> None:
+        """Note a change of small variables, or of the graph, on any rank. *Collective*."""
+        changed = np.array([self.changed(small=True)], np.int64)
+        channel.host.reduce(changed, "max")
+        self.due |= bool(changed[0])
 
     def changed(self, small: bool = False) -> bool:
         """Return whether a change since the latest call, or ``begin``, calls for a check on this rank.

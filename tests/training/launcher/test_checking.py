@@ -127,3 +127,12 @@ def test_what_may_differ_is_reported(name: str, ranks: int) -> None:
         assert "whole batches" not in found.messages[name]
         return
     assert re.search(LOUD[name], found.messages[name]), found.messages[name]
+
+
+@pytest.mark.slow  # 1,000 steps; a time, so that other work on the machine may disturb it
+def test_checks_take_less_the_longer_a_model_trains() -> None:
+    done = run_script(2, LAUNCHER, str(SCRIPT.with_name("overhead.py")), timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert CHECKED in done.stderr
+    later, *_ = map(float, re.findall("^OVERHEAD (.*)", done.stdout, re.MULTILINE)[0].split())
+    assert later < 2  # percent of the time of steps 501 to 1,000

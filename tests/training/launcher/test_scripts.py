@@ -27,8 +27,8 @@ PLAIN = 0  # in place of a number of ranks: Python without the launcher
 
 WHOLE = r"runs with the whole batch on every rank"
 SHARD = r"matex_data\.training\.shard\("
-AGREES = r"self-check: .* agree"
-DIFFERS = r"self-check: .* differ"
+AGREES = r"self-check: .* (agree|is proven)"
+DIFFERS = r"self-check: .* (differ|cannot be trained on shards)"
 
 SCRIPTS_PER_JOB = 8
 """Scripts in one job; more would save time, but exceed the time limit of the first test."""

@@ -179,6 +179,7 @@ class SelfCheck:
 
     def _compare(self, batch: Any) -> Verdict | str:
         """Compare shards with their union; return the verdict, or why it is not known. *Collective*."""
+        self._pairs.connect(self._number)
         partner = self._pairs.partner(self._number)
         union = None if partner is None else self._union(batch)
         whole: list[Effects] = []
@@ -196,7 +197,7 @@ class SelfCheck:
         for action in (run_whole, trace_shards):
             cause = self._agreed(None if union is None else self._failure(action))
             if cause is not None:
-                return cause
+                return f"{cause}"
         verdict = self._verdict(union, whole)
         if not self._agreeing(verdict):
             self._measure_rounding(union, whole)

@@ -103,7 +103,7 @@ def compare(whole: Effects, sharded: Effects, rounding: Rounding) -> Verdict:
     largest = max((n for name, n in norms.items() if name.startswith("gradient")), default=0.0)
     worst = Verdict()
     for name, (a, b) in pairs.items():
-        if not np.array_equal(np.isfinite(a), np.isfinite(b)):
+        if b is None or not np.array_equal(np.isfinite(a), np.isfinite(b)):
             return Verdict(np.inf, np.inf, name)
         difference = _norm(_difference(a, b))
         excess = difference / rounding.explains(name, norms[name], largest)

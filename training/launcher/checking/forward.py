@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -42,13 +44,25 @@ class ForwardProofs:
         key = f"{specs} {model.trainable}"
         if key not in known:
             unknown = Proof((Reason(model.name, "input", "is not known beforehand"),))
-            proof = unknown if specs is None else prove(model, *specs)
+            with contextlib.nullcontext() if y is not None else _without_losses(model):
+                proof = unknown if specs is None else prove(model, *specs)
             failed = np.array([not proof.proven], np.int64)
             self._channel.host.reduce(failed, "max")
             known[key] = not failed[0]
             if failed[0]:
                 self._report.computes_whole(model, proof)
         return known[key]
+
+
+@contextlib.contextmanager
+def _without_losses(model: Any) -> Iterator[None]:
+    """Context manager: a model has no losses, which need targets."""
+    losses = vars(model).get("_compile_loss")
+    object.__setattr__(model, "_compile_loss", None)
+    try:
+        yield
+    finally:
+        object.__setattr__(model, "_compile_loss", losses)
 
 
 def _specs(model: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any] | None:

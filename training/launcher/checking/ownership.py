@@ -14,7 +14,6 @@ from matex_data.training.steps.step import STAND_IN_GUARD
 
 _WRITES = ("Assign", "ResourceApply", "ResourceScatter", "ScatterNdUpdate")
 """Types of operations that write a variable, or beginnings of them."""
-_CONDITIONS = ("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile")
 
 
 class Own(NamedTuple):
@@ -42,11 +41,12 @@ class Ownership:
 
     def _follow(self, op: Any) -> None:
         inputs = [self.of(tensor) for tensor in op.inputs]
+        if op.type == "IdentityN":
+            self._own.update(zip(map(id, op.outputs), inputs, strict=True))
+            return
         reduced = REDUCED in op.name and op.type in ("PyFunc", "EagerPyFunc")
-        rows = not reduced and any(own.rows for own in inputs)
-        averages = reduced or any(own.averages for own in inputs)
-        for output in op.outputs:
-            self._own[id(output)] = Own(rows, averages)
+        union = Own(not reduced and any(own.rows for own in inputs), reduced or any(own.averages for own in inputs))
+        self._own.update((id(output), union) for output in op.outputs)
 
     def of(self, tensor: Any) -> Own:
         """Return what a tensor of the graph is computed from."""
@@ -55,21 +55,40 @@ class Ownership:
     def writes(self) -> Iterator[tuple[Any, Own]]:
         """Yield handles of variables that the graph writes, and what the values are computed from."""
         for op in self._operations:
-            handles = [tensor for tensor in op.inputs if tensor.dtype.name == "resource"]
-            if op.type.startswith(_WRITES):
-                values = [self.of(tensor) for tensor in op.inputs if tensor.dtype.name != "resource"]
-                for handle in handles:
-                    yield handle, _union(values)
-            elif op.type in _CONDITIONS and STAND_IN_GUARD not in op.name:
-                values = [self.of(tensor) for tensor in op.inputs]
-                for handle in handles:
-                    yield handle, _union(values)
+            if STAND_IN_GUARD not in op.name:
+                values = _union(self.of(tensor) for tensor in op.inputs if tensor.dtype.name != "resource")
+                yield from ((op.inputs[i], values) for i in _written(op))
 
     def guarded(self) -> Iterator[Any]:
         """Yield handles of variables that a rank without rows puts back."""
         for op in self._operations:
-            if op.type in _CONDITIONS and STAND_IN_GUARD in op.name:
-                yield from (tensor for tensor in op.inputs if tensor.dtype.name == "resource")
+            if STAND_IN_GUARD in op.name:
+                yield from (op.inputs[i] for i in _written(op))
+
+
+def _written(op: Any) -> set[int]:
+    """Return the positions of the inputs of an operation that are variables that it writes."""
+    handles = {i for i, tensor in enumerate(op.inputs) if tensor.dtype.name == "resource"}
+    if not handles or op.type.startswith(_WRITES):
+        return handles
+    bodies = [op.graph._get_function(name) for name in _functions(op)]
+    if any(not hasattr(body, "graph") for body in bodies):
+        return handles  # what the function does is not known
+    first = len(op.inputs) - len(bodies[0].graph.inputs) if bodies else 0  # a condition comes before the arguments
+    inner = [(body.graph, {id(tensor): i for i, tensor in enumerate(body.graph.inputs)}) for body in bodies]
+    return {
+        first + positions[id(inside.inputs[i])]
+        for graph, positions in inner
+        for inside in graph.get_operations()
+        for i in _written(inside)
+        if id(inside.inputs[i]) in positions
+    }
+
+
+def _functions(op: Any) -> list[str]:
+    """Return the names of the functions that an operation calls."""
+    attributes = op.node_def.attr.values()
+    return [a.func.name for a in attributes if a.HasField("func")] + [f.name for a in attributes for f in a.list.func]
 
 
 def _union(owns: Iterable[Own]) -> Own:

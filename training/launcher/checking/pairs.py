@@ -40,13 +40,16 @@ class Pairs:
         ends = [rank_slice(total, rank, self._channel.size) for rank in sorted((self._channel.rank, partner))]
         return ends[0].start, ends[1].stop
 
-    def joined(self, number: int) -> contextlib.AbstractContextManager[Any]:
-        """Return a context manager: the channel consists of this rank and its partner. *Collective* among them."""
+    def connect(self, number: int) -> None:
+        """Connect this rank with its partner. *Collective* among them."""
         partner = self.partner(number)
-        assert partner is not None
-        if self._channel.size == 2:
-            return contextlib.nullcontext()
-        if partner not in self._subsets:  # even ranks are the first in all pairs, so that one traced step serves all
+        if partner is not None and partner not in self._subsets and self._channel.size > 2:
+            # Even ranks are the first in all pairs, so that one traced step serves all.
             ranks = sorted((self._channel.rank, partner), key=lambda rank: rank % 2)
             self._subsets[partner] = Subset(self._channel, ranks)
-        return self._channel.among(self._subsets[partner])
+
+    def joined(self, number: int) -> contextlib.AbstractContextManager[Any]:
+        """Return a context manager: the channel consists of this rank and its partner, which are connected."""
+        partner = self.partner(number)
+        assert partner is not None
+        return contextlib.nullcontext() if self._channel.size == 2 else self._channel.among(self._subsets[partner])

@@ -227,7 +227,8 @@ class Probe:
 
 
 def _is_number(value: Any) -> bool:
-    return tf.is_tensor(value) and value.shape.rank == 0 and (value.dtype.is_floating or value.dtype.is_integer)
+    scalar = tf.is_tensor(value) and value.shape.rank == 0
+    return bool(scalar and (value.dtype.is_floating or value.dtype.is_integer))
 
 
 def optimizer_variables(model: Any) -> list[Any]:

@@ -1,0 +1,56 @@
+"""Differences are told from rounding; a cause is named only if it is one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from matex_data.training.launcher.checking.comparison import Rounding, Verdict, compare
+from matex_data.training.launcher.checking.probe import Effects
+
+EPSILON = float(np.finfo(np.float32).eps)
+RNG = np.random.default_rng(0)
+GRADIENT = RNG.normal(size=1000).astype(np.float32)
+
+
+def _compared(other: np.ndarray, rounding: Rounding | None = None) -> Verdict:
+    a, b = (Effects({"gradient of a": array}) for array in (GRADIENT, other))
+    return compare(a, b, rounding or Rounding(EPSILON))
+
+
+def test_last_bits_are_rounding() -> None:
+    assert _compared(GRADIENT * np.float32(1 + 2 * EPSILON)).agree
+
+
+def test_a_term_of_a_ten_thousandth_is_seen() -> None:
+    found = _compared(GRADIENT + 1e-4 * RNG.normal(size=1000))
+    assert not found.agree
+    assert found.name == "gradient of a"
+    assert 5e-5 < found.difference < 2e-4
+    assert found.ratio is None  # "1 times the other" is no cause
+
+
+def test_a_multiple_is_a_cause() -> None:
+    assert _compared(GRADIENT / 2).ratio == 0.5
+
+
+def test_measured_rounding_explains_differences_of_its_size() -> None:
+    rounding = Rounding(EPSILON)
+    noisy = GRADIENT + 1e-3 * RNG.normal(size=1000)
+    rounding.measure(Effects({"gradient of a": GRADIENT}), [Effects({"gradient of a": noisy})])
+    assert _compared(GRADIENT + 1e-3 * RNG.normal(size=1000), rounding).agree
+    assert not _compared(GRADIENT + 3e-2 * RNG.normal(size=1000), rounding).agree
+
+
+def test_rounding_that_hides_everything_is_no_agreement() -> None:
+    rounding = Rounding(EPSILON)
+    rounding.measure(Effects({"gradient of a": GRADIENT}), [Effects({"gradient of a": -GRADIENT})])
+    found = _compared(GRADIENT, rounding)
+    assert found.hidden
+    assert not found.agree
+
+
+def test_what_is_not_finite_differs() -> None:
+    other = GRADIENT.copy()
+    other[3] = np.nan
+    assert not _compared(other).agree
+    assert not _compared(GRADIENT[:-1]).agree
