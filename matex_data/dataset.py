@@ -195,9 +195,8 @@ class Dataset:
         Raises
         ------
         PartitionError : the number of ranks does not divide ``batch_size``; "drop" would leave no batch; the arguments
-            differ between the ranks;
-            ``start`` is the state of other samples, options or another order; the samples of a rank do not fit into its
-            memory, where they have to.
+            differ between the ranks; ``start`` is the state of other samples, options or another order; the samples of
+            a rank do not fit into its memory, where they have to.
 
         Examples
         --------

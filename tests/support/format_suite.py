@@ -19,7 +19,7 @@ import pytest
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from matex_data import DataError, Dataset, FieldNotFound, open_dataset
+from matex_data import DataError, Dataset, FieldNotFound, PartitionError, open_dataset
 from matex_data.index.model import Layout
 from matex_data.io.counters import process_profile
 from tests.support.ranks import Pools
@@ -146,11 +146,14 @@ class FormatSuite:
     @pytest.mark.parametrize("size", SIZES)
     def test_more_ranks_than_samples(self, case: Case, ranks: Pools, size: int) -> None:
         first = case.expected[case.identity][:1]
-        for remainder, seen in (("drop", 0), ("pad", 1), ("keep", 1)):
+        refused = ranks(size).outcomes(_of_one_sample, case, "drop")
+        assert all(isinstance(error, PartitionError) for error in refused), refused
+        assert len({str(error) for error in refused}) == 1
+        for remainder in ("pad", "keep"):
             by_rank = ranks(size).run(_of_one_sample, case, remainder)
             assert len({len(batches) for batches in by_rank}) == 1
             found = [value for batches in by_rank for batch in batches for value in _real(batch, case.identity)]
-            same(np.array(found, first.dtype).reshape(-1, *first.shape[1:]), first[:seen])
+            same(np.array(found, first.dtype).reshape(-1, *first.shape[1:]), first)
 
     @pytest.mark.parametrize("size", SIZES)
     def test_damage_is_the_same_error_everywhere(self, ranks: Pools, size: int, tmp_path: Path) -> None:
