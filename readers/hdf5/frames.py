@@ -277,7 +277,7 @@ def _labels(dataset: h5py.Dataset) -> list[Any]:
 
 
 def _column_name(name: Any) -> str:
-    """Return the name of a column as text; levels of several are joined by slashes."""
+    """Return the name of a column as text; its levels are joined by slashes."""
     if isinstance(name, tuple | list):
         return "/".join(_column_name(word) for word in name)
     return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)

@@ -60,7 +60,7 @@ def matlab_rows(dataset: h5py.Dataset, path: str, field: Field, layout: Layout) 
 
     Raises
     ------
-    FormatError : the dataset is empty, or part of an object, a sparse matrix or another array without rows.
+    FormatError : the dataset is empty, or belongs to an object, a sparse matrix or another array without rows.
     """
     kind = _class(dataset)
     if has_attribute(dataset, b"MATLAB_empty") and dataset.attrs["MATLAB_empty"]:
@@ -104,8 +104,8 @@ def _complex_type(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
     """Return the complex dtype with the same bytes as a record of real and imaginary part; None for other dtypes."""
     if dtype.names != ("real", "imag") or dtype["real"] != dtype["imag"] or dtype["real"].kind != "f":
         return None
-    part = dtype["real"]
-    return np.dtype(f"c{2 * part.itemsize}") if part.isnative and dtype.itemsize == 2 * part.itemsize else None
+    real = dtype["real"]
+    return np.dtype(f"c{2 * real.itemsize}") if real.isnative and dtype.itemsize == 2 * real.itemsize else None
 
 
 def _with_type(layout: Layout, dtype: np.dtype[Any]) -> Layout:
