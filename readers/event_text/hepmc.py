@@ -130,8 +130,8 @@ def read_header(path: str, text: IO[bytes]) -> HepmcHeader:
     header = bytes(data[: begin + 1])
     stray = _OF_EVENTS.search(header)
     if stray is not None:
-        found = _first_line(header[stray.start() + 1 :])
-        raise header_error(path, "a line of an event before the first event", byte=stray.start() + 1, found=found)
+        line = _first_line(header[stray.start() + 1 :])
+        raise header_error(path, "a line of an event before the first event", byte=stray.start() + 1, found=line)
     run = HepmcParser(header, KINDS[bytes(listing[1])], "", "")
     if not starts:
         if b"-END_EVENT_LISTING" not in data:
