@@ -64,7 +64,7 @@ class _Source:
         out = kind(tf.concat([drawn[None], sizes[1:]], 0), seed)[first:last]
         if known is not None:
             out.set_shape(known)
-        elif hasattr(shape, "__len__"):
+        elif isinstance(shape, list | tuple):
             out.set_shape([size if isinstance(size, int) else None for size in shape])
         return out
 

@@ -298,12 +298,8 @@ class SelfCheck:
             shards = [(numbers[key], rows) for numbers, rows in logs if key in numbers]
             mean = len(shards) == len(logs) and is_mean(shards, value)
             self._distributed.step.means[key] = mean and self._distributed.step.means.get(key, True)
-        alike = [i for i in combined if i in whole[0].metrics]
-        first, second = (
-            Effects({**arrays, **{f"state {i + 1} of the metrics": states[i] for i in alike}})
-            for arrays, states in ((whole[0].arrays, whole[0].metrics), (sharded.arrays, combined))
-        )
-        return compare(first, second, self._rounding)
+        known = {i: change for i, change in whole[0].metrics.items() if i in combined}
+        return compare(Effects(whole[0].named(known)), Effects(sharded.named(combined)), self._rounding)
 
     def _combined(self, changes: dict[int, Any]) -> dict[int, Any]:
         """Return the changes of metrics, combined over the ranks of the pair. *Collective* among them."""

@@ -72,8 +72,9 @@ class Rounding:
     def measure(self, whole: Effects, changed: Iterable[Effects]) -> None:
         """Record the largest changes between a step and the same one with other last bits."""
         for other in changed:
-            for name, array in whole.arrays.items():
-                change = _norm(_difference(array, other.arrays.get(name)))
+            others = other.named()
+            for name, array in whole.named().items():
+                change = _norm(_difference(array, others.get(name)))
                 self.changes[name] = max(self.changes.get(name, 0.0), change)
 
     def explains(self, name: str, norm: float, largest: float) -> float:

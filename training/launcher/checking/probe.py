@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,16 @@ class Effects:
     metrics: dict[int, Array] = field(default_factory=dict)
     logs: dict[str, float] = field(default_factory=dict)
     rows: int = 0
+
+    def named(self, metrics: Mapping[int, Array] | None = None) -> dict[str, Array | None]:
+        """Return all arrays by name, also the changes of metrics.
+
+        Parameters
+        ----------
+        metrics : changes in place of those of this step.
+        """
+        changes = self.metrics if metrics is None else metrics
+        return {**self.arrays, **{f"state {i + 1} of the metrics": change for i, change in changes.items()}}
 
 
 class Probe:
