@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 from matex_data.errors import FormatError
+from matex_data.locks import cached_property
 from matex_data.readers.csv.dialect import DATE, NUMBER
 
 SORTED_NAMES = 10  # so many sorted numbers are no chance: one in 1.8 million random records has them
