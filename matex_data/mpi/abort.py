@@ -56,6 +56,18 @@ def install() -> None:
     sys.excepthook = hook
 
 
+@cache
+def notice_uncaught_errors() -> None:
+    """Let an uncaught error end the job before ``install`` has set the hook, too. Once in a process."""
+    atexit.register(_end_after_error)
+
+
+def _end_after_error() -> None:
+    if not install.cache_info().currsize and getattr(sys, "last_value", None) is not None and _several_ranks():
+        time.sleep(GRACE)  # the other ranks may print errors of their own
+        abort_job("this rank aborts the job, since the error above has ended its program")
+
+
 def print_launch_error(error: Exception) -> None:
     """Write the error to stderr without a traceback, on the rank that the launcher numbers 0."""
     launched = launched_rank()
