@@ -37,7 +37,7 @@ class _GlobalMoments:
         elements = tf.ones_like(inputs) if mask is None else _broadcast_mask(mask, inputs)
         # A rank with a stand-in row has no samples.
         elements *= tf.cast(step_state(reducer.channel).weight > 0, inputs.dtype)
-        count, total = _sum(reducer, tf.reduce_sum(elements, axes), tf.reduce_sum(inputs * elements, axes))
+        total, count = _sum(reducer, tf.reduce_sum(inputs * elements, axes), tf.reduce_sum(elements, axes))
         mean = tf.math.divide_no_nan(total, count)
         shape = [size if axis not in axes else 1 for axis, size in enumerate(inputs.shape)]
         # Deviations from the mean of all ranks: E(x^2) - E(x)^2 would lose the digits of a small variance.
@@ -50,23 +50,24 @@ def _broadcast_mask(mask: Any, inputs: Any) -> Any:
     return tf.broadcast_to(tf.cast(mask, inputs.dtype)[..., None], tf.shape(inputs))
 
 
-def _sum(reducer: Reducer, *tensors: Any) -> list[Any]:
-    """Return sums over all ranks, in one message; differentiable any number of times. *Collective*, and its gradient.
+def _sum(reducer: Reducer, tensor: Any, *constants: Any) -> list[Any]:
+    """Return the sums over all ranks of a tensor and of constants, in one message. *Collective*, like its gradient.
 
-    Rank s has the weight w[s] in the loss, the sum of w[s] * loss[s]. A sum enters the loss of every rank, so its
-    derivative is the sum of w[s] * upstream[s]; that of this rank is later multiplied by its own weight.
+    It is differentiable any number of times. Rank s has the weight w[s] in the loss, the sum of w[s] * loss[s]. A sum
+    enters the loss of every rank, so its derivative is the sum of w[s] * upstream[s]; that of this rank is later
+    multiplied by its own weight.
     """
     weight = step_state(reducer.channel).weight
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
-    def sums(*tensors: Any) -> Any:
-        def gradient(*upstream: Any) -> list[Any]:
-            totals = _sum(reducer, *(tensor * tf.cast(weight, tensor.dtype) for tensor in upstream))
-            return [tf.math.divide_no_nan(total, tf.cast(weight, total.dtype)) for total in totals]
+    def sums(tensor: Any) -> Any:
+        def gradient(upstream: Any, *_: Any) -> Any:
+            (total,) = _sum(reducer, upstream * tf.cast(weight, upstream.dtype))
+            return tf.math.divide_no_nan(total, tf.cast(weight, total.dtype))
 
-        return reducer(tensors), gradient
+        return reducer([tensor, *constants]), gradient
 
-    return list(sums(*tensors))
+    return list(sums(tensor))
 
 
 def average_moving_statistics(model: Any, channel: Channel) -> None:
