@@ -61,6 +61,7 @@ def prove(
 
     Examples
     --------
+    >>> import keras, tensorflow as tf
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     >>> model.compile("sgd", "mse")
     >>> _ = model.train_on_batch(tf.zeros([1, 3]), tf.zeros([1, 2]))

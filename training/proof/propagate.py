@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from matex_data.training.keras_api import gradient_registry
+from matex_data.training.keras_api import NAME_OF_GRADIENT, gradient_registry
 from matex_data.training.proof import contractions, effects, elementwise, lists, reductions, selection, shapes, windows
 from matex_data.training.proof.axes import (
     Independent,
@@ -42,7 +42,7 @@ CALLS_OF_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 
 @dataclass
 class Followed:
-    """What the outputs of a graph depend on.
+    """Dependences of the outputs of a graph, and of its effects.
 
     Parameters
     ----------
@@ -69,6 +69,7 @@ def follow(graph: Any, inputs: Sequence[int | None]) -> Followed:
 
     Examples
     --------
+    >>> import tensorflow as tf
     >>> function = tf.function(lambda x: (x + 1, x - tf.reduce_mean(x, 0)))
     >>> graph = function.get_concrete_function(tf.TensorSpec([None, 3])).graph
     >>> [type(output).__name__ for output in follow(graph, [0]).outputs]
@@ -269,9 +270,9 @@ def _undecided(node: Node, condition: State, found: Followed) -> list[State]:
 
 def _changed_gradient(node: Node) -> Reason | None:
     """Return the reason if the operation has a gradient that neither TensorFlow nor Keras defines."""
-    if "_gradient_op_type" not in node.op.node_def.attr:
+    if NAME_OF_GRADIENT not in node.op.node_def.attr:
         return None
-    name = node.attribute("_gradient_op_type")
+    name = node.attribute(NAME_OF_GRADIENT)
     try:
         function = gradient_registry.lookup(name)
     except LookupError:

@@ -11,6 +11,8 @@ from matex_data.training.proof.sizes import ONE, Size
 
 SELECTS_ROWS = "selects rows by their position in the batch"
 
+MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
+
 
 @dataclass(frozen=True)
 class _Slicing:
@@ -36,13 +38,13 @@ def slicings(node: Node, count: int, rank: int) -> list[_Slicing]:
     count : length of ``begin``.
     rank : number of axes of the input.
     """
-    bits = {name: node.op.get_attr(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
+    bits = {name: node.op.get_attr(name) for name in MASKS}
     out = []
     for at in range(count):
         is_set = {name: bool(mask >> at & 1) for name, mask in bits.items()}
-        kind = "ellipsis" if is_set["ellipsis"] else "new" if is_set["new_axis"] else "slice"
-        kind = "index" if kind == "slice" and is_set["shrink_axis"] else kind
-        out.append(_Slicing(kind, at, is_set["begin"], is_set["end"]))
+        kind = "ellipsis" if is_set["ellipsis_mask"] else "new" if is_set["new_axis_mask"] else "slice"
+        kind = "index" if kind == "slice" and is_set["shrink_axis_mask"] else kind
+        out.append(_Slicing(kind, at, is_set["begin_mask"], is_set["end_mask"]))
     whole = [_Slicing("slice", -1)] * (rank - sum(s.kind in ("slice", "index") for s in out))
     where = next((i for i, s in enumerate(out) if s.kind == "ellipsis"), len(out))
     return out[:where] + whole + out[where + 1 :]

@@ -32,6 +32,7 @@ def reshaped(x: PerSample, sizes: tuple[Size | None, ...]) -> PerSample | None:
 
     Examples
     --------
+    >>> from matex_data.training.proof.sizes import ROWS
     >>> x = PerSample(0, (ROWS, Size(6), Size(4)))
     >>> reshaped(x, (ROWS * Size(6), Size(4))).after
     Size(number=6, powers=())

@@ -25,7 +25,7 @@ class Size:
 
     Examples
     --------
-    >>> ROWS * Size(6) / Size(2)
+    >>> Size(1, (("rows", 1),)) * Size(6) / Size(2)
     Size(number=3, powers=(('rows', 1),))
     """
 
