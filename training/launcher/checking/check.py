@@ -13,13 +13,13 @@ import tensorflow as tf
 from matex_data.machine import memory_shortage
 from matex_data.mpi import deadlines
 from matex_data.training.launcher.checking.comparison import Rounding, Verdict, compare, finite
+from matex_data.training.launcher.checking.forward import agreed_proof
 from matex_data.training.launcher.checking.pairs import Pairs
 from matex_data.training.launcher.checking.probe import Effects, NotCheckable, Probe
 from matex_data.training.launcher.checking.report import Report
 from matex_data.training.launcher.checking.rounding import epsilon, other_roundings
 from matex_data.training.launcher.checking.schedule import Schedule
 from matex_data.training.launcher.checking.state import kept_random_state
-from matex_data.training.proof.axes import Reason
 from matex_data.training.proof.model import Proof, prove
 from matex_data.training.sharding.digests import check_same
 from matex_data.training.sharding.rows import batch_size, rows_between
@@ -129,9 +129,7 @@ class SelfCheck:
         parts = keras.utils.unpack_x_y_sample_weight(tf.nest.pack_sequence_as(spec, leaves))
         per_sample = self._distributed.step.per_sample or []
         proof = prove(model, *parts, per_sample=per_sample)
-        reasons = self._agreed(None if proof.proven else proof.reasons)
-        if reasons is not None and proof.proven:
-            proof = Proof((Reason(model.name, "proof", "failed on another rank"),))
+        proof = agreed_proof(self._channel, model, proof)
         if proof.proven and self._mode != "always":
             self._report.proven(model, proof.draws, self._distributed.normalizes_locally())
         return proof
