@@ -120,6 +120,8 @@ STEP_METHODS = (
 """Methods and properties of a model that decide what a training step computes."""
 NAME_OF_GRADIENT = "_gradient_op_type"
 """Attribute of an operation whose gradient is not that of its type: the name in ``gradient_registry``."""
+SET_BY_KERAS = ("_build_shapes_dict", "_self_", "_tracked_")
+"""Attributes of layers that neither their class nor ``Layer()`` shows, and beginnings of such."""
 CHANGED_BY_CALLS = ("_called", "_dropout_mask", "_loss_ids", "_losses", "_recurrent_dropout_mask")
 """Attributes of layers that Keras itself changes when a layer is called."""
 

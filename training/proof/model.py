@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from matex_data.training.keras_api import STEP_METHODS
 from matex_data.training.proof.axes import Independent, Mixed, PerSample, Reason, State, Total
+from matex_data.training.proof.fingerprint import fingerprint
 from matex_data.training.proof.propagate import follow
 from matex_data.training.proof.sizes import ONE
 from matex_data.training.proof.tracing import LossValue, Traced, trace
@@ -26,11 +27,13 @@ class Proof:
     batch_statistics : layers that use statistics of the batch in training. The proof holds if these are those of the
         whole batch on every rank, as with ``sync_batch_norm``.
     draws : the model draws random numbers for each row, so it is proven up to these numbers.
+    fingerprint : checksum of the graph that was followed; see ``fingerprint``.
     """
 
     reasons: tuple[Reason, ...] = ()
     batch_statistics: tuple[str, ...] = ()
     draws: bool = False
+    fingerprint: int = 0
 
     @property
     def proven(self) -> bool:
@@ -112,7 +115,7 @@ def _any_rows(leaf: Any) -> Any:
 
 def _concluded(traced: Traced, axes: Sequence[int | None]) -> Proof:
     """Return the proof, or the reasons why there is none, by what the outputs of a traced graph depend on."""
-    followed = follow(traced.graph, axes)
+    followed, mark = follow(traced.graph, axes), fingerprint(traced.graph)
     reasons = [*traced.changes, *followed.effects]
     outputs = list(followed.outputs)
     end = traced.predictions + len(traced.losses)
@@ -123,7 +126,7 @@ def _concluded(traced: Traced, axes: Sequence[int | None]) -> Proof:
         reasons += _of_prediction(state)
     for state in outputs[end:]:
         reasons += _of_added_loss(state)
-    return Proof(tuple(dict.fromkeys(reasons)), tuple(dict.fromkeys(followed.statistics)), followed.draws)
+    return Proof(tuple(dict.fromkeys(reasons)), tuple(dict.fromkeys(followed.statistics)), followed.draws, mark)
 
 
 def _named(proof: Proof, names: set[str]) -> Proof:

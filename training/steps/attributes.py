@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from matex_data.training.keras_api import CHANGED_BY_CALLS
+from matex_data.training.keras_api import CHANGED_BY_CALLS, SET_BY_KERAS
 
 PLAIN = (bool, int, float, complex, str, bytes, np.ndarray, np.generic, type(None))
 """Types of attributes that Python code may decide by; tensors and layers are no such state."""
@@ -86,10 +86,10 @@ _NAMES_OF_KERAS = {
     *vars(keras.layers.Layer()),
     *vars(keras.Model()),
     *vars(keras.metrics.Mean()),
-    *("_build_shapes_dict", *CHANGED_BY_CALLS),
+    *CHANGED_BY_CALLS,
 }
-_PREFIXES = ("_self_", "_matex_", "_tracked_")
-"""Beginnings of attributes that TensorFlow and this package set."""
+_PREFIXES = ("_matex_", *SET_BY_KERAS)
+"""Beginnings of attributes that Keras, TensorFlow and this package set."""
 
 
 def _is_own(name: str) -> bool:

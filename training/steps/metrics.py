@@ -51,7 +51,7 @@ def combined_logs(
     if logs and rows != 0:
         values = {key: _number(value) for key, value in flat(logs).items()}
         sources = {key: _equal_results(key, value, before) for key, value in values.items()}
-        is_result = not of_batch and set(logs) == set(result)
+        is_result = set(logs) == set(result) and (not of_batch or all(sources.values()))
         found = (is_result, values, sources, rows, _keys(logs), kinds or {})
     by_rank = [logs_of_rank for logs_of_rank in channel.host.allgather_object(found) if logs_of_rank is not None]
     if not by_rank:

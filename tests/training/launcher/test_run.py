@@ -198,14 +198,14 @@ print("RESULT", *(model.layers[0].kernel.numpy().ravel() * 2**24))
 
 def test_gradients_are_sent_in_16_bits_but_checked_without_rounding(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(TINY)
-    options = ["--wire-dtype", "float16", "--all-output"]
+    options = ["--wire-dtype", "float16", "--all-output", "--verify", "always"]
     done = run_script(2, LAUNCHER, *options, str(tmp_path / "script.py"), timeout=90)
     assert done.returncode == 0, done.stderr
     first, second = (np.array(line.split(), float) for line in re.findall("^RESULT (.*)", done.stdout, re.MULTILINE))
     assert np.abs(first).max() > 1
     np.testing.assert_array_equal(first, np.round(first))  # multiples of the smallest float16
     np.testing.assert_array_equal(first, second)
-    assert "the gradients of 2 shards and of the whole batch agree" in done.stderr
+    assert "the gradients of shards and of the whole batch agree" in done.stderr
 
 
 @pytest.mark.slow

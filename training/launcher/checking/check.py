@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,13 +14,13 @@ import tensorflow as tf
 from matex_data.machine import memory_shortage
 from matex_data.mpi import deadlines
 from matex_data.training.launcher.checking.comparison import Rounding, Verdict, compare, finite
+from matex_data.training.launcher.checking.forward import agreed_proof
 from matex_data.training.launcher.checking.pairs import Pairs
 from matex_data.training.launcher.checking.probe import Effects, NotCheckable, Probe
 from matex_data.training.launcher.checking.report import Report
 from matex_data.training.launcher.checking.rounding import epsilon, other_roundings
 from matex_data.training.launcher.checking.schedule import Schedule
 from matex_data.training.launcher.checking.state import kept_random_state
-from matex_data.training.proof.axes import Reason
 from matex_data.training.proof.model import Proof, prove
 from matex_data.training.sharding.digests import check_same
 from matex_data.training.sharding.rows import batch_size, rows_between
@@ -129,9 +130,7 @@ class SelfCheck:
         parts = keras.utils.unpack_x_y_sample_weight(tf.nest.pack_sequence_as(spec, leaves))
         per_sample = self._distributed.step.per_sample or []
         proof = prove(model, *parts, per_sample=per_sample)
-        reasons = self._agreed(None if proof.proven else proof.reasons)
-        if reasons is not None and proof.proven:
-            proof = Proof((Reason(model.name, "proof", "failed on another rank"),))
+        proof = agreed_proof(self._channel, model, proof)
         if proof.proven and self._mode != "always":
             self._report.proven(model, proof.draws, self._distributed.normalizes_locally())
         return proof
@@ -185,17 +184,19 @@ class SelfCheck:
         whole: list[Effects] = []
 
         def run_whole() -> None:
-            probe, _ = self._traced_probes()
-            whole.append(probe.run(union))
-            if not finite(whole[0]):
-                raise NotCheckable("no gradient is finite")
+            probe, _ = self._traced_probes()  # on all ranks: the first call of a layer may create variables
+            if union is not None:
+                whole.append(probe.run(union))
+                if not finite(whole[0]):
+                    raise NotCheckable("no gradient is finite")
 
         def trace_shards() -> None:
-            with self._distributed.global_normalization(), self._distributed.unrounded_gradients():
-                self._trace_probe(1)
+            if union is not None:
+                with self._distributed.global_normalization(), self._distributed.unrounded_gradients():
+                    self._trace_probe(1)
 
         for action in (run_whole, trace_shards):
-            cause = self._agreed(None if union is None else self._failure(action))
+            cause = self._agreed(self._failure(action))
             if cause is not None:
                 return f"{cause}"
         verdict = self._verdict(union, whole)
@@ -260,7 +261,8 @@ class SelfCheck:
         attributes = Attributes(self._distributed.model)
         state = random.getstate()
         try:
-            with self._pairs.joined(self._number), self._distributed.weighed(self._channel.size > 2):
+            joined = self._pairs.joined(self._number) if which else contextlib.nullcontext()
+            with joined, self._distributed.weighed(self._channel.size > 2):
                 self._probes[which].trace()
         finally:
             changed = attributes.changed()
@@ -299,6 +301,7 @@ class SelfCheck:
             mean = len(shards) == len(logs) and is_mean(shards, value)
             self._distributed.step.means[key] = mean and self._distributed.step.means.get(key, True)
         known = {i: change for i, change in whole[0].metrics.items() if i in combined}
+        combined = {i: combined[i] for i in known}
         return compare(Effects(whole[0].named(known)), Effects(sharded.named(combined)), self._rounding)
 
     def _combined(self, changes: dict[int, Any]) -> dict[int, Any]:

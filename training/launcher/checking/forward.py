@@ -17,6 +17,17 @@ from matex_data.training.proof.axes import Reason
 from matex_data.training.proof.model import Proof, prove
 
 
+def agreed_proof(channel: Channel, model: Any, proof: Proof) -> Proof:
+    """Return a proof that holds on all ranks, which have to have traced the same graph. *Collective*."""
+    extremes = np.array([not proof.proven, proof.fingerprint, -proof.fingerprint], np.int64)
+    channel.host.reduce(extremes, "max")
+    if proof.proven and extremes[0]:
+        return Proof((Reason(model.name, "proof", "failed on another rank"),))
+    if proof.proven and extremes[1] != -extremes[2]:
+        return Proof((Reason(model.name, "code", "computes something else on another rank"),))
+    return proof
+
+
 class ForwardProofs:
     """Proofs that models compute each row of their data by itself, each made once.
 
@@ -46,10 +57,9 @@ class ForwardProofs:
             unknown = Proof((Reason(model.name, "input", "is not known beforehand"),))
             with contextlib.nullcontext() if y is not None else _without_losses(model):
                 proof = unknown if specs is None else prove(model, *specs)
-            failed = np.array([not proof.proven], np.int64)
-            self._channel.host.reduce(failed, "max")
-            known[key] = not failed[0]
-            if failed[0]:
+            proof = agreed_proof(self._channel, model, proof)
+            known[key] = proof.proven
+            if not proof.proven:
                 self._report.computes_whole(model, proof)
         return known[key]
 

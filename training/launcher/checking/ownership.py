@@ -1,4 +1,4 @@
-"""What a traced step writes or applies from this rank's rows alone, past the average over the ranks.
+"""Dependence of what a traced step writes and applies on this rank's rows, past the average over the ranks.
 
 All ranks hold one model only if what they write is equal on all of them. So the graph of the step is followed from the
 batch on: whatever is computed from it is the rank's own, until a reduction over the ranks replaces it.
@@ -17,7 +17,13 @@ _WRITES = ("Assign", "ResourceApply", "ResourceScatter", "ScatterNdUpdate")
 
 
 class Own(NamedTuple):
-    """Whether a tensor is computed from this rank's rows, and whether from an average over the ranks."""
+    """Sources of a tensor.
+
+    Attributes
+    ----------
+    rows : it is computed from this rank's rows.
+    averages : it is computed from an average over the ranks.
+    """
 
     rows: bool
     averages: bool

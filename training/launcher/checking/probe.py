@@ -1,4 +1,4 @@
-"""A step that changes nothing: its gradients, and what it would write and return, for one batch."""
+"""Step that changes nothing: its gradients, and what it would write and return, for one batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NotCheckable(Exception):
 
 @dataclass(frozen=True)
 class Effects:
-    """What a step would do.
+    """Effects that a step would have.
 
     Attributes
     ----------
