@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from matex_data._types import Bytes, Integers
 from matex_data.errors import DecodeError
+from matex_data.locks import cached_property
 
 SPACE, NEWLINE, MINUS, PLUS, POINT, EXPONENT, ZERO = b" \n-+.e0"
 INT32 = np.iinfo(np.int32)

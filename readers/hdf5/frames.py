@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,6 +20,7 @@ from matex_data._types import Array
 from matex_data.errors import DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.library import LibraryRows
+from matex_data.locks import cached_property
 from matex_data.readers.hdf5.members import Table
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.hdf5.pytables import is_pickled, is_pytables, text_of, unpickle, unpickled
