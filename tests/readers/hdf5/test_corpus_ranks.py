@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from matex_data import DataError, open_dataset
 from matex_data.sampling.schedule import rank_range
-from tests.readers.hdf5.test_corpus import FILES, expectation, names
+from tests.readers.hdf5.test_corpus import FILES, expectation, has_other_form, names
 from tests.support.ranks import Pools
 from tests.support.serial import same
 
@@ -33,7 +33,7 @@ def _compare(comm: MPI.Intracomm, paths: list[Path]) -> tuple[int, list[str]]:
             others += [] if _refused(comm, path, None) else [f"{path}: opened"]
             continue
         with file:
-            found = names(file)
+            found = [name for name in names(file) if not has_other_form(file, name)]
             for name in found[:: -(-len(found) // DATASETS) or 1]:
                 expected, rows = expectation(file, name)
                 if rows is None:
