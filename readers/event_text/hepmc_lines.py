@@ -175,21 +175,39 @@ def _check_version_2(lines: Lines, rows: _Rows, events: Integers) -> None:
     lines.check(particles, lines.count[particles] < 13, "P and at least twelve entries")
     lines.check(vertices, lines.count[vertices] < 10, "V and at least nine entries")
     lines.check_blanks(np.concatenate([particles, vertices]))
-    for position in (1, 2, 8, 11):
+    ids, ends = lines.integers(particles, 1), lines.integers(particles, 11)
+    for position in (2, 8):
         lines.integers(particles, position)
     flows = lines.integers(particles, 12)
     lines.check_reals(particles, (*range(3, 8), 9, 10))
     lines.check(particles, lines.count[particles] != 13 + 2 * flows, "two entries more for each colour flow")
-    for position in (1, 2):
-        lines.integers(vertices, position)
+    codes = lines.integers(vertices, 1)
+    lines.integers(vertices, 2)
     lines.check_reals(vertices, range(3, 7))
     incoming, outgoing, weights = (lines.integers(vertices, position) for position in (7, 8, 9))
     lines.check(vertices, lines.count[vertices] != 10 + weights, "an entry more for each weight")
     _check_order(lines, rows, incoming + outgoing)
+    of_particles, of_vertices = rows.event_of(particles), rows.event_of(vertices)
+    lines.check(particles, _repeated(of_particles, ids), "a particle with an id of its own")
+    lines.check(vertices, (codes >= 0) | _repeated(of_vertices, codes), "a vertex with a negative id of its own")
+    known = np.isin(_in_event(of_particles, ends), _in_event(of_vertices, codes))
+    lines.check(particles, (ends != 0) & ~known, "0 or the id of a vertex of the event as entry 11")
     announced = events[:, 4]
     found = np.bincount(rows.event_of(vertices), minlength=len(announced))
     expected = "as many vertices as the event announces"
     lines.check(rows.events, announced != found, expected, "a wrong number of vertices")
+
+
+def _in_event(events: Integers, ids: Integers) -> Integers:
+    """Return numbers that tell ids of 32 bits of all events apart, int64[n]."""
+    return (events << 33) + ids
+
+
+def _repeated(events: Integers, ids: Integers) -> Flags:
+    """Return which ids another line of the event has as well, bool[n]."""
+    _, inverse, count = np.unique(_in_event(events, ids), return_inverse=True, return_counts=True)
+    wrong: Flags = count[inverse] > 1
+    return wrong
 
 
 def _check_order(lines: Lines, rows: _Rows, announced: Integers) -> None:

@@ -71,6 +71,8 @@ def _same(kind: str) -> Callable[[Any, Any], bool]:
 
 def _pillow(data: bytes) -> Any:
     image = Image.open(io.BytesIO(data))
+    if image.format == "TIFF" and image.mode in ("1", "L") and image.tag_v2.get(262) == 0:
+        raise ValueError("Pillow inverts images of which white is the least number")
     image.load()
     try:
         image = ImageOps.exif_transpose(image)
@@ -216,6 +218,8 @@ def _tiffs() -> list[bytes]:
         (numbers[..., 0].astype("f8"), {"tile": (16, 16), "compression": "zlib"}),
         (numbers[..., 0], {"bigtiff": True, "extratags": [(274, "H", 1, 6, True)]}),
         (numbers[..., 0].astype("u4") << 15, {"rowsperstrip": 5}),
+        (numbers[..., 0] > 9000, {}),
+        (numbers[..., 0].astype("u1"), {"photometric": "miniswhite", "compression": "lzw"}),
     ):
         memory = io.BytesIO()
         tifffile.imwrite(memory, array, metadata=None, **options)

@@ -43,6 +43,8 @@ Stage = Callable[[str], None]
 Fields = dict[str, Any]
 PICTURES = {f"{number}.png": test_tar.encoded(test_tar.pixels(number)) for number in range(6)}
 
+MISSING = (b"", b"NA", b"nan")
+
 HEPMC_3 = {"pid": 3, "status": 9, "px": 4, "py": 5, "pz": 6, "e": 7, "generated_mass": 8}
 HEPMC_2 = {"pid": 2, "status": 8, "px": 3, "py": 4, "pz": 5, "e": 6, "generated_mass": 7}
 INTEGERS = {"pid", "status", "id", "mother1", "mother2", "color1", "color2", "nparticles"}
@@ -190,8 +192,11 @@ def check_manifest(path: Path, stage: Stage) -> Verdict:
 def _has_number(line: bytes, number: Any) -> bool:
     """Return whether a value stands in a line, None in any."""
     text = number if isinstance(number, bytes) else str(number).encode()
-    entries = re.split(rb"[,;\s\"]+", line)
-    return number is None or text in line or any(_same_number(entry, number) for entry in entries)
+    if number is None or text in line:
+        return True
+    if number != number:
+        return any(entry.strip(b' "\t') in MISSING for entry in re.split(rb"[,;]", line))
+    return any(_same_number(entry, number) for entry in re.split(rb"[,;\s\"]+", line))
 
 
 def _same_number(entry: bytes, number: Any) -> bool:

@@ -299,6 +299,10 @@ LINES_2 = {
     "a real status": (rb"(\nP .*) 1 (\S+ \S+ \S+ 0\n)", rb"\1 1.9 \2", "an integer as entry 8"),
     "flows": (rb"(\nP .*) 0\n", rb"\1 2\n", "each colour flow"),
     "a weight of a vertex": (rb"(\nV .*) 0\n", rb"\1 1\n", "an entry more for each weight"),
+    "a vertex without a sign": (rb"\nV -2", rb"\nV 2", "a negative id of its own"),
+    "a vertex twice": (rb"\nV -2", rb"\nV -1", "a negative id of its own"),
+    "a particle twice": (rb"\nP 10002", rb"\nP 10001", "an id of its own"),
+    "an unknown end": (rb"(\nP .*) -2 0\n", rb"\1 -3 0\n", "the id of a vertex of the event"),
     "a weight more": (rb"(\nE 13 .*)", rb"\1 1.5", "random states and weights"),
     "a weight less": (rb"(\nE 13 .*) \S+", rb"\1", "random states and weights"),
 }
