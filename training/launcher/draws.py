@@ -32,13 +32,23 @@ def draws_for_rows(rows: tuple[Any, Any], total: Any) -> Iterator[None]:
     state = np.random.get_state()
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in _patches(source)]
     try:
-        for owner, name, draw in _patches(source):
-            setattr(owner, name, draw)
+        for (owner, name, draw), (_, _, original) in zip(_patches(source), originals, strict=True):
+            setattr(owner, name, _unless_initializing(draw, original))
         yield
     finally:
         for owner, name, original in originals:
             setattr(owner, name, original)
         np.random.set_state(state)
+
+
+def _unless_initializing(draw: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that draws, but leaves the first values of variables to the original one."""
+
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        initializing = "Initializer" in tf.get_current_name_scope()
+        return (original if initializing else draw)(*args, **kwargs)
+
+    return chosen
 
 
 class _Source:

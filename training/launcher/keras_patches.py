@@ -441,7 +441,7 @@ class KerasPatches:
             distributed.prepare(spec, whole)
         check = model._matex_check
         distributed.watch.agree(self._channel)
-        if whole and check.due(first_of_fit=check.schedule.checked is None):
+        if whole and (check.due(first_of_fit=check.schedule.checked is None) or check.is_new(spec)):
             check.before_step(tf.nest.map_structure(_as_tensor, batch), spec, "train_on_batch()")
         check.schedule.steps += 1
         if distributed.step.whole:

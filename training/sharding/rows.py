@@ -76,6 +76,8 @@ def leaves_per_sample(spec: Any) -> list[bool | None]:
 
 
 def _is_per_sample(leaf: Any, reference: Any) -> bool | None:
+    if leaf is None:  # such as sample weights, which other batches may have
+        return None
     shape = getattr(leaf, "shape", None)
     if reference is None or shape is None or shape.rank == 0:
         return False

@@ -21,9 +21,10 @@ from matex_data.training.launcher.checking.report import Report
 from matex_data.training.launcher.checking.rounding import epsilon, other_roundings
 from matex_data.training.launcher.checking.schedule import Schedule
 from matex_data.training.launcher.checking.state import kept_random_state
+from matex_data.training.proof.axes import Reason
 from matex_data.training.proof.model import Proof, prove
 from matex_data.training.sharding.digests import check_same
-from matex_data.training.sharding.rows import batch_size, rows_between
+from matex_data.training.sharding.rows import batch_size, leaves_per_sample, rows_between
 from matex_data.training.steps.attributes import Attributes
 from matex_data.training.steps.logs import is_mean
 from matex_data.training.steps.metrics import change_rules
@@ -87,6 +88,10 @@ class SelfCheck:
         due = self.schedule.due(**position) or self._distributed.watch.due
         return position.get("first_of_fit", False) or (self.active and due)
 
+    def is_new(self, spec: Any) -> bool:
+        """Return whether batches have another structure, or other shapes, than those before."""
+        return f"{spec}" != f"{self._spec}"
+
     def before_step(self, batch: Any, spec: Any, call: str = "fit()") -> None:
         """Compare the ranks' data, prove the model, and check the step; train on whole batches if it fails.
 
@@ -105,9 +110,9 @@ class SelfCheck:
         check_same(self._channel, call if first else f"step {self.schedule.steps + 1} of {call}", batch)
         if self._distributed.step.whole or self._mode == "never":
             return
-        if self.proof is None or self._distributed.step.traces > max(self._traced, 1):
+        if self.proof is None or self.is_new(spec) or self._distributed.step.traces > max(self._traced, 1):
             self._traced = self._distributed.step.traces
-            self.proof, self._spec, self._probes = self._prove(spec), spec, None
+            self.proof, self._spec, self._probes = self._prove(spec, batch), spec, None
         if self.active:
             with deadlines.busy("its self-check"), kept_random_state():
                 self._check(batch)
@@ -123,13 +128,31 @@ class SelfCheck:
                 self._check(self._latest)
             self.schedule.note_check()
 
-    def _prove(self, spec: Any) -> Proof:
-        """Prove the model, and report it; the same result on all ranks. *Collective*."""
+    def _flags(self, spec: Any) -> list[bool | None]:
+        """Return for each leaf of the batches whether it has one row per sample; see ``leaves_per_sample``."""
+        known = self._distributed.step.per_sample or []
+        return known if len(known) == len(tf.nest.flatten(spec)) else leaves_per_sample(spec)
+
+    def _prove(self, spec: Any, batch: Any) -> Proof:
+        """Prove the model, and report it; the same result on all ranks. *Collective*.
+
+        Parameters
+        ----------
+        batch : tells of leaves whose lengths the spec leaves open whether they have one row per sample.
+        """
         model = self._distributed.model
         leaves = [None if isinstance(leaf, tf.OptionalSpec) else leaf for leaf in tf.nest.flatten(spec)]
         parts = keras.utils.unpack_x_y_sample_weight(tf.nest.pack_sequence_as(spec, leaves))
-        per_sample = self._distributed.step.per_sample or []
+        total = int(batch_size(batch))
+        per_sample = [
+            leaf is not None and (_has_rows(tensor, total) if flag is None else flag)
+            for leaf, tensor, flag in zip(leaves, tf.nest.flatten(batch), self._flags(spec), strict=True)
+        ]
+        flags = zip(leaves, self._flags(spec), per_sample, strict=True)
+        other = any(leaf is not None and flag is None and not rows for leaf, flag, rows in flags)
         proof = prove(model, *parts, per_sample=per_sample)
+        if other:
+            proof = Proof((Reason(model.name, "input", "has another number of rows than the batch"),))
         proof = agreed_proof(self._channel, model, proof)
         if proof.proven and self._mode != "always":
             self._report.proven(model, proof.draws, self._distributed.normalizes_locally())
@@ -161,13 +184,13 @@ class SelfCheck:
 
     def _hindrance(self, batch: Any) -> str | None:
         """Return why the model cannot be checked at all, as a clause; None if it can."""
-        model, step = self._distributed.model, self._distributed.step
+        model = self._distributed.model
         total = int(batch_size(batch))
         if model.run_eagerly or tf.config.functions_run_eagerly():
             return "its Python code runs in every step (run_eagerly), so that a check would run it once more"
         lengths = {
             int(tf.shape(leaf)[0])
-            for leaf, known in zip(tf.nest.flatten(batch), step.per_sample or [], strict=False)
+            for leaf, known in zip(tf.nest.flatten(batch), self._flags(self._spec), strict=True)
             if known is None and tf.is_tensor(leaf) and leaf.shape.rank
         }
         if lengths - {total}:
@@ -222,7 +245,7 @@ class SelfCheck:
         """Return the rows of this rank and its partner, as many as the memory holds."""
         total = int(batch_size(batch))
         start, stop = self._pairs.rows(total, self._number)
-        per_sample = self._distributed.step.per_sample or []
+        per_sample = self._flags(self._spec)
         bytes_per_row = max(1, _bytes(self._distributed.model, batch, total) // max(total, 1))
         rows = stop - start
         while rows > LEAST_ROWS and memory_shortage(rows * bytes_per_row, "a batch", remedy="") is not None:
@@ -240,7 +263,7 @@ class SelfCheck:
         """Return the spec for a pair of ranks, whose batches have fewer rows than those of all."""
         if self._channel.size == 2:
             return spec
-        flags = self._distributed.step.per_sample or []
+        flags = self._flags(spec)
         leaves = [
             tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) if flag and isinstance(leaf, tf.TensorSpec) else leaf
             for leaf, flag in zip(tf.nest.flatten(spec), flags, strict=True)
@@ -353,6 +376,13 @@ class SelfCheck:
         if not known[0]:
             return None
         return next(r for r in self._channel.host.allgather_object(reason) if r is not None)
+
+
+def _has_rows(leaf: Any, total: int) -> bool:
+    """Return whether a tensor has as many rows as the batch."""
+    if isinstance(leaf, tf.RaggedTensor):
+        return int(leaf.nrows()) == total
+    return bool(leaf.shape.rank) and int(leaf.shape[0]) == total
 
 
 def _bytes(model: Any, batch: Any, total: int) -> int:
