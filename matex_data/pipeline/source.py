@@ -94,7 +94,7 @@ class Source:
         self.mode = mode_for(io, len(index.files), comm)
         self.profile = Profile()
         self.skipped = SkippedSamples(index, self.profile) if on_error == "skip" else None
-        self.warned = False  # of a poor shuffle
+        self.warned: set[str] = set()  # of a poor shuffle, and of chunks that are read again and again
         self.buffers, self.scratch = BufferPool(), BufferPool()
         self.threaded = sessions.threaded
         self._sessions = sessions
@@ -106,9 +106,12 @@ class Source:
                 stacklevel=4,
             )
 
+    def cache_bytes(self, ranks: int) -> int:
+        """Return the capacity of a rank's cache of decoded chunks, in bytes, if ``ranks`` share the samples."""
+        return max(CACHE_BYTES, self.window_bytes // ranks)
+
     def read_context(self) -> ReadContext:
         """Open the files for one reader. *Collective*."""
-        cache_bytes = max(CACHE_BYTES, self.window_bytes // self.comm.size)
         paths = [file.path for file in self.index.files]
         if is_child_process() and self._process != os.getpid():
             self._process = os.getpid()
@@ -120,7 +123,7 @@ class Source:
             self.index,
             self.buffers,
             self.scratch,
-            cache_bytes,
+            self.cache_bytes(self.comm.size),
             self.profile,
             self.changed_file,
             lists=self.skipped is None,
