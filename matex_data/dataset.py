@@ -32,6 +32,7 @@ from matex_data.sampling.sizing import (
     choose_least_window,
     estimate_quality,
     make_schedule,
+    most_window_bytes,
 )
 from matex_data.sampling.split import split
 from matex_data.sampling.state import OPTIONS, Fingerprint, State, identify_samples, read_seed, read_step
@@ -554,7 +555,8 @@ class Dataset:
     def _schedule(self, batch_size: int, seed: int | None, remainder: str, uniform: bool = False) -> Schedule:
         source = self._source
         total_bytes = len(source.index) * source.row_bytes
-        blocks = source.block_bytes or choose_block_bytes(max(1, batch_size), source.window_bytes, total_bytes)
+        window_bytes = source.window_bytes or most_window_bytes(max(1, batch_size), source.row_bytes, total_bytes)
+        blocks = source.block_bytes or choose_block_bytes(max(1, batch_size), window_bytes, total_bytes)
         return make_schedule(
             self._samples,
             block_borders(source.index, blocks),

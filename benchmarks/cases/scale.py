@@ -20,7 +20,7 @@ from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi.library import MPI
-from matex_data.opening import WINDOW_BYTES, open_dataset
+from matex_data.opening import open_dataset
 from matex_data.pipeline.costs import GOOD_AMPLIFICATION
 from matex_data.pipeline.source import Source
 
@@ -90,7 +90,7 @@ FILES = (
 )
 
 
-def opened(file: Stored, window_bytes: int = WINDOW_BYTES) -> Dataset:
+def opened(file: Stored, window_bytes: int | None = None) -> Dataset:
     """Return a data set of a file that does not exist, on this process alone."""
     layout = file.layout()
     field = Field("x", (file.row_bytes // 4,), np.dtype("f4"))

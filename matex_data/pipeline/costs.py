@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from matex_data.index.runs import Runs
 from matex_data.io.files import MOST_OPEN_FILES, MOST_SHARED_FILES
 from matex_data.locks import cached_property
 from matex_data.pipeline.buffers import BufferPool
-from matex_data.pipeline.epochs import READ_BYTES, read_ahead_steps
+from matex_data.pipeline.epochs import READ_BYTES, WINDOWS_IN_MEMORY, read_ahead_steps
 from matex_data.pipeline.plan import ReadPlan, plan_reads
 from matex_data.pipeline.source import LOAD_BYTES, Source
 from matex_data.sampling.schedule import EpochOrder, Schedule, rank_range
@@ -27,11 +28,11 @@ from matex_data.sampling.sizing import estimate_quality
 GOOD_AMPLIFICATION = 1.2
 GOOD_READ_BYTES = 1_000_000
 FEW_READS = 1000  # of a rank in an epoch, whose time does not count even if each takes some milliseconds
-WINDOWS_IN_MEMORY = 6  # consumed, waiting, read, decoded, planned, and one that is freed late
 ORDER_BYTES = 64  # of a block: its samples, its number, and both in the order of the epoch
 MOST_WINDOWS = 512  # that are planned to obtain the costs
 SAMPLED_RANKS = 8
 SAMPLED_WINDOWS = 8
+UNLIMITED = 1 << 62  # bytes of a cache
 SECTIONS = 8  # of the data set, whose reads in the order of the files are planned
 
 
@@ -120,7 +121,7 @@ def estimate_costs(
     access = _access(source, schedule, ranks)
     counted, exact = _plan_windows(access, effort)
     total = min(schedule.segments.total, schedule.steps * schedule.batch_size)
-    needed = _bytes_in_order(source, schedule.segments, effort)
+    needed = _bytes_in_order(source, schedule, effort)
     per_sample = counted.nbytes / max(1, counted.samples)
     reads = counted.reads / max(1, counted.samples) * total / ranks
     files = len(source.index.files)
@@ -144,7 +145,7 @@ def estimate_costs(
         _uncounted(source.index),
         (),
     )
-    return EpochCosts(**{**costs.__dict__, "remedies": tuple(_remedies(costs, access))})
+    return replace(costs, remedies=tuple(_remedies(costs, access)))
 
 
 class _Access(ABC):
@@ -179,6 +180,11 @@ class _Access(ABC):
     def share_bytes(self) -> int:
         """Return the bytes of a rank's samples of an epoch in memory."""
         return -(-self.schedule.segments.total // self.ranks) * self.source.row_bytes
+
+    @property
+    def cache_bytes(self) -> int:
+        """Return the capacity of a rank's cache of decoded chunks, in bytes."""
+        return self.source.cache_bytes(self.ranks, self.schedule.window_rows * self.source.row_bytes)
 
     @property
     def read_steps(self) -> int:
@@ -222,7 +228,7 @@ class _Streamed(_Access):
     def memory(self) -> int:
         window = self.read_steps * (self.schedule.batch_size // self.ranks) * self.source.row_bytes
         windows = min(WINDOWS_IN_MEMORY, self.windows) * window
-        decoded = min(self.source.cache_bytes(self.ranks), self.share_bytes) if _has_chunks(self.source.index) else 0
+        decoded = min(self.cache_bytes, self.share_bytes) if _has_chunks(self.source.index) else 0
         return windows + decoded + ORDER_BYTES * len(self.schedule.segments.start)
 
 
@@ -319,7 +325,7 @@ def _plan_windows(access: _Access, effort: int) -> tuple[_Counted, bool]:
 def _plan_rank(access: _Access, rank: int, first: int, stop: int, counted: _Counted) -> None:
     """Plan windows of a rank, and the one before them, which is not counted."""
     index = access.source.index
-    chunks, scratch = ChunkCache(access.source.cache_bytes(access.ranks)), BufferPool()
+    chunks, scratch = ChunkCache(access.cache_bytes), BufferPool()
     opened: OrderedDict[int, None] = OrderedDict()
     misses, touched = 0, set[int]()
     for number in range(max(0, first - 1), stop):
@@ -345,29 +351,47 @@ def _planned(
     return plan_reads(index, runs, destination, arrays, chunks, scratch)
 
 
-def _bytes_in_order(source: Source, samples: Runs, effort: int) -> float:
+def _bytes_in_order(source: Source, schedule: Schedule, effort: int) -> float:
     """Return the bytes to read for a sample in the order of the files.
 
     The sample in front of a section is planned before it, so that a chunk which they share counts where it begins.
     """
-    total = samples.total
-    step = max(1, LOAD_BYTES // source.row_bytes)
-    every = total <= min(effort, 2 * SECTIONS * step)
-    firsts = range(0, total, step)
-    if not every:
-        step = max(1, min(step, effort // SECTIONS, total // SECTIONS))
-        firsts = [number * (total - step) // (SECTIONS - 1) for number in range(SECTIONS)]
-    counted, scratch = _Counted(), BufferPool()
-    chunks = ChunkCache(1 << 62)
-    for first in firsts:
-        if not every and first:
-            chunks = ChunkCache(1 << 62)
+    samples, scratch, counted = schedule.segments, BufferPool(), _Counted()
+    chunks = ChunkCache(UNLIMITED)
+    for first, stop in _sections(schedule, max(1, LOAD_BYTES // source.row_bytes), effort):
+        if first and counted.samples != first:
+            chunks = ChunkCache(UNLIMITED)
             before = samples.slice(np.array([first - 1]), np.array([1]))
             _planned(source.index, before, np.zeros(1, np.int64), 1, chunks, scratch)
-        section = samples.slice(np.array([first]), np.array([min(step, total - first)]))
-        plan = _planned(source.index, section, np.arange(section.total), section.total, chunks, scratch)
-        counted.add(section.total, plan)
+        section = samples.slice(np.array([first]), np.array([stop - first]))
+        plan = _planned(source.index, section, np.arange(stop - first), stop - first, chunks, scratch)
+        counted.add(stop - first, plan)
     return counted.nbytes / max(1, counted.samples)
+
+
+def _sections(schedule: Schedule, step: int, effort: int) -> Iterator[tuple[int, int]]:
+    """Yield the begin and the end of sections of the samples: of all, or of eight that consist of whole blocks.
+
+    Parameters
+    ----------
+    schedule : with the samples in the order of the files.
+    step : samples whose reads are planned at once.
+    effort : limit on the samples of all sections.
+    """
+    total = schedule.segments.total
+    if total <= min(effort, 2 * SECTIONS * step):
+        yield from ((first, min(first + step, total)) for first in range(0, total, step))
+        return
+    step = max(1, min(step, effort // SECTIONS, total // SECTIONS))
+    borders = schedule.segments.first
+    for number in range(SECTIONS):
+        first = number * (total - step) // (SECTIONS - 1)
+        if schedule.uniform:
+            yield first, first + step
+            continue
+        low = min(int(np.searchsorted(borders, first)), len(borders) - 2)
+        high = max(low + 1, min(int(np.searchsorted(borders, borders[low] + step)), len(borders) - 1))
+        yield int(borders[low]), int(borders[high])
 
 
 def _size(nbytes: float) -> str:
@@ -405,8 +429,9 @@ def _remedies(costs: EpochCosts, access: _Access) -> list[str]:
     share = f'cache="memory" reads each sample once, and keeps {_size(access.share_bytes)} on each rank'
     if shuffled and source.cache is None:
         block = max(estimate_quality(schedule, source.row_bytes).block_bytes, 1 if again else GOOD_READ_BYTES)
-        window = 2 * block * min(costs.batch_size, 2 * costs.ranks)
-        if source.window_bytes < window <= schedule.segments.total * source.row_bytes:
+        total = schedule.segments.total * source.row_bytes
+        window = min(total, 2 * block * min(costs.batch_size, 2 * costs.ranks))
+        if schedule.window_rows * source.row_bytes < window and total >= 2 * block * costs.ranks:
             block_bytes = f"block_bytes={block} and " if not again else ""
             remedies.append(
                 f"{problem}: open the files with {block_bytes}window_bytes={-(-window >> 20)} << 20, of which each of "
