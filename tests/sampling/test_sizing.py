@@ -87,6 +87,12 @@ def test_windows_grow_so_that_ranks_have_lanes_of_their_own(ranks: int, chunk_by
     assert costs.bytes_per_rank < 3e9
 
 
+def test_grown_windows_have_the_same_batches_on_any_number_of_ranks() -> None:
+    large = Sorted("", 1 << 16, (40_000,), "f4", 16, 4096, 0.0)  # batches of 655 MB
+    assert len(shuffling.by_default(large)(0)) == 16
+    assert shuffling.alike(large)
+
+
 def test_contiguous_rows_of_a_large_data_set_are_read_in_megabytes() -> None:
     costs = scale.opened(Stored(10 * scale.TB, 10_000)).read_plan(65536, ranks=1024)
     assert costs.mean_read_bytes > 1e6 and costs.amplification < 1.05
@@ -97,12 +103,12 @@ def _batches_without_memory(comm: MPI.Intracomm, path: Path) -> str:
     data, free = md.open_dataset(path, comm=comm), machine.free_memory
     machine.free_memory = lambda: 64 << 20 if comm.rank == comm.size - 1 else free()
     try:
-        data.batches(3 << 10, shuffle=True, seed=1)
+        data.batches(6 << 10, shuffle=True, seed=1)
     except PartitionError as error:
         return str(error)
     finally:
         machine.free_memory = free
-        md.open_dataset(path, comm=comm, window_bytes=1 << 20).batches(3 << 10, shuffle=True, seed=1)
+        md.open_dataset(path, comm=comm, window_bytes=1 << 20).batches(6 << 10, shuffle=True, seed=1)
     return ""
 
 
