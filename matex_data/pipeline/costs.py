@@ -19,7 +19,7 @@ from matex_data.index.runs import Runs
 from matex_data.io.files import MOST_OPEN_FILES, MOST_SHARED_FILES
 from matex_data.locks import cached_property
 from matex_data.pipeline.buffers import BufferPool
-from matex_data.pipeline.epochs import READ_BYTES, WINDOWS_IN_MEMORY, read_ahead_steps
+from matex_data.pipeline.epochs import EXCHANGE_BYTES, READ_BYTES, WINDOWS_IN_MEMORY, read_ahead_steps
 from matex_data.pipeline.plan import ReadPlan, plan_reads
 from matex_data.pipeline.source import LOAD_BYTES, Source
 from matex_data.sampling.schedule import EpochOrder, Schedule, rank_range
@@ -88,10 +88,12 @@ class EpochCosts:
         lines = [
             f"{self.ranks:,} ranks, batches of {self.batch_size:,}, {self.steps:,} steps an epoch"
             + ("" if self.exact else " (estimated from a sample of the windows)"),
-            f"read by all ranks: {_size(self.bytes_read)}, {self.amplification:.2f} times the bytes needed",
-            f"a rank: {self.reads_per_rank:,.0f} reads of {_size(self.mean_read_bytes)}, "
-            f"{self.opens_per_rank:,.0f} files opened",
-            f"shuffled: {self.samples_mixed:,} samples at a time, {self.lanes:,} lanes",
+            f"read by all ranks: {_size(self.bytes_read)}, {self.amplification:.2f} times the bytes needed"
+            if self.bytes_read
+            else "read by all ranks: unknown",
+            f"a rank: {self.reads_per_rank:,.0f} reads of {_size(self.mean_read_bytes)}; "
+            f"files opened: {self.opens_per_rank:,.0f}",
+            f"samples shuffled at a time: {self.samples_mixed:,}; lanes: {self.lanes:,}",
             f"memory for samples: {_size(self.bytes_per_rank)} a rank{node}",
             f"messages of a rank: {self.messages_per_step:,.2f} a step, without those of the training",
         ]
@@ -259,9 +261,16 @@ class _Kept(_Access):
         start, stop = rank_range(schedule.segments.total, rank, self.ranks)
         return schedule.segments.slice(np.array([start]), np.array([stop - start]))
 
+    @property
+    def read_steps(self) -> int:
+        most = EXCHANGE_BYTES if self.schedule.uniform else READ_BYTES
+        step_bytes = max(1, self.schedule.batch_size // self.ranks * self.source.row_bytes)
+        return max(1, min(super().read_steps, most // step_bytes))
+
     def memory(self) -> int:
-        windows = WINDOWS_IN_MEMORY * min(READ_BYTES, self.share_bytes)
-        return self.share_bytes + windows * (2 if self.schedule.uniform else 1)
+        if self.schedule.uniform:  # windows, and as many that are sent or received
+            return self.share_bytes + 2 * WINDOWS_IN_MEMORY * min(EXCHANGE_BYTES, self.share_bytes)
+        return self.share_bytes + WINDOWS_IN_MEMORY * min(READ_BYTES, self.share_bytes)
 
     def messages_per_step(self) -> float:
         if not self.schedule.uniform or self.ranks == 1:
