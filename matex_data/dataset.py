@@ -19,6 +19,7 @@ from matex_data.io.counters import Profile
 from matex_data.locks import cached_property
 from matex_data.mpi.communicator import pickle_error
 from matex_data.pipeline.batches import Batches
+from matex_data.pipeline.costs import EpochCosts, estimate_costs
 from matex_data.pipeline.epochs import Epochs, ExchangedEpochs, InMemoryEpochs, SingleRowEpochs, StreamedEpochs
 from matex_data.pipeline.skipping import SkippedSample
 from matex_data.pipeline.source import Source
@@ -31,6 +32,7 @@ from matex_data.sampling.sizing import (
     choose_least_window,
     estimate_quality,
     make_schedule,
+    most_window_bytes,
 )
 from matex_data.sampling.split import split
 from matex_data.sampling.state import OPTIONS, Fingerprint, State, identify_samples, read_seed, read_step
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 Shuffle = bool | Literal["global"]
 WORST_RATIO = 2.0  # of ``ShuffleQuality``; rank 0 warns of a higher one
+WORST_AMPLIFICATION = 1.5  # of ``EpochCosts``; likewise
+WARNING_EFFORT = 1 << 19  # samples whose reads are planned for it: some 50 ms
 
 
 class Dataset:
@@ -485,10 +489,73 @@ class Dataset:
         schedule = self._shuffled_schedule(self._schedule(batch_size, 0, "drop"))
         return estimate_quality(schedule, self._source.row_bytes)
 
+    def read_plan(
+        self,
+        batch_size: int,
+        *,
+        ranks: int,
+        shuffle: Shuffle = True,
+        seed: int = 0,
+        remainder: str = "drop",
+        ranks_per_node: int | None = None,
+    ) -> EpochCosts:
+        """Return what an epoch costs on any number of ranks: bytes, reads, opened files, memory. No samples are read.
+
+        The figures come from the schedule and the reads of a real epoch, of all ranks in a small job, of a sample of
+        them in a large one. Memory is assumed to allow reads of 64 MiB at once: 4 GiB free for each rank.
+
+        Parameters
+        ----------
+        batch_size : int, in samples. Size of a global batch, over all ranks; a multiple of ``ranks``.
+        ranks : int of 1 or more. Number of ranks of the job; independent of that of this process.
+        shuffle, seed, remainder : see ``batches``.
+        ranks_per_node : int of 1 or more. Number of ranks that share a machine, for the memory of a node.
+
+        Returns
+        -------
+        ``EpochCosts``: ``amplification`` (bytes that all ranks read, divided by those needed), ``bytes_read``,
+        ``reads_per_rank``, ``mean_read_bytes``, ``opens_per_rank``, ``lanes``, ``samples_mixed``, ``bytes_per_rank``
+        and ``bytes_per_node`` of memory, ``messages_per_step``; and ``remedies``, what to change where one is bad.
+
+        Raises
+        ------
+        PartitionError : the number of ranks does not divide ``batch_size``; an epoch has no batch; an argument is not
+            valid.
+
+        Examples
+        --------
+        >>> costs = md.open_dataset("events.h5").read_plan(40, ranks=4)
+        >>> costs.steps, round(costs.amplification, 1), costs.remedies
+        (2, 1.0, ())
+        """
+        for name, value in (("ranks", ranks), ("ranks_per_node", 1 if ranks_per_node is None else ranks_per_node)):
+            if value < 1:
+                raise PartitionError(f"{name}= is too small", expected=f"{name}= of 1 or more", found=value)
+        schedule = self._batch_schedule(batch_size, ranks, shuffle, check_seed(seed), remainder)
+        return estimate_costs(self._source, schedule, ranks, ranks_per_node)
+
+    def _batch_schedule(
+        self, batch_size: int, ranks: int, shuffle: Shuffle, seed: int | None, remainder: str
+    ) -> Schedule:
+        """Return the schedule of batches for a number of ranks; raise ``PartitionError`` if there is none."""
+        check_ranks(batch_size, ranks)
+        if isinstance(shuffle, str) and shuffle != "global":
+            raise PartitionError("unknown shuffle", expected='True, False or "global"', found=repr(shuffle))
+        schedule = self._schedule(batch_size, seed if shuffle else None, remainder, uniform=shuffle == "global")
+        if remainder == "drop" and not schedule.full_steps:
+            raise PartitionError(
+                "there are fewer samples than a batch has, of which an epoch would drop all",
+                expected=f"at least {batch_size} samples, as batch_size= says",
+                found=f"{len(self)} samples",
+                remedy='give remainder="keep" or remainder="pad", or a smaller batch_size',
+            )
+        return schedule
+
     def _schedule(self, batch_size: int, seed: int | None, remainder: str, uniform: bool = False) -> Schedule:
         source = self._source
         total_bytes = len(source.index) * source.row_bytes
-        blocks = source.block_bytes or choose_block_bytes(max(1, batch_size), source.window_bytes, total_bytes)
+        window_bytes = source.window_bytes or most_window_bytes(max(1, batch_size), source.row_bytes, total_bytes)
+        blocks = source.block_bytes or choose_block_bytes(max(1, batch_size), window_bytes, total_bytes)
         return make_schedule(
             self._samples,
             block_borders(source.index, blocks),
@@ -512,16 +579,26 @@ class Dataset:
         return InMemoryEpochs if self._source.cache == "memory" else StreamedEpochs
 
     def _warn(self, fingerprint: Fingerprint) -> None:
-        """Warn once, on rank 0, if sorted files would not be shuffled well."""
+        """Warn once, on rank 0, if sorted files would not be shuffled well, or bytes are read again and again."""
         source, schedule = self._source, fingerprint.schedule
-        if schedule.seed is None or schedule.uniform or source.comm.rank or source.warned:
+        if schedule.seed is None or schedule.uniform or source.comm.rank:
             return
         quality = estimate_quality(self._shuffled_schedule(schedule), source.row_bytes)
-        if quality.ratio > WORST_RATIO:
-            source.warned = True
+        if quality.ratio > WORST_RATIO and "quality" not in source.warned:
+            source.warned.add("quality")
             warnings.warn(
                 f"batches of files that are sorted (by class, run or time) would not be well mixed: {quality}. "
                 f"{quality.remedy}",
+                stacklevel=3,
+            )
+        if source.comm.size == 1 or source.cache == "memory" or "costs" in source.warned:
+            return
+        costs = estimate_costs(source, schedule, source.comm.size, effort=WARNING_EFFORT)
+        if costs.amplification > WORST_AMPLIFICATION:
+            source.warned.add("costs")
+            warnings.warn(
+                f"{costs.ranks:,} ranks read {costs.amplification:.1f} times the bytes of an epoch, and decode as many "
+                f"chunks again. {'. '.join(costs.remedies)}",
                 stacklevel=3,
             )
 
@@ -532,22 +609,12 @@ class Dataset:
     def _fingerprint(
         self, batch_size: int, shuffle: Shuffle, seed: int | None, remainder: str, start: State | None
     ) -> Fingerprint:
-        check_ranks(batch_size, self._source.comm.size)
-        if isinstance(shuffle, str) and shuffle != "global":
-            raise PartitionError("unknown shuffle", expected='True, False or "global"', found=repr(shuffle))
         if start is not None:
             read_step(start)
         seed = None if seed is None else check_seed(seed)
         if shuffle and seed is None:
             seed = int(np.random.SeedSequence().generate_state(1)[0]) if start is None else read_seed(start)
-        schedule = self._schedule(batch_size, seed if shuffle else None, remainder, uniform=shuffle == "global")
-        if remainder == "drop" and not schedule.full_steps:
-            raise PartitionError(
-                "there are fewer samples than a batch has, of which an epoch would drop all",
-                expected=f"at least {batch_size} samples, as batch_size= says",
-                found=f"{len(self)} samples",
-                remedy='give remainder="keep" or remainder="pad", or a smaller batch_size',
-            )
+        schedule = self._batch_schedule(batch_size, self._source.comm.size, shuffle, seed, remainder)
         fingerprint = Fingerprint(self._facts, schedule, self._source.cache)
         if start is not None:
             fingerprint.check(start)

@@ -33,7 +33,6 @@ from matex_data.transforms.windows import sliding_windows
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-WINDOW_BYTES = 128 << 20
 STACKED = "inputs"  # name of the field of stack=True
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -56,7 +55,7 @@ def open_dataset(
     stride: int = 1,
     horizon: int | None = None,
     io: str = "auto",
-    window_bytes: int = WINDOW_BYTES,
+    window_bytes: int | None = None,
     block_bytes: int | None = None,
     global_reads: str = "memory",
     cache: str | None = None,
@@ -99,10 +98,12 @@ def open_dataset(
     io : "collective": all ranks make every read together. "independent": each rank reads on its own. "auto":
         collective, unless there are many files or only one rank.
     window_bytes : int, in bytes over all ranks. Limit on the samples that are shuffled together. Determines the
-        shuffled order.
+        shuffled order. None: 128 MiB; more with large batches, up to twice their bytes or a 256th of the data set. Some
+        six windows are in memory, divided between the ranks; it is an error if those do not fit.
     block_bytes : int, in bytes. Neighbouring samples that are read and shuffled as one block, where single rows can be
         read or chunks are smaller. Larger blocks suit file systems with slow small reads, and shuffle less well.
-        Determines the shuffled order. None: 64 to 256 KiB, depending on the batch size; less for small files.
+        Determines the shuffled order. None: 64 to 256 KiB, depending on the batch size; less for small files, up to
+        1 MiB for a data set of 1 TB.
     global_reads : access to the samples with ``shuffle="global"``. "memory": each rank reads its shard once and keeps
         it, and the ranks exchange samples. "rows": each rank reads single rows in every epoch, for rows of fixed size
         that do not fit into the memory.

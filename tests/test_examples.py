@@ -15,6 +15,7 @@ import matex_data
 MODULES = (
     *("dataset", "opening", "compat", "errors", "fields", "index.model", "index.runs", "index.strided"),
     *("sampling.permutation", "sampling.schedule", "sampling.sizing", "sampling.split"),
+    "cli.planning",
     *("transforms.names", "transforms.pad", "transforms.where"),
     *(f"training.proof.{name}" for name in ("model", "propagate", "shapes", "sizes")),
 )

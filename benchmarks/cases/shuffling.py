@@ -21,9 +21,15 @@ from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, RowSelection
 from matex_data.index.runs import Runs, cut
-from matex_data.opening import WINDOW_BYTES
 from matex_data.sampling.schedule import Schedule
-from matex_data.sampling.sizing import block_borders, choose_block_bytes, choose_lanes, make_schedule
+from matex_data.sampling.sizing import (
+    WINDOW_LIMIT,
+    block_borders,
+    choose_block_bytes,
+    choose_lanes,
+    make_schedule,
+    most_window_bytes,
+)
 
 CLASSES = 10
 EPOCHS = 3
@@ -112,14 +118,15 @@ def by_default(file: Sorted, rank: int = 0, size: int = 1, seed: int = 1) -> Seq
         {"x": Field("x", file.shape, np.dtype(file.dtype))},
         [FileIndex("sorted.h5", file.samples, {"x": _Stored(file.samples, file.chunk)})],
     )
-    block_bytes = choose_block_bytes(file.batch_size, WINDOW_BYTES, file.samples * file.row_bytes)
+    total = file.samples * file.row_bytes
+    block_bytes = choose_block_bytes(file.batch_size, most_window_bytes(file.batch_size, file.row_bytes, total), total)
     every = Runs(np.array([0]), np.array([file.samples]))
     plan = make_schedule(
         every,
         block_borders(index, block_bytes),
         file.batch_size,
         file.row_bytes,
-        WINDOW_BYTES,
+        None,
         seed=1,
         remainder="drop",
     )
@@ -131,7 +138,7 @@ def before(file: Sorted, seed: int = 1) -> SequenceCounter:
     total = file.samples * file.row_bytes
     depth = file.chunk * max(1, min(total // 1024, 1 << 20) // (file.chunk * file.row_bytes))
     borders = np.arange(0, file.samples, depth)
-    window = min(WINDOW_BYTES, max(8 << 20, 32 * depth * file.row_bytes))
+    window = min(WINDOW_LIMIT, max(8 << 20, 32 * depth * file.row_bytes))
     lanes = choose_lanes(file.batch_size, min(256, len(borders), window // (2 * depth * file.row_bytes)))
     steps = max(1, window // (file.batch_size * file.row_bytes))
     pieces = cut(Runs(np.array([0]), np.array([file.samples])), borders)
@@ -143,7 +150,7 @@ def everywhere(file: Sorted) -> SequenceCounter:
     """Return the batches of ``shuffle="global"``."""
     every = Runs(np.array([0]), np.array([file.samples]))
     plan = make_schedule(
-        every, np.array([0]), file.batch_size, file.row_bytes, WINDOW_BYTES, seed=1, remainder="drop", uniform=True
+        every, np.array([0]), file.batch_size, file.row_bytes, None, seed=1, remainder="drop", uniform=True
     )
     return partial(_of_schedule, plan, rank=0, size=1)
 

@@ -1,7 +1,8 @@
-"""Commands ``matex inspect | validate | bench | run``, also ``python -m matex_data``."""
+"""Commands ``matex inspect | plan | validate | bench | run``, also ``python -m matex_data``."""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -53,6 +54,36 @@ def inspect(paths: Paths, format: Format = None, field: Inputs = None, batch_siz
             table.add_row(name, str(array.shape), str(array.dtype), "the same for all samples")
         console.print(table)
         console.print(_shuffle_quality(data, batch_size))
+
+
+@app.command()
+def plan(
+    paths: Paths,
+    ranks: Annotated[int, typer.Option(help="Number of ranks of the job.")],
+    batch_size: Annotated[int, typer.Option(help="Samples of a global batch; a multiple of the ranks.")],
+    format: Format = None,
+    field: Inputs = None,
+    ranks_per_node: Annotated[int | None, typer.Option(help="Ranks of a machine, for its memory.")] = None,
+    shuffle: Annotated[str, typer.Option(help='Order of the samples: "blocks", "global" or "none".')] = "blocks",
+    window_bytes: Annotated[int | None, typer.Option(help="Like window_bytes= of open_dataset.")] = None,
+    block_bytes: Annotated[int | None, typer.Option(help="Like block_bytes= of open_dataset.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="File of a picture over the number of ranks.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what an epoch costs on any number of ranks: bytes, reads, memory. No data are read."""
+    from matex_data.cli import planning
+
+    with _console() as console:
+        if shuffle not in planning.SHUFFLES:
+            raise DataError("unknown shuffle", expected=f"--shuffle of {list(planning.SHUFFLES)}", found=repr(shuffle))
+        order = planning.SHUFFLES[shuffle]
+        sizes = {"window_bytes": window_bytes, "block_bytes": block_bytes}
+        data = _open(paths, format, field, **{name: size for name, size in sizes.items() if size is not None})
+        costs = data.read_plan(batch_size, ranks=ranks, shuffle=order, ranks_per_node=ranks_per_node)
+        text = json.dumps(costs.as_dict(), indent=1) if as_json else str(costs)
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if plot is not None and not console.quiet:
+            planning.draw(plot, planning.costs_by_ranks(data, batch_size, ranks, order))
 
 
 @app.command()
@@ -121,10 +152,10 @@ def run(context: typer.Context) -> None:
     run.main(context.args)
 
 
-def _open(paths: list[str], format: str | None, fields: list[str] | None) -> Any:
+def _open(paths: list[str], format: str | None, fields: list[str] | None, **options: Any) -> Any:
     from matex_data.opening import open_dataset
 
-    return open_dataset(paths if len(paths) > 1 else paths[0], format=format, inputs=fields or None)
+    return open_dataset(paths if len(paths) > 1 else paths[0], format=format, inputs=fields or None, **options)
 
 
 def _shuffle_quality(data: Any, batch_size: int) -> str:

@@ -20,10 +20,12 @@ from matex_data.pipeline.skipping import SkippingEpochReader, leave_out
 from matex_data.pipeline.source import Source
 from matex_data.pipeline.window import EpochReader, FileEpochReader, LoadedWindow, ReadContext
 from matex_data.sampling.schedule import Schedule, Window, rank_range
+from matex_data.sampling.sizing import WINDOW_LIMIT
 
 READ_BYTES = 64 << 20  # of one read of a rank, about, at most; each read costs Python time
 LEAST_READ_BYTES = 4 << 20
 EXCHANGE_BYTES = 16 << 20  # of one exchange of a rank, about, at most; a dozen times as much is in memory
+WINDOWS_IN_MEMORY = 6  # consumed, waiting, read, decoded, planned, and one that is freed late
 READS_IN_MEMORY = 64  # that the memory of a rank would hold; several are under way at once
 LEAST_READS = 6  # of an epoch, so that one is read while another is decoded and a third one is consumed
 
@@ -112,14 +114,28 @@ class PrefetchedEpochs(Epochs):
 
 
 class StreamedEpochs(PrefetchedEpochs):
-    """Epochs that are read from the files each time. *Collective*."""
+    """Epochs that are read from the files each time. *Collective*.
+
+    Raises
+    ------
+    PartitionError : windows that have grown with the batch or the data do not fit into the memory of a rank.
+    """
 
     def __init__(self, source: Source, schedule: Schedule) -> None:
         super().__init__(source, schedule)
+        window = schedule.window_rows * source.row_bytes
+        has_grown = window > max(WINDOW_LIMIT, schedule.batch_size * source.row_bytes)
+        if source.window_bytes is None and has_grown and not schedule.uniform:
+            own = self.read_steps * (schedule.batch_size // self.size) * source.row_bytes
+            purpose = f"shuffled windows of {window >> 20} MiB, of which rank {self.rank} of {self.size} has its share,"
+            remedy = (
+                f"open the files with window_bytes={WINDOW_LIMIT >> 20} << 20 (another order), or use more machines"
+            )
+            source.comm.agree(memory_shortage(WINDOWS_IN_MEMORY * own, purpose, remedy=remedy))
         self._opened()
 
     def _open(self) -> ReadContext:
-        return self.source.read_context()
+        return self.source.read_context(self.schedule.window_rows * self.source.row_bytes)
 
     def _reader(self, context: ReadContext, epoch: int, start: int) -> EpochReader:
         skipped = self.source.skipped

@@ -27,6 +27,7 @@ from matex_data.pipeline.plan import Arrays, ReadPlan, plan_reads
 from matex_data.pipeline.skipping import ON_ERROR, SkippedSamples, SkippingRead, Tally
 from matex_data.pipeline.window import NO_ROWS, ReadContext
 from matex_data.sampling.schedule import rank_range
+from matex_data.sampling.sizing import WINDOW_LIMIT
 
 LOAD_BYTES = 64 << 20  # of one read of ``load``
 GLOBAL_READS = ("memory", "rows")
@@ -41,7 +42,8 @@ class Source:
     sessions : communicators and open files of the ranks. *Collective*.
     index : index of all files, equal on all ranks.
     io : "auto", "collective" or "independent".
-    window_bytes : limit on the samples that are shuffled together, in bytes over all ranks.
+    window_bytes : limit on the samples that are shuffled together, in bytes over all ranks; None: from the data and the
+        batch size.
     cache : "memory": each rank reads its shard once and keeps it; None: read in every epoch.
     block_bytes : size of the blocks that are read and shuffled as one, in bytes; None: from the batch size.
     global_reads : "memory" or "rows", the access to samples with ``shuffle="global"``.
@@ -62,7 +64,7 @@ class Source:
         sessions: ReadSessions,
         index: Index,
         io: str,
-        window_bytes: int,
+        window_bytes: int | None,
         cache: str | None,
         block_bytes: int | None = None,
         global_reads: str = "memory",
@@ -94,7 +96,7 @@ class Source:
         self.mode = mode_for(io, len(index.files), comm)
         self.profile = Profile()
         self.skipped = SkippedSamples(index, self.profile) if on_error == "skip" else None
-        self.warned = False  # of a poor shuffle
+        self.warned: set[str] = set()  # of a poor shuffle, and of chunks that are read again and again
         self.buffers, self.scratch = BufferPool(), BufferPool()
         self.threaded = sessions.threaded
         self._sessions = sessions
@@ -106,9 +108,19 @@ class Source:
                 stacklevel=4,
             )
 
-    def read_context(self) -> ReadContext:
-        """Open the files for one reader. *Collective*."""
-        cache_bytes = max(CACHE_BYTES, self.window_bytes // self.comm.size)
+    def cache_bytes(self, ranks: int, window_bytes: int = 0) -> int:
+        """Return the capacity of a rank's cache of decoded chunks, in bytes.
+
+        Parameters
+        ----------
+        ranks : number of ranks that share the samples.
+        window_bytes : of a window, over all ranks.
+        """
+        # Of each lane two blocks are cached where windows begin and end: a window, and something more.
+        return max(CACHE_BYTES, max(self.window_bytes or WINDOW_LIMIT, window_bytes * 5 // 4) // ranks)
+
+    def read_context(self, window_bytes: int = 0) -> ReadContext:
+        """Open the files for one reader, of windows of ``window_bytes`` over all ranks. *Collective*."""
         paths = [file.path for file in self.index.files]
         if is_child_process() and self._process != os.getpid():
             self._process = os.getpid()
@@ -120,7 +132,7 @@ class Source:
             self.index,
             self.buffers,
             self.scratch,
-            cache_bytes,
+            self.cache_bytes(self.comm.size, window_bytes),
             self.profile,
             self.changed_file,
             lists=self.skipped is None,

@@ -127,6 +127,11 @@ class Schedule:
         """Number of batches in an epoch, equal on every rank."""
         return self.full_steps + (self.left_over > 0)
 
+    @property
+    def window_rows(self) -> int:
+        """Number of samples of a window, over all ranks."""
+        return self.window_steps * self.batch_size
+
     def epoch(self, number: int) -> EpochOrder:
         """Return the order of one epoch, counted from 0."""
         if self.seed is None or self.uniform:

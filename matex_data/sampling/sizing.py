@@ -17,9 +17,14 @@ from matex_data.sampling.schedule import REMAINDERS, Schedule
 
 BLOCK_BYTES = (64 << 10, 256 << 10)
 """Least and most of a block where any row can be read alone: large enough to read fast, small enough to mix well."""
+LARGE_BLOCK_BYTES, LARGE_BLOCKS = 1 << 20, 1 << 20
+"""Most of a block of a data set with so many of them: file systems of clusters are slow for smaller reads."""
 LEAST_BLOCKS = 1024  # of a data set of which any row can be read alone
 MOST_BLOCKS = 1 << 21
-MOST_LANES = 4096
+MOST_LANES = 1 << 16
+WINDOW_LIMIT = 128 << 20  # of a window over all ranks, if neither the batch nor the data set is large
+DATASET_FRACTION = 256  # of the bytes of a data set that a window may have: some six windows are in memory
+BATCH_FRACTION = 2  # of the samples of a batch that have a block of their own, if windows grow: a ratio below 2
 WINDOW_BYTES = 8 << 20  # least window: a few of this size stay in the processor's cache
 BATCH_BLOCKS = 2  # blocks of a window for each sample of a batch, if the limit on its bytes allows
 WINDOW_BLOCKS = 512  # least blocks of a window, if half of the limit on its bytes allows
@@ -45,7 +50,7 @@ def make_schedule(
     borders: Integers,
     batch_size: int,
     row_bytes: int,
-    window_bytes: int,
+    window_bytes: int | None,
     *,
     seed: int | None,
     remainder: str,
@@ -60,7 +65,8 @@ def make_schedule(
     borders : int64[k], first sample of each block, ascending.
     batch_size : samples of a global batch.
     row_bytes : bytes of a sample in memory.
-    window_bytes : most bytes of a window, over all ranks; it holds at least one step, and a block of every lane.
+    window_bytes : most bytes of a window, over all ranks; it holds at least one step, and a block of every lane. None:
+        from the data and the batch size, see `most_window_bytes`.
     seed : of the shuffle, or None.
     remainder : treatment of the samples that do not fill a batch: "drop", "pad" or "keep".
     uniform : draw batches from all samples with equal probability.
@@ -87,6 +93,11 @@ def make_schedule(
     count = int(blocks.max(initial=0)) + 1
     row_bytes = max(1, row_bytes)
     block_bytes = max(1, segments.total * row_bytes // count)
+    if window_bytes is None and seed is None:
+        window_bytes = WINDOW_LIMIT
+    elif window_bytes is None:
+        most_bytes = most_window_bytes(batch_size, row_bytes, segments.total * row_bytes)
+        window_bytes = max(WINDOW_LIMIT, min(most_bytes, batch_size * block_bytes // BATCH_FRACTION))
     needed, better = BATCH_BLOCKS * batch_size * block_bytes, WINDOW_BLOCKS * block_bytes
     window_bytes = min(window_bytes, max(least_window_bytes, needed, min(better, window_bytes // 2)))
     lanes = 1
@@ -95,6 +106,20 @@ def make_schedule(
     most = max(1, window_bytes // (batch_size * row_bytes))
     schedule = Schedule(segments, batch_size, lanes, most, seed, blocks.astype(np.int64, copy=False), remainder)
     return replace(schedule, window_steps=_even(schedule.steps, most))
+
+
+def most_window_bytes(batch_size: int, row_bytes: int, total_bytes: int) -> int:
+    """Return the most bytes of a window over all ranks, if the user sets no limit.
+
+    A window may have two batches, since any number of ranks has to hold one, or a small fraction of the data set. The
+    number of ranks does not matter, so that the order is equal on any.
+
+    >>> most_window_bytes(64, 1000, 10**9) == WINDOW_LIMIT
+    True
+    >>> most_window_bytes(64, 1000, 10**12), most_window_bytes(65536, 10_000, 10**10)
+    (3906250000, 1310720000)
+    """
+    return max(WINDOW_LIMIT, 2 * batch_size * row_bytes, total_bytes // DATASET_FRACTION)
 
 
 def window_blocks(batch_size: int) -> int:
@@ -108,8 +133,16 @@ def _even(steps: int, most: int) -> int:
 
 
 def choose_block_bytes(batch_size: int, window_bytes: int, total_bytes: int) -> int:
-    """Return the size of a block where any row can be read alone, so that half a window holds `window_blocks`."""
+    """Return the size of a block where any row can be read alone, so that half a window holds `window_blocks`.
+
+    Parameters
+    ----------
+    batch_size : samples of a global batch.
+    window_bytes : most bytes of a window, over all ranks.
+    total_bytes : of the data set.
+    """
     least, most = BLOCK_BYTES
+    most = max(most, min(LARGE_BLOCK_BYTES, total_bytes // LARGE_BLOCKS))
     return min(total_bytes // LEAST_BLOCKS, most, max(least, window_bytes // (2 * window_blocks(batch_size))))
 
 

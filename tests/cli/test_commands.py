@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.support.launch import run_script
 
@@ -31,6 +33,19 @@ def test_inspect(path: str) -> None:
     assert done.returncode == 0, done.stderr
     for text in ("500 samples", "energy", "float32", "(30,)", "units=GeV", "blocks a window"):
         assert text in done.stdout
+
+
+def test_plan(path: str, tmp_path: Path) -> None:
+    options = ("--ranks", "20", "--batch-size", "100", "--ranks-per-node", "4")
+    done = run_script(2, CALL, "plan", path, *options, "--json", "--plot", str(tmp_path / "plan.png"))
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["steps"] == 5 and figures["bytes_per_node"] == 4 * figures["bytes_per_rank"]
+    assert figures["amplification"] >= 1
+    with Image.open(tmp_path / "plan.png") as picture:
+        assert picture.width > picture.height
+    done = run_script(1, CALL, "plan", path, *options, "--shuffle", "all")
+    assert done.returncode == 1 and "unknown shuffle" in done.stderr
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -76,4 +91,4 @@ def test_run_passes_the_scripts_own_flags(tmp_path: Path) -> None:
 def test_python_m_is_the_same() -> None:
     code = f"import subprocess; subprocess.run([{sys.executable!r}, '-m', 'matex_data', '--help'], check=True)"
     done = run_script(1, code)
-    assert all(word in done.stdout for word in ("inspect", "validate", "bench", "run"))
+    assert all(word in done.stdout for word in ("inspect", "plan", "validate", "bench", "run"))

@@ -14,14 +14,15 @@ import pytest
 from mpi4py import MPI
 
 import matex_data as md
-from benchmarks.cases import shuffling
+from benchmarks.cases import scale, shuffling
+from benchmarks.cases.scale import Stored
 from benchmarks.cases.shuffling import FILES, Sorted
-from matex_data import PartitionError
+from matex_data import PartitionError, machine
 from matex_data.index.runs import Runs
 from matex_data.io.counters import process_profile
 from matex_data.pipeline.epochs import EXCHANGE_BYTES
 from matex_data.sampling.sizing import ShuffleQuality, estimate_quality, make_schedule
-from tests.support.ranks import Pools
+from tests.support.ranks import Pool, Pools
 
 SCALE = 8  # times fewer samples, in tests that are not slow
 ROWS, CHUNK, BATCH = 3000, 100, 60
@@ -65,6 +66,58 @@ def test_estimated_ratio_equals_the_measured_one(chunk: int, batch: int, window_
         found.append(np.stack([(of == each).mean(axis=1) for each in range(shuffling.CLASSES)]))
     spread = np.concatenate(found, axis=1).std() / np.sqrt(0.1 * 0.9 / file.batch_size)
     assert estimate_quality(schedule, row_bytes).ratio == pytest.approx(spread, rel=0.15, abs=0.05)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.samples}-{file.batch_size}")
+def test_windows_of_small_files_stay_small(file: Sorted) -> None:
+    every, borders = Runs(np.array([0]), np.array([file.samples])), np.arange(0, file.samples, max(16, file.chunk))
+    found, small = (
+        make_schedule(every, borders, file.batch_size, file.row_bytes, limit, seed=1, remainder="drop")
+        for limit in (None, 128 << 20)
+    )
+    assert (found.lanes, found.window_steps) == (small.lanes, small.window_steps)
+
+
+@pytest.mark.parametrize("ranks", [256, 1024, 4096])
+@pytest.mark.parametrize("chunk_bytes", [640_000, 2_500_000])
+def test_windows_grow_so_that_ranks_have_lanes_of_their_own(ranks: int, chunk_bytes: int) -> None:
+    """Ten terabytes of rows of 10 KB, 64 rows a rank."""
+    costs = scale.opened(Stored(10 * scale.TB, 10_000, chunk_bytes)).read_plan(64 * ranks, ranks=ranks)
+    assert costs.lanes >= ranks and costs.amplification == pytest.approx(1, abs=0.05)
+    assert costs.bytes_per_rank < 3e9
+
+
+def test_grown_windows_have_the_same_batches_on_any_number_of_ranks() -> None:
+    large = Sorted("", 1 << 16, (40_000,), "f4", 16, 4096, 0.0)  # batches of 655 MB
+    assert len(shuffling.by_default(large)(0)) == 16
+    assert shuffling.alike(large)
+
+
+def test_contiguous_rows_of_a_large_data_set_are_read_in_megabytes() -> None:
+    costs = scale.opened(Stored(10 * scale.TB, 10_000)).read_plan(65536, ranks=1024)
+    assert costs.mean_read_bytes > 1e6 and costs.amplification < 1.05
+
+
+def _batches_without_memory(comm: MPI.Intracomm, path: Path) -> str:
+    """Return the error of batches of a large data set on ranks of which one has 64 MiB; make others that fit."""
+    data, free = md.open_dataset(path, comm=comm), machine.free_memory
+    machine.free_memory = lambda: 64 << 20 if comm.rank == comm.size - 1 else free()
+    try:
+        data.batches(6 << 10, shuffle=True, seed=1)
+    except PartitionError as error:
+        return str(error)
+    finally:
+        machine.free_memory = free
+        md.open_dataset(path, comm=comm, window_bytes=1 << 20).batches(6 << 10, shuffle=True, seed=1)
+    return ""
+
+
+def test_grown_windows_have_to_fit_into_the_memory(pool: Pool, tmp_path: Path) -> None:
+    rows = 1 << 25
+    np.lib.format.open_memmap(tmp_path / "sparse.npy", "w+", np.float32, (rows, 512))  # 64 GiB of a sparse file
+    first, *others = pool.run(_batches_without_memory, tmp_path / "sparse.npy")
+    assert "window_bytes=128 << 20" in first and f"rank {pool.size - 1}" in first
+    assert others == [first] * (pool.size - 1)
 
 
 def _open(path: Path, **options: Any) -> md.Dataset:

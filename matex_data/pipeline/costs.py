@@ -1,0 +1,456 @@
+"""Costs of an epoch on any number of ranks, from the schedule and the read plans of a real one. No data are read."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from matex_data._types import Integers
+from matex_data.index.cache import ChunkCache
+from matex_data.index.library import MemoryRows
+from matex_data.index.model import Index
+from matex_data.index.ragged import empty_output
+from matex_data.index.runs import Runs
+from matex_data.io.files import MOST_OPEN_FILES, MOST_SHARED_FILES
+from matex_data.locks import cached_property
+from matex_data.pipeline.buffers import BufferPool
+from matex_data.pipeline.epochs import EXCHANGE_BYTES, READ_BYTES, WINDOWS_IN_MEMORY, read_ahead_steps
+from matex_data.pipeline.plan import ReadPlan, plan_reads
+from matex_data.pipeline.source import LOAD_BYTES, Source
+from matex_data.sampling.schedule import EpochOrder, Schedule, rank_range
+from matex_data.sampling.sizing import estimate_quality
+
+GOOD_AMPLIFICATION = 1.2
+GOOD_READ_BYTES = 1_000_000
+FEW_READS = 1000  # of a rank in an epoch, whose time does not count even if each takes some milliseconds
+ORDER_BYTES = 64  # of a block: its samples, its number, and both in the order of the epoch
+MOST_WINDOWS = 512  # that are planned to obtain the costs
+SAMPLED_RANKS = 8
+SAMPLED_WINDOWS = 8
+UNLIMITED = 1 << 62  # bytes of a cache
+SECTIONS = 8  # of the data set, whose reads in the order of the files are planned
+
+
+@dataclass(frozen=True)
+class EpochCosts:
+    """Costs of one epoch of batches, for all ranks and for one of them.
+
+    Parameters
+    ----------
+    ranks : number of ranks.
+    batch_size : samples of a global batch.
+    steps : batches of the epoch.
+    lanes : positions in the sequence of blocks that each batch is drawn from; 1 without a shuffle.
+    samples_mixed : samples that a window shuffles.
+    amplification : bytes that all ranks read, divided by those that one rank reads for the same samples in the order of
+        the files; nan if the library of the format reads all of them.
+    bytes_read : by all ranks, from the files.
+    reads_per_rank : read calls of a rank, on average.
+    mean_read_bytes : of a read call.
+    opens_per_rank : files that a rank opens.
+    bytes_per_rank : memory of a rank for the samples and their order, estimated, without libraries and the model.
+    bytes_per_node : memory of all ranks of a node; None if the number of its ranks is unknown.
+    messages_per_step : messages of a rank for the data of one step, without those of the training.
+    exact : whether all windows of all ranks were planned; otherwise a sample of them.
+    uncounted : fields that the library of the format reads: their bytes and reads are unknown, and left out.
+    remedies : what to change where a figure is bad.
+    """
+
+    ranks: int
+    batch_size: int
+    steps: int
+    lanes: int
+    samples_mixed: int
+    amplification: float
+    bytes_read: int
+    reads_per_rank: float
+    mean_read_bytes: float
+    opens_per_rank: float
+    bytes_per_rank: int
+    bytes_per_node: int | None
+    messages_per_step: float
+    exact: bool
+    uncounted: tuple[str, ...]
+    remedies: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures as plain values, which can be stored as JSON; an unknown amplification is None."""
+        figures = asdict(self)
+        return figures | {"amplification": None if np.isnan(self.amplification) else self.amplification}
+
+    def __str__(self) -> str:
+        node = "" if self.bytes_per_node is None else f", {_size(self.bytes_per_node)} a node"
+        lines = [
+            f"{self.ranks:,} ranks, batches of {self.batch_size:,}, {self.steps:,} steps an epoch"
+            + ("" if self.exact else " (estimated from a sample of the windows)"),
+            f"read by all ranks: {_size(self.bytes_read)}, {self.amplification:.2f} times the bytes needed"
+            if self.bytes_read
+            else "read by all ranks: unknown",
+            f"a rank: {self.reads_per_rank:,.0f} reads of {_size(self.mean_read_bytes)}; "
+            f"files opened: {self.opens_per_rank:,.0f}",
+            f"samples shuffled at a time: {self.samples_mixed:,}; lanes: {self.lanes:,}",
+            f"memory for samples: {_size(self.bytes_per_rank)} a rank{node}",
+            f"messages of a rank: {self.messages_per_step:,.2f} a step, without those of the training",
+        ]
+        if self.uncounted:
+            lines.append(f"not counted, since the library of the format reads them: {', '.join(self.uncounted)}")
+        return "\n".join(lines + [f"remedy: {remedy}" for remedy in self.remedies])
+
+
+def estimate_costs(
+    source: Source, schedule: Schedule, ranks: int, ranks_per_node: int | None = None, effort: int = 1 << 23
+) -> EpochCosts:
+    """Return the costs of the first epoch of a schedule.
+
+    All windows of all ranks are planned if that takes no more than ``effort``. Otherwise the windows are a sample: of
+    eight ranks drawn at random, always the same ones, up to eight consecutive windows each, from a random one on; the
+    window before them fills the cache of decoded chunks and is not counted. The bytes needed are those of reads in
+    the order of the files: of all samples, or of eight sections at equal distances.
+
+    Parameters
+    ----------
+    source : the opened files.
+    schedule : order of the samples.
+    ranks : number of ranks.
+    ranks_per_node : number of ranks that share a machine; None: unknown.
+    effort : limit on the samples whose reads are planned.
+    """
+    access = _access(source, schedule, ranks)
+    counted, exact = _plan_windows(access, effort)
+    total = min(schedule.segments.total, schedule.steps * schedule.batch_size)
+    needed = _bytes_in_order(source, schedule, effort)
+    per_sample = counted.nbytes / max(1, counted.samples)
+    reads = counted.reads / max(1, counted.samples) * total / ranks
+    files = len(source.index.files)
+    opens = files if files <= MOST_SHARED_FILES and ranks > 1 else counted.opens(total / ranks)
+    memory = access.memory() + int(2 * counted.nbytes / max(1, counted.windows))
+    costs = EpochCosts(
+        ranks,
+        schedule.batch_size,
+        schedule.steps,
+        schedule.lanes,
+        access.samples_mixed,
+        per_sample / needed if needed else float("nan"),
+        round(per_sample * total),
+        reads,
+        counted.nbytes / max(1, counted.reads),
+        opens,
+        memory,
+        None if ranks_per_node is None else memory * ranks_per_node,
+        access.messages_per_step(),
+        exact,
+        _uncounted(source.index),
+        (),
+    )
+    return replace(costs, remedies=tuple(_remedies(costs, access)))
+
+
+class _Access(ABC):
+    """Reads of the ranks in one epoch.
+
+    Parameters
+    ----------
+    source : the opened files.
+    schedule : order of the samples.
+    ranks : number of ranks.
+
+    Attributes
+    ----------
+    windows : number of windows that a rank plans one after the other.
+    effort : samples to handle for each of them.
+    samples_mixed : samples that are shuffled at a time.
+    """
+
+    windows: int
+    effort: int
+    samples_mixed: int
+
+    def __init__(self, source: Source, schedule: Schedule, ranks: int) -> None:
+        self.source, self.schedule, self.ranks = source, schedule, ranks
+
+    @cached_property
+    def epoch(self) -> EpochOrder:
+        """Return the order of the first epoch."""
+        return self.schedule.epoch(0)
+
+    @property
+    def share_bytes(self) -> int:
+        """Return the bytes of a rank's samples of an epoch in memory."""
+        return -(-self.schedule.segments.total // self.ranks) * self.source.row_bytes
+
+    @property
+    def cache_bytes(self) -> int:
+        """Return the capacity of a rank's cache of decoded chunks, in bytes."""
+        return self.source.cache_bytes(self.ranks, self.schedule.window_rows * self.source.row_bytes)
+
+    @property
+    def read_steps(self) -> int:
+        """Return the steps that a rank reads at once, if it has some gigabytes of memory."""
+        schedule = self.schedule
+        step_bytes = max(1, schedule.batch_size // self.ranks * self.source.row_bytes)
+        return read_ahead_steps(schedule.steps, schedule.window_steps, READ_BYTES // step_bytes)
+
+    @abstractmethod
+    def window(self, rank: int, number: int) -> tuple[Runs, Integers, int]:
+        """Return the samples of a window of a rank, their rows in its arrays, and the length of these."""
+
+    @abstractmethod
+    def memory(self) -> int:
+        """Return the bytes of samples and their order in the memory of a rank."""
+
+    def messages_per_step(self) -> float:
+        """Return the messages that a rank sends for the data of a step: one reduction for each window."""
+        return int(np.ceil(np.log2(self.ranks))) / self.read_steps
+
+
+class _Streamed(_Access):
+    """Windows that are read in every epoch."""
+
+    def __init__(self, source: Source, schedule: Schedule, ranks: int) -> None:
+        super().__init__(source, schedule, ranks)
+        self.windows = -(-schedule.steps // self.read_steps)
+        # The order of a lane is computed as a whole, however little of it a rank owns.
+        self.effort = max(schedule.batch_size // ranks, schedule.batch_size // schedule.lanes) * self.read_steps
+        self.samples_mixed = 1 if schedule.seed is None else schedule.window_steps * schedule.batch_size
+        if schedule.uniform:
+            self.effort = schedule.batch_size // ranks * self.read_steps
+            self.samples_mixed = schedule.segments.total
+
+    def window(self, rank: int, number: int) -> tuple[Runs, Integers, int]:
+        begin = number * self.read_steps
+        end = min(begin + self.read_steps, self.schedule.steps)
+        window = self.epoch.window(begin, end, rank, self.ranks)
+        return window.runs, window.destination, window.rows
+
+    def memory(self) -> int:
+        window = self.read_steps * (self.schedule.batch_size // self.ranks) * self.source.row_bytes
+        windows = min(WINDOWS_IN_MEMORY, self.windows) * window
+        decoded = min(self.cache_bytes, self.share_bytes) if _has_chunks(self.source.index) else 0
+        return windows + decoded + ORDER_BYTES * len(self.schedule.segments.start)
+
+
+class _Kept(_Access):
+    """Shards that are read once and kept, and windows that are copied from them, or exchanged between the ranks."""
+
+    def __init__(self, source: Source, schedule: Schedule, ranks: int) -> None:
+        super().__init__(source, schedule, ranks)
+        self._step = max(1, LOAD_BYTES // source.row_bytes)
+        self._shard: tuple[int, Runs] | None = None
+        share = -(-schedule.segments.total // ranks)
+        self.windows = max(1, -(-share // self._step))
+        self.effort = min(share, self._step)
+        self.samples_mixed = schedule.segments.total if schedule.uniform else share
+
+    def window(self, rank: int, number: int) -> tuple[Runs, Integers, int]:
+        if self._shard is None or self._shard[0] != rank:
+            self._shard = rank, self._samples(rank)
+        shard = self._shard[1]
+        low, high = (min(n * self._step, shard.total) for n in (number, number + 1))
+        return shard.slice(np.array([low]), np.array([high - low])), np.arange(high - low), high - low
+
+    def _samples(self, rank: int) -> Runs:
+        """Return the samples that a rank keeps, ascending."""
+        schedule = self.schedule
+        if not schedule.uniform:
+            return self.epoch.window(0, schedule.steps, rank, self.ranks).runs
+        start, stop = rank_range(schedule.segments.total, rank, self.ranks)
+        return schedule.segments.slice(np.array([start]), np.array([stop - start]))
+
+    @property
+    def read_steps(self) -> int:
+        most = EXCHANGE_BYTES if self.schedule.uniform else READ_BYTES
+        step_bytes = max(1, self.schedule.batch_size // self.ranks * self.source.row_bytes)
+        return max(1, min(super().read_steps, most // step_bytes))
+
+    def memory(self) -> int:
+        if self.schedule.uniform:  # windows, and as many that are sent or received
+            return self.share_bytes + 2 * WINDOWS_IN_MEMORY * min(EXCHANGE_BYTES, self.share_bytes)
+        return self.share_bytes + WINDOWS_IN_MEMORY * min(READ_BYTES, self.share_bytes)
+
+    def messages_per_step(self) -> float:
+        if not self.schedule.uniform or self.ranks == 1:
+            return 0.0
+        exchanges = 2 + len(self.source.index.fields)  # of counts, of positions, and of each field
+        return super().messages_per_step() + exchanges * (self.ranks - 1) / self.read_steps
+
+
+def _access(source: Source, schedule: Schedule, ranks: int) -> _Access:
+    kept = source.global_reads == "memory" if schedule.uniform else source.cache == "memory"
+    return (_Kept if kept else _Streamed)(source, schedule, ranks)
+
+
+class _Counted:
+    """Sums over planned windows.
+
+    Attributes
+    ----------
+    samples, nbytes, reads, windows : of all windows that were counted.
+    """
+
+    def __init__(self) -> None:
+        self.samples = self.nbytes = self.reads = self.windows = 0
+        self._opens = self._files = 0
+
+    def add(self, samples: int, plan: ReadPlan) -> None:
+        """Count a window."""
+        tasks = [task for of_file in plan.tasks.values() for task in of_file]
+        self.samples += samples
+        self.windows += 1
+        self.nbytes += sum(task.nbytes for task in tasks)
+        self.reads += sum(task.count for task in tasks)
+
+    def add_opens(self, opened: int, touched: int) -> None:
+        """Count the files that a rank opens for the counted windows, and all that it has touched."""
+        self._opens += opened
+        self._files = max(self._files, touched)
+
+    def opens(self, samples: float) -> float:
+        """Return the files that a rank opens for ``samples``."""
+        return max(float(self._files), self._opens / max(1, self.samples) * samples)
+
+
+def _plan_windows(access: _Access, effort: int) -> tuple[_Counted, bool]:
+    """Plan all windows, or a sample of them; return the sums, and whether it is all."""
+    every = access.ranks * access.windows
+    counted = _Counted()
+    if every <= MOST_WINDOWS and every * access.effort <= effort:
+        for rank in range(access.ranks):
+            _plan_rank(access, rank, 0, access.windows, counted)
+        return counted, True
+    rng = np.random.default_rng(0)
+    count = max(1, min(SAMPLED_RANKS, access.ranks, effort // (2 * access.effort)))
+    length = min(access.windows, max(1, min(SAMPLED_WINDOWS, effort // (count * access.effort) - 1)))
+    for rank in np.sort(rng.choice(access.ranks, count, replace=False)).tolist():
+        first = int(rng.integers(access.windows - length + 1))
+        _plan_rank(access, rank, first, first + length, counted)
+    return counted, False
+
+
+def _plan_rank(access: _Access, rank: int, first: int, stop: int, counted: _Counted) -> None:
+    """Plan windows of a rank, and the one before them, which is not counted."""
+    index = access.source.index
+    chunks, scratch = ChunkCache(access.cache_bytes), BufferPool()
+    opened: OrderedDict[int, None] = OrderedDict()
+    misses, touched = 0, set[int]()
+    for number in range(max(0, first - 1), stop):
+        runs, destination, rows = access.window(rank, number)
+        plan = _planned(index, runs, destination, rows, chunks, scratch)
+        for file in plan.tasks:
+            misses += file not in opened and number >= first
+            opened[file] = None
+            opened.move_to_end(file)
+            if len(opened) > MOST_OPEN_FILES:
+                opened.popitem(last=False)
+        touched.update(plan.tasks)
+        if number >= first:
+            counted.add(runs.total, plan)
+    counted.add_opens(misses, len(touched))
+
+
+def _planned(
+    index: Index, runs: Runs, destination: Integers, rows: int, chunks: ChunkCache, scratch: BufferPool
+) -> ReadPlan:
+    """Return the reads of a window, into arrays whose memory nobody touches."""
+    arrays = {name: empty_output(field, rows, index.inner_bytes(name)) for name, field in index.fields.items()}
+    return plan_reads(index, runs, destination, arrays, chunks, scratch)
+
+
+def _bytes_in_order(source: Source, schedule: Schedule, effort: int) -> float:
+    """Return the bytes to read for a sample in the order of the files.
+
+    The sample in front of a section is planned before it, so that a chunk which they share counts where it begins.
+    """
+    samples, scratch, counted = schedule.segments, BufferPool(), _Counted()
+    chunks = ChunkCache(UNLIMITED)
+    for first, stop in _sections(schedule, max(1, LOAD_BYTES // source.row_bytes), effort):
+        if first and counted.samples != first:
+            chunks = ChunkCache(UNLIMITED)
+            before = samples.slice(np.array([first - 1]), np.array([1]))
+            _planned(source.index, before, np.zeros(1, np.int64), 1, chunks, scratch)
+        section = samples.slice(np.array([first]), np.array([stop - first]))
+        plan = _planned(source.index, section, np.arange(stop - first), stop - first, chunks, scratch)
+        counted.add(stop - first, plan)
+    return counted.nbytes / max(1, counted.samples)
+
+
+def _sections(schedule: Schedule, step: int, effort: int) -> Iterator[tuple[int, int]]:
+    """Yield the begin and the end of sections of the samples: of all, or of eight that consist of whole blocks.
+
+    Parameters
+    ----------
+    schedule : with the samples in the order of the files.
+    step : samples whose reads are planned at once.
+    effort : limit on the samples of all sections.
+    """
+    total = schedule.segments.total
+    if total <= min(effort, 2 * SECTIONS * step):
+        yield from ((first, min(first + step, total)) for first in range(0, total, step))
+        return
+    step = max(1, min(step, effort // SECTIONS, total // SECTIONS))
+    borders = schedule.segments.first
+    for number in range(SECTIONS):
+        first = number * (total - step) // (SECTIONS - 1)
+        if schedule.uniform:
+            yield first, first + step
+            continue
+        low = min(int(np.searchsorted(borders, first)), len(borders) - 2)
+        high = max(low + 1, min(int(np.searchsorted(borders, borders[low] + step)), len(borders) - 1))
+        yield int(borders[low]), int(borders[high])
+
+
+def _size(nbytes: float) -> str:
+    """Return a number of bytes as text, with decimal units."""
+    power = 0 if nbytes < 1 else min(4, int(np.log10(nbytes)) // 3)
+    return f"{nbytes / 1000**power:.3g} {('B', 'KB', 'MB', 'GB', 'TB')[power]}"
+
+
+def _has_chunks(index: Index) -> bool:
+    return any(layout.block_rows > 1 for file in index.files[:1] for layout in file.layouts.values())
+
+
+def _uncounted(index: Index) -> tuple[str, ...]:
+    """Return the names of fields without byte ranges, by the layouts of the first file."""
+    layouts = {name: file.layouts[name] for file in index.files[:1] for name in index.fields}
+    return tuple(
+        name for name, layout in layouts.items() if layout.rows and not layout.end() and type(layout) is not MemoryRows
+    )
+
+
+def _remedies(costs: EpochCosts, access: _Access) -> list[str]:
+    """Return advice for the figures that are bad, as sentences."""
+    schedule, source = access.schedule, access.source
+    remedies: list[str] = []
+    shuffled = schedule.seed is not None and not schedule.uniform
+    small = costs.mean_read_bytes < GOOD_READ_BYTES and costs.reads_per_rank > FEW_READS
+    again = costs.amplification > GOOD_AMPLIFICATION
+    if not (again or small):
+        return remedies
+    problem = (
+        f"all ranks together read each byte {costs.amplification:.1f} times"
+        if again
+        else f"reads of {_size(costs.mean_read_bytes)} are small"
+    )
+    share = f'cache="memory" reads each sample once, and keeps {_size(access.share_bytes)} on each rank'
+    if shuffled and source.cache is None:
+        block = max(estimate_quality(schedule, source.row_bytes).block_bytes, 1 if again else GOOD_READ_BYTES)
+        total = schedule.segments.total * source.row_bytes
+        window = min(total, 2 * block * min(costs.batch_size, 2 * costs.ranks))
+        if schedule.window_rows * source.row_bytes < window and total >= 2 * block * costs.ranks:
+            block_bytes = f"block_bytes={block} and " if not again else ""
+            remedies.append(
+                f"{problem}: open the files with {block_bytes}window_bytes={-(-window >> 20)} << 20, of which each of "
+                f"{costs.ranks:,} ranks has its share"
+            )
+        if again:
+            remedies.append("smaller chunks (64 KiB to 1 MiB) let more ranks read chunks of their own")
+        remedies.append(f'{share}; so does shuffle="global"')
+    elif schedule.uniform and source.global_reads == "rows":
+        remedies.append(f'{problem}: global_reads="memory" keeps {_size(access.share_bytes)} on each rank')
+    elif source.cache is None and not schedule.uniform:
+        remedies.append(f"{problem}, since each rank reads its rows of every batch: {share}")
+    return remedies

@@ -1,0 +1,164 @@
+"""The costs of an epoch that are computed beforehand are those of real epochs."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import matex_data as md
+from benchmarks.cases import scale
+from benchmarks.cases.scale import Stored
+from matex_data import PartitionError
+from matex_data.io.counters import process_profile
+from matex_data.pipeline.costs import estimate_costs
+from tests.support.ranks import Pool, Pools
+
+ROWS, CHUNK, BATCH = 3000, 50, 60
+TIGHT = 1 << 20  # bytes of a window of five chunks
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write random rows of 4 KB in chunks of 50, and labels one after the other."""
+    path = tmp_path_factory.mktemp("costs") / "rows.h5"
+    with h5py.File(path, "w") as file:
+        x = np.random.default_rng(1).normal(size=(ROWS, 1000)).astype("f4")
+        file.create_dataset("x", data=x, chunks=(CHUNK, 1000), compression="gzip", compression_opts=1)
+        file["y"] = np.arange(ROWS)
+    return path
+
+
+def _stored_bytes(path: Path) -> int:
+    """Return the bytes of all samples in the file, by h5py."""
+    with h5py.File(path) as file:
+        return sum(file[name].id.get_storage_size() for name in file)
+
+
+def _open(path: Path, **options: Any) -> md.Dataset:
+    return md.open_dataset(path, comm=MPI.COMM_SELF, **options)
+
+
+def _read(comm: MPI.Intracomm, path: Path, options: dict[str, Any], shuffle: Any) -> int:
+    """Return the bytes that this rank reads in the first epoch."""
+    data = md.open_dataset(path, comm=comm, **options)
+    before = process_profile().bytes
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in data.batches(BATCH, shuffle=shuffle, seed=1, remainder="keep"):
+            pass
+    return int(process_profile().bytes - before)
+
+
+CASES: list[tuple[dict[str, Any], Any]] = [
+    ({}, True),
+    ({"window_bytes": TIGHT}, True),
+    ({"window_bytes": TIGHT, "inputs": "y"}, True),
+    ({}, False),
+    ({}, "global"),
+    ({"cache": "memory"}, True),
+    ({"global_reads": "rows", "inputs": "y"}, "global"),
+]
+
+
+@pytest.mark.rank_counts(1, 3, slow=(2, 4, 6))
+@pytest.mark.parametrize(("options", "shuffle"), CASES, ids=str)
+def test_planned_bytes_are_those_that_are_read(pool: Pool, path: Path, options: dict[str, Any], shuffle: Any) -> None:
+    read = pool.run(_read, path, options, shuffle)
+    costs = _open(path, **options).read_plan(BATCH, ranks=pool.size, shuffle=shuffle, seed=1, remainder="keep")
+    assert costs.exact
+    assert costs.bytes_read == pytest.approx(sum(read), rel=0.02)
+    if "inputs" not in options:
+        assert costs.amplification == pytest.approx(sum(read) / _stored_bytes(path), rel=0.02)
+
+
+def test_one_rank_reads_each_byte_once(path: Path) -> None:
+    costs = _open(path).read_plan(BATCH, ranks=1)
+    assert costs.bytes_read == pytest.approx(_stored_bytes(path), rel=0.01)
+    assert costs.amplification == pytest.approx(1, abs=0.01)
+    assert costs.steps == ROWS // BATCH and costs.opens_per_rank == 1 and costs.messages_per_step == 0
+    assert costs.reads_per_rank * costs.mean_read_bytes == pytest.approx(costs.bytes_read, rel=0.001)
+    assert costs.remedies == () and costs.uncounted == ()
+
+
+def test_ranks_that_share_lanes_read_the_same_chunks(path: Path) -> None:
+    """A window of 1 MiB has five chunks, so that at most two lanes are shared by 30 ranks."""
+    data = _open(path, window_bytes=TIGHT)
+    costs = data.read_plan(BATCH, ranks=30, ranks_per_node=10)
+    assert costs.lanes == 2 and costs.amplification > 10
+    assert costs.bytes_per_node == 10 * costs.bytes_per_rank
+    (found,) = re.findall(r"window_bytes=(\d+) << 20", costs.remedies[0])
+    better = _open(path, window_bytes=int(found) << 20).read_plan(BATCH, ranks=30)
+    assert better.lanes >= 30 and better.amplification < 1.2
+
+
+@pytest.mark.parametrize("ranks", [4, 16, 64])
+@pytest.mark.parametrize("chunk_bytes", [None, 250_000, 2_500_000])
+def test_a_sample_of_the_windows_shows_the_costs_of_all(ranks: int, chunk_bytes: int | None) -> None:
+    """Two gigabytes of rows of 10 KB, in windows that are so small that many ranks share a lane."""
+    data = scale.opened(Stored(2 * scale.GB, 10_000, chunk_bytes), window_bytes=16 << 20)
+    schedule = data._batch_schedule(16 * ranks, ranks, True, 1, "drop")
+    every, sample = (estimate_costs(data._source, schedule, ranks, effort=effort) for effort in (1 << 26, 1 << 15))
+    assert every.exact and not sample.exact
+    assert sample.amplification == pytest.approx(every.amplification, rel=0.08)
+    assert sample.reads_per_rank == pytest.approx(every.reads_per_rank, rel=0.08)
+
+
+def test_files_that_are_opened(tmp_path: Path) -> None:
+    for number in range(150):
+        np.save(tmp_path / f"{number:03}.npy", np.zeros((4, 1000), "f4"))
+    data = _open(tmp_path)
+    assert data.read_plan(60, ranks=1).opens_per_rank == pytest.approx(150, abs=10)
+    assert data.read_plan(60, ranks=30).opens_per_rank < 60
+    assert len(data.read_plan(60, ranks=30).as_dict()["remedies"]) == 0
+
+
+def test_text_is_read_by_the_library_and_not_counted(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "text.h5", "w") as file:
+        file["text"] = [f"sample {n}" for n in range(100)]
+        file["x"] = np.zeros((100, 10), "f4")
+    both, text = (_open(tmp_path / "text.h5", inputs=names) for names in (None, "text"))
+    assert both.read_plan(10, ranks=2).uncounted == ("text",)
+    assert both.read_plan(10, ranks=2).amplification == pytest.approx(1, abs=0.01)
+    costs = text.read_plan(10, ranks=2)
+    assert np.isnan(costs.amplification) and costs.as_dict()["amplification"] is None
+    assert "not counted" in str(costs) and json.dumps(costs.as_dict())
+
+
+def test_arguments_are_checked(path: Path) -> None:
+    data = _open(path)
+    for arguments, message in (
+        ({"ranks": 0}, "ranks= is too small"),
+        ({"ranks": 2, "ranks_per_node": 0}, "ranks_per_node= is too small"),
+        ({"ranks": 7}, "cannot share a batch"),
+        ({"ranks": 2, "shuffle": "all"}, "unknown shuffle"),
+        ({"ranks": 2, "remainder": "all"}, "unknown value of remainder"),
+    ):
+        with pytest.raises(PartitionError, match=message):
+            data.read_plan(BATCH, **arguments)
+    with pytest.raises(PartitionError, match="fewer samples than a batch"):
+        data.read_plan(ROWS + 1, ranks=1)
+
+
+def _warned(comm: MPI.Intracomm, path: Path) -> list[str]:
+    """Return the warnings of two calls of ``batches``."""
+    data = md.open_dataset(path, comm=comm, window_bytes=TIGHT)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        data.batches(BATCH, shuffle=True, seed=1)
+        data.batches(BATCH, shuffle=True, seed=2)
+    return [str(warning.message) for warning in caught if "times the bytes" in str(warning.message)]
+
+
+def test_rank_0_warns_once_of_bytes_that_are_read_again(path: Path, ranks: Pools) -> None:
+    first, *others = ranks(6).run(_warned, path)
+    assert len(first) == 1 and "6 ranks read" in first[0] and "window_bytes=" in first[0]
+    assert others == [[]] * 5
+    assert ranks(1).run(_warned, path) == [[]]
