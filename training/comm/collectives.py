@@ -126,6 +126,30 @@ class Collectives:
             self.broadcast(out[end - count : end].reshape(-1), root)
         return out
 
+    def gather_at_root(self, array: Array) -> Array | None:
+        """Return the arrays of all ranks, stacked by rank, on rank 0; None on the others. *Collective*.
+
+        Parameters
+        ----------
+        array : array of less than 2 GiB, of the same shape and dtype on every rank.
+        """
+        own, root = np.ascontiguousarray(array), self.comm.rank == 0
+        stack = np.empty((self.comm.size, *array.shape), array.dtype) if root else None
+        received = None if stack is None else [stack.reshape(-1).view(np.uint8), own.nbytes, MPI.BYTE]
+        self._wait(self.comm.Igather([own.reshape(-1).view(np.uint8), MPI.BYTE], received))
+        return stack
+
+    def scatter_from_root(self, stack: Array | None, array: Array) -> None:
+        """Set the array of each rank to its row of the stack of rank 0. *Collective*.
+
+        Parameters
+        ----------
+        stack : on rank 0, array of shape (ranks, ...).
+        array : contiguous array of less than 2 GiB, of the shape and dtype of a row.
+        """
+        sent = None if stack is None else [stack.reshape(-1).view(np.uint8), array.nbytes, MPI.BYTE]
+        self._wait(self.comm.Iscatter(sent, [array.reshape(-1).view(np.uint8), MPI.BYTE]))
+
     def barrier(self) -> None:
         """Return once all ranks have called this. *Collective*."""
         self._wait(self.comm.Ibarrier())

@@ -15,13 +15,18 @@ WireDtype = Literal["float16", "bfloat16"]
 
 WIRE_DTYPES = {name: np.dtype(tf.as_dtype(name).as_numpy_dtype) for name in ("float16", "bfloat16")}
 """NumPy's dtype of each wire dtype."""
+CONVERTED = 1 << 20
+"""Values that are converted and added at a time, 4 MB, which fit into a cache.
+
+One conversion takes 50 us in TensorFlow, whatever its size: one for each rank was 0.2 s a bucket on 4,096 ranks.
+"""
 
 
 def sum_rounded(collectives: Collectives, flat: Array, wire_dtype: np.dtype[Any]) -> None:
     """Sum an array over all ranks, in place; send its values and their sums as ``wire_dtype``. *Collective*.
 
-    Each rank adds a section of the array in float32, in the order of ranks. So values are rounded once before and once
-    after the addition, whatever the number of ranks, and all ranks have the same bits.
+    Each rank adds a section of the array in float32. So values are rounded once before and once after the addition,
+    whatever the number of ranks, and all ranks have the same bits.
 
     Parameters
     ----------
@@ -32,11 +37,18 @@ def sum_rounded(collectives: Collectives, flat: Array, wire_dtype: np.dtype[Any]
     for segment in segments(flat):
         span = timeline.span(f"sum of {segment.nbytes:,} bytes as {wire_dtype.name}", "communication")
         with span, np.errstate(over="ignore", invalid="ignore"):
-            sections = collectives.exchange(_cast(segment, wire_dtype))
-            total = _cast(sections[0], np.float32)
-            for section in sections[1:]:
-                total = total + _cast(section, np.float32)
+            total = _sum_of_rows(collectives.exchange(_cast(segment, wire_dtype)))
             segment[...] = _cast(collectives.gather(_cast(total, wire_dtype)), np.float32)
+
+
+def _sum_of_rows(sections: Array) -> Array:
+    """Return the sum over the first axis, float32[elements], of 16-bit values of shape (ranks, elements)."""
+    total = np.empty(sections.shape[1], np.float32)
+    step = max(1, CONVERTED // len(sections))
+    for start in range(0, len(total), step):
+        columns = _cast(sections[:, start : start + step], np.float32)
+        np.add.reduce(columns, axis=0, out=total[start : start + step], initial=-0.0)  # 0.0 would turn -0.0 into 0.0
+    return total
 
 
 def _cast(array: Array, dtype: Any) -> Array:

@@ -1,8 +1,8 @@
 """Checkpoint: one file with everything that training needs to resume. Rank 0 replaces it atomically.
 
 The file is an uncompressed ``.npz`` with the facts of the run as JSON and one array for each variable. Variables that
-are equal on all ranks are stored once, and matched by name; metrics, seeds and moving statistics are stored for each
-rank.
+are equal on all ranks are stored once, and matched by name; metrics and seeds are stored for each rank. Each rank holds
+its own values alone, rank 0 one variable of all ranks at a time.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,11 @@ import tensorflow as tf
 from matex_data._types import Array
 from matex_data.errors import FormatError, PartitionError
 from matex_data.training.comm.channel import Channel
+from matex_data.training.steps.batch_norm import average_moving_statistics, moving_statistics
 from matex_data.training.steps.variables import replicated_variables
 
 FILE = "training.npz"
-VERSION = 2
+VERSION = 3
 _FACTS = "facts"
 _KINDS = {"position": dict, "data": list, "callbacks": list, "stopped": bool, "common": list, "own": list}
 """Facts of a checkpoint and their types in JSON, beside the version and the dtypes and shapes of the arrays."""
@@ -41,11 +43,16 @@ class Checkpoint:
     path : path of the file.
     facts : facts of the run, equal on all ranks.
     arrays : arrays by name; empty on ranks other than 0.
+
+    Attributes
+    ----------
+    ranks : number of ranks that resume from it.
     """
 
     def __init__(self, channel: Channel, path: Path, facts: dict[str, Any], arrays: dict[str, Array]) -> None:
         self.path = path
         self.facts = facts
+        self.ranks = channel.size
         self._channel = channel
         self._arrays = arrays
 
@@ -56,6 +63,36 @@ class Checkpoint:
         if self._channel.size > 1:
             self._channel.host.broadcast(array.reshape(-1))
         return array
+
+    def pop_own(self, name: str) -> Array:
+        """Return this rank's value of an array that has one for each rank, and release the array. *Collective*.
+
+        If the number of ranks has changed, return the sum of the values on rank 0, and zeros on the others.
+        """
+        dtype, shape = self.facts["arrays"][name]
+        stack = self._arrays.pop(name, None)
+        own = np.zeros(shape[1:], _dtype(dtype))
+        if shape[0] != self._channel.size:
+            return own if stack is None else stack.sum(0, dtype=stack.dtype)
+        if self._channel.size == 1:
+            return own if stack is None else stack[0]
+        self._channel.host.scatter_from_root(stack, own)
+        return own
+
+
+@dataclass(frozen=True)
+class RankValues:
+    """Values of the variables of one rank.
+
+    Parameters
+    ----------
+    values : in the order of ``rank_variables``; sums over all ranks if the number of ranks has changed, see
+        ``Checkpoint.pop_own``.
+    same_ranks : whether the number of ranks is that of the checkpoint.
+    """
+
+    values: Sequence[Array] = ()
+    same_ranks: bool = True
 
 
 def open_checkpoint(channel: Channel, folder: Path) -> Checkpoint | None:
@@ -141,23 +178,25 @@ def read(folder: Path) -> tuple[dict[str, Array], dict[str, Any]] | None:
 def capture(model: Any, channel: Channel) -> tuple[dict[str, Array], dict[str, Any]]:
     """Return the variables of a model and their names on rank 0; empty dicts on other ranks. *Collective*.
 
-    Variables that may differ between ranks are stacked over all ranks.
+    Moving statistics are averaged first, as at the end of an epoch, so that the run goes on with what is saved. Variables
+    that may differ between ranks are stacked over all ranks.
     """
-    own = rank_variables(model)
-    values = [np.array(variable.value.numpy()) for variable in own]
-    by_rank = channel.host.allgather_object(values) if channel.size > 1 else [values]
+    average_moving_statistics(model, channel)
+    own, arrays = rank_variables(model), {}
+    for i, variable in enumerate(own):
+        value = np.array(variable.value.numpy())
+        stack = channel.host.gather_at_root(value) if channel.size > 1 else value[None]
+        if stack is not None:
+            arrays[f"own{i}"] = stack
     if channel.rank > 0:
         return {}, {}
     replicated = replicated_variables(model)
-    arrays = {f"common{i}": np.array(variable.value.numpy()) for i, variable in enumerate(replicated)}
-    arrays |= {f"own{i}": np.stack(stack) for i, stack in enumerate(zip(*by_rank, strict=True))}
+    arrays |= {f"common{i}": np.array(variable.value.numpy()) for i, variable in enumerate(replicated)}
     return arrays, {"common": _names(model), "own": [v.path for v in own]}
 
 
-def restore(model: Any, found: Checkpoint) -> list[Array]:
-    """Set the replicated variables; return the stacked values of the others for ``restore_rank_variables``.
-
-    *Collective*.
+def restore(model: Any, found: Checkpoint) -> RankValues:
+    """Set the replicated variables; return the values of the others for ``restore_rank_variables``. *Collective*.
 
     Raises
     ------
@@ -175,35 +214,31 @@ def restore(model: Any, found: Checkpoint) -> list[Array]:
         raise _other_model(found, *differ[0])
     for variable, i in zip(variables, positions, strict=True):
         variable.assign(found.pop(f"common{i}"))
-    return [found.pop(f"own{i}") for i in range(len(found.facts["own"]))]
+    names = [f"own{i}" for i in range(len(found.facts["own"]))]
+    same_ranks = all(found.facts["arrays"][name][1][0] == found.ranks for name in names)
+    return RankValues([found.pop_own(name) for name in names], same_ranks)
 
 
-def restore_rank_variables(model: Any, channel: Channel, stacked: Sequence[Array]) -> None:
-    """Set the metrics, seeds and moving statistics of this rank.
+def restore_rank_variables(model: Any, found: RankValues) -> None:
+    """Set the metrics and seeds of this rank.
 
     If the number of ranks has changed, rank 0 gets the sums of the metrics, and seeds keep their initial values.
-
-    Parameters
-    ----------
-    stacked : values of all ranks, in the order of ``rank_variables``.
     """
-    metrics = len(model.metrics_variables)
-    for i, (variable, values) in enumerate(zip(rank_variables(model), stacked, strict=False)):
-        if values.shape[1:] != tuple(variable.shape):
-            continue
-        if len(values) == channel.size:
-            variable.assign(values[channel.rank])
-        elif i < metrics:
-            variable.assign(values.sum(0, dtype=values.dtype) * (channel.rank == 0))
+    variables = rank_variables(model)
+    restored = variables if found.same_ranks else variables[: len(model.metrics_variables)]
+    for variable, value in zip(restored, found.values, strict=False):
+        if value.shape == tuple(variable.shape):
+            variable.assign(value)
 
 
 def rank_variables(model: Any) -> list[Any]:
-    """Return the variables that may differ between ranks: first of metrics, then seeds and moving statistics.
+    """Return the variables that may differ between ranks: first of metrics, then seeds and counters of layers.
 
-    The weights of frozen layers are not among them: they are equal on all ranks.
+    The weights of frozen layers are not among them, nor moving statistics that have been averaged: they are equal.
     """
-    frozen = {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
-    return [*model.metrics_variables, *(v for v in model.non_trainable_variables if id(v) not in frozen)]
+    equal = {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
+    equal |= {id(v) for v in moving_statistics(model)}
+    return [*model.metrics_variables, *(v for v in model.non_trainable_variables if id(v) not in equal)]
 
 
 def _positions(stored: list[str], names: list[str], found: Checkpoint) -> list[int]:

@@ -195,7 +195,7 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self._run, self._user_callbacks = run, user_callbacks
         self._identities = [callback_state.identity(callback) for callback in user_callbacks]
         self._epoch = run.start.epoch
-        self._rank_values: list[Any] = []
+        self._rank_values = checkpoint.RankValues()
 
     @property
     def restores(self) -> bool:
@@ -208,7 +208,7 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         if found is None:
             return
         self._rank_values = checkpoint.restore(self.model, found)
-        checkpoint.restore_rank_variables(self.model, self._run.channel, self._rank_values)
+        checkpoint.restore_rank_variables(self.model, self._rank_values)
         self._restore_callbacks(found)
         self._run.found = None  # release the arrays that nothing has restored
 
@@ -233,8 +233,8 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         """Restore the metrics of a resumed epoch, which Keras has reset."""
         self._epoch = epoch
         if self._resumed():
-            checkpoint.restore_rank_variables(self.model, self._run.channel, self._rank_values)
-        self._rank_values = []
+            checkpoint.restore_rank_variables(self.model, self._rank_values)
+        self._rank_values = checkpoint.RankValues()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Save the run. *Collective*."""

@@ -70,11 +70,19 @@ def _sum(reducer: Reducer, tensor: Any, *constants: Any) -> list[Any]:
     return list(sums(tensor))
 
 
+def moving_statistics(model: Any) -> list[Any]:
+    """Return the weights that are not trained but may change, such as moving means."""
+    return [v for v in model.non_trainable_weights if keras.backend.is_float_dtype(v.dtype)]
+
+
 def average_moving_statistics(model: Any, channel: Channel) -> None:
-    """Average the weights that are not trained, such as moving means, where ranks differ. *Collective*."""
+    """Average the moving statistics where ranks differ. *Collective*.
+
+    A layer changes them by a linear rule, so it does not matter to later averages how often this happens.
+    """
     if channel.size == 1:
         return
-    variables = [v for v in model.non_trainable_weights if keras.backend.is_float_dtype(v.dtype)]
+    variables = moving_statistics(model)
     values = [np.asarray(v.value.numpy()) for v in variables]
     sums = np.array([zlib.crc32(np.ascontiguousarray(value).tobytes()) for value in values], np.int64)
     extremes = np.concatenate([sums, -sums])

@@ -60,6 +60,36 @@ def test_rounded_values_are_summed_in_float32(pool: Pool, strategy: str, wire_dt
             assert [x.tobytes() for x in result] == [x.tobytes() for x in expected]
 
 
+class _ManyRanks:
+    """Collectives of the only rank that computes: it has the sections of all ranks."""
+
+    def __init__(self, sections: Any) -> None:
+        self._sections = sections
+
+    def exchange(self, flat: Any) -> Any:
+        return self._sections.astype(flat.dtype)
+
+    def gather(self, rows: Any) -> Any:
+        return rows
+
+
+@pytest.mark.parametrize(("ranks", "elements"), [(2, 1_100_001), (4096, 300), (10_000, 2)])
+@pytest.mark.parametrize("wire_dtype", DTYPES)
+def test_the_values_of_thousands_of_ranks_are_converted_in_few_calls(
+    monkeypatch: pytest.MonkeyPatch, wire_dtype: str, ranks: int, elements: int
+) -> None:
+    from matex_data.training.reduction import rounding
+
+    calls: list[int] = []
+    cast = rounding._cast
+    monkeypatch.setattr(rounding, "_cast", lambda array, dtype: (calls.append(array.size), cast(array, dtype))[1])
+    sections = np.random.default_rng(3).normal(size=(ranks, elements)).astype(np.float32)
+    found = sections[0].copy()
+    rounding.sum_rounded(_ManyRanks(sections), found, DTYPES[wire_dtype])  # type: ignore[arg-type]
+    assert found.tobytes() == _sent_and_summed(list(sections), [1.0] * ranks, DTYPES[wire_dtype]).tobytes()
+    assert len(calls) <= 10
+
+
 SPECIAL = np.array(
     [[np.nan, np.inf, -np.inf, np.inf, 1e5, 6e4, -6e4, 1e-9], [1, 2, 3, -np.inf, 1, 6e4, -6e4, 1e-9]], np.float32
 )

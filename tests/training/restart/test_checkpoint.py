@@ -18,7 +18,7 @@ import pytest
 import matex_data as md
 from matex_data.errors import DataError, FormatError, PartitionError
 from tests.support import problems
-from tests.support.ranks import Pools
+from tests.support.ranks import Pool, Pools
 
 ROWS, BATCH, STEPS = 120, 24, 5
 FILE = "training.npz"
@@ -106,7 +106,7 @@ PLATEAU = {"ReduceLROnPlateau": {"patience": 2, "cooldown": 1, "factor": 0.5, "m
 @pytest.mark.slow
 def test_resumed_callbacks_equal_those_of_one_run(table: Path, tmp_path: Path, ranks: Pools) -> None:
     pool, callbacks = ranks(2), PLATEAU | STOPPING
-    straight = pool.run(_fit, table, None, callbacks, 0, timeout=180)
+    straight = pool.run(_fit, table, tmp_path / "straight", callbacks, 0, save_every=3, timeout=180)
     last = straight[0][2][-1]
     assert straight[0][1][1]["best_epoch"] < last < 11 and straight[0][1][0]["rate"] < 0.2
     stop = (last - 1) * STEPS + 4  # behind the best epoch, and in the middle of one
@@ -252,7 +252,7 @@ DAMAGES: dict[str, Damage] = {
     "unknown fact": _facts(lambda facts: facts.update(colour="blue")),
     "no position": _facts(lambda facts: facts.pop("position")),
     "other position": _facts(lambda facts: facts.update(position={"epoch": 1, "batch": 2})),
-    "other version": _facts(lambda facts: facts.update(version=1)),
+    "other version": _facts(lambda facts: facts.update(version=2)),
 }
 
 
@@ -331,7 +331,7 @@ def test_drafts_of_interrupted_saves_are_removed(tmp_path: Path, ranks: Pools) -
 
 
 def _sent(comm: Any, folder: Path) -> tuple[int, int, int]:
-    """Return the bytes that this rank broadcasts as arrays and as objects, and those of the checkpoint."""
+    """Return the bytes that this rank broadcasts as arrays and as objects, and those that are equal on all ranks."""
     from matex_data.training.comm.channel import open_channel
     from matex_data.training.restart import checkpoint
 
@@ -350,7 +350,7 @@ def _sent(comm: Any, folder: Path) -> tuple[int, int, int]:
     finally:
         del channel.host.broadcast, channel.host.allgather_object
     assert left == sum("best_weights" in name for name in found.facts["arrays"]) * (comm.rank == 0)
-    tables = [table for name, table in found.facts["arrays"].items() if "best_weights" not in name]
+    tables = [table for name, table in found.facts["arrays"].items() if name.startswith("common")]
     return sum(arrays), sum(objects), sum(int(np.prod(s)) * np.dtype(d).itemsize for d, s in tables)
 
 
@@ -410,6 +410,47 @@ def _by_name(comm: Any, folder: Path) -> None:
 
 def test_variables_match_by_name(tmp_path: Path, ranks: Pools) -> None:
     ranks(1).run(_by_name, tmp_path, timeout=180)
+
+
+def _saved(comm: Any) -> Any:
+    import keras
+
+    from matex_data.training.comm.channel import open_channel
+    from matex_data.training.restart import checkpoint
+
+    model = keras.Sequential(
+        [keras.Input((500,)), keras.layers.BatchNormalization(), keras.layers.Dropout(0.1), keras.layers.Dense(1)]
+    )
+    model.compile("sgd", "mse", metrics=["mae"])
+    channel = open_channel(comm)
+    before = []
+    for i, variable in enumerate([*model.non_trainable_weights, *model.metrics_variables]):
+        variable.assign(np.random.default_rng([i, comm.rank]).uniform(size=variable.shape).astype(np.float32))
+        before.append(np.array(variable))
+    arrays, names = checkpoint.capture(model, channel)
+    own = {name: array for name, array in arrays.items() if name.startswith("own")}
+    found = checkpoint.Checkpoint(
+        channel,
+        Path(FILE),
+        {**names, "arrays": comm.bcast({name: [str(array.dtype), array.shape] for name, array in own.items()})},
+        dict(own),
+    )
+    rows = [found.pop_own(f"own{i}") for i in range(comm.bcast(len(own)))]
+    current = [np.array(variable) for variable in checkpoint.rank_variables(model)]
+    return before, [np.array(v) for v in model.non_trainable_weights], own, rows, current
+
+
+def test_moving_statistics_are_stored_once(pool: Pool) -> None:
+    outcomes = pool.run(_saved, timeout=60)
+    befores, statistics, stored, rows, current = zip(*outcomes, strict=True)
+    for values in zip(*befores, strict=True):
+        if values[0].shape == (500,):
+            mean = np.stack(values).astype(np.float64).mean(0).astype(np.float32)
+            assert all(any(mean.tobytes() == x.tobytes() for x in after) for after in statistics)
+    assert sum(array.size for array in stored[0].values()) < 30 * pool.size  # a vector has 500
+    assert not any(stored[1:])  # of other ranks, rank 0 alone has values
+    for own, expected in zip(rows, current, strict=True):
+        assert [x.tobytes() for x in own] == [x.tobytes() for x in expected]
 
 
 def _pipeline(comm: Any, path: Path, folder: Path | None, stop: int, seed: int | None = 5, batch: int = BATCH) -> Any:
