@@ -37,7 +37,7 @@ class Channel:
     host : collectives of Python code.
     communicator : communicator of the data path, with its time limits and error agreement.
     buffers : memory of results; the tensors of a step return it when the next step begins.
-    counters : sequence counters of this channel, by name; see ``SequenceCounter``.
+    counters : sequence counters of this channel, by name or by the pool that they number; see ``SequenceCounter``.
     narrowed : operations run among some of the ranks at present; see ``among``.
     """
 
@@ -57,7 +57,7 @@ class Channel:
         liveness = self.communicator.liveness
         self.graph = Collectives(comm, liveness, core_share(comm), WaitingClock())
         self.host = self.graph.duplicate()
-        self.counters: dict[str, Any] = {}
+        self.counters: dict[Any, Any] = {}
         self.buffers = BufferPool(kept=KEPT_BUFFERS)
         self._pools: dict[int, CommunicationPool] = {}
 
@@ -146,7 +146,7 @@ class Subset:
         share, clock = CoreShare.OVERSUBSCRIBED, WaitingClock()
         self.graph = Collectives(comm, channel.communicator.liveness, share, clock)
         self.host = self.graph.duplicate()
-        self.counters: dict[str, Any] = {}
+        self.counters: dict[Any, Any] = {}
         comm.Free()
 
 

@@ -259,7 +259,7 @@ def _can_overlap() -> bool:
 
 def _run_in_pool(channel: Channel, pool: CommunicationPool, payloads: list[Payload], weight: Any) -> list[list[Any]]:
     """Add two operations for each payload: submit it, and wait for it after all payloads are submitted."""
-    with _sequence_counter(channel, f"pool {id(pool)}").advance() as cursor:
+    with _sequence_counter(channel, pool).advance() as cursor:
         submitted = []
         for position, payload in enumerate(payloads):
 
@@ -282,7 +282,7 @@ def _run_in_pool(channel: Channel, pool: CommunicationPool, payloads: list[Paylo
     return results
 
 
-def _sequence_counter(channel: Channel, name: str) -> SequenceCounter:
+def _sequence_counter(channel: Channel, name: str | CommunicationPool) -> SequenceCounter:
     counter = channel.counters.setdefault(name, SequenceCounter())
     assert isinstance(counter, SequenceCounter)
     return counter

@@ -54,8 +54,8 @@ class BatchWeights:
         self.by_keras = False
         self._rank, self._size = ranks.rank, ranks.size
         self._sequence = SequenceCounter()
-        self._taken: dict[int, set[Counts]] = {}
-        self._used: dict[int, set[Counts]] = {}
+        self._taken: WeakKeyDictionary[Any, set[Counts]] = WeakKeyDictionary()  # a loop left early forgets its batches
+        self._used: WeakKeyDictionary[Any, set[Counts]] = WeakKeyDictionary()
 
     @contextlib.contextmanager
     def left_to_keras(self) -> Iterator[None]:
@@ -66,19 +66,19 @@ class BatchWeights:
         finally:
             self.by_keras = before
 
-    def record(self, iterator: int, counts: Counts) -> None:
+    def record(self, iterator: Any, counts: Counts) -> None:
         """Record a batch that an iterator has returned.
 
         Parameters
         ----------
-        iterator : ``id`` of the iterator.
+        iterator : the iterator.
         counts : rows of each rank; None: equal numbers.
         """
         equal_rows = counts is None or len(set(counts)) == 1
         self._taken.setdefault(iterator, set()).add(None if equal_rows else counts)
 
-    def forget(self, iterator: int) -> None:
-        """Forget an exhausted or deleted iterator."""
+    def forget(self, iterator: Any) -> None:
+        """Forget an exhausted iterator."""
         self._taken.pop(iterator, None)
         self._used.pop(iterator, None)
 
@@ -100,7 +100,7 @@ class BatchWeights:
 
     def _weight(self) -> np.float64:
         if self._taken:
-            self._used, self._taken = self._taken, {}
+            self._used, self._taken = self._taken, WeakKeyDictionary()
         known = set().union(*self._used.values())
         if len(known) > 1:
             raise PartitionError(
@@ -133,11 +133,6 @@ class ShardedIterator(DatasetIterator):  # type: ignore[misc]  # TensorFlow has 
         """
         self._matex = (ranks, with_row_counts, equal_rows, compare)
 
-    def __del__(self) -> None:
-        """Forget the batches of a loop that was left early."""
-        with contextlib.suppress(Exception):  # modules may be gone while the interpreter exits
-            self._forget()
-
     def __next__(self) -> Any:
         ranks, with_row_counts, equal_rows, compare = self._matex
         if not equal_rows and not tf.executing_eagerly():
@@ -145,7 +140,7 @@ class ShardedIterator(DatasetIterator):  # type: ignore[misc]  # TensorFlow has 
         try:
             element = super().__next__()
         except StopIteration:
-            self._forget()
+            batch_weights(ranks).forget(self)
             raise
         counts: Counts = None
         if with_row_counts:
@@ -157,7 +152,7 @@ class ShardedIterator(DatasetIterator):  # type: ignore[misc]  # TensorFlow has 
             counts = tuple(ranks.allgather(int(own_rows)))
         if tf.executing_eagerly():
             compare()
-            batch_weights(ranks).record(id(self), counts)
+            batch_weights(ranks).record(self, counts)
         return element
 
     def get_next(self) -> Any:
@@ -173,10 +168,6 @@ class ShardedIterator(DatasetIterator):  # type: ignore[misc]  # TensorFlow has 
         if not self._matex[2]:
             raise _graph_error()
         return super()._type_spec
-
-    def _forget(self) -> None:
-        batch_weights(self._matex[0]).forget(id(self))
-
 
 @functools.cache
 def _warn_of_stand_ins(rows: int, size: int) -> None:
