@@ -71,14 +71,13 @@ def _same(kind: str) -> Callable[[Any, Any], bool]:
 
 def _pillow(data: bytes) -> Any:
     image = Image.open(io.BytesIO(data))
-    if image.format == "TIFF" and image.mode in ("1", "L") and image.tag_v2.get(262) == 0:
-        raise ValueError("Pillow inverts images of which white is the least number")
+    inverted = image.format == "TIFF" and image.mode in ("1", "L") and image.tag_v2.get(262) == 0
     image.load()
     try:
         image = ImageOps.exif_transpose(image)
     except Exception:  # damaged Exif data
         image = image.copy()
-    return np.asarray(image)
+    return ~np.asarray(image) if inverted else np.asarray(image)  # Pillow inverts numbers of which the least is white
 
 
 def _frame(mode: str) -> Callable[[bytes], Any]:
