@@ -82,19 +82,24 @@ class Attributes:
 
 
 _MISSING = object()
-_NAMES_OF_KERAS = {
-    *vars(keras.layers.Layer()),
-    *vars(keras.Model()),
-    *vars(keras.metrics.Mean()),
-    *CHANGED_BY_CALLS,
-}
 _PREFIXES = ("_matex_", *SET_BY_KERAS)
 """Beginnings of attributes that Keras, TensorFlow and this package set."""
 
 
+@functools.cache
+def _names_of_keras() -> set[str]:
+    """Return the attributes of Keras's own objects.
+
+    Not computed when this module is imported: a metric has variables, which initialize TensorFlow. The objects are
+    named, since Keras would count them, and give the layers of a script other names.
+    """
+    objects = keras.layers.Layer(name="layer"), keras.Model(name="model"), keras.metrics.Mean(name="mean")
+    return {*CHANGED_BY_CALLS}.union(*(vars(x) for x in objects))
+
+
 def _is_own(name: str) -> bool:
     """Return whether an attribute is of the class of a script, neither of Keras nor of TensorFlow."""
-    return name not in _NAMES_OF_KERAS and not name.startswith(_PREFIXES)
+    return name not in _names_of_keras() and not name.startswith(_PREFIXES)
 
 
 def _is_plain(value: Any) -> bool:
