@@ -79,7 +79,6 @@ class PatchedCall:
         self._check = check
         self._record_sizes = record_sizes
         self._epochs, self._epoch = epochs, -1
-        self._replayed: Replayed | None = None
         self.spec: Any = None
         self.whole_batches = False
         self.steps: int | None = None
@@ -151,8 +150,7 @@ class PatchedCall:
         if not batches:
             return iterator
         self._check.before_step(tf.nest.map_structure(_without_optionals, batches[0]), self.spec)
-        self._replayed = self._replayed or Replayed(self.spec)
-        return self._replayed.iterator(batches)
+        return _iterator_over(batches, self.spec)
 
     def _recording_sizes(self, dataset: Any) -> Any:
         return dataset.map(lambda *args: self._record(dataset_element(dataset, args)))
@@ -198,39 +196,22 @@ def _until_out_of_range(iterator: Any) -> Iterator[Any]:
         yield from iterator
 
 
-class Replayed:
-    """Iterators over a few batches with the element spec of their dataset, so that a step is traced once.
+def _iterator_over(batches: list[Any], spec: Any) -> Any:
+    """Return an iterator of TensorFlow over batches, with their element spec, so that a step is traced once."""
+    given = [i for i, leaf in enumerate(tf.nest.flatten(spec)) if not isinstance(leaf, tf.OptionalSpec)]
+    leaves = [tf.nest.flatten(batch) for batch in batches]
 
-    Parameters
-    ----------
-    spec : element spec.
-    """
+    def select(batch: list[Any]) -> tuple[Any, ...]:
+        return tuple(batch[i] for i in given)
 
-    def __init__(self, spec: Any) -> None:
-        leaves = tf.nest.flatten(spec)
-        self._given = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, tf.OptionalSpec)]
-        self._batches: list[list[Any]] = []
-        self._dataset = tf.data.Dataset.from_generator(
-            lambda: map(self._select, self._batches), output_signature=self._select(leaves)
-        )
-        self._spec = spec
-
-    def iterator(self, batches: list[Any]) -> Any:
-        """Return an iterator of TensorFlow over batches; it ends before the next one begins."""
-        self._batches = [tf.nest.flatten(batch) for batch in batches]
-        if self._dataset.element_spec != self._spec:  # at first
-            self._dataset = self._dataset.map(functools.partial(self._packed, self._batches[0]))
-        return iter(self._dataset)
-
-    def _select(self, leaves: list[Any]) -> tuple[Any, ...]:
-        return tuple(leaves[i] for i in self._given)
-
-    def _packed(self, leaves: list[Any], *tensors: Any) -> Any:
-        """Return a batch; ``leaves`` has the optionals that stand for None."""
-        filled = list(leaves)
-        for i, tensor in zip(self._given, tensors, strict=True):
+    def packed(*tensors: Any) -> Any:
+        filled = list(leaves[0])  # optionals that stand for None
+        for i, tensor in zip(given, tensors, strict=True):
             filled[i] = tensor
-        return tf.nest.pack_sequence_as(self._spec, filled)
+        return tf.nest.pack_sequence_as(spec, filled)
+
+    data = tf.data.Dataset.from_generator(lambda: map(select, leaves), output_signature=select(tf.nest.flatten(spec)))
+    return iter(data.map(packed))
 
 
 def _without_optionals(leaf: Any) -> Any:

@@ -222,8 +222,6 @@ class SelfCheck:
             cause = self._agreed(self._failure(action))
             if cause is not None:
                 return f"{cause}"
-        if whole and self._rounding is not None:
-            self._rounding.age(whole[0])
         verdict = self._verdict(union, whole)
         if not self._agreeing(verdict):
             self._measure_rounding(union, whole)

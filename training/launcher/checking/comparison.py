@@ -68,19 +68,9 @@ class Rounding:
     def __init__(self, epsilon: float) -> None:
         self.epsilon = epsilon
         self.changes: dict[str, float] = {}
-        self._norms: dict[str, float] = {}
-
-    def age(self, whole: Effects) -> None:
-        """Scale the changes of an earlier step to the norms of a step: rounding is relative to what is rounded."""
-        for name, array in whole.named().items():
-            norm, before = _norm(array), self._norms.get(name, 0.0)
-            if name in self.changes:
-                self.changes[name] = min(self.changes[name], self.changes[name] * norm / max(before, TINY))
-            self._norms[name] = norm
 
     def measure(self, whole: Effects, changed: Iterable[Effects]) -> None:
         """Record the largest changes between a step and the same one with other last bits."""
-        self._norms = {name: _norm(array) for name, array in whole.named().items()}
         for other in changed:
             others = other.named()
             for name, array in whole.named().items():
