@@ -61,7 +61,8 @@ def fit(
     save_every : write a checkpoint after this number of steps within an epoch, too.
     comm : communicator; None: all ranks of the job.
     sync_batch_norm : let ``BatchNormalization`` use the statistics of the global batch, as one process does.
-        Otherwise each rank uses its own rows, and moving statistics are averaged after each epoch and at each checkpoint.
+        Otherwise each rank uses its own rows, and moving statistics are averaged after each epoch and at each
+        checkpoint.
     wire_dtype : dtype in which gradients are sent, "float16" or "bfloat16"; see ``distribute``. None: as they are.
     keras_fit_options : other options of ``keras.Model.fit``.
 

@@ -178,8 +178,8 @@ def read(folder: Path) -> tuple[dict[str, Array], dict[str, Any]] | None:
 def capture(model: Any, channel: Channel) -> tuple[dict[str, Array], dict[str, Any]]:
     """Return the variables of a model and their names on rank 0; empty dicts on other ranks. *Collective*.
 
-    Moving statistics are averaged first, as at the end of an epoch, so that the run goes on with what is saved. Variables
-    that may differ between ranks are stacked over all ranks.
+    Moving statistics are averaged first, as at the end of an epoch, so that the run goes on with what is saved.
+    Variables that may differ between ranks are stacked over all ranks.
     """
     average_moving_statistics(model, channel)
     own, arrays = rank_variables(model), {}
