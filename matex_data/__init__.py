@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError, PartitionError
 from matex_data.fields import Field, Schema
-from matex_data.mpi import abort, processes
+from matex_data.mpi import early_errors, processes
 
 if TYPE_CHECKING:
     from matex_data import training
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matex_data.opening import open_dataset
 
 processes.disable_mpi_in_child()
-abort.notice_uncaught_errors()
+early_errors.notice()
 
 __all__ = [
     "DataError",

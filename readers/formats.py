@@ -152,7 +152,7 @@ FORMATS: dict[str, Format] = {
         text=BMP_BEGIN,
         collective_reader="matex_data.readers.images.reader:index_collectively",
         extra="matex_data[images]",
-        folder="matex_data.readers.images.folders:is_image_folder",
+        folder="matex_data.readers.images.probing:is_image_folder",
         stamped=False,
     ),
     "cifar": Format("matex_data.readers.cifar:index", names=(*CIFAR_NAMES, *(f"{name}.bin" for name in CIFAR_NAMES))),

@@ -16,7 +16,7 @@ import numpy as np
 
 from matex_data.errors import PartitionError
 from matex_data.io.counters import process_profile
-from matex_data.mpi import deadlines
+from matex_data.mpi.activity import busy
 from matex_data.timeline import timeline
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import running_alone
@@ -166,7 +166,7 @@ class ActivityReport(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
     def _report(self, *_: Any, **__: Any) -> None:
         self._stack.close()  # an earlier callback may have raised an exception
         if self._begins:
-            self._stack.enter_context(deadlines.busy("its callbacks"))
+            self._stack.enter_context(busy("its callbacks"))
 
     on_train_begin = on_train_end = on_epoch_begin = on_epoch_end = on_test_begin = on_test_end = _report
 

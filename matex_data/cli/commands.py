@@ -17,7 +17,7 @@ from rich.table import Table
 
 from matex_data.cli.hash_seed import restart_with_hash_seed
 from matex_data.errors import DataError, NoMpiLibrary, RanksNotConnected
-from matex_data.mpi import abort
+from matex_data.mpi.launch_errors import print_launch_error
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Load scientific data for data-parallel training.")
 
@@ -35,7 +35,7 @@ def main() -> None:
     try:
         app()
     except (NoMpiLibrary, RanksNotConnected) as error:
-        abort.print_launch_error(error)
+        print_launch_error(error)
         sys.exit(1)
 
 

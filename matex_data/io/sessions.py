@@ -21,9 +21,11 @@ from matex_data.machine import keep_freed_memory
 from matex_data.mpi import abort
 from matex_data.mpi.attributes import attached
 from matex_data.mpi.communicator import Communicator
-from matex_data.mpi.deadlines import Liveness, poll, wait_until
+from matex_data.mpi.deadlines import wait_until
 from matex_data.mpi.library import MPI
+from matex_data.mpi.liveness import Liveness
 from matex_data.mpi.node import local_rank
+from matex_data.mpi.polling import poll
 from matex_data.mpi.processes import is_child_process
 from matex_data.mpi.status import StatusExchange
 from matex_data.mpi.watchdog import waiting_for

@@ -17,14 +17,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from matex_data.errors import NoMpiLibrary, RanksNotConnected
-from matex_data.machine import launched_rank
+from matex_data.mpi.library import MPI
+from matex_data.mpi.liveness import stop_threads
+from matex_data.mpi.polling import poll
 from matex_data.mpi.processes import is_child_process
-
-if TYPE_CHECKING:
-    from matex_data.mpi.library import MPI
 
 GRACE = 1.5
 """Seconds that a failed rank waits for the other ranks to fail as well, before it aborts the job."""
@@ -49,30 +47,16 @@ def install() -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
-        if isinstance(error, NoMpiLibrary | RanksNotConnected):
-            return print_launch_error(error)
         return _fail(kind, error, trace) if _several_ranks() else previous(kind, error, trace)
 
     sys.excepthook = hook
 
 
-@cache
-def notice_uncaught_errors() -> None:
-    """Let an uncaught error end the job before ``install`` has set the hook, too. Once in a process."""
-    atexit.register(_end_after_error)
-
-
-def _end_after_error() -> None:
-    if not install.cache_info().currsize and getattr(sys, "last_value", None) is not None and _several_ranks():
+def end_without_hook() -> None:
+    """End the job after an uncaught error before ``install`` has set the hook; do nothing afterwards."""
+    if not install.cache_info().currsize and _several_ranks():
         time.sleep(GRACE)  # the other ranks may print errors of their own
         abort_job("this rank aborts the job, since the error above has ended its program")
-
-
-def print_launch_error(error: Exception) -> None:
-    """Write the error to stderr without a traceback, on the rank that the launcher numbers 0."""
-    launched = launched_rank()
-    if launched is None or launched.rank == 0:
-        sys.stderr.write(f"matex_data: {error}\n")
 
 
 def connect(comm: MPI.Intracomm) -> None:
@@ -181,17 +165,13 @@ def _end(code: int, reason: str = "", message: str = "") -> NoReturn:
 
 
 def _several_ranks() -> bool:
-    if is_child_process() or "mpi4py.MPI" not in sys.modules:
+    if is_child_process() or not MPI.Is_initialized() or MPI.Is_finalized():
         return False
-    from matex_data.mpi.library import MPI
-
-    return MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1
+    return MPI.COMM_WORLD.size > 1
 
 
 def _fail(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
     """Print an uncaught error and end the job."""
-    from matex_data.mpi.library import MPI
-
     text = "".join(traceback.format_exception(kind, error, trace))
     comm = _comms[0] if _comms else MPI.COMM_WORLD
     unmute_stderr()
@@ -214,16 +194,12 @@ def _flush() -> None:
 
 def _all_arrive(comm: MPI.Intracomm) -> bool:
     """Return whether all ranks make this call within ``GRACE`` seconds."""
-    from matex_data.mpi.deadlines import poll
-
     request = comm.Ibarrier()
     return poll(lambda: bool(request.Test()), GRACE)
 
 
 def abort_job(reason: str = "", code: int = 1) -> NoReturn:
     """Print the reason to stderr and end all ranks with ``MPI_Abort``."""
-    from matex_data.mpi.library import MPI
-
     unmute_stderr()
     if reason:
         sys.stderr.write(f"\n---- {reason}\n")
@@ -235,13 +211,10 @@ def abort_job(reason: str = "", code: int = 1) -> NoReturn:
 
 def _finalize(comm: MPI.Intracomm, code: int) -> NoReturn:
     """Finalize MPI and exit. *Collective*."""
-    from matex_data.mpi import deadlines
-    from matex_data.mpi.library import MPI
-
     _flush()
     threading.Thread(target=_exit_later, args=(code,), daemon=True).start()
     comm.Barrier()
-    deadlines.stop_threads()
+    stop_threads()
     MPI.Finalize()
     _exit(code)
 

@@ -14,8 +14,10 @@ from matex_data._types import Integers
 from matex_data.errors import DataError, PartitionError
 from matex_data.locks import Lock
 from matex_data.machine import out_of_memory
-from matex_data.mpi.deadlines import Liveness, poll, wait_until
+from matex_data.mpi.deadlines import wait_until
 from matex_data.mpi.library import MPI
+from matex_data.mpi.liveness import Liveness
+from matex_data.mpi.polling import poll
 from matex_data.mpi.processes import is_child_process
 from matex_data.mpi.watchdog import waiting_for
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from matex_data.errors import NoMpiLibrary, RanksNotConnected
 from matex_data.machine import launch
-from matex_data.mpi import abort
+from matex_data.mpi.launch_errors import print_in_one_line
 from matex_data.mpi.processes import is_descendant_of_rank, mark_rank
 
 __all__ = ["MPI"]
@@ -29,13 +29,13 @@ else:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         if _launch is not None and _launch.size > 1:
-            abort.install()  # which prints this error as one line
+            print_in_one_line()
             raise NoMpiLibrary(_launch.size, str(error).partition("\n")[0]) from None
         from matex_data.mpi import single_process as MPI  # noqa: N812
     else:
         if MPI.Is_initialized() and MPI.COMM_WORLD.size > 1:
             mark_rank()
         elif _launch is not None and _launch.size > 1:
-            abort.install()
+            print_in_one_line()
             library = MPI.Get_library_version().partition("\n")[0]
             raise RanksNotConnected(_launch.size, _launch.variable, " ".join(library.split()).rstrip("\0"))

@@ -7,10 +7,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from matex_data.mpi import deadlines
 from matex_data.mpi.abort import abort_job
-from matex_data.mpi.deadlines import Liveness, Wait
+from matex_data.mpi.activity import waiting
+from matex_data.mpi.deadlines import Wait
 from matex_data.mpi.library import MPI
+from matex_data.mpi.liveness import Liveness
 
 INTERVAL = 1.0
 """Seconds between two checks of the waits of this process."""
@@ -34,7 +35,7 @@ class Watchdog:
             time.sleep(INTERVAL)
             for thread, wait in list(self.waits.items()):
                 if time.monotonic() >= wait.next_check:
-                    error = wait.check()
+                    error = wait.check(lambda thread=thread, wait=wait: self.waits.get(thread) is not wait)  # type: ignore[misc]
                     if error is not None and self.waits.get(thread) is wait:
                         world = MPI.COMM_WORLD
                         abort_job(f"rank {world.rank} of {world.size} ends the job: {error}")
@@ -52,7 +53,7 @@ def waiting_for(ranks: Liveness | None) -> Iterator[None]:
     ranks : liveness of the ranks that take part in the call; None if they cannot be queried.
     """
     thread = threading.get_ident()
-    with deadlines.waiting():
+    with waiting():
         _WATCHDOG.waits[thread] = Wait(ranks)
         _WATCHDOG.start()
         try:

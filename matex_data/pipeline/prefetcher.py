@@ -22,8 +22,10 @@ from matex_data._types import Integers
 from matex_data.errors import PartitionError
 from matex_data.mpi import communicator, deadlines
 from matex_data.mpi.abort import abort_job
+from matex_data.mpi.activity import READ_AHEAD
 from matex_data.mpi.communicator import PendingMaximum
 from matex_data.mpi.library import MPI
+from matex_data.mpi.polling import poll
 from matex_data.mpi.processes import is_child_process
 from matex_data.mpi.status import Status, split_result
 from matex_data.pipeline.execute import reads_in_pool
@@ -51,7 +53,7 @@ class Prefetcher:
         self._abandoned = False  # another rank has left before the end
         self._error: BaseException | None = None
         self._process = os.getpid()
-        self._thread = Thread(target=self._run, name=deadlines.READ_AHEAD, daemon=True)
+        self._thread = Thread(target=self._run, name=READ_AHEAD, daemon=True)
         _ALIVE.add(self)
         self._session.closers.add(self)
         try:
@@ -248,7 +250,7 @@ def _end_all() -> None:
     for prefetcher in list(_ALIVE):
         prefetcher.close()
     deadlines.leave()
-    if not deadlines.poll(lambda: not communicator.has_pending(), EXIT_TIMEOUT) and MPI.COMM_WORLD.size > 1:
+    if not poll(lambda: not communicator.has_pending(), EXIT_TIMEOUT) and MPI.COMM_WORLD.size > 1:
         abort_job("the job ends with an error: a rank has begun an epoch that others have not")
     for prefetcher in list(_ALIVE):
         prefetcher.join()

@@ -24,7 +24,7 @@ from matex_data.index.runs import Runs, compress
 from matex_data.io.counters import Profile
 from matex_data.io.files import Files
 from matex_data.locks import Lock
-from matex_data.mpi.deadlines import busy
+from matex_data.mpi.activity import busy
 from matex_data.mpi.status import StatusExchange
 from matex_data.pipeline.execute import run
 from matex_data.pipeline.plan import Arrays, ReadPlan, plan_reads

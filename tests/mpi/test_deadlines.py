@@ -138,7 +138,7 @@ import matex_data as md
 from mpi4py import MPI
 from matex_data.mpi import deadlines
 
-deadlines.FIRST_CHECK, deadlines.MESSAGE_AFTER = 0.5, 1.5
+deadlines.CHECK_INTERVAL, deadlines.MESSAGE_AFTER = 0.5, 1.5
 rank = MPI.COMM_WORLD.rank
 md.training.allreduce(tf.zeros(3))
 if rank == 1:

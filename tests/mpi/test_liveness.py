@@ -1,4 +1,4 @@
-"""Queries of a liveness thread: answers that come late, many messages, and the end of the thread."""
+"""Liveness threads: late answers, many messages, the end of the thread, and censuses of up to 64 real ranks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from mpi4py import MPI
 
-from matex_data.mpi import deadlines
-from matex_data.mpi.deadlines import Liveness, State
+from matex_data.mpi import liveness as module
+from matex_data.mpi.activity import State
+from matex_data.mpi.liveness import Liveness
+from tests.support.launch import run_script
 
 _STATE_ANSWER, _QUERY = 2, 3  # MPI tags
 
@@ -69,18 +71,18 @@ class _SlowStates:
 
 def test_an_answer_that_comes_during_the_next_query_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     states = _SlowStates()
-    monkeypatch.setattr(deadlines, "State", states)
-    monkeypatch.setattr(deadlines, "ANSWER_TIME", 0.3)
-    monkeypatch.setattr(deadlines, "QUERY_INTERVAL", 0.001)
+    monkeypatch.setattr(module, "State", states)
+    monkeypatch.setattr(module, "ANSWER_TIME", 0.3)
+    monkeypatch.setattr(module, "QUERY_INTERVAL", 0.001)
     comm = _Comm()
     liveness = Liveness(comm)  # type: ignore[arg-type]
     try:
         timer = threading.Timer(0.1, lambda: comm.received.put((_STATE_ANSWER, comm.sent[0][:8] + b"\2late")))
         timer.start()
-        assert liveness.states() == {1: (State.SILENT, "")}
+        assert liveness.states([1]) == {1: (State.SILENT, "")}
         assert states.received.is_set()
         threading.Timer(0.1, states.go_on.set).start()  # while the second query waits
-        assert liveness.states() == {1: (State.SILENT, "")}
+        assert liveness.states([1]) == {1: (State.SILENT, "")}
         assert len(comm.sent) == 2
     finally:
         states.go_on.set()
@@ -88,7 +90,7 @@ def test_an_answer_that_comes_during_the_next_query_is_dropped(monkeypatch: pyte
 
 
 def test_the_thread_ends_however_many_queries_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadlines, "QUERY_INTERVAL", 0.001)
+    monkeypatch.setattr(module, "QUERY_INTERVAL", 0.001)
     comm = _Comm()
     comm.endless = (_QUERY, bytes(9))
     liveness = Liveness(comm)  # type: ignore[arg-type]
@@ -101,3 +103,65 @@ def test_the_thread_ends_however_many_queries_come(monkeypatch: pytest.MonkeyPat
     comm.endless = None
     assert len(comm.sent) == answered, "the thread still uses the communicator, which is free by now"
     assert time.monotonic() - begin < 1
+
+
+RANKS = """
+import os, sys, time
+from mpi4py import MPI
+from matex_data.mpi.activity import busy
+from matex_data.mpi.deadlines import wait_until
+from matex_data.mpi.liveness import Liveness
+from matex_data.mpi.polling import poll
+
+case, seconds = sys.argv[1], float(sys.argv[2])
+comm = MPI.COMM_WORLD
+liveness = Liveness(comm.Dup())
+start = comm.Ibarrier()
+poll(start.Test)
+begin = time.monotonic()
+if case == "leave" and comm.rank == comm.size - 1:
+    sys.exit()  # its exit handler waits for all ranks
+if case == "busy" and comm.rank == 0:
+    with busy("its save"):
+        time.sleep(seconds)
+request, found = comm.Ibarrier() if case == "busy" else None, "complete"
+try:
+    wait_until(lambda seconds: poll(lambda: request is not None and request.Test(), seconds), liveness)
+except Exception as error:
+    found = str(error).splitlines()[0]
+waited, sent = time.monotonic() - begin, liveness.sent
+os.write(1, f"{comm.rank}|{waited:.2f}|{sent}|{found}\\n".encode())
+"""
+
+MANY = pytest.mark.parametrize(
+    "ranks", [5, pytest.param(32, marks=pytest.mark.slow), pytest.param(64, marks=pytest.mark.slow)]
+)
+
+
+def _lines(ranks: int, *arguments: str, time_limit: str) -> tuple[list[float], int, set[str], str]:
+    """Return the seconds that each rank has waited, the number of messages, the outcomes, and stderr."""
+    done = run_script(ranks, RANKS, *arguments, env={"MATEX_TIMEOUT": time_limit}, timeout=150, forked=ranks < 10)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("|", 3) for line in done.stdout.splitlines()]
+    return [float(row[1]) for row in rows], sum(int(row[2]) for row in rows), {row[3] for row in rows}, done.stderr
+
+
+@pytest.mark.openmpi
+@MANY
+def test_a_rank_that_has_left_is_noticed_soon(ranks: int) -> None:
+    seconds, messages, found, _ = _lines(ranks, "leave", "0", time_limit="60")
+    assert found == {f"rank {ranks - 1} has come to the end of its program, and this one waits for it"}
+    assert len(seconds) == ranks - 1
+    assert all(5 <= waited < 7 for waited in seconds), seconds
+    assert messages < 4.5 * ranks
+
+
+@pytest.mark.openmpi
+@MANY
+def test_a_rank_may_be_busy_for_longer_than_the_time_limit(ranks: int) -> None:
+    busy = 4 if ranks < 10 else 12
+    seconds, messages, found, errors = _lines(ranks, "busy", f"{busy}", time_limit=f"{busy / 6}")
+    assert found == {"complete"}
+    assert len(seconds) == ranks and max(seconds) < busy + 3, seconds
+    assert "busy with its save" in errors
+    assert messages < 4.5 * ranks * 7  # a census every sixth of the time

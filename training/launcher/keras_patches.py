@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data.errors import PartitionError
-from matex_data.mpi import deadlines
+from matex_data.mpi.activity import collective
 from matex_data.training.callbacks import rank_callbacks
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import alone
@@ -288,7 +288,7 @@ class KerasPatches:
             if self._channel.rank > 0 and "verbose" in signature.parameters:
                 given["verbose"] = 0
             iteration = batch_weights(self._channel.communicator).left_to_keras()
-            with without_keras_warnings(), unwrapped_errors(), iteration, deadlines.collective(f"{name}()"):
+            with without_keras_warnings(), unwrapped_errors(), iteration, collective(f"{name}()"):
                 return method(functools.partial(original, model), model, {**given, **bound.arguments.get("kwargs", {})})
 
         setattr(keras.Model, name, patched)

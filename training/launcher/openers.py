@@ -26,7 +26,7 @@ import netCDF4
 import numpy as np
 import tensorflow as tf
 
-from matex_data.mpi import deadlines
+from matex_data.mpi.activity import user_location
 from matex_data.mpi.processes import is_child_process
 from matex_data.training.comm.world import alone
 from matex_data.training.launcher.registry import is_library, is_standard_library
@@ -240,7 +240,7 @@ def _warn_of_processes() -> None:
                     "this script starts processes, at %s: each rank starts its own, and what they write is written by "
                     "all ranks\n"
                     "  remedy: if matex_data.training.world().rank == 0, where one is enough",
-                    deadlines.user_location(),
+                    user_location(),
                 )
             return original(*args, **kwargs)
 

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from matex_data.errors import PartitionError
-from matex_data.mpi import deadlines
+from matex_data.mpi import activity, deadlines
 from matex_data.mpi.communicator import pickle_error
 from matex_data.training.comm.channel import Channel
 
@@ -26,6 +26,8 @@ OLD = 600.0
 _START = time.time()
 _STDLIB = str(Path(os.__file__).parent)
 _LIBRARIES = (str(Path(_STDLIB, "site-packages")), str(Path(_STDLIB, "dist-packages")))
+QUERIES = 2000
+"""Queries a second that rank 0 answers to all ranks that wait for its save, each in 50 us."""
 _YES, _NO, _PENDING = b"yes", b"no", b"pending"
 
 
@@ -100,7 +102,7 @@ class SaveRegistry:
         query = pickle.dumps(("save", call_site))
 
         def is_saved(seconds: float) -> bool:
-            end = time.monotonic() + seconds
+            end, pause = time.monotonic() + seconds, 0.0
             while not found:
                 assert self.liveness is not None
                 reply = self.liveness.query([0], query).get(0, b"")
@@ -108,10 +110,13 @@ class SaveRegistry:
                     found.append(pickle.loads(reply))
                 elif time.monotonic() >= end:
                     return False
+                else:
+                    time.sleep(min(pause, max(0.0, end - time.monotonic())))
+                    pause = min(pause + 0.02, self.size / QUERIES)
             return True
 
         try:
-            with deadlines.collective(
+            with activity.collective(
                 f"{call} of {path!r}, which rank 0 writes for all ranks (or rank 0 alone calls it)"
             ):
                 deadlines.wait_until(is_saved, self.liveness)
@@ -132,7 +137,7 @@ class SaveRegistry:
             raise PartitionError(
                 f"rank 0 may have replaced {path!r} while this rank read it",
                 expected="a read that ends before rank 0 begins its next save",
-                found=f"this rank is at {deadlines.user_location()}",
+                found=f"this rank is at {activity.user_location()}",
                 remedy="synchronize the ranks before the next save, by a training step or by "
                 "matex_data.training.allreduce([0.0])",
             )
@@ -150,8 +155,8 @@ class SaveRegistry:
             found = {rank: pickle.loads(reply) for rank, reply in replies.items()}
             ranks = [rank for rank in ranks if rank not in found or 0 < found[rank][0] < count]
             if ranks:
-                states = self.liveness.states()
-                done = (deadlines.State.WAITING, deadlines.State.LEFT)
+                states = self.liveness.states(ranks)
+                done = (activity.State.WAITING, activity.State.LEFT)
                 ranks = [rank for rank in ranks if states[rank][0] not in done or found.get(rank, (0, True))[1]]
         self._begun.add(call_site)
 

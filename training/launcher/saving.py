@@ -21,7 +21,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from matex_data.mpi import deadlines
+from matex_data.mpi.activity import busy
 from matex_data.mpi.processes import is_child_process
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import alone, running_alone
@@ -124,7 +124,7 @@ class SavePatches:
 
     @staticmethod
     def _save_locally(original: Any, args: Any, kwargs: Any) -> Any:
-        with running_alone(), deadlines.busy(f"{original.__name__}()"):  # patched functions call each other
+        with running_alone(), busy(f"{original.__name__}()"):  # patched functions call each other
             return original(*args, **kwargs)
 
     def _save_on_root(self, original: Any, args: Any, kwargs: Any, target: str, get: Callable[[], Any]) -> Any:

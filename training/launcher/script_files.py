@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from matex_data.errors import PartitionError
-from matex_data.mpi import abort, deadlines
+from matex_data.mpi import abort, activity, deadlines
 from matex_data.mpi.communicator import pickle_error
 from matex_data.mpi.processes import is_child_process
 from matex_data.training.launcher.registry import SaveRegistry, stack_digest
@@ -266,7 +266,7 @@ class ScriptFiles:
                 raise PartitionError(
                     f"rank 0 has replaced {path!r} before this rank read it",
                     expected="all ranks read a file before rank 0 writes it again",
-                    found=f"this rank is at {deadlines.user_location()}",
+                    found=f"this rank is at {activity.user_location()}",
                     remedy="synchronize the ranks before the file is written again, by a training step or by "
                     "matex_data.training.allreduce([0.0])",
                 )
@@ -325,7 +325,7 @@ class ScriptFiles:
         end, pause = time.monotonic() + (abort.GRACE if failed else deadlines.timeout()), 0.05
         assert self._liveness is not None
         self._asked.append(asked)
-        try:  # without deadlines.waiting(): this rank does not wait for a collective call
+        try:  # without activity.waiting(): this rank does not wait for a collective call
             while not self._liveness.ended:
                 replies = self._liveness.query([0], query)
                 answered, answer = pickle.loads(replies[0]) if replies else (False, None)
@@ -349,13 +349,13 @@ class ScriptFiles:
         PartitionError : rank 0 is not busy on behalf of all.
         """
         assert self._liveness is not None
-        state, text = self._liveness.states()[0]
-        if state == deadlines.State.BUSY:
+        state, text = self._liveness.states([0])[0]
+        if state == activity.State.BUSY:
             return deadlines.timeout()
         raise PartitionError(
             f"this rank is to {purpose}, and has waited {deadlines.timeout():g} s for rank 0",
             expected="rank 0 makes the same call and closes the file, waits for the other ranks, or ends",
-            found=f"this rank is at {deadlines.user_location()}; rank 0 {state.name.lower()} {text}",
+            found=f"this rank is at {activity.user_location()}; rank 0 {state.name.lower()} {text}",
             remedy="write files on all ranks alike; if rank 0 may take longer, set MATEX_TIMEOUT to more seconds",
         )
 
@@ -409,12 +409,12 @@ class ScriptFiles:
     def _reply(self, about: str, question: Any) -> Any:
         """Return whether this rank knows the answer to a question of another one, and the answer."""
         if about == "begun":
-            return self._counts[question], deadlines.waits_for_ranks(), list(self._asked)
+            return self._counts[question], activity.waits_for_ranks(), list(self._asked)
         if about == "closed":
             return self._closed(question)
         if about == "written":
             written = self._counts[question] > 0
-            return written or deadlines.waits_for_ranks(), written
+            return written or activity.waits_for_ranks(), written
         return self._write_at(*question)
 
     def _closed(self, questions: list[tuple[str, int]]) -> tuple[bool, Any]:
@@ -429,7 +429,7 @@ class ScriptFiles:
 
     def _write_at(self, digest: bytes, passes: int, path: str, count: int, rank: int) -> tuple[bool, RootWrite | None]:
         """Return whether this rank knows what it does at a call site, and the write that another rank asks for."""
-        waits = deadlines.waits_for_ranks()  # looked at before the writes, which may follow
+        waits = activity.waits_for_ranks()  # looked at before the writes, which may follow
         writes = list(self._writes.get(digest, ()))
         for write in writes:
             if write.path == path and write.number > count:

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data.machine import memory_shortage
-from matex_data.mpi import deadlines
+from matex_data.mpi.activity import busy
 from matex_data.training.launcher.checking.comparison import Rounding, Verdict, compare, finite
 from matex_data.training.launcher.checking.forward import agreed_proof
 from matex_data.training.launcher.checking.pairs import Pairs
@@ -114,7 +114,7 @@ class SelfCheck:
             self._traced = self._distributed.step.traces
             self.proof, self._spec, self._probes = self._prove(spec, batch), spec, None
         if self.active:
-            with deadlines.busy("its self-check"), kept_random_state():
+            with busy("its self-check"), kept_random_state():
                 self._check(batch)
         self.schedule.note_check()
         self._latest = batch if self.active else None
@@ -124,7 +124,7 @@ class SelfCheck:
         distributed = self._distributed
         due = distributed.watch.due or self.schedule.due(last_of_fit=True)
         if self.active and self._latest is not None and due and self.schedule.steps != self.schedule.checked:
-            with deadlines.busy("its self-check"), kept_random_state():
+            with busy("its self-check"), kept_random_state():
                 self._check(self._latest)
             self.schedule.note_check()
 

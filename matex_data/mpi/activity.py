@@ -1,0 +1,118 @@
+"""Activity of this rank, as it reports it to the others: it runs, waits for them, is busy for them, or has left."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from pathlib import Path
+from types import FrameType
+
+READ_AHEAD = "matex-read"
+"""Name of threads that read data ahead of the program."""
+_LIBRARIES = tuple(str(Path(sysconfig.get_path(name)).resolve()) for name in ("purelib", "platlib", "stdlib"))
+
+
+class State(IntEnum):
+    """State of a rank, as it reports it to others."""
+
+    RUNNING = 0
+    WAITING = 1
+    BUSY = 2
+    LEFT = 3
+    SILENT = 4  # it did not answer
+
+
+_busy: dict[int, str] = {}  # by thread: the activity
+_waiting: dict[int, int] = {}  # by thread: depth of nested waits
+_calls: dict[int, str] = {}  # by thread: the collective call of the user
+_left = False
+
+
+@contextmanager
+def busy(activity: str) -> Iterator[None]:
+    """Context manager: extend the waits of other ranks for this one as long as the activity takes."""
+    thread = threading.get_ident()
+    outer = _busy.get(thread)
+    _busy[thread] = activity
+    try:
+        yield
+    finally:
+        _busy.pop(thread)
+        if outer is not None:
+            _busy[thread] = outer
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Context manager: report that this thread waits for other ranks."""
+    thread = threading.get_ident()
+    _waiting[thread] = _waiting.get(thread, 0) + 1
+    try:
+        yield
+    finally:
+        _waiting[thread] -= 1
+        if not _waiting[thread]:
+            del _waiting[thread]
+
+
+@contextmanager
+def collective(call: str) -> Iterator[None]:
+    """Context manager: name the collective call of this thread in errors of waits."""
+    thread = threading.get_ident()
+    outermost = thread not in _calls
+    _calls.setdefault(thread, call)
+    try:
+        yield
+    finally:
+        if outermost:
+            del _calls[thread]
+
+
+def collective_call() -> str | None:
+    """Return the collective call of the user that this rank is in; None if it has no name."""
+    return next(iter(list(_calls.values())), None)
+
+
+def note_end() -> bool:
+    """Report from now on that this rank has reached the end of its program; return whether it had before."""
+    global _left
+    before, _left = _left, True
+    return before
+
+
+def own_state() -> tuple[State, str]:
+    """Return the state of this rank, and its activity or its location."""
+    if _left:
+        return State.LEFT, ""
+    for thread, activity in list(_busy.items()):
+        if thread not in _waiting:
+            return State.BUSY, activity
+    return (State.WAITING if _waiting else State.RUNNING), user_location()
+
+
+def waits_for_ranks() -> bool:
+    """Return whether the program waits for other ranks, or has ended; threads that read ahead do not count."""
+    readers = {thread.ident for thread in threading.enumerate() if thread.name == READ_AHEAD}
+    return _left or any(thread not in readers for thread in list(_waiting))
+
+
+def user_location() -> str:
+    """Return file, line and function of the user's program that the main thread executes."""
+    main = threading.main_thread().ident
+    frame: FrameType | None = sys._current_frames().get(main) if main is not None else None
+    innermost = frame
+    while frame is not None and _is_library(frame):
+        frame = frame.f_back
+    frame = frame or innermost
+    if frame is None:
+        return "an unknown line"
+    return f"{frame.f_code.co_filename}, line {frame.f_lineno}, in {frame.f_code.co_name}"
+
+
+def _is_library(frame: FrameType) -> bool:
+    own = str(frame.f_globals.get("__name__")).split(".")[0] == "matex_data"
+    return own or frame.f_code.co_filename.startswith(("<frozen", *_LIBRARIES))
