@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from matex_data.epochs.batches import Batches
+from matex_data.epochs.costs import EpochCosts, estimate_costs
+from matex_data.epochs.epochs import Epochs, ExchangedEpochs, InMemoryEpochs, SingleRowEpochs, StreamedEpochs
 from matex_data.errors import PartitionError
 from matex_data.fields import ElementSpec, Schema
 from matex_data.index.runs import Runs
 from matex_data.io.counters import Profile
 from matex_data.locks import cached_property
 from matex_data.mpi.communicator import pickle_error
-from matex_data.pipeline.batches import Batches
-from matex_data.pipeline.costs import EpochCosts, estimate_costs
-from matex_data.pipeline.epochs import Epochs, ExchangedEpochs, InMemoryEpochs, SingleRowEpochs, StreamedEpochs
-from matex_data.pipeline.skipping import SkippedSample
-from matex_data.pipeline.source import Source
+from matex_data.reading.skipping import SkippedSample
+from matex_data.reading.source import Source
 from matex_data.sampling.permutation import check_seed
 from matex_data.sampling.schedule import Schedule, check_ranks
 from matex_data.sampling.sizing import (
@@ -259,7 +259,7 @@ class Dataset:
         >>> [tuple(x.shape) for x, y in tensors]
         [(40, 8, 8), (40, 8, 8)]
         """
-        from matex_data.pipeline.tfdata import as_tf_dataset
+        from matex_data.epochs.tfdata import as_tf_dataset
 
         batches = self.batches(batch_size, shuffle=shuffle, seed=seed, remainder=remainder, start=start)
         return as_tf_dataset(batches, self.schema)

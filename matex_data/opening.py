@@ -20,8 +20,8 @@ from matex_data.io.ranks import MpiRanks
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi.communicator import Communicator, pickle_error
 from matex_data.paths import existing_files, natural_sorted
-from matex_data.pipeline.source import Source
 from matex_data.readers import HEAD_BYTES, collective_reader, detect, files_of_folder, folder_format, reader
+from matex_data.reading.source import Source
 from matex_data.transforms.events import EventOptions
 from matex_data.transforms.missing import Missing, check_missing, fill_missing, find_complete
 from matex_data.transforms.names import fields_to_read

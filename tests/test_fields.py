@@ -15,7 +15,7 @@ from matex_data.fields import ElementSpec, Field
 from matex_data.index.library import LibraryRows
 from matex_data.index.model import FileIndex, Index, concatenate
 from matex_data.io.sessions import read_sessions
-from matex_data.pipeline.source import Source
+from matex_data.reading.source import Source
 from matex_data.transforms.names import ragged_fields
 from tests.support.ranks import Pools
 

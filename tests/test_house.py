@@ -37,7 +37,8 @@ for layer in (
     ["io"],
     ["readers"],
     ["abc"],
-    ["pipeline"],
+    ["reading"],
+    ["epochs"],
     ["transforms"],
     ["dataset"],
     ["opening"],
@@ -114,7 +115,7 @@ def _package(module: str) -> str:
 
 def test_only_one_module_of_the_data_path_imports_tensorflow() -> None:
     users = {_id(path) for path in SOURCES if _uses(path, "tensorflow", "keras")}
-    assert {user for user in users if not user.startswith("training/")} == {"matex_data/pipeline/tfdata.py"}
+    assert {user for user in users if not user.startswith("training/")} == {"matex_data/epochs/tfdata.py"}
 
 
 PURE = ("_types", "errors", "fields", "index/model", "index/runs", "io/coalesce", "sampling/schedule")

@@ -14,6 +14,7 @@ from benchmarks.harness.measure import Reader, interleaved_afresh
 from matex_data._types import Integers
 from matex_data.codecs.pipeline import Pipeline
 from matex_data.dataset import Dataset
+from matex_data.epochs.costs import GOOD_AMPLIFICATION
 from matex_data.fields import ElementSpec, Field
 from matex_data.index.chunked import Chunked
 from matex_data.index.model import FileIndex, Index, Layout
@@ -21,8 +22,7 @@ from matex_data.index.strided import Strided
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi.library import MPI
 from matex_data.opening import open_dataset
-from matex_data.pipeline.costs import GOOD_AMPLIFICATION
-from matex_data.pipeline.source import Source
+from matex_data.reading.source import Source
 
 RANKS = (8, 256, 1024, 10_000)
 ROWS_PER_RANK = 64  # of a batch

@@ -15,8 +15,8 @@ from benchmarks.harness.counting import counting
 from benchmarks.harness.data import SMALL, Task
 from benchmarks.readers.ceiling import Pass
 from benchmarks.readers.ours import SEED
+from matex_data.epochs.batches import BatchWindow
 from matex_data.index.ragged import RaggedArray
-from matex_data.pipeline.batches import BatchWindow
 
 TREE = "Events"
 FLAT = ["MET_pt", "MET_phi", "HT", "nVertex"]

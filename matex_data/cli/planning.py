@@ -10,7 +10,7 @@ from matex_data.errors import DataError
 
 if TYPE_CHECKING:
     from matex_data.dataset import Dataset, Shuffle
-    from matex_data.pipeline.costs import EpochCosts
+    from matex_data.epochs.costs import EpochCosts
 
 SHUFFLES: dict[str, Shuffle] = {"blocks": True, "global": "global", "none": False}
 """Values of ``shuffle=`` by their names on the command line."""

@@ -105,6 +105,20 @@ class ReadRequest:
     at: Integers | None = None
     on_complete: OnComplete | None = None
 
+    @cached_property
+    def total(self) -> int:
+        """Number of bytes of all ranges."""
+        return int(self.nbytes.sum())
+
+    @property
+    def address(self) -> Integers | None:
+        """Memory address of each byte range, int64[k]; None for scratch memory."""
+        if self.target is None:
+            return None
+        at = np.cumsum(self.nbytes) - self.nbytes if self.at is None else self.at
+        address: Integers = self.target.ctypes.data + at
+        return address
+
 
 def call_after_last(requests: Sequence[ReadRequest], action: Callable[[], None]) -> list[ReadRequest]:
     """Return the requests with ``action`` attached: the last one to complete, in whatever order, calls it."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from matex_data._types import Bytes, Integers
+from matex_data.index.model import OnComplete, ReadRequest
 from matex_data.locks import cached_property
-
-OnComplete = Callable[[Bytes], None]
 
 TASK_BYTES = 32 << 20  # size of a task that needs no decoding: several threads read the tasks of a window
 DECODED_BYTES = (1 << 20, 8 << 20)  # least and largest size of a task to decode, which starts after all its reads
@@ -22,84 +21,47 @@ _DISCARDED = np.empty(GAP_BYTES, np.uint8)
 
 
 @dataclass(frozen=True)
-class Ranges:
-    """Byte ranges of one file, and their destinations in memory.
+class ReadTask:
+    """Coalesced reads of one file, and the callbacks after them.
 
     Parameters
     ----------
-    offset : int64[k], first byte in the file.
+    offset : int64[k], first byte of each byte range in the file.
     nbytes : int64[k], lengths in bytes.
-    address : int64[k], address of the destination.
+    address : int64[k], addresses of the destinations; with scratch memory, relative to it.
+    callbacks : functions, and the bytes of the scratch memory to call them with.
+    scratch : size of the scratch memory in bytes; 0: none.
     """
 
     offset: Integers
     nbytes: Integers
     address: Integers
-
-    @property
-    def total(self) -> int:
-        """Return the number of bytes of all ranges."""
-        return int(self.nbytes.sum())
-
-    def shifted(self, begin: int) -> Ranges:
-        """Return ranges with addresses relative to ``begin`` in place of 0."""
-        return Ranges(self.offset, self.nbytes, self.address + begin)
-
-    @cached_property
-    def first(self) -> Integers:
-        """Return int64[runs], the first range of each run of ranges that are adjacent in the file."""
-        if not len(self.offset):
-            return self.offset
-        gap = self.offset[1:] != (self.offset + self.nbytes)[:-1]
-        return np.concatenate([[0], np.flatnonzero(gap) + 1]).astype(np.int64)
-
-
-@dataclass(frozen=True)
-class PendingRead:
-    """Byte ranges to read, and a callback for their content.
-
-    Parameters
-    ----------
-    offset, nbytes : int64[k], byte ranges of one file.
-    address : int64[k], destinations in memory; None: consecutive bytes of scratch memory.
-    on_complete : called after the read, with the bytes in scratch memory, or with no bytes if there is ``address``.
-    """
-
-    offset: Integers
-    nbytes: Integers
-    address: Integers | None = None
-    on_complete: OnComplete | None = None
-
-    @cached_property
-    def total(self) -> int:
-        """Return the number of bytes of all ranges."""
-        return int(self.nbytes.sum())
-
-
-@dataclass(frozen=True)
-class ReadTask:
-    """Reads of one file, and the callbacks after them.
-
-    Parameters
-    ----------
-    reads : ranges to read; with scratch memory, their addresses are relative to it.
-    callbacks : functions, and the bytes of the scratch memory to call them with.
-    scratch : size of the scratch memory in bytes; 0: none.
-    """
-
-    reads: list[Ranges]
     callbacks: list[tuple[OnComplete, slice]] = field(default_factory=list)
     scratch: int = 0
 
     @property
-    def count(self) -> int:
-        """Return the number of read calls."""
-        return sum(len(ranges.first) for ranges in self.reads)
+    def total(self) -> int:
+        """Return the number of bytes of all ranges."""
+        return int(self.nbytes.sum())
+
+    @cached_property
+    def first(self) -> Integers:
+        """Return int64[runs], the first range of each run: adjacent in the file, and below 2 * ``MOST_BYTES``."""
+        if not len(self.offset):
+            return self.offset
+        end = np.cumsum(self.nbytes)
+        cut = self.offset[1:] != (self.offset + self.nbytes)[:-1]
+        cut |= np.diff((end - self.nbytes) // MOST_BYTES) > 0
+        return np.concatenate([[0], np.flatnonzero(cut) + 1]).astype(np.int64)
 
     @property
-    def nbytes(self) -> int:
-        """Return the number of bytes of all reads."""
-        return sum(ranges.total for ranges in self.reads)
+    def count(self) -> int:
+        """Return the number of read calls."""
+        return len(self.first)
+
+    def into(self, scratch: Bytes) -> ReadTask:
+        """Return the task with the addresses of its scratch memory; itself without such memory."""
+        return replace(self, address=self.address + scratch.ctypes.data) if self.scratch else self
 
     def complete(self, scratch: Bytes) -> None:
         """Call all callbacks, then raise the first error: other windows may need chunks that later callbacks decode."""
@@ -113,98 +75,95 @@ class ReadTask:
             raise first_error
 
 
-def plan_tasks(reads: Sequence[PendingRead], workers: int = 1) -> list[ReadTask]:
-    """Coalesce reads of one file into tasks of some megabytes, in file order.
+def plan_tasks(requests: Sequence[ReadRequest], workers: int = 1) -> list[ReadTask]:
+    """Coalesce requests of one file into tasks of some megabytes, in file order.
 
     A task reads either to scratch memory or to final destinations, never to both.
 
     Parameters
     ----------
-    reads : of one file.
+    requests : of one file.
     workers : number of tasks into which to divide the bytes to decode, within ``DECODED_BYTES`` for each task.
     """
     least, most = DECODED_BYTES
-    decoded_bytes = sum(read.total for read in reads if read.on_complete is not None) // workers
+    decoded_bytes = sum(request.total for request in requests if request.on_complete is not None) // workers
     decoded_bytes = min(most, max(least, decoded_bytes))
-    order = sorted((i for i in range(len(reads)) if len(reads[i].offset)), key=lambda i: reads[i].offset[0])
-    direct = [reads[i] for i in order if reads[i].address is not None]
-    decoded = [reads[i] for i in order if reads[i].address is None]
-    gap_bytes = int(GAP_FRACTION * sum(read.total for read in reads))
+    ordered = sorted((request for request in requests if len(request.offset)), key=lambda request: request.offset[0])
+    direct = [request for request in ordered if request.target is not None]
+    decoded = [request for request in ordered if request.target is None]
+    gap_bytes = int(GAP_FRACTION * sum(request.total for request in requests))
     return [
         *_tasks(_groups(direct, decoded_bytes), gap_bytes),
         *_tasks(_groups(decoded, decoded_bytes), gap_bytes),
     ]
 
 
-def _groups(reads: Sequence[PendingRead], decoded_bytes: int) -> list[list[PendingRead]]:
-    """Return the reads of each task."""
-    groups: list[list[PendingRead]] = [[]]
+def _groups(requests: Sequence[ReadRequest], decoded_bytes: int) -> list[list[ReadRequest]]:
+    """Return the requests of each task."""
+    groups: list[list[ReadRequest]] = [[]]
     size = 0
-    for read in reads:
-        groups[-1].append(read)
-        size += read.total
-        if size >= (TASK_BYTES if read.on_complete is None else decoded_bytes):
+    for request in requests:
+        groups[-1].append(request)
+        size += request.total
+        if size >= (TASK_BYTES if request.on_complete is None else decoded_bytes):
             groups.append([])
             size = 0
     return [group for group in groups if group]
 
 
-def _tasks(groups: list[list[PendingRead]], gap_bytes: int) -> Iterator[ReadTask]:
+def _tasks(groups: list[list[ReadRequest]], gap_bytes: int) -> Iterator[ReadTask]:
     """Yield a task for each group; several for a large one without callbacks."""
     if not groups:
         return
-    reads = [read for group in groups for read in group]
-    group_of = np.repeat(np.arange(len(groups)), [sum(len(read.offset) for read in group) for group in groups])
-    offset, nbytes = (np.concatenate([getattr(read, name) for read in reads]) for name in ("offset", "nbytes"))
+    requests = [request for group in groups for request in group]
+    group_of = np.repeat(np.arange(len(groups)), [sum(len(each.offset) for each in group) for group in groups])
+    offset, nbytes = (np.concatenate([getattr(each, name) for each in requests]) for name in ("offset", "nbytes"))
     sizes = np.bincount(group_of, nbytes).astype(np.int64)
-    addresses = [read.address for read in reads if read.address is not None]
+    addresses = [address for request in requests if (address := request.address) is not None]
     if addresses:
         address, discarded = np.concatenate(addresses), np.full(len(groups), _DISCARDED.ctypes.data)
     else:  # gaps go behind the other bytes of the scratch memory
         address, discarded = np.cumsum(nbytes) - nbytes - (np.cumsum(sizes) - sizes)[group_of], sizes
-    merged, group_of = _merge(Ranges(offset, nbytes, address), group_of, discarded, gap_bytes)
+    *merged, group_of = _merge([offset, nbytes, address, group_of], discarded, gap_bytes)
     ends = np.searchsorted(group_of, np.arange(len(groups)), side="right").tolist()
     for group, low, high, size in zip(groups, [0, *ends], ends, sizes.tolist(), strict=False):
-        ranges = Ranges(merged.offset[low:high], merged.nbytes[low:high], merged.address[low:high])
+        columns = [column[low:high] for column in merged]
         callbacks = _callbacks(group)
         if callbacks:
-            yield ReadTask(_split(ranges, MOST_BYTES), callbacks, 0 if addresses else size + GAP_BYTES)
+            yield ReadTask(*_cut(columns, MOST_BYTES), callbacks, 0 if addresses else size + GAP_BYTES)
         else:
-            yield from (ReadTask([segment]) for segment in _split(ranges, TASK_BYTES))
+            yield from (ReadTask(*segment) for segment in _split(columns, TASK_BYTES))
 
 
-def _callbacks(group: Sequence[PendingRead]) -> list[tuple[OnComplete, slice]]:
+def _callbacks(group: Sequence[ReadRequest]) -> list[tuple[OnComplete, slice]]:
     """Return the callbacks of a task, and the bytes of its scratch memory for each."""
     callbacks, end = [], 0
-    for read in group:
-        begin, end = end, end + (read.total if read.address is None else 0)
-        if read.on_complete is not None:
-            callbacks.append((read.on_complete, slice(begin, end)))
+    for request in group:
+        begin, end = end, end + (request.total if request.target is None else 0)
+        if request.on_complete is not None:
+            callbacks.append((request.on_complete, slice(begin, end)))
     return callbacks
 
 
-def _merge(ranges: Ranges, group_of: Integers, discarded: Integers, gap_bytes: int) -> tuple[Ranges, Integers]:
+def _merge(columns: list[Integers], discarded: Integers, gap_bytes: int) -> list[Integers]:
     """Sort each group by offset, and merge ranges that are adjacent in the file and in memory.
 
     Parameters
     ----------
-    ranges : of all groups.
-    group_of : int64[k], group of each range, ascending.
+    columns : int64[k] each: offset, number of bytes, address and group of each range; groups are ascending.
     discarded : int64[groups], address for bytes of gaps.
     gap_bytes : largest number of bytes to read in gaps.
 
     Returns
     -------
-    merged : the ranges after the merge.
-    group_of : group of each of them.
+    columns : after the merge.
     """
-    order = np.lexsort((ranges.offset, group_of))
-    columns = [ranges.offset[order], ranges.nbytes[order], ranges.address[order], group_of]
-    offset, nbytes, address, group_of = _fill_gaps(columns, discarded, gap_bytes)
+    order = np.lexsort((columns[0], columns[3]))
+    offset, nbytes, address, group_of = _fill_gaps([column[order] for column in columns], discarded, gap_bytes)
     adjacent = (offset[1:] == (offset + nbytes)[:-1]) & (address[1:] == (address + nbytes)[:-1])
     adjacent &= group_of[1:] == group_of[:-1]
     first = np.flatnonzero(np.concatenate([[True], ~adjacent]))
-    return Ranges(offset[first], np.add.reduceat(nbytes, first), address[first]), group_of[first]
+    return [offset[first], np.add.reduceat(nbytes, first), address[first], group_of[first]]
 
 
 def _fill_gaps(columns: list[Integers], discarded: Integers, gap_bytes: int) -> list[Integers]:
@@ -226,15 +185,20 @@ def _fill_gaps(columns: list[Integers], discarded: Integers, gap_bytes: int) -> 
     return list(filled)
 
 
-def _split(ranges: Ranges, most: int) -> list[Ranges]:
-    """Split ranges into lists of about ``most`` bytes, and less than twice as many."""
-    if ranges.total <= most:
-        return [ranges]
-    counts = -(-ranges.nbytes // most)
+def _cut(columns: list[Integers], most: int) -> list[Integers]:
+    """Cut ranges of more than ``most`` bytes. Columns: offset, number of bytes and address of each range."""
+    offset, nbytes, address = columns
+    counts = -(-nbytes // most)
+    if len(counts) == counts.sum():
+        return columns
     source = np.repeat(np.arange(len(counts)), counts)
     begin = (np.arange(len(source)) - np.repeat(np.cumsum(counts) - counts, counts)) * most
-    nbytes = np.minimum(ranges.nbytes[source] - begin, most)
-    list_of = (np.cumsum(nbytes) - nbytes) // most
-    cuts = np.flatnonzero(np.diff(list_of)) + 1
-    columns = (ranges.offset[source] + begin, nbytes, ranges.address[source] + begin)
-    return [Ranges(*columns) for columns in zip(*(np.split(column, cuts) for column in columns), strict=True)]
+    return [offset[source] + begin, np.minimum(nbytes[source] - begin, most), address[source] + begin]
+
+
+def _split(columns: list[Integers], most: int) -> Iterator[list[Integers]]:
+    """Yield the ranges in lists of about ``most`` bytes, and less than twice as many. Columns as of ``_cut``."""
+    columns = _cut(columns, most)
+    nbytes = columns[1]
+    cuts = np.flatnonzero(np.diff((np.cumsum(nbytes) - nbytes) // most)) + 1
+    yield from (list(segment) for segment in zip(*(np.split(column, cuts) for column in columns), strict=True))

@@ -18,7 +18,7 @@ import numpy as np
 
 from matex_data.errors import DataError, DecodeError, PartitionError
 from matex_data.io import preadv
-from matex_data.io.coalesce import Ranges
+from matex_data.io.coalesce import ReadTask
 from matex_data.io.counters import Profile
 from matex_data.locks import Lock
 from matex_data.mpi.communicator import Communicator
@@ -108,30 +108,30 @@ class Files:
         """Return the files for reads of this rank alone."""
         return Files(Communicator(), self.paths, "independent", self._profile) if self.collective else self
 
-    def read(self, number: int, ranges: Ranges) -> None:
-        """Read ranges of a file. ``len(ranges.first)`` *collective* calls in collective mode.
+    def read(self, number: int, task: ReadTask) -> None:
+        """Make the reads of a task. ``task.count`` *collective* calls in collective mode.
 
         Raises
         ------
         DecodeError : the file has become shorter since it was opened.
         DataError : the system cannot read the file.
         """
-        count = (self._read_collectively if self.collective else self._read_independently)(number, ranges)
+        count = (self._read_collectively if self.collective else self._read_independently)(number, task)
         self._profile.add(bytes=count)
-        if count != ranges.total:
-            raise _too_short(self.paths[number], ranges)
+        if count != task.total:
+            raise _too_short(self.paths[number], task)
 
-    def _read_collectively(self, number: int, ranges: Ranges) -> int:
-        """Make one collective call for each run of adjacent ranges.
+    def _read_collectively(self, number: int, task: ReadTask) -> int:
+        """Make one collective call for each run of adjacent task.
 
         Allocate everything before the first call and free it after the last one, when Python code is not slowed down
         by the bytes that have replaced it in the cache of the processor.
         """
-        handle, pending = self._open[number], len(ranges.first)
+        handle, pending = self._open[number], task.count
         try:
-            offsets = ranges.offset[ranges.first].tolist()
+            offsets = task.offset[task.first].tolist()
             statuses = [MPI.Status() for _ in offsets]
-            with _mpi_buffers(ranges) as buffers:
+            with _mpi_buffers(task) as buffers:
                 for offset, buffer, status in zip(offsets, buffers, statuses, strict=True):
                     pending -= 1
                     handle.Read_at_all(offset, buffer, status)
@@ -142,10 +142,10 @@ class Files:
             raise
         return sum(status.Get_elements(MPI.BYTE) for status in statuses)
 
-    def _read_independently(self, number: int, ranges: Ranges) -> int:
+    def _read_independently(self, number: int, task: ReadTask) -> int:
         """Read without MPI."""
         try:
-            return self._opened(number).read(ranges)
+            return self._opened(number).read(task)
         except OSError as error:
             raise _unreadable(self.paths[number], error) from error
 
@@ -194,10 +194,10 @@ class _OpenFile:
     def __init__(self, path: str) -> None:
         self._descriptor = os.open(path, os.O_RDONLY)
 
-    def read(self, ranges: Ranges) -> int:
-        """Read ranges, and return the number of bytes; raise ``OSError`` like ``preadv.read``."""
-        first = ranges.first
-        return preadv.read(self._descriptor, ranges.offset[first], first, ranges.address, ranges.nbytes)
+    def read(self, task: ReadTask) -> int:
+        """Make the reads of a task, and return the number of bytes; raise ``OSError`` like ``preadv.read``."""
+        first = task.first
+        return preadv.read(self._descriptor, task.offset[first], first, task.address, task.nbytes)
 
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):
@@ -205,19 +205,19 @@ class _OpenFile:
 
 
 @contextmanager
-def _mpi_buffers(ranges: Ranges) -> Iterator[list[Any]]:
+def _mpi_buffers(task: ReadTask) -> Iterator[list[Any]]:
     """Context manager: the destination of each run, as a buffer or as a datatype of several buffers."""
-    first, nbytes = ranges.first, ranges.nbytes
+    first, nbytes = task.first, task.nbytes
     begins, ends = first.tolist(), [*first[1:].tolist(), len(nbytes)]
     totals = np.add.reduceat(nbytes, first).tolist() if begins else []
     buffers: list[Any] = []
     datatypes: list[MPI.Datatype] = []
     try:
-        for begin, end, address, total in zip(begins, ends, ranges.address[first].tolist(), totals, strict=True):
+        for begin, end, address, total in zip(begins, ends, task.address[first].tolist(), totals, strict=True):
             if end - begin == 1:
                 buffers.append(MPI.memory.fromaddress(address, total))
             else:
-                lengths, addresses = nbytes[begin:end].tolist(), ranges.address[begin:end].tolist()
+                lengths, addresses = nbytes[begin:end].tolist(), task.address[begin:end].tolist()
                 datatypes.append(MPI.BYTE.Create_hindexed(lengths, addresses).Commit())
                 buffers.append([MPI.BOTTOM, 1, datatypes[-1]])
         yield buffers
@@ -230,9 +230,9 @@ def _unreadable(path: str, error: Exception) -> DataError:
     return DataError("the file cannot be read", file=path, found=error)
 
 
-def _too_short(path: str, ranges: Ranges) -> DecodeError:
+def _too_short(path: str, task: ReadTask) -> DecodeError:
     size = Path(path).stat().st_size if Path(path).exists() else 0
-    end = int((ranges.offset + ranges.nbytes).max())
+    end = int((task.offset + task.nbytes).max())
     return DecodeError(
         "the file is shorter than when it was opened",
         file=path,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from matex_data.io.coalesce import Ranges
+from matex_data.io.coalesce import ReadTask
 from matex_data.io.files import Files, mode_for
 from matex_data.mpi.communicator import Communicator
 
@@ -52,7 +52,7 @@ class MpiRanks:
             self._files = Files(self._comm, [path], mode_for("auto", 1, self._comm))
         if len(memory):
             columns = [np.array([value], np.int64) for value in (offset, len(memory), memory.ctypes.data)]
-            self._files.read(0, Ranges(*columns))
+            self._files.read(0, ReadTask(*columns))
         else:
             self._files.read_nothing(0, 1)
 

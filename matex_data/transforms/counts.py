@@ -14,7 +14,7 @@ from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field, Schema
 from matex_data.index.runs import Runs
 from matex_data.mpi.communicator import Communicator
-from matex_data.pipeline.source import Source
+from matex_data.reading.source import Source
 from matex_data.transforms.missing import is_missing
 
 MOST_VALUES = 1_000_000  # that all ranks keep: some 100 MB of Python objects

@@ -12,7 +12,7 @@ from matex_data.fields import ElementSpec
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs
 from matex_data.locks import cached_property
-from matex_data.pipeline.source import Source
+from matex_data.reading.source import Source
 from matex_data.transforms.flatten import flatten_fields
 from matex_data.transforms.names import matches
 from matex_data.transforms.pad import FIRST, Keep, check_pad, pad_fields, sort_fields

@@ -18,7 +18,7 @@ from matex_data.index.runs import Runs, compress
 from matex_data.index.scatter import scatter
 from matex_data.index.table import Column, Outputs, Table
 from matex_data.locks import cached_property
-from matex_data.pipeline.source import Source
+from matex_data.reading.source import Source
 from matex_data.transforms.names import ragged_fields
 from matex_data.transforms.ragged import empty_samples, join_samples, read_fields
 

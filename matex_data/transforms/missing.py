@@ -22,7 +22,7 @@ from matex_data.fields import EMPTY_IS_MISSING, MASK, Field
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Index, Layout, ReadRequest, RowSelection
 from matex_data.index.runs import Runs
-from matex_data.pipeline.source import Source
+from matex_data.reading.source import Source
 from matex_data.transforms.select import select_samples
 
 MODES = ("nan", "mask", "drop")

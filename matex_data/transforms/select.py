@@ -8,7 +8,7 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.index.runs import Runs, compress, merge
-from matex_data.pipeline.source import Source
+from matex_data.reading.source import Source
 from matex_data.sampling.schedule import rank_range
 
 Condition = Callable[[Mapping[str, Array]], Array]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import MASK, Field
 from matex_data.index.runs import Runs
-from matex_data.pipeline.source import Source
+from matex_data.reading.source import Source
 
 Floats = NDArray[np.float64]
 TILE = 1 << 18  # numbers summed at once: their float64 copies stay in the processor's cache
@@ -102,7 +102,7 @@ class Statistics(Mapping[str, Moments]):
 
     def normalization(self, field: str) -> Any:
         """Return the ``keras.layers.Normalization`` layer that gives the field mean 0 and variance 1."""
-        from matex_data.pipeline.tfdata import normalization
+        from matex_data.epochs.tfdata import normalization
 
         return normalization(self._axis, self[field].mean, self[field].variance)
 

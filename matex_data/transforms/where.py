@@ -21,7 +21,7 @@ from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field, Schema
 from matex_data.index.runs import Runs
 from matex_data.machine import threads
-from matex_data.pipeline.source import Source
+from matex_data.reading.source import Source
 from matex_data.transforms.select import select_samples
 
 REMEDY = "combine comparisons of per-event columns with & | ~ and parentheses: (MET > 30) & (nJet < 4)"

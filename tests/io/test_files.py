@@ -15,11 +15,11 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import DataError, DecodeError, PartitionError, open_dataset
-from matex_data.io.coalesce import Ranges
+from matex_data.io.coalesce import ReadTask
 from matex_data.io.counters import process_profile
 from matex_data.io.files import Files
 from matex_data.io.sessions import read_sessions
-from matex_data.pipeline.buffers import BufferPool
+from matex_data.reading.buffers import BufferPool
 from tests.support.launch import run_script
 from tests.support.ranks import Pool, Pools
 
@@ -172,7 +172,7 @@ def test_a_wait_for_an_absent_rank_ends(files: str, ranks: Pools) -> None:
     assert ranks(2).run(_only_rank_0, files)[0] < 10
 
 
-def _scattered(rng: np.random.Generator, memory: np.ndarray[Any, Any], most: int) -> tuple[Ranges, Any]:
+def _scattered(rng: np.random.Generator, memory: np.ndarray[Any, Any], most: int) -> tuple[ReadTask, Any]:
     """Return ten runs of six ranges with destinations in random order, and the source of each byte of memory or -1."""
     nbytes = rng.integers(1, most, 60)
     gap = np.where(np.arange(60) % 6 == 0, rng.integers(1, 999, 60), 0)
@@ -183,7 +183,7 @@ def _scattered(rng: np.random.Generator, memory: np.ndarray[Any, Any], most: int
     source = np.full(len(memory), -1)
     for first, destination, count in zip(offset.tolist(), begin.tolist(), nbytes.tolist(), strict=True):
         source[destination : destination + count] = np.arange(first, first + count)
-    return Ranges(offset, nbytes, memory.ctypes.data + begin), source
+    return ReadTask(offset, nbytes, memory.ctypes.data + begin), source
 
 
 def _read_scattered(comm: MPI.Intracomm, path: str, mode: str, most: int) -> bool:

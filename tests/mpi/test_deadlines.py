@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from matex_data.pipeline.buffers import BufferPool as Buffers
+from matex_data.reading.buffers import BufferPool as Buffers
 from tests.mpi.conftest import ROWS
 from tests.support.launch import Completed, run_script
 

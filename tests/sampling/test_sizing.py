@@ -18,9 +18,9 @@ from benchmarks.cases import scale, shuffling
 from benchmarks.cases.scale import Stored
 from benchmarks.cases.shuffling import FILES, Sorted
 from matex_data import PartitionError, machine
+from matex_data.epochs.epochs import EXCHANGE_BYTES
 from matex_data.index.runs import Runs
 from matex_data.io.counters import process_profile
-from matex_data.pipeline.epochs import EXCHANGE_BYTES
 from matex_data.sampling.sizing import ShuffleQuality, estimate_quality, make_schedule
 from tests.support.ranks import Pool, Pools
 

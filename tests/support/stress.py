@@ -26,9 +26,9 @@ from mpi4py import MPI
 
 from matex_data import open_dataset
 from matex_data.io import files
-from matex_data.pipeline import buffers, source
 from matex_data.readers.hdf5 import rows as hdf5_rows
 from matex_data.readers.root import files as root_files
+from matex_data.reading import buffers, source
 from tests.support.stress_files import KINDS, Integers, Kind
 
 SIZE = 2  # of every cache and pool

@@ -13,7 +13,7 @@ from matex_data.io.sessions import read_sessions
 from matex_data.mpi.attributes import attached
 from matex_data.mpi.library import MPI
 from matex_data.mpi.node import CoreShare, core_share
-from matex_data.pipeline.buffers import BufferPool
+from matex_data.reading.buffers import BufferPool
 from matex_data.training.comm.collectives import Collectives
 from matex_data.training.comm.drift import WaitingClock
 from matex_data.training.comm.thread import CommunicationPool

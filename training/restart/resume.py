@@ -13,8 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from matex_data.epochs.batches import Batches
 from matex_data.errors import DataError, PartitionError
-from matex_data.pipeline.batches import Batches
 from matex_data.sampling.state import read_step
 from matex_data.training.comm.channel import Channel
 from matex_data.training.restart import callback_state, checkpoint

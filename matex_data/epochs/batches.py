@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matex_data._types import Array, Integers
+from matex_data.epochs.epochs import Epochs
+from matex_data.epochs.window import LoadedWindow
+from matex_data.epochs.workers import WorkerEpochs
 from matex_data.fields import ElementSpec
 from matex_data.index.ragged import RaggedArray, RaggedOutput
 from matex_data.mpi.communicator import Communicator
-from matex_data.pipeline.epochs import Epochs
-from matex_data.pipeline.pool import one_ahead
-from matex_data.pipeline.window import LoadedWindow
-from matex_data.pipeline.workers import WorkerEpochs
+from matex_data.reading.pool import one_ahead
 from matex_data.sampling.state import Fingerprint
 
 JOIN_BYTES = 4 << 20  # of ragged samples that are joined at once: they stay in the processor's cache

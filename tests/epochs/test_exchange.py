@@ -15,9 +15,9 @@ from mpi4py import MPI
 
 import matex_data as md
 from matex_data import PartitionError, machine
+from matex_data.epochs import exchange
 from matex_data.errors import OutOfMemory
 from matex_data.io.counters import process_profile
-from matex_data.pipeline import exchange
 from matex_data.sampling import permutation
 from matex_data.sampling.permutation import Permutation
 from tests.support.launch import run_script

@@ -14,15 +14,17 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import DataError, Dataset, DecodeError, PartitionError, open_dataset
+from matex_data.epochs.skipping import leave_out
+from matex_data.epochs.window import LoadedWindow
 from matex_data.errors import OutOfMemory
 from matex_data.fields import ElementSpec, Field
 from matex_data.index.chunked import Chunked
 from matex_data.index.library import LibraryRows
 from matex_data.index.model import FileIndex, Index
 from matex_data.io.sessions import read_sessions
-from matex_data.pipeline.skipping import SkippingRead, leave_out
-from matex_data.pipeline.source import Source
-from matex_data.pipeline.window import NO_ROWS, LoadedWindow
+from matex_data.reading.context import NO_ROWS
+from matex_data.reading.skipping import SkippingRead
+from matex_data.reading.source import Source
 from tests.support.ranks import Pools
 
 ROWS, CHUNK, BATCH = 1003, 16, 24

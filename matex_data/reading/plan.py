@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,9 +16,9 @@ from matex_data.index import table
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Index, ReadRequest, RowSelection, call_after_last
 from matex_data.index.runs import Runs
-from matex_data.io.coalesce import PendingRead, ReadTask, plan_tasks
+from matex_data.io.coalesce import ReadTask, plan_tasks
 from matex_data.machine import threads
-from matex_data.pipeline.buffers import BufferPool
+from matex_data.reading.buffers import BufferPool
 
 Arrays = dict[str, NDArray[Any]]
 TASKS_PER_THREAD = 2  # read tasks of a window with much to decode
@@ -86,17 +86,16 @@ def plan_reads(
             [request for _, _, request in requests], partial(index.post_process, arrays, destination)
         )
         requests = [(number, name, request) for (number, name, _), request in zip(requests, last, strict=True)]
-    pending: dict[int, list[PendingRead]] = {}
+    pending: dict[int, list[ReadRequest]] = {}
     plan = ReadPlan(memory=list(arrays.values()), chunks=chunks, scratch=scratch)
     for number, name, request in requests:
         path, complete = index.files[number].path, request.on_complete
         on_complete = partial(_complete, complete, path, name) if complete else None
-        read = PendingRead(request.offset, request.nbytes, _address(request), on_complete)
-        if read.total:
-            pending.setdefault(number, []).append(read)
+        if request.total:
+            pending.setdefault(number, []).append(replace(request, on_complete=on_complete))
         elif on_complete is not None:
             plan.completions.append(partial(on_complete, _NO_BYTES))
-    plan.tasks = {number: plan_tasks(reads, TASKS_PER_THREAD * threads()) for number, reads in pending.items()}
+    plan.tasks = {number: plan_tasks(of_file, TASKS_PER_THREAD * threads()) for number, of_file in pending.items()}
     return plan
 
 
@@ -114,15 +113,6 @@ def _rows_by_file(index: Index, runs: Runs, destination: Integers) -> Iterator[t
         if total:
             first = int(runs.first[selected.start] + start[0] - runs.start[selected.start])
             yield number, RowSelection(start - begin, last - begin, destination[first : first + total])
-
-
-def _address(request: ReadRequest) -> Integers | None:
-    """Return the memory address of each byte range, int64[k]; None for scratch memory."""
-    if request.target is None:
-        return None
-    at = np.cumsum(request.nbytes) - request.nbytes if request.at is None else request.at
-    address: Integers = request.target.ctypes.data + at
-    return address
 
 
 def _complete(

@@ -17,16 +17,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
+from matex_data.epochs.skipping import leave_out
+from matex_data.epochs.window import EpochReader, LoadedWindow, PendingWindow
 from matex_data.fields import Field
 from matex_data.index.scatter import scatter
 from matex_data.io.counters import Profile
 from matex_data.io.files import Files
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.library import MPI
-from matex_data.pipeline.plan import Arrays
-from matex_data.pipeline.pool import submit
-from matex_data.pipeline.skipping import leave_out
-from matex_data.pipeline.window import EpochReader, LoadedWindow, PendingWindow, ReadContext
+from matex_data.reading.context import ReadContext
+from matex_data.reading.plan import Arrays
+from matex_data.reading.pool import submit
 from matex_data.sampling.schedule import Schedule, StepPositions, rank_range
 
 _NO_BYTES = np.empty(0, np.uint8)

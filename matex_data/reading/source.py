@@ -21,11 +21,11 @@ from matex_data.io.sessions import ReadSessions
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.processes import is_child_process
 from matex_data.mpi.status import Status
-from matex_data.pipeline.buffers import BufferPool
-from matex_data.pipeline.execute import run
-from matex_data.pipeline.plan import Arrays, ReadPlan, plan_reads
-from matex_data.pipeline.skipping import ON_ERROR, SkippedSamples, SkippingRead, Tally
-from matex_data.pipeline.window import NO_ROWS, ReadContext
+from matex_data.reading.buffers import BufferPool
+from matex_data.reading.context import NO_ROWS, ReadContext
+from matex_data.reading.execute import run
+from matex_data.reading.plan import Arrays, ReadPlan, plan_reads
+from matex_data.reading.skipping import ON_ERROR, SkippedSamples, SkippingRead, Tally
 from matex_data.sampling.schedule import rank_range
 from matex_data.sampling.sizing import WINDOW_LIMIT
 

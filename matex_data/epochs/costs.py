@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Integers
+from matex_data.epochs.epochs import EXCHANGE_BYTES, READ_BYTES, WINDOWS_IN_MEMORY, read_ahead_steps
 from matex_data.index.cache import ChunkCache
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import Index
@@ -18,10 +19,9 @@ from matex_data.index.ragged import empty_output
 from matex_data.index.runs import Runs
 from matex_data.io.files import MOST_OPEN_FILES, MOST_SHARED_FILES
 from matex_data.locks import cached_property
-from matex_data.pipeline.buffers import BufferPool
-from matex_data.pipeline.epochs import EXCHANGE_BYTES, READ_BYTES, WINDOWS_IN_MEMORY, read_ahead_steps
-from matex_data.pipeline.plan import ReadPlan, plan_reads
-from matex_data.pipeline.source import LOAD_BYTES, Source
+from matex_data.reading.buffers import BufferPool
+from matex_data.reading.plan import ReadPlan, plan_reads
+from matex_data.reading.source import LOAD_BYTES, Source
 from matex_data.sampling.schedule import EpochOrder, Schedule, rank_range
 from matex_data.sampling.sizing import estimate_quality
 
@@ -301,7 +301,7 @@ class _Counted:
         tasks = [task for of_file in plan.tasks.values() for task in of_file]
         self.samples += samples
         self.windows += 1
-        self.nbytes += sum(task.nbytes for task in tasks)
+        self.nbytes += sum(task.total for task in tasks)
         self.reads += sum(task.count for task in tasks)
 
     def add_opens(self, opened: int, touched: int) -> None:

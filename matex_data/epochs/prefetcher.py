@@ -19,6 +19,7 @@ from threading import Condition, Thread
 import numpy as np
 
 from matex_data._types import Integers
+from matex_data.epochs.window import EpochReader, LoadedWindow, PendingWindow
 from matex_data.errors import PartitionError
 from matex_data.mpi import communicator, deadlines
 from matex_data.mpi.abort import abort_job
@@ -28,8 +29,7 @@ from matex_data.mpi.library import MPI
 from matex_data.mpi.polling import poll
 from matex_data.mpi.processes import is_child_process
 from matex_data.mpi.status import Status, split_result
-from matex_data.pipeline.execute import reads_in_pool
-from matex_data.pipeline.window import EpochReader, LoadedWindow, PendingWindow
+from matex_data.reading.execute import reads_in_pool
 
 QUEUED = 1  # loaded windows that wait for the consumer, at most
 EXIT_TIMEOUT = 5.0  # seconds to end an epoch after all ranks have reached the end of their programs

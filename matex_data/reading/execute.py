@@ -12,8 +12,8 @@ from matex_data.errors import DataError
 from matex_data.io.coalesce import ReadTask
 from matex_data.io.files import Files
 from matex_data.machine import threads
-from matex_data.pipeline.plan import ReadPlan
-from matex_data.pipeline.pool import Rejected, explained, submit
+from matex_data.reading.plan import ReadPlan
+from matex_data.reading.pool import Rejected, explained, submit
 
 
 def execute(plan: ReadPlan, files: Files, agreed: Integers) -> list[Future[None]]:
@@ -89,14 +89,12 @@ def _with_completions(plan: ReadPlan, submitted: list[Future[None]]) -> list[Fut
 
 
 def _read(files: Files, number: int, task: ReadTask, scratch: NDArray[np.uint8]) -> Exception | None:
-    """Make all reads of a task and return the first error. *Collective* in collective mode."""
-    first_error: Exception | None = None
-    for ranges in task.reads:
-        try:
-            files.read(number, ranges.shifted(scratch.ctypes.data) if task.scratch else ranges)
-        except Exception as error:
-            first_error = first_error or explained(error, f"{task.nbytes} bytes that are read")
-    return first_error
+    """Make all reads of a task and return the error. *Collective* in collective mode."""
+    try:
+        files.read(number, task.into(scratch))
+    except Exception as error:
+        return explained(error, f"{task.total} bytes that are read")
+    return None
 
 
 def _read_and_decode(files: Files, number: int, task: ReadTask, plan: ReadPlan) -> None:

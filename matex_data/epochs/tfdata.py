@@ -14,10 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data._types import Array, Integers
+from matex_data.epochs.batches import Batches, BatchWindow
 from matex_data.errors import FormatError
 from matex_data.fields import Field, Schema
 from matex_data.index.ragged import RaggedArray
-from matex_data.pipeline.batches import Batches, BatchWindow
 
 
 def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:

@@ -17,8 +17,8 @@ import matex_data as md
 from benchmarks.cases import scale
 from benchmarks.cases.scale import Stored
 from matex_data import PartitionError
+from matex_data.epochs.costs import estimate_costs
 from matex_data.io.counters import process_profile
-from matex_data.pipeline.costs import estimate_costs
 from tests.support.ranks import Pool, Pools
 
 ROWS, CHUNK, BATCH = 3000, 50, 60

@@ -20,8 +20,8 @@ from matex_data import DataError, PartitionError, open_dataset
 from matex_data.errors import OutOfMemory
 from matex_data.index.chunked import Chunked
 from matex_data.machine import out_of_memory
-from matex_data.pipeline import pool
-from matex_data.pipeline.buffers import BufferPool
+from matex_data.reading import pool
+from matex_data.reading.buffers import BufferPool
 from tests.support.launch import run_script
 from tests.support.ranks import Pools
 

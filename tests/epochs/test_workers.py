@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from matex_data import PartitionError, open_dataset
-from matex_data.pipeline.batches import Batches
+from matex_data.epochs.batches import Batches
 from tests.support.launch import run_script
 
 SAMPLES, BATCH = 240, 12

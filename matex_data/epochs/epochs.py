@@ -10,15 +10,16 @@ from dataclasses import replace
 import numpy as np
 
 from matex_data._types import Integers
+from matex_data.epochs.exchange import DistributedSamples, ExchangeEpochReader
+from matex_data.epochs.prefetcher import Prefetcher
+from matex_data.epochs.skipping import SkippingEpochReader, leave_out
+from matex_data.epochs.window import EpochReader, LoadedWindow, StrictEpochReader
 from matex_data.errors import PartitionError
 from matex_data.index.library import LibraryRows
 from matex_data.machine import free_memory, memory_shortage
 from matex_data.mpi.communicator import Communicator
-from matex_data.pipeline.exchange import DistributedSamples, ExchangeEpochReader
-from matex_data.pipeline.prefetcher import Prefetcher
-from matex_data.pipeline.skipping import SkippingEpochReader, leave_out
-from matex_data.pipeline.source import Source
-from matex_data.pipeline.window import EpochReader, FileEpochReader, LoadedWindow, ReadContext
+from matex_data.reading.context import ReadContext
+from matex_data.reading.source import Source
 from matex_data.sampling.schedule import Schedule, Window, rank_range
 from matex_data.sampling.sizing import WINDOW_LIMIT
 
@@ -141,7 +142,7 @@ class StreamedEpochs(PrefetchedEpochs):
         skipped = self.source.skipped
         if skipped is not None:
             return SkippingEpochReader(context, self.schedule, epoch, start, self.read_steps, skipped)
-        return FileEpochReader(context, self.schedule, epoch, start, self.read_steps)
+        return StrictEpochReader(context, self.schedule, epoch, start, self.read_steps)
 
 
 class InMemoryEpochs(Epochs):

@@ -1,35 +1,29 @@
-"""Samples that cannot be read, left out of their batches: ``on_error="skip"`` of ``open_dataset``.
+"""Samples that cannot be read: found one by one, remembered and reported.
 
-A window fails as a whole, since its reads are coalesced and its chunks are shared. The rank then reads the samples
-again, by itself: in halves, quarters and so on, until each of them is read or fails alone. Samples that fail leave
-their batch, or become padding of it, so that global batch k has the same samples on any number of ranks. The reads that
-all ranks have agreed on are made nevertheless, and the number of steps stays. At the end of an epoch the ranks exchange
-what they have skipped, rank 0 warns, and later epochs do not read these samples again.
+Reads are coalesced and chunks are shared, so many samples fail at once. The rank then reads them again, by itself: in
+halves, quarters and so on, until each of them is read or fails alone.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from matex_data._types import Integers
 from matex_data.errors import DataError, FieldNotFound, OutOfMemory, PartitionError, UnsupportedVersion
-from matex_data.fields import Schema
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs, compress
 from matex_data.io.counters import Profile
-from matex_data.io.files import Files
 from matex_data.locks import Lock
 from matex_data.mpi.activity import busy
 from matex_data.mpi.status import StatusExchange
-from matex_data.pipeline.execute import run
-from matex_data.pipeline.plan import Arrays, ReadPlan, plan_reads
-from matex_data.pipeline.window import NO_ROWS, FileEpochReader, FileWindow, LoadedWindow, PendingWindow, ReadContext
-from matex_data.sampling.schedule import Schedule, Window
+from matex_data.reading.context import ReadContext
+from matex_data.reading.execute import run
+from matex_data.reading.plan import Arrays, ReadPlan, plan_reads
 
 ON_ERROR = ("raise", "skip")
 MOST_NAMED = 5  # samples in a warning
@@ -290,104 +284,3 @@ def _are_of_one_block(index: Index, samples: Integers, field: str | None) -> boo
 def _is_in_samples(error: Exception) -> bool:
     """Return whether an error is one of the data, not of their use or of the machine."""
     return isinstance(error, DataError) and not isinstance(error, _OTHER_ERRORS)
-
-
-def leave_out(loaded: LoadedWindow, rows: Integers, fields: Schema, pad: bool) -> LoadedWindow:
-    """Return the window without some rows.
-
-    Parameters
-    ----------
-    loaded : the window.
-    rows : int64, rows to leave out.
-    fields : of the arrays.
-    pad : turn the rows into padding, so that the batches keep their sizes.
-    """
-    if not len(rows):
-        return loaded
-    if pad:
-        for name, array in loaded.arrays.items():
-            for row in rows.tolist():
-                fields[name].blank(array[row : row + 1])
-        return replace(loaded, padding=np.union1d(loaded.padding, rows))
-    steps = np.searchsorted(np.cumsum(loaded.sizes), rows, side="right")
-    sizes = loaded.sizes - np.bincount(steps, minlength=len(loaded.sizes))
-    return LoadedWindow({name: np.delete(array, rows, axis=0) for name, array in loaded.arrays.items()}, sizes, NO_ROWS)
-
-
-class SkippingWindow(PendingWindow):
-    """Window that is read from files, without the samples that cannot be read.
-
-    Parameters
-    ----------
-    window : the window.
-    read : its read.
-    fields : of the samples.
-    pad : turn the samples that are left out into padding.
-    """
-
-    def __init__(self, window: FileWindow, read: SkippingRead, fields: Schema, pad: bool) -> None:
-        self.loaded = window.loaded
-        self._window, self._read, self._fields, self._pad = window, read, fields, pad
-        self._error: Exception | None = None
-
-    def counts(self, files: int) -> Integers:
-        """Return int64[files], the number of collective reads of each file."""
-        return self._window.counts(files)
-
-    def start(self, files: Files, agreed: Integers, profile: Profile) -> None:
-        """Read, and start to decode. Keep an error for ``wait``: the other ranks go on. *Collective*."""
-        try:
-            self._window.start(files, agreed, profile)
-        except Exception as error:
-            self._error = error
-
-    def participate(self, files: Files, agreed: Integers) -> None:
-        """Make the agreed reads of the other ranks. *Collective* in collective mode."""
-        self._window.participate(files, agreed)
-
-    def wait(self, profile: Profile) -> None:
-        """Wait until all samples that can be read are in ``loaded``. Raise an error that is not in the samples."""
-        if self._error is None:
-            try:
-                self._window.wait(profile)
-            except Exception as error:
-                self._error = error
-        failure = self._read.finish(self._error)
-        if failure is not None:
-            raise failure
-        self.loaded = leave_out(self.loaded, self._read.absent, self._fields, self._pad)
-
-
-class SkippingEpochReader(FileEpochReader):
-    """Windows of an epoch that is read from files, without the samples that cannot be read.
-
-    Parameters
-    ----------
-    context, schedule, epoch, start, window_steps : see ``EpochReader``.
-    skipped : samples of the data set that cannot be read.
-    """
-
-    def __init__(
-        self,
-        context: ReadContext,
-        schedule: Schedule,
-        epoch: int,
-        start: int,
-        window_steps: int,
-        skipped: SkippedSamples,
-    ) -> None:
-        super().__init__(context, schedule, epoch, start, window_steps)
-        self._skipped, self._tally = skipped, Tally()
-
-    def pending(self, window: Window, loaded: LoadedWindow) -> SkippingWindow:
-        """Plan the reads of a window, without the samples that are known to fail."""
-        index, pad = self.context.index, self._schedule.remainder == "pad"
-        read = SkippingRead(
-            self.context, index, self._skipped, self._tally, window.runs, window.destination, loaded.arrays
-        )
-        readable = replace(window, runs=read.runs, destination=read.destination)
-        return SkippingWindow(FileWindow(readable, loaded, read.plan(self._chunks)), read, index.fields, pad)
-
-    def finish(self) -> None:
-        """Report the samples that all ranks have skipped. *Collective*. Raises like ``SkippedSamples.report``."""
-        self._skipped.report(self.context.session.status_exchange, self._tally, f"of epoch {self._number}")
