@@ -130,9 +130,10 @@ def _tasks(groups: list[list[ReadRequest]], gap_bytes: int) -> Iterator[ReadTask
         columns = [column[low:high] for column in merged]
         callbacks = _callbacks(group)
         if callbacks:
-            yield ReadTask(*_cut(columns, MOST_BYTES), callbacks, 0 if addresses else size + GAP_BYTES)
+            offset, nbytes, address = _cut(columns, MOST_BYTES)
+            yield ReadTask(offset, nbytes, address, callbacks, 0 if addresses else size + GAP_BYTES)
         else:
-            yield from (ReadTask(*segment) for segment in _split(columns, TASK_BYTES))
+            yield from (ReadTask(offset, nbytes, address) for offset, nbytes, address in _split(columns, TASK_BYTES))
 
 
 def _callbacks(group: Sequence[ReadRequest]) -> list[tuple[OnComplete, slice]]:

@@ -51,8 +51,8 @@ class MpiRanks:
             self.close()
             self._files = Files(self._comm, [path], mode_for("auto", 1, self._comm))
         if len(memory):
-            columns = [np.array([value], np.int64) for value in (offset, len(memory), memory.ctypes.data)]
-            self._files.read(0, ReadTask(*columns))
+            begin, nbytes, address = (np.array([value]) for value in (offset, len(memory), memory.ctypes.data))
+            self._files.read(0, ReadTask(begin, nbytes, address))
         else:
             self._files.read_nothing(0, 1)
 

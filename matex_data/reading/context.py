@@ -1,4 +1,4 @@
-"""What one reader reads with: its open files, memory and counters."""
+"""Files, memory and counters that the reads of one reader use."""
 
 from __future__ import annotations
 
