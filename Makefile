@@ -19,11 +19,12 @@ OLDEST_TESTS := tests/training/test_keras_api.py tests/training/test_trainer.py 
     -k 'keras_api or test_trainer or (exact and (adam or batch_norm)) or (shard and graph and 3) or (fit and 2 and \
     (callbacks or ema or ignore_class or tf_keras_imports or train_step or two_outputs))'
 
-# Two processes, each with pools of ranks of its own. The tests of a file share jobs and files.
-PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-QUICK := -m 'not slow'
+# Two processes, each with pools of ranks of its own. The tests of a file share jobs and files. After a crash of one
+# process xdist would wait for ever; it ends at once without restarts.
+PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+QUICK := --timeout 240 -m 'not slow'
 # Tests that depend on the MPI library: agreement, collective reading, deadlines, each strategy, the launcher, resuming.
-OPENMPI_TESTS := -m 'openmpi and not slow' -k 'not 1ranks'
+OPENMPI_TESTS := --timeout 240 -m 'openmpi and not slow' -k 'not 1ranks'
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore

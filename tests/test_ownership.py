@@ -17,7 +17,7 @@ from matex_data.io import counters
 from matex_data.locks import Lock, cached_property
 from matex_data.mpi.communicator import Communicator
 from matex_data.readers.images import stack_pages
-from matex_data.readers.images.decoding import compiled, resample
+from matex_data.readers.images.decoding import compiled
 from matex_data.readers.root import clusters
 from matex_data.reading.buffers import BufferPool
 from tests.support.launch import ROOT
@@ -84,7 +84,6 @@ HELD: dict[str, Lock] = {
     "trees of uproot": clusters._LOCK,
     "counters": counters._LOCK,
     "decoders of TIFF": stack_pages._DECODERS_LOCK,
-    "loops": resample._started,
     "Numba": compiled._PATCHING,
     "a pool": BufferPool()._lock,
     "a communicator": Communicator()._busy,
@@ -113,8 +112,8 @@ def test_a_lock_that_another_thread_holds_is_free_after_a_fork(name: str) -> Non
 
     thread = threading.Thread(target=hold)
     thread.start()
-    held.wait()
     try:
+        assert held.wait(10), "another thread holds the lock"
         assert _succeeds_in_fork(lambda: lock.acquire(blocking=False))
         assert not lock.acquire(blocking=False)  # the parent's lock is still held
     finally:
@@ -140,8 +139,8 @@ def test_a_property_that_another_thread_computes_is_free_after_a_fork() -> None:
     other.waits = False
     thread = threading.Thread(target=lambda: slow.value)
     thread.start()
-    slow.begun.wait()
     try:
+        assert slow.begun.wait(10)
         assert other.value == 7  # of another object, at the same time
         assert _succeeds_in_fork(lambda: _without_cache(other) == 7)
     finally:
