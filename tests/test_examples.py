@@ -52,7 +52,8 @@ def test_example(example: doctest.DocTest, folder: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(folder)
     example.globs.update(md=matex_data, np=np)
     output: list[str] = []
-    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=output.append)
+    runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS)  # whatever -v of pytest
+    runner.run(example, out=output.append)
     assert output == []
 
 
