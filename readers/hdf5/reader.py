@@ -37,6 +37,7 @@ from matex_data.readers.hdf5.members import Table, find_field, leaf_names, membe
 from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names
 from matex_data.readers.hdf5.pytables import ListedTexts, is_hidden, is_pickled, is_pytables, text_encoding
 from matex_data.readers.hdf5.rows import Hdf5Rows, open_file
+from matex_data.readers.hdf5.source_rows import source_layout
 from matex_data.readers.hdf5.types import element_type, has_bytes_of, read_first, unreadable_members
 
 BLOCK_BYTES = 256 * 1024  # per read through the library, about
@@ -375,6 +376,8 @@ def _byte_ranges(
     storage = plist.get_layout()
     if plist.get_external_count() or not _is_in(path, dataset):
         return None
+    if dataset.is_virtual:
+        return source_layout(dataset, path, lambda source, at: _source_byte_ranges(source, at, name))
     layout: Layout | None = None
     if storage == h5py.h5d.CHUNKED:
         layout = chunked_layout(dataset, path, stored, item)
@@ -385,6 +388,14 @@ def _byte_ranges(
     if layout is not None:
         _check_end(layout, path, name)
     return layout
+
+
+def _source_byte_ranges(source: h5py.Dataset, path: str, name: str) -> Layout | None:
+    """Return the layout of a source of the virtual dataset ``name``; None if only the library can read its rows."""
+    memory = element_type(source)
+    stored, item, ragged = _element(memory)
+    plain = not ragged and has_bytes_of(source.id.get_type(), memory)
+    return _byte_ranges(source, path, name, stored, item) if plain else None
 
 
 def _is_in(path: str, dataset: h5py.Dataset) -> bool:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -33,6 +35,22 @@ class Source:
     name: str
     start: int
     stop: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Whole rows of a source that are consecutive rows of a virtual dataset.
+
+    Parameters
+    ----------
+    path, name : of the file, and of the dataset in it.
+    first, rows : range of rows of the source.
+    """
+
+    path: str
+    name: str
+    first: int
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -63,13 +81,59 @@ class SourceFiles:
 
 def sources_of(dataset: h5py.Dataset, path: str) -> Iterator[Source]:
     """Yield the sources of a virtual dataset of the open file ``path``."""
+    return (source for _, source in _mapped(dataset, path))
+
+
+def segments_of(dataset: h5py.Dataset, path: str) -> list[Segment] | None:
+    """Return the sources of a virtual dataset in the order of its rows.
+
+    None unless each of them gives whole rows, and each row has one source.
+    """
+    inner, found = dataset.shape[1:], []
+    for mapping, source in _mapped(dataset, path):
+        rows = source.stop - source.start
+        if _is_endless(mapping.vspace):
+            is_whole = mapping.vspace.get_regular_hyperslab()[3][1:] == inner
+        else:
+            is_whole = _whole_rows(mapping.vspace, inner) == (source.start, rows)
+        of_source = _whole_rows(mapping.src_space, inner)
+        if not is_whole or of_source is None or of_source[1] not in (None, rows):
+            return None
+        found.append((source.start, Segment(source.path, source.name, of_source[0], rows)))
+    found.sort(key=lambda pair: pair[0])
+    ends = np.cumsum([segment.rows for _, segment in found]).tolist()
+    starts = [start for start, _ in found]
+    return [segment for _, segment in found] if [*starts, dataset.shape[0]] == [0, *ends] else None
+
+
+def _whole_rows(space: h5py.h5s.SpaceID, inner: tuple[int, ...]) -> tuple[int, int | None] | None:
+    """Return the first row and the number of rows of a selection of whole rows; None for another selection.
+
+    The number is None for all rows of a source, whose shape HDF5 does not know before it has opened it.
+    """
+    if space.get_select_type() == h5py.h5s.SEL_ALL:
+        return 0, None
+    if _is_endless(space) or not space.get_select_npoints():
+        return None
+    low, high = space.get_select_bounds()
+    rows = int(high[0]) - int(low[0]) + 1
+    return (int(low[0]), rows) if space.get_select_npoints() == rows * prod(inner) else None
+
+
+def _is_endless(space: h5py.h5s.SpaceID) -> bool:
+    is_regular = space.get_select_type() == h5py.h5s.SEL_HYPERSLABS and space.is_regular_hyperslab()
+    return is_regular and any(h5py.h5s.UNLIMITED in numbers for numbers in space.get_regular_hyperslab())
+
+
+def _mapped(dataset: h5py.Dataset, path: str) -> Iterator[tuple[Any, Source]]:
+    """Yield h5py's mappings of a virtual dataset of the open file ``path``, each with one of its sources."""
     folder = os.fsdecode(dataset.id.get_access_plist().get_virtual_prefix())
     prefixes = [*os.environ.get(PREFIX, "").split(":"), folder]  # of the second one HDF5 has expanded ${ORIGIN}
     for mapping in dataset.virtual_sources():
         for number, start, stop in _blocks(mapping.vspace, mapping.file_name, dataset.shape):
             file, name = (_numbered(text, number) for text in (mapping.file_name, mapping.dset_name))
             found = path if file == "." else _find(file, path, [word for word in prefixes if word])
-            yield Source(found, name, start, min(stop, dataset.shape[0]))
+            yield mapping, Source(found, name, start, min(stop, dataset.shape[0]))
 
 
 def _blocks(space: h5py.h5s.SpaceID, file_name: str, shape: tuple[int, ...]) -> Iterator[tuple[int | None, int, int]]:

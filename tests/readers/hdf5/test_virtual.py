@@ -11,13 +11,18 @@ import numpy as np
 import pytest
 
 from matex_data.errors import DataError, FormatError
+from matex_data.index.combined import Concatenated
 from matex_data.opening import open_dataset
 from matex_data.readers.hdf5.reader import index
+from matex_data.readers.hdf5.rows import Hdf5Rows
+from matex_data.readers.hdf5.virtual import SourceFiles, sources_of
 from tests.support.launch import run_script
 from tests.support.ranks import Pool
-from tests.support.serial import every_row, random_rows, same
+from tests.support.serial import every_row, random_rows, read_rows, same
 
 FILES, ROWS = 3, 8
+LIBRARY = hdf5plugin.BZip2()
+"""Filter that only the HDF5 library undoes."""
 
 
 def _values() -> np.ndarray[Any, Any]:
@@ -67,13 +72,15 @@ def test_other_fields_are_read_beside_one_with_a_missing_source(tmp_path: Path) 
         assert list(index(str(path)).fields) == ["y"]
 
 
-def test_a_source_that_vanishes_is_an_error_where_its_rows_are_read(tmp_path: Path) -> None:
-    found = index(str(_write(tmp_path)), ["x"])
+@pytest.mark.parametrize("options", [{}, LIBRARY], ids=["byte ranges", "library"])
+def test_a_source_that_vanishes_is_an_error_where_its_rows_are_read(tmp_path: Path, options: Any) -> None:
+    found = index(str(_write(tmp_path, **options)), ["x"])
+    assert isinstance(found.files[0].layouts["x"], Hdf5Rows if options else Concatenated)
     (tmp_path / "s2.h5").unlink()
-    layout: Any = found.files[0].layouts["x"]
-    assert same(layout.read(0, 2 * ROWS), _values()[: 2 * ROWS])
+    numbers = np.arange(2 * ROWS + 1)
+    assert same(read_rows(found, "x", numbers[:-1], numbers[:-1]), _values()[: 2 * ROWS])
     with pytest.raises(DataError, match=r"missing(.|\n)*s2\.h5"):
-        layout.read(0, 2 * ROWS + 1)
+        read_rows(found, "x", numbers, numbers)
 
 
 def test_a_source_without_the_dataset(tmp_path: Path) -> None:
@@ -104,6 +111,66 @@ def test_sources_with_filters_of_plugins(tmp_path: Path, pool: Pool, filters: An
     assert same(np.concatenate([x for _, _, x in results]), _values())
 
 
+WITHOUT_PLUGINS = """
+import sys
+sys.modules["hdf5plugin"] = None
+import h5py, numpy as np, matex_data as md
+data = md.open_dataset(sys.argv[1], inputs="x")
+x = np.concatenate([batch for batch in data.batches(5, shuffle=True, seed=1, remainder="keep")])
+assert not h5py.h5z.filter_avail(int(sys.argv[2]))
+print(np.sort(x[:, 0]).tobytes().hex())
+"""
+
+
+@pytest.mark.parametrize("filters", [hdf5plugin.Bitshuffle(cname="lz4"), hdf5plugin.LZ4()], ids=["bitshuffle", "lz4"])
+def test_the_codecs_of_this_package_read_the_sources(tmp_path: Path, filters: Any) -> None:
+    path = _write(tmp_path, **filters)
+    finished = run_script(0, WITHOUT_PLUGINS, str(path), str(filters.filter_id), forked=False)
+    assert finished.returncode == 0, finished.stderr
+    assert np.array_equal(np.frombuffer(bytes.fromhex(finished.stdout)), np.sort(_values()[:, 0]))
+
+
+def test_a_damaged_chunk_of_a_source_is_an_error(tmp_path: Path, pool: Pool) -> None:
+    path = _write(tmp_path, compression="gzip", fletcher32=True)
+    with h5py.File(tmp_path / "s1.h5") as file:
+        chunk = file["inner/x"].id.get_chunk_info(1)
+    content = bytearray((tmp_path / "s1.h5").read_bytes())
+    content[chunk.byte_offset + 9] ^= 255
+    (tmp_path / "s1.h5").write_bytes(content)
+    for text in pool.run(_read_error, str(path)):
+        assert "'x'" in text and str(path) in text and "decode" in text
+
+
+def _read_error(comm: Any, path: str) -> str:
+    with pytest.raises(DataError) as caught:
+        list(open_dataset(path, comm=comm, inputs="x").batches(12, shuffle=True, seed=0))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("shape", ["rows in other order", "columns", "every second row", "converted"])
+def test_mappings(tmp_path: Path, shape: str) -> None:
+    _write(tmp_path, compression="gzip")
+    layout, names = h5py.VirtualLayout((2 * ROWS, 4), "f4" if shape == "converted" else "f8"), ("s1.h5", "s0.h5")
+    for i, name in enumerate(names):
+        source = h5py.VirtualSource(tmp_path / name, "inner/x", (ROWS, 4))
+        if shape == "columns":
+            layout[:ROWS, 2 * i : 2 * i + 2] = source[:, 2 * i : 2 * i + 2]
+        elif shape == "every second row":
+            layout[i::2] = source
+        else:
+            layout[(1 - i) * ROWS + 2 : (2 - i) * ROWS] = source[2:]
+            layout[(1 - i) * ROWS : (1 - i) * ROWS + 2] = source[:2]
+    with h5py.File(tmp_path / "mapped.h5", "w") as file:
+        file.create_virtual_dataset("x", layout, fillvalue=-1)
+    found = index(str(tmp_path / "mapped.h5"), ["x"])
+    assert isinstance(found.files[0].layouts["x"], Concatenated) == (shape == "rows in other order")
+    with h5py.File(tmp_path / "mapped.h5") as file:
+        expected = file["x"][...]
+    assert same(every_row(found, "x"), expected)
+    rows, numbers = random_rows(found, "x", np.random.default_rng(0))
+    assert same(rows, expected[numbers])
+
+
 def test_numbered_sources(tmp_path: Path) -> None:
     _write(tmp_path)
     path = tmp_path / "numbered.h5"
@@ -118,8 +185,12 @@ def test_numbered_sources(tmp_path: Path) -> None:
     found = index(str(path), ["x"])
     assert same(every_row(found, "x"), _values())
     layout: Any = found.files[0].layouts["x"]
-    assert layout.sources.paths == tuple(str(tmp_path / f"s{i}.h5") for i in range(FILES))
-    assert layout.sources.start.tolist() == [0, 8, 16] and layout.sources.stop.tolist() == [8, 16, 24]
+    assert [part.path for part in layout.parts] == [str(tmp_path / f"s{i}.h5") for i in range(FILES)]
+    assert [part.rows for part in layout.parts] == [ROWS] * FILES
+    with h5py.File(path) as file:
+        sources = SourceFiles.of(list(sources_of(file["x"], str(path))))
+    assert sources.paths == tuple(str(tmp_path / f"s{i}.h5") for i in range(FILES))
+    assert sources.start.tolist() == [0, 8, 16] and sources.stop.tolist() == [8, 16, 24]
 
 
 @pytest.mark.parametrize("where", ["variable", "absolute", "moved", "working directory", "behind a link"])
@@ -147,8 +218,10 @@ def test_sources_are_found_where_hdf5_finds_them(tmp_path: Path, monkeypatch: py
 ORIGIN = """
 import sys
 from matex_data.readers.hdf5.reader import index
+from matex_data.readers.hdf5.rows import Hdf5Rows
+from matex_data.readers.hdf5.virtual import SourceFiles, sources_of
 layout = index(sys.argv[1], ["x"]).files[0].layouts["x"]
-print(layout.sources.paths[0], layout.read(0, layout.rows).sum())
+print(layout.parts[0].path, open_dataset(sys.argv[1], inputs="x").load()["x"].sum())
 """
 
 
@@ -157,6 +230,7 @@ def test_the_variable_may_name_the_folder_of_the_file(tmp_path: Path) -> None:
     path = _write(tmp_path / "sources").rename(tmp_path / "all.h5")
     environment = {"HDF5_VDS_PREFIX": "${ORIGIN}/sources"}
     finished = run_script(0, ORIGIN, str(path), env=environment, forked=False)  # HDF5 reads it when it is loaded
+    assert finished.returncode == 0, finished.stderr
     source, total = finished.stdout.split()
     assert Path(source).samefile(tmp_path / "sources" / "s0.h5") and float(total) == pytest.approx(_values().sum())
 
