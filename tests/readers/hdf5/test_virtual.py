@@ -217,9 +217,8 @@ def test_sources_are_found_where_hdf5_finds_them(tmp_path: Path, monkeypatch: py
 
 ORIGIN = """
 import sys
+from matex_data import open_dataset
 from matex_data.readers.hdf5.reader import index
-from matex_data.readers.hdf5.rows import Hdf5Rows
-from matex_data.readers.hdf5.virtual import SourceFiles, sources_of
 layout = index(sys.argv[1], ["x"]).files[0].layouts["x"]
 print(layout.parts[0].path, open_dataset(sys.argv[1], inputs="x").load()["x"].sum())
 """
