@@ -118,6 +118,14 @@ def _write_hdf5(**options: Any) -> Callable[[Path, Integers], None]:
     return write
 
 
+def _write_virtual(path: Path, numbers: Integers) -> None:
+    with h5py.File(path, "w") as file:
+        stored = file.create_dataset("stored", data=vectors(numbers), chunks=(2, 8), compression="gzip")
+        layout = h5py.VirtualLayout(stored.shape, stored.dtype)
+        layout[...] = h5py.VirtualSource(stored)
+        file.create_virtual_dataset("x", layout)
+
+
 def _write_compound(path: Path, numbers: Integers) -> None:
     rows = np.zeros(len(numbers), [(name, column.dtype) for name, column in _columns(numbers).items()])
     for name, column in _columns(numbers).items():
@@ -231,6 +239,7 @@ KINDS = {
     "npz": Kind(_write_npz, _vectors, ".npz"),
     "hdf5": Kind(_write_hdf5(), _vectors, ".h5"),
     "gzip": Kind(_write_hdf5(chunks=(3, 4), compression="gzip", shuffle=True, fletcher32=True), _vectors, ".h5"),
+    "virtual": Kind(_write_virtual, _vectors, ".h5", {"inputs": ["x"]}),
     "compound": Kind(_write_compound, _check_compound, ".h5", {"inputs": ["rows/n", "rows/half", "rows/minus"]}),
     "texts": Kind(_write_texts, _check_texts, ".h5"),
     "jagged": Kind(_write_jagged, _check_lists, ".h5", {"offsets": {"list": "offsets"}}),

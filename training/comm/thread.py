@@ -10,6 +10,7 @@ from typing import Any
 from matex_data.training.comm.collectives import Collectives
 
 Operation = Callable[[Collectives], Any]
+CLOSE_SECONDS = 10.0
 
 
 class CommunicationPool:
@@ -57,20 +58,27 @@ class CommunicationThread:
         self._thread.start()
 
     def submit(self, number: int, operation: Operation) -> Future[Any]:
-        """Queue an operation; never block."""
+        """Queue an operation; never block. After ``close`` it is cancelled."""
         future: Future[Any] = Future()
         with self._changed:
-            self._pending[number] = (operation, future)
-            self._changed.notify()
+            if self._open:
+                self._pending[number] = (operation, future)
+                self._changed.notify()
+            else:
+                future.cancel()
         return future
 
     def close(self) -> None:
-        """End the thread and free its communicator. *Collective*."""
+        """End the thread and free its communicator. *Collective*.
+
+        A communicator whose operation is still under way after ``CLOSE_SECONDS`` is left to the end of the process.
+        """
         with self._changed:
             self._open = False
             self._changed.notify()
-        self._thread.join(timeout=10)
-        self._collectives.close()
+        self._thread.join(timeout=CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            self._collectives.close()
 
     def _run(self) -> None:
         while True:
