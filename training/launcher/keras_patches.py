@@ -197,21 +197,11 @@ def _until_out_of_range(iterator: Any) -> Iterator[Any]:
 
 
 def _iterator_over(batches: list[Any], spec: Any) -> Any:
-    """Return an iterator of TensorFlow over batches, with their element spec, so that a step is traced once."""
-    given = [i for i, leaf in enumerate(tf.nest.flatten(spec)) if not isinstance(leaf, tf.OptionalSpec)]
-    leaves = [tf.nest.flatten(batch) for batch in batches]
-
-    def select(batch: list[Any]) -> tuple[Any, ...]:
-        return tuple(batch[i] for i in given)
-
-    def packed(*tensors: Any) -> Any:
-        filled = list(leaves[0])  # optionals that stand for None
-        for i, tensor in zip(given, tensors, strict=True):
-            filled[i] = tensor
-        return tf.nest.pack_sequence_as(spec, filled)
-
-    data = tf.data.Dataset.from_generator(lambda: map(select, leaves), output_signature=select(tf.nest.flatten(spec)))
-    return iter(data.map(packed))
+    """Return an iterator of TensorFlow over batches, with the element spec of their dataset, so that a step is traced
+    once.
+    """
+    data = functools.reduce(tf.data.Dataset.concatenate, map(tf.data.Dataset.from_tensors, batches))
+    return iter(tf.data.experimental.from_variant(tf.data.experimental.to_variant(data), spec))
 
 
 def _without_optionals(leaf: Any) -> Any:
