@@ -329,7 +329,7 @@ class KerasPatches:
     def _evaluate(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
         model._assert_compile_called("evaluate")
         distributed = self._distributed(model)
-        check_same(self._channel, "evaluate()", [options.get(name) for name in ("x", "y", "sample_weight")])
+        check_same(self._channel, "evaluate()", [options.get(name) for name in DATA])
         if distributed.step.whole:
             return original(**options)
         epoch = distributed.within_epoch() if _current_call.get() is not None else contextlib.nullcontext()
@@ -338,7 +338,38 @@ class KerasPatches:
             if not is_sharded(options.get("x")) and (few or not self._may_shard(model, "test_step", options)):
                 with local_model(model):
                     return _call_within(None, original, options)
+            if self._divides_evenly(options):
+                distributed.test.set_lockstep(True)
+                return _call_within(None, original, self._own_rows(options))
             return _call_within(PatchedCall(self._channel, distributed), original, options)
+
+    def _divides_evenly(self, options: dict[str, Any]) -> bool:
+        """Return whether each rank has equally many rows of all batches of small arrays but the last, and some of it."""
+        arrays = [keras.tree.flatten(options.get(name)) for name in DATA]
+        size, batch = self._channel.size, options.get("batch_size") or DEFAULT_BATCH
+        leaves = [leaf for leaf in itertools.chain(*arrays) if leaf is not None]
+        if not _are_arrays(leaves) or is_sharded(leaves) or options.get("steps"):
+            return False
+        if sum(leaf.nbytes for leaf in leaves) > COPIED_BYTES:
+            return False
+        rest = len(leaves[0]) % batch
+        return batch % size == 0 and (rest == 0 or rest >= size)
+
+    def _own_rows(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return a call's options with arrays of this rank's rows of each batch: no function has to be made for them."""
+        batch = options.get("batch_size") or DEFAULT_BATCH
+        total = len(keras.tree.flatten(options["x"])[0])
+        full, rest = divmod(total, batch)
+        rank, size = self._channel.rank, self._channel.size
+        starts = batch * np.arange(full)
+        rows = np.concatenate(
+            [
+                np.add.outer(starts, np.arange(batch)[rank_slice(batch, rank, size)]).ravel(),
+                full * batch + np.arange(rest)[rank_slice(rest, rank, size)],
+            ]
+        )
+        data = {name: options[name] for name in DATA if options.get(name) is not None}
+        return {**options, **keras.tree.map_structure(lambda leaf: leaf[rows], data), "batch_size": batch // size}
 
     def _predict(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
         """Predict this rank's rows; return those of all ranks, in order. *Collective*."""
@@ -390,7 +421,7 @@ class KerasPatches:
             return True
         if own or model.run_eagerly:
             return False
-        return self._proofs.proven(model, *(options.get(name) for name in ("x", "y", "sample_weight")))
+        return self._proofs.proven(model, *map(options.get, DATA))
 
     def _gather(self, output: Any, positions: Any) -> Any:
         """Return the rows of all ranks in order: an array, or a ragged tensor if Keras returns one. *Collective*."""
@@ -422,7 +453,7 @@ class KerasPatches:
         distributed = self._distributed(model)
         if distributed.step.whole:
             return original(**options)
-        data = {name: _as_arrays(options.get(name)) for name in ("x", "y", "sample_weight")}
+        data = {name: _as_arrays(options.get(name)) for name in DATA}
         batch = tuple(data.values())
         whole = not is_sharded([leaf for leaf in tf.nest.flatten([*map(options.get, data)]) if leaf is not None])
         rows = int(batch_size(tf.nest.map_structure(_as_tensor, batch)))
@@ -443,6 +474,10 @@ class KerasPatches:
         return logs if as_dict else model._flatten_metrics_in_order(logs)
 
 
+DATA = ("x", "y", "sample_weight")
+"""Parameters of ``evaluate`` and ``train_on_batch`` that hold one row per sample."""
+COPIED_BYTES = 1 << 26
+"""Bytes of arrays up to which a rank copies its rows: of larger ones, 30 ms for functions of datasets are no matter."""
 DEFAULT_BATCH = 32
 """Rows of a batch of Keras, unless the call says otherwise."""
 FEW = 16
@@ -459,9 +494,13 @@ def _has_few_rows(options: dict[str, Any], size: int) -> bool:
 
 def _is_one_array(options: dict[str, Any]) -> bool:
     """Return whether a call predicts all rows of arrays of one length, without callbacks that see its batches."""
-    leaves = keras.tree.flatten(options.get("x"))
+    return _are_arrays(keras.tree.flatten(options.get("x"))) and not (options.get("callbacks") or options.get("steps"))
+
+
+def _are_arrays(leaves: list[Any]) -> bool:
+    """Return whether there are leaves, and all are arrays of one length."""
     alike = all(isinstance(leaf, np.ndarray) and leaf.ndim and len(leaf) == len(leaves[0]) for leaf in leaves)
-    return bool(leaves) and alike and not (options.get("callbacks") or options.get("steps"))
+    return bool(leaves) and alike
 
 
 def _as_arrays(data: Any) -> Any:
