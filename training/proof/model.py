@@ -185,11 +185,18 @@ def _own_methods(model: Any) -> list[Reason]:
         if getattr(type(model), name, None) is not getattr(_keras_class(model), name, None):
             reasons.append(Reason(model.name, name, "is a method of the model's own"))
         replaced = vars(model).get(name)
-        if replaced is not None and not type(replaced).__module__.startswith("matex_data."):
+        if replaced is not None and not _is_own_method(model, name, replaced):
             reasons.append(Reason(model.name, name, "is replaced on the model"))
     if model.run_eagerly:
         reasons.append(Reason(model.name, "run_eagerly", "lets Python code run in every step"))
     return reasons
+
+
+def _is_own_method(model: Any, name: str, replaced: Any) -> bool:
+    """Return whether an attribute is the method of the model's class, or wraps it for this package."""
+    while type(replaced).__module__.startswith("matex_data."):
+        replaced = replaced.wrapped
+    return getattr(replaced, "__self__", None) is model and replaced.__func__ is getattr(type(model), name)
 
 
 def _keras_class(model: Any) -> Any:

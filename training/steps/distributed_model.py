@@ -18,7 +18,7 @@ from matex_data.training.reduction.ops import Reducer
 from matex_data.training.sharding.rows import leaves_per_sample, static_rows
 from matex_data.training.steps.batch_norm import average_moving_statistics, global_moments
 from matex_data.training.steps.evaluation import DistributedTestStep
-from matex_data.training.steps.losses import DistributedLoss
+from matex_data.training.steps.losses import DistributedLoss, SummedLoss, is_unreduced
 from matex_data.training.steps.metrics import (
     combine_states,
     combined_logs,
@@ -211,6 +211,8 @@ class DistributedModel:
             ]
             self._losses = [entry.loss for entry in replaced]
             self._replace(compiled, "_flat_losses", replaced)
+            if any(is_unreduced(loss.loss) for loss in self._losses):
+                self._replace(self.model, "compute_loss", SummedLoss(self.model.compute_loss, self.channel))
 
     def _replace_normalizations(self) -> None:
         for layer in self._normalizations(synchronized=True):
