@@ -25,6 +25,7 @@ from matex_data.training.launcher.checking.check import Mode, SelfCheck
 from matex_data.training.launcher.checking.forward import ForwardProofs
 from matex_data.training.launcher.checking.report import Report
 from matex_data.training.launcher.saving import local_model
+from matex_data.training.proof.model import own_method
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.sharding.batch_weights import batch_weights
 from matex_data.training.sharding.digests import check_same
@@ -57,6 +58,7 @@ class PatchedCall:
     check : self-check of the model, if the call trains.
     record_sizes : record the sizes of the global batches.
     epochs : epochs that the call trains.
+    may_evaluate : of ``fit``: returns whether the model evaluates shards of a dataset as it does all of it.
 
     Attributes
     ----------
@@ -73,9 +75,11 @@ class PatchedCall:
         check: SelfCheck | None = None,
         record_sizes: bool = False,
         epochs: int = 1,
+        may_evaluate: Callable[[Any], bool] | None = None,
     ) -> None:
         self._channel = channel
         self._distributed = distributed
+        self._may_evaluate = may_evaluate
         self._check = check
         self._record_sizes = record_sizes
         self._epochs, self._epoch = epochs, -1
@@ -96,6 +100,10 @@ class PatchedCall:
                 return deterministic(dataset)
             if self._distributed is not None and self._distributed.step.whole:
                 return dataset
+            if self.test is not None and self._may_evaluate is not None:
+                self.test.alone = not self._may_evaluate(dataset)
+                if self.test.alone:
+                    return dataset
             dataset = self._recording_sizes(dataset) if self._record_sizes else dataset
             dataset = shard_rows(dataset, self._channel.rank, self._channel.size)
         if not trains and not self._record_sizes and not lockstep:
@@ -263,7 +271,9 @@ class KerasPatches:
             by_launcher = vars(model).get("_matex_distributed") is not None
             trained_by_fit = isinstance(vars(model).get("train_step"), DistributedStep) and not by_launcher
             if trained_by_fit or "_use_cached_eval_dataset" in kwargs:  # fit calls evaluate
-                return original(model, *args, **kwargs)
+                whole = by_launcher and not model._matex_distributed.step.whole and model.test_step.alone
+                with local_model(model) if whole else contextlib.nullcontext():
+                    return original(model, *args, **kwargs)
             if alone.get():
                 if name in ("fit", "train_on_batch"):
                     raise PartitionError(
@@ -302,7 +312,13 @@ class KerasPatches:
         self._warn_of_generator(options.get("x"))
         check = model._matex_check
         epochs = options.get("epochs", 1) - (options.get("initial_epoch") or 0)
-        call = PatchedCall(self._channel, distributed, check, epochs=epochs)
+        call = PatchedCall(
+            self._channel,
+            distributed,
+            check,
+            epochs=epochs,
+            may_evaluate=lambda dataset: self._may_shard(model, "test_step", {"x": dataset}),
+        )
         if is_sharded(options.get("x")) and not isinstance(options["x"], tf.data.Dataset):
             batch = max(1, (options.get("batch_size") or 32) // self._channel.size)
             steps = -(-len(keras.tree.flatten(options["x"])[0]) // batch)
@@ -412,16 +428,16 @@ class KerasPatches:
     def _may_shard(self, model: Any, step: str, options: dict[str, Any]) -> bool:
         """Return whether a model predicts or evaluates shards of its data as it does all. *Collective*.
 
-        It does if it is proven, or if it was trained on shards and checked.
+        It does if it is proven; a step of Keras also if the model was trained on shards and checked.
         """
         check = vars(model).get("_matex_check")
         trained = check is not None and check.schedule.checked is not None
-        own = getattr(type(model), step) is not getattr(keras.Model, step)
-        if self._verify == "never" or (trained and not (own and step == "predict_step")):
+        own = own_method(model, step)
+        if self._verify == "never" or (trained and own is None):
             return True
-        if own or model.run_eagerly:
+        if model.run_eagerly or (own is not None and (step == "predict_step" or not trained)):
             return False
-        return self._proofs.proven(model, *map(options.get, DATA))
+        return self._proofs.proven(model, *map(options.get, DATA), step=own)
 
     def _gather(self, output: Any, positions: Any) -> Any:
         """Return the rows of all ranks in order: an array, or a ragged tensor if Keras returns one. *Collective*."""

@@ -237,9 +237,11 @@ class DistributedModel:
     def combined(self, logs: Any, of_batch: bool = False) -> Any:
         """Return the logs of an epoch, an evaluation or a batch over all ranks. *Collective*."""
         kinds = dict(self.step.reductions)
+        for key, possible in self.step.possible.items():
+            kind = kinds.get(key) or "mean"  # of a number of which the graph does not tell it, the checks may
+            kinds[key] = kind if kind in possible else None
         for key, kind in self.test.reductions.items():
             kinds[key] = kind if kinds.get(key, kind) == kind else None
-        kinds.update({key: "mean" for key, mean in self.step.means.items() if mean and kinds.get(key) is None})
         return combined_logs(self.model, self.channel, logs, kinds, of_batch, self._warn_of_own)
 
     def _warn_of_own(self, keys: list[str]) -> None:

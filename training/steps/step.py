@@ -42,7 +42,7 @@ class DistributedStep:
         ranks have equal ones, this rank's times the number of ranks.
     traces : number of times that TensorFlow has traced the step, or that it ran eagerly.
     reductions : how the numbers among the latest logs that are no metrics combine over the ranks, by key.
-    means : for numbers of which the graph does not tell that: whether they were means in all checks.
+    possible : for numbers that were checked: how those of shards gave that of their union, in all checks.
     """
 
     def __init__(self, model: Any, patches: AbstractContextManager[Any], channel: Channel) -> None:
@@ -57,7 +57,7 @@ class DistributedStep:
         self.samples_seen = eager_variable(0, tf.int64)
         self.traces = 0
         self.reductions: dict[str, Reduction | None] = {}
-        self.means: dict[str, bool] = {}
+        self.possible: dict[str, set[Reduction]] = {}
 
     def __call__(self, data: Any) -> Any:
         """Train on this rank's rows. *Collective*."""

@@ -26,7 +26,7 @@ from matex_data.training.proof.model import Proof, prove
 from matex_data.training.sharding.digests import check_same
 from matex_data.training.sharding.rows import batch_size, leaves_per_sample, rows_between
 from matex_data.training.steps.attributes import Attributes
-from matex_data.training.steps.logs import is_mean
+from matex_data.training.steps.logs import possible_reductions
 from matex_data.training.steps.metrics import change_rules
 
 if TYPE_CHECKING:
@@ -321,8 +321,8 @@ class SelfCheck:
             return Verdict(np.inf, np.inf, f"step ({type(error).__name__}: {error.message.splitlines()[0]})")
         for key, value in whole[0].logs.items():
             shards = [(numbers[key], rows) for numbers, rows in logs if key in numbers]
-            mean = len(shards) == len(logs) and is_mean(shards, value)
-            self._distributed.step.means[key] = mean and self._distributed.step.means.get(key, True)
+            possible = possible_reductions(shards, value) if len(shards) == len(logs) else set()
+            self._distributed.step.possible.setdefault(key, possible).intersection_update(possible)
         known = {i: change for i, change in whole[0].metrics.items() if i in combined}
         combined = {i: combined[i] for i in known}
         return compare(Effects(whole[0].named(known)), Effects(sharded.named(combined)), self._rounding)
