@@ -148,6 +148,8 @@ class PatchedCall:
             fit = first and self._epoch == 0
             if self.whole_batches and self._check.due(first_of_fit=fit, first_of_epoch=first, last_of_fit=last):
                 iterator = self._checked(iterator, executed)
+            elif first and not self.whole_batches:
+                self._check.of_shards(self.spec)
             yield (*numbers, iterator)
             self._check.schedule.steps += executed
 
@@ -480,6 +482,8 @@ class KerasPatches:
         distributed.watch.agree(self._channel)
         if whole and (check.due(first_of_fit=check.schedule.checked is None) or check.is_new(spec)):
             check.before_step(tf.nest.map_structure(_as_tensor, batch), spec, "train_on_batch()")
+        elif not whole:
+            check.of_shards(spec)
         check.schedule.steps += 1
         if distributed.step.whole:
             return original(**options)

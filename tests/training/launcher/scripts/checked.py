@@ -601,6 +601,30 @@ def growing_in_train_on_batch():
     return {"losses": losses, "weights": model.get_weights()}
 
 
+# Data that the script shards itself
+
+
+def own_shards(model):
+    import matex_data as md  # plain Python has no use for it
+
+    x, y = table(48)
+    return trained(model, md.training.shard(tf.data.Dataset.from_tensor_slices((x, y)).batch(12)), batch_size=None)
+
+
+@case
+def proven_on_own_shards():
+    model = dense()
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return own_shards(model)
+
+
+@case
+def mixing_on_own_shards():
+    model = dense(Mixing())
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return own_shards(model)
+
+
 # What a step returns
 
 
