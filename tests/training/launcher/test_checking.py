@@ -117,7 +117,7 @@ def test_numbers_are_those_of_one_process(name: str, ranks: int) -> None:
     assert list(numbers) == list(expected), found.messages[name]
     for path, value in expected.items():
         where = f"{path}\n{found.messages[name]}"
-        np.testing.assert_allclose(numbers[path], value, rtol=1e-5, atol=2e-6, err_msg=where)
+        np.testing.assert_allclose(numbers[path], value, rtol=1e-6, atol=5e-7, err_msg=where)
     assert re.search(EQUAL[name], found.messages[name]), found.messages[name]
     assert not re.search(DOUBT, found.messages[name]) or name.startswith(("switched", "growing", "masked"))
 
