@@ -48,6 +48,8 @@ CASES = {
     "eagerly": Case("Adam", samples=96, options={"learning_rate": 0.01}, compiled={"run_eagerly": True}),
     "several_steps": Case("Adam", samples=250, options={"learning_rate": 0.01}, compiled={"steps_per_execution": 4}),
     "sum": Case("SGD", "penalized", samples=250, options={"learning_rate": 0.002}),
+    "none": Case("SGD", "unreduced", "two_targets", samples=250, options={"learning_rate": 0.002}),
+    "one_number": Case("Adam", "one_number", "words", samples=250, options={"learning_rate": 0.01}),
     "unused": Case("Adam", "unused", options={"learning_rate": 0.01}),
     "weighted": Case("SGD", "weighted_mean", "weighted", samples=250, options={"learning_rate": 0.3}),
 }
@@ -171,6 +173,27 @@ def penalized() -> Any:
     return keras.Sequential([keras.Input((problems.FEATURES,)), *layers]), _cross_entropy("sum")
 
 
+def unreduced() -> Any:
+    """Return a model whose loss has one value per row, of which TensorFlow takes the gradient of the sum."""
+    import keras
+
+    model, _ = two_outputs()
+    model.layers[1].kernel_regularizer = keras.regularizers.L2(0.01)
+    return model, [_cross_entropy("none"), "mae"]
+
+
+def one_number() -> Any:
+    """Return a model with a mask, and a loss that returns one number for a batch."""
+    import keras
+
+    def loss(y_true: Any, y_pred: Any) -> Any:
+        return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True))
+
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Embedding(40, 5, mask_zero=True), keras.layers.Dense(3)]
+    return keras.Sequential([keras.Input((7,), dtype="int32"), *layers]), loss
+
+
 def unused() -> Any:
     """Return a model with weights that get no gradient."""
     import keras
@@ -229,7 +252,7 @@ def _reference(comm: Any, name: str) -> Any:
 QUICK = {
     **dict.fromkeys(("accumulation", "eagerly", "embedding", "float16", "global_clipnorm", "masked"), 2),
     **dict.fromkeys(("several_steps", "sum", "unused", "weighted"), 2),
-    **dict.fromkeys(("batch_norm", "own_clipping", "uneven"), 3),
+    **dict.fromkeys(("batch_norm", "none", "one_number", "own_clipping", "uneven"), 3),
 }
 """Numbers of ranks of the cases that run by default; on three ranks, batches are divided into unequal blocks."""
 

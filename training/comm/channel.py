@@ -88,9 +88,10 @@ class Channel:
             self.rank, self.size, self.graph, self.host, self.counters, self.narrowed = kept
 
     def check_same(self, operation: str, collectives: Collectives | None = None) -> None:
-        """Raise an error unless all ranks are about to do the same operation.
+        """Raise an error unless all ranks are about to do the same operation. *Collective*.
 
-        *Collective* at the first call with each ``operation`` on each communicator.
+        Every operation is compared, also one that was compared before: a rank that left it out would already be in its
+        own operation while another one still compares.
 
         Parameters
         ----------
@@ -101,21 +102,14 @@ class Channel:
         ------
         RuntimeError : on all ranks, if the descriptions differ.
         """
-        collectives = collectives or self.host
         digest = hashlib.blake2b(operation.encode(), digest_size=7).digest()
-        if digest in collectives.checked:
-            return
-        number = int.from_bytes(digest, "little")
-        extremes = np.array([number, -number], np.int64)
-        collectives.reduce(extremes, "max")
-        if extremes[0] != -extremes[1]:
+        if not (collectives or self.host).have_equal(int.from_bytes(digest, "little")):
             raise RuntimeError(
                 "the ranks do not do the same operation\n"
                 "  expected: the same operation on all ranks\n"
                 f"  found: rank {self.rank} is about to {operation}\n"
                 "  remedy: build the same model and the same training step on every rank"
             )
-        collectives.checked.add(digest)
 
     def close(self) -> None:
         """Free the communicators. *Collective*."""

@@ -43,16 +43,11 @@ class Collectives:
         the core from whoever wants it. So ranks that share cores sleep until all of them have come, and ranks that are
         more than the cores sleep between the parts of an operation, too.
     clock : runs during collective operations; shared by the communicators of a channel.
-
-    Attributes
-    ----------
-    checked : digests of the operations that all ranks are known to agree on; see ``Channel.check_same``.
     """
 
     def __init__(self, comm: MPI.Intracomm, liveness: Liveness | None, share: CoreShare, clock: WaitingClock) -> None:
         self.comm = comm.Dup() if comm.size > 1 else comm
         self.liveness = liveness
-        self.checked: set[bytes] = set()
         self.share = share
         self.clock = clock
         self._drift = DriftCheck(clock)
@@ -61,19 +56,32 @@ class Collectives:
         """Return new collectives of the same ranks. *Collective*."""
         return Collectives(self.comm, self.liveness, self.share, self.clock)
 
-    def reduce(self, flat: Array, op: Op = "sum") -> None:
+    def reduce(self, flat: Array, op: Op = "sum", met: bool = False) -> None:
         """Reduce an array over all ranks, in place. *Collective*.
 
         Parameters
         ----------
         flat : array of one dimension, of the same size and dtype on every rank.
         op : "mean" sums like "sum"; the caller scales its array by its weight before.
+        met : all ranks have just met, in ``have_equal``.
         """
-        self._meet()
+        if not met:
+            self._meet()
         for segment in segments(flat):
             with timeline.span(f"{op} of {segment.nbytes:,} bytes", "communication"):
                 self._run(self.comm.Allreduce, self.comm.Iallreduce, MPI.IN_PLACE, segment, _OPS[op])
         self._compare_ranks()
+
+    def have_equal(self, number: int) -> bool:
+        """Return whether all ranks give the same number, below 2**62. *Collective*; ranks sleep until all have come."""
+        extremes = np.array([number, -number], np.int64)
+        arguments = MPI.IN_PLACE, extremes, MPI.MAX
+        if self.share == CoreShare.FULL:
+            with timeline.span("waiting for ranks", "communication"):
+                self._wait(self.comm.Iallreduce(*arguments))
+        else:
+            self._run(self.comm.Allreduce, self.comm.Iallreduce, *arguments)
+        return bool(extremes[0] == -extremes[1])
 
     def exchange(self, flat: Array) -> Array:
         """Send section r of an array to rank r, for all r; return what all ranks have sent here. *Collective*.

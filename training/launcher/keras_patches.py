@@ -25,6 +25,7 @@ from matex_data.training.launcher.checking.check import Mode, SelfCheck
 from matex_data.training.launcher.checking.forward import ForwardProofs
 from matex_data.training.launcher.checking.report import Report
 from matex_data.training.launcher.saving import local_model
+from matex_data.training.proof.model import own_method
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.sharding.batch_weights import batch_weights
 from matex_data.training.sharding.digests import check_same
@@ -57,6 +58,7 @@ class PatchedCall:
     check : self-check of the model, if the call trains.
     record_sizes : record the sizes of the global batches.
     epochs : epochs that the call trains.
+    may_evaluate : of ``fit``: returns whether the model evaluates shards of a dataset as it does all of it.
 
     Attributes
     ----------
@@ -73,9 +75,11 @@ class PatchedCall:
         check: SelfCheck | None = None,
         record_sizes: bool = False,
         epochs: int = 1,
+        may_evaluate: Callable[[Any], bool] | None = None,
     ) -> None:
         self._channel = channel
         self._distributed = distributed
+        self._may_evaluate = may_evaluate
         self._check = check
         self._record_sizes = record_sizes
         self._epochs, self._epoch = epochs, -1
@@ -96,6 +100,10 @@ class PatchedCall:
                 return deterministic(dataset)
             if self._distributed is not None and self._distributed.step.whole:
                 return dataset
+            if self.test is not None and self._may_evaluate is not None:
+                self.test.alone = not self._may_evaluate(dataset)
+                if self.test.alone:
+                    return dataset
             dataset = self._recording_sizes(dataset) if self._record_sizes else dataset
             dataset = shard_rows(dataset, self._channel.rank, self._channel.size)
         if not trains and not self._record_sizes and not lockstep:
@@ -140,6 +148,8 @@ class PatchedCall:
             fit = first and self._epoch == 0
             if self.whole_batches and self._check.due(first_of_fit=fit, first_of_epoch=first, last_of_fit=last):
                 iterator = self._checked(iterator, executed)
+            elif first and not self.whole_batches:
+                self._check.of_shards(self.spec)
             yield (*numbers, iterator)
             self._check.schedule.steps += executed
 
@@ -197,21 +207,11 @@ def _until_out_of_range(iterator: Any) -> Iterator[Any]:
 
 
 def _iterator_over(batches: list[Any], spec: Any) -> Any:
-    """Return an iterator of TensorFlow over batches, with their element spec, so that a step is traced once."""
-    given = [i for i, leaf in enumerate(tf.nest.flatten(spec)) if not isinstance(leaf, tf.OptionalSpec)]
-    leaves = [tf.nest.flatten(batch) for batch in batches]
-
-    def select(batch: list[Any]) -> tuple[Any, ...]:
-        return tuple(batch[i] for i in given)
-
-    def packed(*tensors: Any) -> Any:
-        filled = list(leaves[0])  # optionals that stand for None
-        for i, tensor in zip(given, tensors, strict=True):
-            filled[i] = tensor
-        return tf.nest.pack_sequence_as(spec, filled)
-
-    data = tf.data.Dataset.from_generator(lambda: map(select, leaves), output_signature=select(tf.nest.flatten(spec)))
-    return iter(data.map(packed))
+    """Return an iterator of TensorFlow over batches, with the element spec of their dataset, so that a step is traced
+    once.
+    """
+    data = functools.reduce(tf.data.Dataset.concatenate, map(tf.data.Dataset.from_tensors, batches))
+    return iter(tf.data.experimental.from_variant(tf.data.experimental.to_variant(data), spec))
 
 
 def _without_optionals(leaf: Any) -> Any:
@@ -273,7 +273,9 @@ class KerasPatches:
             by_launcher = vars(model).get("_matex_distributed") is not None
             trained_by_fit = isinstance(vars(model).get("train_step"), DistributedStep) and not by_launcher
             if trained_by_fit or "_use_cached_eval_dataset" in kwargs:  # fit calls evaluate
-                return original(model, *args, **kwargs)
+                whole = by_launcher and not model._matex_distributed.step.whole and model.test_step.alone
+                with local_model(model) if whole else contextlib.nullcontext():
+                    return original(model, *args, **kwargs)
             if alone.get():
                 if name in ("fit", "train_on_batch"):
                     raise PartitionError(
@@ -312,7 +314,13 @@ class KerasPatches:
         self._warn_of_generator(options.get("x"))
         check = model._matex_check
         epochs = options.get("epochs", 1) - (options.get("initial_epoch") or 0)
-        call = PatchedCall(self._channel, distributed, check, epochs=epochs)
+        call = PatchedCall(
+            self._channel,
+            distributed,
+            check,
+            epochs=epochs,
+            may_evaluate=lambda dataset: self._may_shard(model, "test_step", {"x": dataset}),
+        )
         if is_sharded(options.get("x")) and not isinstance(options["x"], tf.data.Dataset):
             batch = max(1, (options.get("batch_size") or 32) // self._channel.size)
             steps = -(-len(keras.tree.flatten(options["x"])[0]) // batch)
@@ -339,7 +347,7 @@ class KerasPatches:
     def _evaluate(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
         model._assert_compile_called("evaluate")
         distributed = self._distributed(model)
-        check_same(self._channel, "evaluate()", [options.get(name) for name in ("x", "y", "sample_weight")])
+        check_same(self._channel, "evaluate()", [options.get(name) for name in DATA])
         if distributed.step.whole:
             return original(**options)
         epoch = distributed.within_epoch() if _current_call.get() is not None else contextlib.nullcontext()
@@ -348,7 +356,38 @@ class KerasPatches:
             if not is_sharded(options.get("x")) and (few or not self._may_shard(model, "test_step", options)):
                 with local_model(model):
                     return _call_within(None, original, options)
+            if self._divides_evenly(options):
+                distributed.test.set_lockstep(True)
+                return _call_within(None, original, self._own_rows(options))
             return _call_within(PatchedCall(self._channel, distributed), original, options)
+
+    def _divides_evenly(self, options: dict[str, Any]) -> bool:
+        """Return whether each rank has equally many rows of all batches of small arrays but the last, and some of it."""
+        arrays = [keras.tree.flatten(options.get(name)) for name in DATA]
+        size, batch = self._channel.size, options.get("batch_size") or DEFAULT_BATCH
+        leaves = [leaf for leaf in itertools.chain(*arrays) if leaf is not None]
+        if not _are_arrays(leaves) or is_sharded(leaves) or options.get("steps"):
+            return False
+        if sum(leaf.nbytes for leaf in leaves) > COPIED_BYTES:
+            return False
+        rest = len(leaves[0]) % batch
+        return batch % size == 0 and (rest == 0 or rest >= size)
+
+    def _own_rows(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return a call's options with arrays of this rank's rows of each batch: no function has to be made for them."""
+        batch = options.get("batch_size") or DEFAULT_BATCH
+        total = len(keras.tree.flatten(options["x"])[0])
+        full, rest = divmod(total, batch)
+        rank, size = self._channel.rank, self._channel.size
+        starts = batch * np.arange(full)
+        rows = np.concatenate(
+            [
+                np.add.outer(starts, np.arange(batch)[rank_slice(batch, rank, size)]).ravel(),
+                full * batch + np.arange(rest)[rank_slice(rest, rank, size)],
+            ]
+        )
+        data = {name: options[name] for name in DATA if options.get(name) is not None}
+        return {**options, **keras.tree.map_structure(lambda leaf: leaf[rows], data), "batch_size": batch // size}
 
     def _predict(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
         """Predict this rank's rows; return those of all ranks, in order. *Collective*."""
@@ -391,16 +430,16 @@ class KerasPatches:
     def _may_shard(self, model: Any, step: str, options: dict[str, Any]) -> bool:
         """Return whether a model predicts or evaluates shards of its data as it does all. *Collective*.
 
-        It does if it is proven, or if it was trained on shards and checked.
+        It does if it is proven; a step of Keras also if the model was trained on shards and checked.
         """
         check = vars(model).get("_matex_check")
         trained = check is not None and check.schedule.checked is not None
-        own = getattr(type(model), step) is not getattr(keras.Model, step)
-        if self._verify == "never" or (trained and not (own and step == "predict_step")):
+        own = own_method(model, step)
+        if self._verify == "never" or (trained and own is None):
             return True
-        if own or model.run_eagerly:
+        if model.run_eagerly or (own is not None and (step == "predict_step" or not trained)):
             return False
-        return self._proofs.proven(model, *(options.get(name) for name in ("x", "y", "sample_weight")))
+        return self._proofs.proven(model, *map(options.get, DATA), step=own)
 
     def _gather(self, output: Any, positions: Any) -> Any:
         """Return the rows of all ranks in order: an array, or a ragged tensor if Keras returns one. *Collective*."""
@@ -432,7 +471,7 @@ class KerasPatches:
         distributed = self._distributed(model)
         if distributed.step.whole:
             return original(**options)
-        data = {name: _as_arrays(options.get(name)) for name in ("x", "y", "sample_weight")}
+        data = {name: _as_arrays(options.get(name)) for name in DATA}
         batch = tuple(data.values())
         whole = not is_sharded([leaf for leaf in tf.nest.flatten([*map(options.get, data)]) if leaf is not None])
         rows = int(batch_size(tf.nest.map_structure(_as_tensor, batch)))
@@ -443,6 +482,8 @@ class KerasPatches:
         distributed.watch.agree(self._channel)
         if whole and (check.due(first_of_fit=check.schedule.checked is None) or check.is_new(spec)):
             check.before_step(tf.nest.map_structure(_as_tensor, batch), spec, "train_on_batch()")
+        elif not whole:
+            check.of_shards(spec)
         check.schedule.steps += 1
         if distributed.step.whole:
             return original(**options)
@@ -453,6 +494,10 @@ class KerasPatches:
         return logs if as_dict else model._flatten_metrics_in_order(logs)
 
 
+DATA = ("x", "y", "sample_weight")
+"""Parameters of ``evaluate`` and ``train_on_batch`` that hold one row per sample."""
+COPIED_BYTES = 1 << 26
+"""Bytes of arrays up to which a rank copies its rows: of larger ones, 30 ms for functions of datasets are no matter."""
 DEFAULT_BATCH = 32
 """Rows of a batch of Keras, unless the call says otherwise."""
 FEW = 16
@@ -469,9 +514,13 @@ def _has_few_rows(options: dict[str, Any], size: int) -> bool:
 
 def _is_one_array(options: dict[str, Any]) -> bool:
     """Return whether a call predicts all rows of arrays of one length, without callbacks that see its batches."""
-    leaves = keras.tree.flatten(options.get("x"))
+    return _are_arrays(keras.tree.flatten(options.get("x"))) and not (options.get("callbacks") or options.get("steps"))
+
+
+def _are_arrays(leaves: list[Any]) -> bool:
+    """Return whether there are leaves, and all are arrays of one length."""
     alike = all(isinstance(leaf, np.ndarray) and leaf.ndim and len(leaf) == len(leaves[0]) for leaf in leaves)
-    return bool(leaves) and alike and not (options.get("callbacks") or options.get("steps"))
+    return bool(leaves) and alike
 
 
 def _as_arrays(data: Any) -> Any:

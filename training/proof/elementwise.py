@@ -93,9 +93,9 @@ def elementwise(node: Node) -> list[State]:
       "Snapshot", "IdentityN", linear=True, lists=True)  # fmt: skip
 def unchanged(node: Node) -> list[State]:
     """Return the dependences of the inputs."""
-    if isinstance(node.inputs[0], Total) and not node.op.outputs[0].dtype.is_floating:
-        return node.uses(node.inputs[0])
     kept = node.op.type in ("Identity", "StopGradient", "IdentityN", "EnsureShape", "Snapshot")
+    if isinstance(node.inputs[0], Total) and not kept and not node.op.outputs[0].dtype.is_floating:
+        return node.uses(node.inputs[0])
     return [
         state if kept or not isinstance(state, Independent) else node.independent(i)
         for i, state in enumerate(node.inputs[: len(node.op.outputs)])

@@ -82,16 +82,24 @@ def prove(
     has_rows = [_has_rows(leaf) for leaf in leaves] if per_sample is None else list(per_sample)
     if len(has_rows) != len(leaves):  # Keras adds a target and sample weights to a batch, or None
         has_rows += [False] * (len(leaves) - len(has_rows))
-    unknown = [leaf for leaf, known in zip(leaves, has_rows, strict=True) if known is None or not _is_tensor(leaf)]
-    if unknown:
-        return Proof((Reason(model.name, "input", f"may or may not have one row per sample: {unknown[0]}"),))
-    relaxed = [_any_rows(leaf) if known else leaf for leaf, known in zip(leaves, has_rows, strict=True)]
+    unknown = unknown_rows(model, leaves, has_rows)
+    if unknown is not None:
+        return unknown
+    relaxed = [any_rows(leaf) if known else leaf for leaf, known in zip(leaves, has_rows, strict=True)]
     try:
         traced = trace(model, *tf.nest.pack_sequence_as(specs, relaxed))
     except Exception as error:  # a model may fail with any error where its number of rows is unknown
         return Proof((Reason(model.name, "call", f"cannot be traced: {type(error).__name__}: {_first_line(error)}"),))
     axes = [0 if known else None for leaf, known in zip(leaves, has_rows, strict=True) if leaf is not None]
     return _named(_concluded(traced, axes), {layer.name for layer in model._flatten_layers()})
+
+
+def unknown_rows(model: Any, leaves: Sequence[Any], has_rows: Sequence[bool | None]) -> Proof | None:
+    """Return the proof that fails because of a leaf that may or may not have one row per sample; None if none does."""
+    unknown = [leaf for leaf, known in zip(leaves, has_rows, strict=True) if known is None or not _is_tensor(leaf)]
+    if not unknown:
+        return None
+    return Proof((Reason(model.name, "input", f"may or may not have one row per sample: {unknown[0]}"),))
 
 
 def _first_line(error: Exception) -> str:
@@ -108,7 +116,7 @@ def _has_rows(leaf: Any) -> bool | None:
     return False if leaf is None else None if rank is None else rank > 0
 
 
-def _any_rows(leaf: Any) -> Any:
+def any_rows(leaf: Any) -> Any:
     """Return the spec of a leaf with an unknown number of rows."""
     return None if leaf is None else tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
 
@@ -121,7 +129,7 @@ def _concluded(traced: Traced, axes: Sequence[int | None]) -> Proof:
     end = traced.predictions + len(traced.losses)
     if traced.losses:  # what does not enter a loss does not enter a gradient
         for loss, state in zip(traced.losses, outputs[traced.predictions : end], strict=True):
-            reasons += _of_loss(loss, state)
+            reasons += loss_reasons(loss, state)
     for state in outputs[: traced.predictions]:
         reasons += _of_prediction(state)
     for state in outputs[end:]:
@@ -153,7 +161,7 @@ def _of_prediction(state: State) -> tuple[Reason, ...]:
     return (Reason("model", "output", "has no first axis with one element per sample"),)
 
 
-def _of_loss(loss: LossValue, state: State) -> tuple[Reason, ...]:
+def loss_reasons(loss: LossValue, state: State) -> tuple[Reason, ...]:
     """Return the reasons why a loss is not weighed by the ranks so that it is that of the batch."""
     if isinstance(state, Mixed):
         return state.reasons
@@ -182,14 +190,36 @@ def _own_methods(model: Any) -> list[Reason]:
     """Return one reason for each method of the model that is not Keras's own."""
     reasons = []
     for name in STEP_METHODS:
-        if getattr(type(model), name, None) is not getattr(_keras_class(model), name, None):
+        if not _of_keras(model, name):
             reasons.append(Reason(model.name, name, "is a method of the model's own"))
         replaced = vars(model).get(name)
-        if replaced is not None and not type(replaced).__module__.startswith("matex_data."):
+        if replaced is not None and not _is_method(model, name, replaced):
             reasons.append(Reason(model.name, name, "is replaced on the model"))
     if model.run_eagerly:
         reasons.append(Reason(model.name, "run_eagerly", "lets Python code run in every step"))
     return reasons
+
+
+def own_method(model: Any, name: str) -> Any:
+    """Return a method of a model that is not Keras's own, without the wrappers of this package; None if it is."""
+    method = _unwrapped(getattr(model, name))
+    return None if _is_method(model, name, method) and _of_keras(model, name) else method
+
+
+def _is_method(model: Any, name: str, replaced: Any) -> bool:
+    """Return whether an attribute is the method of the model's class, or wraps it for this package."""
+    method = _unwrapped(replaced)
+    return getattr(method, "__self__", None) is model and method.__func__ is getattr(type(model), name)
+
+
+def _unwrapped(method: Any) -> Any:
+    while type(method).__module__.startswith("matex_data."):
+        method = method.wrapped
+    return method
+
+
+def _of_keras(model: Any, name: str) -> bool:
+    return getattr(type(model), name, None) is getattr(_keras_class(model), name, None)
 
 
 def _keras_class(model: Any) -> Any:

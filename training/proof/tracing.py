@@ -71,19 +71,19 @@ def trace(model: Any, x: Any, y: Any, sample_weight: Any) -> Traced:
             predictions = [leaf for leaf in tf.nest.flatten(outputs) if leaf is not None]
             masks = [mask for mask in map(get_keras_mask, predictions) if mask is not None]
             if getattr(model, "_compile_loss", None) is not None:
-                with _recorded_losses(model._compile_loss, traced.losses):
+                with recorded_losses(model._compile_loss, traced.losses):
                     model._compile_loss(y, outputs, sample_weight)
             added = list(model.losses)
         traced.predictions, traced.added = len(predictions) + len(masks), len(added)
         return [*predictions, *masks, *(loss.values for loss in traced.losses), *added]
 
-    with _unchanged(model, traced.changes), _marked_statistics(model):
+    with unchanged(model, traced.changes), _marked_statistics(model):
         traced.graph = tf.function(forward).get_concrete_function(x, y, sample_weight).graph
     return traced
 
 
 @contextlib.contextmanager
-def _recorded_losses(compiled: Any, losses: list[LossValue]) -> Iterator[None]:
+def recorded_losses(compiled: Any, losses: list[LossValue]) -> Iterator[None]:
     """Context manager: the losses that a model is compiled with are recorded before they are reduced."""
     original = compiled._flat_losses
     compiled._flat_losses = [entry._replace(loss=_Recorded(_plain(entry.loss), losses)) for entry in original or ()]
@@ -150,7 +150,7 @@ class _Marked:
 
 
 @contextlib.contextmanager
-def _unchanged(model: Any, changes: list[Reason]) -> Iterator[None]:
+def unchanged(model: Any, changes: list[Reason]) -> Iterator[None]:
     """Context manager: afterwards attributes of the model and Python's random numbers are as before.
 
     Parameters

@@ -101,7 +101,7 @@ class DensePayload(Payload):
 
     def _reduce(self, array: Array, collectives: Collectives) -> None:
         if self._wire_dtype is None:
-            collectives.reduce(array.reshape(-1), self._op)
+            collectives.reduce(array.reshape(-1), self._op, met=not self._unless_equal)
         else:
             sum_rounded(collectives, array.reshape(-1), self._wire_dtype)
 
@@ -175,7 +175,7 @@ def _digest(arrays: Sequence[Array]) -> Integers:
 def _are_equal(digest: Integers, weight: float, collectives: Collectives) -> bool:
     """Return whether all ranks have this digest; False if the weights of all ranks are 0. *Collective*."""
     extremes = np.concatenate([digest, -digest, [weight != 0]])
-    collectives.reduce(extremes, "max")
+    collectives.reduce(extremes, "max", met=True)
     return bool((extremes[:4] == -extremes[4:8]).all() and extremes[8])
 
 

@@ -18,7 +18,7 @@ from matex_data.training.reduction.ops import Reducer
 from matex_data.training.sharding.rows import leaves_per_sample, static_rows
 from matex_data.training.steps.batch_norm import average_moving_statistics, global_moments
 from matex_data.training.steps.evaluation import DistributedTestStep
-from matex_data.training.steps.losses import DistributedLoss
+from matex_data.training.steps.losses import DistributedLoss, SummedLoss, is_unreduced
 from matex_data.training.steps.metrics import (
     combine_states,
     combined_logs,
@@ -211,6 +211,8 @@ class DistributedModel:
             ]
             self._losses = [entry.loss for entry in replaced]
             self._replace(compiled, "_flat_losses", replaced)
+            if any(is_unreduced(loss.loss) for loss in self._losses):
+                self._replace(self.model, "compute_loss", SummedLoss(self.model.compute_loss, self.channel))
 
     def _replace_normalizations(self) -> None:
         for layer in self._normalizations(synchronized=True):
@@ -235,9 +237,11 @@ class DistributedModel:
     def combined(self, logs: Any, of_batch: bool = False) -> Any:
         """Return the logs of an epoch, an evaluation or a batch over all ranks. *Collective*."""
         kinds = dict(self.step.reductions)
+        for key, possible in self.step.possible.items():
+            kind = kinds.get(key) or "mean"  # of a number of which the graph does not tell it, the checks may
+            kinds[key] = kind if kind in possible else None
         for key, kind in self.test.reductions.items():
             kinds[key] = kind if kinds.get(key, kind) == kind else None
-        kinds.update({key: "mean" for key, mean in self.step.means.items() if mean and kinds.get(key) is None})
         return combined_logs(self.model, self.channel, logs, kinds, of_batch, self._warn_of_own)
 
     def _warn_of_own(self, keys: list[str]) -> None:

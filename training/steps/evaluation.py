@@ -32,6 +32,8 @@ class DistributedTestStep:
     lockstep : all ranks have the same number of batches. Otherwise each rank evaluates its batches by itself, and the
         metric states are combined at the end.
     whole : evaluate the whole batches on every rank.
+    wrapped : the model's own step.
+    alone : validation within ``fit`` runs on whole batches on every rank.
     reductions : how the numbers among the logs that are no metrics combine over the ranks, by key.
     """
 
@@ -39,29 +41,29 @@ class DistributedTestStep:
         self._model = model
         self._reducer = reducer
         self._prepare = prepare
-        self._test_step: Callable[[Any], Any] = model.test_step
+        self.wrapped: Callable[[Any], Any] = model.test_step
         self._local_function: Any = None
         self.lockstep = True
-        self.whole = False
+        self.whole = self.alone = False
         self.reductions: dict[str, Reduction | None] = {}
 
     def __call__(self, data: Any) -> Any:
         """Evaluate this rank's rows. *Collective* in lockstep."""
         count = batch_size(data)
         if self.whole:
-            return self._test_step(data)
+            return self.wrapped(data)
         logs = self._of_rows(data, count)
         self.reductions = reductions(logs)
         return logs
 
     def _of_rows(self, data: Any, count: Any) -> Any:
         if count is None or not self.lockstep:
-            return self._test_step(data)
+            return self.wrapped(data)
         self._prepare(data)
         (total,) = self._reducer([tf.cast(count, tf.float64)])
         weight = tf.math.divide_no_nan(tf.cast(count, tf.float64), total)
         with step_state(self._reducer.channel).step(weight):
-            return run_guarded(self._model, self._test_step, data, count, weight)
+            return run_guarded(self._model, self.wrapped, data, count, weight)
 
     def set_lockstep(self, lockstep: bool) -> None:
         """Choose whether the next evaluation runs in lockstep."""
@@ -86,7 +88,7 @@ class DistributedTestStep:
     def on_this_rank(self) -> Iterator[None]:
         """Context manager: evaluate whole batches on this rank alone."""
         model, distributed_function = self._model, self._model.test_function
-        object.__setattr__(model, "test_step", self._test_step)
+        object.__setattr__(model, "test_step", self.wrapped)
         object.__setattr__(model, "test_function", self._local_function)
         try:
             yield

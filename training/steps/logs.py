@@ -14,6 +14,8 @@ import tensorflow as tf
 
 Reduction = Literal["mean", "sum", "max", "min"]
 
+KINDS: tuple[Reduction, ...] = ("mean", "sum", "max", "min")
+
 _DIRECT: dict[str, Reduction] = {"Mean": "mean", "Sum": "sum", "Max": "max", "Min": "min"}
 _UNCHANGED = ("Identity", "Cast", "Squeeze", "Reshape", "ExpandDims", "StopGradient", "EnsureShape", "PreventGradient")
 _LINEAR = ("Mul", "RealDiv", "Div", "DivNoNan", "AddV2", "Add", "Sub", "Neg")
@@ -39,8 +41,8 @@ def flat(logs: Any) -> dict[str, Any]:
     return found
 
 
-def is_mean(values: Sequence[tuple[float, float]], whole: float) -> bool:
-    """Return whether the number of a batch is the mean of those of its shards, up to rounding.
+def possible_reductions(values: Sequence[tuple[float, int]], whole: float) -> set[Reduction]:
+    """Return the reductions by which the numbers of shards give that of the batch, up to rounding.
 
     Parameters
     ----------
@@ -49,11 +51,15 @@ def is_mean(values: Sequence[tuple[float, float]], whole: float) -> bool:
 
     Examples
     --------
-    >>> is_mean([(1.0, 2), (4.0, 1)], 2.0)
-    True
+    >>> possible_reductions([(1.0, 2), (4.0, 1)], 2.0)
+    {'mean'}
     """
-    mean = np.average([value for value, _ in values], weights=[rows for _, rows in values])
-    return bool(np.isclose(mean, whole, rtol=1e-5, atol=1e-6 * max(abs(value) for value, _ in values), equal_nan=True))
+    arrays = [(np.asarray(value, np.float64), rows) for value, rows in values]
+    tolerance = 1e-6 * max(abs(value) for value, _ in values)
+    combined = {kind: combined_numbers(arrays, kind)[0] for kind in KINDS}
+    return {
+        kind for kind, value in combined.items() if np.isclose(value, whole, rtol=1e-5, atol=tolerance, equal_nan=True)
+    }
 
 
 def combined_numbers(values: Sequence[tuple[Any, int | None]], kind: Reduction | None) -> tuple[Any, bool]:
@@ -78,7 +84,14 @@ def combined_numbers(values: Sequence[tuple[Any, int | None]], kind: Reduction |
 def _reduction(value: Any) -> Reduction | None:
     if not isinstance(value, tf.Tensor) or not hasattr(value, "graph"):  # eager tensors have none
         return None
-    return _of(value, {})
+    return "mean" if _is_constant(value) else _of(value, {})
+
+
+def extreme_of(value: Any) -> Any:
+    """Return the tensor whose largest or smallest element a number is, but for a constant that is added."""
+    while value.op.type in (*_UNCHANGED, "AddV2", "Add", "Max", "Min"):
+        value = next(tensor for tensor in value.op.inputs if not _is_constant(tensor))
+    return value
 
 
 def _of(tensor: Any, known: dict[int, Reduction | None]) -> Reduction | None:

@@ -1,12 +1,14 @@
-"""Losses whose divisor is not the number of samples, made exact over all ranks."""
+"""Losses that are no means over the samples, made exact over all ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from matex_data.training.average.state import step_state
+from matex_data.training.comm.channel import Channel
 from matex_data.training.keras_api import apply_mask, get_keras_mask
 from matex_data.training.reduction.ops import Reducer
 
@@ -40,13 +42,13 @@ class DistributedLoss:
         """Return the loss. *Collective* in a training step, if it depends on a mask or on sample weights."""
         reduction = getattr(self.loss, "reduction", None)
         state = step_state(self._reducer.channel)
-        if not state.running or reduction in (None, "none"):
+        if not state.running or reduction in (None, "none"):  # a plain function, or see ``SummedLoss``
             return self.loss(y_true, y_pred, sample_weight)
         value, mask = self._with_mask(y_true, y_pred, sample_weight)
         weight = state.weight
         if reduction == "sum" or (self.sums and self.scalar):
             return tf.math.divide_no_nan(value, tf.cast(weight, value.dtype))
-        divisor = _divisor(reduction, mask, sample_weight)
+        divisor = None if self.scalar else _divisor(reduction, mask, sample_weight)  # one number counts by its rows
         if divisor is None:
             return value
         (total,) = self._reducer([divisor])
@@ -74,6 +76,44 @@ class DistributedLoss:
                 self.loss.call = own
         known = [tf.cast(mask, tf.bool) for mask in masks if mask is not None]
         return value, (known[0] & known[-1]) if known else None
+
+
+def is_unreduced(loss: Any) -> bool:
+    """Return whether a loss returns one value for each row, since it has no reduction."""
+    return getattr(loss, "reduction", "sum") in (None, "none")
+
+
+class SummedLoss:
+    """``compute_loss`` of a model whose loss has one value for each row: TensorFlow takes the gradient of their sum.
+
+    Averaged by the rows of the ranks, gradients of sums are divided by these once too often. The values stay.
+
+    Parameters
+    ----------
+    compute_loss : method of the model.
+    channel : ranks that train the model.
+
+    Attributes
+    ----------
+    wrapped : this method.
+    """
+
+    def __init__(self, compute_loss: Callable[..., Any], channel: Channel) -> None:
+        self.wrapped = compute_loss
+        self._state = step_state(channel)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the losses, whose gradients are divided by the weight of this rank."""
+        loss = self.wrapped(*args, **kwargs)
+        if not self._state.running or loss.shape.rank == 0:
+            return loss
+        weight = tf.cast(self._state.weight, loss.dtype)
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def summed(values: Any) -> Any:
+            return tf.identity(values), lambda gradient: tf.math.divide_no_nan(gradient, weight)
+
+        return summed(loss)
 
 
 def _divisor(reduction: str, mask: Any, sample_weight: Any) -> Any:

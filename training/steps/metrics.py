@@ -59,7 +59,7 @@ def combined_logs(
     if all(is_result for is_result, *_ in by_rank):
         return result
     after = _results(model)
-    _, first, candidates, _, keys, kinds_of_rank_0 = by_rank[0]
+    _, first, candidates, _, keys, _ = by_rank[0]
     out, of_rank_0 = {}, []
     for key in first:
         common = [i for i in candidates[key] if all(i in rank[2][key] for rank in by_rank)]
@@ -67,7 +67,8 @@ def combined_logs(
             out[key] = after[common[0]][1]
             continue
         numbers = [(rank[1][key], rank[3]) for rank in by_rank]
-        out[key], is_own = combined_numbers(numbers, kinds_of_rank_0.get(key))
+        of_ranks = {rank[5].get(key) for rank in by_rank}  # checks may have found another kind on some ranks
+        out[key], is_own = combined_numbers(numbers, of_ranks.pop() if len(of_ranks) == 1 else None)
         of_rank_0 += [key] * is_own
     if of_rank_0:
         own(of_rank_0)
@@ -170,7 +171,7 @@ def replace_custom_metrics(model: Any, channel: Channel, replace: Callable[[Any,
     ----------
     replace : function that sets an attribute of an object until the model is no longer distributed.
     """
-    for metric in _flat_metrics(model.metrics):
+    for metric in flat_metrics(model.metrics):
         custom = not type(metric).update_state.__module__.startswith("keras.")
         function = getattr(metric, "_fn", None)
         by_batch = isinstance(metric, keras.metrics.MeanMetricWrapper) and not _of_keras(function)
@@ -180,20 +181,20 @@ def replace_custom_metrics(model: Any, channel: Channel, replace: Callable[[Any,
 
 def gathered_variables(model: Any) -> list[Any]:
     """Return the variables of metrics that see global batches in the most recently traced step."""
-    gathered = [m for m in _flat_metrics(model.metrics) if getattr(vars(m).get("update_state"), "in_graph", False)]
+    gathered = [m for m in flat_metrics(model.metrics) if getattr(vars(m).get("update_state"), "in_graph", False)]
     return [variable for metric in gathered for variable in metric.variables]
 
 
 def equal_metric_variables(model: Any) -> list[Any]:
     """Return the variables of metrics that have seen global batches, so that they are equal on all ranks."""
-    updates = [(m, vars(m).get("update_state")) for m in _flat_metrics(model.metrics)]
+    updates = [(m, vars(m).get("update_state")) for m in flat_metrics(model.metrics)]
     gathered = [m for m, update in updates if isinstance(update, _GatheredUpdate) and bool(update.gathered.numpy())]
     return [variable for metric in gathered for variable in metric.variables]
 
 
 def gathering_flags(model: Any) -> list[Any]:
     """Return the variables of TensorFlow that say of which metrics the latest step has gathered the rows."""
-    updates = [vars(m).get("update_state") for m in _flat_metrics(model.metrics)]
+    updates = [vars(m).get("update_state") for m in flat_metrics(model.metrics)]
     return [update.gathered for update in updates if isinstance(update, _GatheredUpdate)]
 
 
@@ -207,10 +208,10 @@ def change_rules(model: Any) -> list[str]:
     return ["equal" if id(v) in equal else _rule(v) for v in numbers]
 
 
-def _flat_metrics(metrics: list[Any]) -> list[Any]:
+def flat_metrics(metrics: list[Any]) -> list[Any]:
     """Return the metrics, with the containers of ``compile`` replaced by their contents."""
     containers = (CompileMetrics, MetricsList)
-    return [one for m in metrics for one in (_flat_metrics(m.metrics) if isinstance(m, containers) else [m])]
+    return [one for m in metrics for one in (flat_metrics(m.metrics) if isinstance(m, containers) else [m])]
 
 
 def _of_keras(function: Any) -> bool:

@@ -16,18 +16,22 @@ class StandInPredictStep:
 
     On batches without rows some layers fail: a convolution that TensorFlow fuses with its activation returns the shape
     of its input. With XLA they work, and stand-ins do not.
+
+    Attributes
+    ----------
+    wrapped : the model's own step.
     """
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._predict_step = model.predict_step
+        self.wrapped = model.predict_step
 
     def __call__(self, data: Any) -> Any:
         """Return the outputs for a batch, of no rows if it has none."""
         count = batch_size(data)
         if count is None or self._model.jit_compile:
-            return self._predict_step(data)
-        outputs = self._predict_step(tf.nest.map_structure(lambda leaf: with_stand_in(leaf, count), data))
+            return self.wrapped(data)
+        outputs = self.wrapped(tf.nest.map_structure(lambda leaf: with_stand_in(leaf, count), data))
         end = tf.where(count > 0, tf.constant(tf.int64.max, tf.int64), 0)
         return keras.tree.map_structure(lambda output: _rows_before(end, output), outputs)
 

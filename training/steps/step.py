@@ -33,6 +33,7 @@ class DistributedStep:
 
     Attributes
     ----------
+    wrapped : the model's own step.
     reducer : sums the sample counts of the ranks; None if all ranks have batches of one size, which then weigh equally.
     per_sample : for whole batches, of which the step selects this rank's rows: the result of ``leaves_per_sample``.
         None: batches are sharded already.
@@ -41,7 +42,7 @@ class DistributedStep:
         ranks have equal ones, this rank's times the number of ranks.
     traces : number of times that TensorFlow has traced the step, or that it ran eagerly.
     reductions : how the numbers among the latest logs that are no metrics combine over the ranks, by key.
-    means : for numbers of which the graph does not tell that: whether they were means in all checks.
+    possible : for numbers that were checked: how those of shards gave that of their union, in all checks.
     """
 
     def __init__(self, model: Any, patches: AbstractContextManager[Any], channel: Channel) -> None:
@@ -49,14 +50,14 @@ class DistributedStep:
         self._patches = patches
         self._channel = channel
         self._state = step_state(channel)
-        self._train_step: Callable[[Any], Any] = model.train_step
+        self.wrapped: Callable[[Any], Any] = model.train_step
         self.reducer: Reducer | None = None
         self.per_sample: list[bool | None] | None = None
         self.whole = False
         self.samples_seen = eager_variable(0, tf.int64)
         self.traces = 0
         self.reductions: dict[str, Reduction | None] = {}
-        self.means: dict[str, bool] = {}
+        self.possible: dict[str, set[Reduction]] = {}
 
     def __call__(self, data: Any) -> Any:
         """Train on this rank's rows. *Collective*."""
@@ -77,13 +78,13 @@ class DistributedStep:
             if count is not None:
                 self.samples_seen.assign_add(count * self._channel.size)
             with self._state.step(), self._patches:
-                return self._train_step(data)
+                return self.wrapped(data)
         if total is None:
             (total,) = self.reducer([tf.cast(count, tf.float64)])
         self.samples_seen.assign_add(tf.cast(total, tf.int64))
         weight = tf.math.divide_no_nan(tf.cast(count, tf.float64), tf.cast(total, tf.float64))
         with self._state.step(weight), self._patches:
-            return run_guarded(self._model, self._train_step, data, count, weight)
+            return run_guarded(self._model, self.wrapped, data, count, weight)
 
     def train_on_whole_batch(self, data: Any) -> Any:
         """Train on the whole batch, as one process does."""
@@ -91,7 +92,7 @@ class DistributedStep:
         if count is not None:
             self.samples_seen.assign_add(count)
         with self._state.only_averages():  # the gradients of all ranks are equal
-            return self._train_step(data)
+            return self.wrapped(data)
 
 
 def run_guarded(model: Any, run: Callable[[Any], Any], data: Any, count: Any, weight: Any) -> Any:

@@ -12,7 +12,9 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
+from matex_data.training.comm.channel import open_channel
 from matex_data.training.proof.model import Proof, prove
+from matex_data.training.steps.distributed_model import DistributedModel
 
 X, Y = tf.TensorSpec([None, 6]), tf.TensorSpec([None, 3])
 
@@ -189,6 +191,16 @@ def test_methods_of_the_models_own_are_named() -> None:
     model = _compiled()
     object.__setattr__(model, "train_step", lambda data: {})
     assert _operations(prove(model, X, Y)) == {"train_step"}
+
+
+def test_steps_that_this_package_wraps_are_looked_into() -> None:
+    channel = open_channel()
+    model = _compiled()
+    with DistributedModel(model, channel):
+        assert prove(model, X, Y).proven
+    object.__setattr__(model, "train_step", lambda data: {})
+    with DistributedModel(model, channel):
+        assert _operations(prove(model, X, Y)) == {"train_step"}
 
 
 def test_a_model_that_was_not_built_is_not_proven() -> None:

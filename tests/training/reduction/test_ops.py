@@ -238,6 +238,23 @@ def test_different_tensors_are_an_error_on_all_ranks(pool: Pool) -> None:
     assert all("the ranks do not do the same operation" in str(outcome) for outcome in outcomes)
 
 
+def _different_later(comm: Any) -> Any:
+    import tensorflow as tf
+
+    from matex_data import training
+
+    for length in (3, 4):
+        training.allreduce(tf.zeros(length), comm=comm)
+    return training.allreduce(tf.zeros(3 + comm.rank % 2), comm=comm).numpy()
+
+
+@pytest.mark.openmpi
+@pytest.mark.rank_counts(3)
+def test_operations_that_all_ranks_know_are_compared_again(pool: Pool) -> None:
+    outcomes = pool.outcomes(_different_later)
+    assert all("the ranks do not do the same operation" in str(outcome) for outcome in outcomes)
+
+
 def _swapped(comm: Any) -> Any:
     """Reduce two tensors whose lengths only the run shows; together they are of one length on every rank."""
     import tensorflow as tf

@@ -26,6 +26,8 @@ NUMBERS: dict[str, tuple[Callable[[Any], Any], str | None]] = {
     "scaled mean": (lambda x: SCALE * tf.reduce_mean(x) + 1, "mean"),
     "difference of means": (lambda x: tf.reduce_mean(x) - tf.reduce_mean(x * x), "mean"),
     "mean of a loss": (lambda x: keras.ops.mean(keras.losses.mean_squared_error(x, 2 * x)), "mean"),
+    "of weights": (lambda x: tf.reduce_sum(tf.square(SCALE * [1.0, 2.0])), "mean"),
+    "mean and weights": (lambda x: tf.reduce_mean(x) + tf.reduce_sum(SCALE * [1.0, 2.0]), "mean"),
     "sum and one": (lambda x: tf.reduce_sum(x) + 1, None),
     "negative maximum": (lambda x: -tf.reduce_max(x), None),
     "maximum of a sum": (lambda x: tf.reduce_max(x) + tf.reduce_mean(x), None),

@@ -26,7 +26,7 @@ from matex_data.training.proof.model import Proof, prove
 from matex_data.training.sharding.digests import check_same
 from matex_data.training.sharding.rows import batch_size, leaves_per_sample, rows_between
 from matex_data.training.steps.attributes import Attributes
-from matex_data.training.steps.logs import is_mean
+from matex_data.training.steps.logs import possible_reductions
 from matex_data.training.steps.metrics import change_rules
 
 if TYPE_CHECKING:
@@ -119,6 +119,25 @@ class SelfCheck:
         self.schedule.note_check()
         self._latest = batch if self.active else None
 
+    def of_shards(self, spec: Any) -> None:
+        """Prove a model, or report that it is not: of batches that are sharded already, no rank has the union.
+
+        *Collective* at first, and with another structure of batches.
+
+        Parameters
+        ----------
+        spec : element spec of the shards.
+        """
+        if self._mode == "never" or (self.proof is not None and not self.is_new(spec)):
+            return
+        model = self._distributed.model
+        proof = agreed_proof(self._channel, model, prove(model, *_without_optionals(spec)))
+        self.proof, self._spec = proof, spec
+        if proof.proven:
+            self._report.proven(model, proof.draws, self._distributed.normalizes_locally())
+        else:
+            self._report.unchecked(model, proof)
+
     def after_training(self) -> None:
         """Check the latest batch again, if many steps have passed since, or something has changed. *Collective*."""
         distributed = self._distributed
@@ -141,8 +160,8 @@ class SelfCheck:
         batch : tells of leaves whose lengths the spec leaves open whether they have one row per sample.
         """
         model = self._distributed.model
+        parts = _without_optionals(spec)
         leaves = [None if isinstance(leaf, tf.OptionalSpec) else leaf for leaf in tf.nest.flatten(spec)]
-        parts = keras.utils.unpack_x_y_sample_weight(tf.nest.pack_sequence_as(spec, leaves))
         total = int(batch_size(batch))
         per_sample = [
             leaf is not None and (_has_rows(tensor, total) if flag is None else flag)
@@ -321,8 +340,8 @@ class SelfCheck:
             return Verdict(np.inf, np.inf, f"step ({type(error).__name__}: {error.message.splitlines()[0]})")
         for key, value in whole[0].logs.items():
             shards = [(numbers[key], rows) for numbers, rows in logs if key in numbers]
-            mean = len(shards) == len(logs) and is_mean(shards, value)
-            self._distributed.step.means[key] = mean and self._distributed.step.means.get(key, True)
+            possible = possible_reductions(shards, value) if len(shards) == len(logs) else set()
+            self._distributed.step.possible.setdefault(key, possible).intersection_update(possible)
         known = {i: change for i, change in whole[0].metrics.items() if i in combined}
         combined = {i: combined[i] for i in known}
         return compare(Effects(whole[0].named(known)), Effects(sharded.named(combined)), self._rounding)
@@ -376,6 +395,13 @@ class SelfCheck:
         if not known[0]:
             return None
         return next(r for r in self._channel.host.allgather_object(reason) if r is not None)
+
+
+def _without_optionals(spec: Any) -> tuple[Any, Any, Any]:
+    """Return the specs of inputs, targets and sample weights; None for an optional, which stands for None."""
+    leaves = [None if isinstance(leaf, tf.OptionalSpec) else leaf for leaf in tf.nest.flatten(spec)]
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(tf.nest.pack_sequence_as(spec, leaves))
+    return x, y, sample_weight
 
 
 def _has_rows(leaf: Any, total: int) -> bool:

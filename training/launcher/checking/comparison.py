@@ -140,8 +140,8 @@ def _norm(array: Any) -> float:
     """Return the norm of an array; 0 for None. Elements that are not finite do not count."""
     if array is None:
         return 0.0
-    flat = np.asarray(array, np.float64).ravel()
-    return float(np.linalg.norm(flat if np.isfinite(flat).all() else flat[np.isfinite(flat)]))
+    squares = np.square(array, dtype=np.float64)
+    return float(np.sqrt(np.sum(squares if np.isfinite(squares).all() else squares[np.isfinite(squares)])))
 
 
 def _shapes(effects: Effects) -> dict[str, tuple[int, ...] | None]:

@@ -14,6 +14,7 @@ import tensorflow as tf
 from matex_data.training.comm.channel import Channel
 from matex_data.training.launcher.checking.report import Report
 from matex_data.training.proof.axes import Reason
+from matex_data.training.proof.evaluation import prove_evaluation
 from matex_data.training.proof.model import Proof, prove
 
 
@@ -41,22 +42,26 @@ class ForwardProofs:
         self._channel, self._report = channel, report
         self._known: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()
 
-    def proven(self, model: Any, x: Any, y: Any = None, sample_weight: Any = None) -> bool:
+    def proven(self, model: Any, x: Any, y: Any = None, sample_weight: Any = None, step: Any = None) -> bool:
         """Return whether a model is proven for such data; the same on all ranks. *Collective* at first.
 
         Parameters
         ----------
-        x, y, sample_weight : data as for ``evaluate``; ``predict`` has no targets.
+        x, y, sample_weight : data as for ``evaluate``, or specs; ``predict`` has no targets.
+        step : ``test_step`` of the model's own; None: its forward pass and its losses are proven.
         """
         if not model.built:  # its first call builds it, and creates what it needs
             return False
         specs = _specs(model, x, y, sample_weight)
         known = self._known.setdefault(model, {})
-        key = f"{specs} {model.trainable}"
+        key = f"{specs} {model.trainable} {step is not None}"
         if key not in known:
-            unknown = Proof((Reason(model.name, "input", "is not known beforehand"),))
-            with contextlib.nullcontext() if y is not None else _without_losses(model):
-                proof = unknown if specs is None else prove(model, *specs)
+            proof = Proof((Reason(model.name, "input", "is not known beforehand"),))
+            if specs is not None and step is not None:
+                proof = prove_evaluation(model, step, *specs)
+            elif specs is not None:
+                with contextlib.nullcontext() if y is not None else _without_losses(model):
+                    proof = prove(model, *specs)
             proof = agreed_proof(self._channel, model, proof)
             known[key] = proof.proven
             if not proof.proven:
@@ -78,8 +83,10 @@ def _without_losses(model: Any) -> Iterator[None]:
 def _specs(model: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any] | None:
     """Return the specs of the data; None if they are not known."""
     if isinstance(x, tf.data.Dataset):
-        spec: tuple[Any, Any, Any] = keras.utils.unpack_x_y_sample_weight(x.element_spec)
-        return spec
+        leaves = [None if isinstance(leaf, tf.OptionalSpec) else leaf for leaf in tf.nest.flatten(x.element_spec)]
+        spec = tf.nest.pack_sequence_as(x.element_spec, leaves)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(spec)
+        return x, y, sample_weight
     leaves = [leaf for leaf in tf.nest.flatten((x, y, sample_weight)) if leaf is not None]
     if all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves):
         x, y, sample_weight = tf.nest.map_structure(_spec, (x, y, sample_weight))
@@ -88,7 +95,7 @@ def _specs(model: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, An
 
 
 def _spec(leaf: Any) -> Any:
-    if leaf is None:
-        return None
+    if leaf is None or isinstance(leaf, tf.TensorSpec):
+        return leaf
     dtype = tf.as_dtype(leaf.dtype)
     return tf.TensorSpec([None, *leaf.shape[1:]], tf.float32 if dtype == tf.float64 else dtype)

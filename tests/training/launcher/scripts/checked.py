@@ -601,6 +601,30 @@ def growing_in_train_on_batch():
     return {"losses": losses, "weights": model.get_weights()}
 
 
+# Data that the script shards itself
+
+
+def own_shards(model):
+    import matex_data as md  # plain Python has no use for it
+
+    x, y = table(48)
+    return trained(model, md.training.shard(tf.data.Dataset.from_tensor_slices((x, y)).batch(12)), batch_size=None)
+
+
+@case
+def proven_on_own_shards():
+    model = dense()
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return own_shards(model)
+
+
+@case
+def mixing_on_own_shards():
+    model = dense(Mixing())
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return own_shards(model)
+
+
 # What a step returns
 
 
@@ -621,6 +645,7 @@ class Logs(Own):
             "mean": ops.mean(y),
             "rows": ops.shape(y)[0],
             "float_rows": ops.sum(ops.ones_like(y)) / 2,
+            "penalty": ops.sum(ops.square(self.core.layers[0].kernel)),
         }
 
 
@@ -631,6 +656,45 @@ def sums_and_counts():
     x, y = table(47)
     found = trained(model, x, y, validation_data=(x[:22], y[:22]))
     return {**found, "evaluated": model.evaluate(x, y, batch_size=9, verbose=0, return_dict=True)}
+
+
+class LogsThatMix(Logs):
+    def numbers(self, x, y):
+        return {"of_positive": ops.sum(y * ops.cast(y > 0, "float32")) / ops.sum(ops.cast(y > 0, "float32"))}
+
+
+@case
+def test_step_that_mixes():
+    """Each number of the training steps is that of the batch, or is reported; evaluation is whole."""
+    model = LogsThatMix()
+    model.compile(keras.optimizers.SGD(0.05))
+    x, y = table(47)
+    found = trained(model, x, y, validation_data=(x[:22], y[:22]))
+    found["history"].pop("of_positive")
+    again = model.evaluate(x, y, batch_size=9, verbose=0, return_dict=True)
+    return {**found, "evaluated": again, "few": model.evaluate(x[:5], y[:5], verbose=0, return_dict=True)}
+
+
+class Tracked(Own):
+    """Metrics get pairs of samples in ``test_step`` alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.pairs = keras.metrics.Mean("pairs")
+
+    def test_step(self, data):
+        x, y = data
+        self.pairs.update_state(spread(self(x) - y))
+        return {"pairs": self.pairs.result()}
+
+
+@case
+def metric_of_pairs():
+    model = Tracked()
+    model.compile(keras.optimizers.SGD(0.05))
+    x, y = table(48)
+    found = trained(model, x, y, validation_data=(x[:22], y[:22]))
+    return {**found, "evaluated": model.evaluate(x, y, batch_size=12, verbose=0)}
 
 
 class Evaluating(keras.callbacks.Callback):
