@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from matex_data._types import Array
 from matex_data.errors import DataError, DecodeError
+from matex_data.index.columns import Folded, compact, folded, joined, unfolded
 
 
 @dataclass(frozen=True)
@@ -35,8 +42,12 @@ class Stamp:
         ------
         OSError : the file does not exist or is not accessible.
         """
-        found = Path(path).stat()
-        return cls(found.st_size, found.st_mtime_ns, found.st_ino)
+        return cls.found(Path(path).stat())
+
+    @classmethod
+    def found(cls, status: os.stat_result) -> Stamp:
+        """Return the state of a file that the system has told."""
+        return cls(status.st_size, status.st_mtime_ns, status.st_ino)
 
     def __str__(self) -> str:
         second, rest = divmod(self.mtime_ns, 10**9)
@@ -75,3 +86,47 @@ def check_stamp(path: str, stamp: Stamp | None) -> DataError | None:
         found=found,
         remedy="open it again; do not write to the data while it is read",
     )
+
+
+@dataclass(frozen=True, eq=False)
+class StampTable:
+    """Stamps of many files.
+
+    Parameters
+    ----------
+    size, mtime_ns, inode : integers[files], see `Stamp`.
+    known : bool[files], False: the file has no stamp.
+    """
+
+    size: Array
+    mtime_ns: Array
+    inode: Array
+    known: Array
+
+    @classmethod
+    def of(cls, stamps: Sequence[Stamp | None]) -> StampTable:
+        """Return the table of these stamps."""
+        none = Stamp(0, 0, 0)
+        rows = [(stamp.size, stamp.mtime_ns, stamp.inode) for stamp in (stamp or none for stamp in stamps)]
+        dtypes = (np.int64, np.int64, np.uint64)  # ino_t is unsigned
+        columns = [np.array([row[i] for row in rows], dtype) for i, dtype in enumerate(dtypes)]
+        known = np.array([stamp is not None for stamp in stamps], bool)
+        return cls(*(compact(column) for column in (*columns, known)))
+
+    def __getitem__(self, number: int) -> Stamp | None:
+        if not self.known[number]:
+            return None
+        return Stamp(int(self.size[number]), int(self.mtime_ns[number]), int(self.inode[number]))
+
+    @classmethod
+    def joined(cls, tables: Sequence[StampTable]) -> StampTable:
+        """Return the stamps of several tables, one after the other."""
+        columns = zip(*((table.size, table.mtime_ns, table.inode, table.known) for table in tables), strict=True)
+        return cls(*(joined(column) for column in columns))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _stamps, tuple(folded(column) for column in (self.size, self.mtime_ns, self.inode, self.known))
+
+
+def _stamps(*columns: Folded) -> StampTable:
+    return StampTable(*map(unfolded, columns))

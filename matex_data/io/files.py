@@ -80,13 +80,19 @@ class Files:
     Raises
     ------
     DataError : the system cannot open a file.
+
+    Attributes
+    ----------
+    collective : whether the mode is "collective".
+    shared : number of files that all ranks read together: all of them, or 0.
     """
 
     def __init__(self, comm: Communicator, paths: Sequence[str], mode: str, profile: Profile | None = None) -> None:
         self._comm = comm
         self._profile = profile or Profile()
-        self.paths = tuple(paths)
+        self.paths = paths
         self.collective = mode == "collective"
+        self.shared = len(paths) * self.collective
         self._open: OrderedDict[int, Any] = OrderedDict()
         self._lock = Lock()
         if self.collective:

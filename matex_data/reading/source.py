@@ -121,12 +121,11 @@ class Source:
 
     def read_context(self, window_bytes: int = 0) -> ReadContext:
         """Open the files for one reader, of windows of ``window_bytes`` over all ranks. *Collective*."""
-        paths = [file.path for file in self.index.files]
         if is_child_process() and self._process != os.getpid():
             self._process = os.getpid()
             self._sessions = ReadSessions(Communicator(rank=self.comm.rank, size=self.comm.size))
             self.mode = "independent"
-        session = self._sessions.open(paths, self.mode, self.profile)
+        session = self._sessions.open(self.index.files.paths, self.mode, self.profile)
         return ReadContext(
             session,
             self.index,
@@ -253,7 +252,7 @@ class Source:
             except Exception as error:  # of any kind: the other ranks have to raise it
                 first_error = first_error or error
             status = Status.FAILED if first_error else Status.CONTINUE
-            status, agreed = status_exchange.exchange(status, plan.counts(len(self.index.files)))
+            status, agreed = status_exchange.exchange(status, plan.counts(files.shared))
             if status == Status.FAILED:
                 raise status_exchange.first_error(first_error)
             first_error = run(plan, files, agreed)

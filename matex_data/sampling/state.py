@@ -44,7 +44,9 @@ def identify_samples(index: Index, elements: ElementSpec, samples: Runs, transfo
     samples : the samples, ascending.
     transforms : text that identifies the transforms that made samples of other samples.
     """
-    files = [[PurePath(file.path).name, int(file.rows)] for file in index.files]
+    files = [
+        [PurePath(path).name, rows] for path, rows in zip(index.files.paths, index.files.rows.tolist(), strict=True)
+    ]
     digest = hashlib.blake2b(json.dumps(files).encode(), digest_size=16)
     selected = samples.count > 0
     whole = merge(Runs(samples.start[selected], samples.count[selected]))
