@@ -291,7 +291,7 @@ def _index_all(
             ranks.close()
         return index if len(index.files) == 1 else index.in_columns()
     share = _index_share(comm, files, partial(_index_one, format, resolved, names, options))
-    by_rank = comm.allgather(share)
+    by_rank: list[_Share] = comm.allgather(share)
     first = by_rank[0].first
     for of_rank in by_rank:
         for index in (of_rank.first, of_rank.other):
