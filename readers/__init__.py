@@ -31,6 +31,7 @@ from matex_data.readers.formats import (
 )
 from matex_data.readers.images.manifest import names_images
 from matex_data.readers.options import check_options
+from matex_data.sampling.schedule import rank_range
 
 if __name__ != "matex_data.readers":
     raise ImportError("import this package as matex_data.readers: two copies of a class would be two classes")
@@ -224,7 +225,7 @@ def collective_reader(name: str) -> Reader | None:
     """Return the function by which all ranks index the files of a format; None if one rank indexes each file.
 
     The function has the signature ``index_collectively(paths, names, ranks, **options) -> Index`` and is *Collective*.
-    Rank ``number % size`` takes the stamp of file ``number``.
+    Each rank takes the stamps of its block of the files.
 
     Raises
     ------
@@ -240,7 +241,7 @@ def collective_reader(name: str) -> Reader | None:
         paths: Sequence[str], names: Sequence[str] | None, ranks: IndexingRanks, /, **options: Any
     ) -> Index:
         check_options(name, function, options, leading=3)
-        own = {path: _stamp(path) for path in paths[ranks.rank :: ranks.size]} if stamped else {}
+        own = {path: _stamp(path) for path in paths[slice(*rank_range(len(paths), ranks.rank, ranks.size))] if stamped}
         index = _with_patterns(names, paths[0], lambda chosen: function(paths, chosen, ranks, **options))
         return index.with_stamps({path: stamp for stamps in ranks.allgather(own) for path, stamp in stamps.items()})
 

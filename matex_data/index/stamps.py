@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array
-from matex_data.errors import DataError, DecodeError
+from matex_data.errors import ChangedFile
 from matex_data.index.columns import Folded, compact, folded, joined, unfolded
 
 
@@ -20,8 +20,9 @@ from matex_data.index.columns import Folded, compact, folded, joined, unfolded
 class Stamp:
     """State of a file when it was indexed.
 
-    Compare stamps only on the rank that took the first of them: inodes differ between the nodes of some file systems,
-    and each node sees a change only after its own attribute cache has expired (on NFS, after seconds).
+    Compare stamps for equality only on the rank that took the first of them: inodes differ between the nodes of some
+    file systems, and each node sees a change of a path only after its own attribute cache has expired (on NFS, after
+    seconds). Any rank sees the size and the time of a file that it has just opened: `fits` compares these.
 
     Parameters
     ----------
@@ -49,39 +50,45 @@ class Stamp:
         """Return the state of a file that the system has told."""
         return cls(status.st_size, status.st_mtime_ns, status.st_ino)
 
+    def fits(self, found: Stamp) -> bool:
+        """Return whether a file with the state ``found`` on any rank may be the one of this stamp."""
+        return (self.size, self.mtime_ns) == (found.size, found.mtime_ns)
+
     def __str__(self) -> str:
         second, rest = divmod(self.mtime_ns, 10**9)
         time = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%d %H:%M:%S")
         return f"{self.size} bytes, changed {time}.{rest:09d} UTC, inode {self.inode}"
 
 
-def check_stamp(path: str, stamp: Stamp | None) -> DataError | None:
+def check_stamp(path: str, stamp: Stamp | None) -> ChangedFile | None:
     """Return the error to raise if the file at ``path`` has changed since its stamp was taken; None if it has not.
 
-    Call it on the rank that took the stamp (see `Stamp`): rank ``number % size`` for file ``number`` of a data set.
-    A file without a stamp counts as unchanged. Files that the file refers to (external and virtual datasets of HDF5)
-    are not checked.
+    Call it on the rank that took the stamp (see `Stamp`). A file without a stamp counts as unchanged. Files that the
+    file refers to (external and virtual datasets of HDF5) are not checked.
     """
     if stamp is None:
         return None
     try:
-        found: Stamp | str = Stamp.of(path)
+        found = Stamp.of(path)
     except OSError as error:
-        found = str(error)
-    if found == stamp:
-        return None
-    if isinstance(found, Stamp) and found.size < stamp.size:
-        return DecodeError(
-            "the file is shorter than when it was opened",
-            file=path,
-            byte=found.size,
-            expected=stamp,
-            found=found,
-            remedy="open it again; do not write to the data while it is read",
-        )
-    return DataError(
-        "the file has changed since it was opened",
+        return changed(path, stamp, error)
+    return None if found == stamp else changed(path, stamp, found)
+
+
+def changed(path: str, stamp: Stamp, found: Stamp | OSError) -> ChangedFile:
+    """Return the error of a file that has changed.
+
+    Parameters
+    ----------
+    path : of the file.
+    stamp : its state when it was indexed.
+    found : its state now, or why the system does not tell it.
+    """
+    shorter = isinstance(found, Stamp) and found.size < stamp.size
+    return ChangedFile(
+        "the file is shorter than when it was opened" if shorter else "the file has changed since it was opened",
         file=path,
+        byte=found.size if shorter and isinstance(found, Stamp) else None,
         expected=stamp,
         found=found,
         remedy="open it again; do not write to the data while it is read",

@@ -38,6 +38,11 @@ def execute(plan: ReadPlan, files: Files, agreed: Integers) -> list[Future[None]
     ------
     DataError : a file cannot be read, or memory runs out. All agreed collective reads are made nevertheless.
     """
+    try:
+        files.check(plan.unread)
+    except DataError as error:
+        plan.abandon(error)
+        raise
     if reads_in_pool(files):
         tasks = [(number, task) for number, of_file in plan.tasks.items() for task in of_file]
         return _with_completions(plan, [submit(_read_and_decode, files, number, task, plan) for number, task in tasks])

@@ -34,6 +34,7 @@ class ReadPlan:
     ----------
     tasks : read tasks by file number.
     completions : functions to call that need no bytes.
+    unread : numbers of files with such functions only: their layouts may read them.
     memory : arrays that receive the bytes; the plan keeps them alive until all reads are complete.
     chunks : cache of this window, in which others may wait for chunks that these reads decode.
     scratch : buffers for bytes that have to be decoded.
@@ -41,6 +42,7 @@ class ReadPlan:
 
     tasks: dict[int, list[ReadTask]] = field(default_factory=dict)
     completions: list[Callable[[], None]] = field(default_factory=list)
+    unread: tuple[int, ...] = ()
     memory: list[NDArray[Any]] = field(default_factory=list)
     chunks: ChunkCache | None = None
     scratch: BufferPool = field(default_factory=BufferPool)
@@ -96,6 +98,7 @@ def plan_reads(
             pending.setdefault(number, []).append(replace(request, on_complete=on_complete))
         elif on_complete is not None:
             plan.completions.append(partial(on_complete, _NO_BYTES))
+    plan.unread = tuple({number: None for number, _, _ in requests if number not in pending})
     plan.tasks = {number: plan_tasks(of_file, TASKS_PER_THREAD * threads()) for number, of_file in pending.items()}
     return plan
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from matex_data._types import Integers
-from matex_data.errors import DataError, FieldNotFound, OutOfMemory, PartitionError, UnsupportedVersion
+from matex_data.errors import ChangedFile, DataError, FieldNotFound, OutOfMemory, PartitionError, UnsupportedVersion
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs, compress
@@ -28,7 +28,7 @@ from matex_data.reading.plan import Arrays, ReadPlan, plan_reads
 ON_ERROR = ("raise", "skip")
 MOST_NAMED = 5  # samples in a warning
 PROBES = 9  # samples of a block that fail alone before all of it counts as damaged
-_OTHER_ERRORS = (PartitionError, OutOfMemory, FieldNotFound, UnsupportedVersion)
+_OTHER_ERRORS = (ChangedFile, PartitionError, OutOfMemory, FieldNotFound, UnsupportedVersion)
 
 
 @dataclass(frozen=True)

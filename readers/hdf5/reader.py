@@ -100,9 +100,7 @@ def _listed(file: h5py.File, path: str, pairings: Pairings, frames: Frames) -> l
     return pairings.listed(names)
 
 
-def _expanded(
-    file: h5py.File, path: str, names: Sequence[str], pairings: Pairings, frames: Frames
-) -> Sequence[str]:
+def _expanded(file: h5py.File, path: str, names: Sequence[str], pairings: Pairings, frames: Frames) -> Sequence[str]:
     """Return the names with patterns replaced by datasets that match, or by members of tables where no dataset does."""
     if not any(map(is_pattern, names)):
         return names
