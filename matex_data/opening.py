@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import inspect
 import os
 import pickle
 from collections.abc import Callable, Sequence
@@ -23,7 +22,15 @@ from matex_data.io.ranks import MpiRanks
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi.communicator import Communicator, pickle_error
 from matex_data.paths import existing_files, natural_sorted
-from matex_data.readers import HEAD_BYTES, collective_reader, detect, files_of_folder, folder_format, reader
+from matex_data.readers import (
+    collective_reader,
+    detect,
+    files_of_folder,
+    folder_format,
+    index_another,
+    read_head,
+    reader,
+)
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import rank_range
 from matex_data.transforms.events import EventOptions
@@ -261,7 +268,9 @@ def _expand_one(path: str, format: str | None) -> list[str]:
     if location.is_dir():
         if folder_format(path, format):
             return [path]
-        files = [str(file) for file in location.iterdir() if file.is_file() and not file.name.startswith(".")]
+        with os.scandir(path) as entries:  # of which most file systems tell the type at once
+            names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_file()]
+        files = [str(location / name) for name in names]
         files = files_of_folder(files)
     else:
         files = list(existing_files(glob.glob(path, recursive=True)))  # noqa: PTH207 (absolute too)
@@ -358,19 +367,11 @@ def _resolve_format(comm: Communicator, path: str, format: str | None, options: 
     detected, error = "", None
     if comm.rank == 0:
         try:
-            detected = folder_format(path) or detect(path, _head(path), options)
+            detected = folder_format(path) or detect(path, read_head(path), options)
         except DataError as failure:
             error = failure
     comm.agree(error)
     return str(comm.broadcast(detected))
-
-
-def _head(path: str) -> bytes:
-    try:
-        with Path(path).open("rb") as file:
-            return file.read(HEAD_BYTES)
-    except OSError as error:
-        raise DataError("the file cannot be read", file=path, found=error) from error
 
 
 def _index_one(
@@ -386,13 +387,10 @@ def _index_one(
     path : of the file.
     first : this is the first file. Of all others, arrays that belong to no sample are left out.
     """
-    kind = first_format if first else format
-    read = reader(kind or detect(path, _head(path)))
-    if not first and "static" in inspect.signature(read).parameters:
-        options = {**options, "static": False}
-    index = read(path, names, **options)
-    if not first:
-        index.static = {}
+    if first:
+        index = reader(first_format)(path, names, **options)
+    else:
+        index = index_another(path, names, first_format, options, named=format is not None)
     for file in index.files:
         size = -1 if file.path != path else Path(path).stat().st_size if file.stamp is None else file.stamp.size
         for name in index.fields:
