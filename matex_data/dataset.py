@@ -109,7 +109,7 @@ class Dataset:
         >>> md.open_dataset("events.h5").paths
         ('events.h5',)
         """
-        return tuple(file.path for file in self._source.index.files)
+        return tuple(self._source.index.files.paths)
 
     @property
     def ranks(self) -> int:

@@ -97,6 +97,10 @@ class DecodeError(DataError):
     """Stored bytes that do not decode: a wrong checksum, corrupt compressed data, a truncated file."""
 
 
+class ChangedFile(DecodeError):
+    """File that has changed since it was opened, is shorter or gone: an error with ``on_error="skip"``, too."""
+
+
 class PartitionError(DataError, ValueError):
     """Request that cannot be met: samples, batches or memory cannot be divided among the ranks like this."""
 

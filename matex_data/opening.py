@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import glob
-import inspect
+import hashlib
 import os
 import pickle
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,24 @@ from typing import TYPE_CHECKING, Any
 from matex_data.dataset import Dataset
 from matex_data.errors import DataError, FormatError, PartitionError, near_matches
 from matex_data.fields import ElementSpec, Names, as_list
-from matex_data.index.model import Index, concatenate
+from matex_data.index.files import FileColumns, FileColumnsBuilder
+from matex_data.index.model import Index, check_same
+from matex_data.index.paths import PathTable
 from matex_data.io.ranks import MpiRanks
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi.communicator import Communicator, pickle_error
 from matex_data.paths import existing_files, natural_sorted
-from matex_data.readers import HEAD_BYTES, collective_reader, detect, files_of_folder, folder_format, reader
+from matex_data.readers import (
+    collective_reader,
+    detect,
+    files_of_folder,
+    folder_format,
+    index_another,
+    read_head,
+    reader,
+)
 from matex_data.reading.source import Source
+from matex_data.sampling.schedule import rank_range
 from matex_data.transforms.events import EventOptions
 from matex_data.transforms.missing import Missing, check_missing, fill_missing, find_complete
 from matex_data.transforms.names import fields_to_read
@@ -188,14 +199,14 @@ def open_dataset(
     return Dataset(source, elements, samples, overlap)
 
 
-def _resolve(comm: Communicator, paths: Paths, format: str | None, arguments: str) -> list[str]:
+def _resolve(comm: Communicator, paths: Paths, format: str | None, arguments: str) -> PathTable:
     """Return the files of ``paths``, as rank 0 finds them; so a thousand ranks do not list a folder. *Collective*.
 
     Parameters
     ----------
     comm : the ranks.
     paths, format : arguments of ``open_dataset``.
-    arguments : all its other arguments as text.
+    arguments : all its other arguments as text, of which the ranks compare digests.
 
     Raises
     ------
@@ -210,8 +221,12 @@ def _resolve(comm: Communicator, paths: Paths, format: str | None, arguments: st
         except DataError as not_found:
             error = not_found
     comm.agree(error)
-    files, of_rank_0 = comm.broadcast((files, arguments))
+    digest = hashlib.blake2b(arguments.encode(), digest_size=16).digest()
+    packed: PathTable
+    packed, of_rank_0 = comm.broadcast((PathTable.of(files), digest))
+    (differ,) = comm.maximum(digest != of_rank_0)
     difference: PartitionError | None = None
+    of_rank_0 = comm.broadcast(arguments) if differ else arguments
     if arguments != of_rank_0:
         difference = PartitionError(
             "the ranks open different data sets",
@@ -220,7 +235,7 @@ def _resolve(comm: Communicator, paths: Paths, format: str | None, arguments: st
             remedy="call open_dataset with the same arguments on every rank",
         )
     comm.agree(difference)
-    return files
+    return packed
 
 
 def expand(paths: Paths, format: str | None = None) -> list[str]:
@@ -253,7 +268,9 @@ def _expand_one(path: str, format: str | None) -> list[str]:
     if location.is_dir():
         if folder_format(path, format):
             return [path]
-        files = [str(file) for file in location.iterdir() if file.is_file() and not file.name.startswith(".")]
+        with os.scandir(path) as entries:  # of which most file systems tell the type at once
+            names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_file()]
+        files = [str(location / name) for name in names]
         files = files_of_folder(files)
     else:
         files = list(existing_files(glob.glob(path, recursive=True)))  # noqa: PTH207 (absolute too)
@@ -270,34 +287,77 @@ def _expand_one(path: str, format: str | None) -> list[str]:
 
 
 def _index_all(
-    comm: Communicator, files: list[str], format: str | None, names: list[str] | None, options: dict[str, Any]
+    comm: Communicator, files: Sequence[str], format: str | None, names: list[str] | None, options: dict[str, Any]
 ) -> Index:
-    """Return the index of all files. Each rank indexes every size-th file. *Collective*."""
+    """Return the index of all files. Each rank indexes as many of them, which are neighbours. *Collective*."""
     resolved = _resolve_format(comm, files[0], format, options)
     read_all = collective_reader(resolved)
     if read_all is not None:
         ranks = MpiRanks(comm)
         try:
-            return read_all(files, names, ranks, **options)
+            index: Index = read_all(list(files), names, ranks, **options)
         finally:
             ranks.close()
-    own: list[tuple[int, Index | bytes | None]] = []
-    for number in range(comm.rank, len(files), comm.size):
+        return index if len(index.files) == 1 else index.in_columns()
+    share = _index_share(comm, files, partial(_index_one, format, resolved, names, options))
+    by_rank: list[_Share] = comm.allgather(share)
+    first = by_rank[0].first
+    for of_rank in by_rank:
+        for index in (of_rank.first, of_rank.other):
+            if index is not None and first is not None:
+                check_same(first, index)
+        if of_rank.error is not None:
+            raise pickle.loads(of_rank.error)
+    assert first is not None
+    if len(files) == 1:
+        return first
+    return Index(first.fields, FileColumns.joined([of_rank.files for of_rank in by_rank]), first.static, first.facts)
+
+
+@dataclass
+class _Share:
+    """Files that a rank has indexed.
+
+    Parameters
+    ----------
+    files : the files, up to the first one that fails.
+    first : index of the first file.
+    other : index of the first file that is not of one data set with ``first``.
+    error : of the first file that fails, pickled.
+    """
+
+    files: FileColumns
+    first: Index | None = None
+    other: Index | None = None
+    error: bytes | None = None
+
+
+def _index_share(comm: Communicator, files: Sequence[str], index_one: Callable[[str, bool], Index]) -> _Share:
+    """Index this rank's files, up to the first one that fails. A single rank raises the error.
+
+    Parameters
+    ----------
+    comm : the ranks.
+    files : of all ranks.
+    index_one : indexes a file, given its path and whether it is the first of all.
+    """
+    table, first, other, failure = FileColumnsBuilder(), None, None, None
+    for number in range(*rank_range(len(files), comm.rank, comm.size)):
         try:
-            kind = format if number else resolved
-            own.append((number, _index_one(files[number], kind, names, options, static=number == 0)))
+            index = index_one(files[number], number == 0)
+            first = first or Index(index.fields, index.files, index.static, index.facts)
+            if (index.fields, index.facts) != (first.fields, first.facts):
+                other = index
+                break
+            if len(files) > 1:
+                for file in index.files:
+                    table.add(file)
         except Exception as error:  # of any kind: every rank has to raise it
             if comm.size == 1:
                 raise
-            own.append((number, pickle_error(error)))
+            failure = pickle_error(error)
             break
-    by_rank = comm.allgather(own)
-    indexes: list[Index] = []
-    for _, result in sorted((entry for entries in by_rank for entry in entries), key=lambda entry: entry[0]):
-        if not isinstance(result, Index):
-            raise pickle.loads(result or b"")
-        indexes.append(result)
-    return concatenate(indexes)
+    return _Share(table.build(), first, other, failure)
 
 
 def _resolve_format(comm: Communicator, path: str, format: str | None, options: dict[str, Any]) -> str:
@@ -307,34 +367,35 @@ def _resolve_format(comm: Communicator, path: str, format: str | None, options: 
     detected, error = "", None
     if comm.rank == 0:
         try:
-            detected = folder_format(path) or detect(path, _head(path), options)
+            detected = folder_format(path) or detect(path, read_head(path), options)
         except DataError as failure:
             error = failure
     comm.agree(error)
     return str(comm.broadcast(detected))
 
 
-def _head(path: str) -> bytes:
-    try:
-        with Path(path).open("rb") as file:
-            return file.read(HEAD_BYTES)
-    except OSError as error:
-        raise DataError("the file cannot be read", file=path, found=error) from error
+def _index_one(
+    format: str | None, first_format: str, names: list[str] | None, options: dict[str, Any], path: str, first: bool
+) -> Index:
+    """Return the index of one file.
 
-
-def _index_one(path: str, format: str | None, names: list[str] | None, options: dict[str, Any], static: bool) -> Index:
-    """Return the index of one file; ``static``: with the arrays that belong to no sample, for the first file only."""
-    read = reader(format or detect(path, _head(path)))
-    if not static and "static" in inspect.signature(read).parameters:
-        options = {**options, "static": False}
-    index = read(path, names, **options)
-    if not static:
-        index.static = {}
-    size = Path(path).stat().st_size
-    for name in index.fields:
-        for file_index in index.files:
-            end = file_index.layouts[name].end()
-            if file_index.path == path and end > size:
+    Parameters
+    ----------
+    format : that the user asks for; None: that of each file.
+    first_format : of the first file.
+    names, options : arguments of the reader.
+    path : of the file.
+    first : this is the first file. Of all others, arrays that belong to no sample are left out.
+    """
+    if first:
+        index = reader(first_format)(path, names, **options)
+    else:
+        index = index_another(path, names, first_format, options, named=format is not None)
+    for file in index.files:
+        size = -1 if file.path != path else Path(path).stat().st_size if file.stamp is None else file.stamp.size
+        for name in index.fields:
+            end = file.layouts[name].end()
+            if file.path == path and end > size:
                 raise FormatError(
                     "the file is truncated",
                     file=path,

@@ -8,12 +8,14 @@ errors name the file. `matex_data.abc` describes the contract for readers in oth
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import wraps
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from matex_data.errors import FieldNotFound, FormatError
+from matex_data.errors import DataError, FieldNotFound, FormatError
 from matex_data.fields import NO_MATCH, expand_names, is_pattern
 from matex_data.index.model import Index
 from matex_data.index.stamps import Stamp
@@ -21,6 +23,7 @@ from matex_data.readers import compression
 from matex_data.readers.collective import IndexingRanks
 from matex_data.readers.formats import (
     FORMATS,
+    HDF5_MAGIC,
     TABLE_SUFFIXES,
     Reader,
     all_formats,
@@ -31,6 +34,7 @@ from matex_data.readers.formats import (
 )
 from matex_data.readers.images.manifest import names_images
 from matex_data.readers.options import check_options
+from matex_data.sampling.schedule import rank_range
 
 if __name__ != "matex_data.readers":
     raise ImportError("import this package as matex_data.readers: two copies of a class would be two classes")
@@ -43,7 +47,9 @@ __all__ = [
     "files_of_folder",
     "folder_format",
     "has_known_name",
+    "index_another",
     "known_formats",
+    "read_head",
     "reader",
 ]
 
@@ -143,6 +149,62 @@ def detect(path: str, head: bytes, options: Mapping[str, Any] | None = None) -> 
     raise _unknown_format(path, head)
 
 
+def index_another(
+    path: str, names: Sequence[str] | None, likely: str, options: Mapping[str, Any], named: bool = False
+) -> Index:
+    """Return the index of another file of a data set, without arrays that belong to no sample. It is opened once.
+
+    Parameters
+    ----------
+    path : of the file.
+    names : argument of the reader.
+    likely : format of the files before it, which is probably that of this one.
+    options : of the reader.
+    named : the user has named the format.
+    """
+    stamp = _stamp(path)
+    if named or (format_named(likely).verified and format_named(likely).matches_name(path) and not options):
+        try:
+            return _without_static(likely, path, names, options, stamp)
+        except FormatError:
+            if named or detect(path, read_head(path)) == likely:
+                raise
+    with ExitStack() as opened:
+        kind = _kind_of_open_hdf5(path, opened) if likely in ("hdf5", "openpmd") else None
+        return _without_static(kind or detect(path, read_head(path)), path, names, options, stamp)
+
+
+def _without_static(
+    name: str, path: str, names: Sequence[str] | None, options: Mapping[str, Any], stamp: Stamp | None
+) -> Index:
+    function = load_function(name, format_named(name).reader)
+    others = {"static": False} if "static" in signature(function).parameters else {}
+    index = _indexed(name, function, path, names, {**options, **others}, stamp)
+    index.static = {}
+    return index
+
+
+def _kind_of_open_hdf5(path: str, opened: ExitStack) -> str | None:
+    """Return the format of an HDF5 file, and keep it open for its reader; None if it is no such file."""
+    from matex_data.readers.hdf5.names import HDF5_ERRORS
+    from matex_data.readers.hdf5.rows import kept_open  # imports h5py, which most formats do without
+
+    try:
+        opened.enter_context(kept_open(path))
+    except HDF5_ERRORS:
+        return None
+    return detect(path, HDF5_MAGIC[0][1])
+
+
+def read_head(path: str) -> bytes:
+    """Return the first `HEAD_BYTES` of a file; raise ``DataError`` if it cannot be read."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(HEAD_BYTES)
+    except OSError as error:
+        raise DataError("the file cannot be read", file=path, found=error) from error
+
+
 def _kind_of_hdf5(path: str) -> str:
     """Return the format of an HDF5 file; "hdf5" if it cannot be opened."""
     from matex_data.readers.hdf5.names import HDF5_ERRORS
@@ -209,22 +271,33 @@ def reader(name: str) -> Reader:
 
     @wraps(function)
     def index(path: str, names: Sequence[str] | None = None, /, **options: Any) -> Index:
-        check_options(name, function, options, leading=2)
-        stamp = _stamp(path)  # before the reader: a change while it runs has to show
-        try:
-            found = _with_patterns(names, path, lambda chosen: function(path, chosen, **options))
-            return found.with_stamps({path: stamp})
-        except ModuleNotFoundError as error:
-            raise missing_package(name, error, path) from error
+        return _indexed(name, function, path, names, options, _stamp(path))
 
     return index
+
+
+def _indexed(
+    name: str,
+    function: Reader,
+    path: str,
+    names: Sequence[str] | None,
+    options: Mapping[str, Any],
+    stamp: Stamp | None,
+) -> Index:
+    """Return what a reader returns, with the stamp: taken before the file is opened, so that a change shows."""
+    check_options(name, function, options, leading=2)
+    try:
+        found = _with_patterns(names, path, lambda chosen: function(path, chosen, **options))
+        return found.with_stamps({path: stamp})
+    except ModuleNotFoundError as error:
+        raise missing_package(name, error, path) from error
 
 
 def collective_reader(name: str) -> Reader | None:
     """Return the function by which all ranks index the files of a format; None if one rank indexes each file.
 
     The function has the signature ``index_collectively(paths, names, ranks, **options) -> Index`` and is *Collective*.
-    Rank ``number % size`` takes the stamp of file ``number``.
+    Each rank takes the stamps of its block of the files.
 
     Raises
     ------
@@ -240,7 +313,7 @@ def collective_reader(name: str) -> Reader | None:
         paths: Sequence[str], names: Sequence[str] | None, ranks: IndexingRanks, /, **options: Any
     ) -> Index:
         check_options(name, function, options, leading=3)
-        own = {path: _stamp(path) for path in paths[ranks.rank :: ranks.size]} if stamped else {}
+        own = {path: _stamp(path) for path in paths[slice(*rank_range(len(paths), ranks.rank, ranks.size))] if stamped}
         index = _with_patterns(names, paths[0], lambda chosen: function(paths, chosen, ranks, **options))
         return index.with_stamps({path: stamp for stamps in ranks.allgather(own) for path, stamp in stamps.items()})
 

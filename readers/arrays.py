@@ -60,13 +60,15 @@ def index(
     FieldNotFound : there is no such array.
     FormatError : the file is damaged, holds Python objects, or is raw and ``dtype`` is missing.
     """
+    array = None
     with Path(path).open("rb") as file:
         head = file.read(8)
+        if head.startswith(NUMPY_MAGIC) and dtype is None:
+            file.seek(0)
+            array = read_header(file, path, None, os.fstat(file.fileno()).st_size)
     if dtype is not None:
         fields, layouts = _single_field(path, names, field, _raw_array(path, dtype, tuple(shape), offset))
-    elif head.startswith(NUMPY_MAGIC):
-        with Path(path).open("rb") as file:
-            array = read_header(file, path, None, os.fstat(file.fileno()).st_size)
+    elif array is not None:
         fields, layouts = _single_field(path, names, field, array)
     elif head.startswith((ZIP_MAGIC, EMPTY_ZIP_MAGIC)):
         fields, layouts = _members(path, names, verify)

@@ -44,6 +44,8 @@ class Format:
         The error for a missing package shows it.
     folder : function ``is_folder(path) -> bool``, or its address, that tells whether a directory is a data set as a
         whole, which the reader then gets as its path. None: the files of a directory are opened one by one.
+    verified : the reader raises ``FormatError`` for every file without the magic bytes, unless options say otherwise.
+        More files of this suffix then need no look at their first bytes before the reader opens them.
     stamped : False: the reader itself notices files that change, as it opens them; there may be very many.
     """
 
@@ -56,6 +58,7 @@ class Format:
     collective_reader: str | Reader | None = None
     extra: str | None = None
     folder: str | Callable[[str], bool] | None = None
+    verified: bool = False
     stamped: bool = True
 
     def matches_name(self, path: str) -> bool:
@@ -102,7 +105,10 @@ FORMATS: dict[str, Format] = {
         magic=HDF5_MAGIC,
     ),
     "netcdf": Format(
-        "matex_data.readers.netcdf.reader:index", suffixes=NETCDF_SUFFIXES, magic=(*CDF_MAGIC, *HDF5_MAGIC)
+        "matex_data.readers.netcdf.reader:index",
+        suffixes=NETCDF_SUFFIXES,
+        magic=(*CDF_MAGIC, *HDF5_MAGIC),
+        verified=True,
     ),
     "openpmd": Format("matex_data.readers.openpmd.reader:index"),  # HDF5 files with a mark
     "csv": Format(
@@ -115,6 +121,7 @@ FORMATS: dict[str, Format] = {
         "matex_data.readers.root.reader:index",
         suffixes=(".root",),
         magic=((0, b"root\0"),),  # the version follows, less than 2**24
+        verified=True,
         extra="matex_data[particles]",
     ),
     "lhe": Format(
@@ -136,7 +143,7 @@ FORMATS: dict[str, Format] = {
         suffixes=(*(f".tar{end}" for end in COMPRESSED), ".tgz"),
         magic=((257, b"ustar"),),
     ),
-    "npy": Format("matex_data.readers.arrays:index", suffixes=(".npy",), magic=((0, b"\x93NUMPY"),)),
+    "npy": Format("matex_data.readers.arrays:index", suffixes=(".npy",), magic=((0, b"\x93NUMPY"),), verified=True),
     "npz": Format("matex_data.readers.arrays:index", suffixes=(".npz",)),
     "raw": Format("matex_data.readers.arrays:index", suffixes=(".raw",)),
     "idx": Format(

@@ -185,7 +185,7 @@ class Prefetcher:
 
     def _begin_round(self, error: Exception | None, following: PendingWindow | None) -> PendingMaximum:
         """Send this rank's status, and the number of reads for ``following``, to the other ranks. *Collective*."""
-        count = len(self._context.index.files)
+        count = self._session.files.shared
         counts = np.zeros(count, np.int64) if following is None else following.counts(count)
         status = Status.FAILED if error else Status.STOP if self._stopped else Status.CONTINUE
         return self._session.status_exchange.start(status, counts)

@@ -21,6 +21,8 @@ from matex_data._types import Array, Bytes, Integers
 from matex_data.errors import FormatError
 from matex_data.fields import Field, Schema
 from matex_data.index.cache import ChunkCache
+from matex_data.index.files import DerivedFiles, FileList, FileTable, columns_of
+from matex_data.index.files import FileIndex as FileIndex
 from matex_data.index.stamps import Stamp
 from matex_data.locks import cached_property
 
@@ -191,24 +193,6 @@ class Layout(ABC):
         return 0
 
 
-@dataclass(frozen=True)
-class FileIndex:
-    """One file of a data set.
-
-    Parameters
-    ----------
-    path : of the file. A separator at its end tells that it is a folder, whose layouts have no byte ranges.
-    rows : number of rows, equal for all fields.
-    layouts : the layout of each field, by name.
-    stamp : state of the file when it was indexed; None: unknown.
-    """
-
-    path: str
-    rows: int
-    layouts: Mapping[str, Layout]
-    stamp: Stamp | None = None
-
-
 PostProcess = Callable[[Mapping[str, Array], Integers], None]
 
 
@@ -218,7 +202,8 @@ class Index:
     Parameters
     ----------
     fields : the fields of a sample, by name.
-    files : one `FileIndex` per file, each with a layout for every field.
+    files : one `FileIndex` per file, each with a layout for every field; or a table of them, whose entries are not
+        checked.
     static : whole arrays that belong to no sample (a coordinate axis, a mask), by name.
     facts : properties that all files of a data set must share beside the fields (units, a calendar), as text.
     post_process : called with the output arrays, by name, and the int64 indices that were filled, once all rows of a
@@ -247,18 +232,24 @@ class Index:
         post_process: PostProcess | None = None,
     ) -> None:
         self.fields = dict(fields)
-        self.files = tuple(files)
+        self.files = files if isinstance(files, FileTable) else self._checked(files)
         self.static = dict(static or {})
         self.facts = dict(facts or {})
         self.post_process = post_process
-        for file in self.files:
+        self.first_row: Integers = np.concatenate([[0], np.cumsum(self.files.rows, dtype=np.int64)]).astype(np.int64)
+
+    def _checked(self, files: Sequence[FileIndex]) -> FileTable:
+        for file in files:
             _check_file(file, self.fields)
-        self.first_row: Integers = np.concatenate(
-            [[0], np.cumsum([file.rows for file in self.files], dtype=np.int64)]
-        ).astype(np.int64)
+        return FileList(files)
 
     def __len__(self) -> int:
         return int(self.first_row[-1])
+
+    def file_of(self, samples: Integers) -> Integers:
+        """Return the number of the file of each sample, int64 of the same length."""
+        number: Integers = np.searchsorted(self.first_row, samples, side="right") - 1
+        return number
 
     @cached_property
     def raw(self) -> Index:
@@ -271,19 +262,32 @@ class Index:
 
     def inner_bytes(self, name: str) -> float:
         """Return the mean size of the elements of a sample of a field in memory, in bytes; 0 if it is not ragged."""
-        inner = sum(file.layouts[name].inner_bytes() for file in self.files) if self.fields[name].ragged else 0
-        return inner / max(1, len(self))
+        has_inner = self.fields[name].ragged and len(self.files)
+        return self.files.facts[name].total_inner_bytes / max(1, len(self)) if has_inner else 0.0
 
     def select(self, names: Sequence[str]) -> Index:
         """Return the index with only the named fields."""
         fields = {name: self.fields[name] for name in names}
-        files = [replace(f, layouts={n: f.layouts[n] for n in names}) for f in self.files]
-        return Index(fields, files, self.static, self.facts, self.post_process)
+        return Index(fields, _selected(self.files, names), self.static, self.facts, self.post_process)
+
+    def in_columns(self) -> Index:
+        """Return the index with its files in columns, which take less memory; each is then made when it is needed."""
+        files = columns_of(self.files)
+        return Index(self.fields, files, self.static, self.facts, self.post_process)
 
     def with_stamps(self, stamps: Mapping[str, Stamp | None]) -> Index:
         """Return the index with the stamps of its files, given by path; other files keep theirs."""
-        files = [replace(file, stamp=stamps.get(file.path, file.stamp)) for file in self.files]
+        files = FileList(replace(file, stamp=stamps.get(file.path, file.stamp)) for file in self.files)
         return Index(self.fields, files, self.static, self.facts, self.post_process)
+
+
+def _selected(files: FileTable, names: Sequence[str]) -> FileTable:
+    known = "facts" in files.__dict__ and len(files) > 0
+    return DerivedFiles(files, partial(_select, names), facts={n: files.facts[n] for n in names} if known else None)
+
+
+def _select(names: Sequence[str], _: int, file: FileIndex) -> FileIndex:
+    return replace(file, layouts={name: file.layouts[name] for name in names})
 
 
 def concatenate(indexes: Sequence[Index]) -> Index:
@@ -295,11 +299,17 @@ def concatenate(indexes: Sequence[Index]) -> Index:
     """
     first = indexes[0]
     for other in indexes[1:]:
-        if other.fields != first.fields:
-            raise _schema_error(first, other)
-        if other.facts != first.facts:
-            raise _fact_error(first, other)
-    return Index(first.fields, [file for index in indexes for file in index.files], first.static, first.facts)
+        check_same(first, other)
+    files = FileList(file for index in indexes for file in index.files)
+    return Index(first.fields, files, first.static, first.facts)
+
+
+def check_same(first: Index, other: Index) -> None:
+    """Raise ``FormatError`` unless two indexes can be one data set: their fields are equal, and their facts."""
+    if other.fields != first.fields:
+        raise _schema_error(first, other)
+    if other.facts != first.facts:
+        raise _fact_error(first, other)
 
 
 def _schema_error(first: Index, other: Index) -> FormatError:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from matex_data.errors import DataError, DecodeError
+import numpy as np
+
+from matex_data._types import Array
+from matex_data.errors import ChangedFile
+from matex_data.index.columns import Folded, compact, folded, joined, unfolded
 
 
 @dataclass(frozen=True)
 class Stamp:
     """State of a file when it was indexed.
 
-    Compare stamps only on the rank that took the first of them: inodes differ between the nodes of some file systems,
-    and each node sees a change only after its own attribute cache has expired (on NFS, after seconds).
+    Compare stamps for equality only on the rank that took the first of them: inodes differ between the nodes of some
+    file systems, and each node sees a change of a path only after its own attribute cache has expired (on NFS, after
+    seconds). Any rank sees the size and the time of a file that it has just opened: `fits` compares these.
 
     Parameters
     ----------
@@ -35,8 +43,16 @@ class Stamp:
         ------
         OSError : the file does not exist or is not accessible.
         """
-        found = Path(path).stat()
-        return cls(found.st_size, found.st_mtime_ns, found.st_ino)
+        return cls.found(Path(path).stat())
+
+    @classmethod
+    def found(cls, status: os.stat_result) -> Stamp:
+        """Return the state of a file that the system has told."""
+        return cls(status.st_size, status.st_mtime_ns, status.st_ino)
+
+    def fits(self, found: Stamp) -> bool:
+        """Return whether a file with the state ``found`` on any rank may be the one of this stamp."""
+        return (self.size, self.mtime_ns) == (found.size, found.mtime_ns)
 
     def __str__(self) -> str:
         second, rest = divmod(self.mtime_ns, 10**9)
@@ -44,34 +60,80 @@ class Stamp:
         return f"{self.size} bytes, changed {time}.{rest:09d} UTC, inode {self.inode}"
 
 
-def check_stamp(path: str, stamp: Stamp | None) -> DataError | None:
+def check_stamp(path: str, stamp: Stamp | None) -> ChangedFile | None:
     """Return the error to raise if the file at ``path`` has changed since its stamp was taken; None if it has not.
 
-    Call it on the rank that took the stamp (see `Stamp`): rank ``number % size`` for file ``number`` of a data set.
-    A file without a stamp counts as unchanged. Files that the file refers to (external and virtual datasets of HDF5)
-    are not checked.
+    Call it on the rank that took the stamp (see `Stamp`). A file without a stamp counts as unchanged. Files that the
+    file refers to (external and virtual datasets of HDF5) are not checked.
     """
     if stamp is None:
         return None
     try:
-        found: Stamp | str = Stamp.of(path)
+        found = Stamp.of(path)
     except OSError as error:
-        found = str(error)
-    if found == stamp:
-        return None
-    if isinstance(found, Stamp) and found.size < stamp.size:
-        return DecodeError(
-            "the file is shorter than when it was opened",
-            file=path,
-            byte=found.size,
-            expected=stamp,
-            found=found,
-            remedy="open it again; do not write to the data while it is read",
-        )
-    return DataError(
-        "the file has changed since it was opened",
+        return changed(path, stamp, error)
+    return None if found == stamp else changed(path, stamp, found)
+
+
+def changed(path: str, stamp: Stamp, found: Stamp | OSError) -> ChangedFile:
+    """Return the error of a file that has changed.
+
+    Parameters
+    ----------
+    path : of the file.
+    stamp : its state when it was indexed.
+    found : its state now, or why the system does not tell it.
+    """
+    shorter = isinstance(found, Stamp) and found.size < stamp.size
+    return ChangedFile(
+        "the file is shorter than when it was opened" if shorter else "the file has changed since it was opened",
         file=path,
+        byte=found.size if shorter and isinstance(found, Stamp) else None,
         expected=stamp,
         found=found,
         remedy="open it again; do not write to the data while it is read",
     )
+
+
+@dataclass(frozen=True, eq=False)
+class StampTable:
+    """Stamps of many files.
+
+    Parameters
+    ----------
+    size, mtime_ns, inode : integers[files], see `Stamp`.
+    known : bool[files], False: the file has no stamp.
+    """
+
+    size: Array
+    mtime_ns: Array
+    inode: Array
+    known: Array
+
+    @classmethod
+    def of(cls, stamps: Sequence[Stamp | None]) -> StampTable:
+        """Return the table of these stamps."""
+        none = Stamp(0, 0, 0)
+        rows = [(stamp.size, stamp.mtime_ns, stamp.inode) for stamp in (stamp or none for stamp in stamps)]
+        dtypes = (np.int64, np.int64, np.uint64)  # ino_t is unsigned
+        columns = [np.array([row[i] for row in rows], dtype) for i, dtype in enumerate(dtypes)]
+        known = np.array([stamp is not None for stamp in stamps], bool)
+        return cls(*(compact(column) for column in (*columns, known)))
+
+    def __getitem__(self, number: int) -> Stamp | None:
+        if not self.known[number]:
+            return None
+        return Stamp(int(self.size[number]), int(self.mtime_ns[number]), int(self.inode[number]))
+
+    @classmethod
+    def joined(cls, tables: Sequence[StampTable]) -> StampTable:
+        """Return the stamps of several tables, one after the other."""
+        columns = zip(*((table.size, table.mtime_ns, table.inode, table.known) for table in tables), strict=True)
+        return cls(*(joined(column) for column in columns))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _stamps, tuple(folded(column) for column in (self.size, self.mtime_ns, self.inode, self.known))
+
+
+def _stamps(*columns: Folded) -> StampTable:
+    return StampTable(*map(unfolded, columns))

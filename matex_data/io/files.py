@@ -7,9 +7,12 @@ ranges, which are few and large here. Both are off unless the environment variab
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from matex_data.errors import DataError, DecodeError, PartitionError
+from matex_data.index.stamps import Stamp, changed
 from matex_data.io import preadv
 from matex_data.io.coalesce import ReadTask
 from matex_data.io.counters import Profile
@@ -27,7 +31,8 @@ from matex_data.mpi.watchdog import waiting_for
 
 MODES = ("auto", "collective", "independent")
 MOST_SHARED_FILES = 64  # that all ranks open; of more files, each rank opens those that it reads
-MOST_OPEN_FILES = 128
+MOST_OPEN_FILES = min(4096, max(128, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
+"""Files of one reader that a rank keeps open; a program has several readers, and files of its own."""
 
 
 def hints() -> dict[str, str]:
@@ -63,6 +68,14 @@ def mode_for(io: str, files: int, comm: Communicator) -> str:
     return "collective" if files <= MOST_SHARED_FILES else "independent"
 
 
+StampOf = Callable[[int], Stamp | None]
+"""Callable that returns the stamp of the file of a number."""
+
+
+def _no_stamp(_: int) -> None:
+    return None
+
+
 class Files:
     """The files of a dataset, open for reading. *Collective* in collective mode.
 
@@ -76,17 +89,34 @@ class Files:
     paths : paths of the files, the same on every rank. One that ends in a separator is a folder, which is not opened.
     mode : "collective" or "independent".
     profile : counts the bytes that are read.
+    stamp : returns the stamp of a file, or None, by which this rank checks each file as it opens it. None: others
+        check them. In independent mode only.
 
     Raises
     ------
     DataError : the system cannot open a file.
+
+    Attributes
+    ----------
+    collective : whether the mode is "collective".
+    shared : number of files that all ranks read together: all of them, or 0.
     """
 
-    def __init__(self, comm: Communicator, paths: Sequence[str], mode: str, profile: Profile | None = None) -> None:
+    def __init__(
+        self,
+        comm: Communicator,
+        paths: Sequence[str],
+        mode: str,
+        profile: Profile | None = None,
+        stamp: StampOf | None = None,
+    ) -> None:
         self._comm = comm
+        self._stamp: StampOf = stamp or _no_stamp
+        self._checked: set[int] = set()
         self._profile = profile or Profile()
-        self.paths = tuple(paths)
+        self.paths = paths
         self.collective = mode == "collective"
+        self.shared = len(paths) * self.collective
         self._open: OrderedDict[int, Any] = OrderedDict()
         self._lock = Lock()
         if self.collective:
@@ -107,6 +137,32 @@ class Files:
     def independent(self) -> Files:
         """Return the files for reads of this rank alone."""
         return Files(Communicator(), self.paths, "independent", self._profile) if self.collective else self
+
+    def check(self, numbers: Iterable[int]) -> None:
+        """Check files that this object does not open, each once until ``renew``.
+
+        Raises
+        ------
+        ChangedFile : one of them has changed since it was indexed.
+        """
+        for number in numbers:
+            stamp = None if number in self._checked else self._stamp(number)
+            self._checked.add(number)
+            if stamp is None:
+                continue
+            try:
+                found = Stamp.of(self.paths[number])
+            except OSError as error:
+                raise changed(self.paths[number], stamp, error) from error
+            if not stamp.fits(found):
+                raise changed(self.paths[number], stamp, found)
+
+    def renew(self) -> None:
+        """Open and check files anew where they are next needed: a new epoch begins."""
+        if not self.collective:
+            self._checked.clear()
+            with self._lock:
+                self._open.clear()
 
     def read(self, number: int, task: ReadTask) -> None:
         """Make the reads of a task. ``task.count`` *collective* calls in collective mode.
@@ -161,16 +217,40 @@ class Files:
             self._open[number].Read_at_all(0, [bytearray(), 0, MPI.BYTE])
 
     def _opened(self, number: int) -> _OpenFile:
+        """Return an open file, among those used last. Other files may be opened meanwhile: that takes milliseconds."""
         with self._lock:
-            if number not in self._open:
+            opened: Future[_OpenFile] | None = self._open.get(number)
+            is_new = opened is None
+            if opened is None:
                 if len(self._open) >= MOST_OPEN_FILES:
                     self._open.popitem(last=False)
-                try:
-                    self._open[number] = _OpenFile(self.paths[number])
-                except OSError as error:
-                    raise _unreadable(self.paths[number], error) from error
+                opened = self._open[number] = Future()
             self._open.move_to_end(number)
-            opened: _OpenFile = self._open[number]
+        if is_new:
+            try:
+                opened.set_result(self._open_now(number))
+            except BaseException as error:
+                with self._lock:
+                    self._open.pop(number, None)
+                opened.set_exception(error)
+        return opened.result()
+
+    def _open_now(self, number: int) -> _OpenFile:
+        """Open a file, and raise ``ChangedFile`` if it has changed since it was indexed."""
+        path, stamp = self.paths[number], self._stamp(number)
+        try:
+            opened = _OpenFile(path)
+        except FileNotFoundError as error:
+            raise _unreadable(path, error) if stamp is None else changed(path, stamp, error) from error
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            with self._lock:
+                self._open.clear()  # files that nobody reads are closed
+            opened = _OpenFile(path)
+        found = opened.stamp()
+        if stamp is not None and not stamp.fits(found):
+            raise changed(path, stamp, found)
         return opened
 
     def close(self) -> None:
@@ -193,6 +273,10 @@ class _OpenFile:
 
     def __init__(self, path: str) -> None:
         self._descriptor = os.open(path, os.O_RDONLY)
+
+    def stamp(self) -> Stamp:
+        """Return the state of the file."""
+        return Stamp.found(os.fstat(self._descriptor))
 
     def read(self, task: ReadTask) -> int:
         """Make the reads of a task, and return the number of bytes; raise ``OSError`` like ``preadv.read``."""

@@ -47,7 +47,7 @@ class MpiRanks:
         ------
         DataError : the file is too short, or cannot be read.
         """
-        if self._files is None or self._files.paths != (path,):
+        if self._files is None or list(self._files.paths) != [path]:
             self.close()
             self._files = Files(self._comm, [path], mode_for("auto", 1, self._comm))
         if len(memory):

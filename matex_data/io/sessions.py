@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from matex_data.io.counters import Profile
-from matex_data.io.files import Files
+from matex_data.io.files import Files, StampOf
 from matex_data.locks import Lock
 from matex_data.machine import keep_freed_memory
 from matex_data.mpi import abort
@@ -101,12 +101,14 @@ class ReadSessions:
         self._sessions: list[ReadSession] = []
         self._opening = Lock()
 
-    def open(self, paths: Sequence[str], mode: str, profile: Profile | None = None) -> ReadSession:
+    def open(
+        self, paths: Sequence[str], mode: str, profile: Profile | None = None, stamp: StampOf | None = None
+    ) -> ReadSession:
         """Return an unused session with these files open. *Collective*.
 
         Parameters
         ----------
-        paths, mode, profile : as of ``Files``.
+        paths, mode, profile, stamp : as of ``Files``.
 
         Raises
         ------
@@ -116,7 +118,7 @@ class ReadSessions:
         with self.comm.one_thread_at_a_time(self._opening):
             session = self._reserved()
         try:
-            session.files = Files(session.comm, paths, mode, profile)
+            session.files = Files(session.comm, paths, mode, profile, stamp)
         except BaseException:
             session.release()
             raise

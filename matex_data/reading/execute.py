@@ -27,7 +27,8 @@ def execute(plan: ReadPlan, files: Files, agreed: Integers) -> list[Future[None]
     ----------
     plan : reads of this rank.
     files : open files.
-    agreed : int64[files], the number of collective reads of each file: the maximum over the ranks.
+    agreed : int64[files], the number of collective reads of each file: the maximum over the ranks; empty without such
+        reads.
 
     Returns
     -------
@@ -37,13 +38,18 @@ def execute(plan: ReadPlan, files: Files, agreed: Integers) -> list[Future[None]
     ------
     DataError : a file cannot be read, or memory runs out. All agreed collective reads are made nevertheless.
     """
+    try:
+        files.check(plan.unread)
+    except DataError as error:
+        plan.abandon(error)
+        raise
     if reads_in_pool(files):
         tasks = [(number, task) for number, of_file in plan.tasks.items() for task in of_file]
         return _with_completions(plan, [submit(_read_and_decode, files, number, task, plan) for number, task in tasks])
     decoding: list[Future[None]] = []
     first_error: Exception | None = None
-    for number in np.flatnonzero(agreed).tolist():
-        remaining = int(agreed[number])
+    for number in np.flatnonzero(agreed).tolist() if files.collective else plan.tasks:
+        remaining = int(agreed[number]) if files.collective else 0
         for task in plan.tasks.get(number, []):
             try:
                 scratch = plan.allocate(task)

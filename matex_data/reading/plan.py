@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from matex_data.errors import DataError
 from matex_data.index import table
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Index, ReadRequest, RowSelection, call_after_last
-from matex_data.index.runs import Runs
+from matex_data.index.runs import Runs, intersect
 from matex_data.io.coalesce import ReadTask, plan_tasks
 from matex_data.machine import threads
 from matex_data.reading.buffers import BufferPool
@@ -33,6 +34,7 @@ class ReadPlan:
     ----------
     tasks : read tasks by file number.
     completions : functions to call that need no bytes.
+    unread : numbers of files with such functions only: their layouts may read them.
     memory : arrays that receive the bytes; the plan keeps them alive until all reads are complete.
     chunks : cache of this window, in which others may wait for chunks that these reads decode.
     scratch : buffers for bytes that have to be decoded.
@@ -40,14 +42,15 @@ class ReadPlan:
 
     tasks: dict[int, list[ReadTask]] = field(default_factory=dict)
     completions: list[Callable[[], None]] = field(default_factory=list)
+    unread: tuple[int, ...] = ()
     memory: list[NDArray[Any]] = field(default_factory=list)
     chunks: ChunkCache | None = None
     scratch: BufferPool = field(default_factory=BufferPool)
 
     def counts(self, files: int) -> Integers:
-        """Return int64[files], the number of collective reads of each file."""
+        """Return int64[files], the number of collective reads of each file; ``files`` is 0 without such reads."""
         counts = np.zeros(files, np.int64)
-        for number, tasks in self.tasks.items():
+        for number, tasks in self.tasks.items() if files else ():
             counts[number] = sum(task.count for task in tasks)
         return counts
 
@@ -95,24 +98,26 @@ def plan_reads(
             pending.setdefault(number, []).append(replace(request, on_complete=on_complete))
         elif on_complete is not None:
             plan.completions.append(partial(on_complete, _NO_BYTES))
+    plan.unread = tuple({number: None for number, _, _ in requests if number not in pending})
     plan.tasks = {number: plan_tasks(of_file, TASKS_PER_THREAD * threads()) for number, of_file in pending.items()}
     return plan
 
 
 def _rows_by_file(index: Index, runs: Runs, destination: Integers) -> Iterator[tuple[int, RowSelection]]:
     """Yield the number of each file that holds any of the samples, and its rows, counted within the file."""
-    if not len(runs.start):
-        return
-    stop = runs.start + runs.count
-    low, high = np.searchsorted(index.first_row, [runs.start[0], stop[-1] - 1], side="right") - 1
-    for number in range(int(low), int(high) + 1):
-        begin, end = index.first_row[number], index.first_row[number + 1]
-        selected = slice(np.searchsorted(stop, begin, side="right"), np.searchsorted(runs.start, end, side="left"))
-        start, last = np.maximum(runs.start[selected], begin), np.minimum(stop[selected], end)
-        total = int((last - start).sum())
-        if total:
-            first = int(runs.first[selected.start] + start[0] - runs.start[selected.start])
-            yield number, RowSelection(start - begin, last - begin, destination[first : first + total])
+    first, last = index.file_of(runs.start), index.file_of(runs.start + runs.count - 1)
+    run, file = intersect(first, np.where(runs.count > 0, last - first + 1, 0))
+    begin = index.first_row[file]
+    start = np.maximum(runs.start[run] - begin, 0)
+    stop = np.minimum((runs.start + runs.count)[run], index.first_row[file + 1]) - begin
+    filled = stop > start
+    file, start, stop = file[filled], start[filled], stop[filled]
+    edges = np.append(np.flatnonzero(np.diff(file, prepend=-1)), len(file))
+    samples = np.append(0, np.cumsum(stop - start))[edges]
+    for number, (low, high), (begins, ends) in zip(
+        file[edges[:-1]].tolist(), pairwise(edges.tolist()), pairwise(samples.tolist()), strict=True
+    ):
+        yield number, RowSelection(start[low:high], stop[low:high], destination[begins:ends])
 
 
 def _complete(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from matex_data._types import Integers
-from matex_data.errors import DataError, FieldNotFound, OutOfMemory, PartitionError, UnsupportedVersion
+from matex_data.errors import ChangedFile, DataError, FieldNotFound, OutOfMemory, PartitionError, UnsupportedVersion
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs, compress
@@ -28,7 +28,7 @@ from matex_data.reading.plan import Arrays, ReadPlan, plan_reads
 ON_ERROR = ("raise", "skip")
 MOST_NAMED = 5  # samples in a warning
 PROBES = 9  # samples of a block that fail alone before all of it counts as damaged
-_OTHER_ERRORS = (PartitionError, OutOfMemory, FieldNotFound, UnsupportedVersion)
+_OTHER_ERRORS = (ChangedFile, PartitionError, OutOfMemory, FieldNotFound, UnsupportedVersion)
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ class SkippedSamples:
             return len(self._records) - before
 
     def _record(self, number: int, error: DataError) -> SkippedSample:
-        file = int(np.searchsorted(self._index.first_row, number, side="right")) - 1
-        path, row = self._index.files[file].path, number - int(self._index.first_row[file])
+        file = int(self._index.file_of(np.array(number)))
+        path, row = self._index.files.paths[file], number - int(self._index.first_row[file])
         other = error.file not in (None, path)  # one of the many files of a folder
         reason = error.problem if error.found is None else f"{error.problem} ({error.found})"
         return SkippedSample(error.file or path, error.row if other else row, " ".join(reason.split())[:200])
@@ -264,12 +264,12 @@ class SkippingRead:
             plan = plan_reads(self._index, runs, rows, self._arrays, chunks, self._context.scratch)
         except DataError as error:
             return error
-        return run(plan, files, plan.counts(len(self._index.files)))
+        return run(plan, files, plan.counts(files.shared))
 
 
 def _are_of_one_block(index: Index, samples: Integers, field: str | None) -> bool:
     """Return whether a block of several rows of a field, or of any field for None, has all of the samples."""
-    files = np.searchsorted(index.first_row, samples, side="right") - 1
+    files = index.file_of(samples)
     if len(set(files.tolist())) > 1:
         return False
     layouts, rows = index.files[files[0]].layouts, samples - index.first_row[files[0]]

@@ -16,7 +16,7 @@ from matex_data.index.model import Index
 from matex_data.index.runs import Runs
 from matex_data.index.stamps import check_stamp
 from matex_data.io.counters import Profile
-from matex_data.io.files import mode_for
+from matex_data.io.files import MOST_SHARED_FILES, Files, mode_for
 from matex_data.io.sessions import ReadSessions
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.processes import is_child_process
@@ -121,12 +121,12 @@ class Source:
 
     def read_context(self, window_bytes: int = 0) -> ReadContext:
         """Open the files for one reader, of windows of ``window_bytes`` over all ranks. *Collective*."""
-        paths = [file.path for file in self.index.files]
         if is_child_process() and self._process != os.getpid():
             self._process = os.getpid()
             self._sessions = ReadSessions(Communicator(rank=self.comm.rank, size=self.comm.size))
             self.mode = "independent"
-        session = self._sessions.open(paths, self.mode, self.profile)
+        stamp = self.index.files.stamp if self._checks_when_opening else None
+        session = self._sessions.open(self.index.files.paths, self.mode, self.profile, stamp)
         return ReadContext(
             session,
             self.index,
@@ -134,7 +134,7 @@ class Source:
             self.scratch,
             self.cache_bytes(self.comm.size, window_bytes),
             self.profile,
-            self.changed_file,
+            partial(self._changed_file, session.files),
             lists=self.skipped is None,
         )
 
@@ -150,9 +150,19 @@ class Source:
         session = self._sessions.open([], "independent")
         return ReadContext(session, self.index, self.buffers, self.scratch, 0, self.profile, lambda: None)
 
-    def changed_file(self) -> DataError | None:
-        """Return the error of a file that changed after this rank indexed it, or None."""
-        errors = (check_stamp(file.path, file.stamp) for file in self.index.files[self.comm.rank :: self.comm.size])
+    @property
+    def _checks_when_opening(self) -> bool:
+        """Whether each rank checks the files that it reads as it opens them: all of them would be too many."""
+        return self.mode == "independent" and len(self.index.files) > MOST_SHARED_FILES
+
+    def _changed_file(self, files: Files) -> DataError | None:
+        """Return the error of a file that changed after this rank indexed it, or None; of many, see ``files``."""
+        files.renew()
+        if self._checks_when_opening:
+            return None
+        table = self.index.files
+        own = range(*rank_range(len(table), self.comm.rank, self.comm.size))
+        errors = (check_stamp(table.paths[number], table.stamp(number)) for number in own)
         return next((error for error in errors if error is not None), None)
 
     def load(self, runs: Runs) -> Arrays:
@@ -239,7 +249,7 @@ class Source:
         context = self.read_context()
         status_exchange, files = context.session.status_exchange, context.session.files
         chunks, tally = ChunkCache(context.cache_bytes), Tally()
-        first_error: Exception | None = self.changed_file()
+        first_error: Exception | None = context.changed_file()
         for runs, destination, allocate in ranges:
             plan, read = ReadPlan(), None
             arrays: Arrays = {}
@@ -253,7 +263,7 @@ class Source:
             except Exception as error:  # of any kind: the other ranks have to raise it
                 first_error = first_error or error
             status = Status.FAILED if first_error else Status.CONTINUE
-            status, agreed = status_exchange.exchange(status, plan.counts(len(self.index.files)))
+            status, agreed = status_exchange.exchange(status, plan.counts(files.shared))
             if status == Status.FAILED:
                 raise status_exchange.first_error(first_error)
             first_error = run(plan, files, agreed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from matex_data._types import Integers
 from matex_data.errors import PartitionError
-from matex_data.index.model import Index, Layout
+from matex_data.index.files import LayoutFacts
+from matex_data.index.model import Index, ranges
 from matex_data.index.runs import Runs, cut
 from matex_data.sampling.schedule import REMAINDERS, Schedule
 
@@ -148,12 +149,7 @@ def choose_block_bytes(batch_size: int, window_bytes: int, total_bytes: int) -> 
 
 def choose_least_window(index: Index) -> int:
     """Return the least bytes of a window: none of files with a sample each, for which the first batch would wait."""
-    separate = any(_are_separate(file.layouts.values()) for file in index.files)
-    return 0 if separate else WINDOW_BYTES
-
-
-def _are_separate(layouts: Iterable[Layout]) -> bool:
-    return any(layout.separate for layout in layouts)
+    return 0 if any(facts.separate.any() for facts in index.files.facts.values()) else WINDOW_BYTES
 
 
 def choose_block_rows(depths: NDArray[Any], row_bytes: NDArray[Any], total_rows: int, block_bytes: int) -> int:
@@ -181,24 +177,47 @@ def block_borders(index: Index, block_bytes: int) -> Integers:
     index : of the data set.
     block_bytes : target size of a block, in bytes, where any row can be read alone or chunks are smaller.
     """
+    rows, first = index.files.rows, index.first_row[:-1]
+    filled = np.flatnonzero(rows)
+    if not len(filled):
+        return np.empty(0, np.int64)
     row_bytes = np.array([index.row_bytes(name) for name in index.fields] or [1])
-    borders: list[Integers] = []
-    for file, first in zip(index.files, index.first_row.tolist(), strict=False):
-        layouts = [file.layouts[name] for name in index.fields]
-        uneven = layouts[int(np.argmax(row_bytes))].borders() if layouts else None
-        if len(index) <= MOST_BLOCKS and _are_separate(layouts):
-            borders.append(first + (np.arange(file.rows) if uneven is None else uneven))
-            continue
-        if uneven is not None and file.rows:
-            step = choose_block_rows(np.ones_like(row_bytes), row_bytes, len(index), block_bytes)
-            borders.append(first + uneven[np.flatnonzero(np.diff(uneven // step, prepend=-1))])
-            continue
-        depths = np.array([layout.block_rows for layout in layouts] or [1])
-        step = choose_block_rows(depths, row_bytes, len(index), block_bytes) if file.rows else 1
-        borders.append(np.arange(first, first + file.rows, step, dtype=np.int64))
-    if len(borders) == 1:
-        return borders[0]
-    return np.concatenate(borders) if borders else np.empty(0, np.int64)
+    facts = [index.files.facts[name] for name in index.fields]
+    dominant = int(np.argmax(row_bytes))
+    single = np.zeros(len(rows), bool)  # files of which each row is a block, unless the layout tells others
+    if len(index) <= MOST_BLOCKS:
+        single |= np.logical_or.reduce([of_field.separate for of_field in facts]) if facts else False
+    uneven = facts[dominant].uneven if facts else single
+    steps = _block_rows(facts, row_bytes, len(index), block_bytes, len(rows))
+    steps[single] = 1
+    even = filled[~uneven[filled]]
+    if len(filled) == 1 == len(even):
+        return np.arange(first[even[0]], index.first_row[even[0] + 1], steps[even[0]], dtype=np.int64)
+    count = -(-rows[even].astype(np.int64) // steps[even])
+    borders = [np.repeat(first[even], count) + ranges(np.zeros_like(count), count) * np.repeat(steps[even], count)]
+    least = choose_block_rows(np.ones_like(row_bytes), row_bytes, len(index), block_bytes)
+    for number in filled[uneven[filled]].tolist():
+        of_file = index.files[number].layouts[list(index.fields)[dominant]].borders()
+        assert of_file is not None
+        chosen = of_file if single[number] else of_file[np.flatnonzero(np.diff(of_file // least, prepend=-1))]
+        borders.append(first[number] + chosen)
+    return borders[0] if len(borders) == 1 else np.sort(np.concatenate(borders))
+
+
+def _block_rows(
+    facts: Sequence[LayoutFacts], row_bytes: NDArray[Any], total_rows: int, block_bytes: int, files: int
+) -> Integers:
+    """Return the rows of a block of each file, int64[files], chosen once for all files with equal chunks."""
+    if not facts:
+        return np.full(files, choose_block_rows(np.array([1]), row_bytes, total_rows, block_bytes))
+    if all(of_field.block_rows.strides == (0,) for of_field in facts):
+        depths = np.array([[of_field.block_rows[0] for of_field in facts]], np.int64)
+        return np.full(files, choose_block_rows(depths[0], row_bytes, total_rows, block_bytes))
+    depths = np.stack([of_field.block_rows for of_field in facts], axis=1).astype(np.int64)
+    different, number = np.unique(depths, axis=0, return_inverse=True)
+    chosen = [choose_block_rows(depth, row_bytes, total_rows, block_bytes) for depth in different]
+    steps: Integers = np.array(chosen, np.int64)[number.reshape(-1)]
+    return steps
 
 
 @dataclass(frozen=True)

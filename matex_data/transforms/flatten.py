@@ -13,6 +13,7 @@ from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
 from matex_data.fields import Schema
 from matex_data.index.cache import ChunkCache
+from matex_data.index.files import DerivedFiles
 from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, RowSelection
 from matex_data.index.runs import Runs, compress
 from matex_data.index.scatter import scatter
@@ -46,10 +47,9 @@ def flatten_fields(source: Source, events: Runs, flatten: Sequence[str]) -> tupl
     fields = {
         name: replace(field, ragged=False) if name in flattened else field for name, field in index.fields.items()
     }
-    files = [
-        _flatten_file(file, index.fields, flattened, counted, counts[first : first + file.rows])
-        for file, first in zip(index.files, index.first_row.tolist(), strict=False)
-    ]
+    flatten_file = partial(_flatten_file, index.fields, flattened, counted, counts, index.first_row)
+    before = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    files = DerivedFiles(index.files, flatten_file, np.diff(before[index.first_row]))
     digest = hashlib.blake2b(counts.astype("<i8").tobytes(), digest_size=16).hexdigest()
     return Index(fields, files, index.static, index.facts), digest
 
@@ -74,9 +74,17 @@ def count_objects(source: Source, events: Runs, name: str) -> Integers:
 
 
 def _flatten_file(
-    file: FileIndex, fields: Schema, flattened: Sequence[str], counted: str, counts: Integers
+    fields: Schema,
+    flattened: Sequence[str],
+    counted: str,
+    counts: Integers,
+    first_row: Integers,
+    number: int,
+    file: FileIndex,
 ) -> FileIndex:
-    first_object = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    """Return the index of a file whose rows are objects, given the number of objects of each event of all files."""
+    of_file = counts[first_row[number] : first_row[number + 1]]
+    first_object = np.concatenate([[0], np.cumsum(of_file)]).astype(np.int64)
     table = Flattened(file.path, file.layouts, fields, frozenset(flattened), counted, first_object)
     layouts: dict[str, Layout] = {name: Column(table, name) for name in fields}
     return replace(file, rows=table.rows, layouts=layouts)

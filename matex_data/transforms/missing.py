@@ -20,7 +20,8 @@ from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
 from matex_data.fields import EMPTY_IS_MISSING, MASK, Field
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import Index, Layout, ReadRequest, RowSelection
+from matex_data.index.files import DerivedFiles
+from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, RowSelection
 from matex_data.index.runs import Runs
 from matex_data.reading.source import Source
 from matex_data.transforms.select import select_samples
@@ -67,14 +68,19 @@ def fill_missing(index: Index, missing: Missing, names: Sequence[str] | None) ->
                 remedy='select fields with inputs= and targets=; with pad=, give missing= a number or "nan"',
             )
     fields = {**index.fields, **{name: Field(name, field.shape, np.dtype(bool)) for name, field in masks.items()}}
-    files = [
-        replace(file, layouts={**file.layouts, **{name: _Mask(file.layouts[f.name]) for name, f in masks.items()}})
-        for file in index.files
-    ]
+    files = index.files
+    if masks:
+        files = DerivedFiles(files, partial(_masked, {name: field.name for name, field in masks.items()}))
     number = 0.0 if isinstance(missing, str) else float(missing)
     mask_of = {field.name: MASK.format(field.name) if field in masked else None for field in floats}
     post_process = partial(_replace, mask_of, number)
     return Index(fields, files, index.static, post_process=post_process)
+
+
+def _masked(field_of: Mapping[str, str], _: int, file: FileIndex) -> FileIndex:
+    """Return the index of a file with masks, given the field of each."""
+    masks = {mask: _Mask(file.layouts[name]) for mask, name in field_of.items()}
+    return replace(file, layouts={**file.layouts, **masks})
 
 
 @dataclass(frozen=True)

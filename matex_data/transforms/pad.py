@@ -12,6 +12,7 @@ from matex_data._types import Array, Integers
 from matex_data.errors import FormatError, PartitionError
 from matex_data.fields import MASK, Field, Schema
 from matex_data.index.cache import ChunkCache
+from matex_data.index.files import DerivedFiles
 from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, RowSelection, ranges
 from matex_data.index.scatter import scatter
 from matex_data.index.table import Column, Outputs, Table
@@ -69,13 +70,19 @@ def pad_fields(index: Index, pad: Pad, keep: Keep, names: Sequence[str] | None) 
             mask = MASK.format(name)
             _check_new(mask, name, index.fields)
             fields[mask] = Field(mask, (lengths[name],), np.dtype(bool))
-    files = [_pad_file(file, index.fields, lengths, sort_by, masked) for file in index.files]
+    files = DerivedFiles(index.files, partial(_pad_file, index.fields, lengths, sort_by, masked))
     return Index(fields, files, index.static, index.facts)
 
 
 def _pad_file(
-    file: FileIndex, fields: Schema, lengths: Mapping[str, int], sort_by: Mapping[str, str], masked: Sequence[str]
+    fields: Schema,
+    lengths: Mapping[str, int],
+    sort_by: Mapping[str, str],
+    masked: Sequence[str],
+    _: int,
+    file: FileIndex,
 ) -> FileIndex:
+    """Return the index of a file with padded fields."""
     used = {name: file.layouts[name] for name in (*lengths, *sort_by.values())}
     table = Padded(file.path, used, {name: fields[name] for name in used}, lengths, sort_by, len(lengths) + len(masked))
     columns: dict[str, Layout] = {name: Column(table, name) for name in lengths}

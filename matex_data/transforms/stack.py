@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from matex_data.errors import FormatError
 from matex_data.fields import Field
-from matex_data.index.model import Index, Layout
+from matex_data.index.files import DerivedFiles
+from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.table import Matrix
 
 
@@ -55,8 +57,10 @@ def stack_fields(index: Index, names: Sequence[str], name: str, kept: Sequence[s
     dtype = np.result_type(*(f.dtype for f in fields))
     stack = Field(name, (len(fields), *fields[0].shape), dtype, attributes={"columns": list(names)})
     schema = {name: stack, **{n: index.fields[n] for n in kept}}
-    files = []
-    for file in index.files:
-        layouts: dict[str, Layout] = {name: Matrix(tuple(file.layouts[n] for n in names))}
-        files.append(replace(file, layouts={**layouts, **{n: file.layouts[n] for n in kept}}))
-    return Index(schema, files, index.static)
+    return Index(schema, DerivedFiles(index.files, partial(_stacked, tuple(names), name, tuple(kept))), index.static)
+
+
+def _stacked(names: Sequence[str], name: str, kept: Sequence[str], _: int, file: FileIndex) -> FileIndex:
+    """Return the index of a file with fields stacked."""
+    layouts: dict[str, Layout] = {name: Matrix(tuple(file.layouts[n] for n in names))}
+    return replace(file, layouts={**layouts, **{n: file.layouts[n] for n in kept}})

@@ -10,8 +10,9 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError, PartitionError
-from matex_data.fields import Field, Names, as_list
+from matex_data.fields import Field, Names, Schema, as_list
 from matex_data.index.cache import ChunkCache
+from matex_data.index.files import DerivedFiles
 from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, RowSelection, call_after_last
 from matex_data.index.runs import compress
 from matex_data.index.scatter import scatter
@@ -34,6 +35,10 @@ class WindowShape:
     def count(self, rows: int) -> int:
         """Return the number of windows in a file of that many rows."""
         return max(0, (rows - self.window - self.horizon) // self.stride + 1)
+
+    def counts(self, rows: Array) -> Integers:
+        """Return the number of windows in each of several files, int64[files]."""
+        return np.maximum(0, (rows.astype(np.int64) - self.window - self.horizon) // self.stride + 1)
 
     @property
     def overlap(self) -> int:
@@ -132,24 +137,27 @@ def sliding_windows(
     shape = WindowShape(window, stride, (horizon or 1) if ahead else 0)
     fields = {name: _extended(index.fields[name], name, window) for name in names}
     fields |= {AHEAD.format(n): _extended(index.fields[n], AHEAD.format(n), shape.horizon) for n in ahead}
-    files = [_slide(file, index, names, ahead, shape) for file in index.files]
-    if not any(file.rows for file in files):
+    rows = shape.counts(index.files.rows)
+    if not rows.any():
         raise FormatError(
             "no file is long enough for a window",
-            file=index.files[0].path,
+            file=index.files.paths[0],
             expected=f"at least {shape.window + shape.horizon} rows (window + horizon)",
-            found=f"{max(file.rows for file in index.files)} rows in the longest of {len(files)} files",
+            found=f"{index.files.rows.max()} rows in the longest of {len(rows)} files",
         )
     bare = isinstance(targets, str) or (targets is None and isinstance(inputs, str))
     renamed = [AHEAD.format(name) for name in ahead]
     targets_ahead = (renamed[0] if bare else renamed) if ahead else None
+    files = DerivedFiles(index.files, partial(_slide, index.fields, names, ahead, shape), rows)
     return Index(fields, files, index.static), targets_ahead, shape.overlap
 
 
-def _slide(file: FileIndex, index: Index, names: Sequence[str], ahead: Sequence[str], shape: WindowShape) -> FileIndex:
+def _slide(
+    fields: Schema, names: Sequence[str], ahead: Sequence[str], shape: WindowShape, _: int, file: FileIndex
+) -> FileIndex:
     """Return the index of a file with windows as samples."""
     tables = {
-        name: Windows(file.layouts[name], index.fields[name], shape)
+        name: Windows(file.layouts[name], fields[name], shape)
         for name in {**dict.fromkeys(names), **dict.fromkeys(ahead)}
     }
     layouts: dict[str, Layout] = {name: Column(tables[name], INPUT) for name in names}

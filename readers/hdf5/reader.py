@@ -101,9 +101,7 @@ def _listed(file: h5py.File, path: str, pairings: Pairings, frames: Frames) -> l
     return pairings.listed(names)
 
 
-def _expanded(
-    file: h5py.File, path: str, names: Sequence[str], pairings: Pairings, frames: Frames
-) -> Sequence[str]:
+def _expanded(file: h5py.File, path: str, names: Sequence[str], pairings: Pairings, frames: Frames) -> Sequence[str]:
     """Return the names with patterns replaced by datasets that match, or by members of tables where no dataset does."""
     if not any(map(is_pattern, names)):
         return names
@@ -298,7 +296,7 @@ def member_rows(table: Table, path: str, members: Mapping[str, MemberPath], allo
         fields = {name: _member_field(table, name, member_path) for name, member_path in members.items()}
         layouts = _member_byte_ranges(table, path, members)
         for name, layout in layouts.items():
-            _check_end(layout, path, name)
+            _check_end(layout, dataset, path, name)
         for name in members.keys() - layouts.keys():
             layouts[name] = _library_rows(dataset, path, name, fields[name], allow_missing, table, members[name])
     except HDF5_ERRORS as error:
@@ -386,7 +384,7 @@ def _byte_ranges(
     elif storage == h5py.h5d.CONTIGUOUS:
         layout = _contiguous_layout(dataset, stored, item)
     if layout is not None:
-        _check_end(layout, path, name)
+        _check_end(layout, dataset, path, name)
     return layout
 
 
@@ -413,8 +411,10 @@ def _contiguous_layout(dataset: h5py.Dataset, stored: np.dtype[Any], item: tuple
     return Strided(dataset.shape[0], offset, prod(shape) * stored.itemsize, stored, shape)
 
 
-def _check_end(layout: Layout, path: str, name: str) -> None:
-    size = Path(path).stat().st_size
+def _check_end(layout: Layout, dataset: h5py.Dataset, path: str, name: str) -> None:
+    size = os.fstat(
+        dataset.file.id.get_vfd_handle()
+    ).st_size  # one for each dataset: a path takes a message to a server
     if layout.end() > size:
         raise FormatError(
             "the file is shorter than its datasets",

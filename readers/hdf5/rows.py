@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -93,7 +95,26 @@ class Hdf5Rows(LibraryRows):
         return np.moveaxis(dataset[(slice(None),) * self.axis + (slice(start, stop),)], self.axis, 0)
 
 
-def open_file(path: str) -> h5py.File:
+_kept = threading.local()  # the file that this thread keeps open, and its path
+
+
+@contextmanager
+def kept_open(path: str) -> Iterator[h5py.File]:
+    """Context manager: keep a file open in this thread, and let `open_file` return it meanwhile."""
+    with _open_file(path) as file:
+        _kept.path, _kept.file = path, file
+        try:
+            yield file
+        finally:
+            _kept.path = _kept.file = None
+
+
+def open_file(path: str) -> AbstractContextManager[h5py.File]:
+    """Return a context manager of a file that is open for reading."""
+    return nullcontext(_kept.file) if getattr(_kept, "path", None) == path else _open_file(path)
+
+
+def _open_file(path: str) -> h5py.File:
     """Open a file for reading, without locks: many parallel file systems do not support them.
 
     HDF5 shares one open file among all that open it in a process, and refuses other flags of locking. It does so for
@@ -114,7 +135,7 @@ def opened_dataset(rows: LibraryRows, path: str, name: str) -> h5py.Dataset:
     """Return an open dataset. Its file stays open while ``rows`` exists and is among those used last."""
     key = ref(rows, lambda dead: _open.pop(dead, None))
     if key not in _open:
-        file = open_file(path)
+        file = _open_file(path)
         _open[key] = (file, file[name])
         missing_filters(_open[key][1])  # registers the filters of hdf5plugin if they are needed
         if _open[key][1].is_virtual:

@@ -65,10 +65,11 @@ def index(
     packing = decode if mask_and_scale is None else mask_and_scale
     options = _Options(names, sample_dim, static, decode, times, packing, valid_range)
     with Path(path).open("rb") as file:
-        magic = file.read(3)
+        head = file.read(max(offset + len(magic) for offset, magic in HDF5_MAGIC))
+    magic = head[:3]
     if magic == b"CDF" or magic[:2] == classic.GZIP_MAGIC:
         return _index(classic.read_content(path), options)
-    if not _is_hdf5(path):
+    if not any(head[offset:].startswith(magic) for offset, magic in HDF5_MAGIC):
         raise FormatError(
             "the file is not a netCDF file",
             file=path,
@@ -82,15 +83,6 @@ def index(
         raise
     except HDF5_ERRORS as error:
         raise FormatError("the file cannot be read as netCDF-4", file=path, found=error) from error
-
-
-def _is_hdf5(path: str) -> bool:
-    with Path(path).open("rb") as file:
-        for offset, magic in HDF5_MAGIC:
-            file.seek(offset)
-            if file.read(len(magic)) == magic:
-                return True
-    return False
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections import Counter
@@ -15,10 +16,13 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import DataError, DecodeError, PartitionError, open_dataset
+from matex_data.errors import ChangedFile
+from matex_data.index.stamps import Stamp
 from matex_data.io.coalesce import ReadTask
 from matex_data.io.counters import process_profile
 from matex_data.io.files import Files
 from matex_data.io.sessions import read_sessions
+from matex_data.mpi.communicator import Communicator
 from matex_data.reading.buffers import BufferPool
 from tests.support.launch import run_script
 from tests.support.ranks import Pool, Pools
@@ -369,6 +373,119 @@ def test_a_replaced_file_raises(pool: Pool, tmp_path: Path) -> None:
     assert all(errors == by_rank[0] for errors in by_rank)
     for error in by_rank[0]:
         assert "the file has changed since it was opened" in error and path in error and "open it again" in error
+
+
+MANY = 70  # files: more than all ranks open together
+
+
+def _write_many(folder: Path, kind: str) -> None:
+    for number in range(MANY):
+        if kind == "npy":
+            np.save(folder / f"{number:02d}.npy", np.full((3, 5), number, "f4"))
+        else:  # texts, which h5py reads
+            with h5py.File(folder / f"{number:02d}.h5", "w") as file:
+                file["x"] = [f"{number} {row}" for row in range(3)]
+
+
+def _change(path: Path, change: str) -> None:
+    if change == "gone":
+        path.unlink()
+    elif change == "shorter":
+        os.truncate(path, path.stat().st_size - 8)
+    else:
+        os.utime(path, ns=(1, 10**18))
+
+
+def _changed_while_read(comm: MPI.Intracomm, folder: Path, change: str, on_error: str) -> tuple[list[str], int]:
+    """Return the errors of an epoch and of ``load`` after one of many files has changed, and the stamps of an epoch."""
+    stamps = []
+    original = Stamp.of.__func__  # type: ignore[attr-defined]
+    data = open_dataset(folder, comm=comm, on_error=on_error)
+    batches = data.batches(6, shuffle=True, seed=1)
+    Stamp.of = classmethod(lambda cls, path: stamps.append(path) or original(cls, path))  # type: ignore[method-assign]
+    try:
+        for _ in batches:
+            pass
+        taken = len(stamps)
+        comm.barrier()
+        if comm.rank == 0:
+            (path, *_) = sorted(folder.glob("40.*"))
+            _change(path, change)
+        comm.barrier()
+        errors = []
+        for call in (lambda: list(batches), data.load):
+            with pytest.raises(ChangedFile) as caught:
+                call()
+            errors.append(str(caught.value))
+    finally:
+        Stamp.of = classmethod(original)  # type: ignore[method-assign]
+    return errors, taken
+
+
+@pytest.mark.rank_counts(1, 3)
+@pytest.mark.parametrize(
+    ("kind", "change", "on_error"),
+    [("npy", "later", "raise"), ("npy", "shorter", "skip"), ("npy", "gone", "skip"), ("h5", "later", "skip")],
+)
+def test_one_of_many_files_changes(pool: Pool, tmp_path: Path, kind: str, change: str, on_error: str) -> None:
+    _write_many(tmp_path, kind)
+    by_rank = pool.run(_changed_while_read, tmp_path, change, on_error)
+    first = by_rank[0][0]
+    for errors, stamps in by_rank:
+        assert errors == first
+        assert stamps <= (0 if kind == "npy" else MANY)  # the descriptor tells what a path would
+    problem = "shorter than when it was opened" if change == "shorter" else "has changed since it was opened"
+    for error in first:
+        assert problem in error and "40." in error and "open it again" in error
+
+
+def _opens(comm: MPI.Intracomm, folder: Path) -> list[int]:
+    """Return how often this rank opens files in two epochs, each of many batches."""
+    opened = []
+    original = os.open
+    data = open_dataset(folder, comm=comm, block_bytes=20, window_bytes=1000)
+    batches = data.batches(6, shuffle=True, seed=1)
+
+    def counting(path: Any, *arguments: Any, **options: Any) -> int:
+        opened[-1] += str(path).startswith(str(folder))
+        return original(path, *arguments, **options)
+
+    os.open = counting
+    try:
+        for _ in range(2):
+            opened.append(0)
+            for _ in batches:
+                pass
+    finally:
+        os.open = original
+    return opened
+
+
+@pytest.mark.rank_counts(1)
+def test_files_of_an_epoch_are_opened_once(pool: Pool, tmp_path: Path) -> None:
+    _write_many(tmp_path, "npy")
+    assert pool.run(_opens, tmp_path) == [[MANY, MANY]]
+
+
+def test_no_descriptors_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that nobody reads are closed, and the file is opened."""
+    paths = [str(tmp_path / f"{i}") for i in range(8)]
+    for number, path in enumerate(paths):
+        Path(path).write_bytes(bytes([number]))
+    original, open_files = os.open, set()
+
+    def limited(path: Any, *arguments: Any, **options: Any) -> int:
+        alive = [descriptor for descriptor in open_files if Path(f"/proc/self/fd/{descriptor}").exists()]
+        if len(alive) >= 3:
+            raise OSError(errno.EMFILE, "Too many open files")
+        open_files.add(descriptor := original(path, *arguments, **options))
+        return descriptor
+
+    monkeypatch.setattr(os, "open", limited)
+    files, memory = Files(Communicator(), paths, "independent"), np.zeros(1, np.uint8)
+    for number in range(8):
+        files.read(number, ReadTask(*(np.array([value]) for value in (0, 1, memory.ctypes.data))))
+        assert memory[0] == number
 
 
 def _images(comm: MPI.Intracomm, files: str) -> tuple[str, list[list[int]]]:

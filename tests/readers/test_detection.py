@@ -8,8 +8,10 @@ import io
 import lzma
 import os
 from pathlib import Path
+from typing import Any
 
 import h5py
+import netCDF4
 import numpy as np
 import pandas as pd
 import pytest
@@ -184,3 +186,67 @@ def test_every_file_of_the_corpus_has_its_format() -> None:
 
 def test_formats_are_listed() -> None:
     assert {"hdf5", "netcdf", "csv", "npy", "npz", "raw", "idx", "cifar"} <= set(known_formats())
+
+
+def _metadata_operations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Return how often opening a data set opens or looks up each file, but for what the HDF5 library does itself."""
+    counts: dict[str, int] = {}
+    originals = {"stat": os.stat, "open": io.open}
+
+    def counting(name: str) -> Any:
+        def function(path: Any, *arguments: Any, **options: Any) -> Any:
+            counts[Path(str(path)).name] = counts.get(Path(str(path)).name, 0) + 1
+            return originals[name](path, *arguments, **options)
+
+        return function
+
+    class Counting(h5py.File):  # type: ignore[misc]
+        def __init__(self, path: Any, *arguments: Any, **options: Any) -> None:
+            counts[Path(str(path)).name] = counts.get(Path(str(path)).name, 0) + 1
+            super().__init__(path, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", counting("stat"))
+        patched.setattr(io, "open", counting("open"))
+        patched.setattr(h5py, "File", Counting)
+        open_dataset(folder, comm=MPI.COMM_SELF)
+    return {name: count for name, count in counts.items() if Path(name).suffix}
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".h5"])
+def test_each_file_is_opened_and_looked_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+    for number in range(6):
+        if suffix == ".npy":
+            np.save(tmp_path / f"{number}.npy", np.zeros((3, 2)))
+        else:
+            with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+                file["x"], file["y"] = np.zeros((3, 2)), np.zeros(3)
+    first, *others = sorted(_metadata_operations(tmp_path, monkeypatch).items())
+    assert first[1] <= 6
+    assert [count for _, count in others] == [2] * 5  # a stamp, and the reader
+
+
+def test_files_of_other_formats_among_many(tmp_path: Path) -> None:
+    """A file is read by its content, whatever the files before it are, and whatever its name says."""
+    rows = np.arange(12.0).reshape(4, 3)
+    for first, second in ((".npy", "hdf5"), (".h5", "npy"), (".h5", "netcdf")):
+        folder = tmp_path / f"{first[1:]}-{second}"
+        folder.mkdir()
+        for number in range(2):
+            path = folder / f"{number}{first}"
+            written = ("npy" if first == ".npy" else "hdf5") if number == 0 else second
+            if written == "npy":
+                with path.open("wb") as stream:
+                    np.save(stream, rows + number)
+            elif written == "hdf5":
+                with h5py.File(path, "w") as file:
+                    file["data"] = rows + number
+            else:
+                with netCDF4.Dataset(path, "w") as file:
+                    file.createDimension("row", None)
+                    file.createDimension("column", 3)
+                    packed = file.createVariable("data", "i2", ("row", "column"))
+                    packed.scale_factor = 0.5
+                    packed[:] = rows + number
+        data = open_dataset(folder, comm=MPI.COMM_SELF)
+        assert np.array_equal(data.load()["data"], np.concatenate([rows, rows + 1]))

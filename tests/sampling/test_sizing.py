@@ -18,10 +18,21 @@ from benchmarks.cases import scale, shuffling
 from benchmarks.cases.scale import Stored
 from benchmarks.cases.shuffling import FILES, Sorted
 from matex_data import PartitionError, machine
+from matex_data._types import Integers
 from matex_data.epochs.epochs import EXCHANGE_BYTES
+from matex_data.fields import Field
+from matex_data.index.files import FileIndex, columns_of
+from matex_data.index.model import Index
 from matex_data.index.runs import Runs
+from matex_data.index.strided import Strided
 from matex_data.io.counters import process_profile
-from matex_data.sampling.sizing import ShuffleQuality, estimate_quality, make_schedule
+from matex_data.sampling.sizing import (
+    ShuffleQuality,
+    block_borders,
+    choose_block_rows,
+    estimate_quality,
+    make_schedule,
+)
 from tests.support.ranks import Pool, Pools
 
 SCALE = 8  # times fewer samples, in tests that are not slow
@@ -237,3 +248,40 @@ def test_memory_is_limited_by_windows(tmp_path: Path, ranks: Pools, size: int) -
         assert added < 7 * max(window_bytes / size, own / 6) + (32 << 20)  # a sixth of an epoch may be one window
     for added, own in ranks(size).run(_memory, path, window_bytes, "global"):
         assert added < own + 13 * EXCHANGE_BYTES + (32 << 20)  # seven windows; six that are sent or received
+
+
+class _Uneven(Strided):
+    """Rows in blocks of 1, 2, 3, ... rows."""
+
+    def borders(self) -> Integers | None:
+        borders = np.cumsum(np.arange(self.rows))
+        return borders[borders < self.rows]
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("block_bytes", [1, 300, 5000])
+def test_borders_of_many_files(columns: bool, block_bytes: int) -> None:
+    """Against a loop over the files, and the rows of each."""
+    kinds: list[tuple[type[Strided], int, int]] = [(Strided, 7, 1), (Strided, 0, 1), (Strided, 20, 5), (_Uneven, 11, 1)]
+    dtype = np.dtype("f4")
+    files = [
+        FileIndex(f"{i}", rows, {"x": kind(rows, 0, 40, dtype, (10,), block)})
+        for i, (kind, rows, block) in enumerate(kinds * 3)
+    ]
+    index = Index({"x": Field("x", (10,), dtype)}, columns_of(files) if columns else files)
+    expected, first = [], 0
+    for file in files:
+        layout = file.layouts["x"]
+        depth = np.array([layout.block_rows])
+        step = choose_block_rows(depth, np.array([40]), len(index), block_bytes)
+        uneven = layout.borders()
+        if uneven is None:
+            expected += [first + row for row in range(0, file.rows, step)]
+        else:
+            last = -1
+            for border in uneven.tolist():
+                if border // step > last:
+                    expected.append(first + border)
+                    last = border // step
+        first += file.rows
+    assert block_borders(index, block_bytes).tolist() == expected

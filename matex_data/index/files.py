@@ -1,0 +1,348 @@
+"""Tables of files: the paths, rows, stamps and layouts of up to millions of files in columns.
+
+An entry of a table is a `FileIndex`, which is made when it is needed. What all files together are asked for (their
+rows, the sizes of their blocks) is a column, so that nothing loops over all files while data are read.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from matex_data._types import Array
+from matex_data.index.columns import Folded, Lists, compact, folded, joined, unfolded
+from matex_data.index.paths import PathTable
+from matex_data.index.prototypes import Group, Separated, join, merge_groups, separate
+from matex_data.index.stamps import Stamp, StampTable
+from matex_data.locks import cached_property
+
+if TYPE_CHECKING:
+    from matex_data.index.model import Layout
+
+KEPT = 4096  # entries of a table that stay made: chunks of a file are found in the cache by its layout
+
+
+@dataclass(frozen=True)
+class FileIndex:
+    """One file of a data set.
+
+    Parameters
+    ----------
+    path : of the file. A separator at its end tells that it is a folder, whose layouts have no byte ranges.
+    rows : number of rows, equal for all fields.
+    layouts : the layout of each field, by name.
+    stamp : state of the file when it was indexed; None: unknown.
+    """
+
+    path: str
+    rows: int
+    layouts: Mapping[str, Layout]
+    stamp: Stamp | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class LayoutFacts:
+    """Properties of the layouts of one field, a column each, by which blocks and windows are chosen.
+
+    Parameters
+    ----------
+    block_rows : integers[files], see `Layout`.
+    inner_bytes : integers[files], see ``Layout.inner_bytes``.
+    uneven : bool[files], whether the layout has borders of its own.
+    separate : bool[files], see `Layout`.
+    """
+
+    block_rows: Array
+    inner_bytes: Array
+    uneven: Array
+    separate: Array
+
+    @classmethod
+    def of(cls, layouts: Sequence[Layout]) -> LayoutFacts:
+        """Return the facts of these layouts."""
+        return cls(
+            compact(np.array([layout.block_rows for layout in layouts], np.int64)),
+            compact(np.array([layout.inner_bytes() for layout in layouts], np.int64)),
+            compact(np.array([layout.borders() is not None for layout in layouts], bool)),
+            compact(np.array([layout.separate for layout in layouts], bool)),
+        )
+
+    @classmethod
+    def joined(cls, facts: Sequence[LayoutFacts]) -> LayoutFacts:
+        """Return the facts of several tables, one after the other."""
+        return cls(*(joined([getattr(one, column.name) for one in facts]) for column in fields(cls)))
+
+    @cached_property
+    def total_inner_bytes(self) -> int:
+        """Sum of ``inner_bytes`` over all files."""
+        return int(self.inner_bytes.sum(dtype=np.int64))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _facts, tuple(folded(getattr(self, column.name)) for column in fields(self))
+
+
+def _facts(*columns: Folded) -> LayoutFacts:
+    return LayoutFacts(*map(unfolded, columns))
+
+
+Facts = Mapping[str, LayoutFacts]
+"""The facts of the layouts of each field, by name."""
+
+
+class FileTable(Sequence[FileIndex], ABC):
+    """Files of a data set, in order.
+
+    Attributes
+    ----------
+    paths : path of each file.
+    rows : integers[files], number of rows of each file.
+    """
+
+    paths: Sequence[str]
+    rows: Array
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, number: int) -> FileIndex: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[FileIndex]: ...
+    def __getitem__(self, number: int | slice) -> FileIndex | list[FileIndex]:
+        if isinstance(number, slice):
+            return [self._entry(i) for i in range(*number.indices(len(self)))]
+        return self._entry(range(len(self))[number])
+
+    def __iter__(self) -> Iterator[FileIndex]:
+        return map(self._entry, range(len(self)))
+
+    @abstractmethod
+    def _entry(self, number: int) -> FileIndex:
+        """Return one file; calls for the same one return the same object, unless many others have come between."""
+
+    @abstractmethod
+    def stamp(self, number: int) -> Stamp | None:
+        """Return the stamp of one file."""
+
+    @cached_property
+    def facts(self) -> Facts:
+        """Facts of all files, by field. Each file is looked at once, unless they are known."""
+        return self.facts_of(range(len(self)))
+
+    def facts_of(self, numbers: Iterable[int]) -> Facts:
+        """Return the facts of these files, by field."""
+        layouts: dict[str, list[Layout]] = {}
+        for number in numbers:
+            for name, layout in self._entry(number).layouts.items():
+                layouts.setdefault(name, []).append(layout)
+        return {name: LayoutFacts.of(of_field) for name, of_field in layouts.items()}
+
+
+class FileList(FileTable):
+    """Files as a list of objects: those of one reader, few of them.
+
+    Parameters
+    ----------
+    files : the files.
+    """
+
+    def __init__(self, files: Iterable[FileIndex]) -> None:
+        self._files = tuple(files)
+        self.paths = tuple(file.path for file in self._files)
+        self.rows = np.array([file.rows for file in self._files], np.int64)
+
+    def _entry(self, number: int) -> FileIndex:
+        return self._files[number]
+
+    def stamp(self, number: int) -> Stamp | None:
+        return self._files[number].stamp
+
+
+class DerivedFiles(FileTable):
+    """Files whose entries are made of those of another table.
+
+    Parameters
+    ----------
+    files : the other table.
+    derive : called with the number and the entry of a file; returns an entry of the same path and stamp.
+    rows : integers[files], number of rows of each entry; None: those of ``files``.
+    facts : of the entries; None: they are looked at.
+    """
+
+    def __init__(
+        self,
+        files: FileTable,
+        derive: Callable[[int, FileIndex], FileIndex],
+        rows: Array | None = None,
+        facts: Facts | None = None,
+    ) -> None:
+        self._files, self._derive = files, derive
+        self.paths = files.paths
+        self.rows = files.rows if rows is None else rows
+        if facts is not None:
+            self.__dict__["facts"] = facts
+        self._entry_of = lru_cache(KEPT)(self._made)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DerivedFiles, (self._files, self._derive, self.rows, self.__dict__.get("facts"))
+
+    def _entry(self, number: int) -> FileIndex:
+        return self._entry_of(number)
+
+    def _made(self, number: int) -> FileIndex:
+        return self._derive(number, self._files[number])
+
+    def stamp(self, number: int) -> Stamp | None:
+        return self._files.stamp(number)
+
+
+class FileColumns(FileTable):
+    """Files in columns: some 150 bytes for each of many files that differ in numbers only.
+
+    Parameters
+    ----------
+    paths : path of each file.
+    rows : integers[files], number of rows of each file.
+    stamps : stamp of each file.
+    groups : layouts of the files, by prototype.
+    group : integers[files], group of each file.
+    position : integers[files], position of each file within its group.
+    facts : of the layouts, by field.
+    """
+
+    def __init__(
+        self,
+        paths: PathTable,
+        rows: Array,
+        stamps: StampTable,
+        groups: Sequence[Group],
+        group: Array,
+        position: Array,
+        facts: Facts,
+    ) -> None:
+        self.paths: PathTable = paths
+        self.rows, self._stamps = rows, stamps
+        self._groups, self._group, self._position = groups, group, position
+        self.__dict__["facts"] = facts
+        self._entry_of = lru_cache(KEPT)(self._made)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        columns = (folded(column) for column in (self.rows, self._group, self._position))
+        return _file_columns, (self.paths, self._stamps, self._groups, self.facts, *columns)
+
+    def _entry(self, number: int) -> FileIndex:
+        return self._entry_of(number)
+
+    def _made(self, number: int) -> FileIndex:
+        path = self.paths[number]
+        layouts = join(self._groups[self._group[number]][int(self._position[number])], path)
+        return FileIndex(path, int(self.rows[number]), layouts, self.stamp(number))
+
+    def stamp(self, number: int) -> Stamp | None:
+        return self._stamps[number]
+
+    @classmethod
+    def joined(cls, tables: Sequence[FileColumns]) -> FileColumns:
+        """Return the files of several tables of the same fields, one after the other."""
+        filled = [table for table in tables if len(table)]
+        if len(filled) < 2:
+            return (filled or list(tables))[0]
+        number_of: dict[bytes, int] = {}
+        members: list[list[Group]] = []
+        group, position = [], []
+        for table in filled:
+            numbers, before = [], []
+            for one in table._groups:
+                number = number_of.setdefault(one.prototype, len(number_of))
+                if number == len(members):
+                    members.append([])
+                numbers.append(number)
+                before.append(sum(len(other) for other in members[number]))
+                members[number].append(one)
+            group.append(np.array(numbers)[table._group])
+            position.append(np.array(before)[table._group] + table._position)
+        return cls(
+            PathTable.joined([table.paths for table in filled]),
+            joined([table.rows for table in filled]),
+            StampTable.joined([table._stamps for table in filled]),
+            [merge_groups(of_prototype) for of_prototype in members],
+            joined(group),
+            joined(position),
+            {name: LayoutFacts.joined([table.facts[name] for table in filled]) for name in filled[0].facts},
+        )
+
+
+def _file_columns(
+    paths: PathTable, stamps: StampTable, groups: Sequence[Group], facts: Facts, *columns: Folded
+) -> FileColumns:
+    rows, group, position = map(unfolded, columns)
+    return FileColumns(paths, rows, stamps, groups, group, position, facts)
+
+
+TABLE_FILES = 1024  # that are kept as objects until they become columns
+
+
+class FileColumnsBuilder:
+    """Collector of files, most of which are kept in columns at any time."""
+
+    def __init__(self) -> None:
+        self._tables: list[FileColumns] = []
+        self._files: list[FileIndex] = []
+
+    def add(self, file: FileIndex) -> None:
+        """Add a file; all have the same fields.
+
+        Raises
+        ------
+        Exception : a layout cannot be pickled.
+        """
+        self._files.append(file)
+        if len(self._files) == TABLE_FILES:
+            self._tables.append(_columns_of(self._files))
+            self._files.clear()
+
+    def build(self) -> FileColumns:
+        """Return the table of the files."""
+        rest = [_columns_of(self._files)] if self._files or not self._tables else []
+        return FileColumns.joined([*self._tables, *rest])
+
+
+def columns_of(files: Iterable[FileIndex]) -> FileColumns:
+    """Return the table of these files in columns."""
+    builder = FileColumnsBuilder()
+    for file in files:
+        builder.add(file)
+    return builder.build()
+
+
+def _columns_of(files: Sequence[FileIndex]) -> FileColumns:
+    members: dict[bytes, list[Separated]] = {}
+    number_of: dict[bytes, int] = {}
+    group, position = [], []
+    for file in files:
+        separated = separate(dict(file.layouts), file.path)
+        of_prototype = members.setdefault(separated.prototype, [])
+        group.append(number_of.setdefault(separated.prototype, len(number_of)))
+        position.append(len(of_prototype))
+        of_prototype.append(separated)
+    return FileColumns(
+        PathTable.of([file.path for file in files]),
+        compact(np.array([file.rows for file in files], np.int64)),
+        StampTable.of([file.stamp for file in files]),
+        [_group_of(prototype, of_prototype) for prototype, of_prototype in members.items()],
+        compact(np.array(group, np.int64)),
+        compact(np.array(position, np.int64)),
+        FileList(files).facts,
+    )
+
+
+def _group_of(prototype: bytes, members: Sequence[Separated]) -> Group:
+    columns = zip(*(member.numbers for member in members), strict=True)
+    arrays = zip(*(member.arrays for member in members), strict=True)
+    numbers = [compact(np.array(column, np.int64)) for column in columns]
+    return Group(len(members), prototype, numbers, [Lists.of(lists) for lists in arrays])

@@ -1,0 +1,76 @@
+"""Many paths in little memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+
+from matex_data._types import Array, Bytes
+from matex_data.index.columns import compact
+
+
+@dataclass(frozen=True, eq=False)
+class PathTable(Sequence[str]):
+    """Paths, of which the common beginning is kept once.
+
+    Parameters
+    ----------
+    prefix : common beginning of all paths.
+    endings : uint8[n], what is left of the paths, one after the other, as bytes of the file system.
+    ends : integers[paths], end of each of them.
+
+    Examples
+    --------
+    >>> table = PathTable.of(["data/a.h5", "data/bc.h5"])
+    >>> table.prefix, table[1], list(table)
+    ('data/', 'data/bc.h5', ['data/a.h5', 'data/bc.h5'])
+    """
+
+    prefix: str
+    endings: Bytes
+    ends: Array
+
+    @classmethod
+    def of(cls, paths: Sequence[str]) -> PathTable:
+        """Return the table of these paths."""
+        prefix = os.path.commonprefix(paths)  # noqa: RUF071 (cut to whole names below)
+        prefix = prefix[: prefix.rfind(os.sep) + 1]
+        endings = [os.fsencode(path[len(prefix) :]) for path in paths]
+        ends = np.cumsum([len(ending) for ending in endings], dtype=np.int64)
+        return cls(prefix, np.frombuffer(b"".join(endings), np.uint8), compact(ends))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, number: int) -> str: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[str]: ...
+    def __getitem__(self, number: int | slice) -> str | list[str]:
+        if isinstance(number, slice):
+            return [self[i] for i in range(*number.indices(len(self)))]
+        number = range(len(self))[number]
+        begin = int(self.ends[number - 1]) if number else 0
+        return self.prefix + os.fsdecode(self.endings[begin : int(self.ends[number])].tobytes())
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[number] for number in range(len(self)))
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    def __hash__(self) -> int:
+        return hash((self.prefix, len(self)))
+
+    @classmethod
+    def joined(cls, tables: Sequence[PathTable]) -> PathTable:
+        """Return the paths of several tables, one after the other."""
+        if len({table.prefix for table in tables}) > 1:
+            return cls.of([path for table in tables for path in table])
+        lengths = [np.diff(table.ends.astype(np.int64), prepend=0) for table in tables]
+        endings = np.concatenate([table.endings for table in tables])
+        return cls(tables[0].prefix, endings, compact(np.cumsum(np.concatenate(lengths))))
