@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -161,17 +162,27 @@ class Files:
             self._open[number].Read_at_all(0, [bytearray(), 0, MPI.BYTE])
 
     def _opened(self, number: int) -> _OpenFile:
+        """Return a file, opened by the first thread that needs it; other files open at the same time."""
         with self._lock:
-            if number not in self._open:
+            opening: Future[_OpenFile] | None = self._open.get(number)
+            first = opening is None
+            if opening is None:
                 if len(self._open) >= MOST_OPEN_FILES:
                     self._open.popitem(last=False)
-                try:
-                    self._open[number] = _OpenFile(self.paths[number])
-                except OSError as error:
-                    raise _unreadable(self.paths[number], error) from error
+                opening = self._open[number] = Future()
             self._open.move_to_end(number)
-            opened: _OpenFile = self._open[number]
-        return opened
+        if first:
+            try:
+                opening.set_result(_OpenFile(self.paths[number]))
+            except BaseException as error:
+                with self._lock:
+                    if self._open.get(number) is opening:
+                        del self._open[number]
+                opening.set_exception(error)
+        try:
+            return opening.result()
+        except OSError as error:
+            raise _unreadable(self.paths[number], error) from error
 
     def close(self) -> None:
         """Close all files. *Collective* in collective mode."""

@@ -18,6 +18,7 @@ from matex_data.index.stamps import check_stamp
 from matex_data.io.counters import Profile
 from matex_data.io.files import mode_for
 from matex_data.io.sessions import ReadSessions
+from matex_data.machine import tasks_of_window
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.processes import is_child_process
 from matex_data.mpi.status import Status
@@ -97,7 +98,7 @@ class Source:
         self.profile = Profile()
         self.skipped = SkippedSamples(index, self.profile) if on_error == "skip" else None
         self.warned: set[str] = set()  # of a poor shuffle, and of chunks that are read again and again
-        self.buffers, self.scratch = BufferPool(), BufferPool()
+        self.buffers, self.scratch = BufferPool(), BufferPool(kept=tasks_of_window())
         self.threaded = sessions.threaded
         self._sessions = sessions
         self._process = os.getpid()
