@@ -43,27 +43,27 @@ def execute(plan: ReadPlan, files: Files, agreed: Integers) -> list[Future[None]
         tasks = [(number, task) for number, of_file in plan.tasks.items() for task in of_file]
         return _with_completions(plan, [_schedule_task(files, number, task, plan) for number, task in tasks])
     decoding: list[Future[None]] = []
-    first_error: Exception | None = None
+    failure: Exception | None = None
     for number in np.flatnonzero(agreed).tolist():
         remaining = int(agreed[number])
         for task in plan.tasks.get(number, []):
             try:
                 scratch = plan.allocate(task)
             except Exception as error:  # the other ranks need these reads: files.read_nothing makes them
-                first_error = first_error or explained(error, f"{task.scratch} bytes that are read to be decoded")
+                failure = failure or explained(error, f"{task.scratch} bytes that are read to be decoded")
                 continue
             remaining -= task.count
             read_error = _read(files, number, task, scratch)
             if read_error is None:
                 decoding.append(submit(task.complete, scratch))
-            first_error = first_error or read_error
+            failure = failure or read_error
         files.read_nothing(number, remaining)
-    if first_error is not None:
-        plan.abandon(first_error)
+    if failure is not None:
+        plan.abandon(failure)
         for future in decoding:
             future.cancel()
         wait(decoding)
-        raise first_error
+        raise failure
     return _with_completions(plan, decoding)
 
 
@@ -73,6 +73,11 @@ def run(plan: ReadPlan, files: Files, agreed: Integers) -> Exception | None:
         futures = execute(plan, files, agreed)
     except DataError as error:
         return error
+    return first_error(futures)
+
+
+def first_error(futures: list[Future[None]]) -> Exception | None:
+    """Wait for all futures, and return the first error."""
     wait(futures)
     return next((e for e in (future.exception() for future in futures) if isinstance(e, Exception)), None)
 

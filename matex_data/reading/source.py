@@ -97,6 +97,7 @@ class Source:
         self.mode = mode_for(io, len(index.files), comm)
         self.profile = Profile()
         self.skipped = SkippedSamples(index, self.profile) if on_error == "skip" else None
+        self.shared: bool | None = None  # whether ranks read blocks for one another; None: by the costs
         self.warned: set[str] = set()  # of a poor shuffle, and of chunks that are read again and again
         self.buffers, self.scratch = BufferPool(), BufferPool(kept=tasks_of_window())
         self.threaded = sessions.threaded
@@ -120,14 +121,20 @@ class Source:
         # Of each lane two blocks are cached where windows begin and end: a window, and something more.
         return max(CACHE_BYTES, max(self.window_bytes or WINDOW_LIMIT, window_bytes * 5 // 4) // ranks)
 
-    def read_context(self, window_bytes: int = 0) -> ReadContext:
-        """Open the files for one reader, of windows of ``window_bytes`` over all ranks. *Collective*."""
+    def read_context(self, window_bytes: int = 0, mode: str | None = None) -> ReadContext:
+        """Open the files for one reader, of windows of ``window_bytes`` over all ranks. *Collective*.
+
+        Parameters
+        ----------
+        window_bytes : of a window, over all ranks.
+        mode : "collective" or "independent"; None: that of the data set.
+        """
         paths = [file.path for file in self.index.files]
         if is_child_process() and self._process != os.getpid():
             self._process = os.getpid()
             self._sessions = ReadSessions(Communicator(rank=self.comm.rank, size=self.comm.size))
             self.mode = "independent"
-        session = self._sessions.open(paths, self.mode, self.profile)
+        session = self._sessions.open(paths, mode or self.mode, self.profile)
         return ReadContext(
             session,
             self.index,
