@@ -417,7 +417,8 @@ def _plan_windows(access: _Access, effort: int) -> tuple[_Counted, bool]:
 def _plan_rank(access: _Access, rank: int, first: int, stop: int, counted: _Counted) -> None:
     """Plan windows of a rank, and the one before them, which is not counted."""
     index = access.source.index
-    chunks, scratch = ChunkCache(access.cache_bytes), BufferPool()
+    of_sample = access.cache_bytes * access.ranks // access.sampled_ranks
+    chunks, scratch = ChunkCache(of_sample), BufferPool()
     opened: OrderedDict[int, None] = OrderedDict()
     misses, touched = 0, set[int]()
     for number in range(max(0, first - 1), stop):

@@ -141,7 +141,7 @@ class Schedule:
         order = generator(self.seed, key).permutation(int(self.blocks.max(initial=-1)) + 1)
         if len(order) < len(self.blocks):
             order = np.argsort(order[self.blocks], kind="stable")
-        return EpochOrder(self, Runs(self.segments.start[order], self.segments.count[order]), number)
+        return EpochOrder(self, Runs(self.segments.start[order], self.segments.count[order]), number, order)
 
 
 @dataclass(frozen=True)
@@ -153,11 +153,13 @@ class EpochOrder:
     schedule : of all epochs.
     sequence : the samples in the permuted order of their blocks, from which the lanes are cut.
     number : of the epoch.
+    order : int64[segments], the segment at each position of the sequence; None: they are in the order of the files.
     """
 
     schedule: Schedule
     sequence: Runs
     number: int
+    order: Integers | None = None
 
     def window(self, begin: int, end: int, rank: int, size: int) -> Window:
         """Return the window of a rank for steps ``begin`` to ``end``; ``begin`` is a multiple of ``window_steps``."""
@@ -204,28 +206,36 @@ class EpochOrder:
         if schedule.left_over and end > schedule.full_steps:
             start = np.append(start, schedule.full_steps * schedule.batch_size)
             count = np.append(count, schedule.left_over)
-        runs = self._slice(start, count)
-        own = self.owners(runs.start, size) == rank
-        return _sort_runs(Runs(runs.start[own], runs.count[own]))
+        section, run = self.sequence.overlaps(start, count)
+        own = self._turns[run] % size == rank
+        section, run = section[own], run[own]
+        return _sort_runs(self.sequence.common(start[section], (start + count)[section], run))
 
     def owners(self, samples: Integers, size: int) -> Integers:
         """Return the rank of ``size`` ranks that reads the block of each sample, int64[samples]; see `owned`."""
         segment = np.searchsorted(self.schedule.segments.start, samples, side="right") - 1
-        found: Integers = self._turns[segment] % size
+        found: Integers = self._turns_by_segment[segment] % size
         return found
+
+    @cached_property
+    def _turns_by_segment(self) -> Integers:
+        """Like ``_turns``, but in the order of the files."""
+        if self.order is None:
+            return self._turns
+        turns = np.empty_like(self._turns)
+        turns[self.order] = self._turns
+        return turns
 
     @cached_property
     def _turns(self) -> Integers:
         """Turn of the block of each segment: the first block of each lane, then the second of each lane, and so on."""
         schedule = self.schedule
-        segment = np.searchsorted(schedule.segments.start, self.sequence.start)
-        begins = np.diff(schedule.blocks[segment], prepend=-1) != 0
+        begins = np.diff(schedule.blocks if self.order is None else schedule.blocks[self.order], prepend=-1) != 0
         length = max(1, schedule.full_steps * (schedule.batch_size // schedule.lanes))
         lane = np.minimum(self.sequence.first[:-1][begins] // length, schedule.lanes - 1)
         number, low, high = np.arange(len(lane)), *(np.searchsorted(lane, lane, side) for side in ("left", "right"))
         turn = np.where(lane % 2, high - 1 - number, number - low) * schedule.lanes + lane
-        turns = np.empty_like(segment)
-        turns[segment] = turn[np.cumsum(begins) - 1]
+        turns: Integers = turn[np.cumsum(begins) - 1]
         return turns
 
     def step_positions(self, begin: int, end: int, rank: int, size: int) -> StepPositions:

@@ -63,8 +63,14 @@ def _epochs(comm: MPI.Intracomm, path: Path, shared: bool, shuffle: bool, remain
     """Return the batches of two epochs on this rank, and the bytes read and exchanged."""
     data = _opened(comm, path, shared, **options)
     batches = data.batches(BATCH, shuffle=shuffle, seed=3 if shuffle else None, remainder=remainder)
-    epochs = [[{name: array.copy() for name, array in batch.items()} for batch in batches] for _ in range(2)]
+    epochs = [[_copied(batch) for batch in batches] for _ in range(2)]
     return epochs, data.profile.bytes, data.profile.exchanged, [(s.row, s.problem) for s in data.skipped]
+
+
+def _copied(batch: Any) -> Batch:
+    if isinstance(batch, tuple):  # with the weights of padding
+        batch = {**batch[0], "sample_weight": batch[1]}
+    return {name: array.copy() for name, array in batch.items()}
 
 
 def _check(batch: Batch) -> list[int]:
@@ -221,7 +227,6 @@ def _leaves_alone(comm: MPI.Intracomm, path: Path) -> int:
         taken += 1
         if comm.rank == 1 and taken == 2:
             break
-    comm.Barrier()
     return taken
 
 
