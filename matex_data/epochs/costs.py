@@ -144,7 +144,8 @@ def estimate_costs(
     reads = counted.reads / max(1, counted.samples) * total / ranks
     files = len(source.index.files)
     opens = files if files <= MOST_SHARED_FILES and ranks > 1 else counted.opens(total / ranks)
-    memory = access.memory() + int(2 * counted.nbytes / max(1, counted.windows))
+    read_at_once = counted.nbytes / max(1, counted.windows) * access.sampled_ranks / ranks
+    memory = access.memory() + int(2 * read_at_once)
     costs = EpochCosts(
         ranks,
         schedule.batch_size,
