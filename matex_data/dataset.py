@@ -13,8 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matex_data.epochs.batches import Batches
-from matex_data.epochs.costs import EpochCosts, estimate_costs
-from matex_data.epochs.epochs import Epochs, ExchangedEpochs, InMemoryEpochs, SingleRowEpochs, StreamedEpochs
+from matex_data.epochs.costs import CHOICE_EFFORT, EpochCosts, estimate_costs
+from matex_data.epochs.epochs import (
+    Epochs,
+    ExchangedEpochs,
+    InMemoryEpochs,
+    SharedEpochs,
+    SingleRowEpochs,
+    StreamedEpochs,
+)
 from matex_data.errors import PartitionError
 from matex_data.fields import ElementSpec, Schema
 from matex_data.index.runs import Runs
@@ -45,7 +52,6 @@ if TYPE_CHECKING:
 Shuffle = bool | Literal["global"]
 WORST_RATIO = 2.0  # of ``ShuffleQuality``; rank 0 warns of a higher one
 WORST_AMPLIFICATION = 1.5  # of ``EpochCosts``; likewise
-WARNING_EFFORT = 1 << 19  # samples whose reads are planned for it: some 50 ms
 
 
 class Dataset:
@@ -217,8 +223,8 @@ class Dataset:
         except PartitionError as error:
             own_error = error
         fingerprint = self._agree(fingerprint, step, drawn, own_error)
-        self._warn(fingerprint)
-        epochs = self._epochs_class(fingerprint.schedule)(self._source, fingerprint.schedule)
+        shared = self._check_costs(fingerprint.schedule)
+        epochs = self._epochs_class(fingerprint.schedule, shared)(self._source, fingerprint.schedule)
         batches = Batches(epochs, self._elements, fingerprint, step)
         self._remember(fingerprint, drawn)
         return batches
@@ -573,15 +579,29 @@ class Dataset:
         in_memory = self._source.cache == "memory" and not schedule.uniform
         return replace(schedule, window_steps=max(1, schedule.steps)) if in_memory else schedule
 
-    def _epochs_class(self, schedule: Schedule) -> type[Epochs]:
+    def _epochs_class(self, schedule: Schedule, shared: bool) -> type[Epochs]:
         if schedule.uniform:
             return SingleRowEpochs if self._source.global_reads == "rows" else ExchangedEpochs
-        return InMemoryEpochs if self._source.cache == "memory" else StreamedEpochs
+        if self._source.cache == "memory":
+            return InMemoryEpochs
+        return SharedEpochs if shared else StreamedEpochs
 
-    def _warn(self, fingerprint: Fingerprint) -> None:
-        """Warn once, on rank 0, if sorted files would not be shuffled well, or bytes are read again and again."""
-        source, schedule = self._source, fingerprint.schedule
-        if schedule.seed is None or schedule.uniform or source.comm.rank:
+    def _check_costs(self, schedule: Schedule) -> bool:
+        """Return whether the ranks read blocks for one another; warn once of what an epoch costs. *Collective*."""
+        source, shared = self._source, False
+        comm, step_by_step = source.comm, source.cache is None and not schedule.uniform
+        if comm.rank == 0:
+            self._warn_of_order(schedule)
+            if comm.size > 1 and step_by_step:
+                costs = estimate_costs(source, schedule, comm.size, effort=CHOICE_EFFORT)
+                shared = costs.shared
+                self._warn_of_costs(costs)
+        return bool(comm.broadcast(shared)) if step_by_step and not comm.alone else False
+
+    def _warn_of_order(self, schedule: Schedule) -> None:
+        """Warn once if sorted files would not be shuffled well."""
+        source = self._source
+        if schedule.seed is None or schedule.uniform:
             return
         quality = estimate_quality(self._shuffled_schedule(schedule), source.row_bytes)
         if quality.ratio > WORST_RATIO and "quality" not in source.warned:
@@ -589,17 +609,17 @@ class Dataset:
             warnings.warn(
                 f"batches of files that are sorted (by class, run or time) would not be well mixed: {quality}. "
                 f"{quality.remedy}",
-                stacklevel=3,
+                stacklevel=4,
             )
-        if source.comm.size == 1 or source.cache == "memory" or "costs" in source.warned:
-            return
-        costs = estimate_costs(source, schedule, source.comm.size, effort=WARNING_EFFORT)
-        if costs.amplification > WORST_AMPLIFICATION:
-            source.warned.add("costs")
+
+    def _warn_of_costs(self, costs: EpochCosts) -> None:
+        """Warn once if bytes are read again and again."""
+        if costs.amplification > WORST_AMPLIFICATION and "costs" not in self._source.warned:
+            self._source.warned.add("costs")
             warnings.warn(
                 f"{costs.ranks:,} ranks read {costs.amplification:.1f} times the bytes of an epoch, and decode as many "
                 f"chunks again. {'. '.join(costs.remedies)}",
-                stacklevel=3,
+                stacklevel=4,
             )
 
     @cached_property

@@ -18,6 +18,7 @@ from matex_data.errors import OutOfMemory, PartitionError
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 MOST_SHARING = 16  # cores of a process whose threads share an arena
 _M_ARENA_MAX = -8  # of malloc.h
+READING_THREADS = 16  # reads under way of a rank: each may take milliseconds, and none of them needs a core
 SAFE = 0.8  # fraction of the free memory for whole data sets; the rest is for windows, the model and the system
 _LAUNCHERS = ("PMI", "OMPI_", "PRTE", "HYDRA", "HYDI", "MPI", "I_MPI_", "MV2_", "SLURM_", "FLUX_", "PALS_", "ALPS_")
 
@@ -131,6 +132,16 @@ def threads() -> int:
     if requested:
         return max(1, int(requested))
     return max(1, cores() // local_size())
+
+
+def reading_threads() -> int:
+    """Return the number of threads of this rank that wait for the storage: ``MATEX_READ_THREADS``, else 16."""
+    return max(1, int(os.environ.get("MATEX_READ_THREADS") or READING_THREADS))
+
+
+def tasks_of_window() -> int:
+    """Return the number of tasks into which the reads of a window are divided: two or more for each thread."""
+    return max(2 * threads(), reading_threads())
 
 
 def keep_freed_memory() -> None:

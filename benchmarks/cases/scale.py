@@ -119,18 +119,22 @@ def planned(setup: Setup) -> Measured:
 
 def real(setup: Setup) -> Measured:
     """Compare the bytes that real ranks read with those of the plan."""
-    task = data.chunks(setup.folder, setup.quick)
-    dataset = open_dataset(task.path, inputs=task.inputs, comm=MPI.COMM_SELF)
-    columns = ["ranks", "MB read", "MB planned", "read / needed"]
+    columns = ["file", "ranks", "MB read", "MB planned", "read / needed", "shared"]
     rows: list[list[str]] = []
     goals: list[Goal] = []
-    for ranks in REAL_RANKS:
+    tasks = {"chunks of 0.4 MB": data.chunks, "chunks of 6 MB": data.large_chunks}
+    for (text, write), ranks in product(tasks.items(), REAL_RANKS):
+        task = write(setup.folder, setup.quick)
+        dataset = open_dataset(task.path, inputs=task.inputs, comm=MPI.COMM_SELF)
         reader = Reader(f"{ranks} ranks", "ours", "scale.bytes_of_epoch", {"batch_size": REAL_BATCH}, ranks=ranks)
         (result,) = interleaved_afresh(task, [reader], 1)
         read, costs = result.figure("bytes"), dataset.read_plan(REAL_BATCH, ranks=ranks, seed=1)
-        rows.append([f"{ranks}", f"{read / MB:,.1f}", f"{costs.bytes_read / MB:,.1f}", f"{costs.amplification:.3f}"])
+        megabytes = (f"{read / MB:,.1f}", f"{costs.bytes_read / MB:,.1f}")
+        rows.append([text, f"{ranks}", *megabytes, f"{costs.amplification:.3f}", "yes" if costs.shared else "no"])
+        name = f"bytes read / planned - 1, {text}, {ranks} ranks"
+        goals.append(Goal(name, abs(read / costs.bytes_read - 1), SAME, most=True))
         goals.append(
-            Goal(f"bytes read / planned - 1, {ranks} ranks", abs(read / costs.bytes_read - 1), SAME, most=True)
+            Goal(f"bytes read / needed, {text}, {ranks} ranks", costs.amplification, GOOD_AMPLIFICATION, most=True)
         )
     return Measured("Bytes that real ranks read in an epoch", [], goals, columns, rows)
 

@@ -72,6 +72,23 @@ def chunks(folder: Path, quick: bool = False) -> Task:
     return Task(path, "image", "label", 64, count, 96 * 128 * 2, 640)
 
 
+def large_chunks(folder: Path, quick: bool = False) -> Task:
+    """Write int16 images of 24 KB in deflated chunks of 250, of which a batch has too few for many ranks."""
+    count = 16_000 // (SMALL if quick else 1)
+
+    def write(file: h5py.File) -> None:
+        images = file.create_dataset(
+            "image", (count, 96, 128), "i2", chunks=(250, 96, 128), compression="gzip", compression_opts=1
+        )
+        rng = np.random.default_rng(0)
+        for start in range(0, count, 250):
+            images[start : start + 250] = rng.normal(1000, 30, (250, 96, 128)).astype(np.int16)
+        file["label"] = np.arange(count)
+
+    path = _made(folder / f"large-chunks-{count}.h5", write)
+    return Task(path, "image", "label", 64, count, 96 * 128 * 2, 640)
+
+
 def rows(folder: Path, quick: bool = False) -> Task:
     """Write contiguous rows of 28 float32: 560 MB."""
     count = 5_000_000 // (SMALL if quick else 1)

@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Integers
-from matex_data.epochs.epochs import EXCHANGE_BYTES, READ_BYTES, WINDOWS_IN_MEMORY, read_ahead_steps
+from matex_data.epochs.epochs import (
+    EXCHANGE_BYTES,
+    READ_BYTES,
+    SHARED_BLOCKS,
+    WINDOWS_IN_MEMORY,
+    exchanged_steps,
+    mean_block_bytes,
+    read_ahead_steps,
+)
 from matex_data.index.cache import ChunkCache
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import Index
@@ -29,6 +37,8 @@ GOOD_AMPLIFICATION = 1.2
 GOOD_READ_BYTES = 1_000_000
 FEW_READS = 1000  # of a rank in an epoch, whose time does not count even if each takes some milliseconds
 ORDER_BYTES = 64  # of a block: its samples, its number, and both in the order of the epoch
+CHOICE_EFFORT = 1 << 19  # samples whose reads are planned to choose whether ranks share them: some 50 ms
+SHARED_SAMPLE = 8  # blocks of a window in a sample of what the ranks read for one another
 MOST_WINDOWS = 512  # that are planned to obtain the costs
 SAMPLED_RANKS = 8
 SAMPLED_WINDOWS = 8
@@ -59,6 +69,7 @@ class EpochCosts:
     exact : whether all windows of all ranks were planned; otherwise a sample of them.
     uncounted : fields that the library of the format reads: their bytes and reads are unknown, and left out.
     remedies : what to change where a figure is bad.
+    shared : whether each block is read by one rank, which sends its rows to those that need them.
     """
 
     ranks: int
@@ -77,6 +88,7 @@ class EpochCosts:
     exact: bool
     uncounted: tuple[str, ...]
     remedies: tuple[str, ...]
+    shared: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures as plain values, which can be stored as JSON; an unknown amplification is None."""
@@ -93,6 +105,7 @@ class EpochCosts:
             else "read by all ranks: unknown",
             f"a rank: {self.reads_per_rank:,.0f} reads of {_size(self.mean_read_bytes)}; "
             f"files opened: {self.opens_per_rank:,.0f}",
+            *(["each chunk is read by one rank, which sends its rows to the others"] if self.shared else []),
             f"samples shuffled at a time: {self.samples_mixed:,}; lanes: {self.lanes:,}",
             f"memory for samples: {_size(self.bytes_per_rank)} a rank{node}",
             f"messages of a rank: {self.messages_per_step:,.2f} a step, without those of the training",
@@ -121,6 +134,9 @@ def estimate_costs(
     effort : limit on the samples whose reads are planned.
     """
     access = _access(source, schedule, ranks)
+    shared = shares_reads(source, schedule, ranks)
+    if shared:
+        access = _Shared(source, schedule, ranks)
     counted, exact = _plan_windows(access, effort)
     total = min(schedule.segments.total, schedule.steps * schedule.batch_size)
     needed = _bytes_in_order(source, schedule, effort)
@@ -128,7 +144,8 @@ def estimate_costs(
     reads = counted.reads / max(1, counted.samples) * total / ranks
     files = len(source.index.files)
     opens = files if files <= MOST_SHARED_FILES and ranks > 1 else counted.opens(total / ranks)
-    memory = access.memory() + int(2 * counted.nbytes / max(1, counted.windows))
+    read_at_once = counted.nbytes / max(1, counted.windows) * access.sampled_ranks / ranks
+    memory = access.memory() + int(2 * read_at_once)
     costs = EpochCosts(
         ranks,
         schedule.batch_size,
@@ -146,8 +163,27 @@ def estimate_costs(
         exact,
         _uncounted(source.index),
         (),
+        shared,
     )
     return replace(costs, remedies=tuple(_remedies(costs, access)))
+
+
+def shares_reads(source: Source, schedule: Schedule, ranks: int) -> bool:
+    """Return whether the ranks read blocks for one another: whether they would read too much if each read for itself.
+
+    Parameters
+    ----------
+    source : the opened files.
+    schedule : order of the samples.
+    ranks : number of ranks.
+    """
+    if ranks == 1 or schedule.uniform or source.cache is not None or not source.threaded:
+        return False
+    if source.shared is not None:
+        return source.shared
+    counted, _ = _plan_windows(_Streamed(source, schedule, ranks), CHOICE_EFFORT)
+    needed = _bytes_in_order(source, schedule, CHOICE_EFFORT)
+    return counted.nbytes > GOOD_AMPLIFICATION * needed * counted.samples
 
 
 class _Access(ABC):
@@ -172,6 +208,11 @@ class _Access(ABC):
 
     def __init__(self, source: Source, schedule: Schedule, ranks: int) -> None:
         self.source, self.schedule, self.ranks = source, schedule, ranks
+
+    @property
+    def sampled_ranks(self) -> int:
+        """Return the number of ranks among which the samples of a window are divided to draw a sample of them."""
+        return self.ranks
 
     @cached_property
     def epoch(self) -> EpochOrder:
@@ -232,6 +273,48 @@ class _Streamed(_Access):
         windows = min(WINDOWS_IN_MEMORY, self.windows) * window
         decoded = min(self.cache_bytes, self.share_bytes) if _has_chunks(self.source.index) else 0
         return windows + decoded + ORDER_BYTES * len(self.schedule.segments.start)
+
+
+class _Shared(_Streamed):
+    """Windows whose blocks the ranks read for one another."""
+
+    @property
+    def sampled_ranks(self) -> int:
+        """Return the number of ranks, but no more than there are some blocks for each: else most would read nothing."""
+        if self.ranks * self.windows <= MOST_WINDOWS:
+            return self.ranks
+        return min(self.ranks, max(1, self._blocks // SHARED_SAMPLE))
+
+    @cached_property
+    def _blocks(self) -> int:
+        """Number of blocks of a window."""
+        return self.read_steps * self.schedule.batch_size * self.source.row_bytes // self._block_bytes
+
+    @cached_property
+    def _block_bytes(self) -> int:
+        return max(1, mean_block_bytes(self.source, self.schedule))
+
+    @property
+    def cache_bytes(self) -> int:
+        return max(super().cache_bytes, SHARED_BLOCKS * self._block_bytes)
+
+    @property
+    def read_steps(self) -> int:
+        return exchanged_steps(self.source, self.schedule, self.ranks)
+
+    def window(self, rank: int, number: int) -> tuple[Runs, Integers, int]:
+        begin = number * self.read_steps
+        runs = self.epoch.owned(begin, min(begin + self.read_steps, self.schedule.steps), rank, self.sampled_ranks)
+        return runs, np.arange(runs.total), runs.total
+
+    def memory(self) -> int:
+        blocks = -(-self._blocks // self.ranks) * self._block_bytes
+        return super().memory() + WINDOWS_IN_MEMORY // 2 * blocks
+
+    def messages_per_step(self) -> float:
+        exchanges = 3 + len(self.source.index.fields)  # of counts, positions, samples left out, and each field
+        partners = min(self.ranks - 1, self._blocks)
+        return 2 * super().messages_per_step() + exchanges * partners / self.read_steps
 
 
 class _Kept(_Access):
@@ -316,16 +399,17 @@ class _Counted:
 
 def _plan_windows(access: _Access, effort: int) -> tuple[_Counted, bool]:
     """Plan all windows, or a sample of them; return the sums, and whether it is all."""
-    every = access.ranks * access.windows
+    ranks = access.sampled_ranks
+    every = ranks * access.windows
     counted = _Counted()
     if every <= MOST_WINDOWS and every * access.effort <= effort:
-        for rank in range(access.ranks):
+        for rank in range(ranks):
             _plan_rank(access, rank, 0, access.windows, counted)
         return counted, True
     rng = np.random.default_rng(0)
-    count = max(1, min(SAMPLED_RANKS, access.ranks, effort // (2 * access.effort)))
+    count = max(1, min(SAMPLED_RANKS, ranks, effort // (2 * access.effort)))
     length = min(access.windows, max(1, min(SAMPLED_WINDOWS, effort // (count * access.effort) - 1)))
-    for rank in np.sort(rng.choice(access.ranks, count, replace=False)).tolist():
+    for rank in np.sort(rng.choice(ranks, count, replace=False)).tolist():
         first = int(rng.integers(access.windows - length + 1))
         _plan_rank(access, rank, first, first + length, counted)
     return counted, False
@@ -334,7 +418,8 @@ def _plan_windows(access: _Access, effort: int) -> tuple[_Counted, bool]:
 def _plan_rank(access: _Access, rank: int, first: int, stop: int, counted: _Counted) -> None:
     """Plan windows of a rank, and the one before them, which is not counted."""
     index = access.source.index
-    chunks, scratch = ChunkCache(access.cache_bytes), BufferPool()
+    of_sample = access.cache_bytes * access.ranks // access.sampled_ranks
+    chunks, scratch = ChunkCache(of_sample), BufferPool()
     opened: OrderedDict[int, None] = OrderedDict()
     misses, touched = 0, set[int]()
     for number in range(max(0, first - 1), stop):

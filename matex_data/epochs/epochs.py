@@ -10,14 +10,16 @@ from dataclasses import replace
 import numpy as np
 
 from matex_data._types import Integers
-from matex_data.epochs.exchange import DistributedSamples, ExchangeEpochReader
+from matex_data.epochs.exchange import ExchangeEpochReader, KeptSamples
 from matex_data.epochs.prefetcher import Prefetcher
+from matex_data.epochs.sharing import SharedEpochReader
 from matex_data.epochs.skipping import SkippingEpochReader, leave_out
 from matex_data.epochs.window import EpochReader, LoadedWindow, StrictEpochReader
 from matex_data.errors import PartitionError
 from matex_data.index.library import LibraryRows
 from matex_data.machine import free_memory, memory_shortage
 from matex_data.mpi.communicator import Communicator
+from matex_data.mpi.processes import is_child_process
 from matex_data.reading.context import ReadContext
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import Schedule, Window, rank_range
@@ -28,6 +30,7 @@ LEAST_READ_BYTES = 4 << 20
 EXCHANGE_BYTES = 16 << 20  # of one exchange of a rank, about, at most; a dozen times as much is in memory
 WINDOWS_IN_MEMORY = 6  # consumed, waiting, read, decoded, planned, and one that is freed late
 READS_IN_MEMORY = 64  # that the memory of a rank would hold; several are under way at once
+SHARED_BLOCKS = 4  # that the cache of a rank holds, where it reads blocks for all: those which windows have begun
 LEAST_READS = 6  # of an epoch, so that one is read while another is decoded and a third one is consumed
 
 
@@ -145,6 +148,36 @@ class StreamedEpochs(PrefetchedEpochs):
         return StrictEpochReader(context, self.schedule, epoch, start, self.read_steps)
 
 
+class SharedEpochs(StreamedEpochs):
+    """Epochs of which each block is read by one rank, which sends its rows to the others. *Collective*."""
+
+    def __init__(self, source: Source, schedule: Schedule) -> None:
+        super().__init__(source, schedule)
+        self.read_steps = exchanged_steps(source, schedule, source.comm.size)
+
+    def _open(self) -> ReadContext:
+        window = self.schedule.window_rows * self.source.row_bytes
+        context = self.source.read_context(window, "independent")
+        blocks = SHARED_BLOCKS * mean_block_bytes(self.source, self.schedule)
+        return replace(context, cache_bytes=max(context.cache_bytes, blocks))
+
+    def _reader(self, context: ReadContext, epoch: int, start: int) -> EpochReader:
+        if is_child_process():  # it cannot communicate
+            return super()._reader(context, epoch, start)
+        return SharedEpochReader(context, self.schedule, epoch, start, self.read_steps, self.source.skipped)
+
+
+def exchanged_steps(source: Source, schedule: Schedule, ranks: int) -> int:
+    """Return the steps whose rows the ranks exchange at once: whole windows of the schedule."""
+    step_bytes = max(1, schedule.batch_size // ranks * source.row_bytes)
+    return read_ahead_steps(schedule.steps, schedule.window_steps, EXCHANGE_BYTES // step_bytes)
+
+
+def mean_block_bytes(source: Source, schedule: Schedule) -> int:
+    """Return the mean size of a block in memory, in bytes."""
+    return schedule.segments.total * source.row_bytes // (int(schedule.blocks.max(initial=0)) + 1)
+
+
 class InMemoryEpochs(Epochs):
     """Epochs over samples that each rank reads once, keeps, and shuffles as a whole every time. *Collective*.
 
@@ -228,7 +261,7 @@ class ExchangedEpochs(PrefetchedEpochs):
         arrays, absent = source.read(source.block(schedule.segments))
         if source.skipped is not None:
             absent = np.concatenate(comm.allgather(absent + start))
-        self._samples = DistributedSamples(comm, total, arrays, absent)
+        self._samples = KeptSamples(comm, total, arrays, absent)
         self._opened()
 
     def _open(self) -> ReadContext:

@@ -1,18 +1,21 @@
 """Samples distributed over the memory of all ranks, and exchanged window by window.
 
-Each rank keeps one shard of all samples. For every window it sends the positions of its samples to the ranks that keep
-them, and receives the rows: one exchange of counts, one of positions, and one of rows for every field. The ranks meet,
-and agree before rows are sent, by non-blocking calls that they poll. After that all of them take part, and the
-exchange takes as long as MPI needs to move the data. A rank that has left the epoch, or has failed, participates in
-the exchanges agreed before.
+Each rank holds a share of the samples: of all samples, for as long as the data set is open, or of one window that the
+ranks have read for one another. It sends the positions of the samples that it needs to the ranks that hold them, and
+receives the rows: one exchange of counts, one of positions, and one of rows for every field. The ranks meet, and agree
+before rows are sent, by non-blocking calls that they poll. After that all of them take part, and the exchange takes as
+long as MPI needs to move the data. A rank that has left the epoch, or has failed, participates in the exchanges agreed
+before.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -33,9 +36,30 @@ from matex_data.sampling.schedule import Schedule, StepPositions, rank_range
 _NO_BYTES = np.empty(0, np.uint8)
 
 
-@dataclass(frozen=True)
-class DistributedSamples:
+class DistributedSamples(ABC):
     """Samples in the memory of all ranks.
+
+    Attributes
+    ----------
+    comm : the ranks.
+    arrays : field name -> this rank's share.
+    """
+
+    comm: Communicator
+    arrays: Arrays
+
+    @abstractmethod
+    def owners(self, positions: Integers) -> Integers:
+        """Return the rank that holds each sample, int64[samples]."""
+
+    @abstractmethod
+    def local(self, positions: Integers) -> Integers:
+        """Return the rows of this rank's ``arrays`` that hold these samples, int64[samples]."""
+
+
+@dataclass(frozen=True)
+class KeptSamples(DistributedSamples):
+    """All samples of a data set, of which each rank keeps a shard.
 
     Parameters
     ----------
@@ -51,12 +75,10 @@ class DistributedSamples:
     absent: Integers
 
     def owners(self, positions: Integers) -> Integers:
-        """Return the rank that keeps each sample, int64[samples]."""
         first = np.array([rank_range(self.total, rank, self.comm.size)[0] for rank in range(self.comm.size)], np.int64)
         return np.searchsorted(first, positions, side="right") - 1
 
     def local(self, positions: Integers) -> Integers:
-        """Return the rows of this rank's ``arrays`` that hold these samples, int64[samples]."""
         local: Integers = positions - rank_range(self.total, self.comm.rank, self.comm.size)[0]
         return local
 
@@ -78,7 +100,7 @@ class ExchangeEpochReader(EpochReader):
         self,
         context: ReadContext,
         schedule: Schedule,
-        samples: DistributedSamples,
+        samples: KeptSamples,
         epoch: int,
         start: int,
         window_steps: int,
@@ -110,7 +132,7 @@ class ExchangedWindow(PendingWindow):
     """
 
     def __init__(
-        self, context: ReadContext, samples: DistributedSamples, drawn: StepPositions, loaded: LoadedWindow, pad: bool
+        self, context: ReadContext, samples: KeptSamples, drawn: StepPositions, loaded: LoadedWindow, pad: bool
     ) -> None:
         self.loaded, self._pad = loaded, pad
         self._context = context
@@ -133,7 +155,8 @@ class ExchangedWindow(PendingWindow):
             if self._samples.comm.size == 1:
                 self._futures = [submit(self._take)]
             else:
-                self._futures = self._exchange()
+                fields, arrays = self._context.index.fields, self.loaded.arrays
+                self._futures = exchange_rows(self._context, self._samples, self._drawn.positions, fields, arrays)
 
     def participate(self, files: Files, agreed: Integers) -> None:
         """Exchange the samples for the other ranks. *Collective*."""
@@ -157,46 +180,70 @@ class ExchangedWindow(PendingWindow):
         for name, array in self.loaded.arrays.items():
             np.take(self._samples.arrays[name], positions, axis=0, out=array[: len(positions)], mode="clip")
 
-    def _exchange(self) -> list[Future[None]]:
-        """Exchange positions, then rows; return the futures of scattering the received rows. *Collective*."""
-        comm, positions = self._context.session.comm, self._drawn.positions
-        fields = self._context.index.fields.values()
-        owner = self._samples.owners(positions)
-        order = np.argsort(owner, kind="stable")
-        wanted = _RankCounts.of(np.bincount(owner, minlength=comm.size))
-        requested = wanted.exchanged(comm)
-        received = np.empty(requested.total, np.int64)
-        comm.wait(comm.mpi.Ialltoallv([positions[order], *wanted, MPI.INT64_T], [received, *requested, MPI.INT64_T]))
-        first_error: Exception | None = None
-        transfers: dict[str, _Transfer] = {}
+
+def exchange_rows(
+    context: ReadContext,
+    samples: DistributedSamples,
+    positions: Integers,
+    fields: Mapping[str, Field],
+    arrays: Mapping[str, Any],
+    first_error: Exception | None = None,
+) -> list[Future[None]]:
+    """Fetch rows from the ranks that hold them, and start to write them to arrays. *Collective*.
+
+    Parameters
+    ----------
+    context : memory, and the communicator.
+    samples : samples of all ranks.
+    positions : int64[rows], the samples that this rank needs.
+    fields : of the samples, by name, in the same order on all ranks.
+    arrays : field name -> destination of the rows.
+    first_error : error of this rank, which prevents the exchange.
+
+    Returns
+    -------
+    Futures of writing the rows; none if another rank has failed, which the ranks agree on next.
+
+    Raises
+    ------
+    Exception : ``first_error``, or that of a lack of memory on this rank. The other ranks have been informed.
+    """
+    comm = context.session.comm
+    owner = samples.owners(positions)
+    order = np.argsort(owner, kind="stable")
+    wanted = _RankCounts.of(np.bincount(owner, minlength=comm.size))
+    requested = wanted.exchanged(comm)
+    received = np.empty(requested.total, np.int64)
+    comm.wait(comm.mpi.Ialltoallv([positions[order], *wanted, MPI.INT64_T], [received, *requested, MPI.INT64_T]))
+    transfers: dict[str, _Transfer] = {}
+    if first_error is None:
         try:
-            local = self._samples.local(received)
-            for field in fields:
-                shard = self._samples.arrays[field.name]
-                transfers[field.name] = _pack(field, shard, local, requested, wanted, self._context)
+            local = samples.local(received)
+            for name, field in fields.items():
+                transfers[name] = _pack(field, samples.arrays[name], local, requested, wanted, context)
         except Exception as error:  # of any kind: the other ranks have to stop, too
             first_error = error
-        for field in fields:
-            if field.array_dtype.hasobject:
-                transfer = transfers.get(field.name)
-                sizes = _RankCounts.of(np.zeros(comm.size, np.int64)) if transfer is None else transfer.sent
-                from_ranks = sizes.exchanged(comm)
-                if transfer is not None:
-                    transfer.received = from_ranks
-        try:
-            for transfer in transfers.values():
-                transfer.allocate(self._context)
-        except Exception as error:  # as above
-            first_error = first_error or error
-        (failed,) = comm.start_maximum([first_error is not None]).result()
-        if first_error is not None:
-            raise first_error
-        if failed:
-            return []
+    for name, field in fields.items():
+        if field.array_dtype.hasobject:
+            transfer = transfers.get(name)
+            sizes = _RankCounts.of(np.zeros(comm.size, np.int64)) if transfer is None else transfer.sent
+            from_ranks = sizes.exchanged(comm)
+            if transfer is not None:
+                transfer.received = from_ranks
+    try:
         for transfer in transfers.values():
-            transfer.exchange(comm)
-        self._context.profile.add(exchanged=sum(transfer.from_others(comm.rank) for transfer in transfers.values()))
-        return [submit(transfer.unpack, self.loaded.arrays[name], order) for name, transfer in transfers.items()]
+            transfer.allocate(context)
+    except Exception as error:  # as above
+        first_error = first_error or error
+    (failed,) = comm.start_maximum([first_error is not None]).result()
+    if first_error is not None:
+        raise first_error
+    if failed:
+        return []
+    for transfer in transfers.values():
+        transfer.exchange(comm)
+    context.profile.add(exchanged=sum(transfer.from_others(comm.rank) for transfer in transfers.values()))
+    return [submit(transfer.unpack, arrays[name], order) for name, transfer in transfers.items()]
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ from matex_data.mpi.library import MPI
 from matex_data.mpi.polling import poll
 from matex_data.mpi.processes import is_child_process
 from matex_data.mpi.status import Status, split_result
-from matex_data.reading.execute import reads_in_pool
 
 QUEUED = 1  # loaded windows that wait for the consumer, at most
 EXIT_TIMEOUT = 5.0  # seconds to end an epoch after all ranks have reached the end of their programs
@@ -141,7 +140,8 @@ class Prefetcher:
         error = error or self._context.changed_file()
         next_plan = next(planned, None)  # one after the other: a window may wait for chunks of earlier ones
         agreed = self._agree(self._begin_round(error, upcoming), error)
-        depth = 1 if self._reads_itself() else 2
+        # Where this thread reads, it publishes the first window before it reads the second one.
+        depth = 1 if self._session.files.collective else 2
         while agreed is not None and (upcoming or loading):
             ready: PendingWindow | None = None
             following, error = (None, error) if error else _result(next_plan)
@@ -161,14 +161,6 @@ class Prefetcher:
             upcoming, agreed = following, self._agree(round_, error)
         if agreed is not None:
             self._reader.finish()
-
-    def _reads_itself(self) -> bool:
-        """Return whether this thread reads; it then publishes the first window before it reads the second one.
-
-        All ranks have to get the same result, even with different numbers of threads.
-        """
-        files = self._session.files
-        return files.collective or (self._session.comm.size == 1 and not reads_in_pool(files))
 
     def _start(self, window: PendingWindow, agreed: Integers, error: Exception | None) -> Exception | None:
         """Start to load a window, or only participate after an error; return the first error. *Collective*."""

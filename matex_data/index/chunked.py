@@ -20,7 +20,7 @@ from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection
 from matex_data.index.scatter import Convert, RowIndices, as_bytes, scatter
 from matex_data.index.table import Outputs, Table
 from matex_data.locks import cached_property
-from matex_data.machine import threads
+from matex_data.machine import tasks_of_window
 
 DECODE_BYTES = (1 << 20, 8 << 20)  # least and most decoded bytes of the chunks of one read request
 
@@ -132,9 +132,9 @@ class Chunked(Layout):
         ]
 
     def _groups(self, chunks: Integers) -> Iterator[Integers]:
-        """Split the chunks into groups for one thread each: large ones, but at least two for each thread."""
+        """Split the chunks into groups for one thread each: large ones, but enough for all threads."""
         (least, most), each = DECODE_BYTES, max(1, self.pipeline.nbytes)
-        count = max(1, min(most, max(least, len(chunks) * each // (2 * threads()))) // each)
+        count = max(1, min(most, max(least, len(chunks) * each // tasks_of_window())) // each)
         return (chunks[start : start + count] for start in range(0, len(chunks), count))
 
     def _decode(self, selection: _Selection, chunks: Integers, stored: Bytes) -> None:

@@ -97,6 +97,8 @@ class ReadRequest:
     target : uint8[n], memory that receives range i at ``target[at[i]:at[i] + nbytes[i]]``. None: the ranges are read
         to scratch memory, one after the other, for ``on_complete``.
     at : int64[k], or None without a target.
+    fetch : called before ``on_complete``, in a thread that waits for the storage: reads what byte ranges of the file
+        cannot express, such as other files. None: nothing.
     on_complete : called exactly once after the read, with the scratch memory (uint8, to be treated as read-only), or
         with an empty array if there is a target. Scratch memory is reused after the call.
     """
@@ -106,6 +108,7 @@ class ReadRequest:
     target: Bytes | None = None
     at: Integers | None = None
     on_complete: OnComplete | None = None
+    fetch: Callable[[], None] | None = None
 
     @cached_property
     def total(self) -> int:
@@ -124,11 +127,11 @@ class ReadRequest:
 
 def call_after_last(requests: Sequence[ReadRequest], action: Callable[[], None]) -> list[ReadRequest]:
     """Return the requests with ``action`` attached: the last one to complete, in whatever order, calls it."""
-    countdown = _Countdown(len(requests), action)
+    countdown = Countdown(len(requests), action)
     return [replace(request, on_complete=partial(countdown.complete, request.on_complete)) for request in requests]
 
 
-class _Countdown:
+class Countdown:
     """Thread-safe count of the requests that have not completed."""
 
     def __init__(self, count: int, action: Callable[[], None]) -> None:

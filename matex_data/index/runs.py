@@ -44,11 +44,18 @@ class Runs:
 
     def slice(self, start: Integers, count: Integers) -> Runs:
         """Return the numbers at positions ``start[i]`` to ``start[i] + count[i] - 1``, concatenated over all i."""
+        request, run = self.overlaps(start, count)
+        return self.common(start[request], (start + count)[request], run)
+
+    def overlaps(self, start: Integers, count: Integers) -> tuple[Integers, Integers]:
+        """Return each pair of a range of positions, as of ``slice``, and a run that it overlaps: their numbers."""
         first = np.searchsorted(self.first, start, side="right") - 1
         last = np.searchsorted(self.first, start + count - 1, side="right") - 1
-        request, run = intersect(first, np.where(count > 0, last - first + 1, 0))
-        low = np.maximum(start[request], self.first[run])
-        high = np.minimum((start + count)[request], self.first[run + 1])
+        return intersect(first, np.where(count > 0, last - first + 1, 0))
+
+    def common(self, start: Integers, stop: Integers, run: Integers) -> Runs:
+        """Return the numbers of run ``run[i]`` at positions ``start[i]`` to ``stop[i] - 1``, one after the other."""
+        low, high = np.maximum(start, self.first[run]), np.minimum(stop, self.first[run + 1])
         return Runs(self.start[run] + low - self.first[run], high - low)
 
     def numbers(self, positions: Integers) -> Integers:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
 from matex_data._types import Bytes, Integers
-from matex_data.index.model import OnComplete, ReadRequest
+from matex_data.index.model import Countdown, OnComplete, ReadRequest
 from matex_data.locks import cached_property
 
-TASK_BYTES = 32 << 20  # size of a task that needs no decoding: several threads read the tasks of a window
+DIRECT_BYTES = (1 << 20, 32 << 20)  # least and largest size of a task that reads to final destinations
+RUN_BYTES = 4 << 20  # adjacent bytes that are one read: larger runs are divided if there are few of them
 DECODED_BYTES = (1 << 20, 8 << 20)  # least and largest size of a task to decode, which starts after all its reads
 GAP_BYTES = 32 << 10  # largest gap to read instead of skipping it: a system call costs as much as copying these bytes
 GAP_FRACTION = 0.01  # largest fraction of the requested bytes of a file to read in gaps
@@ -65,14 +67,18 @@ class ReadTask:
 
     def complete(self, scratch: Bytes) -> None:
         """Call all callbacks, then raise the first error: other windows may need chunks that later callbacks decode."""
-        first_error: Exception | None = None
-        for on_complete, selected in self.callbacks:
-            try:
-                on_complete(scratch[selected])
-            except Exception as error:
-                first_error = first_error or error
-        if first_error is not None:
-            raise first_error
+        _complete(self.callbacks, scratch)
+
+
+def _complete(callbacks: Sequence[tuple[OnComplete, slice]], scratch: Bytes) -> None:
+    first_error: Exception | None = None
+    for on_complete, selected in callbacks:
+        try:
+            on_complete(scratch[selected])
+        except Exception as error:
+            first_error = first_error or error
+    if first_error is not None:
+        raise first_error
 
 
 def plan_tasks(requests: Sequence[ReadRequest], workers: int = 1) -> list[ReadTask]:
@@ -83,36 +89,41 @@ def plan_tasks(requests: Sequence[ReadRequest], workers: int = 1) -> list[ReadTa
     Parameters
     ----------
     requests : of one file.
-    workers : number of tasks into which to divide the bytes to decode, within ``DECODED_BYTES`` for each task.
+    workers : number of tasks into which to divide the bytes, within ``DIRECT_BYTES`` and ``DECODED_BYTES``.
     """
-    least, most = DECODED_BYTES
-    decoded_bytes = sum(request.total for request in requests if request.on_complete is not None) // workers
-    decoded_bytes = min(most, max(least, decoded_bytes))
     ordered = sorted((request for request in requests if len(request.offset)), key=lambda request: request.offset[0])
     direct = [request for request in ordered if request.target is not None]
     decoded = [request for request in ordered if request.target is None]
     gap_bytes = int(GAP_FRACTION * sum(request.total for request in requests))
+    direct_bytes = _task_bytes(direct, DIRECT_BYTES, workers)
+    decoded_bytes = _task_bytes(decoded, DECODED_BYTES, workers)
     return [
-        *_tasks(_groups(direct, decoded_bytes), gap_bytes),
-        *_tasks(_groups(decoded, decoded_bytes), gap_bytes),
+        *_tasks(_groups(direct, direct_bytes), gap_bytes, direct_bytes),
+        *_tasks(_groups(decoded, decoded_bytes), gap_bytes, MOST_BYTES),
     ]
 
 
-def _groups(requests: Sequence[ReadRequest], decoded_bytes: int) -> list[list[ReadRequest]]:
+def _task_bytes(requests: Sequence[ReadRequest], limits: tuple[int, int], workers: int) -> int:
+    """Return the size of a task in bytes, if there is a task for each worker; within the limits."""
+    least, most = limits
+    return min(most, max(least, sum(request.total for request in requests) // workers))
+
+
+def _groups(requests: Sequence[ReadRequest], task_bytes: int) -> list[list[ReadRequest]]:
     """Return the requests of each task."""
     groups: list[list[ReadRequest]] = [[]]
     size = 0
     for request in requests:
         groups[-1].append(request)
         size += request.total
-        if size >= (TASK_BYTES if request.on_complete is None else decoded_bytes):
+        if size >= task_bytes:
             groups.append([])
             size = 0
     return [group for group in groups if group]
 
 
-def _tasks(groups: list[list[ReadRequest]], gap_bytes: int) -> Iterator[ReadTask]:
-    """Yield a task for each group; several for a large one without callbacks."""
+def _tasks(groups: list[list[ReadRequest]], gap_bytes: int, task_bytes: int) -> Iterator[ReadTask]:
+    """Yield a task for each group; several for a large one that reads to final destinations."""
     if not groups:
         return
     requests = [request for group in groups for request in group]
@@ -129,11 +140,14 @@ def _tasks(groups: list[list[ReadRequest]], gap_bytes: int) -> Iterator[ReadTask
     for group, low, high, size in zip(groups, [0, *ends], ends, sizes.tolist(), strict=False):
         columns = [column[low:high] for column in merged]
         callbacks = _callbacks(group)
-        if callbacks:
-            offset, nbytes, address = _cut(columns, MOST_BYTES)
-            yield ReadTask(offset, nbytes, address, callbacks, 0 if addresses else size + GAP_BYTES)
-        else:
-            yield from (ReadTask(offset, nbytes, address) for offset, nbytes, address in _split(columns, TASK_BYTES))
+        if not addresses:
+            yield ReadTask(*_cut(columns, MOST_BYTES), callbacks, size + GAP_BYTES)
+            continue
+        parts = list(_split(columns, task_bytes))
+        if callbacks and len(parts) > 1:
+            countdown = Countdown(len(parts), partial(_complete, callbacks, np.empty(0, np.uint8)))
+            callbacks = [(partial(countdown.complete, None), slice(0))]
+        yield from (ReadTask(*part, callbacks) for part in parts)
 
 
 def _callbacks(group: Sequence[ReadRequest]) -> list[tuple[OnComplete, slice]]:
@@ -198,8 +212,14 @@ def _cut(columns: list[Integers], most: int) -> list[Integers]:
 
 
 def _split(columns: list[Integers], most: int) -> Iterator[list[Integers]]:
-    """Yield the ranges in lists of about ``most`` bytes, and less than twice as many. Columns as of ``_cut``."""
-    columns = _cut(columns, most)
-    nbytes = columns[1]
-    cuts = np.flatnonzero(np.diff((np.cumsum(nbytes) - nbytes) // most)) + 1
+    """Yield the ranges in lists of about ``most`` bytes; no short run is cut. Columns as of ``_cut``."""
+    largest = min(max(most, RUN_BYTES), MOST_BYTES)
+    columns = _cut(columns, largest)
+    offset, nbytes, _ = columns
+    begin = np.cumsum(nbytes) - nbytes
+    starts = np.concatenate([[True], offset[1:] != (offset + nbytes)[:-1]])
+    section = (begin - begin[starts][np.cumsum(starts) - 1]) // largest
+    starts[1:] |= np.diff(section) > 0
+    read = np.flatnonzero(starts)
+    cuts = read[1:][np.diff(begin[read] // most) > 0]
     yield from (list(segment) for segment in zip(*(np.split(column, cuts) for column in columns), strict=True))

@@ -217,23 +217,24 @@ class Files:
             self._open[number].Read_at_all(0, [bytearray(), 0, MPI.BYTE])
 
     def _opened(self, number: int) -> _OpenFile:
-        """Return an open file, among those used last. Other files may be opened meanwhile: that takes milliseconds."""
+        """Return an open file, among those used last, opened by the first thread that needs it."""
         with self._lock:
-            opened: Future[_OpenFile] | None = self._open.get(number)
-            is_new = opened is None
-            if opened is None:
+            is_new = number not in self._open
+            if is_new:
                 if len(self._open) >= MOST_OPEN_FILES:
                     self._open.popitem(last=False)
-                opened = self._open[number] = Future()
+                self._open[number] = Future()
             self._open.move_to_end(number)
+            opening: Future[_OpenFile] = self._open[number]
         if is_new:
             try:
-                opened.set_result(self._open_now(number))
+                opening.set_result(self._open_now(number))
             except BaseException as error:
                 with self._lock:
-                    self._open.pop(number, None)
-                opened.set_exception(error)
-        return opened.result()
+                    if self._open.get(number) is opening:
+                        del self._open[number]
+                opening.set_exception(error)
+        return opening.result()
 
     def _open_now(self, number: int) -> _OpenFile:
         """Open a file, and raise ``ChangedFile`` if it has changed since it was indexed."""

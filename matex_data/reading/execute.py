@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from concurrent.futures import Future, wait
+from threading import Event
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,17 +14,16 @@ from matex_data._types import Integers
 from matex_data.errors import DataError
 from matex_data.io.coalesce import ReadTask
 from matex_data.io.files import Files
-from matex_data.machine import threads
-from matex_data.reading.plan import ReadPlan
-from matex_data.reading.pool import Rejected, explained, submit
+from matex_data.reading.plan import NO_BYTES, ReadPlan
+from matex_data.reading.pool import Rejected, explained, readers, submit
 
 
 def execute(plan: ReadPlan, files: Files, agreed: Integers) -> list[Future[None]]:
     """Read, and schedule the decoding of what was read. *Collective* in collective mode.
 
-    In independent mode with two threads or more, the pool reads and decodes. Otherwise the calling thread reads, and
-    the pool decodes meanwhile. Completions without reads are scheduled last: they may wait for chunks that earlier
-    windows decode.
+    In independent mode threads of their own read, and the decoding of a task waits for its bytes. In collective mode
+    the calling thread reads. The pool decodes meanwhile, in the order of the tasks. Completions without reads are
+    scheduled last: they may wait for chunks that earlier windows decode.
 
     Parameters
     ----------
@@ -43,31 +45,31 @@ def execute(plan: ReadPlan, files: Files, agreed: Integers) -> list[Future[None]
     except DataError as error:
         plan.abandon(error)
         raise
-    if reads_in_pool(files):
+    if not files.collective:
         tasks = [(number, task) for number, of_file in plan.tasks.items() for task in of_file]
-        return _with_completions(plan, [submit(_read_and_decode, files, number, task, plan) for number, task in tasks])
+        return _with_completions(plan, [_schedule_task(files, number, task, plan) for number, task in tasks])
     decoding: list[Future[None]] = []
-    first_error: Exception | None = None
-    for number in np.flatnonzero(agreed).tolist() if files.collective else plan.tasks:
-        remaining = int(agreed[number]) if files.collective else 0
+    failure: Exception | None = None
+    for number in np.flatnonzero(agreed).tolist():
+        remaining = int(agreed[number])
         for task in plan.tasks.get(number, []):
             try:
                 scratch = plan.allocate(task)
             except Exception as error:  # the other ranks need these reads: files.read_nothing makes them
-                first_error = first_error or explained(error, f"{task.scratch} bytes that are read to be decoded")
+                failure = failure or explained(error, f"{task.scratch} bytes that are read to be decoded")
                 continue
             remaining -= task.count
             read_error = _read(files, number, task, scratch)
             if read_error is None:
                 decoding.append(submit(task.complete, scratch))
-            first_error = first_error or read_error
+            failure = failure or read_error
         files.read_nothing(number, remaining)
-    if first_error is not None:
-        plan.abandon(first_error)
+    if failure is not None:
+        plan.abandon(failure)
         for future in decoding:
             future.cancel()
         wait(decoding)
-        raise first_error
+        raise failure
     return _with_completions(plan, decoding)
 
 
@@ -77,13 +79,13 @@ def run(plan: ReadPlan, files: Files, agreed: Integers) -> Exception | None:
         futures = execute(plan, files, agreed)
     except DataError as error:
         return error
+    return first_error(futures)
+
+
+def first_error(futures: list[Future[None]]) -> Exception | None:
+    """Wait for all futures, and return the first error."""
     wait(futures)
     return next((e for e in (future.exception() for future in futures) if isinstance(e, Exception)), None)
-
-
-def reads_in_pool(files: Files) -> bool:
-    """Return whether the threads that decode also read."""
-    return not files.collective and threads() > 1
 
 
 def _with_completions(plan: ReadPlan, submitted: list[Future[None]]) -> list[Future[None]]:
@@ -91,7 +93,8 @@ def _with_completions(plan: ReadPlan, submitted: list[Future[None]]) -> list[Fut
     rejection = next((future.exception() for future in submitted if isinstance(future, Rejected)), None)
     if rejection is not None:
         plan.abandon(rejection)
-    return submitted + [submit(completion) for completion in plan.completions]
+    fetched = [_schedule(_Fetch(fetch, completion)) for fetch, completion in plan.fetched]
+    return submitted + fetched + [submit(completion) for completion in plan.completions]
 
 
 def _read(files: Files, number: int, task: ReadTask, scratch: NDArray[np.uint8]) -> Exception | None:
@@ -103,14 +106,110 @@ def _read(files: Files, number: int, task: ReadTask, scratch: NDArray[np.uint8])
     return None
 
 
-def _read_and_decode(files: Files, number: int, task: ReadTask, plan: ReadPlan) -> None:
-    """Read and decode one task. The argument ``plan`` keeps the destination arrays alive meanwhile."""
-    try:
-        scratch = plan.allocate(task)
-        error = _read(files, number, task, scratch)
+class _Read(ABC):
+    """Bytes on their way from the storage to the pool that decodes.
+
+    The thread that reads them waits until they are decoded, so that no more bytes wait in memory than those of a task
+    for each of these threads. They begin in the order in which they were scheduled: the one to be decoded next is never
+    kept waiting by a later one.
+    """
+
+    def __init__(self) -> None:
+        self.arrived: Future[None] = Future()
+        self.decoded = Event()
+
+    @abstractmethod
+    def fetch(self) -> None:
+        """Read."""
+
+    @abstractmethod
+    def complete(self) -> None:
+        """Decode what was read."""
+
+    def abandon(self, error: BaseException) -> None:  # noqa: B027 (not all have something that others wait for)
+        """Take note that nothing will be decoded."""
+
+    def run(self) -> None:
+        """Read, and wait until the bytes are decoded; in a thread of the storage."""
+        try:
+            self.fetch()
+        except BaseException as error:
+            self.arrived.set_exception(error)
+        else:
+            self.arrived.set_result(None)
+        self.decoded.wait()
+
+    def decode(self) -> None:
+        """Decode once the bytes are there; raise the error of reading them."""
+        try:
+            try:
+                self.arrived.result()
+            except BaseException as error:
+                self.abandon(error)
+                raise
+            self.complete()
+        finally:
+            self.decoded.set()
+
+
+class _TaskRead(_Read):
+    """Read of a task. It holds the plan, which keeps the destination arrays alive."""
+
+    def __init__(self, files: Files, number: int, task: ReadTask, plan: ReadPlan) -> None:
+        super().__init__()
+        self._files, self._number, self._task, self._plan = files, number, task, plan
+        self._scratch = NO_BYTES
+
+    def fetch(self) -> None:
+        self._scratch = self._plan.allocate(self._task)
+        error = _read(self._files, self._number, self._task, self._scratch)
         if error is not None:
             raise error
-    except BaseException as failure:
-        plan.abandon(failure)
-        raise
-    task.complete(scratch)
+
+    def complete(self) -> None:
+        scratch, self._scratch = self._scratch, NO_BYTES  # the memory is free once the task is complete
+        self._task.complete(scratch)
+
+    def abandon(self, error: BaseException) -> None:
+        self._plan.abandon(error)
+
+
+class _Fetch(_Read):
+    """Read by a function of a layout."""
+
+    def __init__(self, fetch: Callable[[], None], completion: Callable[[], None]) -> None:
+        super().__init__()
+        self._fetch, self._completion = fetch, completion
+
+    def fetch(self) -> None:
+        self._fetch()
+
+    def complete(self) -> None:
+        self._completion()
+
+
+def _schedule_task(files: Files, number: int, task: ReadTask, plan: ReadPlan) -> Future[None]:
+    if task.callbacks:
+        return _schedule(_TaskRead(files, number, task, plan))
+    return submit(_read_directly, files, number, task, plan, pool=readers())
+
+
+def _read_directly(files: Files, number: int, task: ReadTask, plan: ReadPlan) -> None:
+    """Make the reads of a task to final destinations. The argument ``plan`` keeps these arrays alive meanwhile."""
+    error = _read(files, number, task, NO_BYTES)
+    if error is not None:
+        plan.abandon(error)
+        raise error
+
+
+def _schedule(read: _Read) -> Future[None]:
+    """Schedule a read in a thread of the storage, and its decoding; return the future of the latter."""
+    started = submit(read.run, pool=readers())
+    if isinstance(started, Rejected):
+        error = started.exception()
+        assert error is not None
+        read.arrived.set_exception(error)
+    decoding = submit(read.decode)
+    if isinstance(decoding, Rejected):
+        read.decoded.set()
+    return decoding

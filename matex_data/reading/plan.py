@@ -18,12 +18,11 @@ from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Index, ReadRequest, RowSelection, call_after_last
 from matex_data.index.runs import Runs, intersect
 from matex_data.io.coalesce import ReadTask, plan_tasks
-from matex_data.machine import threads
+from matex_data.machine import tasks_of_window
 from matex_data.reading.buffers import BufferPool
 
 Arrays = dict[str, NDArray[Any]]
-TASKS_PER_THREAD = 2  # read tasks of a window with much to decode
-_NO_BYTES = np.empty(0, np.uint8)
+NO_BYTES = np.empty(0, np.uint8)
 
 
 @dataclass
@@ -33,6 +32,7 @@ class ReadPlan:
     Parameters
     ----------
     tasks : read tasks by file number.
+    fetched : pairs of a function that reads by itself and one to call then.
     completions : functions to call that need no bytes.
     unread : numbers of files with such functions only: their layouts may read them.
     memory : arrays that receive the bytes; the plan keeps them alive until all reads are complete.
@@ -41,6 +41,7 @@ class ReadPlan:
     """
 
     tasks: dict[int, list[ReadTask]] = field(default_factory=dict)
+    fetched: list[tuple[Callable[[], None], Callable[[], None]]] = field(default_factory=list)
     completions: list[Callable[[], None]] = field(default_factory=list)
     unread: tuple[int, ...] = ()
     memory: list[NDArray[Any]] = field(default_factory=list)
@@ -56,7 +57,7 @@ class ReadPlan:
 
     def allocate(self, task: ReadTask) -> NDArray[np.uint8]:
         """Return scratch memory for a task, uint8; empty if it reads directly into the arrays."""
-        return self.scratch.bytes(task.scratch) if task.scratch else _NO_BYTES
+        return self.scratch.bytes(task.scratch) if task.scratch else NO_BYTES
 
     def abandon(self, error: BaseException) -> None:
         """Fail the chunks of this window that are not decoded with ``error``: others may wait for them."""
@@ -96,10 +97,12 @@ def plan_reads(
         on_complete = partial(_complete, complete, path, name) if complete else None
         if request.total:
             pending.setdefault(number, []).append(replace(request, on_complete=on_complete))
+        elif on_complete is not None and request.fetch is not None:
+            plan.fetched.append((request.fetch, partial(on_complete, NO_BYTES)))
         elif on_complete is not None:
-            plan.completions.append(partial(on_complete, _NO_BYTES))
+            plan.completions.append(partial(on_complete, NO_BYTES))
     plan.unread = tuple({number: None for number, _, _ in requests if number not in pending})
-    plan.tasks = {number: plan_tasks(of_file, TASKS_PER_THREAD * threads()) for number, of_file in pending.items()}
+    plan.tasks = {number: plan_tasks(of_file, tasks_of_window()) for number, of_file in pending.items()}
     return plan
 
 

@@ -1,4 +1,4 @@
-"""Pool of threads that plan, read and decode. One pool serves all data sets of the process."""
+"""Pools of threads that read, and that plan and decode. They serve all data sets of the process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from os import register_at_fork
 from typing import Any, TypeVar
 
 from matex_data.errors import PartitionError
-from matex_data.machine import out_of_memory, threads
+from matex_data.machine import out_of_memory, reading_threads, threads
 from matex_data.mpi.library import MPI
 from matex_data.mpi.processes import is_child_process
 
@@ -18,8 +18,14 @@ T = TypeVar("T")
 
 @cache
 def decoders() -> ThreadPoolExecutor:
-    """Return the pool of this process."""
+    """Return the threads that use the cores."""
     return ThreadPoolExecutor(threads(), thread_name_prefix="matex-decode")
+
+
+@cache
+def readers() -> ThreadPoolExecutor:
+    """Return the threads that wait for the storage."""
+    return ThreadPoolExecutor(reading_threads(), thread_name_prefix="matex-storage")
 
 
 @cache
@@ -28,7 +34,7 @@ def joiner() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="matex-join")
 
 
-for _pool in (decoders, joiner):
+for _pool in (decoders, readers, joiner):
     register_at_fork(after_in_child=_pool.cache_clear)  # a forked process has none of these threads
 
 

@@ -18,6 +18,7 @@ from matex_data.index.stamps import check_stamp
 from matex_data.io.counters import Profile
 from matex_data.io.files import MOST_SHARED_FILES, Files, mode_for
 from matex_data.io.sessions import ReadSessions
+from matex_data.machine import tasks_of_window
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.processes import is_child_process
 from matex_data.mpi.status import Status
@@ -96,8 +97,9 @@ class Source:
         self.mode = mode_for(io, len(index.files), comm)
         self.profile = Profile()
         self.skipped = SkippedSamples(index, self.profile) if on_error == "skip" else None
+        self.shared: bool | None = None  # whether ranks read blocks for one another; None: by the costs
         self.warned: set[str] = set()  # of a poor shuffle, and of chunks that are read again and again
-        self.buffers, self.scratch = BufferPool(), BufferPool()
+        self.buffers, self.scratch = BufferPool(), BufferPool(kept=tasks_of_window())
         self.threaded = sessions.threaded
         self._sessions = sessions
         self._process = os.getpid()
@@ -119,14 +121,20 @@ class Source:
         # Of each lane two blocks are cached where windows begin and end: a window, and something more.
         return max(CACHE_BYTES, max(self.window_bytes or WINDOW_LIMIT, window_bytes * 5 // 4) // ranks)
 
-    def read_context(self, window_bytes: int = 0) -> ReadContext:
-        """Open the files for one reader, of windows of ``window_bytes`` over all ranks. *Collective*."""
+    def read_context(self, window_bytes: int = 0, mode: str | None = None) -> ReadContext:
+        """Open the files for one reader, of windows of ``window_bytes`` over all ranks. *Collective*.
+
+        Parameters
+        ----------
+        window_bytes : of a window, over all ranks.
+        mode : "collective" or "independent"; None: that of the data set.
+        """
         if is_child_process() and self._process != os.getpid():
             self._process = os.getpid()
             self._sessions = ReadSessions(Communicator(rank=self.comm.rank, size=self.comm.size))
             self.mode = "independent"
         stamp = self.index.files.stamp if self._checks_when_opening else None
-        session = self._sessions.open(self.index.files.paths, self.mode, self.profile, stamp)
+        session = self._sessions.open(self.index.files.paths, mode or self.mode, self.profile, stamp)
         return ReadContext(
             session,
             self.index,

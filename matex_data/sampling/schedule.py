@@ -141,7 +141,7 @@ class Schedule:
         order = generator(self.seed, key).permutation(int(self.blocks.max(initial=-1)) + 1)
         if len(order) < len(self.blocks):
             order = np.argsort(order[self.blocks], kind="stable")
-        return EpochOrder(self, Runs(self.segments.start[order], self.segments.count[order]), number)
+        return EpochOrder(self, Runs(self.segments.start[order], self.segments.count[order]), number, order)
 
 
 @dataclass(frozen=True)
@@ -153,11 +153,13 @@ class EpochOrder:
     schedule : of all epochs.
     sequence : the samples in the permuted order of their blocks, from which the lanes are cut.
     number : of the epoch.
+    order : int64[segments], the segment at each position of the sequence; None: they are in the order of the files.
     """
 
     schedule: Schedule
     sequence: Runs
     number: int
+    order: Integers | None = None
 
     def window(self, begin: int, end: int, rank: int, size: int) -> Window:
         """Return the window of a rank for steps ``begin`` to ``end``; ``begin`` is a multiple of ``window_steps``."""
@@ -183,6 +185,58 @@ class EpochOrder:
             sizes = np.append(sizes, each if schedule.remainder == "pad" else stop - start)
             rows += int(sizes[-1])
         return Window(runs, destination, sizes, rows)
+
+    def owned(self, begin: int, end: int, rank: int, size: int) -> Runs:
+        """Return the samples, ascending, that a rank reads for all where the ranks share what they read.
+
+        The samples of steps ``begin`` to ``end`` lie in blocks, each of which one rank reads: its turn, so that the
+        blocks of any window are divided evenly, and a block that two windows or two lanes share has one reader.
+
+        >>> segments = Runs(np.array([0, 2, 4]), np.array([2, 2, 2]))
+        >>> order = Schedule(segments, 2, lanes=1, window_steps=1, seed=None, blocks=np.arange(3)).epoch(0)
+        >>> [order.owned(0, 3, rank, 2).start.tolist() for rank in (0, 1)]
+        [[0, 4], [2]]
+        """
+        schedule, full = self.schedule, min(end, self.schedule.full_steps)
+        if schedule.seed is None:
+            start = np.array([begin * schedule.batch_size])
+            count = np.array([max(0, full - begin) * schedule.batch_size])
+        else:
+            _, _, start, count = self._sections(begin, full, np.arange(schedule.lanes))
+        if schedule.left_over and end > schedule.full_steps:
+            start = np.append(start, schedule.full_steps * schedule.batch_size)
+            count = np.append(count, schedule.left_over)
+        section, run = self.sequence.overlaps(start, count)
+        own = self._turns[run] % size == rank
+        section, run = section[own], run[own]
+        return _sort_runs(self.sequence.common(start[section], (start + count)[section], run))
+
+    def owners(self, samples: Integers, size: int) -> Integers:
+        """Return the rank of ``size`` ranks that reads the block of each sample, int64[samples]; see `owned`."""
+        segment = np.searchsorted(self.schedule.segments.start, samples, side="right") - 1
+        found: Integers = self._turns_by_segment[segment] % size
+        return found
+
+    @cached_property
+    def _turns_by_segment(self) -> Integers:
+        """Like ``_turns``, but in the order of the files."""
+        if self.order is None:
+            return self._turns
+        turns = np.empty_like(self._turns)
+        turns[self.order] = self._turns
+        return turns
+
+    @cached_property
+    def _turns(self) -> Integers:
+        """Turn of the block of each segment: the first block of each lane, then the second of each lane, and so on."""
+        schedule = self.schedule
+        begins = np.diff(schedule.blocks if self.order is None else schedule.blocks[self.order], prepend=-1) != 0
+        length = max(1, schedule.full_steps * (schedule.batch_size // schedule.lanes))
+        lane = np.minimum(self.sequence.first[:-1][begins] // length, schedule.lanes - 1)
+        number, low, high = np.arange(len(lane)), *(np.searchsorted(lane, lane, side) for side in ("left", "right"))
+        turn = np.where(lane % 2, high - 1 - number, number - low) * schedule.lanes + lane
+        turns: Integers = turn[np.cumsum(begins) - 1]
+        return turns
 
     def step_positions(self, begin: int, end: int, rank: int, size: int) -> StepPositions:
         """Return the samples of a rank in steps ``begin`` to ``end`` of a uniform permutation."""
@@ -211,20 +265,13 @@ class EpochOrder:
         return _sort(runs, np.arange(runs.total, dtype=np.int64))
 
     def _shuffled(self, begin: int, end: int, low: int, each: int) -> tuple[Runs, Integers]:
-        """Return positions ``low`` to ``low + each`` of each batch; the lanes at both ends may extend beyond them.
-
-        A *section* is the range of the sequence that one window takes from one lane.
-        """
+        """Return positions ``low`` to ``low + each`` of each batch; the lanes at both ends may extend beyond them."""
         schedule = self.schedule
-        width = schedule.batch_size // schedule.lanes  # samples that a lane contributes to a batch
-        length = schedule.full_steps * width
-        step = np.arange(begin, end, schedule.window_steps)
-        if not len(step):
+        if begin >= end:
             return self._slice([], []), _NO_POSITIONS
+        width = schedule.batch_size // schedule.lanes  # samples that a lane contributes to a batch
         lanes = np.arange(low // width, -(-(low + each) // width))
-        step, lane = np.repeat(step, len(lanes)), np.tile(lanes, len(step))
-        size = (np.minimum(step + schedule.window_steps, end) - step) * width  # smaller in the last window only
-        start = lane * length + np.where(lane % 2, length - step * width - size, step * width)
+        step, lane, start, size = self._sections(begin, end, lanes)
         runs = self._slice(start, size)
         sorted_position, destination, done = _sorted_positions(runs), np.empty(runs.total, np.int64), 0
         full, salt = int((size == size[0]).sum()), salts(schedule.seed or 0, self.number, step, lane)
@@ -236,6 +283,20 @@ class EpochOrder:
             destination[ranges(sorted_position[of_tile], runs.count[of_tile])] = found
             done += len(found)
         return _drop_others(_sort_runs(runs), destination)
+
+    def _sections(self, begin: int, end: int, lanes: Integers) -> tuple[Integers, Integers, Integers, Integers]:
+        """Return first step, lane, start and size of each section of the full steps ``begin`` to ``end``, int64 each.
+
+        A *section* is the range of the sequence that one window takes from one lane; those of a window are adjacent.
+        """
+        schedule = self.schedule
+        width = schedule.batch_size // schedule.lanes
+        length = schedule.full_steps * width
+        step = np.arange(begin, end, schedule.window_steps)
+        step, lane = np.repeat(step, len(lanes)), np.tile(lanes, len(step))
+        size = (np.minimum(step + schedule.window_steps, end) - step) * width  # smaller in the last window only
+        start = lane * length + np.where(lane % 2, length - step * width - size, step * width)
+        return step, lane, start, size
 
 
 TILE = 1 << 14  # samples whose positions are computed in one go: the temporary arrays stay in the processor's cache

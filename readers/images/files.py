@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from functools import partial
 
 import numpy as np
@@ -15,14 +16,14 @@ from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection
 from matex_data.index.scatter import scatter
-from matex_data.machine import threads
+from matex_data.machine import tasks_of_window
 from matex_data.readers.images.decoding import ImageOptions, decode_image
 from matex_data.readers.images.headers import read_file
 from matex_data.readers.images.listing import Classes
 from matex_data.readers.images.texts import Texts
 
 TASK_ROWS = 16  # most images of one task: its start costs as much as a tenth of the decoding of a small one
-TASKS_PER_THREAD = 8
+TASK_BYTES = 1 << 20  # decoded: the files of a task are in memory at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,11 +99,15 @@ class ImageFiles(Layout):
         numbers = rows.numbers
         files, pages = self.pages.locate(numbers)
         begins = np.flatnonzero(np.diff(files, prepend=-1))  # a file is opened by one task
-        step = min(TASK_ROWS, max(1, len(begins) // (TASKS_PER_THREAD * threads())))
+        step = max(1, min(TASK_ROWS, TASK_BYTES // max(1, self._image_bytes), len(begins) // (4 * tasks_of_window())))
         starts = begins[::step].tolist()
         for low, high in zip(starts, [*starts[1:], len(numbers)], strict=True):
             task = _Task(self, numbers[low:high], files[low:high], pages[low:high], rows.destination[low:high], out)
-            yield ReadRequest(EMPTY, EMPTY, on_complete=task.run)
+            yield ReadRequest(EMPTY, EMPTY, on_complete=task.decode, fetch=task.read)
+
+    @property
+    def _image_bytes(self) -> int:
+        return self.mean_bytes if self.field.ragged else self.field.row_bytes
 
     def decode(self, data: bytes, path: bytes, page: int, out: Array | None) -> Array:
         """Return the image of a page, in ``out`` unless that is None.
@@ -130,11 +135,12 @@ class ImageFiles(Layout):
 
 @dataclass(frozen=True, eq=False)
 class _Task:
-    """Images that one thread reads and decodes, one after the other.
+    """Images that one thread reads, and another one decodes, one after the other.
 
     Parameters
     ----------
     rows, files, pages, destination : int64[images].
+    contents : of the files that are read, or the error of reading them.
     """
 
     layout: ImageFiles
@@ -143,22 +149,35 @@ class _Task:
     pages: Integers
     destination: Integers
     out: Array
+    contents: dict[int, bytes | DataError] = dataclass_field(default_factory=dict)
 
-    def run(self, _: Bytes) -> None:
-        """Read and decode the images straight into the output array."""
-        columns = (column.tolist() for column in (self.rows, self.files, self.pages, self.destination))
-        opened, path, data, ragged = -1, b"", b"", self.layout.field.ragged
-        for row, file, page, destination in zip(*columns, strict=True):
+    def read(self) -> None:
+        """Read the files."""
+        for file in dict.fromkeys(self.files.tolist()):
             try:
-                if file != opened:
-                    path = self.layout.names.path(self.layout.root, file)
-                    data = read_file(path)
-                    opened = file
-                image = self.layout.decode(data, path, page, None if ragged else self.out[destination])
+                self.contents[file] = read_file(self._path(file))
+            except DataError as error:
+                self.contents[file] = error
+                return  # the task ends with it
+
+    def decode(self, _: Bytes) -> None:
+        """Decode the images straight into the output array."""
+        columns = (column.tolist() for column in (self.rows, self.files, self.pages, self.destination))
+        ragged = self.layout.field.ragged
+        for row, file, page, destination in zip(*columns, strict=True):
+            data = self.contents[file]
+            try:
+                if isinstance(data, DataError):
+                    raise data
+                image = self.layout.decode(data, self._path(file), page, None if ragged else self.out[destination])
             except DataError as error:
                 raise error.at_row(row) from error
             if ragged:  # a batch of ragged images holds the images themselves
                 self.out[destination] = image if image.flags.writeable else image.copy()
+        self.contents.clear()
+
+    def _path(self, file: int) -> bytes:
+        return self.layout.names.path(self.layout.root, file)
 
 
 @dataclass(frozen=True, eq=False)

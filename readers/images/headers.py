@@ -16,7 +16,7 @@ import numpy as np
 from matex_data._types import Array, Integers
 from matex_data.errors import DataError, FormatError
 from matex_data.fields import Field
-from matex_data.machine import threads
+from matex_data.machine import reading_threads
 from matex_data.readers.collective import IndexingRanks
 from matex_data.readers.images.decoding import ImageInfo, ImageOptions, image_info
 from matex_data.readers.images.texts import Texts
@@ -27,6 +27,7 @@ PAGED = (b".tif", b".tiff", b".gif", b".webp", b".apng")  # suffixes of files th
 BEGINS_WITH_HEADER = (b".jpg", b".jpeg", b".jpe", b".jfif", b".png", b".bmp", b".ppm", b".pgm", b".pbm")
 SAMPLED = 32  # files by which the size of images of different sizes is estimated
 PART = 64  # files of one task of a thread
+FIRST = 16  # files whose reads tell how long the storage keeps one waiting
 SHORT_WAIT = 50e-6  # seconds for a file: about what its header takes
 
 
@@ -39,7 +40,9 @@ def read_file(path: bytes, most: int = -1) -> bytes:
     """
     try:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (a Path takes twice as long)
-            return file.read(most)
+            size = os.fstat(file.fileno()).st_size if most < 0 else most
+            data = file.read(size)  # a read without a size makes another one at the end of the file
+            return data if len(data) == size or most >= 0 else data + file.read()
     except OSError as error:
         problem = "the file does not exist" if isinstance(error, FileNotFoundError) else "the file cannot be read"
         remedy = "do not remove files while they are read; open the data set again"
@@ -177,13 +180,13 @@ class _Reading:
 
         Threads would take twice as long for files in memory: each waits for Python's lock after each file.
         """
-        parts = [numbers[i : i + PART].tolist() for i in range(0, len(numbers), PART)]
+        parts = [part.tolist() for part in np.split(numbers, range(FIRST, len(numbers), PART))]
         begin = time.perf_counter() - time.thread_time()
         first = [self._read(part) for part in parts[:1]]
         waited = time.perf_counter() - time.thread_time() - begin
-        if waited < SHORT_WAIT * PART:
+        if waited < SHORT_WAIT * FIRST:
             return _merge(chain(first, map(self._read, parts[1:])))
-        with ThreadPoolExecutor(threads() + 1, thread_name_prefix="matex-headers") as pool:
+        with ThreadPoolExecutor(reading_threads(), thread_name_prefix="matex-headers") as pool:
             return _merge(chain(first, pool.map(self._read, parts[1:])))
 
     def _read(self, numbers: Sequence[int]) -> Headers:

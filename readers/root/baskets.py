@@ -25,7 +25,7 @@ from uproot.interpretation.strings import AsStrings
 from matex_data._types import Array, Bytes, Integers
 from matex_data.errors import DecodeError
 from matex_data.index.model import ReadRequest
-from matex_data.machine import threads
+from matex_data.machine import tasks_of_window
 from matex_data.readers.root.blocks import DecodedBlocks, Selection
 from matex_data.readers.root.entries import Entries, Lists
 
@@ -99,7 +99,7 @@ class Baskets(DecodedBlocks):
             return []
         ends = np.cumsum(self.nbytes[selection.blocks.number[positions]] * self.ratio)
         least, most = DECODE_BYTES
-        size = min(most, max(least, float(ends[-1]) / (2 * threads())))
+        size = min(most, max(least, float(ends[-1]) / tasks_of_window()))
         return np.split(positions, np.flatnonzero(np.diff(ends // size)) + 1)
 
     def _decode(self, selection: Selection, positions: Integers, stored: Bytes) -> None:

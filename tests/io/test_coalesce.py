@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -88,14 +89,37 @@ def test_adjacent_ranges_are_merged() -> None:
     assert ranges.offset.tolist() == [10, 20] and ranges.nbytes.tolist() == [10, 5]
 
 
-def test_large_reads_without_decoding_are_split() -> None:
-    reads = _request([(0, coalesce.TASK_BYTES * 5 // 2, 1 << 30)])
-    result = plan_tasks([reads])
-    assert [each.total for each in result] == [
-        coalesce.TASK_BYTES,
-        coalesce.TASK_BYTES,
-        coalesce.TASK_BYTES // 2,
-    ]
+def test_large_reads_to_final_destinations_are_split() -> None:
+    largest = coalesce.DIRECT_BYTES[1]
+    reads = _request([(0, largest * 5 // 2, 1 << 30)])
+    assert [each.total for each in plan_tasks([reads])] == [largest, largest, largest // 2]
+
+
+def test_each_worker_gets_a_task_of_many_short_runs() -> None:
+    run, gap = 300_000, 100_000
+    reads = _request([(i * (run + gap), run, (1 << 30) + 2 * i * run) for i in range(64)])
+    result = plan_tasks([reads], workers=16)
+    assert 14 <= len(result) <= 18 and sum(each.count for each in result) == 64  # no run is cut
+    assert max(each.total for each in result) < 2 * 64 * run // 16
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_the_last_read_of_a_request_calls_back(failing: bool) -> None:
+    def call(_: object) -> None:
+        done.append(1)
+        if failing:
+            raise ValueError("of the callback")
+
+    done: list[int] = []
+    run = coalesce.RUN_BYTES
+    result = plan_tasks([_request([(2 * i * run, run, (1 << 30) + 2 * i * run) for i in range(8)], call)], workers=4)
+    assert len(result) == 4
+    for each in result[:-1]:
+        each.complete(np.empty(0, np.uint8))
+    assert not done
+    with pytest.raises(ValueError, match="of the callback") if failing else nullcontext():
+        result[-1].complete(np.empty(0, np.uint8))
+    assert done == [1]
 
 
 def test_a_small_gap_is_read_and_discarded() -> None:

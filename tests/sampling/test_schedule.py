@@ -87,6 +87,38 @@ def test_every_sample_once_and_equal_batches_on_any_number_of_ranks(schedule: Sc
             assert {len(rows) for rows in by_step} == {schedule.batch_size // size}
 
 
+@given(_schedules(), st.integers(0, 5), st.sampled_from(RANKS), st.integers(1, 3))
+def test_the_ranks_own_each_sample_of_a_window_once_and_whole_blocks(
+    schedule: Schedule, epoch: int, size: int, group: int
+) -> None:
+    order, read = schedule.epoch(epoch), group * schedule.window_steps
+    owner_of_block: dict[int, int] = {}
+    for begin in range(0, schedule.steps, read):
+        end = min(begin + read, schedule.steps)
+        needed = [_numbers(order.window(begin, end, rank, size).runs) for rank in range(size)]
+        owned = [_numbers(order.owned(begin, end, rank, size)) for rank in range(size)]
+        assert sorted(n for rows in owned for n in rows) == sorted(n for rows in needed for n in rows)
+        for rank, rows in enumerate(owned):
+            assert rows == sorted(rows)
+            assert order.owners(np.array(rows, np.int64), size).tolist() == [rank] * len(rows)
+            segment = np.searchsorted(schedule.segments.start, rows, side="right") - 1
+            for block in set(schedule.blocks[segment].tolist()):
+                assert owner_of_block.setdefault(block, rank) == rank
+
+
+@pytest.mark.parametrize("size", [3, 7, 64, 100])
+def test_the_blocks_of_a_window_are_owned_evenly(size: int) -> None:
+    segments = Runs(np.arange(0, 64_000, 50), np.full(1280, 50))
+    schedule = Schedule(segments, 6400, 64, 1, 3, np.arange(1280))
+    order = schedule.epoch(2)
+    for step in range(schedule.steps):
+        blocks = [
+            len(set((_numbers(order.owned(step, step + 1, rank, size)) // np.int64(50)).tolist()))
+            for rank in range(size)
+        ]
+        assert max(blocks) - min(blocks) <= 2, step  # of some 128 blocks, or 192 where the borders do not meet
+
+
 @given(_schedules())
 def test_file_order_without_a_seed(schedule: Schedule) -> None:
     ordered = replace(schedule, lanes=1, seed=None, remainder="keep")
