@@ -7,8 +7,6 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi.attributes import attached
 from matex_data.mpi.library import MPI

@@ -362,7 +362,7 @@ class KerasPatches:
             return _call_within(PatchedCall(self._channel, distributed), original, options)
 
     def _divides_evenly(self, options: dict[str, Any]) -> bool:
-        """Return whether each rank has equally many rows of all batches of small arrays but the last, and some of it."""
+        """Return whether each rank has as many rows of every full batch of small arrays, and some of the last batch."""
         arrays = [keras.tree.flatten(options.get(name)) for name in DATA]
         size, batch = self._channel.size, options.get("batch_size") or DEFAULT_BATCH
         leaves = [leaf for leaf in itertools.chain(*arrays) if leaf is not None]
@@ -374,7 +374,7 @@ class KerasPatches:
         return batch % size == 0 and (rest == 0 or rest >= size)
 
     def _own_rows(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return a call's options with arrays of this rank's rows of each batch: no function has to be made for them."""
+        """Return a call's options with this rank's rows of each batch of its arrays, which need no new functions."""
         batch = options.get("batch_size") or DEFAULT_BATCH
         total = len(keras.tree.flatten(options["x"])[0])
         full, rest = divmod(total, batch)
@@ -439,7 +439,8 @@ class KerasPatches:
             return True
         if model.run_eagerly or (own is not None and (step == "predict_step" or not trained)):
             return False
-        return self._proofs.proven(model, *map(options.get, DATA), step=own)
+        x, y, sample_weight = map(options.get, DATA)
+        return self._proofs.proven(model, x, y, sample_weight, own)
 
     def _gather(self, output: Any, positions: Any) -> Any:
         """Return the rows of all ranks in order: an array, or a ragged tensor if Keras returns one. *Collective*."""

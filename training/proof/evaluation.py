@@ -144,7 +144,8 @@ def _of_number(number: _Number, state: State) -> tuple[Reason, ...]:
         or (isinstance(state, RowCount) and number.kind == "sum" and _counts_rows(state))
         or (isinstance(state, PerSample) and number.kind in ("max", "min"))
     )
-    return () if known else (Reason("test_step", repr(number.key), "is no mean, sum, maximum or minimum over the rows"),)
+    why = "is no mean, sum, maximum or minimum over the rows"
+    return () if known else (Reason("test_step", repr(number.key), why),)
 
 
 def _counts_rows(state: RowCount) -> bool:

@@ -236,10 +236,10 @@ class DistributedModel:
 
     def combined(self, logs: Any, of_batch: bool = False) -> Any:
         """Return the logs of an epoch, an evaluation or a batch over all ranks. *Collective*."""
-        kinds = dict(self.step.reductions)
+        kinds = {key: kind for key, kind in self.step.reductions.items() if kind is not None}
         for key, possible in self.step.possible.items():
-            kind = kinds.get(key) or "mean"  # of a number of which the graph does not tell it, the checks may
-            kinds[key] = kind if kind in possible else None
+            known = kinds.get(key) or "mean"  # where the graph does not tell it, the checks may
+            kinds[key] = known if known in possible else None
         for key, kind in self.test.reductions.items():
             kinds[key] = kind if kinds.get(key, kind) == kind else None
         return combined_logs(self.model, self.channel, logs, kinds, of_batch, self._warn_of_own)

@@ -35,7 +35,7 @@ def combined_logs(
     Parameters
     ----------
     logs : logs of this rank's last step; empty if it had no batch.
-    kinds : result of ``logs.reductions`` for this step.
+    kinds : how numbers combine, as this rank has found; None for one that does not; absent: it does not know.
     of_batch : Keras returns the logs of a batch as they are; those of an epoch, if they have the names of the metrics,
         are the results of these.
     own : called with the keys of rank 0's own numbers, if there are any.
@@ -67,7 +67,7 @@ def combined_logs(
             out[key] = after[common[0]][1]
             continue
         numbers = [(rank[1][key], rank[3]) for rank in by_rank]
-        of_ranks = {rank[5].get(key) for rank in by_rank}  # checks may have found another kind on some ranks
+        of_ranks = {rank[5][key] for rank in by_rank if key in rank[5]}  # each rank has checked other rows, or none
         out[key], is_own = combined_numbers(numbers, of_ranks.pop() if len(of_ranks) == 1 else None)
         of_rank_0 += [key] * is_own
     if of_rank_0:

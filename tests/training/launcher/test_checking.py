@@ -57,12 +57,12 @@ LOUD: dict[str, str] = {
 """Cases whose numbers may differ, since the change shows after the step that it concerns; or that are refused."""
 
 QUICK = (
-    *("growing_term", "switched_by_attribute", "running_mean", "applied_if_loss_is_large"),
-    "another_order_and_mixing",
+    *("growing_term", "switched_by_attribute", "running_mean", "applied_if_loss_is_large", "another_order_and_mixing"),
+    *("proven_on_own_shards", "mixing_on_own_shards", "sums_and_counts", "test_step_that_mixes", "metric_of_pairs"),
+    *("evaluate_in_a_callback", "graphs_of_several_sizes", "predictions_that_mix"),
 )
-QUICK_TOO = ("sums_and_counts", "proven_on_own_shards", "mixing_on_own_shards", "test_step_that_mixes", "metric_of_pairs", "evaluate_in_a_callback", "graphs_of_several_sizes", "predictions_that_mix")
-MORE = tuple(name for name in (*EQUAL, *LOUD) if name not in (*QUICK, *QUICK_TOO))
-GROUPS = (QUICK, QUICK_TOO, MORE[: len(MORE) // 2], MORE[len(MORE) // 2 :])
+MORE = tuple(name for name in (*EQUAL, *LOUD) if name not in QUICK)
+GROUPS = (QUICK, MORE[: len(MORE) // 2], MORE[len(MORE) // 2 :])
 """Cases by the job that runs them."""
 
 
@@ -97,7 +97,7 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 def cases(names: dict[str, str]) -> list[Any]:
     """Return cases with numbers of ranks; mark those that do not run by default."""
     return [
-        pytest.param(name, ranks, marks=() if ranks == 2 and name in (*QUICK, *QUICK_TOO) else pytest.mark.slow)
+        pytest.param(name, ranks, marks=() if ranks == 2 and name in QUICK else pytest.mark.slow)
         for name in names
         for ranks in (2, 3)
     ]

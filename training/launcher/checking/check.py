@@ -183,11 +183,11 @@ class SelfCheck:
         assert self.proof is not None
         cause = self._agreed(self._hindrance(batch))
         verdict = Verdict()
-        if cause is None:
-            result = self._compare(batch)
-            cause = result if isinstance(result, str) else None
-            verdict = verdict if isinstance(result, str) else result
-        self._number += 1
+        for number in range(self._pairs.rounds):  # all neighbours: a batch may differ in the rows of some ranks alone
+            if cause is None and verdict.agree:
+                result = self._compare(batch, number)
+                cause = result if isinstance(result, str) else None
+                verdict = verdict if isinstance(result, str) else result
         model = self._distributed.model
         if cause is not None:
             self._report.whole(model, cause, self.schedule, self.proof)
@@ -218,8 +218,14 @@ class SelfCheck:
             return f"its batches have fewer rows ({total}) than there are ranks ({self._channel.size})"
         return None
 
-    def _compare(self, batch: Any) -> Verdict | str:
-        """Compare shards with their union; return the verdict, or why it is not known. *Collective*."""
+    def _compare(self, batch: Any, number: int) -> Verdict | str:
+        """Compare shards with their union; return the verdict, or why it is not known. *Collective*.
+
+        Parameters
+        ----------
+        number : number of the round of pairs.
+        """
+        self._number = number
         self._pairs.connect(self._number)
         partner = self._pairs.partner(self._number)
         union = None if partner is None else self._union(batch)
@@ -301,10 +307,10 @@ class SelfCheck:
             return
         assert self._probes is not None
         attributes = Attributes(self._distributed.model)
-        state = random.getstate()
+        state, among_all = random.getstate(), self._channel.size == 2
         try:
             joined = self._pairs.joined(self._number) if which else contextlib.nullcontext()
-            with joined, self._distributed.weighed(self._channel.size > 2):
+            with joined, self._distributed.weighed(not among_all):
                 self._probes[which].trace()
         finally:
             changed = attributes.changed()

@@ -10,23 +10,30 @@ from matex_data.training.sharding.rows import rank_slice
 
 
 class Pairs:
-    """Pairs of neighbouring ranks: first 0 and 1, 2 and 3, ..., in the next check 1 and 2, 3 and 4, ...
+    """Pairs of neighbouring ranks: in the first round of a check 0 and 1, 2 and 3, ..., in the next 1 and 2, 3 and 4, ...
+
+    A step that treats the shards of all neighbours as their union treats all shards so.
 
     Parameters
     ----------
     channel : channel of all ranks.
+
+    Attributes
+    ----------
+    rounds : rounds of a check, whatever the number of ranks beyond two.
     """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
+        self.rounds = 1 if channel.size == 2 else 2
         self._subsets: dict[int, Subset] = {}
 
     def partner(self, number: int) -> int | None:
-        """Return the partner of this rank in a check; None if it has none.
+        """Return the partner of this rank in a round; None if it has none.
 
         Parameters
         ----------
-        number : number of the check, from 0.
+        number : number of the round, from 0.
         """
         rank, size = self._channel.rank, self._channel.size
         lower = (rank + number) % 2 == 0 or size == 2

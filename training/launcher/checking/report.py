@@ -101,12 +101,11 @@ class Report:
         """Report that a model trains on data that is sharded already, and that nothing shows it to be right."""
         self._warn(
             model,
-            f"self-check: {model.name} is trained on data of which each rank has its own rows, and is neither proven nor "
-            f"checked: the result is that of one process only if its loss is a mean over the rows of a batch, and if "
-            f"nothing combines rows\n"
+            f"self-check: {model.name} is trained on data of which each rank has its own rows, and is neither proven "
+            "nor checked: the result is that of one process only if its loss is a mean over the rows of a batch, and "
+            "if nothing combines rows\n"
             f"  not proven: {_reasons(proof)}\n"
-            f"  remedy: train it once on a few batches that are the same on all ranks, which are checked; or "
-            f"--verify=never",
+            "  remedy: train it once on batches that are the same on all ranks, which are checked; or --verify=never",
         )
 
     def computes_whole(self, model: Any, proof: Proof) -> None:
