@@ -267,6 +267,8 @@ class Index:
 
     def select(self, names: Sequence[str]) -> Index:
         """Return the index with only the named fields."""
+        if list(names) == list(self.fields):
+            return self
         fields = {name: self.fields[name] for name in names}
         return Index(fields, _selected(self.files, names), self.static, self.facts, self.post_process)
 
