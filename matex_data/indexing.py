@@ -18,7 +18,7 @@ import numpy as np
 
 from matex_data.errors import DataError, FormatError
 from matex_data.index import stored
-from matex_data.index.files import FileColumns, FileColumnsBuilder
+from matex_data.index.files import FileColumns, FileColumnsBuilder, FileTable
 from matex_data.index.model import Index, check_same
 from matex_data.index.stamps import Stamp
 from matex_data.io.ranks import MpiRanks
@@ -29,6 +29,7 @@ from matex_data.readers.formats import GROUP
 from matex_data.sampling.schedule import rank_range
 
 MOST_NAMED = 5  # files in a warning
+SHARED_FACTS = 256  # files from which on a message costs less than a look at all of them
 
 
 @dataclass(frozen=True)
@@ -193,6 +194,18 @@ def _index_all(
                 error = failure
         comm.agree(error)
     return _on_all_ranks(comm, index)
+
+
+def share_facts(comm: Communicator, files: FileTable) -> None:
+    """Look at the layouts of many files that were derived from others, each rank at those of its block. *Collective*.
+
+    Parameters
+    ----------
+    comm : the ranks.
+    files : the files, of which the ranks know the facts afterwards.
+    """
+    if comm.size > 1 and len(files) >= SHARED_FACTS and not files.has_facts:
+        files.set_facts(comm.allgather(files.facts_of(range(*rank_range(len(files), comm.rank, comm.size)))))
 
 
 def _joined(by_rank: Sequence[_Share], files: int) -> Index:

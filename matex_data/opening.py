@@ -15,7 +15,7 @@ from matex_data.dataset import Dataset
 from matex_data.errors import DataError, PartitionError, near_matches
 from matex_data.fields import ElementSpec, Names, as_list
 from matex_data.index.paths import PathTable
-from matex_data.indexing import Reading, index_files, text_of
+from matex_data.indexing import Reading, index_files, share_facts, text_of
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi.communicator import Communicator
 from matex_data.paths import existing_files, natural_sorted
@@ -190,6 +190,7 @@ def open_dataset(
         found, ahead, overlap = sliding_windows(found, elements.inputs, elements.targets, window, stride, horizon)
         elements = ElementSpec(elements.inputs, ahead)
     filled = fill_missing(found, missing, elements.names)
+    share_facts(sessions.comm, filled.files)
     source = Source(sessions, filled, io, window_bytes, cache, block_bytes, global_reads, identity, on_error)
     samples = find_complete(source, samples) if missing == "drop" else samples
     return Dataset(source, elements, samples, overlap)

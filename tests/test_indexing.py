@@ -15,9 +15,11 @@ from mpi4py import MPI
 
 from matex_data import FormatError, open_dataset
 from matex_data.index.stored import MAGIC, from_bytes, mapped, save, to_bytes
+from matex_data.indexing import SHARED_FACTS
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi import shared
 from matex_data.mpi.shared import LEAST_BYTES, share
+from matex_data.sampling.sizing import block_borders
 from tests.support.ranks import Pool
 
 FILES = 7
@@ -217,3 +219,27 @@ def test_ranks_of_a_machine_share_bytes(pool: Pool, room: bool) -> None:
 def test_stored_bytes_are_small() -> None:
     columns = {"constant": np.zeros(3), "numbers": np.arange(1000)}
     assert len(to_bytes(columns)) < len(pickle.dumps(columns)) + 400
+
+
+def _many(comm: MPI.Intracomm, folder: Path) -> tuple[list[float], list[int], int]:
+    """Return the sums of windows of the rows of many files, the borders, and the entries that this rank has made."""
+    data = open_dataset(folder, comm=comm, inputs="data", window=2, missing="mask")
+    files = data._source.index.files
+    made = len(files._recent._entries)  # type: ignore[attr-defined]
+    borders = block_borders(data._source.index, 1).tolist()
+    return data.load()["data"].sum(axis=(1, 2)).tolist(), borders, made
+
+
+@pytest.mark.rank_counts(1, 3)
+def test_derived_files_are_looked_at_by_one_rank(pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [2 + number % 3 for number in range(SHARED_FACTS)]
+    expected = []
+    for number, count in enumerate(rows):
+        array = np.full((count, 2), number, "f4")
+        np.save(tmp_path / f"{number:03d}.npy", array)
+        expected += [float(array[i : i + 2].sum()) for i in range(count - 1)]
+    by_rank = pool.run(_many, tmp_path)
+    assert [value for values, *_ in by_rank for value in values] == expected
+    for _, borders, made in by_rank:
+        assert borders == by_rank[0][1]
+        assert made <= SHARED_FACTS // 2 or pool.size == 1

@@ -134,6 +134,16 @@ class FileTable(Sequence[FileIndex], ABC):
         """Facts of all files, by field. Each file is looked at once, unless they are known."""
         return self.facts_of(range(len(self)))
 
+    @property
+    def has_facts(self) -> bool:
+        """Whether the facts are known."""
+        return "facts" in self.__dict__
+
+    def set_facts(self, by_block: Sequence[Facts]) -> None:
+        """Set the facts that others have found for blocks of the files, in order."""
+        filled = [facts for facts in by_block if facts]
+        self.__dict__["facts"] = {name: LayoutFacts.joined([facts[name] for facts in filled]) for name in filled[0]}
+
     def facts_of(self, numbers: Iterable[int]) -> Facts:
         """Return the facts of these files, by field."""
         layouts: dict[str, list[Layout]] = {}

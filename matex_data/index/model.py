@@ -284,7 +284,7 @@ class Index:
 
 
 def _selected(files: FileTable, names: Sequence[str]) -> FileTable:
-    known = "facts" in files.__dict__ and len(files) > 0
+    known = files.has_facts and len(files) > 0
     return DerivedFiles(files, partial(_select, names), facts={n: files.facts[n] for n in names} if known else None)
 
 
