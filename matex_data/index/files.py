@@ -136,7 +136,7 @@ class FileTable(Sequence[FileIndex], ABC):
 
     @property
     def has_facts(self) -> bool:
-        """Whether the facts are known."""
+        """Return whether the facts are known."""
         return "facts" in self.__dict__
 
     def set_facts(self, by_block: Sequence[Facts]) -> None:
