@@ -1,38 +1,26 @@
-"""``open_dataset``: resolve the paths, index each file on one rank, and broadcast the indexes."""
+"""``open_dataset``: resolve the paths, index the files, and apply the transforms."""
 
 from __future__ import annotations
 
 import glob
 import hashlib
 import os
-import pickle
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from matex_data.dataset import Dataset
-from matex_data.errors import DataError, FormatError, PartitionError, near_matches
+from matex_data.errors import DataError, PartitionError, near_matches
 from matex_data.fields import ElementSpec, Names, as_list
-from matex_data.index.files import FileColumns, FileColumnsBuilder
-from matex_data.index.model import Index, check_same
 from matex_data.index.paths import PathTable
-from matex_data.io.ranks import MpiRanks
+from matex_data.indexing import Reading, index_files, share_facts, text_of
 from matex_data.io.sessions import read_sessions
-from matex_data.mpi.communicator import Communicator, pickle_error
+from matex_data.mpi.communicator import Communicator
 from matex_data.paths import existing_files, natural_sorted
-from matex_data.readers import (
-    collective_reader,
-    detect,
-    files_of_folder,
-    folder_format,
-    index_another,
-    read_head,
-    reader,
-)
+from matex_data.readers import files_of_folder, folder_format
 from matex_data.reading.source import Source
-from matex_data.sampling.schedule import rank_range
 from matex_data.transforms.events import EventOptions
 from matex_data.transforms.missing import Missing, check_missing, fill_missing, find_complete
 from matex_data.transforms.names import fields_to_read
@@ -72,6 +60,7 @@ def open_dataset(
     cache: str | None = None,
     missing: Missing = "nan",
     on_error: str = "raise",
+    index: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Dataset:
     """Open files of one schema as one data set. *Collective*.
@@ -129,6 +118,10 @@ def open_dataset(
         padding of sample weight 0 replaces them). The number of steps stays. Rank 0 warns at the end of each epoch, and
         ``Dataset.skipped`` lists them. Errors in the metadata of a file, and files that have changed when an epoch
         begins, are raised in any case, and so is an epoch of which no sample can be read.
+    index : str or path. File in which the index of the files is stored, for data sets of many files: the first job
+        writes it, and later ones only compare the sizes and times of the files with it, each rank of its share. Files
+        that have changed are indexed anew, with a warning. Only the files of the data set are compared, not those that
+        they refer to (external and virtual datasets of HDF5).
     options : options of the format's reader.
 
     These options apply in the order ``where``, ``flatten``, ``pad``, ``stack``, ``window``, ``missing``.
@@ -161,6 +154,8 @@ def open_dataset(
     >>> x, y, w = next(iter(high.batches(10)))
     >>> w.shape, len(high) < 100
     ((10,), True)
+    >>> len(md.open_dataset("events.h5", index="events.matex")), len(md.open_dataset("events.h5", index="events.matex"))
+    (100, 100)
     """
     check_missing(missing)
     elements = ElementSpec(inputs, targets, weights)
@@ -174,26 +169,28 @@ def open_dataset(
         format,
         f"{inputs=}, {targets=}, {weights=}, {format=}, {where=}, {flatten=}, {pad=}, {keep=}, {stack=}, {window=}, "
         f"{stride=}, {horizon=}, {io=}, {window_bytes=}, {block_bytes=}, {global_reads=}, {cache=}, {missing=}, "
-        f"{on_error=}, {options=}",
+        f"{on_error=}, {index=}, options={text_of(options)}",
     )
     made = [STACKED] if stack else []
     masked = ["*"] if missing == "mask" else list(events.pad)
     names = fields_to_read(elements.required, masked, *made)
-    index = _index_all(sessions.comm, files, format, events.fields_to_read(names), options)
-    elements = elements.expanded(index.fields)
+    reading = Reading(format, events.fields_to_read(names), options)
+    found = index_files(sessions.comm, files, reading, None if index is None else os.fspath(index))
+    elements = elements.expanded(found.fields)
     opened = partial(Source, sessions, io=io, window_bytes=window_bytes, cache=None, on_error=on_error)
-    index, samples, identity = events.apply(index, opened, elements)
-    check_weights(elements, index.fields)
+    found, samples, identity = events.apply(found, opened, elements)
+    check_weights(elements, found.fields)
     if stack:
         others = dict.fromkeys([*as_list(elements.targets), *as_list(weights)])
-        kept = [name for name in others if name in index.fields]
-        index = stack_fields(index, as_list(elements.inputs), STACKED, kept)
+        kept = [name for name in others if name in found.fields]
+        found = stack_fields(found, as_list(elements.inputs), STACKED, kept)
         elements = replace(elements, inputs=STACKED)
     overlap = 0
     if window is not None:
-        index, ahead, overlap = sliding_windows(index, elements.inputs, elements.targets, window, stride, horizon)
+        found, ahead, overlap = sliding_windows(found, elements.inputs, elements.targets, window, stride, horizon)
         elements = ElementSpec(elements.inputs, ahead)
-    filled = fill_missing(index, missing, elements.names)
+    filled = fill_missing(found, missing, elements.names)
+    share_facts(sessions.comm, filled.files)
     source = Source(sessions, filled, io, window_bytes, cache, block_bytes, global_reads, identity, on_error)
     samples = find_complete(source, samples) if missing == "drop" else samples
     return Dataset(source, elements, samples, overlap)
@@ -284,125 +281,3 @@ def _expand_one(path: str, format: str | None) -> list[str]:
         found=f"in its folder: {near_matches(location.name, siblings)}" if siblings else f"no folder {str(folder)!r}",
         remedy="check the path; a relative path begins at the working directory",
     )
-
-
-def _index_all(
-    comm: Communicator, files: Sequence[str], format: str | None, names: list[str] | None, options: dict[str, Any]
-) -> Index:
-    """Return the index of all files. Each rank indexes as many of them, which are neighbours. *Collective*."""
-    resolved = _resolve_format(comm, files[0], format, options)
-    read_all = collective_reader(resolved)
-    if read_all is not None:
-        ranks = MpiRanks(comm)
-        try:
-            index: Index = read_all(list(files), names, ranks, **options)
-        finally:
-            ranks.close()
-        return index if len(index.files) == 1 else index.in_columns()
-    share = _index_share(comm, files, partial(_index_one, format, resolved, names, options))
-    by_rank: list[_Share] = comm.allgather(share)
-    first = by_rank[0].first
-    for of_rank in by_rank:
-        for index in (of_rank.first, of_rank.other):
-            if index is not None and first is not None:
-                check_same(first, index)
-        if of_rank.error is not None:
-            raise pickle.loads(of_rank.error)
-    assert first is not None
-    if len(files) == 1:
-        return first
-    return Index(first.fields, FileColumns.joined([of_rank.files for of_rank in by_rank]), first.static, first.facts)
-
-
-@dataclass
-class _Share:
-    """Files that a rank has indexed.
-
-    Parameters
-    ----------
-    files : the files, up to the first one that fails.
-    first : index of the first file.
-    other : index of the first file that is not of one data set with ``first``.
-    error : of the first file that fails, pickled.
-    """
-
-    files: FileColumns
-    first: Index | None = None
-    other: Index | None = None
-    error: bytes | None = None
-
-
-def _index_share(comm: Communicator, files: Sequence[str], index_one: Callable[[str, bool], Index]) -> _Share:
-    """Index this rank's files, up to the first one that fails. A single rank raises the error.
-
-    Parameters
-    ----------
-    comm : the ranks.
-    files : of all ranks.
-    index_one : indexes a file, given its path and whether it is the first of all.
-    """
-    table, first, other, failure = FileColumnsBuilder(), None, None, None
-    for number in range(*rank_range(len(files), comm.rank, comm.size)):
-        try:
-            index = index_one(files[number], number == 0)
-            first = first or Index(index.fields, index.files, index.static, index.facts)
-            if (index.fields, index.facts) != (first.fields, first.facts):
-                other = index
-                break
-            if len(files) > 1:
-                for file in index.files:
-                    table.add(file)
-        except Exception as error:  # of any kind: every rank has to raise it
-            if comm.size == 1:
-                raise
-            failure = pickle_error(error)
-            break
-    return _Share(table.build(), first, other, failure)
-
-
-def _resolve_format(comm: Communicator, path: str, format: str | None, options: dict[str, Any]) -> str:
-    """Return the requested format, or the one that rank 0 detects. *Collective*."""
-    if format is not None:
-        return format
-    detected, error = "", None
-    if comm.rank == 0:
-        try:
-            detected = folder_format(path) or detect(path, read_head(path), options)
-        except DataError as failure:
-            error = failure
-    comm.agree(error)
-    return str(comm.broadcast(detected))
-
-
-def _index_one(
-    format: str | None, first_format: str, names: list[str] | None, options: dict[str, Any], path: str, first: bool
-) -> Index:
-    """Return the index of one file.
-
-    Parameters
-    ----------
-    format : that the user asks for; None: that of each file.
-    first_format : of the first file.
-    names, options : arguments of the reader.
-    path : of the file.
-    first : this is the first file. Of all others, arrays that belong to no sample are left out.
-    """
-    if first:
-        index = reader(first_format)(path, names, **options)
-    else:
-        index = index_another(path, names, first_format, options, named=format is not None)
-    for file in index.files:
-        size = -1 if file.path != path else Path(path).stat().st_size if file.stamp is None else file.stamp.size
-        for name in index.fields:
-            end = file.layouts[name].end()
-            if file.path == path and end > size:
-                raise FormatError(
-                    "the file is truncated",
-                    file=path,
-                    field=name,
-                    byte=size,
-                    expected=f"{end} bytes",
-                    found=f"{size} bytes",
-                    remedy="copy it again from its source",
-                )
-    return index

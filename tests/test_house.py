@@ -41,6 +41,7 @@ for layer in (
     ["epochs"],
     ["transforms"],
     ["dataset"],
+    ["indexing"],
     ["opening"],
     ["compat"],
     ["training.keras_api"],

@@ -7,9 +7,9 @@ rows, the sizes of their blocks) is a column, so that nothing loops over all fil
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -19,7 +19,7 @@ from matex_data.index.columns import Folded, Lists, compact, folded, joined, unf
 from matex_data.index.paths import PathTable
 from matex_data.index.prototypes import Group, Separated, join, merge_groups, separate
 from matex_data.index.stamps import Stamp, StampTable
-from matex_data.locks import cached_property
+from matex_data.locks import Lock, cached_property
 
 if TYPE_CHECKING:
     from matex_data.index.model import Layout
@@ -134,6 +134,16 @@ class FileTable(Sequence[FileIndex], ABC):
         """Facts of all files, by field. Each file is looked at once, unless they are known."""
         return self.facts_of(range(len(self)))
 
+    @property
+    def has_facts(self) -> bool:
+        """Return whether the facts are known."""
+        return "facts" in self.__dict__
+
+    def set_facts(self, by_block: Sequence[Facts]) -> None:
+        """Set the facts that others have found for blocks of the files, in order."""
+        filled = [facts for facts in by_block if facts]
+        self.__dict__["facts"] = {name: LayoutFacts.joined([facts[name] for facts in filled]) for name in filled[0]}
+
     def facts_of(self, numbers: Iterable[int]) -> Facts:
         """Return the facts of these files, by field."""
         layouts: dict[str, list[Layout]] = {}
@@ -163,6 +173,28 @@ class FileList(FileTable):
         return self._files[number].stamp
 
 
+class _Recent:
+    """Entries of a table that were made last. They live no longer than the table, of which they know nothing."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[int, FileIndex] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, number: int, make: Callable[[int], FileIndex]) -> FileIndex:
+        """Return an entry, made now if need be; all threads get the same one."""
+        with self._lock:
+            entry = self._entries.get(number)
+            if entry is not None:
+                self._entries.move_to_end(number)
+                return entry
+        made = make(number)
+        with self._lock:
+            entry = self._entries.setdefault(number, made)
+            if len(self._entries) > KEPT:
+                self._entries.popitem(last=False)
+            return entry
+
+
 class DerivedFiles(FileTable):
     """Files whose entries are made of those of another table.
 
@@ -186,13 +218,13 @@ class DerivedFiles(FileTable):
         self.rows = files.rows if rows is None else rows
         if facts is not None:
             self.__dict__["facts"] = facts
-        self._entry_of = lru_cache(KEPT)(self._made)
+        self._recent = _Recent()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DerivedFiles, (self._files, self._derive, self.rows, self.__dict__.get("facts"))
 
     def _entry(self, number: int) -> FileIndex:
-        return self._entry_of(number)
+        return self._recent.get(number, self._made)
 
     def _made(self, number: int) -> FileIndex:
         return self._derive(number, self._files[number])
@@ -229,14 +261,14 @@ class FileColumns(FileTable):
         self.rows, self._stamps = rows, stamps
         self._groups, self._group, self._position = groups, group, position
         self.__dict__["facts"] = facts
-        self._entry_of = lru_cache(KEPT)(self._made)
+        self._recent = _Recent()
 
     def __reduce__(self) -> tuple[Any, ...]:
         columns = (folded(column) for column in (self.rows, self._group, self._position))
         return _file_columns, (self.paths, self._stamps, self._groups, self.facts, *columns)
 
     def _entry(self, number: int) -> FileIndex:
-        return self._entry_of(number)
+        return self._recent.get(number, self._made)
 
     def _made(self, number: int) -> FileIndex:
         path = self.paths[number]

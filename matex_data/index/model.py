@@ -270,6 +270,8 @@ class Index:
 
     def select(self, names: Sequence[str]) -> Index:
         """Return the index with only the named fields."""
+        if list(names) == list(self.fields):
+            return self
         fields = {name: self.fields[name] for name in names}
         return Index(fields, _selected(self.files, names), self.static, self.facts, self.post_process)
 
@@ -285,7 +287,7 @@ class Index:
 
 
 def _selected(files: FileTable, names: Sequence[str]) -> FileTable:
-    known = "facts" in files.__dict__ and len(files) > 0
+    known = files.has_facts and len(files) > 0
     return DerivedFiles(files, partial(_select, names), facts={n: files.facts[n] for n in names} if known else None)
 
 

@@ -178,6 +178,16 @@ class Communicator:
             with waiting_for(self.liveness):
                 return list(self.mpi.allgather(value))
 
+    def gather(self, value: Any) -> list[Any] | None:
+        """Return the Python objects of all ranks, by rank, on rank 0; None on others. *Collective*."""
+        if self.size == 1:
+            return [value]
+        with self._exclusive():
+            self.start_maximum([0]).wait()
+            with waiting_for(self.liveness):
+                gathered: list[Any] | None = self.mpi.gather(value)
+                return gathered
+
     def broadcast(self, value: Any) -> Any:
         """Return the Python object of rank 0. *Collective*. Raises like ``maximum``."""
         if self.size == 1:

@@ -160,7 +160,7 @@ class Source:
 
     @property
     def _checks_when_opening(self) -> bool:
-        """Whether each rank checks the files that it reads as it opens them: all of them would be too many."""
+        """Return whether each rank checks the files that it reads as it opens them: all would be too many."""
         return self.mode == "independent" and len(self.index.files) > MOST_SHARED_FILES
 
     def _changed_file(self, files: Files) -> DataError | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import h5py
 import numpy as np
@@ -216,3 +218,17 @@ def test_files_of_a_library_in_columns(tmp_path: Path) -> None:
     assert np.concatenate([every_row(index, "x") for index in of_files]).tolist() == written["x"]
     texts = np.concatenate([every_row(index, "text") for index in of_files]).tolist()
     assert [text.decode() if isinstance(text, bytes) else text for text in texts] == written["text"]
+
+
+def test_entries_end_with_their_table() -> None:
+    """Layouts of a library keep files open: they must not wait for the garbage collection."""
+    gc.disable()
+    try:
+        for make in (columns_of, lambda files: DerivedFiles(columns_of(files), _renamed)):
+            table = make([_chunked(0, 1)])
+            (layout,) = table[0].layouts.values()
+            alive = ref(layout)
+            del layout, table
+            assert alive() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,332 @@
+"""The index of all files of a data set: each file is indexed by one rank, or was stored by an earlier job."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import sys
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import entry_points, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from matex_data.errors import DataError, FormatError
+from matex_data.index import stored
+from matex_data.index.files import FileColumns, FileColumnsBuilder, FileTable
+from matex_data.index.model import Index, check_same
+from matex_data.index.stamps import Stamp
+from matex_data.io.ranks import MpiRanks
+from matex_data.mpi.communicator import Communicator, pickle_error
+from matex_data.mpi.shared import share
+from matex_data.readers import collective_reader, detect, folder_format, index_another, read_head, reader
+from matex_data.readers.formats import GROUP
+from matex_data.sampling.schedule import rank_range
+
+MOST_NAMED = 5  # files in a warning
+SHARED_FACTS = 256  # files from which on a message costs less than a look at all of them
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What an index depends on beside the files.
+
+    Parameters
+    ----------
+    format : that the user asks for; None: detected.
+    names : fields to read; None: all.
+    options : of the reader.
+    """
+
+    format: str | None
+    names: list[str] | None
+    options: Mapping[str, Any]
+
+    def key(self, files: Sequence[str]) -> str:
+        """Return a text that is equal for two indexes of the same files, made in the same way by the same release."""
+        digest = hashlib.blake2b(digest_size=16)
+        for path in files:
+            digest.update(os.fsencode(path) + b"\0")
+        options = text_of(dict(sorted(self.options.items())))
+        return f"{version('matex_data')} {self.format} {self.names} {options} {digest.hexdigest()}"
+
+
+def text_of(value: Any) -> str:
+    """Return a value as text, with all numbers of its arrays."""
+    with np.printoptions(threshold=sys.maxsize, floatmode="unique"):
+        return repr(value)
+
+
+def index_files(comm: Communicator, files: Sequence[str], reading: Reading, path: str | None) -> Index:
+    """Return the index of files, from a file that an earlier job has written if there is one. *Collective*.
+
+    Parameters
+    ----------
+    comm : the ranks.
+    files : paths of the files.
+    reading : how they are read.
+    path : of the stored index; None: none is read or written.
+
+    Raises
+    ------
+    DataError : a file cannot be indexed; the file at ``path`` is no stored index.
+    """
+    if path is None:
+        return _index_all(comm, files, reading)
+    known = _stored(comm, path, reading.key(files))
+    stale = () if known is None else _changed_files(comm, known)
+    if known is not None and not stale:
+        return known
+    usable = known is not None and len(known.files) == len(files) and 0 not in stale
+    index = _index_all(comm, files, reading, known if usable else None, frozenset(stale))
+    if any(index.files.stamp(number) is None for number in range(min(1, len(index.files)))):
+        raise FormatError(
+            "an index of this format cannot be stored, since a later job would not notice changes of its files",
+            file=index.files.paths[0],
+            remedy="leave out index=",
+        )
+    if comm.rank == 0:
+        if stale:
+            _warn_of(path, [files[number] for number in stale[:MOST_NAMED]] if usable else files[:1], len(stale))
+        try:
+            stored.save(path, stored.to_bytes((reading.key(files), index)))
+        except OSError as error:
+            warnings.warn(f"the index {path!r} cannot be written: {error}", stacklevel=4)
+    return index
+
+
+def _stored(comm: Communicator, path: str, key: str) -> Index | None:
+    """Return the index that is stored at a path, if it is the one of this key. *Collective*."""
+    data: memoryview | None = None
+    error: FormatError | None = None
+    if comm.rank == 0 and Path(path).exists():
+        try:
+            data = _usable(path, key)
+        except FormatError as failure:
+            error = failure
+    comm.agree(error)
+    if not comm.broadcast(data is not None):
+        return None
+    index: Index = stored.from_bytes(share(comm, data), _packages())[1]
+    return index
+
+
+def _usable(path: str, key: str) -> memoryview | None:
+    """Return the bytes of a stored index; None, with a warning, if it is damaged or not the one of this key."""
+    data = stored.mapped(path)
+    try:
+        found, _ = stored.from_bytes(data, _packages())
+    except FormatError as error:
+        warnings.warn(f"the index {path!r} is made anew: {error.problem} ({error.found})", stacklevel=5)
+        return None
+    if found != key:
+        problem = "it is of other files, fields, options or another release of matex_data"
+        warnings.warn(f"the index {path!r} is made anew: {problem}", stacklevel=5)
+        return None
+    return data
+
+
+def _packages() -> set[str]:
+    """Return the packages that have registered readers."""
+    return {entry.module.partition(".")[0] for entry in entry_points(group=GROUP)}
+
+
+def _changed_files(comm: Communicator, index: Index) -> tuple[int, ...]:
+    """Return the numbers of the files that have changed since they were indexed. Each rank checks its block."""
+    table = index.files
+    own = range(*rank_range(len(table), comm.rank, comm.size))
+    changed = [number for number in own if _has_changed(table.paths[number], table.stamp(number))]
+    return tuple(number for of_rank in comm.allgather(changed) for number in of_rank)
+
+
+def _has_changed(path: str, stamp: Stamp | None) -> bool:
+    """Return whether a file may be another one than that of the stamp, which any rank of another job took."""
+    try:
+        return stamp is None or not stamp.fits(Stamp.of(path))
+    except OSError:
+        return True
+
+
+def _warn_of(path: str, named: Sequence[str], count: int) -> None:
+    more = f" and {count - len(named)} more" if count > len(named) else ""
+    listed = ", ".join(map(repr, named)) + more
+    warnings.warn(f"files have changed since the index {path!r} was written; indexed anew: {listed}", stacklevel=4)
+
+
+def _index_all(
+    comm: Communicator,
+    files: Sequence[str],
+    reading: Reading,
+    known: Index | None = None,
+    stale: Collection[int] = (),
+) -> Index:
+    """Return the index of all files. Each rank indexes as many of them, which are neighbours. *Collective*.
+
+    Parameters
+    ----------
+    known : index of an earlier job; its files are not indexed again, but for those of the numbers ``stale``.
+    """
+    resolved = _resolve_format(comm, files[0], reading.format, reading.options)
+    read_all = collective_reader(resolved)
+    index: Index | None = None
+    if read_all is not None:
+        ranks = MpiRanks(comm)
+        try:
+            index = read_all(list(files), reading.names, ranks, **reading.options)
+        finally:
+            ranks.close()
+        if len(index.files) == 1:
+            return index
+        index = index.in_columns() if comm.rank == 0 else None
+    else:
+        own = _index_share(comm, files, partial(_index_one, reading, resolved, known, stale))
+        by_rank = comm.gather(own)
+        error: Exception | None = None
+        if by_rank is not None:
+            try:
+                index = _joined(by_rank, len(files))
+            except Exception as failure:  # of any kind: every rank has to raise it
+                error = failure
+        comm.agree(error)
+    return _on_all_ranks(comm, index)
+
+
+def share_facts(comm: Communicator, files: FileTable) -> None:
+    """Look at the layouts of many files that were derived from others, each rank at those of its block. *Collective*.
+
+    Parameters
+    ----------
+    comm : the ranks.
+    files : the files, of which the ranks know the facts afterwards.
+    """
+    if comm.size > 1 and len(files) >= SHARED_FACTS and not files.has_facts:
+        files.set_facts(comm.allgather(files.facts_of(range(*rank_range(len(files), comm.rank, comm.size)))))
+
+
+def _joined(by_rank: Sequence[_Share], files: int) -> Index:
+    """Return one index of what the ranks have indexed; raise the error of the first file that has one."""
+    first = by_rank[0].first
+    for of_rank in by_rank:
+        for index in (of_rank.first, of_rank.other):
+            if index is not None and first is not None:
+                check_same(first, index)
+        if of_rank.error is not None:
+            raise pickle.loads(of_rank.error)
+    assert first is not None
+    table = first.files if files == 1 else FileColumns.joined([of_rank.files for of_rank in by_rank])
+    return Index(first.fields, table, first.static, first.facts)
+
+
+def _on_all_ranks(comm: Communicator, index: Index | None) -> Index:
+    """Return the index of rank 0, in one copy for all ranks of a machine. *Collective*."""
+    if comm.size == 1:
+        assert index is not None
+        return index
+    static, data = None, None
+    if index is not None:
+        static, index.static = index.static, {}
+        data = memoryview(stored.to_bytes(index))
+    static = comm.broadcast(static)
+    found: Index = stored.from_bytes(share(comm, data), None)
+    found.static = static or {}
+    return found
+
+
+@dataclass
+class _Share:
+    """Files that a rank has indexed.
+
+    Parameters
+    ----------
+    files : the files, up to the first one that fails.
+    first : index of the first file.
+    other : index of the first file that is not of one data set with ``first``.
+    error : of the first file that fails, pickled.
+    """
+
+    files: FileColumns
+    first: Index | None = None
+    other: Index | None = None
+    error: bytes | None = None
+
+
+def _index_share(comm: Communicator, files: Sequence[str], index_one: Callable[[str, int], Index]) -> _Share:
+    """Index this rank's files, up to the first one that fails. A single rank raises the error.
+
+    Parameters
+    ----------
+    comm : the ranks.
+    files : of all ranks.
+    index_one : indexes a file, given its path and number.
+    """
+    table, first, other, failure = FileColumnsBuilder(), None, None, None
+    for number in range(*rank_range(len(files), comm.rank, comm.size)):
+        try:
+            index = index_one(files[number], number)
+            first = first or Index(index.fields, index.files, index.static, index.facts)
+            if (index.fields, index.facts) != (first.fields, first.facts):
+                other = index
+                break
+            if len(files) > 1:
+                for file in index.files:
+                    table.add(file)
+        except Exception as error:  # of any kind: every rank has to raise it
+            if comm.size == 1:
+                raise
+            failure = pickle_error(error)
+            break
+    return _Share(table.build(), first, other, failure)
+
+
+def _resolve_format(comm: Communicator, path: str, format: str | None, options: Mapping[str, Any]) -> str:
+    """Return the requested format, or the one that rank 0 detects. *Collective*."""
+    if format is not None:
+        return format
+    detected, error = "", None
+    if comm.rank == 0:
+        try:
+            detected = folder_format(path) or detect(path, read_head(path), options)
+        except DataError as failure:
+            error = failure
+    comm.agree(error)
+    return str(comm.broadcast(detected))
+
+
+def _index_one(
+    reading: Reading, first_format: str, known: Index | None, stale: Collection[int], path: str, number: int
+) -> Index:
+    """Return the index of one file.
+
+    Parameters
+    ----------
+    reading : how it is read.
+    first_format : format of the first file.
+    known, stale : see `_index_all`.
+    path, number : of the file. Of all but the first one, arrays that belong to no sample are left out.
+    """
+    if known is not None and number not in stale:
+        return Index(known.fields, [known.files[number]], {} if number else known.static, known.facts)
+    if number == 0:
+        index = reader(first_format)(path, reading.names, **reading.options)
+    else:
+        index = index_another(path, reading.names, first_format, reading.options, named=reading.format is not None)
+    for file in index.files:
+        size = -1 if file.path != path else Path(path).stat().st_size if file.stamp is None else file.stamp.size
+        for name in index.fields:
+            end = file.layouts[name].end()
+            if file.path == path and end > size:
+                raise FormatError(
+                    "the file is truncated",
+                    file=path,
+                    field=name,
+                    byte=size,
+                    expected=f"{end} bytes",
+                    found=f"{size} bytes",
+                    remedy="copy it again from its source",
+                )
+    return index
