@@ -104,6 +104,16 @@ def test_ranks_that_share_lanes_read_the_same_chunks(path: Path) -> None:
     assert better.lanes >= 30 and better.amplification < 1.2
 
 
+def test_rows_of_a_block_are_read_as_one_where_many_ranks_need_one_each() -> None:
+    """Ten terabytes of rows of 10 KB."""
+    data = scale.opened(Stored(10 * scale.TB, 10_000))
+    few, many = (data.read_plan(64 * ranks, ranks=ranks) for ranks in (256, 10_000))
+    assert not few.shared and many.shared
+    assert many.mean_read_bytes > 250_000 and many.amplification < 1.05
+    data._source.shared = False
+    assert data.read_plan(640_000, ranks=10_000).mean_read_bytes < 25_000
+
+
 @pytest.mark.parametrize("ranks", [4, 16, 64])
 @pytest.mark.parametrize("chunk_bytes", [None, 250_000, 2_500_000])
 def test_a_sample_of_the_windows_shows_the_costs_of_all(ranks: int, chunk_bytes: int | None) -> None:
