@@ -159,6 +159,16 @@ def test_cores_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.threads() == 2
 
 
+def test_threads_that_read_do_not_depend_on_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MATEX_READ_THREADS", raising=False)
+    monkeypatch.setenv("MATEX_THREADS", "2")
+    assert machine.reading_threads() == 16 and machine.tasks_of_window() == 16
+    monkeypatch.setenv("MATEX_THREADS", "12")
+    assert machine.tasks_of_window() == 24
+    monkeypatch.setenv("MATEX_READ_THREADS", "40")
+    assert machine.reading_threads() == machine.tasks_of_window() == 40
+
+
 ARENAS = """
 import ctypes, os, re, sys, threading
 if sys.argv[1] == "own":

@@ -37,6 +37,7 @@ GOOD_AMPLIFICATION = 1.2
 GOOD_READ_BYTES = 1_000_000
 FEW_READS = 1000  # of a rank in an epoch, whose time does not count even if each takes some milliseconds
 ORDER_BYTES = 64  # of a block: its samples, its number, and both in the order of the epoch
+FEWER_READS = 4  # times as many reads as with sharing make small reads worth its messages
 CHOICE_EFFORT = 1 << 19  # samples whose reads are planned to choose whether ranks share them: some 50 ms
 SHARED_SAMPLE = 8  # blocks of a window in a sample of what the ranks read for one another
 MOST_WINDOWS = 512  # that are planned to obtain the costs
@@ -169,7 +170,9 @@ def estimate_costs(
 
 
 def shares_reads(source: Source, schedule: Schedule, ranks: int) -> bool:
-    """Return whether the ranks read blocks for one another: whether they would read too much if each read for itself.
+    """Return whether the ranks read blocks for one another.
+
+    They do if they would read too many bytes if each read for itself, or, in many small reads, what are few large ones.
 
     Parameters
     ----------
@@ -183,7 +186,14 @@ def shares_reads(source: Source, schedule: Schedule, ranks: int) -> bool:
         return source.shared
     counted, _ = _plan_windows(_Streamed(source, schedule, ranks), CHOICE_EFFORT)
     needed = _bytes_in_order(source, schedule, CHOICE_EFFORT)
-    return counted.nbytes > GOOD_AMPLIFICATION * needed * counted.samples
+    if counted.nbytes > GOOD_AMPLIFICATION * needed * counted.samples:
+        return True
+    reads = counted.reads / max(1, counted.samples)
+    many = reads * schedule.segments.total / ranks > FEW_READS
+    if not many or counted.nbytes >= GOOD_READ_BYTES * counted.reads:
+        return False
+    together, _ = _plan_windows(_Shared(source, schedule, ranks), CHOICE_EFFORT)
+    return reads * together.samples > FEWER_READS * together.reads
 
 
 class _Access(ABC):

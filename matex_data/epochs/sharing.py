@@ -146,6 +146,7 @@ class SharedWindow(PendingWindow):
         self._finish = finish
         self._futures: list[Future[None]] = []
         self._absent = np.zeros(window.runs.total, bool)
+        self._error: Exception | None = None
 
     def counts(self, files: int) -> Integers:
         """Return int64[files] zeros: each rank reads by itself."""
@@ -154,9 +155,11 @@ class SharedWindow(PendingWindow):
     def start(self, files: Files, agreed: Integers, profile: Profile) -> None:
         """Wait until this rank has read its blocks, and exchange the rows. *Collective*.
 
+        Keep the error of a block for ``wait``: the windows before this one are complete.
+
         Raises
         ------
-        Exception : this rank cannot read its blocks, or memory has run out. The other ranks have been informed.
+        MemoryError : memory has run out on this rank. The other ranks have been informed.
         """
         window, owned, error = self._window, self._owned, None
         assert owned is not None
@@ -169,13 +172,19 @@ class SharedWindow(PendingWindow):
                 owned = replace(owned, arrays={**owned.arrays, "": absent})
                 samples = window.runs.total
                 arrays = self._context.allocate(window.rows, samples)
-                self.loaded = LoadedWindow(arrays, window.sizes, np.arange(samples, window.rows))
+                self.loaded = LoadedWindow(dict(arrays), window.sizes, np.arange(samples, window.rows))
             except Exception as failure:  # of any kind: the other ranks have to raise it
                 error = failure
             positions = np.empty(window.runs.total, np.int64)
             positions[window.destination] = ranges(window.runs.start, window.runs.count)
             self._owned = None  # its memory is free once the rows are sent
-            self._futures = exchange_rows(self._context, owned, positions, fields, {**arrays, "": self._absent}, error)
+            arrays[""] = self._absent
+            try:
+                self._futures = exchange_rows(self._context, owned, positions, fields, arrays, error)
+            except Exception as failure:
+                if failure is not error:
+                    raise
+                self._error = error
 
     def participate(self, files: Files, agreed: Integers) -> None:
         """Exchange the rows for the other ranks. *Collective*."""
@@ -183,6 +192,8 @@ class SharedWindow(PendingWindow):
 
     def wait(self, profile: Profile) -> None:
         """Wait until all rows are in the window. Raise the first error."""
+        if self._error is not None:
+            raise self._error
         with profile.timed("decoding"):
             wait_for_all(self._futures)
         absent = np.flatnonzero(self._absent)

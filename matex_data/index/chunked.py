@@ -22,7 +22,7 @@ from matex_data.index.table import Outputs, Table
 from matex_data.locks import cached_property
 from matex_data.machine import tasks_of_window
 
-DECODE_BYTES = (1 << 20, 8 << 20)  # least and most decoded bytes of the chunks of one read request
+DECODE_BYTES = (256 << 10, 8 << 20)  # least and most decoded bytes of the chunks of one read request
 
 MemberPath = tuple[str, ...]
 """Names that lead to a member of a structured dtype, from the outside in; (): the whole element."""

@@ -12,9 +12,9 @@ from matex_data._types import Bytes, Integers
 from matex_data.index.model import Countdown, OnComplete, ReadRequest
 from matex_data.locks import cached_property
 
-DIRECT_BYTES = (1 << 20, 32 << 20)  # least and largest size of a task that reads to final destinations
+DIRECT_BYTES = (256 << 10, 32 << 20)  # least and largest size of a task that reads to final destinations
 RUN_BYTES = 4 << 20  # adjacent bytes that are one read: larger runs are divided if there are few of them
-DECODED_BYTES = (1 << 20, 8 << 20)  # least and largest size of a task to decode, which starts after all its reads
+DECODED_BYTES = (256 << 10, 8 << 20)  # least and largest size of a task to decode, which starts after all its reads
 GAP_BYTES = 32 << 10  # largest gap to read instead of skipping it: a system call costs as much as copying these bytes
 GAP_FRACTION = 0.01  # largest fraction of the requested bytes of a file to read in gaps
 MOST_BYTES = 1 << 30  # of one MPI call; several MPI libraries count bytes in 32 bits

@@ -16,7 +16,7 @@ from matex_data.errors import DataError, FieldNotFound, FormatError, near_matche
 from matex_data.fields import EMPTY_IS_MISSING, Field
 from matex_data.index.model import FileIndex, Index
 from matex_data.index.table import Column
-from matex_data.readers.collective import IndexingRanks, SingleRank
+from matex_data.readers.collective import IndexingRanks, KeepingRanks, SingleRank
 from matex_data.readers.compression import plain_text, stored_as
 from matex_data.readers.csv.dialect import NUMBER, Dialect, column_names, detect
 from matex_data.readers.csv.header import has_header
@@ -73,6 +73,7 @@ def index_collectively(
     DataError : a file cannot be read.
     """
     checked = check_options(options)
+    ranks = KeepingRanks(ranks)  # types are inferred from bytes that the search for records has read
 
     def inspect_own() -> list[_TextFile]:
         return [_inspect(path, names, checked) for path in paths[ranks.rank :: ranks.size]]

@@ -29,7 +29,7 @@ from matex_data.machine import tasks_of_window
 from matex_data.readers.root.blocks import DecodedBlocks, Selection
 from matex_data.readers.root.entries import Entries, Lists
 
-DECODE_BYTES = (1 << 20, 8 << 20)  # least and most decoded bytes of the baskets of one read request
+DECODE_BYTES = (256 << 10, 8 << 20)  # least and most decoded bytes of the baskets of one read request
 KEY = Struct(">ihiIhh")  # TKey: bytes, version, uncompressed bytes, date, bytes of the key, cycle
 BASKET = Struct(">Hiiii")  # behind it: version, buffer size, entry size, entries, end of the data
 _OFFSET = np.dtype(">i4")

@@ -91,12 +91,27 @@ def test_one_rank_reads_each_byte_once(path: Path) -> None:
 def test_ranks_that_share_lanes_read_the_same_chunks(path: Path) -> None:
     """A window of 1 MiB has five chunks, so that at most two lanes are shared by 30 ranks."""
     data = _open(path, window_bytes=TIGHT)
+    shared = data.read_plan(BATCH, ranks=30)
+    assert shared.shared and shared.amplification < 1.05 and not shared.remedies
+    assert "each chunk is read by one rank" in str(shared) and shared.messages_per_step > 4
+    data._source.shared = False
     costs = data.read_plan(BATCH, ranks=30, ranks_per_node=10)
+    assert not costs.shared and costs.messages_per_step < 4
     assert costs.lanes == 2 and costs.amplification > 10
     assert costs.bytes_per_node == 10 * costs.bytes_per_rank
     (found,) = re.findall(r"window_bytes=(\d+) << 20", costs.remedies[0])
     better = _open(path, window_bytes=int(found) << 20).read_plan(BATCH, ranks=30)
     assert better.lanes >= 30 and better.amplification < 1.2
+
+
+def test_rows_of_a_block_are_read_as_one_where_many_ranks_need_one_each() -> None:
+    """Ten terabytes of rows of 10 KB."""
+    data = scale.opened(Stored(10 * scale.TB, 10_000))
+    few, many = (data.read_plan(64 * ranks, ranks=ranks) for ranks in (256, 10_000))
+    assert not few.shared and many.shared
+    assert many.mean_read_bytes > 250_000 and many.amplification < 1.05
+    data._source.shared = False
+    assert data.read_plan(640_000, ranks=10_000).mean_read_bytes < 25_000
 
 
 @pytest.mark.parametrize("ranks", [4, 16, 64])
@@ -147,9 +162,10 @@ def test_arguments_are_checked(path: Path) -> None:
         data.read_plan(ROWS + 1, ranks=1)
 
 
-def _warned(comm: MPI.Intracomm, path: Path) -> list[str]:
+def _warned(comm: MPI.Intracomm, path: Path, shared: bool | None) -> list[str]:
     """Return the warnings of two calls of ``batches``."""
     data = md.open_dataset(path, comm=comm, window_bytes=TIGHT)
+    data._source.shared = shared
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         data.batches(BATCH, shuffle=True, seed=1)
@@ -158,7 +174,8 @@ def _warned(comm: MPI.Intracomm, path: Path) -> list[str]:
 
 
 def test_rank_0_warns_once_of_bytes_that_are_read_again(path: Path, ranks: Pools) -> None:
-    first, *others = ranks(6).run(_warned, path)
+    first, *others = ranks(6).run(_warned, path, False)
     assert len(first) == 1 and "6 ranks read" in first[0] and "window_bytes=" in first[0]
     assert others == [[]] * 5
-    assert ranks(1).run(_warned, path) == [[]]
+    assert ranks(6).run(_warned, path, None) == [[]] * 6  # what the ranks share is read once
+    assert ranks(1).run(_warned, path, False) == [[]]

@@ -161,8 +161,8 @@ def test_no_reads_are_no_tasks() -> None:
     assert plan_tasks([_request([])]) == []
 
 
-@pytest.mark.parametrize(("megabytes", "workers", "count"), [(4, 2, 2), (3, 8, 3), (48, 2, 6), (1, 1, 1)])
-def test_reads_to_decode_become_tasks_of_one_to_eight_megabytes(megabytes: int, workers: int, count: int) -> None:
+@pytest.mark.parametrize(("megabytes", "workers", "count"), [(4, 2, 2), (3, 8, 6), (48, 2, 6), (1, 16, 4), (1, 1, 1)])
+def test_reads_to_decode_become_tasks_of_limited_size(megabytes: int, workers: int, count: int) -> None:
     quarter = 1 << 18
     reads = [replace(_request([(i * quarter, quarter, 0)], print), target=None) for i in range(4 * megabytes)]
     result = plan_tasks(reads, workers)

@@ -1,0 +1,151 @@
+"""Threads of their own read: the storage's latency is hidden, and what waits to be decoded is bounded."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from mpi4py import MPI
+from PIL import Image
+
+import matex_data as md
+from matex_data import machine
+from matex_data.codecs.pipeline import Pipeline
+from matex_data.errors import DataError
+from matex_data.io import files
+from matex_data.readers.images import files as image_files
+from matex_data.reading import plan, pool
+
+ROWS, WIDTH, DELAY = 4096, 256, 0.005
+
+
+@pytest.fixture(params=[1, 2])
+def decoding_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Set the number of threads that decode."""
+    monkeypatch.setenv("MATEX_THREADS", str(request.param))
+    pool.decoders.cache_clear()
+    yield request.param
+    pool.decoders.cache_clear()
+
+
+class _Slow:
+    """Function that waits before it runs, and counts how often it runs at a time."""
+
+    def __init__(self, function: Any) -> None:
+        self._function, self._lock = function, threading.Lock()
+        self.calls = self.running = self.most = 0
+
+    def __call__(self, *arguments: Any) -> Any:
+        with self._lock:
+            self.calls += 1
+            self.running += 1
+            self.most = max(self.most, self.running)
+        time.sleep(DELAY)
+        with self._lock:
+            self.running -= 1
+        return self._function(*arguments)
+
+
+def _write(path: Path, **options: Any) -> np.ndarray[Any, Any]:
+    x = np.random.default_rng(0).integers(0, 50, (ROWS, WIDTH)).astype("f4")
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=x, **options)
+    return x
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": (16, WIDTH), "compression": "gzip"}], ids=["rows", "chunks"])
+def test_reads_wait_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoding_threads: int, options: dict[str, Any]
+) -> None:
+    x = _write(tmp_path / "x.h5", **options)
+    slow = _Slow(files._OpenFile.read)
+    monkeypatch.setattr(files._OpenFile, "read", lambda opened, task: slow(opened, task))
+    data = md.open_dataset(tmp_path / "x.h5", comm=MPI.COMM_SELF, inputs="x", block_bytes=16 << 10)
+    batches = list(data.batches(64, shuffle=True, seed=1))
+    assert sorted(row.tobytes() for batch in batches for row in batch) == sorted(row.tobytes() for row in x)
+    assert decoding_threads < slow.most <= machine.reading_threads()
+
+
+def test_images_wait_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoding_threads: int) -> None:
+    for number in range(160):
+        Image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(tmp_path / f"{number:03}.png")
+    data = md.open_dataset(tmp_path, comm=MPI.COMM_SELF, inputs="image")
+    slow = _Slow(image_files.read_file)
+    monkeypatch.setattr(image_files, "read_file", slow)
+    batches = list(data.batches(80, shuffle=True, seed=1))
+    assert sorted(int(image[0, 0, 0]) for batch in batches for image in batch) == list(range(160))
+    assert decoding_threads < slow.most <= machine.reading_threads() and slow.calls == 160
+
+
+def test_bytes_that_wait_to_be_decoded_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding is slower than reading: no more tasks have memory than there are threads that read."""
+    monkeypatch.setenv("MATEX_READ_THREADS", "3")
+    pool.readers.cache_clear()
+    _write(tmp_path / "x.h5", chunks=(4, WIDTH), compression="gzip")
+    waiting, most, lock = [0], [0], threading.Lock()
+    allocate, decode = plan.ReadPlan.allocate, Pipeline.decode
+
+    def allocated(self: Any, task: Any) -> Any:
+        with lock:
+            waiting[0] += 1
+            most[0] = max(most[0], waiting[0])
+        complete = task.complete
+
+        def completed(scratch: Any) -> None:
+            complete(scratch)
+            with lock:
+                waiting[0] -= 1
+
+        object.__setattr__(task, "complete", completed)
+        return allocate(self, task)
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.0005)
+        return decode(*arguments)
+
+    monkeypatch.setattr(plan.ReadPlan, "allocate", allocated)
+    monkeypatch.setattr(Pipeline, "decode", slow)
+    try:
+        data = md.open_dataset(tmp_path / "x.h5", comm=MPI.COMM_SELF, inputs="x")
+        assert len(list(data.batches(64, shuffle=True, seed=1))) == ROWS // 64
+    finally:
+        pool.readers.cache_clear()
+    assert 1 < most[0] <= 3 and waiting == [0]
+
+
+def test_other_files_open_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that several threads need is opened once; a file that cannot be opened is tried again."""
+    paths = [str(tmp_path / f"{number}.bin") for number in range(8)]
+    for path in paths[:-1]:
+        Path(path).write_bytes(b"x")
+    slow = _Slow(files._OpenFile)
+    monkeypatch.setattr(files, "_OpenFile", slow)
+    opened = files.Files(files.Communicator(), paths, "independent")
+    futures = [pool.submit(opened._opened, number, pool=pool.readers()) for number in range(7) for _ in range(3)]
+    assert len({future.result() for future in futures}) == 7
+    assert slow.calls == 7 and slow.most > 1
+    for _ in range(2):
+        with pytest.raises(DataError, match="the file cannot be read"):
+            opened._opened(7)
+    Path(paths[7]).write_bytes(b"x")
+    assert opened._opened(7) is opened._opened(7)
+
+
+def test_the_threads_are_those_of_the_process(tmp_path: Path) -> None:
+    """A forked process has pools of its own, at once: those of its parent do not exist in it."""
+    _write(tmp_path / "x.h5", chunks=(16, WIDTH), compression="gzip")
+    data = md.open_dataset(tmp_path / "x.h5", comm=MPI.COMM_SELF, inputs="x")
+    batches = data.batches(64, shuffle=True, seed=1)
+    next(iter(batches))
+    child = os.fork()
+    if child == 0:
+        done = len(list(data.batches(64, shuffle=True, seed=1))) == ROWS // 64
+        os._exit(0 if done else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
