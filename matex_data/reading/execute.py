@@ -14,8 +14,11 @@ from matex_data._types import Integers
 from matex_data.errors import DataError
 from matex_data.io.coalesce import ReadTask
 from matex_data.io.files import Files
+from matex_data.locks import Lock
 from matex_data.reading.plan import NO_BYTES, ReadPlan
 from matex_data.reading.pool import Rejected, explained, readers, submit
+
+_IN_ORDER = Lock()
 
 
 def execute(plan: ReadPlan, files: Files, agreed: Integers) -> list[Future[None]]:
@@ -61,7 +64,7 @@ def execute(plan: ReadPlan, files: Files, agreed: Integers) -> list[Future[None]
             remaining -= task.count
             read_error = _read(files, number, task, scratch)
             if read_error is None:
-                decoding.append(submit(task.complete, scratch))
+                decoding.append(submit(_complete, plan, task.complete, scratch))
             failure = failure or read_error
         files.read_nothing(number, remaining)
     if failure is not None:
@@ -93,8 +96,8 @@ def _with_completions(plan: ReadPlan, submitted: list[Future[None]]) -> list[Fut
     rejection = next((future.exception() for future in submitted if isinstance(future, Rejected)), None)
     if rejection is not None:
         plan.abandon(rejection)
-    fetched = [_schedule(_Fetch(fetch, completion)) for fetch, completion in plan.fetched]
-    return submitted + fetched + [submit(completion) for completion in plan.completions]
+    fetched = [_schedule(_Fetch(plan, fetch, completion)) for fetch, completion in plan.fetched]
+    return submitted + fetched + [submit(_complete, plan, completion) for completion in plan.completions]
 
 
 def _read(files: Files, number: int, task: ReadTask, scratch: NDArray[np.uint8]) -> Exception | None:
@@ -106,15 +109,29 @@ def _read(files: Files, number: int, task: ReadTask, scratch: NDArray[np.uint8])
     return None
 
 
+def _complete(plan: ReadPlan, action: Callable[..., None], *arguments: NDArray[np.uint8]) -> None:
+    """Call a function of a plan; after an error, nobody waits for the chunks of the plan."""
+    try:
+        action(*arguments)
+    except BaseException as error:
+        plan.abandon(error)
+        raise
+
+
 class _Read(ABC):
     """Bytes on their way from the storage to the pool that decodes.
 
     The thread that reads them waits until they are decoded, so that no more bytes wait in memory than those of a task
     for each of these threads. They begin in the order in which they were scheduled: the one to be decoded next is never
     kept waiting by a later one.
+
+    Parameters
+    ----------
+    plan : of the window; it keeps the destination arrays alive.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, plan: ReadPlan) -> None:
+        self.plan = plan
         self.arrived: Future[None] = Future()
         self.decoded = Event()
 
@@ -125,9 +142,6 @@ class _Read(ABC):
     @abstractmethod
     def complete(self) -> None:
         """Decode what was read."""
-
-    def abandon(self, error: BaseException) -> None:  # noqa: B027 (not all have something that others wait for)
-        """Take note that nothing will be decoded."""
 
     def run(self) -> None:
         """Read, and wait until the bytes are decoded; in a thread of the storage."""
@@ -140,28 +154,24 @@ class _Read(ABC):
         self.decoded.wait()
 
     def decode(self) -> None:
-        """Decode once the bytes are there; raise the error of reading them."""
-        try:
-            try:
-                self.arrived.result()
-            except BaseException as error:
-                self.abandon(error)
-                raise
-            self.complete()
-        finally:
-            self.decoded.set()
+        """Decode once the bytes are there; raise the error of reading or decoding them."""
+        _complete(self.plan, self._decode)
+
+    def _decode(self) -> None:
+        self.arrived.result()
+        self.complete()
 
 
 class _TaskRead(_Read):
-    """Read of a task. It holds the plan, which keeps the destination arrays alive."""
+    """Read of a task."""
 
-    def __init__(self, files: Files, number: int, task: ReadTask, plan: ReadPlan) -> None:
-        super().__init__()
-        self._files, self._number, self._task, self._plan = files, number, task, plan
+    def __init__(self, plan: ReadPlan, files: Files, number: int, task: ReadTask) -> None:
+        super().__init__(plan)
+        self._files, self._number, self._task = files, number, task
         self._scratch = NO_BYTES
 
     def fetch(self) -> None:
-        self._scratch = self._plan.allocate(self._task)
+        self._scratch = self.plan.allocate(self._task)
         error = _read(self._files, self._number, self._task, self._scratch)
         if error is not None:
             raise error
@@ -170,15 +180,12 @@ class _TaskRead(_Read):
         scratch, self._scratch = self._scratch, NO_BYTES  # the memory is free once the task is complete
         self._task.complete(scratch)
 
-    def abandon(self, error: BaseException) -> None:
-        self._plan.abandon(error)
-
 
 class _Fetch(_Read):
     """Read by a function of a layout."""
 
-    def __init__(self, fetch: Callable[[], None], completion: Callable[[], None]) -> None:
-        super().__init__()
+    def __init__(self, plan: ReadPlan, fetch: Callable[[], None], completion: Callable[[], None]) -> None:
+        super().__init__(plan)
         self._fetch, self._completion = fetch, completion
 
     def fetch(self) -> None:
@@ -190,7 +197,7 @@ class _Fetch(_Read):
 
 def _schedule_task(files: Files, number: int, task: ReadTask, plan: ReadPlan) -> Future[None]:
     if task.callbacks:
-        return _schedule(_TaskRead(files, number, task, plan))
+        return _schedule(_TaskRead(plan, files, number, task))
     return submit(_read_directly, files, number, task, plan, pool=readers())
 
 
@@ -203,13 +210,17 @@ def _read_directly(files: Files, number: int, task: ReadTask, plan: ReadPlan) ->
 
 
 def _schedule(read: _Read) -> Future[None]:
-    """Schedule a read in a thread of the storage, and its decoding; return the future of the latter."""
-    started = submit(read.run, pool=readers())
+    """Schedule a read in a thread of the storage, and its decoding; return the future of the latter.
+
+    Both pools get all reads in one order. Otherwise the threads that decode might wait for bytes whose reading waits
+    for a thread that decodes.
+    """
+    with _IN_ORDER:
+        started = submit(read.run, pool=readers())
+        decoding = submit(read.decode)
     if isinstance(started, Rejected):
         error = started.exception()
         assert error is not None
         read.arrived.set_exception(error)
-    decoding = submit(read.decode)
-    if isinstance(decoding, Rejected):
-        read.decoded.set()
+    decoding.add_done_callback(lambda _: read.decoded.set())  # also if it is cancelled
     return decoding

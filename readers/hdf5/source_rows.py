@@ -59,20 +59,12 @@ class SourceRows(Layout):
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         rows = RowSelection(rows.start + self.first, rows.stop + self.first, rows.destination)
         for request in self.layout.requests(rows, out, cache):
-            yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._read, request, cache))
-
-    def _read(self, request: ReadRequest, cache: ChunkCache, nothing: Bytes) -> None:
-        """Execute a request of the layout; on an error, fail the chunks for which others may wait."""
-        try:
             if request.total:
-                self._read_bytes(request)
-            elif request.on_complete is not None:
-                request.on_complete(nothing)
-        except BaseException as error:
-            cache.fail_pending(error)
-            raise
+                request = ReadRequest(EMPTY, EMPTY, on_complete=partial(self._read, request))
+            yield request
 
-    def _read_bytes(self, request: ReadRequest) -> None:
+    def _read(self, request: ReadRequest, _: Bytes) -> None:
+        """Execute a request of the layout."""
         if not Path(self.path).exists():
             raise DecodeError("a source of the virtual dataset is missing", found=f"no file {self.path!r}")
         files = Files(Communicator(), [self.path], "independent", Profile())
