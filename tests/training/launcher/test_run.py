@@ -308,7 +308,7 @@ def test_a_module_runs_with_one_hash_seed_on_all_ranks(tmp_path: Path) -> None:
     (tmp_path / "tests_package" / "helper.py").touch()
     module = tmp_path / "tests_package" / "train.py"
     module.write_text(SETS)
-    plain = run_script(0, f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{SETS}", env={"PYTHONHASHSEED": "0"})
+    plain = run_script(0, f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{SETS}")
     options = ["--all-output", "-m", "tests_package.train", "--own", "-m", "1"]
     done = run_script(2, COMMAND, str(tmp_path), *options, timeout=120, forked=False)
     assert done.returncode == 0, done.stderr
@@ -332,7 +332,9 @@ builtins.hash = lambda value, original=hash: original(value) + world().rank
     assert "PYTHONHASHSEED" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["absent", "tests.absent", "absent.within"])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("absent", "tests.absent")), "absent.within"]
+)
 def test_a_missing_module_is_named(name: str) -> None:
     done = run_script(1, LAUNCHER, "-m", name)
     assert done.returncode == 1
