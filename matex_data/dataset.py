@@ -24,6 +24,7 @@ from matex_data.epochs.epochs import (
 )
 from matex_data.errors import PartitionError
 from matex_data.fields import ElementSpec, Schema
+from matex_data.index.chosen import Samples
 from matex_data.index.runs import Runs
 from matex_data.io.counters import Profile
 from matex_data.locks import cached_property
@@ -75,11 +76,11 @@ class Dataset:
     (50, 8, 8) (50,)
     """
 
-    def __init__(self, source: Source, elements: ElementSpec, samples: Runs | None = None, overlap: int = 0) -> None:
+    def __init__(self, source: Source, elements: ElementSpec, samples: Samples | None = None, overlap: int = 0) -> None:
         self._source = source
         self._elements = elements
         self._overlap = overlap
-        self._samples = samples or Runs(np.array([0]), np.array([len(source.index)]))
+        self._samples: Samples = samples or Runs(np.array([0]), np.array([len(source.index)]))
         self._latest: Fingerprint | None = None
         self._seeds: dict[Any, dict[int, bool]] = {}  # for batches of equal options: each seed, and if it was drawn
 

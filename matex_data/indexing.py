@@ -34,7 +34,7 @@ SHARED_FACTS = 256  # files from which on a message costs less than a look at al
 
 @dataclass(frozen=True)
 class Reading:
-    """What an index depends on beside the files.
+    """Format, fields and options, on which an index depends beside the files.
 
     Parameters
     ----------

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from matex_data.dataset import Dataset
 from matex_data.errors import DataError, PartitionError, near_matches
 from matex_data.fields import ElementSpec, Names, as_list
+from matex_data.index.chosen import Samples
 from matex_data.index.paths import PathTable
 from matex_data.indexing import Reading, index_files, share_facts, text_of
 from matex_data.io.sessions import read_sessions
@@ -178,6 +179,7 @@ def open_dataset(
     found = index_files(sessions.comm, files, reading, None if index is None else os.fspath(index))
     elements = elements.expanded(found.fields)
     opened = partial(Source, sessions, io=io, window_bytes=window_bytes, cache=None, on_error=on_error)
+    samples: Samples | None
     found, samples, identity = events.apply(found, opened, elements)
     check_weights(elements, found.fields)
     if stack:

@@ -352,7 +352,7 @@ class _Kept(_Access):
         if not schedule.uniform:
             return self.epoch.window(0, schedule.steps, rank, self.ranks).runs
         start, stop = rank_range(schedule.segments.total, rank, self.ranks)
-        return schedule.segments.slice(np.array([start]), np.array([stop - start]))
+        return schedule.samples.slice(np.array([start]), np.array([stop - start]))
 
     @property
     def read_steps(self) -> int:
@@ -460,7 +460,7 @@ def _bytes_in_order(source: Source, schedule: Schedule, effort: int) -> float:
 
     The sample in front of a section is planned before it, so that a chunk which they share counts where it begins.
     """
-    samples, scratch, counted = schedule.segments, BufferPool(), _Counted()
+    samples, scratch, counted = schedule.samples, BufferPool(), _Counted()
     chunks = ChunkCache(UNLIMITED)
     for first, stop in _sections(schedule, max(1, LOAD_BYTES // source.row_bytes), effort):
         if first and counted.samples != first:

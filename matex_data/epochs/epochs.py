@@ -258,7 +258,7 @@ class ExchangedEpochs(PrefetchedEpochs):
         purpose = f'the shard of rank {self.rank} of {self.size}, which shuffle="global" keeps,'
         remedy = f"use {remedy}more machines, fewer fields, or shuffle=True"
         comm.agree(memory_shortage((stop - start) * source.row_bytes, purpose, remedy=remedy))
-        arrays, absent = source.read(source.block(schedule.segments))
+        arrays, absent = source.read(source.block(schedule.samples))
         if source.skipped is not None:
             absent = np.concatenate(comm.allgather(absent + start))
         self._samples = KeptSamples(comm, total, arrays, absent)

@@ -12,6 +12,7 @@ import numpy as np
 from matex_data._types import Integers
 from matex_data.errors import DataError, PartitionError
 from matex_data.index.cache import ChunkCache
+from matex_data.index.chosen import Chosen, Samples
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs
 from matex_data.index.stamps import check_stamp
@@ -173,7 +174,7 @@ class Source:
         errors = (check_stamp(table.paths[number], table.stamp(number)) for number in own)
         return next((error for error in errors if error is not None), None)
 
-    def load(self, runs: Runs) -> Arrays:
+    def load(self, runs: Samples) -> Arrays:
         """Read this rank's block of the samples to new arrays, in order. *Collective*.
 
         Raises
@@ -183,7 +184,7 @@ class Source:
         arrays, absent = self.read(self.block(runs))
         return {name: np.delete(array, absent, axis=0) for name, array in arrays.items()} if len(absent) else arrays
 
-    def read(self, runs: Runs) -> tuple[Arrays, Integers]:
+    def read(self, runs: Samples) -> tuple[Arrays, Integers]:
         """Read samples to new arrays, in order. *Collective*.
 
         Parameters
@@ -211,7 +212,7 @@ class Source:
         return arrays, np.sort(np.concatenate(absent))
 
     def blocks(
-        self, runs: Runs, names: Sequence[str], row_bytes: int | None = None
+        self, runs: Samples, names: Sequence[str], row_bytes: int | None = None
     ) -> Iterator[tuple[Integers, Arrays]]:
         """Yield fields of this rank's block of the samples, some megabytes at a time. *Collective*.
 
@@ -238,9 +239,11 @@ class Source:
                 rows, arrays = np.delete(rows, absent), {n: np.delete(a, absent, axis=0) for n, a in arrays.items()}
             yield rows, arrays
 
-    def block(self, runs: Runs) -> Runs:
+    def block(self, runs: Samples) -> Samples:
         """Return this rank's block of the samples."""
         start, stop = rank_range(runs.total, self.comm.rank, self.comm.size)
+        if isinstance(runs, Chosen):
+            return runs.at(Runs(np.array([start]), np.array([stop - start])))
         return runs.slice(np.array([start]), np.array([stop - start]))
 
     def _read_all(
@@ -282,7 +285,7 @@ class Source:
         if self.skipped is not None:
             self.skipped.report(status_exchange, tally, "that were loaded")
 
-    def _ranges(self, runs: Runs, row_bytes: int) -> Iterator[tuple[Runs, Integers]]:
+    def _ranges(self, runs: Samples, row_bytes: int) -> Iterator[tuple[Runs, Integers]]:
         """Yield ranges of samples, and their rows: equally many on every rank, the last one empty. *Collective*."""
         step = max(1, LOAD_BYTES // row_bytes)
         (longest,) = self.comm.maximum(runs.total)

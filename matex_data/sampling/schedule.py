@@ -18,6 +18,7 @@ import numpy as np
 
 from matex_data._types import Integers
 from matex_data.errors import PartitionError
+from matex_data.index.chosen import Chosen, Samples
 from matex_data.index.model import ranges
 from matex_data.index.runs import Runs, compress, join, merge
 from matex_data.locks import cached_property
@@ -88,6 +89,7 @@ class Schedule:
     remainder : treatment of the samples that do not fill a batch: "drop", "pad" or "keep".
     fixed_block_order : permute the blocks equally in every epoch, so that a rank always has the same samples.
     uniform : draw batches from all samples with equal probability, without lanes and windows.
+    chosen : samples of which ``segments`` has the positions; None: it has the samples themselves.
 
     Examples
     --------
@@ -111,6 +113,16 @@ class Schedule:
     remainder: str = "drop"
     fixed_block_order: bool = False
     uniform: bool = False
+    chosen: Chosen | None = None
+
+    @property
+    def samples(self) -> Samples:
+        """Samples of the data set, ascending."""
+        return self.segments if self.chosen is None else self.chosen
+
+    def of_positions(self, positions: Runs) -> Runs:
+        """Return the samples whose ascending positions the segments number."""
+        return positions if self.chosen is None else self.chosen.slice(positions.start, positions.count)
 
     @property
     def full_steps(self) -> int:
@@ -139,7 +151,7 @@ class Schedule:
         # Segments of one block stay adjacent: otherwise more than one rank would have to read the block.
         key = 0 if self.fixed_block_order else number
         order = generator(self.seed, key).permutation(int(self.blocks.max(initial=-1)) + 1)
-        if len(order) < len(self.blocks):
+        if len(order) < len(self.blocks) or self.chosen is not None:  # an equal order, whatever holds the samples
             order = np.argsort(order[self.blocks], kind="stable")
         return EpochOrder(self, Runs(self.segments.start[order], self.segments.count[order]), number, order)
 
@@ -167,7 +179,7 @@ class EpochOrder:
         if schedule.uniform:
             own = self.step_positions(begin, end, rank, size)
             runs, destination = _in_file_order(self.sequence.numbers(own.positions))
-            return Window(runs, destination, own.sizes, own.rows)
+            return Window(schedule.of_positions(runs), destination, own.sizes, own.rows)
         full = min(end, schedule.full_steps)
         each = schedule.batch_size // size
         sizes = np.full(max(0, full - begin), each, np.int64)
@@ -184,7 +196,7 @@ class EpochOrder:
             )
             sizes = np.append(sizes, each if schedule.remainder == "pad" else stop - start)
             rows += int(sizes[-1])
-        return Window(runs, destination, sizes, rows)
+        return Window(schedule.of_positions(runs), destination, sizes, rows)
 
     def owned(self, begin: int, end: int, rank: int, size: int) -> Runs:
         """Return the samples, ascending, that a rank reads for all where the ranks share what they read.

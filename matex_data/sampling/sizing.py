@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from matex_data._types import Integers
 from matex_data.errors import PartitionError
+from matex_data.index.chosen import Chosen, Samples
 from matex_data.index.files import LayoutFacts
 from matex_data.index.model import Index, ranges
 from matex_data.index.runs import Runs, cut
@@ -47,7 +48,7 @@ def _divisor_count(number: int) -> int:
 
 
 def make_schedule(
-    samples: Runs,
+    samples: Samples,
     borders: Integers,
     batch_size: int,
     row_bytes: int,
@@ -81,10 +82,13 @@ def make_schedule(
         raise PartitionError("the batch size must be at least 1", found=batch_size)
     if remainder not in REMAINDERS:
         raise PartitionError("unknown value of remainder=", expected=REMAINDERS, found=repr(remainder))
+    chosen = samples if isinstance(samples, Chosen) else None
+    if chosen is not None:  # the order is one of positions: to have a run of samples for each would take gigabytes
+        samples, borders = Runs(np.array([0]), np.array([chosen.total])), np.unique(chosen.rank(borders))
+    assert isinstance(samples, Runs)
     if uniform:
-        return Schedule(
-            samples, batch_size, 1, 1, seed, np.zeros(len(samples.start), np.int64), remainder, uniform=True
-        )
+        blocks = np.zeros(len(samples.start), np.int64)
+        return Schedule(samples, batch_size, 1, 1, seed, blocks, remainder, uniform=True, chosen=chosen)
     segments = cut(samples, borders)
     if len(samples.start) == 1:  # each segment is a block: few temporary arrays for maybe millions of them
         blocks = np.arange(len(segments.start))
@@ -105,7 +109,8 @@ def make_schedule(
     if seed is not None:
         lanes = choose_lanes(batch_size, max(1, min(count, window_bytes // (2 * block_bytes))))
     most = max(1, window_bytes // (batch_size * row_bytes))
-    schedule = Schedule(segments, batch_size, lanes, most, seed, blocks.astype(np.int64, copy=False), remainder)
+    blocks = blocks.astype(np.int64, copy=False)
+    schedule = Schedule(segments, batch_size, lanes, most, seed, blocks, remainder, chosen=chosen)
     return replace(schedule, window_steps=_even(schedule.steps, most))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from matex_data._types import Integers
 from matex_data.errors import PartitionError
+from matex_data.index.chosen import Chosen, Samples
 from matex_data.index.runs import Runs, merge
 from matex_data.sampling.permutation import check_seed, generator
 
@@ -17,8 +18,8 @@ SECTION_GAPS = 10  # least length of these, in gaps: at most a tenth of the samp
 
 
 def split(
-    runs: Runs, fractions: Sequence[float], seed: int | None, gap: int = 0, files: Integers | None = None
-) -> tuple[Runs, ...]:
+    runs: Samples, fractions: Sequence[float], seed: int | None, gap: int = 0, files: Integers | None = None
+) -> tuple[Samples, ...]:
     """Split samples into disjoint sets that cover all of them but for the gaps.
 
     Parameters
@@ -55,10 +56,16 @@ def split(
             found=fractions,
         )
     gap = check_gap(gap)
+    if isinstance(runs, Chosen):
+        chosen, everything = runs, Runs(np.array([0]), np.array([runs.total]))
+        if not gap:
+            of_positions = split(everything, fractions, seed)
+            return tuple(chosen.at(positions) for positions in of_positions if isinstance(positions, Runs))
+        runs = chosen.slice(everything.start, everything.count)
     total = runs.total
     ends = [0, *(round(total * sum(fractions[: i + 1])) for i in range(len(fractions) - 1)), total]
     sequence = runs if seed is None else _shuffle_sections(runs, check_seed(seed), gap)
-    sets = []
+    sets: list[Runs] = []
     for low, high in pairwise(ends):
         subset = sequence.slice(np.array([low]), np.array([high - low]))
         order = np.argsort(subset.start)

@@ -18,6 +18,7 @@ import numpy as np
 from matex_data._types import Integers
 from matex_data.errors import PartitionError
 from matex_data.fields import ElementSpec, Names
+from matex_data.index.chosen import Chosen, Samples
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs, merge
 from matex_data.locks import cached_property
@@ -35,7 +36,7 @@ ORDER = ("lanes", "window_steps", "cache", "blocks")
 ``open_dataset`` (``window_bytes``, ``block_bytes``, ``cache``)."""
 
 
-def identify_samples(index: Index, elements: ElementSpec, samples: Runs, transforms: str = "") -> dict[str, Any]:
+def identify_samples(index: Index, elements: ElementSpec, samples: Samples, transforms: str = "") -> dict[str, Any]:
     """Return facts that identify the samples, independent of the files' folder and the number of ranks.
 
     Parameters
@@ -48,9 +49,12 @@ def identify_samples(index: Index, elements: ElementSpec, samples: Runs, transfo
     rows = index.files.rows.tolist()
     files = [[_name(path), count] for path, count in zip(index.files.paths, rows, strict=True)]
     digest = hashlib.blake2b(json.dumps(files).encode(), digest_size=16)
-    selected = samples.count > 0
-    whole = merge(Runs(samples.start[selected], samples.count[selected]))
-    _update(digest, whole.start, whole.count)
+    if isinstance(samples, Chosen):
+        digest.update(samples.digest())
+    else:
+        selected = samples.count > 0
+        whole = merge(Runs(samples.start[selected], samples.count[selected]))
+        _update(digest, whole.start, whole.count)
     digest.update("".join((transforms, elements.weights or "")).encode())
     return {
         "samples": samples.total,
@@ -99,6 +103,7 @@ class Fingerprint:
         steps = most if self.cache == "memory" else min(schedule.window_steps, most)
         blocks = hashlib.blake2b(digest_size=16)
         _update(blocks, schedule.segments.start, schedule.segments.count, schedule.blocks)
+        blocks.update(b"" if schedule.chosen is None else b"positions")
         return dict(zip(ORDER, (schedule.lanes, steps, self.cache, blocks.hexdigest()), strict=True))
 
     def state(self, step: int) -> dict[str, Any]:

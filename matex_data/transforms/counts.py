@@ -12,7 +12,7 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field, Schema
-from matex_data.index.runs import Runs
+from matex_data.index.chosen import Samples
 from matex_data.mpi.communicator import Communicator
 from matex_data.reading.source import Source
 from matex_data.transforms.missing import is_missing
@@ -21,7 +21,7 @@ MOST_VALUES = 1_000_000  # that all ranks keep: some 100 MB of Python objects
 Counts = Mapping[Any, int]
 
 
-def value_counts(source: Source, samples: Runs, name: str) -> dict[Any, int]:
+def value_counts(source: Source, samples: Samples, name: str) -> dict[Any, int]:
     """Return how often each value of a field occurs. *Collective*: each rank reads its block.
 
     Parameters

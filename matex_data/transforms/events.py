@@ -9,6 +9,7 @@ import numpy as np
 
 from matex_data.errors import PartitionError
 from matex_data.fields import ElementSpec
+from matex_data.index.chosen import Samples
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs
 from matex_data.locks import cached_property
@@ -71,7 +72,7 @@ class EventOptions:
 
     def apply(
         self, index: Index, opened: Callable[[Index], Source], elements: ElementSpec
-    ) -> tuple[Index, Runs | None, str]:
+    ) -> tuple[Index, Samples | None, str]:
         """Return the index, the selected samples (None: all), and a text that identifies the samples. *Collective*.
 
         Parameters
@@ -81,7 +82,7 @@ class EventOptions:
         elements : structure of a batch; fields that it does not require are left out of the result.
         """
         identity = ""
-        samples: Runs | None = None
+        samples: Samples | None = None
         if self.expression is not None or self.flatten:
             if self.expression is not None:
                 check_where(self.expression, index.fields)

@@ -13,9 +13,10 @@ from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
 from matex_data.fields import Schema
 from matex_data.index.cache import ChunkCache
+from matex_data.index.chosen import Samples
 from matex_data.index.files import DerivedFiles
 from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, RowSelection
-from matex_data.index.runs import Runs, compress
+from matex_data.index.runs import compress
 from matex_data.index.scatter import scatter
 from matex_data.index.table import Column, Outputs, Table
 from matex_data.locks import cached_property
@@ -26,7 +27,7 @@ from matex_data.transforms.ragged import empty_samples, join_samples, read_field
 RAGGED_BYTES = 1024  # least estimate for a ragged sample in memory: not every layout has one
 
 
-def flatten_fields(source: Source, events: Runs, flatten: Sequence[str]) -> tuple[Index, str]:
+def flatten_fields(source: Source, events: Samples, flatten: Sequence[str]) -> tuple[Index, str]:
     """Return an index whose samples are the objects of the events, and a digest of their distribution. *Collective*.
 
     Parameters
@@ -54,7 +55,7 @@ def flatten_fields(source: Source, events: Runs, flatten: Sequence[str]) -> tupl
     return Index(fields, files, index.static, index.facts), digest
 
 
-def count_objects(source: Source, events: Runs, name: str) -> Integers:
+def count_objects(source: Source, events: Samples, name: str) -> Integers:
     """Return the number of elements of a ragged field in every event, int64[events of the files]. *Collective*.
 
     Parameters

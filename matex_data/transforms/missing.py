@@ -20,6 +20,7 @@ from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
 from matex_data.fields import EMPTY_IS_MISSING, MASK, Field
 from matex_data.index.cache import ChunkCache
+from matex_data.index.chosen import Samples
 from matex_data.index.files import DerivedFiles
 from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, RowSelection
 from matex_data.index.runs import Runs
@@ -128,7 +129,7 @@ def _replace_in(array: Array, mask: Array | None, number: float, destination: In
             array[selected] = rows
 
 
-def find_complete(source: Source, samples: Runs | None) -> Runs:
+def find_complete(source: Source, samples: Samples | None) -> Samples:
     """Return the samples without any missing value, equal on all ranks. *Collective*: each rank reads its block.
 
     Parameters

@@ -6,16 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from matex_data._types import Array
-from matex_data.index.runs import Runs, compress, merge
+from matex_data._types import Array, Bytes, Integers
+from matex_data.index.chosen import Chosen, Samples
+from matex_data.index.runs import Runs
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import rank_range
 
+MOST_RUNS = 1 << 16  # of samples, that are kept as such: more of them take gigabytes where bits take megabytes
 Condition = Callable[[Mapping[str, Array]], Array]
 """Callable that gets arrays of samples by field name, and returns bool[samples]."""
 
 
-def select_samples(source: Source, samples: Runs, names: Sequence[str], condition: Condition) -> Runs:
+def select_samples(source: Source, samples: Samples, names: Sequence[str], condition: Condition) -> Samples:
     """Return the samples that meet a condition, equal on all ranks. *Collective*: each rank reads its block.
 
     Parameters
@@ -29,15 +31,39 @@ def select_samples(source: Source, samples: Runs, names: Sequence[str], conditio
     ------
     DataError : the first error of any rank, on every rank.
     """
-    begin, _ = rank_range(samples.total, source.comm.rank, source.comm.size)
-    selected = [np.empty(0, np.int64)]
+    begin, end = rank_range(samples.total, source.comm.rank, source.comm.size)
+    edges = samples.numbers(np.array([begin, end - 1] if end > begin else [], np.int64)).tolist() or [0, -1]
+    first = edges[0] // 8 * 8
+    selected = np.zeros((edges[1] - first) // 8 + 1, np.uint8)
     first_error: Exception | None = None
     for positions, arrays in source.blocks(samples, names):
         try:
             if first_error is None:
-                selected.append(samples.numbers(begin + positions[condition(arrays)]))
+                _set_bits(selected, samples.numbers(begin + positions[condition(arrays)]) - first)
         except Exception as error:  # of any kind: the other ranks have to raise it, once they have read their blocks
             first_error = error
     source.comm.agree(first_error)
-    by_rank = source.comm.allgather(compress(np.concatenate(selected)))
-    return merge(Runs(np.concatenate([r.start for r in by_rank]), np.concatenate([r.count for r in by_rank])))
+    bits = np.zeros(-(-len(source.index) // 8), np.uint8)
+    for of_rank, number in source.comm.allgather((selected, first)):
+        bits[number // 8 : number // 8 + len(of_rank)] |= of_rank
+    return as_samples(bits)
+
+
+def _set_bits(bits: Bytes, numbers: Integers) -> None:
+    """Set the bits of these ascending numbers."""
+    if len(numbers):
+        first, last = int(numbers[0]) // 8, int(numbers[-1]) // 8
+        mask = np.zeros((last - first + 1) * 8, bool)
+        mask[numbers - first * 8] = True
+        bits[first : last + 1] |= np.packbits(mask)
+
+
+def as_samples(bits: Bytes) -> Samples:
+    """Return the samples whose bits are set: as runs if there are few."""
+    last = np.concatenate([[0], bits[:-1] & 1]).astype(np.uint8)
+    begins = bits & ~((bits >> 1) | (last << 7))
+    chosen = Chosen.of_bits(bits)
+    if int(np.bitwise_count(begins).sum(dtype=np.int64)) > MOST_RUNS:
+        return chosen
+    tiles = [Runs(np.empty(0, np.int64), np.empty(0, np.int64)), *chosen.tiles()]
+    return Runs(np.concatenate([runs.start for runs in tiles]), np.concatenate([runs.count for runs in tiles]))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import MASK, Field
-from matex_data.index.runs import Runs
+from matex_data.index.chosen import Samples
 from matex_data.reading.source import Source
 
 Floats = NDArray[np.float64]
@@ -107,7 +107,7 @@ class Statistics(Mapping[str, Moments]):
         return normalization(self._axis, self[field].mean, self[field].variance)
 
 
-def statistics(source: Source, samples: Runs, names: Sequence[str], axis: int | Sequence[int] | None) -> Statistics:
+def statistics(source: Source, samples: Samples, names: Sequence[str], axis: int | Sequence[int] | None) -> Statistics:
     """Return the moments of fields. *Collective*.
 
     Parameters

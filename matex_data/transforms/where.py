@@ -19,7 +19,7 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field, Schema
-from matex_data.index.runs import Runs
+from matex_data.index.chosen import Samples
 from matex_data.machine import threads
 from matex_data.reading.source import Source
 from matex_data.transforms.select import select_samples
@@ -155,7 +155,7 @@ def _is_column(field: Field) -> bool:
     return not field.ragged and not field.shape and field.dtype.kind in "biuf"
 
 
-def find_where(source: Source, samples: Runs, expression: Expression) -> Runs:
+def find_where(source: Source, samples: Samples, expression: Expression) -> Samples:
     """Return the samples for which an expression is true, equal on all ranks. *Collective*.
 
     Each rank reads the columns of its block of the samples.

@@ -13,7 +13,9 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import DataError, FieldNotFound, FormatError, PartitionError, open_dataset
+from matex_data.index.chosen import Chosen
 from matex_data.io.counters import process_profile
+from matex_data.transforms import select
 from matex_data.transforms.where import parse
 from tests.support.ranks import Pool
 from tests.transforms.events import global_batches, joined, load, read, write_events
@@ -186,3 +188,41 @@ def test_names_in_backticks_are_taken_as_they_are() -> None:
     assert expression.fields == ["Muon.pt", "a b", "quoted_0", "class", "sin_"]
     columns = {variable: np.arange(3.0) for variable in expression.columns}
     assert numexpr.validate(expression.code, local_dict=columns) is None
+
+
+def _selected(comm: MPI.Intracomm, path: str, bits: bool) -> list[Any]:
+    """Return all that a data set of selected samples gives, with the selection as bits or as runs."""
+    most, select.MOST_RUNS = select.MOST_RUNS, 0 if bits else 1 << 40
+    try:
+        data = open_dataset(path, comm=comm, where="(n % 3 > 0) & (n % 7 < 5)", missing="drop", block_bytes=100)
+    finally:
+        select.MOST_RUNS = most
+    assert isinstance(data._samples, Chosen) == bits
+    first, second = data.split(0.7, 0.3, seed=4)
+    early, late = data.split(0.5, 0.5, gap=2)
+    found: list[Any] = [len(data), data.load()["n"].tolist(), float(data.statistics("x").mean)]
+    for subset in (data, first, second, early, late):
+        for options in ({}, {"shuffle": True, "seed": 3}, {"shuffle": "global", "seed": 3}):
+            batches = subset.batches(12, remainder="keep", **options)  # type: ignore[arg-type]
+            found += [[batch["n"].tolist() for batch in batches] for _ in range(2)]
+            found.append({k: v for k, v in batches.state(3).items() if k not in ("digest", "blocks")})
+            rest = subset.batches(12, remainder="keep", start=batches.state(3), **options)  # type: ignore[arg-type]
+            found.append([batch["n"].tolist() for batch in rest] == found[-3][3:])
+    found.append(data.read_plan(12, ranks=2).bytes_read)
+    return found
+
+
+def test_selections_of_many_runs(pool: Pool, tmp_path: Path) -> None:
+    """A selection in bits gives the same batches, splits, and states as one in runs, on any number of ranks."""
+    for number, rows in enumerate((200, 150, 333)):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["n"] = np.arange(rows) + 1000 * number
+            x = np.arange(rows, dtype="f4")
+            x[::11] = np.nan
+            file["x"] = x
+    in_bits, in_runs = (pool.run(_selected, str(tmp_path / "*.h5"), bits) for bits in (True, False))
+    assert in_bits == in_runs
+    assert not any(False in of_rank for of_rank in in_bits)  # runs that go on from a state
+    numbers = np.concatenate([np.arange(rows) + 1000 * number for number, rows in enumerate((200, 150, 333))])
+    kept = (numbers % 3 > 0) & (numbers % 7 < 5) & (numbers % 1000 % 11 > 0)
+    assert [n for of_rank in in_bits for n in of_rank[1]] == numbers[kept].tolist()
