@@ -163,15 +163,8 @@ class Files:
 
     def _opened(self, number: int) -> _OpenFile:
         """Return a file, opened by the first thread that needs it; other files open at the same time."""
-        with self._lock:
-            opening: Future[_OpenFile] | None = self._open.get(number)
-            first = opening is None
-            if opening is None:
-                if len(self._open) >= MOST_OPEN_FILES:
-                    self._open.popitem(last=False)
-                opening = self._open[number] = Future()
-            self._open.move_to_end(number)
-        if first:
+        opening, is_first = self._opening(number)
+        if is_first:
             try:
                 opening.set_result(_OpenFile(self.paths[number]))
             except BaseException as error:
@@ -183,6 +176,18 @@ class Files:
             return opening.result()
         except OSError as error:
             raise _unreadable(self.paths[number], error) from error
+
+    def _opening(self, number: int) -> tuple[Future[_OpenFile], bool]:
+        """Return the future of a file, and whether the caller has to open it."""
+        with self._lock:
+            known: Future[_OpenFile] | None = self._open.get(number)
+            if known is not None:
+                self._open.move_to_end(number)
+                return known, False
+            if len(self._open) >= MOST_OPEN_FILES:
+                self._open.popitem(last=False)
+            opening = self._open[number] = Future()
+            return opening, True
 
     def close(self) -> None:
         """Close all files. *Collective* in collective mode."""
