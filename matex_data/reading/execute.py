@@ -55,7 +55,7 @@ def execute(plan: ReadPlan, files: Files, agreed: Integers) -> list[Future[None]
             remaining -= task.count
             read_error = _read(files, number, task, scratch)
             if read_error is None:
-                decoding.append(submit(task.complete, scratch))
+                decoding.append(submit(_complete, task, scratch, plan))
             failure = failure or read_error
         files.read_nothing(number, remaining)
     if failure is not None:
@@ -98,6 +98,20 @@ def _read(files: Files, number: int, task: ReadTask, scratch: NDArray[np.uint8])
     except Exception as error:
         return explained(error, f"{task.total} bytes that are read")
     return None
+
+
+def _complete(task: ReadTask, scratch: NDArray[np.uint8], plan: ReadPlan) -> None:
+    """Decode a task. If memory runs out, fail the chunks of the plan, for which a later window would wait for ever.
+
+    A chunk that does not decode fails by itself.
+    """
+    try:
+        task.complete(scratch)
+    except DataError:
+        raise
+    except BaseException as error:
+        plan.abandon(error)
+        raise
 
 
 class _Read(ABC):
@@ -162,7 +176,7 @@ class _TaskRead(_Read):
 
     def complete(self) -> None:
         scratch, self._scratch = self._scratch, NO_BYTES  # the memory is free once the task is complete
-        self._task.complete(scratch)
+        _complete(self._task, scratch, self._plan)
 
     def abandon(self, error: BaseException) -> None:
         self._plan.abandon(error)
