@@ -141,13 +141,14 @@ def _tasks(groups: list[list[ReadRequest]], gap_bytes: int, task_bytes: int) -> 
         columns = [column[low:high] for column in merged]
         callbacks = _callbacks(group)
         if not addresses:
-            yield ReadTask(*_cut(columns, MOST_BYTES), callbacks, size + GAP_BYTES)
+            offset, nbytes, address = _cut(columns, MOST_BYTES)
+            yield ReadTask(offset, nbytes, address, callbacks, size + GAP_BYTES)
             continue
         parts = list(_split(columns, task_bytes))
         if callbacks and len(parts) > 1:
             countdown = Countdown(len(parts), partial(_complete, callbacks, np.empty(0, np.uint8)))
             callbacks = [(partial(countdown.complete, None), slice(0))]
-        yield from (ReadTask(*part, callbacks) for part in parts)
+        yield from (ReadTask(offset, nbytes, address, callbacks) for offset, nbytes, address in parts)
 
 
 def _callbacks(group: Sequence[ReadRequest]) -> list[tuple[OnComplete, slice]]:

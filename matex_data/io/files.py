@@ -217,16 +217,9 @@ class Files:
             self._open[number].Read_at_all(0, [bytearray(), 0, MPI.BYTE])
 
     def _opened(self, number: int) -> _OpenFile:
-        """Return an open file, among those used last, opened by the first thread that needs it."""
-        with self._lock:
-            is_new = number not in self._open
-            if is_new:
-                if len(self._open) >= MOST_OPEN_FILES:
-                    self._open.popitem(last=False)
-                self._open[number] = Future()
-            self._open.move_to_end(number)
-            opening: Future[_OpenFile] = self._open[number]
-        if is_new:
+        """Return a file, opened by the first thread that needs it; other files open at the same time."""
+        opening, is_first = self._opening(number)
+        if is_first:
             try:
                 opening.set_result(self._open_now(number))
             except BaseException as error:
@@ -253,6 +246,18 @@ class Files:
         if stamp is not None and not stamp.fits(found):
             raise changed(path, stamp, found)
         return opened
+
+    def _opening(self, number: int) -> tuple[Future[_OpenFile], bool]:
+        """Return the future of a file, and whether the caller has to open it."""
+        with self._lock:
+            known: Future[_OpenFile] | None = self._open.get(number)
+            if known is not None:
+                self._open.move_to_end(number)
+                return known, False
+            if len(self._open) >= MOST_OPEN_FILES:
+                self._open.popitem(last=False)
+            opening = self._open[number] = Future()
+            return opening, True
 
     def close(self) -> None:
         """Close all files. *Collective* in collective mode."""

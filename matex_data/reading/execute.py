@@ -110,9 +110,14 @@ def _read(files: Files, number: int, task: ReadTask, scratch: NDArray[np.uint8])
 
 
 def _complete(plan: ReadPlan, action: Callable[..., None], *arguments: NDArray[np.uint8]) -> None:
-    """Call a function of a plan; after an error, nobody waits for the chunks of the plan."""
+    """Call a function of a plan. If memory runs out, fail the chunks of the plan: others would wait for them for ever.
+
+    A chunk that does not decode fails by itself.
+    """
     try:
         action(*arguments)
+    except DataError:
+        raise
     except BaseException as error:
         plan.abandon(error)
         raise
@@ -155,11 +160,12 @@ class _Read(ABC):
 
     def decode(self) -> None:
         """Decode once the bytes are there; raise the error of reading or decoding them."""
-        _complete(self.plan, self._decode)
-
-    def _decode(self) -> None:
-        self.arrived.result()
-        self.complete()
+        try:
+            self.arrived.result()
+        except BaseException as error:
+            self.plan.abandon(error)
+            raise
+        _complete(self.plan, self.complete)
 
 
 class _TaskRead(_Read):

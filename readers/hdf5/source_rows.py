@@ -60,18 +60,22 @@ class SourceRows(Layout):
         rows = RowSelection(rows.start + self.first, rows.stop + self.first, rows.destination)
         for request in self.layout.requests(rows, out, cache):
             if request.total:
-                request = ReadRequest(EMPTY, EMPTY, on_complete=partial(self._read, request))
+                request = ReadRequest(EMPTY, EMPTY, on_complete=partial(self._read, request, cache))
             yield request
 
-    def _read(self, request: ReadRequest, _: Bytes) -> None:
-        """Execute a request of the layout."""
-        if not Path(self.path).exists():
-            raise DecodeError("a source of the virtual dataset is missing", found=f"no file {self.path!r}")
-        files = Files(Communicator(), [self.path], "independent", Profile())
-        for task in plan_tasks([request]):
-            scratch = np.empty(task.scratch, np.uint8)
-            files.read(0, task.into(scratch))
-            task.complete(scratch)
+    def _read(self, request: ReadRequest, cache: ChunkCache, _: Bytes) -> None:
+        """Execute a request of the layout; on an error, fail the chunks for which others may wait."""
+        try:
+            if not Path(self.path).exists():
+                raise DecodeError("a source of the virtual dataset is missing", found=f"no file {self.path!r}")
+            files = Files(Communicator(), [self.path], "independent", Profile())
+            for task in plan_tasks([request]):
+                scratch = np.empty(task.scratch, np.uint8)
+                files.read(0, task.into(scratch))
+                task.complete(scratch)
+        except BaseException as error:
+            cache.fail_pending(error)
+            raise
 
 
 def source_layout(
