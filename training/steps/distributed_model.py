@@ -18,6 +18,7 @@ from matex_data.training.reduction.ops import Reducer
 from matex_data.training.sharding.rows import leaves_per_sample, static_rows
 from matex_data.training.steps.batch_norm import average_moving_statistics, global_moments
 from matex_data.training.steps.evaluation import DistributedTestStep
+from matex_data.training.steps.logs import Reduction
 from matex_data.training.steps.losses import DistributedLoss, SummedLoss, is_unreduced
 from matex_data.training.steps.metrics import (
     combine_states,
@@ -236,7 +237,8 @@ class DistributedModel:
 
     def combined(self, logs: Any, of_batch: bool = False) -> Any:
         """Return the logs of an epoch, an evaluation or a batch over all ranks. *Collective*."""
-        kinds = {key: kind for key, kind in self.step.reductions.items() if kind is not None}
+        kinds: dict[str, Reduction | None] = {}
+        kinds |= {key: kind for key, kind in self.step.reductions.items() if kind is not None}
         for key, possible in self.step.possible.items():
             known = kinds.get(key) or "mean"  # where the graph does not tell it, the checks may
             kinds[key] = known if known in possible else None
