@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from io import FileIO
 from pathlib import Path
 
 import h5py
@@ -15,10 +16,6 @@ from matex_data.errors import DecodeError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.combined import Concatenated
 from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection
-from matex_data.io.coalesce import plan_tasks
-from matex_data.io.counters import Profile
-from matex_data.io.files import Files
-from matex_data.mpi.communicator import Communicator
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.hdf5.rows import open_file
 from matex_data.readers.hdf5.virtual import Segment, segments_of
@@ -60,22 +57,59 @@ class SourceRows(Layout):
         rows = RowSelection(rows.start + self.first, rows.stop + self.first, rows.destination)
         for request in self.layout.requests(rows, out, cache):
             if request.total:
-                request = ReadRequest(EMPTY, EMPTY, on_complete=partial(self._read, request, cache))
+                read = _Read(self.path, request)
+                request = ReadRequest(EMPTY, EMPTY, on_complete=read.complete, fetch=read.fetch)
             yield request
 
-    def _read(self, request: ReadRequest, cache: ChunkCache, _: Bytes) -> None:
-        """Execute a request of the layout; on an error, fail the chunks for which others may wait."""
+
+class _Read:
+    """Execution of a request for bytes of a source.
+
+    Parameters
+    ----------
+    path : of the source.
+    request : of the layout of its dataset.
+    """
+
+    def __init__(self, path: str, request: ReadRequest) -> None:
+        self._path, self._request = path, request
+        self._scratch = np.empty(0, np.uint8)
+
+    def fetch(self) -> None:
+        """Read to the target of the request, or to scratch memory."""
+        request = self._request
+        if request.target is None:
+            self._scratch = np.empty(request.total, np.uint8)
+        memory = (self._scratch if request.target is None else request.target).data
+        begins = np.cumsum(request.nbytes) - request.nbytes if request.at is None else request.at
         try:
-            if not Path(self.path).exists():
-                raise DecodeError("a source of the virtual dataset is missing", found=f"no file {self.path!r}")
-            files = Files(Communicator(), [self.path], "independent", Profile())
-            for task in plan_tasks([request]):
-                scratch = np.empty(task.scratch, np.uint8)
-                files.read(0, task.into(scratch))
-                task.complete(scratch)
-        except BaseException as error:
-            cache.fail_pending(error)
-            raise
+            with Path(self._path).open("rb", buffering=0) as file:
+                for offset, nbytes, begin in zip(request.offset, request.nbytes, begins, strict=True):
+                    self._read(file, int(offset), memory[begin : begin + nbytes])
+        except FileNotFoundError as error:
+            found = f"no file {self._path!r}"
+            raise DecodeError("a source of the virtual dataset is missing", found=found) from error
+        except OSError as error:
+            raise DecodeError("a source of the virtual dataset cannot be read", found=error) from error
+
+    def _read(self, file: FileIO, offset: int, memory: memoryview) -> None:
+        """Read bytes of the open source, in as many calls as necessary."""
+        done = 0
+        while done < len(memory):
+            count = os.preadv(file.fileno(), [memory[done:]], offset + done)
+            if not count:
+                raise DecodeError(
+                    "a source of the virtual dataset has become shorter",
+                    expected=f"{offset + len(memory)} bytes",
+                    found=f"{offset + done} bytes in {self._path!r}",
+                )
+            done += count
+
+    def complete(self, nothing: Bytes) -> None:
+        """Decode what was read."""
+        scratch, self._scratch = self._scratch, nothing
+        if self._request.on_complete is not None:
+            self._request.on_complete(scratch)
 
 
 def source_layout(

@@ -59,6 +59,8 @@ def _execute(file: FileIndex, request: ReadRequest) -> None:
             memory[start : start + nbytes] = np.frombuffer(stored, np.uint8)
     finally:
         os.close(handle)
+    if request.fetch is not None:
+        request.fetch()
     if request.on_complete is not None:
         request.on_complete(memory)
 
