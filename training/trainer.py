@@ -20,12 +20,16 @@ from matex_data.training import keras_api
 from matex_data.training.callbacks import rank_callbacks
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.devices import warn_of_shared_gpu
+from matex_data.training.layouts.sharded import ShardedModel
+from matex_data.training.mesh import Mesh
+from matex_data.training.partition.deferred import initialize_absent
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.rounding import WireDtype
 from matex_data.training.restart.resume import TrainingRun
 from matex_data.training.sharding.batch_weights import batch_weights
 from matex_data.training.sharding.rows import batch_size
 from matex_data.training.steps.distributed_model import DistributedModel
+from matex_data.training.steps.variables import build_without_optimizer
 
 
 def fit(
@@ -38,6 +42,7 @@ def fit(
     checkpoint: str | os.PathLike[str] | None = None,
     save_every: int | None = None,
     comm: MPI.Intracomm | None = None,
+    mesh: Mesh | None = None,
     sync_batch_norm: bool = False,
     wire_dtype: WireDtype | None = None,
     **keras_fit_options: Any,
@@ -60,6 +65,8 @@ def fit(
         or a ``tf.data.Dataset`` with the same order in every epoch.
     save_every : write a checkpoint after this number of steps within an epoch, too.
     comm : communicator; None: all ranks of the job.
+    mesh : ranks that hold parts of the model: its layouts say which weights are cut over its shards. The data are those
+        of ``comm=mesh.data``.
     sync_batch_norm : let ``BatchNormalization`` use the statistics of the global batch, as one process does.
         Otherwise each rank uses its own rows, and moving statistics are averaged after each epoch and at each
         checkpoint.
@@ -89,13 +96,14 @@ def fit(
     >>> abs(float(model.layers[0].kernel.numpy()[0, 0]) - 2) < 0.01
     True
     """
-    channel = open_channel(comm)
+    channel = open_channel(comm if mesh is None else mesh.data)
     keras_api.check(channel.rank)
     warn_of_shared_gpu(channel.rank)
     training_run = TrainingRun(channel, None if checkpoint is None else Path(checkpoint))
     data = training_run.resumed_dataset(dataset, keras_fit_options)
     check_steps(channel, data, keras_fit_options.get("steps_per_epoch"))
     with (
+        sharded(model, mesh, data.element_spec),
         DistributedModel(model, channel, sync_batch_norm, Reducer(channel, wire_dtype=wire_dtype)) as distributed,
         without_keras_warnings(),
         unwrapped_errors(),
@@ -116,6 +124,18 @@ def fit(
         if channel.size == 1 or not distributed.test.lockstep:
             validation_data = drop_empty_batches(validation_data)
         return model.fit(data, validation_data=validation_data, **options)
+
+
+@contextlib.contextmanager
+def sharded(model: Any, mesh: Mesh | None, element_spec: Any) -> Iterator[None]:
+    """Context manager: the layers of a model compute on all shards of a mesh, if it has several. *Collective*."""
+    if mesh is None or mesh.shape[2] == 1:
+        initialize_absent(model)
+        yield
+        return
+    build_without_optimizer(model, element_spec)
+    with ShardedModel(model, mesh):
+        yield
 
 
 def check_steps(channel: Channel, dataset: tf.data.Dataset, steps_per_epoch: int | None) -> None:
