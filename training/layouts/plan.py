@@ -75,8 +75,10 @@ def plan(model: Any, layouts: Any, shards: Shards) -> Plan:
         cut = [(v, axes[id(v)]) for v in _own_variables(layer) if id(v) in axes]
         rule = _attention(layer, axes, shards)
         if rule is not None:
-            inner |= {id(x) for x in (*rule.projections, layer.output_dense)}
-        elif id(layer) not in inner:
+            inner |= {id(x) for x in rule.inner}
+        elif id(layer) in inner:
+            continue
+        else:
             rule = _rule(layer, cut, shards)
         if isinstance(rule, rules.Gathered):
             gathered.append(layer.path)
