@@ -21,7 +21,8 @@ from matex_data.timeline import timeline
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import running_alone
 from matex_data.training.steps.distributed_model import DistributedModel
-from matex_data.training.steps.variables import broadcast_in, replicated_variables
+from matex_data.training.partition.values import broadcast_in
+from matex_data.training.steps.variables import replicated_variables
 from matex_data.training.steps.watch import Watch
 
 WRITERS = (
@@ -52,14 +53,14 @@ def rank_callbacks(
         and whether batches are whole on every rank.
     trailing : callbacks that run after all others.
     """
-    channel = distributed.channel
+    channel = distributed.world
     selected = _select(channel, user_callbacks) if channel.size > 1 else list(user_callbacks)
     if channel.size > 1:
         each_batch = any(channel.host.allgather_object(_has_batch_hooks(selected)))
         restored = any(getattr(callback, "restores", False) for callback in trailing)
         changed = any(isinstance(callback, WRITERS) and type(callback) not in WRITERS for callback in user_callbacks)
         synchronization = BatchSynchronization if each_batch else EpochSynchronization
-        selected.append(synchronization(channel, distributed.watch, restored, changed))
+        selected.append(synchronization(channel, distributed.channel, distributed.watch, restored, changed))
     if channel.size > 1 or trailing:
         selected.insert(0, InitialBroadcast(distributed, element_spec))
     selected += trailing
@@ -201,14 +202,18 @@ class EpochSynchronization(keras.callbacks.Callback):  # type: ignore[misc]  # K
     Parameters
     ----------
     channel : ranks that train.
+    replicas : ranks that hold the same variables.
     watch : changes between steps, about which the ranks agree.
     restored : a checkpoint is about to set all variables.
     changed : callbacks on rank 0 alone may change variables.
     """
 
-    def __init__(self, channel: Channel, watch: Watch, restored: bool = False, changed: bool = False) -> None:
+    def __init__(
+        self, channel: Channel, replicas: Channel, watch: Watch, restored: bool = False, changed: bool = False
+    ) -> None:
         super().__init__()
         self._channel = channel
+        self._replicas = replicas
         self._watch = watch
         self._restored = restored
         self._changed = changed
@@ -217,7 +222,7 @@ class EpochSynchronization(keras.callbacks.Callback):  # type: ignore[misc]  # K
         """Broadcast epoch and variables of rank 0, which may have restored a backup. *Collective*."""
         self.model._initial_epoch = self._channel.host.allgather_object(self.model._initial_epoch)[0]
         if not self._restored:
-            broadcast_in(self._channel, replicated_variables(self.model))
+            broadcast_in(self._replicas, replicated_variables(self.model))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Synchronize the learning rate. *Collective*."""
@@ -234,7 +239,7 @@ class EpochSynchronization(keras.callbacks.Callback):  # type: ignore[misc]  # K
 
     def _broadcast(self) -> None:
         if self._changed:
-            broadcast_in(self._channel, replicated_variables(self.model))
+            broadcast_in(self._replicas, replicated_variables(self.model))
 
     def _synchronize(self, of_batch: bool = False) -> None:
         """Exchange learning rate, stop flag and changes in one message, since this may run after every batch."""

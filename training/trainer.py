@@ -43,6 +43,7 @@ def fit(
     save_every: int | None = None,
     comm: MPI.Intracomm | None = None,
     mesh: Mesh | None = None,
+    shard_optimizer: bool = False,
     sync_batch_norm: bool = False,
     wire_dtype: WireDtype | None = None,
     **keras_fit_options: Any,
@@ -67,6 +68,9 @@ def fit(
     comm : communicator; None: all ranks of the job.
     mesh : ranks that hold parts of the model: its layouts say which weights are cut over its shards. The data are those
         of ``comm=mesh.data``.
+    shard_optimizer : let each rank keep the state of the optimizer for its section of every weight alone; the weights
+        after each step stay those of ``shard_optimizer=False``. It needs an optimizer that updates each element by
+        itself, such as SGD, Adam and AdamW. After ``fit`` all ranks have the whole state again.
     sync_batch_norm : let ``BatchNormalization`` use the statistics of the global batch, as one process does.
         Otherwise each rank uses its own rows, and moving statistics are averaged after each epoch and at each
         checkpoint.
@@ -102,9 +106,11 @@ def fit(
     training_run = TrainingRun(channel, None if checkpoint is None else Path(checkpoint))
     data = training_run.resumed_dataset(dataset, keras_fit_options)
     check_steps(channel, data, keras_fit_options.get("steps_per_epoch"))
+    world = channel if mesh is None else open_channel(mesh.world)
+    reducer = Reducer(channel, wire_dtype=wire_dtype)
     with (
-        sharded(model, mesh, data.element_spec),
-        DistributedModel(model, channel, sync_batch_norm, Reducer(channel, wire_dtype=wire_dtype)) as distributed,
+        sharded(model, mesh, data.element_spec, shard_optimizer),
+        DistributedModel(model, channel, sync_batch_norm, reducer, world, shard_optimizer) as distributed,
         without_keras_warnings(),
         unwrapped_errors(),
         batch_weights(channel.communicator).left_to_keras(),
@@ -117,7 +123,7 @@ def fit(
             *training_run.leading_callbacks(),
             *rank_callbacks(distributed, user_callbacks, data.element_spec, trailing),
         ]
-        if channel.rank > 0:
+        if world.rank > 0:
             options["verbose"] = 0
         if channel.size > 1 and validation_data is not None:
             validation_data = distributed.test.pad_batches(validation_data)
@@ -127,13 +133,22 @@ def fit(
 
 
 @contextlib.contextmanager
-def sharded(model: Any, mesh: Mesh | None, element_spec: Any) -> Iterator[None]:
+def sharded(model: Any, mesh: Mesh | None, element_spec: Any, shard_optimizer: bool) -> Iterator[None]:
     """Context manager: the layers of a model compute on all shards of a mesh, if it has several. *Collective*."""
-    if mesh is None or mesh.shape[2] == 1:
+    several = mesh is not None and mesh.shape[2] > 1
+    if several or shard_optimizer:
+        build_without_optimizer(model, element_spec)
+    if mesh is None or not several:
         initialize_absent(model)
         yield
         return
-    build_without_optimizer(model, element_spec)
+    if shard_optimizer:
+        raise PartitionError(
+            "shard_optimizer cuts the optimizer's state of whole weights",
+            expected="a mesh with one shard",
+            found=f"{mesh.shape[2]} shards, each of which holds the state of its part of the weights already",
+            remedy="leave out shard_optimizer, or train with model=1",
+        )
     with ShardedModel(model, mesh):
         yield
 
