@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from matex_data.training.mesh import Mesh
     from matex_data.training.partition.deferred import deferred
     from matex_data.training.reduction.ops import allreduce
+    from matex_data.training.saving import save
     from matex_data.training.sharding.shard import shard
     from matex_data.training.steps.variables import broadcast
     from matex_data.training.trainer import fit
 
-__all__ = ["Mesh", "ScaledLearningRate", "World", "allreduce", "broadcast", "deferred", "distribute", "fit", "shard", "world"]
+__all__ = ["Mesh", "ScaledLearningRate", "World", "allreduce", "broadcast", "deferred", "distribute", "fit", "save", "shard", "world"]
 
 _MODULES = {
     "Mesh": "mesh",
@@ -33,6 +34,7 @@ _MODULES = {
     "deferred": "partition.deferred",
     "distribute": "average.optimizer",
     "fit": "trainer",
+    "save": "saving",
     "shard": "sharding.shard",
 }
 

@@ -20,6 +20,7 @@ from matex_data.mpi.activity import busy
 from matex_data.timeline import timeline
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import running_alone
+from matex_data.training.saving import saving_together
 from matex_data.training.steps.distributed_model import DistributedModel
 from matex_data.training.partition.values import broadcast_in
 from matex_data.training.steps.variables import replicated_variables
@@ -55,6 +56,8 @@ def rank_callbacks(
     """
     channel = distributed.world
     selected = _select(channel, user_callbacks) if channel.size > 1 else list(user_callbacks)
+    if channel is not distributed.channel:  # replicas of several ranks each
+        selected = _saved_together(distributed, user_callbacks, selected)
     if channel.size > 1:
         each_batch = any(channel.host.allgather_object(_has_batch_hooks(selected)))
         restored = any(getattr(callback, "restores", False) for callback in trailing)
@@ -103,6 +106,40 @@ def _select(channel: Channel, user_callbacks: list[Any]) -> list[Any]:
         if id(callback) in here:
             _run_alone(callback)
     return [callback for callback in user_callbacks if not isinstance(callback, WRITERS) or id(callback) in here]
+
+
+def _saved_together(distributed: DistributedModel, user_callbacks: list[Any], selected: list[Any]) -> list[Any]:
+    """Return the callbacks with those that save the model on every rank, since each has a part of it.
+
+    Raises
+    ------
+    PartitionError : a callback saves the model in a way of its own.
+    """
+    together = [c for c in user_callbacks if isinstance(c, keras.callbacks.ModelCheckpoint)]
+    for callback in user_callbacks:
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            raise PartitionError(
+                "BackupAndRestore saves the weights that one rank has, which are parts of those of the model",
+                expected="another way to resume",
+                found=type(callback).__name__,
+                remedy="give fit(..., checkpoint=folder)",
+            )
+    for callback in together:
+        for name in _HOOKS:
+            vars(callback).pop(name, None)  # not alone
+            hook = getattr(type(callback), name)
+            if hook is not getattr(keras.callbacks.Callback, name):
+                setattr(callback, name, _together(functools.partial(hook, callback), distributed))
+    here = {id(callback) for callback in [*selected, *together]}
+    return [callback for callback in user_callbacks if id(callback) in here]
+
+
+def _together(hook: Callable[..., Any], distributed: DistributedModel) -> Callable[..., Any]:
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with saving_together(distributed.model, distributed.world.user):
+            return hook(*args, **kwargs)
+
+    return called
 
 
 def _temporary(callback: Any) -> str | None:

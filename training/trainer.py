@@ -103,10 +103,10 @@ def fit(
     channel = open_channel(comm if mesh is None else mesh.data)
     keras_api.check(channel.rank)
     warn_of_shared_gpu(channel.rank)
-    training_run = TrainingRun(channel, None if checkpoint is None else Path(checkpoint))
+    world = channel if mesh is None else open_channel(mesh.world)
+    training_run = TrainingRun(world, None if checkpoint is None else Path(checkpoint), channel)
     data = training_run.resumed_dataset(dataset, keras_fit_options)
     check_steps(channel, data, keras_fit_options.get("steps_per_epoch"))
-    world = channel if mesh is None else open_channel(mesh.world)
     reducer = Reducer(channel, wire_dtype=wire_dtype)
     with (
         sharded(model, mesh, data.element_spec, shard_optimizer),
