@@ -62,6 +62,8 @@ keras_trainer: Any = _imported("keras.src.backend.tensorflow.trainer")
 """Module in which ``fit``, ``evaluate`` and ``predict`` look up ``TFEpochIterator``."""
 EpochIterator: Any = _imported("keras.src.backend.tensorflow.trainer.TFEpochIterator")
 Functional: Any = _imported("keras.src.models.functional.Functional")
+keras_distribution: Any = _imported("keras.src.distribution.distribution_lib")
+"""Module in which ``keras.distribution`` looks up devices and the current distribution."""
 CompileLoss: Any = _imported("keras.src.trainers.compile_utils.CompileLoss")
 CompileMetrics: Any = _imported("keras.src.trainers.compile_utils.CompileMetrics")
 MetricsList: Any = _imported("keras.src.trainers.compile_utils.MetricsList")
@@ -165,6 +167,7 @@ OBJECT_ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
         ("_call_has_training_arg", "_compile_loss", "_jit_compile", "_loss_tracker", "test_function", "train_function"),
     ),
     (keras.Sequential, ("_functional",)),
+    (keras.distribution.ModelParallel, ("_layout_map",)),
     (Functional, ("_nodes_by_depth",)),
     (keras.layers.Layer, ("_non_trainable_variables", "_seed_generators", "_trainable_variables")),
     (keras.layers.MultiHeadAttention, ("_dropout_layer", "_gate_dense", "_use_gate")),

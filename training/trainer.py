@@ -20,7 +20,7 @@ from matex_data.training import keras_api
 from matex_data.training.callbacks import rank_callbacks
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.devices import warn_of_shared_gpu
-from matex_data.training.layouts.sharded import ShardedModel
+from matex_data.training.layouts.sharded import sharded_model
 from matex_data.training.mesh import Mesh
 from matex_data.training.partition.deferred import initialize_absent
 from matex_data.training.reduction.ops import Reducer
@@ -83,8 +83,8 @@ def fit(
 
     Raises
     ------
-    PartitionError : on all ranks, if the numbers of steps differ, or if the checkpoint belongs to other data or to
-        another model.
+    PartitionError : on all ranks, if the numbers of steps differ, if the checkpoint belongs to other data or to another
+        model, or if a layout does not fit the model.
     FormatError : on all ranks, if the checkpoint is damaged.
 
     Examples
@@ -100,6 +100,8 @@ def fit(
     >>> abs(float(model.layers[0].kernel.numpy()[0, 0]) - 2) < 0.01
     True
     """
+    if comm is not None and mesh is not None:
+        raise ValueError("give comm or mesh, not both: a mesh has the communicator of its replicas")
     channel = open_channel(comm if mesh is None else mesh.data)
     keras_api.check(channel.rank)
     warn_of_shared_gpu(channel.rank)
@@ -149,7 +151,7 @@ def sharded(model: Any, mesh: Mesh | None, element_spec: Any, shard_optimizer: b
             found=f"{mesh.shape[2]} shards, each of which holds the state of its part of the weights already",
             remedy="leave out shard_optimizer, or train with model=1",
         )
-    with ShardedModel(model, mesh):
+    with sharded_model(model, mesh):
         yield
 
 

@@ -99,6 +99,8 @@ def plan(model: Any, layouts: Any, shards: Shards) -> Plan:
             found=f"{len(layouts)} layouts, {'others are proposed' if layouts.proposes else 'none is proposed'}",
             remedy="give layouts; or train with comm=..., without a mesh, on the rows of each rank",
         )
+    for variable, axis in cuts.values():
+        _check_constraint(variable, axis)
     return Plan(list(cuts.values()), list(made.values()), found, gathered)
 
 
@@ -199,6 +201,24 @@ def _check_gathered(cut: Sequence[tuple[Any, int]]) -> None:
                 found="a variable that is not trainable",
                 remedy="give this variable no layout",
             )
+
+
+def _check_constraint(variable: Any, axis: int) -> None:
+    """Raise an error if the constraint of a variable depends on elements of other shards."""
+    constraint = variable.constraint
+    kinds = (keras.constraints.MaxNorm, keras.constraints.UnitNorm, keras.constraints.MinMaxNorm)
+    if constraint is None or type(constraint) is keras.constraints.NonNeg:
+        return
+    axes = constraint.axis if type(constraint) in kinds else None
+    axes = [axes] if isinstance(axes, int) else axes
+    if axes is None or axis in [i % len(whole_shape(variable)) for i in axes]:
+        raise PartitionError(
+            "a constraint of a variable depends on elements that another shard has",
+            field=variable.path,
+            expected=f"a norm along axes other than {axis}, or NonNeg",
+            found=type(constraint).__name__,
+            remedy="cut the variable along another axis, or leave out the constraint",
+        )
 
 
 def _keep_cut(container: Container, once: set[int], made: dict[int, Rule]) -> None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from matex_data.training.keras_api import note_variables
+import keras
+import tensorflow as tf
+
+from matex_data.errors import PartitionError
+from matex_data.training.keras_api import get_keras_mask, note_variables, set_keras_mask
 from matex_data.training.layouts.containers import Container
-from matex_data.training.partition.optimizer import PartOptimizer, inner_optimizer
+from matex_data.training.partition.optimizer import PartOptimizer, check_elementwise, inner_optimizer
 from matex_data.training.layouts.plan import Plan, plan
 from matex_data.training.layouts.rules import running
 from matex_data.training.layouts.shards import Shards
@@ -28,6 +32,26 @@ from matex_data.training.partition.values import broadcast_in
 log = logging.getLogger("matex_data.training")
 
 
+def sharded_model(model: Any, mesh: Mesh) -> ShardedModel:
+    """Return the context manager of a model on a mesh; that of an earlier training, if it is still in parts.
+
+    Raises
+    ------
+    PartitionError : on all ranks, if the layouts do not fit the model, or if it is in parts on another mesh.
+    """
+    found: ShardedModel | None = vars(model).get("_matex_sharded")
+    if found is None:
+        return ShardedModel(model, mesh)
+    if found.shards.mesh is not mesh:
+        raise PartitionError(
+            "this model is in parts on another mesh",
+            expected=f"the mesh of shape {found.shards.mesh.shape} with which it was trained",
+            found=f"another one of shape {mesh.shape}",
+            remedy="give the same mesh; or write a checkpoint, and resume from it with a new model",
+        )
+    return found
+
+
 class ShardedModel:
     """Context manager: each shard holds its part of the weights of a built model, and computes with it. *Collective*.
 
@@ -45,50 +69,61 @@ class ShardedModel:
     """
 
     def __init__(self, model: Any, mesh: Mesh) -> None:
+        _check_step(model)
         self.model = model
         self.shards = Shards(mesh)
         self._plan: Plan = plan(model, mesh.layouts or mesh.layout_map(auto=True), self.shards)
         self._kept = any(is_deferred(variable) for variable, _ in self._plan.cuts)
-        self._inner = inner_optimizer(model.optimizer)
-        self._optimizer = PartOptimizer(model.optimizer, self.shards.total)
+        check_elementwise(model.optimizer)
         self._whole = [variable for variable, _ in self._plan.cuts if part_of(variable) is None]
 
     def __enter__(self) -> ShardedModel:
-        made = self._plan
-        if vars(self.model).get("_matex_sharded"):
+        if vars(self.model).get("_matex_sharded") is self:
+            if self._inner is not inner_optimizer(self.model.optimizer):  # compiled again
+                self._take_optimizer({})
             return self
+        made = self._plan
         if made.gathered and self.shards.mesh.world.rank == 0:
-            log.warning(
-                "no rule computes with parts of the weights of %s: they are gathered in every step", ", ".join(made.gathered)
-            )
-        before = {id(v): tuple(v.shape) for v in self.model.variables}
+            names = ", ".join(made.gathered)
+            log.warning("no rule computes with parts of the weights of %s: they are gathered in every step", names)
+        shapes = {id(v): tuple(v.shape) for v in self.model.variables}
         self._distribute()
-        self._distribute_slots(before)
+        self._take_optimizer(shapes)
         for rule in made.rules:
             rule.install()
         for container in made.containers:
             object.__setattr__(container.functional, "call", ContainerCall(container))
-        if not isinstance(vars(self.model).get("call"), ContainerCall):
-            object.__setattr__(self.model, "call", HidingCall(self.model))
-        self._optimizer.__enter__()
+        object.__setattr__(self.model, "call", CheckedCall(self.model, self.shards))
+        object.__setattr__(self.model, "compute_loss", HidingLoss(self.model))
+        object.__setattr__(self.model, "_matex_sharded", self)
         if self.model.jit_compile:
             self._disable_xla()
-        object.__setattr__(self.model, "_matex_sharded", self)
+        self._forget_functions()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._kept:
             return
         object.__delattr__(self.model, "_matex_sharded")
+        object.__delattr__(self.model, "compute_loss")
+        object.__delattr__(self.model, "call")
         for container in self._plan.containers:
-            object.__delattr__(container.functional, "call")
-        vars(self.model).pop("call", None)
+            vars(container.functional).pop("call", None)
+        for variable, _ in self._plan.cuts:
+            if isinstance(variable.regularizer, PartRegularizer):
+                variable.regularizer = variable.regularizer.original
         for rule in self._plan.rules:
             rule.uninstall()
         self._optimizer.__exit__()
-        for variable in [*self._whole, *(slot for slot, _ in self._slots)]:
+        for variable in [*self._whole, *self._slots]:
             restore(variable, whole_on_all(variable))
-        note_variables(self._inner, self.model.trainable_variables)
+        note_variables(self.model.optimizer, self.model.trainable_variables)
+        self._forget_functions()
+
+    def _forget_functions(self) -> None:
+        """Let Keras trace the steps of the model again: variables and layers have changed."""
+        for name in ("train_function", "test_function", "predict_function"):
+            object.__setattr__(self.model, name, None)
 
     def _disable_xla(self) -> None:
         if self.shards.mesh.world.rank == 0:
@@ -110,29 +145,55 @@ class ShardedModel:
                 cut(variable, Section(channel, tuple(variable.shape), axes[id(variable)]))
 
 
-    def _distribute_slots(self, shapes: dict[int, tuple[int, ...]]) -> None:
-        """Build the optimizer for the parts; or cut its state, if it was built for whole variables.
+        for variable, _ in self._plan.cuts:
+            if variable.regularizer is not None and not isinstance(variable.regularizer, PartRegularizer):
+                variable.regularizer = PartRegularizer(variable, self.shards)
+
+    def _take_optimizer(self, shapes: dict[int, tuple[int, ...]]) -> None:
+        """Build the optimizer for the parts; or cut its state, if it was built for whole variables. *Collective*.
 
         Parameters
         ----------
         shapes : of the variables before they were cut, by id.
         """
-        trainable = [v for v in self.model.trainable_variables if part_of(v) is not None]
-        if self._inner.built:
-            note_variables(self._inner, self.model.trainable_variables)
+        optimizer, variables = self.model.optimizer, self.model.trainable_variables
+        self._inner, self._optimizer = inner_optimizer(optimizer), PartOptimizer(optimizer, self.shards.total)
+        if optimizer.built:
+            note_variables(optimizer, variables)
         else:
-            self.model.optimizer.build(self.model.trainable_variables)
+            optimizer.build(variables)
         self._slots = []
-        for slot, variable in slots(self.model.optimizer, trainable):
-            part, shape = part_of(variable), tuple(slot.shape)
-            if part is None or part_of(slot) is not None or shape not in (tuple(variable.shape), shapes[id(variable)]):
+        for slot, variable in slots(optimizer, variables):
+            part = part_of(variable)
+            if part is None or part_of(slot) is not None:
                 continue
-            self._slots.append((slot, variable))
-            if shape == tuple(variable.shape):
+            if tuple(slot.shape) == tuple(variable.shape):
                 hold_alike(slot, variable)
-            else:
+            elif tuple(slot.shape) == shapes.get(id(variable)):
                 broadcast_in(self.shards.channel, [slot])
                 cut(slot, part)
+            else:
+                continue
+            self._slots.append(slot)
+        self._optimizer.__enter__()
+
+
+def _check_step(model: Any) -> None:
+    """Raise an error if a model has a training step of its own, which would take parts of gradients for wholes.
+
+    Raises
+    ------
+    PartitionError : it has one.
+    """
+    for name in ("train_step", "test_step"):
+        if getattr(type(model), name) is not getattr(keras.Model, name):
+            raise PartitionError(
+                "a model with a step of its own cannot be cut over ranks: the step may compute with parts of gradients",
+                field=f"{type(model).__name__}.{name}",
+                expected="the step of keras.Model; losses and metrics given to compile()",
+                found=f"{name} of {type(model).__module__}",
+                remedy="leave it out, or train on the rows of each rank, without a mesh",
+            )
 
 
 class ContainerCall:
@@ -152,13 +213,55 @@ class ContainerCall:
             running.reset(token)
 
 
-class HidingCall:
-    """``call`` of a model of the user's own, whose code must not take parts for wholes."""
+class CheckedCall:
+    """``call`` of the whole model: its inputs are equal on all shards, and its own code takes no part for a whole."""
+
+    def __init__(self, model: Any, shards: Shards) -> None:
+        self._call, self._shards = model.call, shards
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the model. *Collective*."""
+        leaves = keras.tree.flatten(inputs)
+        numbers = [i for i, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor) and leaf.dtype.is_numpy_compatible]
+        with tf.control_dependencies(self._equal([leaves[i] for i in numbers])):
+            copies = {i: tf.identity(leaves[i]) for i in numbers}
+        for i, copy in copies.items():
+            set_keras_mask(copy, get_keras_mask(leaves[i]))
+        inputs = keras.tree.pack_sequence_as(inputs, [copies.get(i, leaf) for i, leaf in enumerate(leaves)])
+        with hiding_parts():
+            return self._call(inputs, *args, **kwargs)
+
+    def _equal(self, tensors: list[Any]) -> list[Any]:
+        return tf.autograph.experimental.do_not_convert(self._shards.equal)(tensors) if tensors else []
+
+
+class HidingLoss:
+    """``compute_loss`` of a model, whose own terms must not take parts of weights for wholes."""
 
     def __init__(self, model: Any) -> None:
-        self._call = model.call
+        self._compute = model.compute_loss
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model."""
+        """Return the loss."""
         with hiding_parts():
-            return self._call(*args, **kwargs)
+            return self._compute(*args, **kwargs)
+
+
+class PartRegularizer:
+    """Regularizer of a variable of which each shard holds a part. *Collective*."""
+
+    def __init__(self, variable: Any, shards: Shards) -> None:
+        self.original = variable.regularizer
+        self._shards = shards
+
+    def __call__(self, variable: Any) -> Any:
+        """Return the penalty of the whole variable; its gradient is that of this part."""
+        part = part_of(variable)
+        assert isinstance(part, Section)
+        with hiding_parts(False):
+            return tf.autograph.experimental.do_not_convert(self._penalty)(tf.convert_to_tensor(variable), part.axis)
+
+    def _penalty(self, value: Any, axis: int) -> Any:
+        if type(self.original) in (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2):
+            return self._shards.summed(self.original(value))
+        return self.original(self._shards.gathered(value, axis))

@@ -7,14 +7,18 @@ counterpart in the backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from matex_data._types import Array
+from matex_data.errors import PartitionError
 from matex_data.training.comm.channel import open_channel
 from matex_data.training.mesh import Mesh
-from matex_data.training.reduction.ops import Reducer, gather_rows
+from matex_data.training.reduction.ops import Reducer, gather_rows, run_once
 
 
 class Shards:
@@ -63,6 +67,32 @@ class Shards:
     def section(self, whole: Any, axis: int = -1) -> Any:
         """Return this shard's section of a whole tensor. *Collective* in the backward pass."""
         return self._changed(whole, lambda x: self._section(x, axis), lambda dy: self._gather(dy, axis))
+
+    def equal(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return tensors that have to be equal on all shards. *Collective*.
+
+        Raises
+        ------
+        PartitionError : on all shards, if they differ; within a graph, when it runs.
+        """
+
+        def run(number: Any, *arrays: Array) -> list[Any]:
+            digest = hashlib.blake2b(digest_size=7)
+            for array in arrays:
+                digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            own = int.from_bytes(digest.digest(), "little")
+            extremes = np.array([own, -own], np.int64)
+            self.channel.graph.reduce(extremes, "max")
+            if extremes[0] != -extremes[1]:
+                raise PartitionError(
+                    "the shards of a model have different rows",
+                    expected="the same rows on all ranks that hold parts of one replica",
+                    found="inputs that differ between them",
+                    remedy="open the data with comm=mesh.data, and seed what else makes the inputs",
+                )
+            return [number, *arrays]
+
+        return run_once(self.channel, run, tensors)
 
     def _changed(self, tensor: Any, forward: Callable[[Any], Any], backward: Callable[[Any], Any]) -> Any:
         @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types

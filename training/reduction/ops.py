@@ -191,7 +191,7 @@ def broadcast_from_root(channel: Channel, tensors: Sequence[Any]) -> list[Any]:
             channel.graph.broadcast(copy.reshape(-1))
         return [number, *copies]
 
-    received = _run_once(channel, run, tensors)
+    received = run_once(channel, run, tensors)
     for tensor, new in zip(tensors, received, strict=True):
         new.set_shape(tensor.shape)
     return received
@@ -208,14 +208,19 @@ def gather_rows(channel: Channel, tensors: Sequence[Any]) -> list[Any]:
     def run(number: Any, *arrays: Array) -> list[Any]:
         return [number, *(channel.graph.gather(np.ascontiguousarray(array)) for array in arrays)]
 
-    received = _run_once(channel, run, tensors)
+    received = run_once(channel, run, tensors)
     for tensor, new in zip(tensors, received, strict=True):
         new.set_shape([None, *tensor.shape[1:]])
     return received
 
 
-def _run_once(channel: Channel, run: Any, tensors: Sequence[Any]) -> list[Any]:
-    """Run a collective function of NumPy arrays as one operation, in the order of the sequence counter."""
+def run_once(channel: Channel, run: Any, tensors: Sequence[Any]) -> list[Any]:
+    """Run a collective function of NumPy arrays as one operation, in the order of the sequence counter.
+
+    Parameters
+    ----------
+    run : function of the operation's number and the arrays; returns the number and arrays of the same dtypes.
+    """
     with _sequence_counter(channel, "chained").advance() as cursor:
         dtypes = [tf.int64, *(tensor.dtype for tensor in tensors)]
         cursor.number, *received = tf.numpy_function(run, [cursor.number, *tensors], dtypes)
