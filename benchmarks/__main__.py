@@ -14,6 +14,7 @@ from rich.console import Console
 from benchmarks.cases import climate as climate_cases
 from benchmarks.cases import end_to_end, reading, shuffling, sorted_training
 from benchmarks.cases import images as image_cases
+from benchmarks.cases import layouts as layout_cases
 from benchmarks.cases import particles as particle_cases
 from benchmarks.cases import scale as scale_cases
 from benchmarks.cases import start as start_case
@@ -31,6 +32,7 @@ CASES = (
     | shuffling.CASES
     | sorted_training.CASES
     | step_cases.CASES
+    | layout_cases.CASES
     | scale_cases.CASES
     | start_case.CASES
     | end_to_end.CASES

@@ -20,9 +20,9 @@ from matex_data.mpi.activity import busy
 from matex_data.timeline import timeline
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import running_alone
+from matex_data.training.partition.values import broadcast_in
 from matex_data.training.saving import saving_together
 from matex_data.training.steps.distributed_model import DistributedModel
-from matex_data.training.partition.values import broadcast_in
 from matex_data.training.steps.variables import replicated_variables
 from matex_data.training.steps.watch import Watch
 

@@ -112,7 +112,8 @@ def fit(
     reducer = Reducer(channel, wire_dtype=wire_dtype)
     with (
         sharded(model, mesh, data.element_spec, shard_optimizer),
-        DistributedModel(model, channel, sync_batch_norm, reducer, world, shard_optimizer) as distributed,
+        DistributedModel(model, channel, sync_batch_norm, reducer, world) as distributed,
+        distributed.owned_optimizer() if shard_optimizer else contextlib.nullcontext(),
         without_keras_warnings(),
         unwrapped_errors(),
         batch_weights(channel.communicator).left_to_keras(),

@@ -42,10 +42,14 @@ def _train(comm, name, shard, fits=1):
 
 
 @pytest.mark.openmpi
-@pytest.mark.parametrize("name", ["adamw", *(pytest.param(n, marks=pytest.mark.slow) for n in ("sgd", "ema", "scaled"))])
+@pytest.mark.parametrize(
+    "name", ["adamw", *(pytest.param(n, marks=pytest.mark.slow) for n in ("sgd", "ema", "scaled"))]
+)
 def test_weights_are_those_of_an_allreduce(ranks: Pools, name: str) -> None:
     plain, cut = ranks(2).run(_train, name, False, 2), ranks(2).run(_train, name, True, 2)
-    exact = name == "sgd"  # elsewhere norms are summed in another order, or roots at the end of an array round differently
+    exact = (
+        name == "sgd"
+    )  # elsewhere norms are summed in another order, or roots at the end of an array round differently
     for (weights, state, held), (own, own_state, own_held) in zip(plain, cut, strict=True):
         for expected, found in ((weights, own), (state, own_state)):
             assert expected.keys() == found.keys()

@@ -28,7 +28,6 @@ class OwnedOptimizer:
     ----------
     model : compiled Keras model with variables.
     average : average of its gradients over the ranks.
-    gradients_are_local : the model's own step hands over gradients of its rows, not averages.
 
     Raises
     ------
@@ -50,7 +49,8 @@ class OwnedOptimizer:
         self._positions = {id(weight): i for i, weight in enumerate(self._weights)}
         self._slots = self._built_slots() if self._optimizer.built else self._new_slots()
         self._clipping.__enter__()
-        self._apply = self._optimizer.apply
+        self._before = vars(self._optimizer).get("apply")
+        self._apply = type(self._optimizer).apply.__get__(self._optimizer)
         object.__setattr__(self._optimizer, "apply", self._apply_sections)
         self._finalize = self._optimizer.finalize_variable_values
         object.__setattr__(self._optimizer, "finalize_variable_values", self._finalize_sections)
@@ -58,7 +58,9 @@ class OwnedOptimizer:
 
     def __exit__(self, *_: object) -> None:
         for name in ("apply", "finalize_variable_values"):
-            vars(self._optimizer).pop(name, None)
+            object.__delattr__(self._optimizer, name)
+        if self._before is not None:
+            object.__setattr__(self._optimizer, "apply", self._before)
         self._clipping.__exit__()
         for slot in self._slots:
             restore(slot, whole_on_all(slot))
@@ -92,7 +94,8 @@ class OwnedOptimizer:
         own = self._own([g for g, _ in pairs], numbers)
         for i in numbers:
             self._sections[i].assign(self._forms[i].rows(self._weights[i].value)[self._average.channel.rank])
-        self._apply(own, [self._sections[i] for i in numbers])
+        with self._average.state.only_averages():
+            self._apply(own, [self._sections[i] for i in numbers])
         self._publish(numbers)
 
     def _own(self, gradients: list[Any], numbers: list[int]) -> list[Any]:
@@ -123,7 +126,9 @@ class OwnedOptimizer:
 
 def _section(weight: Any, form: Flat) -> Any:
     """Return a variable with this rank's section of a weight, under the name of the weight."""
-    section = keras.Variable(lambda *_, **__: form.own(weight.value.numpy()), (form.elements,), weight.dtype, name=weight.name)
+    section = keras.Variable(
+        lambda *_, **__: form.own(weight.value.numpy()), (form.elements,), weight.dtype, name=weight.name
+    )
     object.__setattr__(section, "_path", weight.path)
     section.constraint = weight.constraint
     hold(section, form, lambda: section.value.numpy())

@@ -369,15 +369,7 @@ class KerasPatches:
             return found  # type: ignore[no-any-return]
         if found is not None:
             found.__exit__()
-        if self._shard_optimizer and not all(layer.built for layer in model._flatten_layers()):
-            raise PartitionError(
-                "--shard-optimizer needs a model whose weights exist when fit begins",
-                expected="a model with an Input, or one that was built or called",
-                found=f"{model.name}, which is not built",
-                remedy="begin with keras.Input, or call model.build",
-            )
-        options = {"world": self._world, "shard_optimizer": self._shard_optimizer}
-        distributed = DistributedModel(model, self._channel, self._sync_batch_norm, self._reducer, **options)
+        distributed = DistributedModel(model, self._channel, self._sync_batch_norm, self._reducer, self._world)
         distributed.__enter__()
         object.__setattr__(model, "_matex_distributed", distributed)
         object.__setattr__(model, "_matex_check", SelfCheck(distributed, self._verify, self._report))
@@ -400,6 +392,10 @@ class KerasPatches:
             options["callbacks"] = rank_callbacks(
                 distributed, user_callbacks, lambda: (call.spec, call.whole_batches), [AfterTraining(check)]
             )
+        if self._shard_optimizer:
+            _check_built(model)
+            with distributed.owned_optimizer():
+                return _call_within(call, original, options)
         if self._mesh is None:
             return _call_within(call, original, options)
         shards = ShardedTraining(model, self._mesh, lambda: call.spec)
@@ -539,6 +535,22 @@ DEFAULT_BATCH = 32
 """Rows of a batch of Keras, unless the call says otherwise."""
 FEW = 16
 """Rows for each rank up to which a single batch is not shared out: that would cost more than it saves."""
+
+
+def _check_built(model: Any) -> None:
+    """Raise an error unless a model has its variables.
+
+    Raises
+    ------
+    PartitionError : it has none yet.
+    """
+    if not all(layer.built for layer in model._flatten_layers()):
+        raise PartitionError(
+            "--shard-optimizer needs a model whose weights exist when fit begins",
+            expected="a model with an Input, or one that was built or called",
+            found=f"{model.name}, which is not built",
+            remedy="begin with keras.Input, or call model.build",
+        )
 
 
 def _has_few_rows(options: dict[str, Any], size: int) -> bool:

@@ -11,12 +11,12 @@ import tensorflow as tf
 from matex_data.errors import PartitionError
 from matex_data.training.keras_api import get_keras_mask, note_variables, set_keras_mask
 from matex_data.training.layouts.containers import Container
-from matex_data.training.partition.optimizer import PartOptimizer, check_elementwise, inner_optimizer
 from matex_data.training.layouts.plan import Plan, plan
 from matex_data.training.layouts.rules import running
 from matex_data.training.layouts.shards import Shards
 from matex_data.training.mesh import Mesh
 from matex_data.training.partition.deferred import initialize, is_absent, is_deferred
+from matex_data.training.partition.optimizer import PartOptimizer, check_elementwise, inner_optimizer
 from matex_data.training.partition.parts import (
     Section,
     cut,
@@ -143,7 +143,6 @@ class ShardedModel:
                 broadcast_in(channel, [variable])
             if id(variable) in axes:
                 cut(variable, Section(channel, tuple(variable.shape), axes[id(variable)]))
-
 
         for variable, _ in self._plan.cuts:
             if variable.regularizer is not None and not isinstance(variable.regularizer, PartRegularizer):

@@ -98,7 +98,9 @@ class PartOptimizer:
         norms = tf.sqrt(tf.where(parts, self._total(tf.stack(squares)), tf.stack(squares)))
         if self._inner.clipnorm is not None:
             limit = self._inner.clipnorm
-            return [scaled(g, limit / tf.maximum(norm, limit)) for g, norm in zip(gradients, tf.unstack(norms), strict=True)]
+            return [
+                scaled(g, limit / tf.maximum(norm, limit)) for g, norm in zip(gradients, tf.unstack(norms), strict=True)
+            ]
         limit, norm = self._inner.global_clipnorm, tf.norm(norms)
         return [scaled(g, limit / tf.maximum(norm, limit)) for g in gradients]
 

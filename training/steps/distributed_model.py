@@ -15,6 +15,7 @@ from matex_data.training.average.optimizer import attach_average, detach_average
 from matex_data.training.average.owned import OwnedOptimizer
 from matex_data.training.average.tape import GradientPatches
 from matex_data.training.comm.channel import Channel
+from matex_data.training.partition.values import broadcast_in
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.sharding.rows import leaves_per_sample, static_rows
 from matex_data.training.steps.batch_norm import average_moving_statistics, global_moments
@@ -29,7 +30,6 @@ from matex_data.training.steps.metrics import (
     split_states,
 )
 from matex_data.training.steps.step import DistributedStep
-from matex_data.training.partition.values import broadcast_in
 from matex_data.training.steps.variables import build, optimizers, replicated_variables, separate_seeds
 from matex_data.training.steps.watch import Watch
 
@@ -49,7 +49,6 @@ class DistributedModel:
         those with ``synchronized=True``.
     reducer : averages gradients; None: a new one with the default strategy.
     world : all ranks that train the model, if each replica consists of several; None: those of ``channel``.
-    shard_optimizer : cut the state of the optimizer over the ranks.
 
     Attributes
     ----------
@@ -68,17 +67,15 @@ class DistributedModel:
         sync_batch_norm: bool = False,
         reducer: Reducer | None = None,
         world: Channel | None = None,
-        shard_optimizer: bool = False,
     ) -> None:
         self.model = model
         self.channel = channel
         self.world = world or channel
         self._reducer = reducer or Reducer(channel)
         self.average = GradientAverage(self._reducer)
-        self._owned = OwnedOptimizer(model, self.average) if shard_optimizer and channel.size > 1 else None
-        own_step = type(model).train_step is not keras.Model.train_step
-        averages = self._owned is None or own_step  # a step of the user's own may change the averages
-        self.step = DistributedStep(model, GradientPatches(self.average, lambda: averages), channel)
+        self._own_step = type(model).train_step is not keras.Model.train_step
+        self._owns = False
+        self.step = DistributedStep(model, GradientPatches(self.average, self._averages_early), channel)
         self._sync_batch_norm = sync_batch_norm
         self._compiled = model._loss_tracker
         self.prepared = False
@@ -98,9 +95,6 @@ class DistributedModel:
             self._replace(self.model, "test_on_batch", self.test.on_batch)
         self._replace(self.model, "_get_metrics_result_or_logs", self._epoch_logs)
         found = optimizers(self.model) if self.channel.size > 1 else []
-        if self._owned is not None:
-            self._owned.__enter__()
-            found = [optimizer for optimizer in found if optimizer is not self.model.optimizer]
         self._attached = [optimizer for optimizer in found if not is_distributed(optimizer)]
         for optimizer in self._attached:
             attach_average(optimizer, self.average)
@@ -117,8 +111,25 @@ class DistributedModel:
         self._originals.clear()
         for optimizer in self._attached:
             detach_average(optimizer)
-        if self._owned is not None:
-            self._owned.__exit__()
+
+    @contextlib.contextmanager
+    def owned_optimizer(self) -> Iterator[None]:
+        """Context manager: the state of the optimizer is cut over the ranks; the model has variables. *Collective*."""
+        if self.channel.size == 1:
+            yield
+            return
+        with OwnedOptimizer(self.model, self.average):
+            object.__setattr__(self.model, "train_function", None)
+            self._owns = True
+            try:
+                yield
+            finally:
+                self._owns = False
+                object.__setattr__(self.model, "train_function", None)
+
+    def _averages_early(self) -> bool:
+        """Return whether tapes return averages: a step of the user's own may compute with them, and not with sums."""
+        return self._own_step or not self._owns
 
     def is_current(self) -> bool:
         """Return whether the model has not been compiled again since the context was entered."""

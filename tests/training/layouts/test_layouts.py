@@ -46,9 +46,12 @@ def _train(comm, name, optimizer, model_ranks=1, deferred=True, epochs=2, **opti
 
 @pytest.mark.parametrize("deferred", [True, False])
 @pytest.mark.parametrize(
-    ("name", "optimizer", "tolerance"), [("mlp", "sgd", 1e-6), ("convolutions", "sgd", 1e-6), ("transformer", "adam", 1e-5)]
+    ("name", "optimizer", "tolerance"),
+    [("mlp", "sgd", 1e-6), ("convolutions", "sgd", 1e-6), ("transformer", "adam", 1e-5)],
 )
-def test_weights_are_those_of_one_process(ranks: Pools, name: str, optimizer: str, tolerance: float, deferred: bool) -> None:
+def test_weights_are_those_of_one_process(
+    ranks: Pools, name: str, optimizer: str, tolerance: float, deferred: bool
+) -> None:
     ((expected, history, _, held_whole),) = ranks(1).run(_train, name, optimizer)
     for weights, own_history, shapes, held in ranks(2).run(_train, name, optimizer, 2, deferred):
         assert weights.keys() == expected.keys()

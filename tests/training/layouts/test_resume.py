@@ -33,7 +33,9 @@ def _train(comm, folder, epochs, shards, saved=None, shard_optimizer=False):
     for layer in model.layers:
         if isinstance(layer, keras.layers.Dropout):
             layer.rate = 0  # replicas draw numbers of their own
-    model.compile(keras.optimizers.Adam(0.01, global_clipnorm=0.3), "sparse_categorical_crossentropy", jit_compile=False)
+    model.compile(
+        keras.optimizers.Adam(0.01, global_clipnorm=0.3), "sparse_categorical_crossentropy", jit_compile=False
+    )
     rng = np.random.default_rng(4)
     x, y = rng.normal(size=(STEPS, 8, 6)).astype("float32"), rng.integers(0, 3, (STEPS, 8))
     rows = slice(mesh.data.rank * 8 // mesh.data.size, (mesh.data.rank + 1) * 8 // mesh.data.size)
