@@ -24,7 +24,19 @@ if TYPE_CHECKING:
     from matex_data.training.steps.variables import broadcast
     from matex_data.training.trainer import fit
 
-__all__ = ["Mesh", "ScaledLearningRate", "World", "allreduce", "broadcast", "deferred", "distribute", "fit", "save", "shard", "world"]
+__all__ = [
+    "Mesh",
+    "ScaledLearningRate",
+    "World",
+    "allreduce",
+    "broadcast",
+    "deferred",
+    "distribute",
+    "fit",
+    "save",
+    "shard",
+    "world",
+]
 
 _MODULES = {
     "Mesh": "mesh",

@@ -14,6 +14,7 @@ from types import CodeType
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from matex_data.errors import UnsupportedVersion
@@ -203,6 +204,11 @@ def take_uninitialized() -> list[Any]:
 def initial_value(variable: Any) -> Any:
     """Return the initial value of a variable without values, a NumPy array."""
     return tf.convert_to_tensor(variable._initializer(variable._shape, dtype=variable._dtype)).numpy()
+
+
+def held_value(variable: Any) -> Any:
+    """Return what this rank holds of a Keras variable, a NumPy array of its own."""
+    return np.array(variable._value.numpy())
 
 
 def set_value(variable: Any, value: Any) -> None:

@@ -165,4 +165,4 @@ def _check_same(comm: MPI.Intracomm, stages: int, model: int) -> None:
 
 def _split(comm: MPI.Intracomm, color: int, key: int) -> MPI.Intracomm:
     """Return the communicator of the ranks with this color, in the order of their keys. *Collective*."""
-    return comm.Split(color, key) if comm.size > 1 else comm
+    return MPI.Intracomm(comm.Split(color, key)) if comm.size > 1 else comm

@@ -70,16 +70,14 @@ def plan(model: Any, layouts: Any, shards: Shards) -> Plan:
     axes = _axes(model, layouts, proposed(layers, found, once, shards.size) if layouts.proposes else {}, shards)
     made: dict[int, Rule] = {}
     inner: set[int] = set()
-    gathered = []
+    gathered: list[str] = []
     for layer in layers:
         cut = [(v, axes[id(v)]) for v in _own_variables(layer) if id(v) in axes]
-        rule = _attention(layer, axes, shards)
-        if rule is not None:
-            inner |= {id(x) for x in rule.inner}
-        elif id(layer) in inner:
+        if id(layer) in inner:
             continue
-        else:
-            rule = _rule(layer, cut, shards)
+        attention = _attention(layer, axes, shards)
+        inner |= set() if attention is None else {id(x) for x in attention.inner}
+        rule = attention or _rule(layer, cut, shards)
         if isinstance(rule, rules.Gathered):
             gathered.append(layer.path)
             _check_gathered(cut)

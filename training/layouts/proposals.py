@@ -38,9 +38,9 @@ def proposed(layers: Sequence[Any], found: Sequence[Container], once: set[int], 
             if first.units % shards == 0:
                 axes[id(first.kernel)], axes[id(second.kernel)] = 1, 0
     for layer in layers:
-        if type(layer) is keras.layers.Dense and layer.built and id(layer.kernel) not in axes:
-            if math.prod(layer.kernel.shape) >= LARGE and layer.units % shards == 0:
-                axes[id(layer.kernel)] = 1
+        large = type(layer) is keras.layers.Dense and layer.built and math.prod(layer.kernel.shape) >= LARGE
+        if large and layer.units % shards == 0:
+            axes.setdefault(id(layer.kernel), 1)
     return axes
 
 

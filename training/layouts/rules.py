@@ -20,9 +20,9 @@ from matex_data.training.partition.parts import as_whole, hiding_parts
 running: ContextVar[object] = ContextVar("running", default=None)
 """Functional model whose layers are called at present; None outside of such models."""
 
-_ELEMENTWISE = ("elu", "exponential", "gelu", "hard_sigmoid", "hard_silu", "leaky_relu", "linear", "mish", "relu")
-_ELEMENTWISE += ("relu6", "selu", "sigmoid", "silu", "softplus", "softsign", "tanh")
-ELEMENTWISE = {getattr(keras.activations, name) for name in _ELEMENTWISE}
+_NAMES = """elu exponential gelu hard_sigmoid hard_silu leaky_relu linear mish relu relu6 selu sigmoid silu softplus
+softsign tanh"""
+ELEMENTWISE = {getattr(keras.activations, name) for name in _NAMES.split()}
 """Activations that compute each element by itself."""
 
 

@@ -78,7 +78,7 @@ class ShardedModel:
         self._whole = [variable for variable, _ in self._plan.cuts if part_of(variable) is None]
 
     def __enter__(self) -> ShardedModel:
-        if vars(self.model).get("_matex_sharded") is self:
+        if "_matex_sharded" in vars(self.model):  # still in parts
             if self._inner is not inner_optimizer(self.model.optimizer):  # compiled again
                 self._take_optimizer({})
             return self
@@ -112,8 +112,8 @@ class ShardedModel:
         for variable, _ in self._plan.cuts:
             if isinstance(variable.regularizer, PartRegularizer):
                 variable.regularizer = variable.regularizer.original
-        for rule in self._plan.rules:
-            rule.uninstall()
+        for installed in self._plan.rules:
+            installed.uninstall()
         self._optimizer.__exit__()
         for variable in [*self._whole, *self._slots]:
             restore(variable, whole_on_all(variable))

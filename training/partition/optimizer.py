@@ -38,7 +38,7 @@ def check_elementwise(optimizer: Any) -> None:
         raise PartitionError(
             "this optimizer may update an element of a weight depending on others, which another rank has",
             field=type(inner).__name__,
-            expected=f"one of {', '.join(sorted(kind.__name__ for kind in ELEMENTWISE))}, or these in LossScaleOptimizer",
+            expected=f"one of {', '.join(sorted(kind.__name__ for kind in ELEMENTWISE))}",
             found=type(inner).__module__,
             remedy="take one of these, or train without a mesh and without shard_optimizer",
         )

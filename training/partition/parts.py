@@ -184,7 +184,8 @@ def whole_at_root(variable: Any) -> Array | None:
 
     *Collective* among the ranks that hold parts of it.
     """
-    part, value = part_of(variable), np.array(variable.value.numpy())
+    value: Array = keras_api.held_value(variable)
+    part = part_of(variable)
     if part is None or part.channel.size == 1:
         return value
     flat = np.ascontiguousarray(value).reshape(-1)
@@ -197,7 +198,8 @@ def whole_at_root(variable: Any) -> Array | None:
 
 def whole_on_all(variable: Any) -> Array:
     """Return the whole values of a variable on all ranks that hold parts of it. *Collective* among these."""
-    part, value = part_of(variable), np.array(variable.value.numpy())
+    value: Array = keras_api.held_value(variable)
+    part = part_of(variable)
     if part is None or part.channel.size == 1:
         return value
     return part.join(list(part.channel.host.gather(value[None])))

@@ -28,7 +28,7 @@ def broadcast_in(channel: Channel, variables: list[Any], root: int = 0) -> None:
     """
     if channel.size == 1:
         return
-    variables = [v for v in variables if (part := part_of(v)) is None or part.channel is not channel]
+    variables = [v for v in variables if (held := part_of(v)) is None or held.channel is not channel]
     shapes = [(tuple(variable.shape), str(variable.dtype)) for variable in variables]
     channel.check_same(f"broadcast {shapes} from rank {root}")
     sizes = [math.prod(variable.shape) * tf.as_dtype(variable.dtype).size for variable in variables]

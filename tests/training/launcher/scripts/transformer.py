@@ -1,8 +1,8 @@
 """A transformer in the form of Keras's examples, which knows nothing of ranks; prints its losses and its weights."""
 
 import json
-import os
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -37,7 +37,7 @@ count = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: held.app
 history = model.fit(
     tokens, labels, batch_size=16, epochs=3, verbose=0, validation_data=(tokens, labels), callbacks=[count]
 )
-model.save(os.path.join(sys.argv[1], "model.keras"))
+model.save(Path(sys.argv[1]) / "model.keras")
 result = {"loss": history.history["loss"], "val": history.history["val_accuracy"], "held": held}
 result["after"] = [model.count_params(), float(np.sum(model.predict(tokens, verbose=0)))]
 print("RESULT", json.dumps(result))
