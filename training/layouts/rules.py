@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from matex_data.training.keras_api import get_keras_mask, set_keras_mask
+from matex_data.training.layouts.entropy import cut_logits
 from matex_data.training.layouts.shards import Shards
 from matex_data.training.partition.parts import as_whole, hiding_parts
 
@@ -83,13 +84,19 @@ class Rule:
 
 
 class Units(Rule):
-    """Each shard computes its units of a Dense, EinsumDense or convolution layer."""
+    """Each shard computes its units of a Dense, EinsumDense or convolution layer.
+
+    Attributes
+    ----------
+    gives_logits : the output is that of the model, and stays cut where its loss takes it so.
+    """
 
     can_give_cut = True
 
     def __init__(self, layer: Any, shards: Shards, axis: int = -1) -> None:
         super().__init__(layer, shards)
         self._axis = axis
+        self.gives_logits = False
         self.can_give_cut = axis == -1 and _is_elementwise(layer.activation)
 
     def extra_cuts(self) -> Iterator[tuple[Any, int]]:
@@ -101,6 +108,8 @@ class Units(Rule):
         outputs = _linear(layer, self.shards.copied(inputs))
         if layer.bias is not None:
             outputs = keras.ops.add(outputs, layer.bias)
+        if self.gives_logits and cut_logits.get() and self._here(True):
+            return outputs
         if _is_elementwise(layer.activation):
             return self._given(_activated(layer, outputs), self._axis)
         return _activated(layer, self._given(outputs, self._axis))

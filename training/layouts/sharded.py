@@ -10,9 +10,10 @@ import tensorflow as tf
 
 from matex_data.errors import PartitionError
 from matex_data.training.keras_api import get_keras_mask, note_variables, set_keras_mask
-from matex_data.training.layouts.containers import Container
+from matex_data.training.layouts.containers import Container, called_once
+from matex_data.training.layouts.entropy import CutEntropy, takes_cut_logits
 from matex_data.training.layouts.plan import Plan, plan
-from matex_data.training.layouts.rules import running
+from matex_data.training.layouts.rules import Units, running
 from matex_data.training.layouts.shards import Shards
 from matex_data.training.mesh import Mesh
 from matex_data.training.partition.deferred import initialize, is_absent, is_deferred
@@ -76,11 +77,16 @@ class ShardedModel:
         self._kept = any(is_deferred(variable) for variable, _ in self._plan.cuts)
         check_elementwise(model.optimizer)
         self._whole = [variable for variable, _ in self._plan.cuts if part_of(variable) is None]
+        self._entropy: CutEntropy | None = None
 
     def __enter__(self) -> ShardedModel:
         if "_matex_sharded" in vars(self.model):  # still in parts
             if self._inner is not inner_optimizer(self.model.optimizer):  # compiled again
                 self._take_optimizer({})
+            if self._entropy is not None:
+                self._entropy.__exit__()
+                self._entropy = None
+            self._leave_logits_cut()
             return self
         made = self._plan
         if made.gathered and self.shards.mesh.world.rank == 0:
@@ -98,6 +104,7 @@ class ShardedModel:
         object.__setattr__(self.model, "_matex_sharded", self)
         if self.model.jit_compile:
             self._disable_xla()
+        self._leave_logits_cut()
         self._forget_functions()
         return self
 
@@ -105,11 +112,13 @@ class ShardedModel:
         if self._kept:
             return
         object.__delattr__(self.model, "_matex_sharded")
+        if self._entropy is not None:
+            self._entropy.__exit__()
         object.__delattr__(self.model, "compute_loss")
         object.__delattr__(self.model, "call")
         for container in self._plan.containers:
             vars(container.functional).pop("call", None)
-        for variable, _ in self._plan.cuts:
+        for variable, _axis in self._plan.cuts:
             if isinstance(variable.regularizer, PartRegularizer):
                 variable.regularizer = variable.regularizer.original
         for installed in self._plan.rules:
@@ -124,6 +133,23 @@ class ShardedModel:
         """Let Keras trace the steps of the model again: variables and layers have changed."""
         for name in ("train_function", "test_function", "predict_function"):
             object.__setattr__(self.model, name, None)
+
+    def _leave_logits_cut(self) -> None:
+        """Let the loss take the logits of each shard, if the model's output is theirs and is used for nothing else."""
+        functional = getattr(self.model, "_functional", self.model)
+        calls = [call for c in self._plan.containers if c.functional is functional for call in c.calls]
+        ends = [call for call in calls if -1 in call.users]
+        made = {id(rule.layer): rule for rule in self._plan.rules}
+        single = (
+            len(ends) == 1 and ends[0].users == (-1,) and id(ends[0].operation) in called_once(self._plan.containers)
+        )
+        rule = made.get(id(ends[0].operation)) if single else None
+        steps_are_own = "train_step" in vars(self.model)  # those of matex run
+        if isinstance(rule, Units) and not steps_are_own and takes_cut_logits(self.model):
+            linear = rule.layer.activation in (None, keras.activations.linear)
+            if linear and rule.can_give_cut and rule.layer.activity_regularizer is None:
+                rule.gives_logits, rule.container = True, functional
+                self._entropy = CutEntropy(self.model, self.shards).__enter__()
 
     def _disable_xla(self) -> None:
         if self.shards.mesh.world.rank == 0:

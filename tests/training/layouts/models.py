@@ -58,11 +58,18 @@ def transformer() -> Any:
     return keras.Model(inputs, keras.layers.Dense(3, name="out")(x), name="transformer")
 
 
+def vocabulary() -> Any:
+    """Return logits over a vocabulary for each token."""
+    inputs = keras.Input((5,), dtype="int32")
+    x = keras.layers.Embedding(12, 8, name="tokens")(inputs)
+    return keras.Model(inputs, keras.layers.Dense(4, name="logits")(x), name="vocabulary")
+
+
 def arrays(name: str) -> tuple[Array, Array]:
     """Return inputs and targets for a model of this module."""
     rng = np.random.default_rng(1)
-    y = rng.integers(0, 3, ROWS)
-    if name == "transformer":
+    y = rng.integers(0, 4 if name == "vocabulary" else 3, (ROWS, 5) if name == "vocabulary" else ROWS)
+    if name in ("transformer", "vocabulary"):
         return rng.integers(0, 12, (ROWS, 5)).astype("int32"), y
     shape = (6,) if name == "mlp" else (6, 6, 2)
     return rng.normal(size=(ROWS, *shape)).astype("float32"), y
@@ -70,6 +77,7 @@ def arrays(name: str) -> tuple[Array, Array]:
 
 LAYOUTS: dict[str, dict[str, tuple[str | None, ...]]] = {
     "mlp": {"up_./kernel": (None, "model"), "down_./kernel": ("model", None), "out/bias": (None,)},
+    "vocabulary": {"tokens/embeddings": ("model", None), "logits/kernel": (None, "model")},
     "convolutions": {
         "up_conv/kernel": (None, None, None, "model"),
         "down_conv/kernel": (None, None, "model", None),
