@@ -17,6 +17,7 @@ from matex_data import errors
 from matex_data.errors import PartitionError
 from matex_data.mpi.library import MPI
 from matex_data.training import keras_api
+from matex_data.training.average.owned import check_callbacks
 from matex_data.training.callbacks import rank_callbacks
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.devices import warn_of_shared_gpu
@@ -109,6 +110,9 @@ def fit(
     training_run = TrainingRun(world, None if checkpoint is None else Path(checkpoint), channel)
     data = training_run.resumed_dataset(dataset, keras_fit_options)
     check_steps(channel, data, keras_fit_options.get("steps_per_epoch"))
+    user_callbacks = keras.tree.flatten(callbacks) if callbacks is not None else []
+    if shard_optimizer:
+        check_callbacks(user_callbacks)
     reducer = Reducer(channel, wire_dtype=wire_dtype)
     with (
         sharded(model, mesh, data.element_spec, shard_optimizer),
@@ -118,7 +122,6 @@ def fit(
         unwrapped_errors(),
         batch_weights(channel.communicator).left_to_keras(),
     ):
-        user_callbacks = keras.tree.flatten(callbacks) if callbacks is not None else []
         options = {"initial_epoch": training_run.start.epoch, **keras_fit_options, "shuffle": False}
         options["epochs"] = training_run.last_epoch(user_callbacks, epochs)
         trailing = training_run.trailing_callbacks(user_callbacks, save_every)

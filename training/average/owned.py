@@ -135,6 +135,22 @@ def _section(weight: Any, form: Flat) -> Any:
     return section
 
 
+def check_callbacks(callbacks: Sequence[Any]) -> None:
+    """Raise an error if a callback takes the moving averages of weights from the optimizer, which has sections of them.
+
+    Raises
+    ------
+    PartitionError : one does.
+    """
+    if any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in callbacks):
+        raise PartitionError(
+            "SwapEMAWeights needs whole moving averages of the weights on every rank",
+            expected="callbacks that leave the optimizer's state alone",
+            found="SwapEMAWeights with shard_optimizer",
+            remedy="leave out one of them; without it, fit ends with the moving averages",
+        )
+
+
 def _check(weight: Any) -> None:
     """Raise an error if a constraint of a weight may need the other sections.
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from matex_data.errors import PartitionError
 from matex_data.mpi.activity import collective
+from matex_data.training.average.owned import check_callbacks
 from matex_data.training.callbacks import rank_callbacks
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.world import alone
@@ -394,6 +395,7 @@ class KerasPatches:
             )
         if self._shard_optimizer:
             _check_built(model)
+            check_callbacks(keras.tree.flatten(callbacks) if isinstance(callbacks, list | tuple) else [callbacks])
             with distributed.owned_optimizer():
                 return _call_within(call, original, options)
         if self._mesh is None:

@@ -73,7 +73,9 @@ class ShardedModel:
         _check_step(model)
         self.model = model
         self.shards = Shards(mesh)
-        self._plan: Plan = plan(model, mesh.layouts or mesh.layout_map(auto=True), self.shards)
+        self._plan: Plan = plan(
+            model, mesh.layout_map(auto=True) if mesh.layouts is None else mesh.layouts, self.shards
+        )
         self._kept = any(is_deferred(variable) for variable, _ in self._plan.cuts)
         check_elementwise(model.optimizer)
         self._whole = [variable for variable, _ in self._plan.cuts if part_of(variable) is None]

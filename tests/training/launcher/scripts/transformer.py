@@ -28,7 +28,9 @@ x = keras.layers.Embedding(20, 8)(inputs)
 x = Block(8, 2, 16)(x)
 outputs = keras.layers.Dense(3)(keras.layers.GlobalAveragePooling1D()(x))
 model = keras.Model(inputs, outputs)
-model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True), ["accuracy"])
+model.compile(
+    keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
+)
 
 rng = np.random.default_rng(0)
 tokens, labels = rng.integers(0, 20, (64, 6)), rng.integers(0, 3, 64)
