@@ -16,6 +16,7 @@ from benchmarks.cases import end_to_end, reading, shuffling, sorted_training
 from benchmarks.cases import files as file_cases
 from benchmarks.cases import images as image_cases
 from benchmarks.cases import latency as latency_cases
+from benchmarks.cases import layouts as layout_cases
 from benchmarks.cases import particles as particle_cases
 from benchmarks.cases import scale as scale_cases
 from benchmarks.cases import start as start_case
@@ -33,6 +34,7 @@ CASES = (
     | shuffling.CASES
     | sorted_training.CASES
     | step_cases.CASES
+    | layout_cases.CASES
     | scale_cases.CASES
     | file_cases.CASES
     | latency_cases.CASES

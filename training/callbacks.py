@@ -20,8 +20,10 @@ from matex_data.mpi.activity import busy
 from matex_data.timeline import timeline
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import running_alone
+from matex_data.training.partition.values import broadcast_in
+from matex_data.training.saving import saving_together
 from matex_data.training.steps.distributed_model import DistributedModel
-from matex_data.training.steps.variables import broadcast_in, replicated_variables
+from matex_data.training.steps.variables import replicated_variables
 from matex_data.training.steps.watch import Watch
 
 WRITERS = (
@@ -52,14 +54,16 @@ def rank_callbacks(
         and whether batches are whole on every rank.
     trailing : callbacks that run after all others.
     """
-    channel = distributed.channel
+    channel = distributed.world
     selected = _select(channel, user_callbacks) if channel.size > 1 else list(user_callbacks)
+    if channel is not distributed.channel:  # replicas of several ranks each
+        selected = _saved_together(distributed, user_callbacks, selected)
     if channel.size > 1:
         each_batch = any(channel.host.allgather_object(_has_batch_hooks(selected)))
         restored = any(getattr(callback, "restores", False) for callback in trailing)
         changed = any(isinstance(callback, WRITERS) and type(callback) not in WRITERS for callback in user_callbacks)
         synchronization = BatchSynchronization if each_batch else EpochSynchronization
-        selected.append(synchronization(channel, distributed.watch, restored, changed))
+        selected.append(synchronization(channel, distributed.channel, distributed.watch, restored, changed))
     if channel.size > 1 or trailing:
         selected.insert(0, InitialBroadcast(distributed, element_spec))
     selected += trailing
@@ -102,6 +106,40 @@ def _select(channel: Channel, user_callbacks: list[Any]) -> list[Any]:
         if id(callback) in here:
             _run_alone(callback)
     return [callback for callback in user_callbacks if not isinstance(callback, WRITERS) or id(callback) in here]
+
+
+def _saved_together(distributed: DistributedModel, user_callbacks: list[Any], selected: list[Any]) -> list[Any]:
+    """Return the callbacks with those that save the model on every rank, since each has a part of it.
+
+    Raises
+    ------
+    PartitionError : a callback saves the model in a way of its own.
+    """
+    together = [c for c in user_callbacks if isinstance(c, keras.callbacks.ModelCheckpoint)]
+    for callback in user_callbacks:
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            raise PartitionError(
+                "BackupAndRestore saves the weights that one rank has, which are parts of those of the model",
+                expected="another way to resume",
+                found=type(callback).__name__,
+                remedy="give fit(..., checkpoint=folder)",
+            )
+    for callback in together:
+        for name in _HOOKS:
+            vars(callback).pop(name, None)  # not alone
+            hook = getattr(type(callback), name)
+            if hook is not getattr(keras.callbacks.Callback, name):
+                setattr(callback, name, _together(functools.partial(hook, callback), distributed))
+    here = {id(callback) for callback in [*selected, *together]}
+    return [callback for callback in user_callbacks if id(callback) in here]
+
+
+def _together(hook: Callable[..., Any], distributed: DistributedModel) -> Callable[..., Any]:
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with saving_together(distributed.model, distributed.world.user):
+            return hook(*args, **kwargs)
+
+    return called
 
 
 def _temporary(callback: Any) -> str | None:
@@ -201,14 +239,18 @@ class EpochSynchronization(keras.callbacks.Callback):  # type: ignore[misc]  # K
     Parameters
     ----------
     channel : ranks that train.
+    replicas : ranks that hold the same variables.
     watch : changes between steps, about which the ranks agree.
     restored : a checkpoint is about to set all variables.
     changed : callbacks on rank 0 alone may change variables.
     """
 
-    def __init__(self, channel: Channel, watch: Watch, restored: bool = False, changed: bool = False) -> None:
+    def __init__(
+        self, channel: Channel, replicas: Channel, watch: Watch, restored: bool = False, changed: bool = False
+    ) -> None:
         super().__init__()
         self._channel = channel
+        self._replicas = replicas
         self._watch = watch
         self._restored = restored
         self._changed = changed
@@ -217,7 +259,7 @@ class EpochSynchronization(keras.callbacks.Callback):  # type: ignore[misc]  # K
         """Broadcast epoch and variables of rank 0, which may have restored a backup. *Collective*."""
         self.model._initial_epoch = self._channel.host.allgather_object(self.model._initial_epoch)[0]
         if not self._restored:
-            broadcast_in(self._channel, replicated_variables(self.model))
+            broadcast_in(self._replicas, replicated_variables(self.model))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Synchronize the learning rate. *Collective*."""
@@ -234,7 +276,7 @@ class EpochSynchronization(keras.callbacks.Callback):  # type: ignore[misc]  # K
 
     def _broadcast(self) -> None:
         if self._changed:
-            broadcast_in(self._channel, replicated_variables(self.model))
+            broadcast_in(self._replicas, replicated_variables(self.model))
 
     def _synchronize(self, of_batch: bool = False) -> None:
         """Exchange learning rate, stop flag and changes in one message, since this may run after every batch."""

@@ -17,15 +17,20 @@ from matex_data import errors
 from matex_data.errors import PartitionError
 from matex_data.mpi.library import MPI
 from matex_data.training import keras_api
+from matex_data.training.average.owned import check_callbacks
 from matex_data.training.callbacks import rank_callbacks
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.devices import warn_of_shared_gpu
+from matex_data.training.layouts.sharded import sharded_model
+from matex_data.training.mesh import Mesh
+from matex_data.training.partition.deferred import initialize_absent
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.rounding import WireDtype
 from matex_data.training.restart.resume import TrainingRun
 from matex_data.training.sharding.batch_weights import batch_weights
 from matex_data.training.sharding.rows import batch_size
 from matex_data.training.steps.distributed_model import DistributedModel
+from matex_data.training.steps.variables import build_without_optimizer
 
 
 def fit(
@@ -38,6 +43,8 @@ def fit(
     checkpoint: str | os.PathLike[str] | None = None,
     save_every: int | None = None,
     comm: MPI.Intracomm | None = None,
+    mesh: Mesh | None = None,
+    shard_optimizer: bool = False,
     sync_batch_norm: bool = False,
     wire_dtype: WireDtype | None = None,
     **keras_fit_options: Any,
@@ -60,6 +67,11 @@ def fit(
         or a ``tf.data.Dataset`` with the same order in every epoch.
     save_every : write a checkpoint after this number of steps within an epoch, too.
     comm : communicator; None: all ranks of the job.
+    mesh : ranks that hold parts of the model: its layouts say which weights are cut over its shards. The data are those
+        of ``comm=mesh.data``.
+    shard_optimizer : let each rank keep the state of the optimizer for its section of every weight alone; the weights
+        after each step stay those of ``shard_optimizer=False``. It needs an optimizer that updates each element by
+        itself, such as SGD, Adam and AdamW. After ``fit`` all ranks have the whole state again.
     sync_batch_norm : let ``BatchNormalization`` use the statistics of the global batch, as one process does.
         Otherwise each rank uses its own rows, and moving statistics are averaged after each epoch and at each
         checkpoint.
@@ -72,8 +84,8 @@ def fit(
 
     Raises
     ------
-    PartitionError : on all ranks, if the numbers of steps differ, or if the checkpoint belongs to other data or to
-        another model.
+    PartitionError : on all ranks, if the numbers of steps differ, if the checkpoint belongs to other data or to another
+        model, or if a layout does not fit the model.
     FormatError : on all ranks, if the checkpoint is damaged.
 
     Examples
@@ -89,19 +101,27 @@ def fit(
     >>> abs(float(model.layers[0].kernel.numpy()[0, 0]) - 2) < 0.01
     True
     """
-    channel = open_channel(comm)
+    if comm is not None and mesh is not None:
+        raise ValueError("give comm or mesh, not both: a mesh has the communicator of its replicas")
+    channel = open_channel(comm if mesh is None else mesh.data)
     keras_api.check(channel.rank)
     warn_of_shared_gpu(channel.rank)
-    training_run = TrainingRun(channel, None if checkpoint is None else Path(checkpoint))
+    world = channel if mesh is None else open_channel(mesh.world)
+    training_run = TrainingRun(world, None if checkpoint is None else Path(checkpoint), channel)
     data = training_run.resumed_dataset(dataset, keras_fit_options)
     check_steps(channel, data, keras_fit_options.get("steps_per_epoch"))
+    user_callbacks = keras.tree.flatten(callbacks) if callbacks is not None else []
+    if shard_optimizer:
+        check_callbacks(user_callbacks)
+    reducer = Reducer(channel, wire_dtype=wire_dtype)
     with (
-        DistributedModel(model, channel, sync_batch_norm, Reducer(channel, wire_dtype=wire_dtype)) as distributed,
+        sharded(model, mesh, data.element_spec, shard_optimizer),
+        DistributedModel(model, channel, sync_batch_norm, reducer, world) as distributed,
+        distributed.owned_optimizer() if shard_optimizer else contextlib.nullcontext(),
         without_keras_warnings(),
         unwrapped_errors(),
         batch_weights(channel.communicator).left_to_keras(),
     ):
-        user_callbacks = keras.tree.flatten(callbacks) if callbacks is not None else []
         options = {"initial_epoch": training_run.start.epoch, **keras_fit_options, "shuffle": False}
         options["epochs"] = training_run.last_epoch(user_callbacks, epochs)
         trailing = training_run.trailing_callbacks(user_callbacks, save_every)
@@ -109,13 +129,34 @@ def fit(
             *training_run.leading_callbacks(),
             *rank_callbacks(distributed, user_callbacks, data.element_spec, trailing),
         ]
-        if channel.rank > 0:
+        if world.rank > 0:
             options["verbose"] = 0
         if channel.size > 1 and validation_data is not None:
             validation_data = distributed.test.pad_batches(validation_data)
         if channel.size == 1 or not distributed.test.lockstep:
             validation_data = drop_empty_batches(validation_data)
         return model.fit(data, validation_data=validation_data, **options)
+
+
+@contextlib.contextmanager
+def sharded(model: Any, mesh: Mesh | None, element_spec: Any, shard_optimizer: bool) -> Iterator[None]:
+    """Context manager: the layers of a model compute on all shards of a mesh, if it has several. *Collective*."""
+    several = mesh is not None and mesh.shape[2] > 1
+    if several or shard_optimizer:
+        build_without_optimizer(model, element_spec)
+    if mesh is None or not several:
+        initialize_absent(model)
+        yield
+        return
+    if shard_optimizer:
+        raise PartitionError(
+            "shard_optimizer cuts the optimizer's state of whole weights",
+            expected="a mesh with one shard",
+            found=f"{mesh.shape[2]} shards, each of which holds the state of its part of the weights already",
+            remedy="leave out shard_optimizer, or train with model=1",
+        )
+    with sharded_model(model, mesh):
+        yield
 
 
 def check_steps(channel: Channel, dataset: tf.data.Dataset, steps_per_epoch: int | None) -> None:

@@ -17,14 +17,17 @@ import tensorflow as tf
 
 from matex_data.errors import PartitionError
 from matex_data.mpi.activity import collective
+from matex_data.training.average.owned import check_callbacks
 from matex_data.training.callbacks import rank_callbacks
-from matex_data.training.comm.channel import Channel
+from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.world import alone
 from matex_data.training.keras_api import EpochIterator, keras_trainer, pythonify_logs
 from matex_data.training.launcher.checking.check import Mode, SelfCheck
 from matex_data.training.launcher.checking.forward import ForwardProofs
 from matex_data.training.launcher.checking.report import Report
 from matex_data.training.launcher.saving import local_model
+from matex_data.training.layouts.sharded import sharded_model
+from matex_data.training.mesh import Mesh
 from matex_data.training.proof.model import own_method
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.sharding.batch_weights import batch_weights
@@ -41,6 +44,7 @@ from matex_data.training.steps.distributed_model import DistributedModel
 from matex_data.training.steps.evaluation import append_empty_batches
 from matex_data.training.steps.prediction import predict_stand_ins
 from matex_data.training.steps.step import DistributedStep
+from matex_data.training.steps.variables import build_without_optimizer
 from matex_data.training.trainer import drop_empty_batches, unwrapped_errors, without_keras_warnings
 
 log = logging.getLogger("matex_data.training")
@@ -247,11 +251,41 @@ class AfterTraining(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ha
         self._check.after_training()
 
 
+class ShardedTraining(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Callback that cuts a model over the shards of a mesh before training; it runs before all others.
+
+    Parameters
+    ----------
+    model : compiled Keras model.
+    mesh : ranks, and the layouts of the model.
+    spec : function that returns the element spec of the data.
+
+    Attributes
+    ----------
+    stack : leaving it makes the model whole again.
+    """
+
+    def __init__(self, model: Any, mesh: Mesh, spec: Callable[[], Any]) -> None:
+        super().__init__()
+        self.stack = contextlib.ExitStack()
+        self._trained, self._mesh, self._spec = model, mesh, spec
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Build the model and cut it. *Collective*."""
+        build_without_optimizer(self._trained, self._spec())
+        self.stack.enter_context(sharded_model(self._trained, self._mesh))
+        self._trained.make_train_function(force=True)
+
+
 class KerasPatches:
     """Patches of ``keras.Model``. *Collective*."""
 
-    def __init__(self, channel: Channel, reducer: Reducer, sync_batch_norm: bool, verify: Mode) -> None:
-        self._channel = channel
+    def __init__(
+        self, channel: Channel, reducer: Reducer, sync_batch_norm: bool, verify: Mode, shard_optimizer: bool = False
+    ) -> None:
+        self._world = self._channel = channel
+        self._mesh: Mesh | None = None
+        self._shard_optimizer = shard_optimizer
         self._verify: Mode = verify
         self._report = Report(channel.rank, channel.size)
         self._proofs = ForwardProofs(channel, self._report)
@@ -263,6 +297,42 @@ class KerasPatches:
         self._patch("evaluate", self._evaluate)
         self._patch("predict", self._predict)
         self._patch("train_on_batch", self._train_on_batch)
+
+    def use_mesh(self, mesh: Mesh) -> None:
+        """Cut the weights of the models that train from now on over the shards of a mesh. *Collective*.
+
+        Raises
+        ------
+        PartitionError : on all ranks, if the optimizer's state is to be cut, too.
+        """
+        if self._shard_optimizer and mesh.shape[2] > 1:
+            raise PartitionError(
+                "--shard-optimizer cuts the optimizer's state of whole weights",
+                expected="one of --shard-optimizer and --model, or keras.distribution.ModelParallel",
+                found=f"a mesh of shape {mesh.shape}",
+                remedy="leave out --shard-optimizer: each shard holds the state of its part of the weights already",
+            )
+        self._mesh = mesh
+        self._channel = open_channel(mesh.data)
+        self._reducer = Reducer(self._channel, self._reducer.strategy, wire_dtype=self._reducer.wire_dtype)
+        self._proofs = ForwardProofs(self._channel, self._report)
+        if self._channel.size == 1:
+            self._verify = "never"  # nothing is shared out
+
+    def check_loop(self) -> None:
+        """Raise an error if a loop of the script's own trains a model that is to be cut over ranks.
+
+        Raises
+        ------
+        PartitionError : on all ranks, if models are cut at present.
+        """
+        if self._mesh is not None:
+            raise PartitionError(
+                "a training loop of this script would train the whole model on every rank",
+                expected="model.fit, or matex_data.training.fit",
+                found=f"a gradient tape or an optimizer outside of them, on a mesh of shape {self._mesh.shape}",
+                remedy="train with model.fit, or run the script without --model and without ModelParallel",
+            )
 
     def _patch(self, name: str, method: Callable[..., Any]) -> None:
         original = getattr(keras.Model, name)
@@ -302,7 +372,7 @@ class KerasPatches:
             return found  # type: ignore[no-any-return]
         if found is not None:
             found.__exit__()
-        distributed = DistributedModel(model, self._channel, self._sync_batch_norm, self._reducer)
+        distributed = DistributedModel(model, self._channel, self._sync_batch_norm, self._reducer, self._world)
         distributed.__enter__()
         object.__setattr__(model, "_matex_distributed", distributed)
         object.__setattr__(model, "_matex_check", SelfCheck(distributed, self._verify, self._report))
@@ -331,7 +401,17 @@ class KerasPatches:
             options["callbacks"] = rank_callbacks(
                 distributed, user_callbacks, lambda: (call.spec, call.whole_batches), [AfterTraining(check)]
             )
-        return _call_within(call, original, options)
+        if self._shard_optimizer:
+            _check_built(model)
+            check_callbacks(keras.tree.flatten(callbacks) if isinstance(callbacks, list | tuple) else [callbacks])
+            with distributed.owned_optimizer():
+                return _call_within(call, original, options)
+        if self._mesh is None:
+            return _call_within(call, original, options)
+        shards = ShardedTraining(model, self._mesh, lambda: call.spec)
+        options["callbacks"] = [shards, *options["callbacks"]]
+        with shards.stack:
+            return _call_within(call, original, options)
 
     def _warn_of_generator(self, x: Any) -> None:
         """Warn once that every rank makes all batches of a generator, which saves no time."""
@@ -503,6 +583,22 @@ DEFAULT_BATCH = 32
 """Rows of a batch of Keras, unless the call says otherwise."""
 FEW = 16
 """Rows for each rank up to which a single batch is not shared out: that would cost more than it saves."""
+
+
+def _check_built(model: Any) -> None:
+    """Raise an error unless a model has its variables.
+
+    Raises
+    ------
+    PartitionError : it has none yet.
+    """
+    if not all(layer.built for layer in model._flatten_layers()):
+        raise PartitionError(
+            "--shard-optimizer needs a model whose weights exist when fit begins",
+            expected="a model with an Input, or one that was built or called",
+            found=f"{model.name}, which is not built",
+            remedy="begin with keras.Input, or call model.build",
+        )
 
 
 def _has_few_rows(options: dict[str, Any], size: int) -> bool:

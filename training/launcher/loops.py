@@ -30,13 +30,20 @@ log = logging.getLogger("matex_data.training")
 class LoopPatches:
     """Patches of gradient tapes and of all optimizers, for custom training loops. *Collective*.
 
+    Parameters
+    ----------
+    channel : ranks that train.
+    reducer : sums gradients over the ranks.
+    check : raises an error if loops of the script's own cannot train now.
+
     Attributes
     ----------
     average : average of the gradients of a shard over the ranks.
     """
 
-    def __init__(self, channel: Channel, reducer: Reducer) -> None:
+    def __init__(self, channel: Channel, reducer: Reducer, check: Callable[[], None] = lambda: None) -> None:
         self.channel = channel
+        self._check = check
         self.average = GradientAverage(reducer)
         self._warned = False
         self._guard: Any = None
@@ -53,6 +60,7 @@ class LoopPatches:
             return True  # the session decides when it runs
         if in_step() or left_to_keras():
             return False
+        self._check()
         if not self.channel.communicator.sharded_data:
             self.warn_of_whole_batches()
             self._guard_graph()

@@ -38,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--verify", choices=MODES, default="proven", help="which steps are checked: see docs/training.md, Self-check"
     )
     parser.add_argument("--no-verify", dest="verify", action="store_const", const="never", help="--verify never")
+    parser.add_argument("--model", type=int, default=1, metavar="N", help="cut the weights of each layer over N ranks")
+    parser.add_argument("--shard-optimizer", action="store_true", help="cut the optimizer's state over the ranks")
     parser.add_argument("--all-output", action="store_true", help="print the output of every rank, not of rank 0 alone")
     parser.add_argument(
         "-m",
@@ -68,6 +70,8 @@ def run(
     wire_dtype: Any = None,
     sync_batch_norm: bool = False,
     verify: Any = "proven",
+    model: int = 1,
+    shard_optimizer: bool = False,
     all_output: bool = False,
 ) -> None:
     """Run a script like ``python script.py``, on all ranks. *Collective*. An error of the script ends the process.
@@ -83,6 +87,8 @@ def run(
     verify : which steps of ``fit`` and ``train_on_batch`` are checked, shards of a batch against their union: "always":
         those of all models, again and again; "proven": of models that are not proven; "first": the first one of these;
         "never": none.
+    model : ranks over which the weights of each layer are cut, by proposed layouts; see ``Mesh``.
+    shard_optimizer : cut the optimizer's state over the ranks; see ``fit``.
     all_output : print the output of every rank; otherwise only that of rank 0, and the errors of all ranks.
     """
     prepare_process()
@@ -92,7 +98,7 @@ def run(
         replace_exit()
         if comm.rank > 0 and not all_output:
             _mute_output()
-        _patch(strategy, wire_dtype, sync_batch_norm, verify)
+        _patch(strategy, wire_dtype, sync_batch_norm, verify, model, shard_optimizer)
         _warn_of_hashes(comm)
         run_exit_handlers_first()
     _add_matex_data_set()
@@ -151,16 +157,20 @@ def _least_of_each(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, i
     return min(one[0], other[0]), min(one[1], other[1])
 
 
-def _patch(strategy: Any, wire_dtype: Any, sync_batch_norm: bool, verify: Any) -> None:
+def _patch(
+    strategy: Any, wire_dtype: Any, sync_batch_norm: bool, verify: Any, model: int, shard_optimizer: bool
+) -> None:
     """Choose a GPU, seed all ranks equally, and patch Keras and TensorFlow. *Collective*."""
     from matex_data.training import keras_api
     from matex_data.training.comm.channel import open_channel
     from matex_data.training.comm.devices import take_own_gpu
     from matex_data.training.launcher.keras_patches import KerasPatches
     from matex_data.training.launcher.loops import LoopPatches
+    from matex_data.training.launcher.meshes import patch_distributions
     from matex_data.training.launcher.saving import patch_saving
     from matex_data.training.launcher.tf1 import SessionPatches
     from matex_data.training.launcher.tf_distribute import patch_strategies
+    from matex_data.training.mesh import Mesh
     from matex_data.training.reduction.ops import Reducer
     from matex_data.training.sharding.determinism import seed_all_ranks
 
@@ -170,8 +180,11 @@ def _patch(strategy: Any, wire_dtype: Any, sync_batch_norm: bool, verify: Any) -
     keras_api.check(channel.rank)
     seed_all_ranks(channel)
     reducer = Reducer(channel, strategy, wire_dtype=wire_dtype)
-    KerasPatches(channel, reducer, sync_batch_norm, verify)
-    SessionPatches(channel, LoopPatches(channel, reducer))
+    patches = KerasPatches(channel, reducer, sync_batch_norm, verify, shard_optimizer)
+    if model > 1:
+        patches.use_mesh(Mesh(model=model))
+    patch_distributions(channel, patches.use_mesh)
+    SessionPatches(channel, LoopPatches(channel, reducer, patches.check_loop))
     patch_saving(channel)
     patch_strategies(channel)
 

@@ -178,7 +178,7 @@ class Reducer:
     def _run(self, payloads: list[Payload], weight: Any) -> list[list[Any]]:
         weight = tf.constant(1, tf.float64) if weight is None else tf.convert_to_tensor(weight, tf.float64)
         if self._pool is None or self.channel.narrowed or in_session_graph():
-            return _run_chained(self.channel, payloads, weight)
+            return run_chained(self.channel, payloads, weight)
         return _run_in_pool(self.channel, self._pool, payloads, weight)
 
 
@@ -191,7 +191,7 @@ def broadcast_from_root(channel: Channel, tensors: Sequence[Any]) -> list[Any]:
             channel.graph.broadcast(copy.reshape(-1))
         return [number, *copies]
 
-    received = _run_once(channel, run, tensors)
+    received = run_once(channel, run, tensors)
     for tensor, new in zip(tensors, received, strict=True):
         new.set_shape(tensor.shape)
     return received
@@ -208,21 +208,26 @@ def gather_rows(channel: Channel, tensors: Sequence[Any]) -> list[Any]:
     def run(number: Any, *arrays: Array) -> list[Any]:
         return [number, *(channel.graph.gather(np.ascontiguousarray(array)) for array in arrays)]
 
-    received = _run_once(channel, run, tensors)
+    received = run_once(channel, run, tensors)
     for tensor, new in zip(tensors, received, strict=True):
         new.set_shape([None, *tensor.shape[1:]])
     return received
 
 
-def _run_once(channel: Channel, run: Any, tensors: Sequence[Any]) -> list[Any]:
-    """Run a collective function of NumPy arrays as one operation, in the order of the sequence counter."""
+def run_once(channel: Channel, run: Any, tensors: Sequence[Any]) -> list[Any]:
+    """Run a collective function of NumPy arrays as one operation, in the order of the sequence counter.
+
+    Parameters
+    ----------
+    run : function of the operation's number and the arrays; returns the number and arrays of the same dtypes.
+    """
     with _sequence_counter(channel, "chained").advance() as cursor:
         dtypes = [tf.int64, *(tensor.dtype for tensor in tensors)]
         cursor.number, *received = tf.numpy_function(run, [cursor.number, *tensors], dtypes)
     return list(received)
 
 
-def _run_chained(channel: Channel, payloads: list[Payload], weight: Any) -> list[list[Any]]:
+def run_chained(channel: Channel, payloads: Sequence[Payload], weight: Any) -> list[list[Any]]:
     """Add blocking operations, each of which takes the sequence number of the one before it.
 
     There is one for each payload, which overlaps with the computation of other gradients, or a single one where
@@ -230,7 +235,7 @@ def _run_chained(channel: Channel, payloads: list[Payload], weight: Any) -> list
     """
     results: list[list[Any]] = []
     with _sequence_counter(channel, "chained").advance() as cursor:
-        for group in [[payload] for payload in payloads] if _can_overlap() else [payloads]:
+        for group in [[payload] for payload in payloads] if _can_overlap() else [list(payloads)]:
 
             def run(number: Any, weight: Any, *arrays: Array, group: list[Payload] = group) -> list[Any]:
                 remaining, out = iter(arrays), [number + 1]

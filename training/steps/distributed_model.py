@@ -12,8 +12,10 @@ import tensorflow as tf
 
 from matex_data.training.average.gradients import GradientAverage
 from matex_data.training.average.optimizer import attach_average, detach_average, is_distributed
+from matex_data.training.average.owned import OwnedOptimizer
 from matex_data.training.average.tape import GradientPatches
 from matex_data.training.comm.channel import Channel
+from matex_data.training.partition.values import broadcast_in
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.sharding.rows import leaves_per_sample, static_rows
 from matex_data.training.steps.batch_norm import average_moving_statistics, global_moments
@@ -29,7 +31,7 @@ from matex_data.training.steps.metrics import (
     split_states,
 )
 from matex_data.training.steps.step import DistributedStep
-from matex_data.training.steps.variables import broadcast_in, build, optimizers, replicated_variables, separate_seeds
+from matex_data.training.steps.variables import build, optimizers, replicated_variables, separate_seeds
 from matex_data.training.steps.watch import Watch
 
 log = logging.getLogger("matex_data.training")
@@ -47,9 +49,11 @@ class DistributedModel:
     sync_batch_norm : use the statistics of the global batch in all ``BatchNormalization`` layers; otherwise only in
         those with ``synchronized=True``.
     reducer : averages gradients; None: a new one with the default strategy.
+    world : all ranks that train the model, if each replica consists of several; None: those of ``channel``.
 
     Attributes
     ----------
+    world : all ranks that train the model.
     average : average of its gradients over the ranks.
     step : replacement for ``train_step``.
     test : replacement for ``test_step``.
@@ -58,13 +62,21 @@ class DistributedModel:
     """
 
     def __init__(
-        self, model: Any, channel: Channel, sync_batch_norm: bool = False, reducer: Reducer | None = None
+        self,
+        model: Any,
+        channel: Channel,
+        sync_batch_norm: bool = False,
+        reducer: Reducer | None = None,
+        world: Channel | None = None,
     ) -> None:
         self.model = model
         self.channel = channel
+        self.world = world or channel
         self._reducer = reducer or Reducer(channel)
         self.average = GradientAverage(self._reducer)
-        self.step = DistributedStep(model, GradientPatches(self.average), channel)
+        self._own_step = type(model).train_step is not keras.Model.train_step
+        self._owns = False
+        self.step = DistributedStep(model, GradientPatches(self.average, self._averages_early), channel)
         self._sync_batch_norm = sync_batch_norm
         self._compiled = model._loss_tracker
         self.prepared = False
@@ -100,6 +112,25 @@ class DistributedModel:
         self._originals.clear()
         for optimizer in self._attached:
             detach_average(optimizer)
+
+    @contextlib.contextmanager
+    def owned_optimizer(self) -> Iterator[None]:
+        """Context manager: the state of the optimizer is cut over the ranks; the model has variables. *Collective*."""
+        if self.channel.size == 1:
+            yield
+            return
+        with OwnedOptimizer(self.model, self.average):
+            object.__setattr__(self.model, "train_function", None)
+            self._owns = True
+            try:
+                yield
+            finally:
+                self._owns = False
+                object.__setattr__(self.model, "train_function", None)
+
+    def _averages_early(self) -> bool:
+        """Return whether tapes return averages: a step of the user's own may compute with them, and not with sums."""
+        return self._own_step or not self._owns
 
     def is_current(self) -> bool:
         """Return whether the model has not been compiled again since the context was entered."""

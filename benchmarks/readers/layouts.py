@@ -1,0 +1,84 @@
+"""Steps of a network whose weights are cut over two ranks, and of the same network in other ways."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness.data import Task
+from benchmarks.readers.ceiling import Pass
+from benchmarks.readers.steps import PATIENCE, one_thread
+
+BLOCKS, WIDTH, HIDDEN, BATCH, STEPS = 4, 1024, 4096, 64, 10
+
+
+def task() -> Task:
+    """Return the task of a pass; a "sample" is a step of all ranks."""
+    return Task("layouts", "", "", BATCH, STEPS, 0, STEPS)
+
+
+def _network() -> Any:
+    import keras
+    from keras import layers
+
+    x = inputs = keras.Input((WIDTH,))
+    for i in range(BLOCKS):
+        x = layers.Dense(HIDDEN, "relu", name=f"up_{i}")(x)
+        x = layers.Dense(WIDTH, name=f"down_{i}")(x)
+    return keras.Model(inputs, x)
+
+
+def fit(task: Task, shards: int = 1, shard_optimizer: bool = False, threads: int = 1) -> Pass:
+    """Run epochs of ``training.fit``, one for each pass.
+
+    Parameters
+    ----------
+    shards : ranks over which the weights are cut; the others share the rows of a batch.
+    shard_optimizer : cut the optimizer's state over the ranks.
+    threads : of TensorFlow, on each rank.
+    """
+    import keras
+    import tensorflow as tf
+
+    from matex_data import training
+
+    if threads == 1:
+        one_thread()
+    keras.utils.set_random_seed(0)
+    mesh = training.Mesh(model=shards)
+    layouts = mesh.layout_map()
+    if shards > 1:
+        layouts["up_./kernel"] = (None, "model")
+        layouts["down_./kernel"] = ("model", None)
+    with training.deferred(layouts):
+        model = _network()
+    model.compile(keras.optimizers.AdamW(1e-4), "mse", jit_compile=False)
+    begin, end = threading.Semaphore(0), threading.Semaphore(0)
+
+    class Gate(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            begin.acquire()
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            end.release()
+
+    rows = BATCH // mesh.data.size
+    rng = np.random.default_rng(mesh.data.rank)
+    x = rng.standard_normal((STEPS, rows, WIDTH), np.float32)
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    data = tf.data.Dataset.from_tensor_slices((x, x)).with_options(options)
+    arguments = {"epochs": 1 << 30, "verbose": 0, "callbacks": [Gate()], "mesh": mesh}
+    if shard_optimizer:
+        arguments["shard_optimizer"] = True
+    threading.Thread(target=training.fit, args=(model, data), kwargs=arguments, daemon=True).start()
+
+    def run() -> int:
+        begin.release()
+        if not end.acquire(timeout=PATIENCE):
+            raise RuntimeError("an epoch did not end")
+        return task.samples if mesh.world.rank == 0 else 0
+
+    return run

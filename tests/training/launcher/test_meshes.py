@@ -1,0 +1,77 @@
+"""``matex run --model`` and ``keras.distribution`` on scripts that know nothing of ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.launch import run_script
+
+LAUNCHER = "from matex_data.training.launcher.run import main; main()"
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def _result(done):
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    return json.loads(line[7:])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options"), [(2, ("--model", "2")), pytest.param(4, ("--model", "2"), marks=pytest.mark.slow)]
+)
+def test_a_transformer_has_the_losses_of_one_process(tmp_path: Path, ranks: int, options: tuple[str, ...]) -> None:
+    for name in ("one", "cut"):
+        (tmp_path / name).mkdir()
+    one = _result(run_script(0, SCRIPTS / "transformer.py", str(tmp_path / "one"), timeout=180))
+    script = str(SCRIPTS / "transformer.py")
+    cut = _result(run_script(ranks, LAUNCHER, *options, script, str(tmp_path / "cut"), timeout=180))
+    np.testing.assert_allclose(cut["loss"], one["loss"], rtol=1e-5)
+    assert cut["val"] == pytest.approx(one["val"])
+    assert cut["after"] == pytest.approx(one["after"], rel=1e-4)
+    assert max(cut["held"]) < 0.75 * one["held"][0]
+
+
+DISTRIBUTED = """
+import keras, numpy as np
+keras.utils.set_random_seed(2)
+mesh = keras.distribution.DeviceMesh((1, 2), ("batch", "model"), keras.distribution.list_devices())
+layouts = keras.distribution.LayoutMap(mesh)
+layouts[".*up/kernel"] = (None, "model")
+layouts[".*down/kernel"] = ("model", None)
+keras.distribution.set_distribution(keras.distribution.{kind})
+up, down = keras.layers.Dense(8, "relu", name="up"), keras.layers.Dense(2, name="down")
+model = keras.Sequential([keras.Input((4,)), up, down])
+model.compile("sgd", "mse")
+held = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: print("HELD", model.count_params(), flush=True))
+{train}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "train", "expected"),
+    [
+        (
+            "ModelParallel(layout_map=layouts)",
+            "model.fit(np.ones((8, 4)), np.ones((8, 2)), callbacks=[held])",
+            "HELD 30",
+        ),
+        (
+            "ModelParallel(layout_map=layouts)",
+            "model.optimizer.apply([np.ones(v.shape) for v in model.weights], model.weights)",
+            "would train the whole model on every rank",
+        ),
+        ("ModelParallel(layout_map=layouts, batch_dim_name='model')", "", "a layout cuts a variable over the replicas"),
+    ],
+)
+def test_distributions_of_keras_are_over_ranks_or_an_error(
+    tmp_path: Path, kind: str, train: str, expected: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(DISTRIBUTED.format(kind=kind, train=train))
+    done = run_script(2, LAUNCHER, str(script), timeout=90)
+    assert expected in done.stdout + done.stderr, done.stderr
+    assert (done.returncode == 0) == expected.startswith("HELD")

@@ -1,0 +1,101 @@
+"""Cross entropy of logits that are cut over the shards: no rank has those of the whole vocabulary."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from matex_data.training.layouts.shards import Shards
+
+cut_logits: ContextVar[bool] = ContextVar("cut_logits", default=False)
+"""True in steps whose loss takes cut logits, and which use the output of the model for nothing else."""
+
+
+def takes_cut_logits(model: Any) -> bool:
+    """Return whether the loss of a compiled model can be computed from cut logits, and no metric needs whole ones."""
+    loss = model.loss
+    kinds = (keras.losses.SparseCategoricalCrossentropy, keras.losses.CategoricalCrossentropy)
+    own = any(
+        getattr(type(model), name) is not getattr(keras.Model, name) for name in ("compute_loss", "compute_metrics")
+    )
+    if type(loss) not in kinds or len(model.metrics) > 1 or own:  # the mean loss is one metric
+        return False
+    options = loss.get_config()
+    plain = not options.get("label_smoothing") and options.get("ignore_class") is None and options.get("axis", -1) == -1
+    return bool(options["from_logits"]) and plain
+
+
+class CutEntropy:
+    """Context manager: the steps of a model leave its logits cut, and its loss takes them. *Collective*.
+
+    Parameters
+    ----------
+    model : compiled Keras model, whose output is that of a layer of which each shard computes its units.
+    shards : that hold them.
+    """
+
+    def __init__(self, model: Any, shards: Shards) -> None:
+        self._model, self._loss, self._shards = model, model.loss, shards
+
+    def __enter__(self) -> CutEntropy:
+        self._whole = self._loss.call
+        self._loss.call = self._entropy
+        for name in ("train_step", "test_step"):
+            object.__setattr__(self._model, name, self._leaving_cut(getattr(self._model, name)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._loss.call
+        for name in ("train_step", "test_step"):
+            object.__delattr__(self._model, name)
+
+    def _leaving_cut(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def leaving_cut(data: Any) -> Any:
+            same = self._model.loss is self._loss and takes_cut_logits(self._model)  # compiled as then
+            with _cut_logits(same):
+                return step(data)
+
+        return leaving_cut
+
+    def _entropy(self, y_true: Any, y_pred: Any) -> Any:
+        """Return the loss of each sample, from whole or cut logits."""
+        if not cut_logits.get():
+            return self._whole(y_true, y_pred)
+        return tf.autograph.experimental.do_not_convert(self._of_cut)(y_true, y_pred)
+
+    def _of_cut(self, y_true: Any, y_pred: Any) -> Any:
+        highest = self._shards.total(tf.stop_gradient(tf.reduce_max(y_pred, -1)), "max")
+        sums = self._shards.summed(tf.reduce_sum(tf.exp(y_pred - highest[..., None]), -1))
+        logarithm = highest + tf.math.log(sums)  # of the sum of all exponentials
+        if isinstance(self._loss, keras.losses.SparseCategoricalCrossentropy):
+            return logarithm - self._shards.summed(self._of_labels(y_true, y_pred))
+        own = self._shards.section(y_true)
+        return logarithm * tf.reduce_sum(y_true, -1) - self._shards.summed(tf.reduce_sum(own * y_pred, -1))
+
+    def _of_labels(self, y_true: Any, y_pred: Any) -> Any:
+        """Return the logits of the labels; 0 where another shard has them."""
+        labels = tf.cast(y_true, tf.int64)
+        if labels.shape.rank == y_pred.shape.rank:
+            labels = tf.squeeze(labels, -1)
+        units = y_pred.shape[-1]
+        own = labels - self._shards.rank * units
+        here = (own >= 0) & (own < units)
+        known = (labels >= 0) & (labels < units * self._shards.size)
+        # Position -1 raises an error, as an unknown label does in one process.
+        position = tf.where(here, own, tf.where(known, tf.zeros_like(own), -tf.ones_like(own)))
+        found = tf.gather(y_pred, position, batch_dims=position.shape.rank)
+        return tf.where(here, found, tf.zeros_like(found))
+
+
+@contextlib.contextmanager
+def _cut_logits(cut: bool) -> Iterator[None]:
+    token = cut_logits.set(cut)
+    try:
+        yield
+    finally:
+        cut_logits.reset(token)

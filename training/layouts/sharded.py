@@ -1,0 +1,294 @@
+"""``ShardedModel``: a Keras model whose layers compute on all shards of a mesh."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from matex_data.errors import PartitionError
+from matex_data.training.keras_api import get_keras_mask, note_variables, set_keras_mask
+from matex_data.training.layouts.containers import Container, called_once
+from matex_data.training.layouts.entropy import CutEntropy, takes_cut_logits
+from matex_data.training.layouts.plan import Plan, plan
+from matex_data.training.layouts.rules import Units, running
+from matex_data.training.layouts.shards import Shards
+from matex_data.training.mesh import Mesh
+from matex_data.training.partition.deferred import initialize, is_absent, is_deferred
+from matex_data.training.partition.optimizer import PartOptimizer, check_elementwise, inner_optimizer
+from matex_data.training.partition.parts import (
+    Section,
+    cut,
+    hiding_parts,
+    hold_alike,
+    part_of,
+    restore,
+    slots,
+    whole_on_all,
+)
+from matex_data.training.partition.values import broadcast_in
+
+log = logging.getLogger("matex_data.training")
+
+
+def sharded_model(model: Any, mesh: Mesh) -> ShardedModel:
+    """Return the context manager of a model on a mesh; that of an earlier training, if it is still in parts.
+
+    Raises
+    ------
+    PartitionError : on all ranks, if the layouts do not fit the model, or if it is in parts on another mesh.
+    """
+    found: ShardedModel | None = vars(model).get("_matex_sharded")
+    if found is None:
+        return ShardedModel(model, mesh)
+    if found.shards.mesh is not mesh:
+        raise PartitionError(
+            "this model is in parts on another mesh",
+            expected=f"the mesh of shape {found.shards.mesh.shape} with which it was trained",
+            found=f"another one of shape {mesh.shape}",
+            remedy="give the same mesh; or write a checkpoint, and resume from it with a new model",
+        )
+    return found
+
+
+class ShardedModel:
+    """Context manager: each shard holds its part of the weights of a built model, and computes with it. *Collective*.
+
+    A model that was built whole is whole again afterwards. One that was deferred stays in parts, and its layers keep
+    their rules, so that ``evaluate`` and ``predict`` work on all ranks.
+
+    Parameters
+    ----------
+    model : built Keras model; its optimizer is not built, or was built for these parts.
+    mesh : ranks, and the layouts of the model.
+
+    Raises
+    ------
+    PartitionError : on all ranks, if the layouts do not fit the model.
+    """
+
+    def __init__(self, model: Any, mesh: Mesh) -> None:
+        _check_step(model)
+        self.model = model
+        self.shards = Shards(mesh)
+        self._plan: Plan = plan(
+            model, mesh.layout_map(auto=True) if mesh.layouts is None else mesh.layouts, self.shards
+        )
+        self._kept = any(is_deferred(variable) for variable, _ in self._plan.cuts)
+        check_elementwise(model.optimizer)
+        self._whole = [variable for variable, _ in self._plan.cuts if part_of(variable) is None]
+        self._entropy: CutEntropy | None = None
+
+    def __enter__(self) -> ShardedModel:
+        if "_matex_sharded" in vars(self.model):  # still in parts
+            if self._inner is not inner_optimizer(self.model.optimizer):  # compiled again
+                self._take_optimizer({})
+            if self._entropy is not None:
+                self._entropy.__exit__()
+                self._entropy = None
+            self._leave_logits_cut()
+            return self
+        made = self._plan
+        if made.gathered and self.shards.mesh.world.rank == 0:
+            names = ", ".join(made.gathered)
+            log.warning("no rule computes with parts of the weights of %s: they are gathered in every step", names)
+        shapes = {id(v): tuple(v.shape) for v in self.model.variables}
+        self._distribute()
+        self._take_optimizer(shapes)
+        for rule in made.rules:
+            rule.install()
+        for container in made.containers:
+            object.__setattr__(container.functional, "call", ContainerCall(container))
+        object.__setattr__(self.model, "call", CheckedCall(self.model, self.shards))
+        object.__setattr__(self.model, "compute_loss", HidingLoss(self.model))
+        object.__setattr__(self.model, "_matex_sharded", self)
+        if self.model.jit_compile:
+            self._disable_xla()
+        self._leave_logits_cut()
+        self._forget_functions()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._kept:
+            return
+        object.__delattr__(self.model, "_matex_sharded")
+        if self._entropy is not None:
+            self._entropy.__exit__()
+        object.__delattr__(self.model, "compute_loss")
+        object.__delattr__(self.model, "call")
+        for container in self._plan.containers:
+            vars(container.functional).pop("call", None)
+        for variable, _axis in self._plan.cuts:
+            if isinstance(variable.regularizer, PartRegularizer):
+                variable.regularizer = variable.regularizer.original
+        for installed in self._plan.rules:
+            installed.uninstall()
+        self._optimizer.__exit__()
+        for variable in [*self._whole, *self._slots]:
+            restore(variable, whole_on_all(variable))
+        note_variables(self.model.optimizer, self.model.trainable_variables)
+        self._forget_functions()
+
+    def _forget_functions(self) -> None:
+        """Let Keras trace the steps of the model again: variables and layers have changed."""
+        for name in ("train_function", "test_function", "predict_function"):
+            object.__setattr__(self.model, name, None)
+
+    def _leave_logits_cut(self) -> None:
+        """Let the loss take the logits of each shard, if the model's output is theirs and is used for nothing else."""
+        functional = getattr(self.model, "_functional", self.model)
+        calls = [call for c in self._plan.containers if c.functional is functional for call in c.calls]
+        ends = [call for call in calls if -1 in call.users]
+        made = {id(rule.layer): rule for rule in self._plan.rules}
+        single = (
+            len(ends) == 1 and ends[0].users == (-1,) and id(ends[0].operation) in called_once(self._plan.containers)
+        )
+        rule = made.get(id(ends[0].operation)) if single else None
+        steps_are_own = "train_step" in vars(self.model)  # those of matex run
+        if isinstance(rule, Units) and not steps_are_own and takes_cut_logits(self.model):
+            linear = rule.layer.activation in (None, keras.activations.linear)
+            if linear and rule.can_give_cut and rule.layer.activity_regularizer is None:
+                rule.gives_logits, rule.container = True, functional
+                self._entropy = CutEntropy(self.model, self.shards).__enter__()
+
+    def _disable_xla(self) -> None:
+        if self.shards.mesh.world.rank == 0:
+            log.warning("XLA cannot compile communication: %s trains without jit_compile", self.model.name)
+        object.__setattr__(self.model, "_jit_compile", False)
+
+    def _distribute(self) -> None:
+        """Give each shard its part of the variables."""
+        axes = {id(variable): axis for variable, axis in self._plan.cuts}
+        channel = self.shards.channel
+        for variable in self.model.variables:
+            if is_absent(variable):
+                initialize(variable)
+            if part_of(variable) is not None:
+                continue
+            if not is_deferred(variable):
+                broadcast_in(channel, [variable])
+            if id(variable) in axes:
+                cut(variable, Section(channel, tuple(variable.shape), axes[id(variable)]))
+
+        for variable, _ in self._plan.cuts:
+            if variable.regularizer is not None and not isinstance(variable.regularizer, PartRegularizer):
+                variable.regularizer = PartRegularizer(variable, self.shards)
+
+    def _take_optimizer(self, shapes: dict[int, tuple[int, ...]]) -> None:
+        """Build the optimizer for the parts; or cut its state, if it was built for whole variables. *Collective*.
+
+        Parameters
+        ----------
+        shapes : of the variables before they were cut, by id.
+        """
+        optimizer, variables = self.model.optimizer, self.model.trainable_variables
+        self._inner, self._optimizer = inner_optimizer(optimizer), PartOptimizer(optimizer, self.shards.total)
+        if optimizer.built:
+            note_variables(optimizer, variables)
+        else:
+            optimizer.build(variables)
+        self._slots = []
+        for slot, variable in slots(optimizer, variables):
+            part = part_of(variable)
+            if part is None or part_of(slot) is not None:
+                continue
+            if tuple(slot.shape) == tuple(variable.shape):
+                hold_alike(slot, variable)
+            elif tuple(slot.shape) == shapes.get(id(variable)):
+                broadcast_in(self.shards.channel, [slot])
+                cut(slot, part)
+            else:
+                continue
+            self._slots.append(slot)
+        self._optimizer.__enter__()
+
+
+def _check_step(model: Any) -> None:
+    """Raise an error if a model has a training step of its own, which would take parts of gradients for wholes.
+
+    Raises
+    ------
+    PartitionError : it has one.
+    """
+    for name in ("train_step", "test_step"):
+        if getattr(type(model), name) is not getattr(keras.Model, name):
+            raise PartitionError(
+                "a model with a step of its own cannot be cut over ranks: the step may compute with parts of gradients",
+                field=f"{type(model).__name__}.{name}",
+                expected="the step of keras.Model; losses and metrics given to compile()",
+                found=f"{name} of {type(model).__module__}",
+                remedy="leave it out, or train on the rows of each rank, without a mesh",
+            )
+
+
+class ContainerCall:
+    """``call`` of a functional model, within which tensors may stay cut."""
+
+    def __init__(self, container: Container) -> None:
+        self._functional = container.functional
+        self._call = container.functional.call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the layers of the model."""
+        token = running.set(self._functional)
+        try:
+            with hiding_parts():
+                return self._call(*args, **kwargs)
+        finally:
+            running.reset(token)
+
+
+class CheckedCall:
+    """``call`` of the whole model: its inputs are equal on all shards, and its own code takes no part for a whole."""
+
+    def __init__(self, model: Any, shards: Shards) -> None:
+        self._call, self._shards = model.call, shards
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the model. *Collective*."""
+        leaves = keras.tree.flatten(inputs)
+        numbers = [i for i, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor) and leaf.dtype.is_numpy_compatible]
+        with tf.control_dependencies(self._equal([leaves[i] for i in numbers])):
+            copies = {i: tf.identity(leaves[i]) for i in numbers}
+        for i, copy in copies.items():
+            set_keras_mask(copy, get_keras_mask(leaves[i]))
+        inputs = keras.tree.pack_sequence_as(inputs, [copies.get(i, leaf) for i, leaf in enumerate(leaves)])
+        with hiding_parts():
+            return self._call(inputs, *args, **kwargs)
+
+    def _equal(self, tensors: list[Any]) -> list[Any]:
+        return tf.autograph.experimental.do_not_convert(self._shards.equal)(tensors) if tensors else []
+
+
+class HidingLoss:
+    """``compute_loss`` of a model, whose own terms must not take parts of weights for wholes."""
+
+    def __init__(self, model: Any) -> None:
+        self._compute = model.compute_loss
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the loss."""
+        with hiding_parts():
+            return self._compute(*args, **kwargs)
+
+
+class PartRegularizer:
+    """Regularizer of a variable of which each shard holds a part. *Collective*."""
+
+    def __init__(self, variable: Any, shards: Shards) -> None:
+        self.original = variable.regularizer
+        self._shards = shards
+
+    def __call__(self, variable: Any) -> Any:
+        """Return the penalty of the whole variable; its gradient is that of this part."""
+        part = part_of(variable)
+        assert isinstance(part, Section)
+        with hiding_parts(False):
+            return tf.autograph.experimental.do_not_convert(self._penalty)(tf.convert_to_tensor(variable), part.axis)
+
+    def _penalty(self, value: Any, axis: int) -> Any:
+        if type(self.original) in (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2):
+            return self._shards.summed(self.original(value))
+        return self.original(self._shards.gathered(value, axis))
