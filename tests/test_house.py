@@ -51,6 +51,8 @@ for layer in (
     ["training.steps"],
     ["training.proof"],
     ["training.learning_rate"],
+    ["training.partition"],
+    ["training.stages"],
     ["training.restart"],
     ["training.callbacks"],
     ["training.trainer"],
