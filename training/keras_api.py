@@ -61,6 +61,9 @@ keras_random: Any = _imported("keras.src.backend.random")
 keras_trainer: Any = _imported("keras.src.backend.tensorflow.trainer")
 """Module in which ``fit``, ``evaluate`` and ``predict`` look up ``TFEpochIterator``."""
 EpochIterator: Any = _imported("keras.src.backend.tensorflow.trainer.TFEpochIterator")
+Functional: Any = _imported("keras.src.models.functional.Functional")
+operation_fn: Any = _imported("keras.src.models.functional.operation_fn")
+"""Function that adds arguments of a model's call, such as ``training``, to the call of an operation."""
 CompileLoss: Any = _imported("keras.src.trainers.compile_utils.CompileLoss")
 CompileMetrics: Any = _imported("keras.src.trainers.compile_utils.CompileMetrics")
 MetricsList: Any = _imported("keras.src.trainers.compile_utils.MetricsList")
@@ -158,6 +161,8 @@ OBJECT_ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
         keras.Model,
         ("_call_has_training_arg", "_compile_loss", "_jit_compile", "_loss_tracker", "test_function", "train_function"),
     ),
+    (keras.Sequential, ("_functional",)),
+    (Functional, ("_nodes_by_depth", "_standardize_inputs")),
     (keras.layers.Layer, ("_seed_generators", "_trainable_variables")),
     (keras.layers.BatchNormalization, ("_reduction_axes", "synchronized")),
     (keras.optimizers.Optimizer, ("_learning_rate",)),
