@@ -45,6 +45,7 @@ for layer in (
     ["compat"],
     ["training.keras_api"],
     ["training.comm"],
+    ["training.mesh"],
     ["training.reduction"],
     ["training.sharding"],
     ["training.average"],

@@ -1,0 +1,64 @@
+"""The mesh: which ranks are replicas, stages and shards of one another."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from matex_data.errors import PartitionError
+from matex_data.training.mesh import Mesh
+from tests.support.ranks import Pool, Pools
+
+
+def _members(comm, stages, model):
+    mesh = Mesh(stages, model, comm)
+    axes = {name: getattr(mesh, name).allgather(comm.rank) for name in ("data", "stages", "model")}
+    own = {name: getattr(mesh, name).rank for name in axes}
+    return mesh.shape, tuple(mesh.coordinates), axes, own
+
+
+@pytest.mark.openmpi
+@pytest.mark.parametrize(("stages", "model"), [(1, 1), (2, 1), (1, 2), (2, 2), (1, 4)])
+def test_axes_are_those_of_a_reshaped_array(ranks: Pools, stages: int, model: int) -> None:
+    array = np.arange(4).reshape(-1, stages, model)
+    for rank, (shape, coordinates, axes, own) in enumerate(ranks(4).run(_members, stages, model)):
+        replica, stage, shard = np.argwhere(array == rank)[0]
+        assert (shape, coordinates) == (array.shape, (replica, stage, shard))
+        assert axes == {
+            "data": array[:, stage, shard].tolist(),
+            "stages": array[replica, :, shard].tolist(),
+            "model": array[replica, stage, :].tolist(),
+        }
+        assert own == {"data": replica, "stages": stage, "model": shard}
+
+
+def _mesh_of(comm, by_rank):
+    Mesh(**by_rank[comm.rank], comm=comm)
+
+
+@pytest.mark.rank_counts(2)
+@pytest.mark.parametrize(
+    ("by_rank", "text"),
+    [
+        ([{"model": 3}] * 2, r"expected: a multiple of stages \* model = 1 \* 3 ranks\n  found: 2 ranks"),
+        ([{"stages": 0}] * 2, "cannot be arranged"),
+        ([{"model": 1}, {"model": 2}], "different meshes(.|\n)*model from 1 to 2"),
+    ],
+)
+def test_meshes_that_cannot_be_raise_the_same_error_on_all_ranks(pool: Pool, by_rank: list, text: str) -> None:
+    errors = pool.outcomes(_mesh_of, by_rank)
+    assert [type(error) for error in errors] == [PartitionError] * 2
+    assert str(errors[0]) == str(errors[1])
+    with pytest.raises(PartitionError, match=text):
+        raise errors[0]
+
+
+def test_a_layout_map_is_one_of_keras() -> None:
+    layouts = Mesh().layout_map()
+    assert isinstance(layouts, keras.distribution.LayoutMap)
+    assert keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="data").num_model_replicas == 1
+    layouts["up.*/kernel"] = (None, "model")
+    assert layouts["up_1/kernel"].axes == (None, "model")
+    with pytest.raises(ValueError, match="Invalid axis names"):
+        layouts["down.*/kernel"] = ("columns", None)

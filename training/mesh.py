@@ -1,0 +1,143 @@
+"""Mesh: all ranks as an array of replicas, stages and shards of one model."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from matex_data.errors import PartitionError
+from matex_data.mpi.library import MPI
+from matex_data.training.comm.channel import open_channel
+from matex_data.training.comm.world import comm_or_world
+
+AXES = ("data", "stages", "model")
+"""Names of the axes; neighbouring ranks differ along the last one."""
+
+
+class Coordinates(NamedTuple):
+    """Position of a rank in a mesh.
+
+    Attributes
+    ----------
+    replica : 0 to ``ranks / (stages * model) - 1``; replicas train on different rows of a batch.
+    stage : 0 to ``stages - 1``; stages hold different layers.
+    shard : 0 to ``model - 1``; shards hold different units of a layer.
+    """
+
+    replica: int
+    stage: int
+    shard: int
+
+
+class Mesh:
+    """Array of all ranks with the axes "data", "stages" and "model". *Collective*.
+
+    The ranks of one layer's shards are neighbours: they exchange most. Then come the stages of a replica.
+
+    Parameters
+    ----------
+    stages : ranks along which the layers of a model are cut.
+    model : ranks along which the units of a layer are cut.
+    comm : communicator; None: all ranks of the job.
+
+    Attributes
+    ----------
+    shape : numbers of replicas, stages and shards.
+    coordinates : those of this rank.
+    world : all ranks of the mesh.
+    data : communicator of the replicas of this rank's part of the model, for ``open_dataset``; its rank is the replica.
+    stages : communicator of the stages of this replica and shard; its rank is the stage.
+    model : communicator of the shards of this replica and stage; its rank is the shard.
+
+    Raises
+    ------
+    PartitionError : on all ranks, if the shape does not divide them, or differs between ranks.
+
+    Examples
+    --------
+    >>> import matex_data as md
+    >>> mesh = md.training.Mesh(model=1)  # on 8 ranks with model=2: shape (4, 1, 2)
+    >>> mesh.shape, mesh.coordinates
+    ((1, 1, 1), Coordinates(replica=0, stage=0, shard=0))
+    >>> mesh.data.size
+    1
+    """
+
+    def __init__(self, stages: int = 1, model: int = 1, comm: MPI.Intracomm | None = None) -> None:
+        self.world = comm_or_world(comm)
+        _check_same(self.world, stages, model)
+        ranks = self.world.size
+        if stages < 1 or model < 1 or ranks % (stages * model):
+            raise PartitionError(
+                "the ranks cannot be arranged as this mesh",
+                expected=f"a multiple of stages * model = {stages} * {model} ranks",
+                found=f"{ranks} ranks",
+                remedy="start another number of ranks, or choose stages and model whose product divides it",
+            )
+        self.shape = (ranks // (stages * model), stages, model)
+        replica, stage, shard = (int(i) for i in np.unravel_index(self.world.rank, self.shape))
+        self.coordinates = Coordinates(replica, stage, shard)
+        self.data = _split(self.world, stage * model + shard, replica)
+        self.stages = _split(self.world, replica * model + shard, stage)
+        self.model = _split(self.world, replica * stages + stage, shard)
+
+    def layout_map(self) -> Any:
+        """Return an empty ``keras.distribution.LayoutMap`` of this mesh.
+
+        Its keys are regular expressions for paths of variables, its values name an axis for each dimension: "model" for
+        the dimension that is cut over the shards, None for the others.
+
+        Examples
+        --------
+        >>> import matex_data as md
+        >>> layouts = md.training.Mesh(model=1).layout_map()
+        >>> layouts[".*/up/kernel"] = (None, "model")
+        >>> layouts["net/up/kernel"].axes
+        (None, 'model')
+        """
+        return keras.distribution.LayoutMap(RankMesh(self))
+
+
+class RankMesh(keras.distribution.DeviceMesh):  # type: ignore[misc]  # Keras has no types
+    """Mesh in Keras's form, whose devices are ranks.
+
+    Parameters
+    ----------
+    mesh : of these ranks.
+
+    Attributes
+    ----------
+    mesh : as given; Keras objects that hold this one keep it alive.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        super().__init__(mesh.shape, list(AXES), np.arange(mesh.world.size))
+        self.mesh = mesh
+
+
+def _check_same(comm: MPI.Intracomm, stages: int, model: int) -> None:
+    """Raise an error unless all ranks are about to make the same mesh. *Collective*.
+
+    Raises
+    ------
+    PartitionError : on all ranks.
+    """
+    channel = open_channel(comm)
+    if channel.size == 1:
+        return
+    extremes = np.array([stages, model, -stages, -model], np.int64)
+    channel.host.reduce(extremes, "max")
+    if (extremes[:2] != -extremes[2:]).any():
+        raise PartitionError(
+            "the ranks are about to make different meshes",
+            expected="the same stages and model on all ranks",
+            found=f"stages from {-extremes[2]} to {extremes[0]}, model from {-extremes[3]} to {extremes[1]}",
+            remedy="let the numbers depend on the number of ranks, not on the rank",
+        )
+
+
+def _split(comm: MPI.Intracomm, color: int, key: int) -> MPI.Intracomm:
+    """Return the communicator of the ranks with this color, in the order of their keys. *Collective*."""
+    return comm.Split(color, key) if comm.size > 1 else comm
