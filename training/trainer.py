@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from matex_data import errors
 from matex_data.errors import PartitionError
 from matex_data.mpi.library import MPI
 from matex_data.training import keras_api
 from matex_data.training.callbacks import rank_callbacks
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.devices import warn_of_shared_gpu
+from matex_data.training.mesh import Mesh
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.rounding import WireDtype
 from matex_data.training.restart.resume import TrainingRun
 from matex_data.training.sharding.batch_weights import batch_weights
 from matex_data.training.sharding.rows import batch_size
+from matex_data.training.stages.model import StagedModel
 from matex_data.training.steps.distributed_model import DistributedModel
+from matex_data.training.steps.errors import unwrapped_errors
 
 
 def fit(
@@ -40,6 +41,10 @@ def fit(
     comm: MPI.Intracomm | None = None,
     sync_batch_norm: bool = False,
     wire_dtype: WireDtype | None = None,
+    mesh: Mesh | None = None,
+    micro_batches: int | None = None,
+    recompute: bool = False,
+    split_after: Sequence[str] | None = None,
     **keras_fit_options: Any,
 ) -> Any:
     """Train a compiled Keras model data-parallel on all ranks. *Collective*.
@@ -64,6 +69,15 @@ def fit(
         Otherwise each rank uses its own rows, and moving statistics are averaged after each epoch and at each
         checkpoint.
     wire_dtype : dtype in which gradients are sent, "float16" or "bfloat16"; see ``distribute``. None: as they are.
+    mesh : ranks as replicas and stages. The layers of the model are cut into consecutive stages, one on each rank of a
+        replica, whose data is opened with ``comm=mesh.data``. Each rank has the gradients and the optimizer's state of
+        its stage alone; after training, all ranks have all weights.
+    micro_batches : number of micro-batches into which a replica's rows of a batch are divided, which pass the stages
+        one after the other; the gradients are those of the whole batch. None: as many as have 32 rows.
+        ``BatchNormalization`` normalizes each micro-batch.
+    recompute : compute the results of each stage again when errors come back, instead of keeping them: less memory for
+        some third more time.
+    split_after : names of the layers, or nested models, after which the model is cut; None: by estimated cost.
     keras_fit_options : other options of ``keras.Model.fit``.
 
     Returns
@@ -89,14 +103,19 @@ def fit(
     >>> abs(float(model.layers[0].kernel.numpy()[0, 0]) - 2) < 0.01
     True
     """
-    channel = open_channel(comm)
+    channel = open_channel(comm if mesh is None else mesh.world)
     keras_api.check(channel.rank)
     warn_of_shared_gpu(channel.rank)
     training_run = TrainingRun(channel, None if checkpoint is None else Path(checkpoint))
     data = training_run.resumed_dataset(dataset, keras_fit_options)
     check_steps(channel, data, keras_fit_options.get("steps_per_epoch"))
+    staged: StagedModel | None = None
+    if mesh is not None and mesh.shape[1] > 1:
+        options_of_stages = {"micro_batches": micro_batches, "recompute": recompute, "split_after": split_after}
+        staged = StagedModel(model, mesh, **options_of_stages, sync_batch_norm=sync_batch_norm, wire_dtype=wire_dtype)
+    distributed = staged or DistributedModel(model, channel, sync_batch_norm, Reducer(channel, wire_dtype=wire_dtype))
     with (
-        DistributedModel(model, channel, sync_batch_norm, Reducer(channel, wire_dtype=wire_dtype)) as distributed,
+        distributed,
         without_keras_warnings(),
         unwrapped_errors(),
         batch_weights(channel.communicator).left_to_keras(),
@@ -107,15 +126,28 @@ def fit(
         trailing = training_run.trailing_callbacks(user_callbacks, save_every)
         options["callbacks"] = [
             *training_run.leading_callbacks(),
+            *(staged.gathering_callbacks(user_callbacks) if staged else ()),
             *rank_callbacks(distributed, user_callbacks, data.element_spec, trailing),
         ]
         if channel.rank > 0:
             options["verbose"] = 0
-        if channel.size > 1 and validation_data is not None:
-            validation_data = distributed.test.pad_batches(validation_data)
-        if channel.size == 1 or not distributed.test.lockstep:
-            validation_data = drop_empty_batches(validation_data)
-        return model.fit(data, validation_data=validation_data, **options)
+        if validation_data is not None:
+            validation_data = _validation_data(distributed, validation_data)
+        history = model.fit(data, validation_data=validation_data, **options)
+        if staged:
+            staged.gather_weights()
+        return history
+
+
+def _validation_data(distributed: DistributedModel | StagedModel, dataset: Any) -> Any:
+    """Return validation data with the same number of batches on all ranks, or without empty ones. *Collective*."""
+    if isinstance(distributed, StagedModel):
+        return distributed.pad_batches(dataset)
+    if distributed.channel.size > 1:
+        dataset = distributed.test.pad_batches(dataset)
+    if distributed.channel.size == 1 or not distributed.test.lockstep:
+        dataset = drop_empty_batches(dataset)
+    return dataset
 
 
 def check_steps(channel: Channel, dataset: tf.data.Dataset, steps_per_epoch: int | None) -> None:
@@ -142,18 +174,6 @@ def without_keras_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Your input ran out of data")
         yield
-
-
-@contextlib.contextmanager
-def unwrapped_errors() -> Iterator[None]:
-    """Context manager: raise the ``DataError`` that TensorFlow has wrapped in an error of its own."""
-    try:
-        yield
-    except Exception as error:
-        found = re.search(r"^matex_data\.errors\.(\w+): (.+?)\n\n", str(error), re.DOTALL | re.MULTILINE)
-        if found is None or isinstance(error, errors.DataError):
-            raise
-        raise getattr(errors, found[1])(found[2]) from error.__cause__
 
 
 def drop_empty_batches(dataset: Any) -> Any:

@@ -37,10 +37,11 @@ from matex_data.training.sharding.rows import (
     shard_rows,
 )
 from matex_data.training.steps.distributed_model import DistributedModel
+from matex_data.training.steps.errors import unwrapped_errors
 from matex_data.training.steps.evaluation import append_empty_batches
 from matex_data.training.steps.prediction import predict_stand_ins
 from matex_data.training.steps.step import DistributedStep
-from matex_data.training.trainer import drop_empty_batches, unwrapped_errors, without_keras_warnings
+from matex_data.training.trainer import drop_empty_batches, without_keras_warnings
 
 log = logging.getLogger("matex_data.training")
 

@@ -85,7 +85,9 @@ class Line:
 
     def receive(self, stage: int, kind: int, micro_batch: int, array: Array) -> None:
         """Receive the next array of a message, whose header has come; raises like ``receive_header``."""
-        request = self._channel.host.comm.Irecv([array.reshape(-1).view(np.uint8), MPI.BYTE], stage, _tag(kind, micro_batch))
+        request = self._channel.host.comm.Irecv(
+            [array.reshape(-1).view(np.uint8), MPI.BYTE], stage, _tag(kind, micro_batch)
+        )
 
         def look() -> bool:
             self._raise_failure()
@@ -147,5 +149,10 @@ def memory_of(tensor: Any) -> Array:
     """Return the values of an eager tensor as bytes, without a copy if TensorFlow lends its memory."""
     try:
         return np.frombuffer(memoryview(tensor), np.uint8)
-    except (BufferError, NotImplementedError, TypeError, ValueError):  # of dtypes without a format, and of other devices
+    except (
+        BufferError,
+        NotImplementedError,
+        TypeError,
+        ValueError,
+    ):  # of dtypes without a format, and of other devices
         return np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8)
