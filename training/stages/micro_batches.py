@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -101,7 +102,7 @@ def slices(rows: int, micro_batches: int) -> list[slice]:
     [slice(0, 1, None), slice(1, 3, None), slice(3, 5, None)]
     """
     ends = [i * rows // micro_batches for i in range(micro_batches + 1)]
-    return [slice(begin, end) for begin, end in zip(ends, ends[1:], strict=False) if end > begin]
+    return [slice(begin, end) for begin, end in itertools.pairwise(ends) if end > begin]
 
 
 def row_specs(tensors: Sequence[Any]) -> list[tf.TensorSpec]:

@@ -46,7 +46,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
         keras.optimizers.Adam(0.01, global_clipnorm=0.5), initial_scale=2.0**127, dynamic_growth_steps=3
     ),
 }
-ROWS, BATCH = 33, 11
+ROWS, BATCH = 69, 23
 """Samples, and those of a batch; no number of micro-batches or replicas divides it."""
 
 
@@ -130,11 +130,20 @@ def weights_of(model: Any) -> list[Any]:
 
 
 def in_stages(
-    comm: Any, name: str, optimizer: str, stages: int, micro_batches: int, epochs: int = 2, **options: Any
+    comm: Any,
+    name: str,
+    optimizer: str,
+    stages: int,
+    micro_batches: int,
+    epochs: int = 2,
+    validate: bool = False,
+    **options: Any,
 ) -> tuple[Any, Any]:
     """Return weights and logs of a run in stages, on this rank."""
     mesh = Mesh(stages=stages, comm=comm)
     model = build(name, optimizer, seed=3 if comm.rank == 0 else 9)
     data = dataset(name, mesh.coordinates.replica, mesh.shape[0])
+    if validate:
+        options["validation_data"] = data
     history = fit(model, data, epochs=epochs, verbose=0, mesh=mesh, micro_batches=micro_batches, **options)
     return weights_of(model), history.history

@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 
 from tests.support.ranks import Pool, Pools
-from tests.training.stages.problems import accumulated, in_stages
+from tests.training.stages.problems import BATCH, ROWS, accumulated, build, in_stages, samples
+
+LINEAR = ("sgd", "clipped", "ema")
+"""Optimizers that do not divide by gradients, which enlarges their rounding."""
 
 
 def _check(pool: Pool, name: str, optimizer: str, stages: int, micro_batches: int, **options: Any) -> None:
     weights, losses = accumulated(name, optimizer, micro_batches, pool.size // stages, 2)
     results = pool.run(in_stages, name, optimizer, stages, micro_batches, timeout=120, **options)
-    tolerance = 1e-6 if optimizer in ("sgd", "clipped", "ema") else 1e-5
+    tolerance = 1e-6 if optimizer in LINEAR else 1e-5
     for found, logs in results:
         for one, other in zip(found, weights, strict=True):
             np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
@@ -23,7 +26,60 @@ def _check(pool: Pool, name: str, optimizer: str, stages: int, micro_batches: in
 
 
 @pytest.mark.openmpi
-@pytest.mark.parametrize(("name", "micro_batches", "recompute"), [("skips", 3, False), ("normalized", 5, True)])
-@pytest.mark.rank_counts(2, slow=(4,))
-def test_two_stages(pool: Pool, name: str, micro_batches: int, recompute: bool) -> None:
-    _check(pool, name, "sgd", 2, micro_batches, recompute=recompute)
+@pytest.mark.parametrize(
+    ("name", "optimizer", "micro_batches", "recompute"),
+    [
+        ("skips", "sgd", 3, False),
+        ("normalized", "sgd", 5, True),
+        ("shared", "clipped", 3, False),
+        pytest.param("chain", "sgd", 1, False, marks=pytest.mark.slow),
+        pytest.param("several", "adam", 3, False, marks=pytest.mark.slow),
+        pytest.param("several", "sgd", 5, True, marks=pytest.mark.slow),
+        pytest.param("shared", "adam", 5, True, marks=pytest.mark.slow),
+        pytest.param("nested", "adam", 3, False, marks=pytest.mark.slow),
+        pytest.param("text", "adam", 3, True, marks=pytest.mark.slow),
+        pytest.param("text", "sgd", 1, False, marks=pytest.mark.slow),
+        pytest.param("normalized", "sgd", 3, False, marks=pytest.mark.slow),
+        pytest.param("skips", "scaled", 3, False, marks=pytest.mark.slow),
+        pytest.param("skips", "ema", 3, True, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.rank_counts(2)
+def test_two_stages(pool: Pool, name: str, optimizer: str, micro_batches: int, recompute: bool) -> None:
+    _check(pool, name, optimizer, 2, micro_batches, recompute=recompute)
+
+
+@pytest.mark.openmpi
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize(
+    ("name", "optimizer", "micro_batches", "recompute"),
+    [
+        ("skips", "sgd", 1, False),
+        ("skips", "adam", 5, True),
+        ("skips", "scaled", 3, False),
+        ("shared", "clipped", 3, True),
+        ("several", "adam", 3, False),
+        ("text", "sgd", 3, False),
+        ("chain", "ema", 3, False),
+    ],
+)
+@pytest.mark.rank_counts(4)
+def test_four_ranks(pool: Pool, name: str, optimizer: str, stages: int, micro_batches: int, recompute: bool) -> None:
+    _check(pool, name, optimizer, stages, micro_batches, recompute=recompute)
+
+
+@pytest.mark.slow
+def test_named_layers_end_the_stages(ranks: Pools) -> None:
+    _check(ranks(2), "nested", "sgd", 2, 3, split_after=["block"])
+
+
+def test_validation_is_that_of_one_process(ranks: Pools) -> None:
+    (weights, logs), *_ = ranks(2).run(in_stages, "skips", "sgd", 2, 3, epochs=1, validate=True, timeout=120)
+    model = build("skips")
+    model.set_weights(weights)
+    expected = model.evaluate(*samples("skips"), batch_size=BATCH, verbose=0, return_dict=True)
+    assert ROWS % BATCH == 0
+    np.testing.assert_allclose(
+        [logs[f"val_{key}"][0] for key in ("loss", "mae")], [*expected.values()][::-1], rtol=1e-5
+    )
