@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from matex_data.training.comm.devices import warn_of_shared_gpu
 from matex_data.training.mesh import Mesh
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.rounding import WireDtype
+from matex_data.training.restart.checkpoint import ModelState
 from matex_data.training.restart.resume import TrainingRun
 from matex_data.training.sharding.batch_weights import batch_weights
 from matex_data.training.sharding.rows import batch_size
@@ -122,8 +124,9 @@ def fit(
     ):
         user_callbacks = keras.tree.flatten(callbacks) if callbacks is not None else []
         options = {"initial_epoch": training_run.start.epoch, **keras_fit_options, "shuffle": False}
+        state = functools.partial(ModelState, model, channel)
         options["epochs"] = training_run.last_epoch(user_callbacks, epochs)
-        trailing = training_run.trailing_callbacks(user_callbacks, save_every)
+        trailing = training_run.trailing_callbacks(user_callbacks, save_every, staged.state if staged else state)
         options["callbacks"] = [
             *training_run.leading_callbacks(),
             *(staged.gathering_callbacks(user_callbacks) if staged else ()),

@@ -69,16 +69,19 @@ def check_stages(model: Any, plans: Sequence[StagePlan]) -> None:
                 found=f"{changing[:3]} in stages {stages[key]}",
                 remedy="name layers in split_after so that all of its calls are in one stage",
             )
-    optimizer = model.optimizer
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    untrained = [plan.number for plan in plans if not any(layer.trainable_variables for layer in layers_of(plan))]
-    if untrained and len(plans) > 1 and (inner is not optimizer or inner.global_clipnorm):
+    untrained = [plan.number for plan in plans if plan.number not in trained_stages(plans)]
+    if untrained and hasattr(model.optimizer, "inner_optimizer"):
         raise PartitionError(
-            f"stage {untrained[0]} has no weights to train, so its optimizer cannot agree with the others",
-            expected="trainable weights in every stage, for loss scaling and for global_clipnorm",
+            f"stage {untrained[0]} has no weights to train, so that it does not know the scale of the loss",
+            expected="trainable weights in every stage, for loss scaling",
             found=f"only frozen layers, or layers without weights, in stages {untrained}",
             remedy="name layers in split_after so that each stage trains some",
         )
+
+
+def trained_stages(plans: Sequence[StagePlan]) -> list[int]:
+    """Return the numbers of the stages that have weights to train."""
+    return [plan.number for plan in plans if any(layer.trainable_variables for layer in layers_of(plan))]
 
 
 def check_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:

@@ -27,22 +27,24 @@ class StageLayers(keras.layers.Layer):  # type: ignore[misc]  # Keras has no typ
         self._matex_regularized = {id(variable) for variable in regularized}
         operations = {id(call.operation): call.operation for call in plan.calls}
         self.layers = [operation for operation in operations.values() if isinstance(operation, keras.layers.Layer)]
+        self._matex_masked: tuple[int, ...] = ()
         self.built = True
 
-    def call(
-        self, tensors: Sequence[Any], masked: Sequence[int] = (), training: bool = False
-    ) -> tuple[list[Any], list[Any]]:
+    def set_masked(self, positions: Sequence[int]) -> None:
+        """Set the positions of the received tensors that have masks."""
+        object.__setattr__(self, "_matex_masked", tuple(positions))
+
+    def call(self, tensors: Sequence[Any], training: bool = False) -> tuple[list[Any], list[Any]]:
         """Return the outputs, and their masks, which may be None.
 
         Parameters
         ----------
         tensors : the inputs of the model that the stage takes, the tensors that it receives, and masks of these.
-        masked : positions of the received tensors that have masks.
         """
         plan = self._matex_plan
         numbers = (*plan.inputs, *plan.receives)
         values = dict(zip(numbers, tensors, strict=False))
-        for position, mask in zip(masked, tensors[len(numbers) :], strict=True):
+        for position, mask in zip(self._matex_masked, tensors[len(numbers) :], strict=True):
             set_keras_mask(values[plan.receives[position]], mask)
         for call in plan.calls:
             call.run(values, training)

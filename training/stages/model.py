@@ -22,13 +22,21 @@ from matex_data.training.partition.graph import ModelGraph, model_graph
 from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.rounding import WireDtype
-from matex_data.training.stages.checks import check_model, check_optimizer, check_stages, layers_of, variable_holders
+from matex_data.training.stages.checks import (
+    check_model,
+    check_optimizer,
+    check_stages,
+    layers_of,
+    trained_stages,
+    variable_holders,
+)
 from matex_data.training.stages.gathering import gathering_callbacks
 from matex_data.training.stages.layers import StageLayers
 from matex_data.training.stages.messages import Line, StepFailed
 from matex_data.training.stages.micro_batches import Batch, default_micro_batches, read_batch
 from matex_data.training.stages.pipeline import Pipeline
 from matex_data.training.stages.stage import Edge, LastStage, Stage
+from matex_data.training.stages.state import StagedState
 from matex_data.training.stages.sums import GradientSums
 from matex_data.training.stages.update import StageUpdate
 from matex_data.training.steps.batch_norm import average_moving_statistics
@@ -121,15 +129,17 @@ class StagedModel:
         last = own.number == len(self.plans) - 1
         first = [v for layer in layers_of(own) for v in layer.variables if held[id(v)][0] == own.number]
         self.layers = StageLayers(own, graph.outputs if last else own.sends, first)
-        trained = {id(v) for v in self.layers.trainable_variables}
-        self.variables = [v for v in self.model.trainable_variables if id(v) in trained]
+        own_ids = {id(v) for v in self.layers.trainable_variables}
+        self.variables = [v for v in self.model.trainable_variables if id(v) in own_ids]
         self._agree(lambda: check_optimizer(self.model.optimizer, self.variables))
         if not self.model.optimizer.built:
             self.model.optimizer.build(self.variables)
+        self._state = StagedState(self.model, self.layers, self._messages, self.replicas, held)
         self._replace(self.model.optimizer, "finalize_variable_values", self._finalize)
         self._replace_losses()
         sums = GradientSums(self.variables)
-        self._update = StageUpdate(self.model.optimizer, sums, self._reducer, self.line, held)
+        trained = trained_stages(self.plans)
+        self._update = StageUpdate(self.model.optimizer, sums, self._reducer, self.line, held, trained)
         positions = [graph.inputs.index(number) for number in own.inputs]
         self._pipeline = Pipeline(self._messages, lambda receives: self._stage(receives, sums, last), positions)
         self._warn_of_normalizations()
@@ -149,6 +159,10 @@ class StagedModel:
     def broadcast(self) -> None:
         """Broadcast the weights of rank 0. *Collective*."""
         broadcast_in(self.channel, list(self.model.weights))
+
+    def state(self) -> StagedState:
+        """Return the state of the model, for checkpoints."""
+        return self._state
 
     def gathering_callbacks(self, user_callbacks: Sequence[Any]) -> list[Any]:
         """Return the callbacks that gather the weights of all stages before those of the user.

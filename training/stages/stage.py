@@ -92,6 +92,7 @@ class Stage:
     def __init__(self, model: Any, layers: StageLayers, sums: GradientSums, receives: Edge, recompute: bool) -> None:
         self.model, self.layers, self.sums, self.receives = model, layers, sums, receives
         self._recompute = recompute
+        layers.set_masked(receives.masked)
         self._changing = layers.changing_variables() if recompute else []
 
     def compile_forward(self, inputs: Sequence[tf.TensorSpec], training: bool) -> Edge:
@@ -106,7 +107,7 @@ class Stage:
 
         def forward(tensors: list[Any]) -> Any:
             state = [tf.identity(v.value) for v in self._changing] if training else []
-            outputs, masks = self.layers(tensors, self.receives.masked, training=training)
+            outputs, masks = self.layers(tensors, training=training)
             masked[:] = [i for i, mask in enumerate(masks) if mask is not None]
             outputs = [tf.convert_to_tensor(x) for x in (*outputs, *(masks[i] for i in masked))]
             return outputs, _or_zero(self.layers.own_loss()), state
@@ -154,9 +155,9 @@ class Stage:
     def _backward(self, tensors: list[Any], state: list[Any], errors: list[Any], weight: Any) -> list[Any]:
         """Compute forward again, as with the variables before, and backward."""
         mapping = list(zip(self._changing, state, strict=True))
-        with keras.StatelessScope(mapping, collect_losses=True), tf.GradientTape() as tape:
+        with keras.StatelessScope(mapping, collect_losses=True, initialize_variables=False), tf.GradientTape() as tape:
             tape.watch(differentiable(tensors, self.receives))
-            outputs, _ = self.layers(tensors, self.receives.masked, training=True)
+            outputs, _ = self.layers(tensors, training=True)
             targets = [
                 *(outputs[i] for i in self._differentiable if i < len(outputs)),
                 _or_zero(self.layers.own_loss()),
@@ -187,6 +188,7 @@ class LastStage:
     ) -> None:
         self.model, self.layers, self.sums, self.receives = model, layers, sums, receives
         self._structure, self._state = structure, state
+        layers.set_masked(receives.masked)
 
     def compile_step(self, inputs: Sequence[tf.TensorSpec], targets: Targets, training: bool) -> None:
         """Trace the step of a micro-batch.
@@ -238,7 +240,7 @@ class LastStage:
         return loss
 
     def _predict(self, tensors: list[Any], training: bool) -> Any:
-        outputs, _ = self.layers(tensors, self.receives.masked, training=training)
+        outputs, _ = self.layers(tensors, training=training)
         packed = keras.tree.pack_sequence_as(self._structure, outputs)
         return packed[0] if isinstance(packed, list | tuple) and len(packed) == 1 else packed
 

@@ -28,6 +28,7 @@ class StageUpdate:
     reducer : sums over the replicas of this stage.
     stages : channel of the stages of this replica.
     holders : stages that hold a variable, by id, for those that stages share.
+    trained : stages that have weights to train; the others take no part in what these agree on.
     """
 
     def __init__(
@@ -37,7 +38,10 @@ class StageUpdate:
         reducer: Reducer,
         stages: Channel,
         holders: Mapping[int, Sequence[int]],
+        trained: Sequence[int],
     ) -> None:
+        self._stages = stages
+        self._trained = Subset(stages, trained) if stages.rank in trained and len(trained) < stages.size else None
         self._optimizer, self._sums, self._reducer = optimizer, sums, reducer
         self._over_stages = Reducer(stages)
         self._shared = _shared_groups(stages, sums, holders)
@@ -59,7 +63,7 @@ class StageUpdate:
     def _apply_sums(self) -> None:
         variables, totals = zip(*self._sums.reached(), strict=True)
         gradients = self._reducer.average([total.read_value() for total in totals], 1.0)
-        with self._agreeing():
+        with self._agreeing(), self._stages.among(self._trained) if self._trained else contextlib.nullcontext():
             self._optimizer.apply(gradients, list(variables))
         self._sums.clear()
 

@@ -111,13 +111,10 @@ def accumulated(name: str, optimizer: str, micro_batches: int, replicas: int, ep
                     )
                     with tf.GradientTape() as tape:
                         loss = model.compute_loss(x, y, model(x, training=True), sample_weight)
-                        scaled = model.optimizer.scale_loss(loss)
+                        scaled = model.optimizer.scale_loss(loss * (count / BATCH))
                     metric.update_state(loss, sample_weight=count)
                     gradients = tape.gradient(scaled, model.trainable_variables)
-                    total = [
-                        old + tf.convert_to_tensor(new) * (count / BATCH)
-                        for old, new in zip(total, gradients, strict=True)
-                    ]
+                    total = [old + tf.convert_to_tensor(new) for old, new in zip(total, gradients, strict=True)]
             model.optimizer.apply(total, model.trainable_variables)
         losses.append(float(metric.result()))
     model.optimizer.finalize_variable_values(model.trainable_variables)
@@ -147,3 +144,22 @@ def in_stages(
         options["validation_data"] = data
     history = fit(model, data, epochs=epochs, verbose=0, mesh=mesh, micro_batches=micro_batches, **options)
     return weights_of(model), history.history
+
+
+def resumed(
+    comm: Any, folder: str, name: str, optimizer: str, stages: int, epochs: int, save_every: int | None, stop: int = 0
+) -> list[Any]:
+    """Return the weights of a run with a checkpoint; it stops after a number of steps if that is given."""
+    mesh = Mesh(stages=stages, comm=comm)
+    model = build(name, optimizer, seed=3 if stop else 9)
+    data = dataset(name, mesh.coordinates.replica, mesh.shape[0])
+    options: dict[str, Any] = {"mesh": mesh, "micro_batches": 3} if stages > 1 else {"comm": mesh.world}
+    steps = [0]
+
+    def end(batch: int, logs: Any) -> None:
+        steps[0] += 1
+        model.stop_training = steps[0] == stop
+
+    callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=end)] if stop else []
+    fit(model, data, epochs=epochs, verbose=0, checkpoint=folder, save_every=save_every, callbacks=callbacks, **options)
+    return weights_of(model)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.support.ranks import Pool, Pools
-from tests.training.stages.problems import BATCH, ROWS, accumulated, build, in_stages, samples
+from tests.training.stages.problems import BATCH, ROWS, accumulated, build, in_stages, resumed, samples
 
 LINEAR = ("sgd", "clipped", "ema")
 """Optimizers that do not divide by gradients, which enlarges their rounding."""
@@ -66,7 +67,8 @@ def test_two_stages(pool: Pool, name: str, optimizer: str, micro_batches: int, r
 )
 @pytest.mark.rank_counts(4)
 def test_four_ranks(pool: Pool, name: str, optimizer: str, stages: int, micro_batches: int, recompute: bool) -> None:
-    _check(pool, name, optimizer, stages, micro_batches, recompute=recompute)
+    options = {"split_after": ["first", "second", "third"]} if (name, stages) == ("skips", 4) else {}
+    _check(pool, name, optimizer, stages, micro_batches, recompute=recompute, **options)
 
 
 @pytest.mark.slow
@@ -78,8 +80,32 @@ def test_validation_is_that_of_one_process(ranks: Pools) -> None:
     (weights, logs), *_ = ranks(2).run(in_stages, "skips", "sgd", 2, 3, epochs=1, validate=True, timeout=120)
     model = build("skips")
     model.set_weights(weights)
-    expected = model.evaluate(*samples("skips"), batch_size=BATCH, verbose=0, return_dict=True)
+    x, y, sample_weight = samples("skips")
+    expected = model.evaluate(x, y, sample_weight=sample_weight, batch_size=BATCH, verbose=0, return_dict=True)
     assert ROWS % BATCH == 0
+    assert [*expected] == ["loss", "mae"]
     np.testing.assert_allclose(
         [logs[f"val_{key}"][0] for key in ("loss", "mae")], [*expected.values()][::-1], rtol=1e-5
     )
+
+
+@pytest.mark.openmpi
+@pytest.mark.parametrize(
+    ("before", "after", "optimizer", "save_every", "stop"),
+    [
+        (2, 1, "adam", 1, 4),
+        pytest.param(1, 2, "sgd", 1, 4, marks=pytest.mark.slow),
+        pytest.param(4, 1, "adam", None, 3, marks=pytest.mark.slow),
+        pytest.param(1, 4, "adam", 1, 2, marks=pytest.mark.slow),
+        pytest.param(4, 2, "scaled", 1, 4, marks=pytest.mark.slow),
+    ],
+)
+def test_any_mesh_resumes_a_run(
+    ranks: Pools, tmp_path: Path, before: int, after: int, optimizer: str, save_every: int | None, stop: int
+) -> None:
+    expected, _ = accumulated("chain", optimizer, 1, 1, 3)
+    folder = str(tmp_path)
+    ranks(before).run(resumed, folder, "chain", optimizer, before, 3, save_every, stop, timeout=120)
+    weights, *_ = ranks(after).run(resumed, folder, "chain", optimizer, after, 3, save_every, timeout=120)
+    for one, other in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
