@@ -17,18 +17,31 @@ if TYPE_CHECKING:
     from matex_data.training.average.optimizer import distribute
     from matex_data.training.learning_rate import ScaledLearningRate
     from matex_data.training.mesh import Mesh
+    from matex_data.training.partition.deferred import deferred
     from matex_data.training.reduction.ops import allreduce
     from matex_data.training.sharding.shard import shard
     from matex_data.training.steps.variables import broadcast
     from matex_data.training.trainer import fit
 
-__all__ = ["Mesh", "ScaledLearningRate", "World", "allreduce", "broadcast", "distribute", "fit", "shard", "world"]
+__all__ = [
+    "Mesh",
+    "ScaledLearningRate",
+    "World",
+    "allreduce",
+    "broadcast",
+    "deferred",
+    "distribute",
+    "fit",
+    "shard",
+    "world",
+]
 
 _MODULES = {
     "Mesh": "mesh",
     "ScaledLearningRate": "learning_rate",
     "allreduce": "reduction.ops",
     "broadcast": "steps.variables",
+    "deferred": "partition.deferred",
     "distribute": "average.optimizer",
     "fit": "trainer",
     "shard": "sharding.shard",

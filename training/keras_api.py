@@ -70,6 +70,9 @@ MetricsList: Any = _imported("keras.src.trainers.compile_utils.MetricsList")
 apply_mask: Any = _imported("keras.src.losses.loss.apply_mask")
 get_keras_mask: Any = _imported("keras.src.backend.get_keras_mask")
 set_keras_mask: Any = _imported("keras.src.backend.set_keras_mask")
+in_stateless_scope: Any = _imported("keras.src.backend.common.stateless_scope.in_stateless_scope")
+keras_state: Any = _imported("keras.src.backend.common.global_state")
+"""Module with objects that all of Keras shares, by name."""
 pythonify_logs: Any = _imported("keras.src.utils.python_utils.pythonify_logs")
 tf_keras_models: Any = _imported("keras._tf_keras.keras.models")
 """Module ``tf.keras.models``; it and ``tf.keras.saving`` have functions of their own."""
@@ -144,8 +147,13 @@ ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
         ),
     ),
     (keras.layers.Layer, ("_flatten_layers", "_get_own_losses")),
+    (keras.Variable, ("_maybe_autocast",)),
+    (keras_state, ("get_global_attribute", "set_global_attribute")),
     (keras.layers.BatchNormalization, ("_moments",)),
-    (keras.optimizers.Optimizer, ("_clip_gradients", "apply", "finalize_variable_values")),
+    (
+        keras.optimizers.Optimizer,
+        ("_backend_apply_gradients", "_clip_gradients", "_var_key", "apply", "finalize_variable_values"),
+    ),
     (keras.optimizers.LossScaleOptimizer, ("check_finite",)),
     (keras.metrics.MeanMetricWrapper, ("update_state",)),
     (EpochIterator, ("_enumerate_iterator",)),
@@ -164,9 +172,11 @@ OBJECT_ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
     ),
     (keras.Sequential, ("_functional",)),
     (Functional, ("_nodes_by_depth", "_standardize_inputs")),
-    (keras.layers.Layer, ("_seed_generators", "_trainable_variables")),
+    (keras.layers.Layer, ("_non_trainable_variables", "_seed_generators", "_trainable_variables")),
+    (keras.layers.MultiHeadAttention, ("_dropout_layer", "_gate_dense", "_use_gate")),
+    (keras.Variable, ("_initializer", "_shape", "_value")),
     (keras.layers.BatchNormalization, ("_reduction_axes", "synchronized")),
-    (keras.optimizers.Optimizer, ("_learning_rate", "_trainable_variables")),
+    (keras.optimizers.Optimizer, ("_learning_rate", "_trainable_variables", "_trainable_variables_indices")),
     (keras.metrics.MeanMetricWrapper, ("_fn", "_fn_kwargs")),
     (CompileLoss, ("_flat_losses",)),
     (EpochIterator, ("_distributed_dataset", "_num_batches", "data_adapter")),
@@ -175,10 +185,44 @@ OBJECT_ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
 )
 """Attributes that methods of a class give its objects."""
 
+INITIALIZER = "_initializer"
+"""Attribute of a variable without values: the function that returns them."""
+UNINITIALIZED = "uninitialized_variables"
+"""Name in ``keras_state`` of the variables that were created in a stateless scope."""
+
 ARGUMENTS = ((keras.Model, "_use_cached_eval_dataset"),)
 """Arguments that methods take by ``**kwargs``; ``fit`` passes this one when it evaluates its validation data."""
 
 _checked: list[bool] = []
+
+
+def take_uninitialized() -> list[Any]:
+    """Return the variables that were created in a stateless scope and have no values; Keras forgets them."""
+    found = keras_state.get_global_attribute(UNINITIALIZED) or []
+    keras_state.set_global_attribute(UNINITIALIZED, [])
+    return list(found)
+
+
+def initial_value(variable: Any) -> Any:
+    """Return the initial value of a variable without values, a NumPy array."""
+    return tf.convert_to_tensor(variable._initializer(variable._shape, dtype=variable._dtype)).numpy()
+
+
+def set_value(variable: Any, value: Any) -> None:
+    """Give a Keras variable a value of any shape; what has read the variable before keeps the old one."""
+    object.__setattr__(variable, "_shape", tuple(value.shape))
+    object.__setattr__(variable, "_initializer", None)
+    object.__setattr__(variable, "_value", tf.Variable(value, trainable=variable.trainable, name=variable.name))
+
+
+def note_variables(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Let a built optimizer know the variables that it was built for, whose values ``set_value`` has replaced."""
+    optimizer._trainable_variables_indices = {optimizer._var_key(v): i for i, v in enumerate(variables)}
+
+
+def drop_value(variable: Any) -> None:
+    """Take the value of a Keras variable away; its shape stays."""
+    object.__setattr__(variable, "_value", None)
 
 
 def check(rank: int) -> None:

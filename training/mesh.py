@@ -50,6 +50,7 @@ class Mesh:
     data : communicator of the replicas of this rank's part of the model, for ``open_dataset``; its rank is the replica.
     stages : communicator of the stages of this replica and shard; its rank is the stage.
     model : communicator of the shards of this replica and stage; its rank is the shard.
+    layouts : map that ``layout_map`` returned last; None: layouts are proposed.
 
     Raises
     ------
@@ -82,12 +83,17 @@ class Mesh:
         self.data = _split(self.world, stage * model + shard, replica)
         self.stages = _split(self.world, replica * model + shard, stage)
         self.model = _split(self.world, replica * stages + stage, shard)
+        self.layouts: RankLayoutMap | None = None
 
-    def layout_map(self) -> Any:
-        """Return an empty ``keras.distribution.LayoutMap`` of this mesh.
+    def layout_map(self, auto: bool = False) -> RankLayoutMap:
+        """Return an empty ``keras.distribution.LayoutMap`` of this mesh, by which models are cut from then on.
 
         Its keys are regular expressions for paths of variables, its values name an axis for each dimension: "model" for
         the dimension that is cut over the shards, None for the others.
+
+        Parameters
+        ----------
+        auto : propose layouts for the weights of Dense, attention and embedding layers that no key fits.
 
         Examples
         --------
@@ -97,7 +103,8 @@ class Mesh:
         >>> layouts["net/up/kernel"].axes
         (None, 'model')
         """
-        return keras.distribution.LayoutMap(RankMesh(self))
+        self.layouts = RankLayoutMap(RankMesh(self), auto)
+        return self.layouts
 
 
 class RankMesh(keras.distribution.DeviceMesh):  # type: ignore[misc]  # Keras has no types
@@ -115,6 +122,24 @@ class RankMesh(keras.distribution.DeviceMesh):  # type: ignore[misc]  # Keras ha
     def __init__(self, mesh: Mesh) -> None:
         super().__init__(mesh.shape, list(AXES), np.arange(mesh.world.size))
         self.mesh = mesh
+
+
+class RankLayoutMap(keras.distribution.LayoutMap):  # type: ignore[misc]  # Keras has no types
+    """Layout map of a mesh of ranks.
+
+    Parameters
+    ----------
+    device_mesh : the mesh in Keras's form.
+    proposes : layouts are proposed for weights that no key fits.
+
+    Attributes
+    ----------
+    proposes : as given.
+    """
+
+    def __init__(self, device_mesh: RankMesh, proposes: bool = False) -> None:
+        super().__init__(device_mesh)
+        self.proposes = proposes
 
 
 def _check_same(comm: MPI.Intracomm, stages: int, model: int) -> None:

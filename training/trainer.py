@@ -19,7 +19,9 @@ from matex_data.training import keras_api
 from matex_data.training.callbacks import rank_callbacks
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.devices import warn_of_shared_gpu
+from matex_data.training.layouts.sharded import ShardedModel
 from matex_data.training.mesh import Mesh
+from matex_data.training.partition.deferred import initialize_absent
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.rounding import WireDtype
 from matex_data.training.restart.checkpoint import ModelState
@@ -29,6 +31,7 @@ from matex_data.training.sharding.rows import batch_size
 from matex_data.training.stages.model import StagedModel
 from matex_data.training.steps.distributed_model import DistributedModel
 from matex_data.training.steps.errors import unwrapped_errors
+from matex_data.training.steps.variables import build_without_optimizer
 
 
 def fit(
@@ -41,9 +44,9 @@ def fit(
     checkpoint: str | os.PathLike[str] | None = None,
     save_every: int | None = None,
     comm: MPI.Intracomm | None = None,
+    mesh: Mesh | None = None,
     sync_batch_norm: bool = False,
     wire_dtype: WireDtype | None = None,
-    mesh: Mesh | None = None,
     micro_batches: int | None = None,
     recompute: bool = False,
     split_after: Sequence[str] | None = None,
@@ -71,9 +74,10 @@ def fit(
         Otherwise each rank uses its own rows, and moving statistics are averaged after each epoch and at each
         checkpoint.
     wire_dtype : dtype in which gradients are sent, "float16" or "bfloat16"; see ``distribute``. None: as they are.
-    mesh : ranks as replicas and stages. The layers of the model are cut into consecutive stages, one on each rank of a
-        replica, whose data is opened with ``comm=mesh.data``. Each rank has the gradients and the optimizer's state of
-        its stage alone; after training, all ranks have all weights.
+    mesh : ranks that hold parts of the model, and the replicas among which the data of ``comm=mesh.data`` is divided.
+        Its layouts say which weights are cut over its shards. If it has several stages, the layers are cut into
+        consecutive stages, of which each rank has the gradients and the optimizer's state of one; after training, all
+        ranks have all weights, unless the model is deferred.
     micro_batches : number of micro-batches into which a replica's rows of a batch are divided, which pass the stages
         one after the other; the gradients are those of the whole batch. None: as many as have 32 rows.
         ``BatchNormalization`` normalizes each micro-batch.
@@ -105,25 +109,24 @@ def fit(
     >>> abs(float(model.layers[0].kernel.numpy()[0, 0]) - 2) < 0.01
     True
     """
-    channel = open_channel(comm if mesh is None else mesh.world)
+    channel = open_channel(comm if mesh is None else mesh.world if mesh.shape[1] > 1 else mesh.data)
     keras_api.check(channel.rank)
     warn_of_shared_gpu(channel.rank)
     training_run = TrainingRun(channel, None if checkpoint is None else Path(checkpoint))
     data = training_run.resumed_dataset(dataset, keras_fit_options)
     check_steps(channel, data, keras_fit_options.get("steps_per_epoch"))
-    staged: StagedModel | None = None
-    if mesh is not None and mesh.shape[1] > 1:
-        options_of_stages = {"micro_batches": micro_batches, "recompute": recompute, "split_after": split_after}
-        staged = StagedModel(model, mesh, **options_of_stages, sync_batch_norm=sync_batch_norm, wire_dtype=wire_dtype)
-    distributed = staged or DistributedModel(model, channel, sync_batch_norm, Reducer(channel, wire_dtype=wire_dtype))
+    options_of_stages = {"micro_batches": micro_batches, "recompute": recompute, "split_after": split_after}
+    replicas = channel if mesh is None else open_channel(mesh.data)
     with (
-        distributed,
+        sharded(model, mesh, data.element_spec),
+        _distributed(model, channel, mesh, sync_batch_norm, wire_dtype, options_of_stages) as distributed,
         without_keras_warnings(),
         unwrapped_errors(),
-        batch_weights(channel.communicator).left_to_keras(),
+        batch_weights(replicas.communicator).left_to_keras(),
     ):
         user_callbacks = keras.tree.flatten(callbacks) if callbacks is not None else []
         options = {"initial_epoch": training_run.start.epoch, **keras_fit_options, "shuffle": False}
+        staged = distributed if isinstance(distributed, StagedModel) else None
         state = functools.partial(ModelState, model, channel)
         options["epochs"] = training_run.last_epoch(user_callbacks, epochs)
         trailing = training_run.trailing_callbacks(user_callbacks, save_every, staged.state if staged else state)
@@ -142,6 +145,33 @@ def fit(
         return history
 
 
+def _distributed(
+    model: Any,
+    channel: Channel,
+    mesh: Mesh | None,
+    sync_batch_norm: bool,
+    wire_dtype: WireDtype | None,
+    options_of_stages: dict[str, Any],
+) -> DistributedModel | StagedModel:
+    """Return the context manager in which a model trains, in stages if the mesh has more than one.
+
+    Raises
+    ------
+    PartitionError : options of stages are given without stages.
+    """
+    if mesh is not None and mesh.shape[1] > 1:
+        return StagedModel(model, mesh, **options_of_stages, sync_batch_norm=sync_batch_norm, wire_dtype=wire_dtype)
+    given = [name for name, value in options_of_stages.items() if value]
+    if given:
+        raise PartitionError(
+            f"{given[0]} is an option of training in stages",
+            expected="fit(mesh=Mesh(stages=2)), or more stages",
+            found="one stage",
+            remedy=f"give such a mesh, or leave out {', '.join(given)}",
+        )
+    return DistributedModel(model, channel, sync_batch_norm, Reducer(channel, wire_dtype=wire_dtype))
+
+
 def _validation_data(distributed: DistributedModel | StagedModel, dataset: Any) -> Any:
     """Return validation data with the same number of batches on all ranks, or without empty ones. *Collective*."""
     if isinstance(distributed, StagedModel):
@@ -151,6 +181,21 @@ def _validation_data(distributed: DistributedModel | StagedModel, dataset: Any) 
     if distributed.channel.size == 1 or not distributed.test.lockstep:
         dataset = drop_empty_batches(dataset)
     return dataset
+
+
+@contextlib.contextmanager
+def sharded(model: Any, mesh: Mesh | None, element_spec: Any) -> Iterator[None]:
+    """Context manager: the layers of a model compute on all shards of a mesh, if it has several. *Collective*."""
+    if mesh is not None and mesh.shape[1] > 1:
+        yield  # each rank initializes the weights of its stage
+        return
+    if mesh is None or mesh.shape[2] == 1:
+        initialize_absent(model)
+        yield
+        return
+    build_without_optimizer(model, element_spec)
+    with ShardedModel(model, mesh):
+        yield
 
 
 def check_steps(channel: Channel, dataset: tf.data.Dataset, steps_per_epoch: int | None) -> None:

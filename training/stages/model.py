@@ -18,6 +18,7 @@ from matex_data.training.keras_api import pythonify_logs
 from matex_data.training.mesh import Mesh
 from matex_data.training.partition.costs import estimated_costs
 from matex_data.training.partition.cut import StagePlan, cut_after, cut_by_cost, stage_plans
+from matex_data.training.partition.deferred import initialize, is_absent, is_deferred
 from matex_data.training.partition.graph import ModelGraph, model_graph
 from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import Reducer
@@ -70,6 +71,7 @@ class StagedModel:
     channel : all ranks.
     replicas : replicas of this stage.
     line : stages of this replica.
+    deferred : each rank has the weights of its stage alone.
     watch : changes between steps; there are none that a check would have to find.
     """
 
@@ -123,9 +125,11 @@ class StagedModel:
         """
         self._agree(lambda: self._cut(element_spec))
         own, graph = self._plan, self._graph
-        broadcast_in(self.channel, list(self.model.weights))
-        separate_seeds(self.model, self.replicas.rank)
         held = variable_holders(self.plans)
+        if self.deferred:
+            self._initialize(layers_of(own))
+        self.broadcast()
+        separate_seeds(self.model, self.replicas.rank)
         last = own.number == len(self.plans) - 1
         first = [v for layer in layers_of(own) for v in layer.variables if held[id(v)][0] == own.number]
         self.layers = StageLayers(own, graph.outputs if last else own.sends, first)
@@ -157,8 +161,11 @@ class StagedModel:
         return append_empty_batches(dataset, missing) if missing and min(by_rank) >= 0 else dataset
 
     def broadcast(self) -> None:
-        """Broadcast the weights of rank 0. *Collective*."""
-        broadcast_in(self.channel, list(self.model.weights))
+        """Broadcast the weights of rank 0; those of a deferred model from the first replica. *Collective*."""
+        if self.deferred:
+            broadcast_in(self.replicas, [v for layer in layers_of(self._plan) for v in layer.weights])
+        else:
+            broadcast_in(self.channel, list(self.model.weights))
 
     def state(self) -> StagedState:
         """Return the state of the model, for checkpoints."""
@@ -182,12 +189,20 @@ class StagedModel:
         return gathering_callbacks(self.gather_weights, user_callbacks)
 
     def gather_weights(self) -> None:
-        """Give every rank the weights of all stages. *Collective*."""
+        """Give every rank the weights of all stages, unless the model is deferred. *Collective*."""
+        if self.deferred:
+            return
         held = variable_holders(self.plans)
         for plan in self.plans:
             layers = layers_of(plan)
             own = {id(v): v for layer in layers for v in layer.weights if held[id(v)][0] == plan.number}
             broadcast_in(self.line, list(own.values()), plan.number)
+
+    def _initialize(self, layers: Sequence[Any]) -> None:
+        """Give the weights of these layers of a deferred model their initial values."""
+        for variable in {id(v): v for layer in layers for v in layer.variables}.values():
+            if is_absent(variable):
+                initialize(variable)
 
     def _check_options(self) -> None:
         check_model(self.model, self._sync_batch_norm)
@@ -210,6 +225,7 @@ class StagedModel:
         finally:
             object.__setattr__(self.model, "optimizer", optimizer)
         self._graph: ModelGraph = model_graph(self.model)
+        self.deferred = any(map(is_deferred, self.model.weights))
         stages = self.line.size
         if self._split_after is None:
             ends = cut_by_cost(self._graph, estimated_costs(self._graph), stages)

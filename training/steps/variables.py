@@ -75,6 +75,19 @@ def build(model: Any, element_spec: Any) -> None:
         model.optimizer.build(model.trainable_variables)
 
 
+def build_without_optimizer(model: Any, element_spec: Any) -> None:
+    """Create the variables of a compiled model, unless they exist; like ``build``, but not those of its optimizer."""
+    if all(layer.built for layer in model._flatten_layers()):
+        return
+    optimizer = model.optimizer
+    object.__setattr__(model, "optimizer", None)
+    try:
+        with kept_by_calls(model):
+            model._symbolic_build(data_batch=element_spec)
+    finally:
+        object.__setattr__(model, "optimizer", optimizer)
+
+
 def optimizers(model: Any) -> list[Any]:
     """Return the optimizer that a model is compiled with, and those among its attributes."""
     own = [v for v in vars(model).values() if hasattr(v, "apply_gradients") and v is not model.optimizer]

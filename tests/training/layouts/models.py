@@ -1,0 +1,78 @@
+"""Models that ranks build by name, and data to train them on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from matex_data._types import Array
+
+ROWS = 16
+
+
+def mlp() -> Any:
+    """Return two pairs of Dense layers with dropout and normalization between them."""
+    x = inputs = keras.Input((6,))
+    for i in range(2):
+        x = keras.layers.Dense(8, activation="relu", name=f"up_{i}")(x)
+        x = keras.layers.Dropout(0.25, seed=7 + i)(x)
+        x = keras.layers.LayerNormalization(name=f"norm_{i}")(x)
+        x = keras.layers.Dense(6, name=f"down_{i}")(x)
+    return keras.Model(inputs, keras.layers.Dense(3, name="out")(x), name="mlp")
+
+
+def convolutions() -> Any:
+    """Return two convolutions with batch normalization and pooling between them."""
+    x = inputs = keras.Input((6, 6, 2))
+    x = keras.layers.Conv2D(4, 3, padding="same", name="up_conv")(x)
+    x = keras.layers.BatchNormalization(name="norm")(x)
+    x = keras.layers.MaxPooling2D()(keras.layers.ReLU()(x))
+    x = keras.layers.Conv2D(6, 3, name="down_conv", activation="relu")(x)
+    return keras.Model(inputs, keras.layers.Dense(3, name="out")(keras.layers.Flatten()(x)), name="convolutions")
+
+
+class Block(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
+    """Transformer block in the form of Keras's examples."""
+
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.attention = keras.layers.MultiHeadAttention(heads, width // heads, dropout=0.1, seed=3)
+        self.hidden = keras.Sequential([keras.layers.Dense(hidden, activation="relu"), keras.layers.Dense(width)])
+        self.norm1 = keras.layers.LayerNormalization(epsilon=1e-6)
+        self.norm2 = keras.layers.LayerNormalization(epsilon=1e-6)
+
+    def call(self, x: Any) -> Any:
+        """Return the output of the block."""
+        x = self.norm1(x + self.attention(x, x))
+        return self.norm2(x + self.hidden(x))
+
+
+def transformer() -> Any:
+    """Return a small transformer with masked tokens."""
+    inputs = keras.Input((5,), dtype="int32")
+    x = keras.layers.Embedding(12, 8, mask_zero=True, name="tokens")(inputs)
+    x = Block(8, 2, 16)(x)
+    x = keras.layers.GlobalAveragePooling1D()(x)
+    return keras.Model(inputs, keras.layers.Dense(3, name="out")(x), name="transformer")
+
+
+def arrays(name: str) -> tuple[Array, Array]:
+    """Return inputs and targets for a model of this module."""
+    rng = np.random.default_rng(1)
+    y = rng.integers(0, 3, ROWS)
+    if name == "transformer":
+        return rng.integers(0, 12, (ROWS, 5)).astype("int32"), y
+    shape = (6,) if name == "mlp" else (6, 6, 2)
+    return rng.normal(size=(ROWS, *shape)).astype("float32"), y
+
+
+LAYOUTS: dict[str, dict[str, tuple[str | None, ...]]] = {
+    "mlp": {"up_./kernel": (None, "model"), "down_./kernel": ("model", None), "out/bias": (None,)},
+    "convolutions": {
+        "up_conv/kernel": (None, None, None, "model"),
+        "down_conv/kernel": (None, None, "model", None),
+    },
+}
+"""Layouts of each model; the others are proposed."""

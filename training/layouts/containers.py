@@ -1,0 +1,81 @@
+"""Functional models as chains of layers: who gets the output of whom."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+
+from matex_data.training.keras_api import Functional
+
+
+class Call(NamedTuple):
+    """Call of a layer, or of another operation, in a functional model.
+
+    Attributes
+    ----------
+    operation : the layer.
+    sources : positions of the calls whose outputs it takes; -1 for an input of the model.
+    users : positions of the calls that take its outputs; -1 if they are outputs of the model.
+    """
+
+    operation: Any
+    sources: tuple[int, ...]
+    users: tuple[int, ...]
+
+
+class Container:
+    """Functional model, and the calls that it consists of, in the order in which they run.
+
+    Parameters
+    ----------
+    functional : Keras's functional model; that within a ``Sequential``.
+
+    Attributes
+    ----------
+    functional : as given.
+    calls : calls of the model.
+    """
+
+    def __init__(self, functional: Any) -> None:
+        self.functional = functional
+        nodes = [node for _, group in sorted(functional._nodes_by_depth.items(), reverse=True) for node in group]
+        nodes = [node for node in nodes if not node.is_input]
+        maker = {id(tensor): i for i, node in enumerate(nodes) for tensor in node.outputs}
+        users: list[list[int]] = [[] for _ in nodes]
+        for i, node in enumerate(nodes):
+            for tensor in node.input_tensors:
+                if id(tensor) in maker:
+                    users[maker[id(tensor)]].append(i)
+        for tensor in functional.outputs:
+            if id(tensor) in maker:
+                users[maker[id(tensor)]].append(-1)
+        self.calls = [
+            Call(node.operation, tuple(maker.get(id(tensor), -1) for tensor in node.input_tensors), tuple(users[i]))
+            for i, node in enumerate(nodes)
+        ]
+
+
+def containers(layers: Sequence[Any]) -> list[Container]:
+    """Return the functional models among layers, as far as they run as Keras made them."""
+    found = [layer._functional if isinstance(layer, keras.Sequential) else layer for layer in layers]
+    unique = {id(f): f for f in found if isinstance(f, Functional) and type(f).call is Functional.call}
+    return [Container(functional) for functional in unique.values()]
+
+
+def called_once(found: Sequence[Container]) -> set[int]:
+    """Return the ids of the layers that all of these models together call once."""
+    counts = Counter(id(call.operation) for container in found for call in container.calls)
+    return {identity for identity, count in counts.items() if count == 1}
+
+
+def chain(container: Container, position: int) -> Iterator[int]:
+    """Yield the positions behind a call, as long as each output goes to a single call."""
+    while True:
+        users = container.calls[position].users
+        if len(users) != 1 or users[0] < 0 or len(container.calls[users[0]].sources) != 1:
+            return
+        position = users[0]
+        yield position

@@ -1,0 +1,120 @@
+"""Optimizers of weights that are cut over shards: norms over all parts, and equal decisions on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from matex_data.errors import PartitionError
+from matex_data.training.layouts.shards import Shards
+from matex_data.training.partition.parts import part_of
+
+ELEMENTWISE = (
+    keras.optimizers.SGD,
+    keras.optimizers.Adam,
+    keras.optimizers.AdamW,
+    keras.optimizers.Adamax,
+    keras.optimizers.Adadelta,
+    keras.optimizers.Adagrad,
+    keras.optimizers.Ftrl,
+    keras.optimizers.Lion,
+    keras.optimizers.Nadam,
+    keras.optimizers.RMSprop,
+)
+"""Optimizers that update each element of a weight from its own gradient and state alone."""
+
+
+def check_elementwise(optimizer: Any) -> None:
+    """Raise an error unless an optimizer updates parts of weights as it would update them within the whole.
+
+    Raises
+    ------
+    PartitionError : it does not, as far as is known.
+    """
+    inner = inner_optimizer(optimizer)
+    if type(inner) not in ELEMENTWISE:
+        raise PartitionError(
+            "this optimizer may update an element of a weight depending on others, which another rank has",
+            field=type(inner).__name__,
+            expected=f"one of {', '.join(sorted(kind.__name__ for kind in ELEMENTWISE))}, or these in LossScaleOptimizer",
+            found=type(inner).__module__,
+            remedy="take one of these, or train without a mesh and without shard_optimizer",
+        )
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """Return the optimizer that updates the weights: that within a ``LossScaleOptimizer``."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+class ShardedOptimizer:
+    """Context manager: an optimizer clips by norms over all shards, and scales losses alike on all of them.
+
+    Parameters
+    ----------
+    optimizer : Keras optimizer of elementwise updates.
+    shards : that hold parts of its weights.
+    """
+
+    def __init__(self, optimizer: Any, shards: Shards) -> None:
+        check_elementwise(optimizer)
+        self._outer, self._inner, self._shards = optimizer, inner_optimizer(optimizer), shards
+        self._variables: Sequence[Any] = ()
+
+    def __enter__(self) -> ShardedOptimizer:
+        self._update = self._inner._backend_apply_gradients
+        object.__setattr__(self._inner, "_backend_apply_gradients", self._apply)
+        if self._inner.clipnorm is not None or self._inner.global_clipnorm is not None:
+            object.__setattr__(self._inner, "_clip_gradients", self._clipped)
+        if self._outer is not self._inner:
+            self._check_finite = self._outer.check_finite
+            object.__setattr__(self._outer, "check_finite", self._all_finite)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in ("_backend_apply_gradients", "_clip_gradients"):
+            vars(self._inner).pop(name, None)
+        vars(self._outer).pop("check_finite", None)
+
+    def _apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Any:
+        """Update the variables, and note them for ``_clipped``, which gets gradients alone."""
+        self._variables = list(variables)
+        return self._update(gradients, variables)
+
+    def _all_finite(self, gradients: Sequence[Any]) -> Any:
+        """Return whether the gradients of all shards are finite. *Collective*."""
+        finite = tf.autograph.experimental.do_not_convert(self._shards.total)
+        return finite(tf.cast(self._check_finite(gradients), tf.int32), "min") > 0
+
+    def _clipped(self, gradients: Sequence[Any]) -> list[Any]:
+        """Return the gradients clipped by their norms over all shards. *Collective*.
+
+        One reduction adds up the squared norms; variables that are whole count once.
+        """
+        squares = [tf.reduce_sum(tf.square(tf.cast(values(g), tf.float32))) for g in gradients]
+        parts = [part_of(v) is not None for v in self._variables]
+        total = tf.autograph.experimental.do_not_convert(self._shards.total)(tf.stack(squares))
+        norms = tf.sqrt(tf.where(parts, total, tf.stack(squares)))
+        if self._inner.clipnorm is not None:
+            limit = self._inner.clipnorm
+            return [scaled(g, limit / tf.maximum(norm, limit)) for g, norm in zip(gradients, tf.unstack(norms))]
+        limit, norm = self._inner.global_clipnorm, tf.norm(norms)
+        return [scaled(g, limit / tf.maximum(norm, limit)) for g in gradients]
+
+
+def values(gradient: Any) -> Any:
+    """Return the values of a gradient, dense or sparse."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.convert_to_tensor(gradient)  # rows may occur twice
+    return gradient
+
+
+def scaled(gradient: Any, factor: Any) -> Any:
+    """Return the product of a gradient, dense or sparse, and a number."""
+    if isinstance(gradient, tf.IndexedSlices):
+        product = gradient.values * tf.cast(factor, gradient.values.dtype)
+        return tf.IndexedSlices(product, gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(factor, gradient.dtype)

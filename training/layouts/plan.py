@@ -1,0 +1,239 @@
+"""Plan of a model: which variables are cut, by which rule each layer computes, and what stays cut in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+
+from matex_data.errors import PartitionError
+from matex_data.training.layouts import rules
+from matex_data.training.layouts.containers import Container, called_once, containers
+from matex_data.training.layouts.proposals import is_elementwise, proposed
+from matex_data.training.layouts.rules import Rule
+from matex_data.training.layouts.shards import Shards
+from matex_data.training.partition.axes import check_divides, check_used, cut_axis
+from matex_data.training.partition.parts import Section, part_of
+
+_CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
+_OF_FEATURES = (
+    keras.layers.AveragePooling1D,
+    keras.layers.AveragePooling2D,
+    keras.layers.AveragePooling3D,
+    keras.layers.GlobalAveragePooling1D,
+    keras.layers.GlobalAveragePooling2D,
+    keras.layers.GlobalAveragePooling3D,
+    keras.layers.GlobalMaxPooling1D,
+    keras.layers.GlobalMaxPooling2D,
+    keras.layers.GlobalMaxPooling3D,
+    keras.layers.MaxPooling1D,
+    keras.layers.MaxPooling2D,
+    keras.layers.MaxPooling3D,
+    keras.layers.UpSampling2D,
+    keras.layers.ZeroPadding2D,
+)
+"""Layers that compute each feature, the last axis, by itself."""
+
+
+class Plan(NamedTuple):
+    """Plan of a model.
+
+    Attributes
+    ----------
+    cuts : variables that are cut, each with its axis.
+    rules : rules of layers.
+    containers : functional models within which tensors may stay cut.
+    gathered : names of the layers without a rule, whose weights are gathered.
+    """
+
+    cuts: list[tuple[Any, int]]
+    rules: list[Rule]
+    containers: list[Container]
+    gathered: list[str]
+
+
+def plan(model: Any, layouts: Any, shards: Shards) -> Plan:
+    """Return the plan of a built model.
+
+    Parameters
+    ----------
+    layouts : layout map of the mesh.
+
+    Raises
+    ------
+    PartitionError : a layout does not fit its variable, or fits none; or nothing would be cut.
+    """
+    layers = list(model._flatten_layers())
+    found = containers(layers)
+    once = called_once(found)
+    axes = _axes(model, layouts, proposed(layers, found, once, shards.size) if layouts.proposes else {}, shards)
+    made: dict[int, Rule] = {}
+    inner: set[int] = set()
+    gathered = []
+    for layer in layers:
+        cut = [(v, axes[id(v)]) for v in _own_variables(layer) if id(v) in axes]
+        rule = _attention(layer, axes, shards)
+        if rule is not None:
+            inner |= {id(x) for x in (*rule.projections, layer.output_dense)}
+        elif id(layer) not in inner:
+            rule = _rule(layer, cut, shards)
+        if isinstance(rule, rules.Gathered):
+            gathered.append(layer.path)
+            _check_gathered(cut)
+        if rule is not None:
+            made[id(layer)] = rule
+    for container in found:
+        _keep_cut(container, once, made)
+    cuts = {id(v): (v, axes[id(v)]) for v in model.variables if id(v) in axes}
+    for rule in made.values():
+        for variable, axis in rule.extra_cuts():
+            check_divides(variable.path, whole_shape(variable), axis, shards.size)
+            cuts.setdefault(id(variable), (variable, axis))
+    if not cuts:
+        raise PartitionError(
+            "no layout cuts a variable of this model",
+            expected="a layout map that fits the paths of its variables",
+            found=f"{len(layouts)} layouts, {'others are proposed' if layouts.proposes else 'none is proposed'}",
+            remedy="give layouts; or train with comm=..., without a mesh, on the rows of each rank",
+        )
+    return Plan(list(cuts.values()), list(made.values()), found, gathered)
+
+
+def whole_shape(variable: Any) -> tuple[int, ...]:
+    """Return the shape of a variable, cut or not, on all ranks together."""
+    part = part_of(variable)
+    return tuple(variable.shape) if part is None else tuple(part.shape)
+
+
+def _axes(model: Any, layouts: Any, proposals: dict[int, int], shards: Shards) -> dict[int, int]:
+    """Return the axes along which layouts cut variables, by the ids of these."""
+    check_used(layouts, [variable.path for variable in model.variables])
+    axes = {}
+    for variable in model.variables:
+        part, path = part_of(variable), variable.path
+        axis = part.axis if isinstance(part, Section) else cut_axis(layouts, path, whole_shape(variable))
+        if axis is None and layouts[path] is None:
+            axis = proposals.get(id(variable))
+        if axis is not None:
+            check_divides(path, whole_shape(variable), axis, shards.size)
+            axes[id(variable)] = axis
+    return axes
+
+
+def _own_variables(layer: Any) -> list[Any]:
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
+
+
+def _attention(layer: Any, axes: dict[int, int], shards: Shards) -> rules.Heads | None:
+    """Return the rule of an attention layer that is cut by heads."""
+    if type(layer) is not keras.layers.MultiHeadAttention or not layer.built:
+        return None
+    rule = rules.Heads(layer, shards)
+    by_head = [(x.kernel, 1) for x in rule.projections] + [(layer.output_dense.kernel, 0)]
+    return rule if all(axes.get(id(kernel)) == axis for kernel, axis in by_head) else None
+
+
+def _rule(layer: Any, cut: list[tuple[Any, int]], shards: Shards) -> Rule | None:
+    """Return the rule of a layer with these variables cut; None: it computes as ever."""
+    kind = type(layer)
+    if not cut:
+        return _rule_without_weights(layer, shards)
+    axes = {variable.name: axis for variable, axis in cut}
+    plain = not (getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None))
+    if plain and kind in (keras.layers.Dense, *_CONVOLUTIONS) and _features_last(layer):
+        rank = len(whole_shape(layer.kernel))
+        if axes.get("kernel") == rank - 1:
+            return rules.Units(layer, shards)
+        if axes == {"kernel": rank - 2}:
+            return rules.Inputs(layer, shards)
+    if plain and kind is keras.layers.EinsumDense and "kernel" in axes:
+        return _einsum_rule(layer, axes, shards) or rules.Gathered(layer, shards, cut)
+    if plain and kind is keras.layers.Embedding and axes == {"embeddings": 0}:
+        return rules.Vocabulary(layer, shards)
+    return rules.Gathered(layer, shards, cut)
+
+
+def _features_last(layer: Any) -> bool:
+    return getattr(layer, "data_format", "channels_last") == "channels_last" and getattr(layer, "groups", 1) == 1
+
+
+def _rule_without_weights(layer: Any, shards: Shards) -> Rule | None:
+    kind = type(layer)
+    if kind is keras.layers.Dropout:
+        return rules.Draws(layer, shards)
+    if is_elementwise(layer) or (kind in _OF_FEATURES and _features_last(layer)):
+        return rules.Elementwise(layer, shards)
+    if kind is keras.layers.BatchNormalization and layer.built and layer.axis in (-1, layer.input_spec.ndim - 1):
+        return rules.Normalized(layer, shards)
+    together = [keras.layers.LayerNormalization, *([keras.layers.RMSNormalization] if _HAS_RMS else [])]
+    if kind in together and layer.built and _last_axis(layer) and not getattr(layer, "rms_scaling", False):
+        return rules.NormalizedTogether(layer, shards)
+    return None
+
+
+_HAS_RMS = hasattr(keras.layers, "RMSNormalization")  # since Keras 3.9
+
+
+def _last_axis(layer: Any) -> bool:
+    """Return whether a layer normalizes one axis, and this is given as the last one."""
+    axis = layer.axis if isinstance(layer.axis, list | tuple) else [layer.axis]
+    return list(axis) == [-1]
+
+
+def _einsum_rule(layer: Any, axes: dict[str, int], shards: Shards) -> Rule | None:
+    """Return the rule of an EinsumDense layer: its kernel is cut along outputs or along inputs."""
+    inputs, _, rest = layer.equation.replace(" ", "").partition(",")
+    kernel, _, outputs = rest.partition("->")
+    letter = kernel[axes["kernel"]] if "." not in kernel else ""
+    if letter and letter in outputs and letter not in inputs:
+        return rules.Units(layer, shards, outputs.index(letter) - len(outputs))
+    if letter and letter in inputs and letter not in outputs and axes.keys() == {"kernel"}:
+        return rules.Inputs(layer, shards, inputs.index(letter) - len(inputs))
+    return None
+
+
+def _check_gathered(cut: Sequence[tuple[Any, int]]) -> None:
+    for variable, _ in cut:
+        if not variable.trainable and isinstance(variable, keras.Variable):
+            raise PartitionError(
+                "a layer without a rule cannot keep parts of a variable that it may change itself",
+                field=variable.path,
+                expected="layouts of trainable variables",
+                found="a variable that is not trainable",
+                remedy="give this variable no layout",
+            )
+
+
+def _keep_cut(container: Container, once: set[int], made: dict[int, Rule]) -> None:
+    """Let tensors stay cut between layers of a functional model whose rules allow it."""
+    stays: list[bool] = []  # by call: its output stays cut
+    for call in container.calls:
+        rule = made.get(id(call.operation)) if id(call.operation) in once else None
+        if rule is None:
+            stays.append(False)
+            continue
+        rule.container = container.functional
+        rule.takes_cut = (
+            rule.can_take_cut and len(call.sources) == 1 and call.sources[0] >= 0 and stays[call.sources[0]]
+        )
+        cut = rule.takes_cut or isinstance(rule, rules.Units)
+        rule.gives_cut = (
+            cut
+            and rule.can_give_cut
+            and call.operation.activity_regularizer is None
+            and _all_take(container, call.users, once, made)
+        )
+        stays.append(rule.gives_cut)
+
+
+def _all_take(container: Container, users: Sequence[int], once: set[int], made: dict[int, Rule]) -> bool:
+    """Return whether all calls behind an output may take it cut."""
+    for user in users:
+        call = container.calls[user]
+        rule = made.get(id(call.operation))
+        if user < 0 or rule is None or id(call.operation) not in once:
+            return False
+        if not rule.can_take_cut or len(call.sources) != 1:
+            return False
+    return True

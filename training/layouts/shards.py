@@ -1,0 +1,86 @@
+"""Operations between the shards of a layer, with gradients, in the order of the program on all ranks.
+
+With layouts all shards compute the loss of the same rows. A tensor is either whole, and then equal on all shards, or
+cut along its last axis, or a partial sum. Gradients have the form of their tensors, so each change of form has its
+counterpart in the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from matex_data.training.comm.channel import open_channel
+from matex_data.training.mesh import Mesh
+from matex_data.training.reduction.ops import Reducer, gather_rows
+
+
+class Shards:
+    """Shards of the layers of one replica, and the operations between them.
+
+    Parameters
+    ----------
+    mesh : its axis "model" counts the shards.
+
+    Attributes
+    ----------
+    mesh, channel : as given, and the channel of the shards.
+    rank, size : number of this shard, and of all.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self.channel = open_channel(mesh.model)
+        self.rank, self.size = self.channel.rank, self.channel.size
+        # One sequence for replicas and shards: with two, a rank that waits for its replica could keep a shard waiting.
+        self.channel.counters = open_channel(mesh.data).counters
+        self._reducer = Reducer(self.channel)
+
+    def total(self, tensor: Any, op: Any = "sum") -> Any:
+        """Return the sum over all shards, without a gradient. *Collective*."""
+        return self._reducer([tensor], None, op)[0]
+
+    def copied(self, tensor: Any) -> Any:
+        """Return a whole tensor for layers of which each shard computes its units. *Collective* in the backward pass.
+
+        Each shard has the gradient of its own units; their sum is that of the tensor.
+        """
+        return self._changed(tensor, tf.identity, self.total)
+
+    def summed(self, partial: Any) -> Any:
+        """Return the sum of the partial sums of all shards. *Collective*."""
+        return self._changed(partial, self.total, tf.identity)
+
+    def gathered(self, cut: Any, axis: int = -1) -> Any:
+        """Return the whole of a tensor that is cut along an axis. *Collective*.
+
+        What follows is computed on all shards alike; so the gradient of this shard's section is a section of theirs.
+        """
+        return self._changed(cut, lambda x: self._gather(x, axis), lambda dy: self._section(dy, axis))
+
+    def section(self, whole: Any, axis: int = -1) -> Any:
+        """Return this shard's section of a whole tensor. *Collective* in the backward pass."""
+        return self._changed(whole, lambda x: self._section(x, axis), lambda dy: self._gather(dy, axis))
+
+    def _changed(self, tensor: Any, forward: Callable[[Any], Any], backward: Callable[[Any], Any]) -> Any:
+        @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
+        def change(x: Any) -> tuple[Any, Callable[[Any], Any]]:
+            return forward(x), backward
+
+        return tf.autograph.experimental.do_not_convert(change)(tensor)
+
+    def _section(self, whole: Any, axis: int) -> Any:
+        axis %= whole.shape.rank
+        size = whole.shape[axis] // self.size
+        index = [slice(None)] * axis + [slice(self.rank * size, (self.rank + 1) * size)]
+        return whole[tuple(index)]
+
+    def _gather(self, cut: Any, axis: int) -> Any:
+        axis %= cut.shape.rank
+        order = [axis, *(i for i in range(cut.shape.rank) if i != axis)]
+        (rows,) = gather_rows(self.channel, [tf.transpose(cut, order)])
+        whole = tf.transpose(rows, [order.index(i) for i in range(cut.shape.rank)])
+        whole.set_shape([size * self.size if i == axis else size for i, size in enumerate(cut.shape)])
+        return whole

@@ -1,0 +1,134 @@
+"""``deferred``: models that are built without allocating them whole."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from matex_data.errors import PartitionError
+from matex_data.training import keras_api
+from matex_data.training.comm.channel import open_channel
+from matex_data.training.partition.axes import check_used, cut_axis
+from matex_data.training.partition.parts import Section, hold
+
+
+class AbsentVariable(keras.Variable):  # type: ignore[misc]  # Keras has no types
+    """Keras variable without values on this rank: another rank has them, or ``fit`` initializes them.
+
+    Its shape, dtype and initializer are known, so that layers can be connected.
+    """
+
+    @property
+    def value(self) -> Any:
+        """Return initial values while Keras computes shapes.
+
+        Raises
+        ------
+        PartitionError : the values are asked for.
+        """
+        if keras_api.in_stateless_scope():
+            return super().value
+        raise PartitionError(
+            "this rank has no values of a variable",
+            field=self.path,
+            expected="a variable of this rank's part of the model",
+            found="one that another rank has, or of a deferred model that is not trained yet",
+            remedy="train it with training.fit(..., mesh=mesh); write the whole model with training.save(model, path)",
+        )
+
+
+@contextlib.contextmanager
+def deferred(layouts: Any = None) -> Iterator[None]:
+    """Context manager: build Keras models of which each rank allocates only its part. *Collective*.
+
+    The initial values are those that one process would have: all ranks draw the seeds of rank 0. Where a layout cuts a
+    variable, each rank computes the whole initial value of this one variable and keeps its part.
+
+    Parameters
+    ----------
+    layouts : ``mesh.layout_map()``, which says what is cut over the shards of a mesh. None, or a map that proposes
+        layouts itself: the variables get their values in ``fit(..., mesh=mesh)``, and cannot be read before.
+
+    Raises
+    ------
+    PartitionError : on all ranks, if a layout does not fit its variable, or fits none.
+
+    Examples
+    --------
+    >>> import keras, matex_data as md
+    >>> layouts = md.training.Mesh(model=1).layout_map()
+    >>> layouts["up/kernel"] = (None, "model")
+    >>> with md.training.deferred(layouts):
+    ...     inputs = keras.Input((3,))
+    ...     model = keras.Model(inputs, keras.layers.Dense(4, name="up")(inputs))
+    >>> model.weights[0].numpy().shape  # on two shards: (3, 2)
+    (3, 4)
+    """
+    mesh = None if layouts is None else layouts.device_mesh.mesh
+    _draw_alike(None if mesh is None else mesh.world)
+    before = keras_api.take_uninitialized()
+    try:
+        with keras.StatelessScope(initialize_variables=False) as scope:
+            yield
+    finally:
+        created = keras_api.take_uninitialized()
+        keras_api.keras_state.set_global_attribute(keras_api.UNINITIALIZED, before)
+    pending = mesh is None or layouts.proposes
+    if mesh is not None and not pending:
+        check_used(layouts, [variable.path for variable in created])
+    for variable in created:
+        object.__setattr__(variable, "_matex_deferred", True)
+        given = scope.get_current_value(variable)  # the script has assigned values within the block
+        if given is not None:
+            value = given.numpy()
+            object.__setattr__(variable, keras_api.INITIALIZER, lambda *_, value=value, **__: value)
+        if pending and keras.backend.is_float_dtype(variable.dtype):
+            variable.__class__ = AbsentVariable
+        else:
+            initialize(variable, None if pending else layouts)
+
+
+def initialize(variable: Any, layouts: Any = None) -> None:
+    """Give a deferred variable its initial values, or this rank's part of them.
+
+    Parameters
+    ----------
+    variable : Keras variable without values.
+    layouts : those of a mesh; None: the variable stays whole.
+    """
+    variable.__class__ = keras.Variable
+    whole = tuple(variable.shape)
+    axis = None if layouts is None else cut_axis(layouts, variable.path, whole)
+    if axis is None:
+        keras_api.set_value(variable, keras_api.initial_value(variable))
+        return
+    part = Section(open_channel(layouts.device_mesh.mesh.model), whole, axis)
+    hold(variable, part, lambda: part.own(keras_api.initial_value(variable)))
+
+
+def initialize_absent(model: Any) -> None:
+    """Give all variables of a deferred model that have no values their initial values."""
+    for variable in model.variables:
+        if is_absent(variable):
+            initialize(variable)
+
+
+def is_deferred(variable: Any) -> bool:
+    """Return whether a variable was created within ``deferred``."""
+    return "_matex_deferred" in vars(variable)
+
+
+def is_absent(variable: Any) -> bool:
+    """Return whether this rank has no values of a variable."""
+    return isinstance(variable, AbsentVariable)
+
+
+def _draw_alike(comm: Any) -> None:
+    """Give all ranks the state of rank 0's generator, from which Keras draws seeds. *Collective*."""
+    channel = open_channel(comm)
+    if channel.size > 1:
+        random.setstate(channel.host.allgather_object(random.getstate() if channel.rank == 0 else None)[0])

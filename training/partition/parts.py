@@ -1,0 +1,194 @@
+"""Variables of which each rank holds a part."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from matex_data._types import Array
+from matex_data.errors import PartitionError
+from matex_data.training import keras_api
+from matex_data.training.comm.channel import Channel
+
+_hidden: ContextVar[bool] = ContextVar("hidden", default=False)
+"""True while a model is called, whose layers read parts only where a rule combines their results."""
+
+
+class Part(Protocol):
+    """Form of a part: which section of the whole each rank of a channel holds."""
+
+    channel: Channel
+    shape: tuple[int, ...]
+
+    def own(self, whole: Array) -> Array:
+        """Return this rank's part of a whole array."""
+
+    def join(self, parts: Sequence[Array]) -> Array:
+        """Return the whole of the parts of all ranks."""
+
+
+class Section:
+    """Part of an array that is cut into equal sections along one axis.
+
+    Parameters
+    ----------
+    channel : ranks that hold the sections, in the order of ranks.
+    shape : of the whole.
+    axis : along which it is cut; the number of ranks divides its size.
+    """
+
+    def __init__(self, channel: Channel, shape: Sequence[int], axis: int) -> None:
+        self.channel, self.shape, self.axis = channel, tuple(shape), axis
+
+    def own(self, whole: Any) -> Any:
+        """Return this rank's section of a whole array or tensor."""
+        size = self.shape[self.axis] // self.channel.size
+        begin = self.channel.rank * size
+        return whole[(slice(None),) * self.axis + (slice(begin, begin + size),)]
+
+    def join(self, parts: Sequence[Array]) -> Array:
+        """Return the whole of the sections of all ranks."""
+        return np.concatenate(parts, self.axis)
+
+
+class PartVariable(keras.Variable):  # type: ignore[misc]  # Keras has no types
+    """Keras variable with this rank's part alone; its shape is that of the part.
+
+    Objects get this class when ``cut`` cuts them, so that layers and optimizers keep the variables that they have.
+    """
+
+    @property
+    def value(self) -> Any:
+        """Return the part; within ``as_whole`` the whole tensor.
+
+        Raises
+        ------
+        PartitionError : code other than that of its layer reads it while the model is called.
+        """
+        found = vars(self).get("_matex_whole")
+        if found is None and _hidden.get():
+            raise PartitionError(
+                "a variable that is cut over ranks is read outside of its layer",
+                field=self.path,
+                expected="the layer that owns it, or an optimizer",
+                found="other code of the model, which would take the part for the whole",
+                remedy="give this variable no layout",
+            )
+        return super().value if found is None else self._maybe_autocast(found)
+
+    @property
+    def shape(self) -> Any:
+        """Return the shape of ``value``."""
+        found = vars(self).get("_matex_whole")
+        return super().shape if found is None else found.shape
+
+
+def part_of(variable: Any) -> Part | None:
+    """Return which part of a variable this rank holds; None: all of it."""
+    found: Part | None = vars(variable).get("_matex_part") if hasattr(variable, "__dict__") else None
+    return found
+
+
+def cut(variable: Any, part: Part) -> None:
+    """Replace the values of a Keras variable by this rank's part of them."""
+    hold(variable, part, lambda: part.own(variable.value.numpy()))
+
+
+def hold(variable: Any, part: Part, own: Callable[[], Any]) -> None:
+    """Give a Keras variable the values of a part."""
+    value = np.ascontiguousarray(own())
+    variable.__class__ = PartVariable
+    object.__setattr__(variable, "_matex_part", part)
+    keras_api.set_value(variable, value)
+
+
+def hold_alike(slot: Any, variable: Any) -> None:
+    """Note that a slot of an optimizer has the form of a variable of which this rank holds a part."""
+    slot.__class__ = PartVariable
+    object.__setattr__(slot, "_matex_part", part_of(variable))
+
+
+def slots(optimizer: Any, variables: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Return the variables of an optimizer that belong to one of these variables, each with that.
+
+    Keras names them after the paths of the variables. Those of another shape, such as counters, are left out.
+
+    Raises
+    ------
+    PartitionError : a name fits several variables.
+    """
+    by_name: dict[str, list[Any]] = {}
+    for variable in variables:
+        by_name.setdefault(variable.path.replace("/", "_"), []).append(variable)
+    found = []
+    for slot in optimizer.variables:
+        words = slot.name.split("_")
+        prefixes = ("_".join(words[:n]) for n in range(len(words) - 1, 0, -1))
+        prefix = next((prefix for prefix in prefixes if prefix in by_name), None)
+        if prefix is None:
+            continue
+        if len(by_name[prefix]) > 1:
+            raise PartitionError(
+                "the state of an optimizer belongs to one of several variables",
+                field=slot.path,
+                expected="variables whose paths differ by more than slashes and underscores",
+                found=[variable.path for variable in by_name[prefix]],
+                remedy="give the layers other names",
+            )
+        found.append((slot, by_name[prefix][0]))
+    return found
+
+
+def restore(variable: Any, whole: Array) -> None:
+    """Undo ``cut``: give a variable its whole values."""
+    variable.__class__ = keras.Variable
+    object.__delattr__(variable, "_matex_part")
+    keras_api.set_value(variable, whole)
+
+
+def whole_at_root(variable: Any) -> Array | None:
+    """Return the whole values of a variable on the first rank that holds a part of it, None on the others.
+
+    *Collective* among the ranks that hold parts of it.
+    """
+    part, value = part_of(variable), np.array(variable.value.numpy())
+    if part is None or part.channel.size == 1:
+        return value
+    stack = part.channel.host.gather_at_root(value)
+    return None if stack is None else part.join(list(stack))
+
+
+def whole_on_all(variable: Any) -> Array:
+    """Return the whole values of a variable on all ranks that hold parts of it. *Collective* among these."""
+    part, value = part_of(variable), np.array(variable.value.numpy())
+    if part is None or part.channel.size == 1:
+        return value
+    return part.join(list(part.channel.host.gather(value[None])))
+
+
+@contextlib.contextmanager
+def hiding_parts(hidden: bool = True) -> Iterator[None]:
+    """Context manager: reading a part raises an error in this block, or does not."""
+    token = _hidden.set(hidden)
+    try:
+        yield
+    finally:
+        _hidden.reset(token)
+
+
+@contextlib.contextmanager
+def as_whole(values: Sequence[tuple[Any, Any]]) -> Iterator[None]:
+    """Context manager: variables of which this rank holds parts have these whole tensors as values."""
+    try:
+        for variable, whole in values:
+            object.__setattr__(variable, "_matex_whole", whole)
+        yield
+    finally:
+        for variable, _ in values:
+            vars(variable).pop("_matex_whole", None)
