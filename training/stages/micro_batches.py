@@ -117,5 +117,5 @@ def _digest(tensors: Sequence[Any]) -> int:
             memory = np.frombuffer(b"\0".join(tensor.numpy().reshape(-1)), np.uint8)
         else:
             memory = memory_of(tensor)
-        digest = zlib.crc32(memory, digest)
+        digest = zlib.crc32(memory.data, digest)
     return digest

@@ -150,7 +150,7 @@ class Stage:
         gradients, own_errors = self._gradients(pending.tape, targets, pending.tensors, [*errors, weight])
         reached = [i for i, gradient in enumerate(gradients) if gradient is not None]
         self._add([gradients[i] for i in reached], reached)
-        return own_errors
+        return list(own_errors)
 
     def _backward(self, tensors: list[Any], state: list[Any], errors: list[Any], weight: Any) -> list[Any]:
         """Compute forward again, as with the variables before, and backward."""
@@ -164,7 +164,7 @@ class Stage:
             ]
         gradients, own_errors = self._gradients(tape, targets, tensors, [*errors, weight])
         self.sums.add(gradients)
-        return own_errors
+        return list(own_errors)
 
     def _gradients(self, tape: Any, targets: list[Any], tensors: list[Any], errors: list[Any]) -> tuple[Any, Any]:
         watched = differentiable(tensors, self.receives)

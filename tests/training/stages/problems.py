@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -156,10 +157,25 @@ def resumed(
     options: dict[str, Any] = {"mesh": mesh, "micro_batches": 3} if stages > 1 else {"comm": mesh.world}
     steps = [0]
 
-    def end(batch: int, logs: Any) -> None:
+    def begin(batch: int, logs: Any) -> None:
+        if steps[0] == stop:
+            raise Interrupted
         steps[0] += 1
-        model.stop_training = steps[0] == stop
 
-    callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=end)] if stop else []
-    fit(model, data, epochs=epochs, verbose=0, checkpoint=folder, save_every=save_every, callbacks=callbacks, **options)
+    callbacks = [keras.callbacks.LambdaCallback(on_train_batch_begin=begin)] if stop else []
+    with contextlib.suppress(Interrupted):
+        fit(
+            model,
+            data,
+            epochs=epochs,
+            verbose=0,
+            checkpoint=folder,
+            save_every=save_every,
+            callbacks=callbacks,
+            **options,
+        )
     return weights_of(model)
+
+
+class Interrupted(Exception):
+    """Interruption of a run."""
