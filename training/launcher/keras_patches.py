@@ -45,7 +45,7 @@ from matex_data.training.trainer import drop_empty_batches, without_keras_warnin
 
 log = logging.getLogger("matex_data.training")
 
-_current_call: ContextVar[PatchedCall | None] = ContextVar("current_call", default=None)
+_current_call: ContextVar[Any] = ContextVar("current_call", default=None)
 
 
 class PatchedCall:
@@ -283,7 +283,7 @@ class KerasPatches:
                         remedy="derive the callback from keras.callbacks.Callback, whose hooks run on every rank",
                     )
                 with local_model(model):
-                    return _call_within(None, functools.partial(original, model, *args), kwargs)
+                    return call_within(None, functools.partial(original, model, *args), kwargs)
             bound = signature.bind(model, *args, **kwargs)
             given = {key: value for key, value in bound.arguments.items() if key not in ("self", "kwargs")}
             if self._channel.rank > 0 and "verbose" in signature.parameters:
@@ -324,7 +324,7 @@ class KerasPatches:
             options["callbacks"] = rank_callbacks(
                 distributed, user_callbacks, lambda: (call.spec, call.whole_batches), [AfterTraining(check)]
             )
-        return _call_within(call, original, options)
+        return call_within(call, original, options)
 
     def _warn_of_generator(self, x: Any) -> None:
         """Warn once that every rank makes all batches of a generator, which saves no time."""
@@ -348,8 +348,8 @@ class KerasPatches:
             few = _has_few_rows(options, self._channel.size)
             if not is_sharded(options.get("x")) and (few or not self._may_shard(model, "test_step", options)):
                 with local_model(model):
-                    return _call_within(None, original, options)
-            return _call_within(PatchedCall(self._channel, distributed), original, options)
+                    return call_within(None, original, options)
+            return call_within(PatchedCall(self._channel, distributed), original, options)
 
     def _predict(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
         """Predict this rank's rows; return those of all ranks, in order. *Collective*."""
@@ -359,12 +359,12 @@ class KerasPatches:
             return original(**options)
         few = _has_few_rows(options, self._channel.size)
         if few or not self._may_shard(model, "predict_step", {"x": options.get("x")}):
-            return _call_within(None, original, options)
+            return call_within(None, original, options)
         if _is_one_array(options) and self._proofs.proven(model, options["x"]):
             return self._predict_rows(original, options)
         predict_stand_ins(model)
         call = PatchedCall(self._channel, record_sizes=True)
-        outputs = _call_within(call, original, options)
+        outputs = call_within(call, original, options)
         recorded = list(call.sizes)  # prefetching may have recorded more batches than were predicted
         rows = {_rows(leaf) for leaf in keras.tree.flatten(outputs)}
         by_rank = self._channel.host.allgather_object(rows)
@@ -386,7 +386,7 @@ class KerasPatches:
         rows = rank_slice(total, self._channel.rank, size)
         own = keras.tree.map_structure(lambda leaf: leaf[rows], options["x"])
         batch = -(-(options.get("batch_size") or DEFAULT_BATCH) // size)
-        outputs = _call_within(None, original, {**options, "x": own, "batch_size": batch})
+        outputs = call_within(None, original, {**options, "x": own, "batch_size": batch})
         return keras.tree.map_structure(lambda output: self._gather(output, np.arange(total)), outputs)
 
     def _may_shard(self, model: Any, step: str, options: dict[str, Any]) -> bool:
@@ -496,7 +496,7 @@ def _rows(output: Any) -> int:
     return int(shape[0] or 0) if shape else 0
 
 
-def _call_within(call: PatchedCall | None, original: Callable[..., Any], options: dict[str, Any]) -> Any:
+def call_within(call: PatchedCall | None, original: Callable[..., Any], options: dict[str, Any]) -> Any:
     token = _current_call.set(call)
     try:
         return original(**options)

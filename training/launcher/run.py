@@ -38,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--verify", choices=MODES, default="proven", help="which steps are checked: see docs/training.md, Self-check"
     )
     parser.add_argument("--no-verify", dest="verify", action="store_const", const="never", help="--verify never")
+    parser.add_argument("--stages", type=int, default=1, help="cut the layers of models over this number of ranks")
+    parser.add_argument("--micro-batches", type=int, help="into which a batch is divided, with --stages")
     parser.add_argument("--all-output", action="store_true", help="print the output of every rank, not of rank 0 alone")
     parser.add_argument(
         "-m",
@@ -69,6 +71,8 @@ def run(
     sync_batch_norm: bool = False,
     verify: Any = "proven",
     all_output: bool = False,
+    stages: int = 1,
+    micro_batches: int | None = None,
 ) -> None:
     """Run a script like ``python script.py``, on all ranks. *Collective*. An error of the script ends the process.
 
@@ -83,6 +87,7 @@ def run(
     verify : which steps of ``fit`` and ``train_on_batch`` are checked, shards of a batch against their union: "always":
         those of all models, again and again; "proven": of models that are not proven; "first": the first one of these;
         "never": none.
+    stages, micro_batches : train in stages; see ``fit``.
     all_output : print the output of every rank; otherwise only that of rank 0, and the errors of all ranks.
     """
     prepare_process()
@@ -92,7 +97,8 @@ def run(
         replace_exit()
         if comm.rank > 0 and not all_output:
             _mute_output()
-        _patch(strategy, wire_dtype, sync_batch_norm, verify)
+        staged = {"stages": stages, "micro_batches": micro_batches} if stages != 1 else {}
+        _patch(strategy, wire_dtype, sync_batch_norm, verify, **staged)
         _warn_of_hashes(comm)
         run_exit_handlers_first()
     _add_matex_data_set()
@@ -151,7 +157,7 @@ def _least_of_each(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, i
     return min(one[0], other[0]), min(one[1], other[1])
 
 
-def _patch(strategy: Any, wire_dtype: Any, sync_batch_norm: bool, verify: Any) -> None:
+def _patch(strategy: Any, wire_dtype: Any, sync_batch_norm: bool, verify: Any, **staged: Any) -> None:
     """Choose a GPU, seed all ranks equally, and patch Keras and TensorFlow. *Collective*."""
     from matex_data.training import keras_api
     from matex_data.training.comm.channel import open_channel
@@ -159,6 +165,7 @@ def _patch(strategy: Any, wire_dtype: Any, sync_batch_norm: bool, verify: Any) -
     from matex_data.training.launcher.keras_patches import KerasPatches
     from matex_data.training.launcher.loops import LoopPatches
     from matex_data.training.launcher.saving import patch_saving
+    from matex_data.training.launcher.staged import StagePatches
     from matex_data.training.launcher.tf1 import SessionPatches
     from matex_data.training.launcher.tf_distribute import patch_strategies
     from matex_data.training.reduction.ops import Reducer
@@ -169,9 +176,12 @@ def _patch(strategy: Any, wire_dtype: Any, sync_batch_norm: bool, verify: Any) -
     take_own_gpu(local_rank(channel.user), channel.rank)
     keras_api.check(channel.rank)
     seed_all_ranks(channel)
-    reducer = Reducer(channel, strategy, wire_dtype=wire_dtype)
-    KerasPatches(channel, reducer, sync_batch_norm, verify)
-    SessionPatches(channel, LoopPatches(channel, reducer))
+    if staged:
+        StagePatches(**staged, sync_batch_norm=sync_batch_norm, wire_dtype=wire_dtype)
+    else:
+        reducer = Reducer(channel, strategy, wire_dtype=wire_dtype)
+        KerasPatches(channel, reducer, sync_batch_norm, verify)
+        SessionPatches(channel, LoopPatches(channel, reducer))
     patch_saving(channel)
     patch_strategies(channel)
 

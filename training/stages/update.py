@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import keras
@@ -13,6 +14,10 @@ import tensorflow as tf
 from matex_data.training.comm.channel import Channel, Subset
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.stages.sums import GradientSums
+
+
+updating: ContextVar[bool] = ContextVar("updating", default=False)
+"""Whether a stage applies gradients, or traces how."""
 
 
 class StageUpdate:
@@ -78,9 +83,11 @@ class StageUpdate:
             replaced.append((self._optimizer, "check_finite", self._check_finite))
         for owner, name, method in replaced:
             object.__setattr__(owner, name, method)
+        token = updating.set(True)
         try:
             yield
         finally:
+            updating.reset(token)
             for owner, name, _ in replaced:
                 object.__delattr__(owner, name)
 
