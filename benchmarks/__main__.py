@@ -16,6 +16,7 @@ from benchmarks.cases import end_to_end, reading, shuffling, sorted_training
 from benchmarks.cases import images as image_cases
 from benchmarks.cases import particles as particle_cases
 from benchmarks.cases import scale as scale_cases
+from benchmarks.cases import stages as stage_cases
 from benchmarks.cases import start as start_case
 from benchmarks.cases import steps as step_cases
 from benchmarks.cases import text as text_cases
@@ -31,6 +32,7 @@ CASES = (
     | shuffling.CASES
     | sorted_training.CASES
     | step_cases.CASES
+    | stage_cases.CASES
     | scale_cases.CASES
     | start_case.CASES
     | end_to_end.CASES

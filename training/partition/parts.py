@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from matex_data._types import Array
 from matex_data.errors import PartitionError

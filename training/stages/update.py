@@ -15,7 +15,6 @@ from matex_data.training.comm.channel import Channel, Subset
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.stages.sums import GradientSums
 
-
 updating: ContextVar[bool] = ContextVar("updating", default=False)
 """Whether a stage applies gradients, or traces how."""
 

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data.training.mesh import Mesh
+from matex_data.training.partition.deferred import deferred, is_absent
 from matex_data.training.trainer import fit
 from tests.training.partition.models import MODELS
 
@@ -179,3 +180,13 @@ def resumed(
 
 class Interrupted(Exception):
     """Interruption of a run."""
+
+
+def deferred_in_stages(comm: Any, name: str, optimizer: str, stages: int, **options: Any) -> dict[str, Any]:
+    """Return the weights that this rank has, by path, after a run in stages of a deferred model."""
+    mesh = Mesh(stages=stages, comm=comm)
+    with deferred():
+        model = build(name, optimizer)
+    data = dataset(name, mesh.coordinates.replica, mesh.shape[0])
+    fit(model, data, epochs=2, verbose=0, mesh=mesh, micro_batches=3, **options)
+    return {v.path: v.numpy() for v in model.weights if not is_absent(v)}

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from tests.support.ranks import Pool, Pools
-from tests.training.stages.problems import BATCH, ROWS, accumulated, build, in_stages, resumed, samples
+from tests.training.stages.problems import (
+    BATCH,
+    ROWS,
+    accumulated,
+    build,
+    deferred_in_stages,
+    in_stages,
+    resumed,
+    samples,
+)
 
 LINEAR = ("sgd", "clipped", "ema")
 """Optimizers that do not divide by gradients, which enlarges their rounding."""
@@ -107,3 +116,18 @@ def test_any_mesh_resumes_a_run(
     weights, *_ = ranks(after).run(resumed, folder, "chain", optimizer, after, 3, save_every, timeout=120)
     for one, other in zip(weights, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.rank_counts(2, slow=(4,))
+def test_each_rank_has_the_weights_of_its_stage_of_a_deferred_model(pool: Pool, tmp_path: Path) -> None:
+    expected, _ = accumulated("chain", "sgd", 3, 1, 2)
+    paths = [v.path for v in build("chain").weights]
+    held = pool.run(deferred_in_stages, "chain", "sgd", pool.size, checkpoint=str(tmp_path), timeout=120)
+    assert sorted(path for weights in held for path in weights) == sorted(paths)
+    assert all(held)
+    for path, other in zip(paths, expected, strict=True):
+        (one,) = (weights[path] for weights in held if path in weights)
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+    weights, *_ = pool.run(resumed, str(tmp_path), "chain", "sgd", 1, 2, None, timeout=120)
+    for one, other in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
