@@ -98,19 +98,37 @@ def model_graph(model: Any) -> ModelGraph:
     >>> [call.names for call in model_graph(model).calls]
     [('a',), ('b',)]
     """
+    check_graph(model)
     functional = _functional(model)
     if functional is None:
-        raise PartitionError(
-            f"the model {model.name} cannot be cut into stages: what it computes is code, not a graph of layers",
-            expected="a functional model (keras.Model(inputs, outputs)), or a Sequential one with an Input",
-            found=f"{type(model).__name__}, {'not built' if not model.built else 'with a call of its own'}",
-            remedy="build the model from inputs and outputs, or train it without stages",
-        )
+        raise _not_a_graph(model)
+
     tensors = _Numbers()
     inputs = tuple(map(tensors.new, functional.inputs))
     known = {id(tensor): number for tensor, number in zip(functional.inputs, inputs, strict=True)}
     calls = tuple(_calls(functional, known, tensors, ()))
     return ModelGraph(functional, calls, inputs, tuple(known[id(x)] for x in functional.outputs), tensors.specs)
+
+
+def check_graph(model: Any) -> None:
+    """Raise an error unless the class of a model, built or not, runs a graph of layers.
+
+    Raises
+    ------
+    PartitionError : its class overrides ``call``.
+    """
+    kinds = (keras.Sequential, Functional)
+    if not any(isinstance(model, kind) and type(model).call is kind.call for kind in kinds):
+        raise _not_a_graph(model)
+
+
+def _not_a_graph(model: Any) -> PartitionError:
+    return PartitionError(
+        f"the model {model.name} cannot be cut into stages: what it computes is code, not a graph of layers",
+        expected="a functional model (keras.Model(inputs, outputs)), or a Sequential one with an Input",
+        found=f"{type(model).__name__}, {'with a call of its own' if model.built else 'not built'}",
+        remedy="build the model from inputs and outputs, or train it without stages",
+    )
 
 
 class _Numbers:

@@ -11,6 +11,7 @@ from matex_data.errors import PartitionError
 from matex_data.training.average.optimizer import is_distributed
 from matex_data.training.keras_api import Functional
 from matex_data.training.partition.cut import StagePlan
+from matex_data.training.partition.graph import check_graph
 
 _OWN_METHODS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics", "make_train_function")
 """Methods of a model that decide what a step computes, beside its layers."""
@@ -23,6 +24,7 @@ def check_model(model: Any, sync_batch_norm: bool) -> None:
     ------
     PartitionError : it does.
     """
+    check_graph(model)
     base = keras.Sequential if isinstance(model, keras.Sequential) else Functional
     own = [
         name for name in _OWN_METHODS if getattr(type(model), name) is not getattr(base, name) or name in vars(model)

@@ -44,6 +44,8 @@ class Line:
         self._channel = channel
         self.stage, self.stages = channel.rank, channel.size
         self._sent: list[tuple[MPI.Request, Any]] = []  # with the memory that MPI reads until a request completes
+        self._sent_to: dict[int, int] = {}  # numbers of messages, by stage
+        self._received_from: dict[int, int] = {}
 
     def send(self, stage: int, kind: int, micro_batch: int, header: Any, arrays: Sequence[Array]) -> None:
         """Start to send a header and arrays to a neighbour.
@@ -81,6 +83,7 @@ class Line:
         self._channel.communicator.wait_until(lambda seconds: poll(look, seconds))
         memory = bytearray(status.Get_count(MPI.BYTE))
         found[0].Recv([memory, MPI.BYTE])
+        self._count(stage)
         return pickle.loads(memory)
 
     def receive(self, stage: int, kind: int, micro_batch: int, array: Array) -> None:
@@ -97,8 +100,12 @@ class Line:
             self._channel.communicator.wait_until(lambda seconds: poll(look, seconds))
         except BaseException:
             request.Cancel()
-            request.Wait()
+            status = MPI.Status()
+            request.Wait(status)
+            if not status.Is_cancelled():
+                self._count(stage)
             raise
+        self._count(stage)
 
     def fail(self) -> None:
         """Tell the neighbours that this step has failed."""
@@ -111,26 +118,28 @@ class Line:
         self._channel.communicator.wait_until(lambda seconds: poll(self._all_sent, seconds))
 
     def drain(self) -> None:
-        """Receive and drop what is under way after a failure. *Collective*.
+        """Receive and drop what is under way after a failure. *Collective*."""
+        by_stage = self._channel.host.allgather_object(self._sent_to)
+        expected = sum(sent.get(self.stage, 0) for sent in by_stage)
+        status = MPI.Status()
 
-        Each stage first waits until everything that it has sent is received. Once all stages have, nothing is left.
-        """
-
-        def dropping(done: Any) -> bool:
+        def received() -> bool:
             message = self._channel.host.comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
             if message is not None:
                 message.Recv([bytearray(status.Get_count(MPI.BYTE)), MPI.BYTE])
-            return bool(done())
+                self._count(status.Get_source())
+            return sum(self._received_from.values()) == expected
 
-        status = MPI.Status()
-        communicator = self._channel.communicator
-        communicator.wait_until(lambda seconds: poll(lambda: dropping(self._all_sent), seconds))
-        barrier = self._channel.host.comm.Ibarrier()
-        communicator.wait_until(lambda seconds: poll(lambda: dropping(barrier.Test), seconds))
+        self._channel.communicator.wait_until(lambda seconds: poll(received, seconds))
+        self.finish()
 
     def _start(self, content: Any, stage: int, tag: int) -> None:
         request = self._channel.host.comm.Isend([content, MPI.BYTE], stage, tag)
         self._sent.append((request, content))
+        self._sent_to[stage] = self._sent_to.get(stage, 0) + 1
+
+    def _count(self, stage: int) -> None:
+        self._received_from[stage] = self._received_from.get(stage, 0) + 1
 
     def _all_sent(self) -> bool:
         self._sent = [(request, memory) for request, memory in self._sent if not request.Test()]

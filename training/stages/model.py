@@ -40,12 +40,13 @@ from matex_data.training.stages.stage import Edge, LastStage, Stage
 from matex_data.training.stages.state import StagedState
 from matex_data.training.stages.sums import GradientSums
 from matex_data.training.stages.update import StageUpdate
+from matex_data.training.steps.attributes import kept_by_calls
 from matex_data.training.steps.batch_norm import average_moving_statistics
 from matex_data.training.steps.errors import unwrapped_errors
 from matex_data.training.steps.evaluation import append_empty_batches
 from matex_data.training.steps.losses import DistributedLoss
 from matex_data.training.steps.metrics import combine_states
-from matex_data.training.steps.variables import broadcast_in, build, separate_seeds
+from matex_data.training.steps.variables import broadcast_in, separate_seeds
 from matex_data.training.steps.watch import Watch
 
 log = logging.getLogger("matex_data.training")
@@ -221,7 +222,8 @@ class StagedModel:
         optimizer = self.model.optimizer
         object.__setattr__(self.model, "optimizer", None)  # Keras would build its state for all weights
         try:
-            build(self.model, element_spec)
+            with kept_by_calls(self.model):
+                self.model._symbolic_build(data_batch=element_spec)
         finally:
             object.__setattr__(self.model, "optimizer", optimizer)
         self._graph: ModelGraph = model_graph(self.model)

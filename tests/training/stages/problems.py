@@ -52,10 +52,11 @@ ROWS, BATCH = 69, 23
 """Samples, and those of a batch; no number of micro-batches or replicas divides it."""
 
 
-def build(name: str, optimizer: str = "sgd", seed: int = 3) -> Any:
+def build(name: str, optimizer: str = "sgd", seed: int = 3, defer: bool = False) -> Any:
     """Return a compiled model with the same initial weights everywhere."""
     keras.utils.set_random_seed(seed)
-    model = BUILDERS[name]()
+    with deferred() if defer else contextlib.nullcontext():
+        model = BUILDERS[name]()
     loss: Any = {"early": "mse", "late": "mae"} if name == "several" else "mse"
     metrics: Any = {"late": ["mae"]} if name == "several" else ["mae"]
     model.compile(OPTIMIZERS[optimizer](), loss, metrics=metrics)
@@ -185,8 +186,7 @@ class Interrupted(Exception):
 def deferred_in_stages(comm: Any, name: str, optimizer: str, stages: int, **options: Any) -> dict[str, Any]:
     """Return the weights that this rank has, by path, after a run in stages of a deferred model."""
     mesh = Mesh(stages=stages, comm=comm)
-    with deferred():
-        model = build(name, optimizer)
+    model = build(name, optimizer, defer=True)
     data = dataset(name, mesh.coordinates.replica, mesh.shape[0])
     fit(model, data, epochs=2, verbose=0, mesh=mesh, micro_batches=3, **options)
     return {v.path: v.numpy() for v in model.weights if not is_absent(v)}

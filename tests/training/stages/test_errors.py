@@ -193,30 +193,39 @@ def test_a_failure_of_one_stage_is_the_error_of_all(ranks: Pools, fault: str, me
 
 
 SCRIPT = """
-import os, sys, time, keras, matex_data as md
+import os, sys, time, keras, tensorflow as tf, matex_data as md
 from tests.training.stages.problems import build, dataset
 mesh = md.training.Mesh(stages=2)
+def rows():
+    for i, batch in enumerate(dataset("chain")):
+        if i == 1 and mesh.world.rank == 1:
+            {fault}
+        yield batch
 def end(epoch, logs):
-    if mesh.world.rank == 1:
-        {fault}
-callback = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: end(epoch, logs) if epoch else None)
-md.training.fit(build("chain"), dataset("chain"), verbose=0, mesh=mesh, epochs=3, micro_batches=2, callbacks=[callback])
+    if epoch and mesh.world.rank == 1:
+        {in_callback}
+data = tf.data.Dataset.from_generator(rows, output_signature=dataset("chain").element_spec)
+data = data.apply(tf.data.experimental.assert_cardinality(3))
+callback = keras.callbacks.LambdaCallback(on_epoch_begin=end)
+md.training.fit(build("chain"), data, verbose=0, mesh=mesh, epochs=3, micro_batches=2, callbacks=[callback])
 print("done")
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "message"),
+    ("in_callback", "in_data", "message"),
     [
-        ("raise ValueError('planted')", "ValueError: planted"),
-        ("sys.exit(3)", ""),
-        ("os._exit(3)", ""),
-        ("time.sleep(600)", "another rank does not take part"),
+        ("raise ValueError('planted')", "pass", "ValueError: planted"),
+        ("sys.exit(3)", "pass", ""),
+        ("os._exit(3)", "pass", ""),
+        ("pass", "time.sleep(600)", "another rank does not take part"),
+        ("pass", "os._exit(3)", ""),
     ],
 )
-def test_a_job_ends_when_a_stage_does_not_go_on(fault: str, message: str) -> None:
-    done = run_script(2, SCRIPT.format(fault=fault), timeout=60, env={"MATEX_TIMEOUT": "6"})
+def test_a_job_ends_when_a_stage_does_not_go_on(in_callback: str, in_data: str, message: str) -> None:
+    script = SCRIPT.format(in_callback=in_callback, fault=in_data)
+    done = run_script(2, script, timeout=60, env={"MATEX_TIMEOUT": "6"})
     assert done.returncode != 0
     assert message in done.stderr
     assert "done" not in done.stdout
