@@ -54,6 +54,7 @@ for layer in (
     ["training.proof"],
     ["training.learning_rate"],
     ["training.layouts"],
+    ["training.saving"],
     ["training.restart"],
     ["training.stages"],
     ["training.callbacks"],

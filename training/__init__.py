@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matex_data.training.mesh import Mesh
     from matex_data.training.partition.deferred import deferred
     from matex_data.training.reduction.ops import allreduce
+    from matex_data.training.saving import save
     from matex_data.training.sharding.shard import shard
     from matex_data.training.steps.variables import broadcast
     from matex_data.training.trainer import fit
@@ -32,6 +33,7 @@ __all__ = [
     "deferred",
     "distribute",
     "fit",
+    "save",
     "shard",
     "world",
 ]
@@ -44,6 +46,7 @@ _MODULES = {
     "deferred": "partition.deferred",
     "distribute": "average.optimizer",
     "fit": "trainer",
+    "save": "saving",
     "shard": "sharding.shard",
 }
 

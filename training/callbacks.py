@@ -20,6 +20,7 @@ from matex_data.mpi.activity import busy
 from matex_data.timeline import timeline
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import running_alone
+from matex_data.training.saving import saving_together
 from matex_data.training.steps.watch import Watch
 
 WRITERS = (
@@ -42,11 +43,15 @@ class TrainedModel(Protocol):
 
     Attributes
     ----------
-    channel : all ranks.
+    model : Keras model.
+    world : all ranks.
+    channel : replicas of this rank's part of the model, unless every rank has all weights.
     watch : changes between steps.
     samples_seen : variable with the number of samples of all ranks so far.
     """
 
+    model: Any
+    world: Channel
     channel: Channel
     watch: Watch
 
@@ -74,8 +79,10 @@ def rank_callbacks(
         and whether batches are whole on every rank.
     trailing : callbacks that run after all others.
     """
-    channel = distributed.channel
+    channel = distributed.world
     selected = _select(channel, user_callbacks) if channel.size > 1 else list(user_callbacks)
+    if channel is not distributed.channel:  # replicas of several ranks each
+        selected = _saved_together(distributed, user_callbacks, selected)
     if channel.size > 1:
         each_batch = any(channel.host.allgather_object(_has_batch_hooks(selected)))
         restored = any(getattr(callback, "restores", False) for callback in trailing)
@@ -124,6 +131,40 @@ def _select(channel: Channel, user_callbacks: list[Any]) -> list[Any]:
         if id(callback) in here:
             _run_alone(callback)
     return [callback for callback in user_callbacks if not isinstance(callback, WRITERS) or id(callback) in here]
+
+
+def _saved_together(distributed: TrainedModel, user_callbacks: list[Any], selected: list[Any]) -> list[Any]:
+    """Return the callbacks with those that save the model on every rank, since each has a part of it.
+
+    Raises
+    ------
+    PartitionError : a callback saves the model in a way of its own.
+    """
+    together = [c for c in user_callbacks if isinstance(c, keras.callbacks.ModelCheckpoint)]
+    for callback in user_callbacks:
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            raise PartitionError(
+                "BackupAndRestore saves the weights that one rank has, which are parts of those of the model",
+                expected="another way to resume",
+                found=type(callback).__name__,
+                remedy="give fit(..., checkpoint=folder)",
+            )
+    for callback in together:
+        for name in _HOOKS:
+            vars(callback).pop(name, None)  # not alone
+            hook = getattr(type(callback), name)
+            if hook is not getattr(keras.callbacks.Callback, name):
+                setattr(callback, name, _together(functools.partial(hook, callback), distributed))
+    here = {id(callback) for callback in [*selected, *together]}
+    return [callback for callback in user_callbacks if id(callback) in here]
+
+
+def _together(hook: Callable[..., Any], distributed: TrainedModel) -> Callable[..., Any]:
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with saving_together(distributed.model, distributed.world.user):
+            return hook(*args, **kwargs)
+
+    return called
 
 
 def _temporary(callback: Any) -> str | None:
@@ -230,7 +271,7 @@ class EpochSynchronization(keras.callbacks.Callback):  # type: ignore[misc]  # K
     def __init__(self, distributed: TrainedModel, restored: bool = False, changed: bool = False) -> None:
         super().__init__()
         self._distributed = distributed
-        self._channel = distributed.channel
+        self._channel = distributed.world
         self._watch = distributed.watch
         self._restored = restored
         self._changed = changed

@@ -174,7 +174,7 @@ OBJECT_ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (Functional, ("_nodes_by_depth", "_standardize_inputs")),
     (keras.layers.Layer, ("_non_trainable_variables", "_seed_generators", "_trainable_variables")),
     (keras.layers.MultiHeadAttention, ("_dropout_layer", "_gate_dense", "_use_gate")),
-    (keras.Variable, ("_initializer", "_shape", "_value")),
+    (keras.Variable, ("_initializer", "_path", "_shape", "_value")),
     (keras.layers.BatchNormalization, ("_reduction_axes", "synchronized")),
     (keras.optimizers.Optimizer, ("_learning_rate", "_trainable_variables", "_trainable_variables_indices")),
     (keras.metrics.MeanMetricWrapper, ("_fn", "_fn_kwargs")),
@@ -216,7 +216,10 @@ def set_value(variable: Any, value: Any) -> None:
 
 
 def note_variables(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Let a built optimizer know the variables that it was built for, whose values ``set_value`` has replaced."""
+    """Let a built optimizer, or one within it, update these variables in place of those that it was built for."""
+    if hasattr(optimizer, "inner_optimizer"):
+        note_variables(optimizer.inner_optimizer, variables)
+    object.__setattr__(optimizer, "_trainable_variables", list(variables))
     optimizer._trainable_variables_indices = {optimizer._var_key(v): i for i, v in enumerate(variables)}
 
 

@@ -45,6 +45,7 @@ def fit(
     save_every: int | None = None,
     comm: MPI.Intracomm | None = None,
     mesh: Mesh | None = None,
+    shard_optimizer: bool = False,
     sync_batch_norm: bool = False,
     wire_dtype: WireDtype | None = None,
     micro_batches: int | None = None,
@@ -70,6 +71,9 @@ def fit(
         or a ``tf.data.Dataset`` with the same order in every epoch.
     save_every : write a checkpoint after this number of steps within an epoch, too.
     comm : communicator; None: all ranks of the job.
+    shard_optimizer : let each rank keep the state of the optimizer for its section of every weight alone; the weights
+        after each step stay those of ``shard_optimizer=False``. It needs an optimizer that updates each element by
+        itself, such as SGD, Adam and AdamW. After ``fit`` all ranks have the whole state again.
     sync_batch_norm : let ``BatchNormalization`` use the statistics of the global batch, as one process does.
         Otherwise each rank uses its own rows, and moving statistics are averaged after each epoch and at each
         checkpoint.
@@ -109,20 +113,25 @@ def fit(
     >>> abs(float(model.layers[0].kernel.numpy()[0, 0]) - 2) < 0.01
     True
     """
-    channel = open_channel(comm if mesh is None else mesh.world if mesh.shape[1] > 1 else mesh.data)
+    channel = open_channel(comm if mesh is None else mesh.data)
     keras_api.check(channel.rank)
     warn_of_shared_gpu(channel.rank)
-    training_run = TrainingRun(channel, None if checkpoint is None else Path(checkpoint))
+    world = channel if mesh is None else open_channel(mesh.world)
+    training_run = TrainingRun(world, None if checkpoint is None else Path(checkpoint), channel)
     data = training_run.resumed_dataset(dataset, keras_fit_options)
-    check_steps(channel, data, keras_fit_options.get("steps_per_epoch"))
+    check_steps(world, data, keras_fit_options.get("steps_per_epoch"))
     options_of_stages = {"micro_batches": micro_batches, "recompute": recompute, "split_after": split_after}
-    replicas = channel if mesh is None else open_channel(mesh.data)
+    options_of_ranks = {
+        "sync_batch_norm": sync_batch_norm,
+        "wire_dtype": wire_dtype,
+        "shard_optimizer": shard_optimizer,
+    }
     with (
-        sharded(model, mesh, data.element_spec),
-        _distributed(model, channel, mesh, sync_batch_norm, wire_dtype, options_of_stages) as distributed,
+        sharded(model, mesh, data.element_spec, shard_optimizer),
+        _distributed(model, channel, mesh, options_of_ranks, options_of_stages) as distributed,
         without_keras_warnings(),
         unwrapped_errors(),
-        batch_weights(replicas.communicator).left_to_keras(),
+        batch_weights(channel.communicator).left_to_keras(),
     ):
         user_callbacks = keras.tree.flatten(callbacks) if callbacks is not None else []
         options = {"initial_epoch": training_run.start.epoch, **keras_fit_options, "shuffle": False}
@@ -135,7 +144,7 @@ def fit(
             *(staged.gathering_callbacks(user_callbacks) if staged else ()),
             *rank_callbacks(distributed, user_callbacks, data.element_spec, trailing),
         ]
-        if channel.rank > 0:
+        if world.rank > 0:
             options["verbose"] = 0
         if validation_data is not None:
             validation_data = _validation_data(distributed, validation_data)
@@ -146,30 +155,38 @@ def fit(
 
 
 def _distributed(
-    model: Any,
-    channel: Channel,
-    mesh: Mesh | None,
-    sync_batch_norm: bool,
-    wire_dtype: WireDtype | None,
-    options_of_stages: dict[str, Any],
+    model: Any, channel: Channel, mesh: Mesh | None, options: dict[str, Any], options_of_stages: dict[str, Any]
 ) -> DistributedModel | StagedModel:
     """Return the context manager in which a model trains, in stages if the mesh has more than one.
 
     Raises
     ------
-    PartitionError : options of stages are given without stages.
+    PartitionError : options of stages are given without stages, or ``shard_optimizer`` with stages.
     """
-    if mesh is not None and mesh.shape[1] > 1:
-        return StagedModel(model, mesh, **options_of_stages, sync_batch_norm=sync_batch_norm, wire_dtype=wire_dtype)
+    staged = mesh is not None and mesh.shape[1] > 1
     given = [name for name, value in options_of_stages.items() if value]
-    if given:
+    if given and not staged:
         raise PartitionError(
             f"{given[0]} is an option of training in stages",
             expected="fit(mesh=Mesh(stages=2)), or more stages",
             found="one stage",
             remedy=f"give such a mesh, or leave out {', '.join(given)}",
         )
-    return DistributedModel(model, channel, sync_batch_norm, Reducer(channel, wire_dtype=wire_dtype))
+    sync_batch_norm, wire_dtype, shard_optimizer = (
+        options[name] for name in ("sync_batch_norm", "wire_dtype", "shard_optimizer")
+    )
+    if staged and shard_optimizer:
+        raise PartitionError(
+            "shard_optimizer cuts the optimizer's state over ranks that train the same weights",
+            expected="one stage",
+            found="stages, each of which holds the state of its weights already",
+            remedy="leave out shard_optimizer, or train without stages",
+        )
+    if mesh is not None and staged:
+        return StagedModel(model, mesh, **options_of_stages, sync_batch_norm=sync_batch_norm, wire_dtype=wire_dtype)
+    world = channel if mesh is None else open_channel(mesh.world)
+    reducer = Reducer(channel, wire_dtype=wire_dtype)
+    return DistributedModel(model, channel, sync_batch_norm, reducer, world, shard_optimizer)
 
 
 def _validation_data(distributed: DistributedModel | StagedModel, dataset: Any) -> Any:
@@ -184,16 +201,25 @@ def _validation_data(distributed: DistributedModel | StagedModel, dataset: Any) 
 
 
 @contextlib.contextmanager
-def sharded(model: Any, mesh: Mesh | None, element_spec: Any) -> Iterator[None]:
+def sharded(model: Any, mesh: Mesh | None, element_spec: Any, shard_optimizer: bool) -> Iterator[None]:
     """Context manager: the layers of a model compute on all shards of a mesh, if it has several. *Collective*."""
     if mesh is not None and mesh.shape[1] > 1:
         yield  # each rank initializes the weights of its stage
         return
-    if mesh is None or mesh.shape[2] == 1:
+    several = mesh is not None and mesh.shape[2] > 1
+    if several or shard_optimizer:
+        build_without_optimizer(model, element_spec)
+    if mesh is None or not several:
         initialize_absent(model)
         yield
         return
-    build_without_optimizer(model, element_spec)
+    if shard_optimizer:
+        raise PartitionError(
+            "shard_optimizer cuts the optimizer's state of whole weights",
+            expected="a mesh with one shard",
+            found=f"{mesh.shape[2]} shards, each of which holds the state of its part of the weights already",
+            remedy="leave out shard_optimizer, or train with model=1",
+        )
     with ShardedModel(model, mesh):
         yield
 

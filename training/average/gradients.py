@@ -59,7 +59,7 @@ class GradientAverage:
         local = [i for i, g in enumerate(result) if g is not None and not self.state.is_average(g)]
         if not local:
             return result
-        averages = self.reducer.average([result[i] for i in local], self._weight(), unless_equal)
+        averages = self.reducer.average([result[i] for i in local], self.weight(), unless_equal)
         if in_session_graph():
             note_steps(averages)
         for i, average in zip(local, averages, strict=True):
@@ -67,7 +67,7 @@ class GradientAverage:
         self.state.note(averages)
         return result
 
-    def _weight(self) -> Any:
+    def weight(self) -> Any:
         """Return the weight of this rank: of the step, of the batches that a loop took, or that a session feeds."""
         if self.state.running:
             return self.state.weight

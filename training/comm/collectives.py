@@ -75,6 +75,46 @@ class Collectives:
                 self._run(self.comm.Allreduce, self.comm.Iallreduce, MPI.IN_PLACE, segment, _OPS[op])
         self._compare_ranks()
 
+    def reduce_scatter(self, rows: Array) -> Array:
+        """Return row r of the sum of the arrays of all ranks on rank r. *Collective*.
+
+        Parameters
+        ----------
+        rows : array of shape (ranks, elements), of the same shape and dtype on every rank.
+        """
+        self._meet()
+        out = np.empty(rows.shape[1], rows.dtype)
+        step = max(1, CALL_BYTES // (len(rows) * rows.itemsize))
+        for start in range(0, len(out), step):
+            sent, received = np.ascontiguousarray(rows[:, start : start + step]), out[start : start + step]
+            with timeline.span(f"sum of {sent.nbytes:,} bytes, scattered", "communication"):
+                self._run(self.comm.Reduce_scatter_block, self.comm.Ireduce_scatter_block, sent, received, MPI.SUM)
+        self._compare_ranks()
+        return out
+
+    def allgather(self, flat: Array) -> Array:
+        """Return the arrays of all ranks as rows, in the order of ranks. *Collective*.
+
+        Parameters
+        ----------
+        flat : array of one dimension, of the same size and dtype on every rank.
+        """
+        self._meet()
+        out = np.empty((self.comm.size, flat.size), flat.dtype)
+        step = max(1, CALL_BYTES // (self.comm.size * flat.itemsize))
+        for start in range(0, flat.size, step):
+            sent = np.ascontiguousarray(flat[start : start + step])
+            received = out if sent.size == flat.size else np.empty((self.comm.size, sent.size), flat.dtype)
+            with timeline.span(f"gather of {received.nbytes:,} bytes", "communication"):
+                self._run(
+                    self.comm.Allgather,
+                    self.comm.Iallgather,
+                    [sent.view(np.uint8), MPI.BYTE],
+                    [received.reshape(-1).view(np.uint8), MPI.BYTE],
+                )
+            out[:, start : start + step] = received
+        return out
+
     def exchange(self, flat: Array) -> Array:
         """Send section r of an array to rank r, for all r; return what all ranks have sent here. *Collective*.
 

@@ -14,7 +14,7 @@ from matex_data.training.layouts.proposals import is_elementwise, proposed
 from matex_data.training.layouts.rules import Rule
 from matex_data.training.layouts.shards import Shards
 from matex_data.training.partition.axes import check_divides, check_used, cut_axis
-from matex_data.training.partition.parts import Section, part_of
+from matex_data.training.partition.parts import Section, part_of, whole_shape
 
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 _OF_FEATURES = (
@@ -75,8 +75,10 @@ def plan(model: Any, layouts: Any, shards: Shards) -> Plan:
         cut = [(v, axes[id(v)]) for v in _own_variables(layer) if id(v) in axes]
         rule = _attention(layer, axes, shards)
         if rule is not None:
-            inner |= {id(x) for x in (*rule.projections, layer.output_dense)}
-        elif id(layer) not in inner:
+            inner |= {id(x) for x in rule.inner}
+        elif id(layer) in inner:
+            continue
+        else:
             rule = _rule(layer, cut, shards)
         if isinstance(rule, rules.Gathered):
             gathered.append(layer.path)
@@ -98,12 +100,6 @@ def plan(model: Any, layouts: Any, shards: Shards) -> Plan:
             remedy="give layouts; or train with comm=..., without a mesh, on the rows of each rank",
         )
     return Plan(list(cuts.values()), list(made.values()), found, gathered)
-
-
-def whole_shape(variable: Any) -> tuple[int, ...]:
-    """Return the shape of a variable, cut or not, on all ranks together."""
-    part = part_of(variable)
-    return tuple(variable.shape) if part is None else tuple(part.shape)
 
 
 def _axes(model: Any, layouts: Any, proposals: dict[int, int], shards: Shards) -> dict[int, int]:

@@ -147,15 +147,21 @@ class Vocabulary(Rule):
 
 
 class Heads(Rule):
-    """Each shard computes its heads of a MultiHeadAttention layer."""
+    """Each shard computes its heads of a MultiHeadAttention layer.
+
+    Attributes
+    ----------
+    projections : layers within it that compute queries, keys and values.
+    inner : all layers within it that compute on heads.
+    """
 
     def __init__(self, layer: Any, shards: Shards) -> None:
         super().__init__(layer, shards)
         self.projections = [layer.query_dense, layer.key_dense, layer.value_dense]
         if getattr(layer, "_use_gate", False):
             self.projections.append(layer._gate_dense)
-        self._parts = [Inputs(layer.output_dense, shards, cut=True)]
-        self._dropout = Draws(layer._dropout_layer, shards, axis=1, cut=True)
+        self._parts = [Inputs(layer.output_dense, shards, cut=True), Draws(layer._dropout_layer, shards, 1, cut=True)]
+        self.inner = [*self.projections, *(part.layer for part in self._parts)]
 
     def extra_cuts(self) -> Iterator[tuple[Any, int]]:
         for projection in self.projections:
@@ -164,11 +170,11 @@ class Heads(Rule):
 
     def install(self) -> None:
         super().install()
-        for part in (*self._parts, self._dropout):
+        for part in self._parts:
             part.install()
 
     def uninstall(self) -> None:
-        for part in (*self._parts, self._dropout):
+        for part in self._parts:
             part.uninstall()
         super().uninstall()
 

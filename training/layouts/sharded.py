@@ -7,7 +7,7 @@ from typing import Any
 
 from matex_data.training.keras_api import note_variables
 from matex_data.training.layouts.containers import Container
-from matex_data.training.layouts.optimizer import ShardedOptimizer, inner_optimizer
+from matex_data.training.partition.optimizer import PartOptimizer, inner_optimizer
 from matex_data.training.layouts.plan import Plan, plan
 from matex_data.training.layouts.rules import running
 from matex_data.training.layouts.shards import Shards
@@ -23,7 +23,7 @@ from matex_data.training.partition.parts import (
     slots,
     whole_on_all,
 )
-from matex_data.training.steps.variables import broadcast_in
+from matex_data.training.partition.values import broadcast_in
 
 log = logging.getLogger("matex_data.training")
 
@@ -50,7 +50,7 @@ class ShardedModel:
         self._plan: Plan = plan(model, mesh.layouts or mesh.layout_map(auto=True), self.shards)
         self._kept = any(is_deferred(variable) for variable, _ in self._plan.cuts)
         self._inner = inner_optimizer(model.optimizer)
-        self._optimizer = ShardedOptimizer(model.optimizer, self.shards)
+        self._optimizer = PartOptimizer(model.optimizer, self.shards.total)
         self._whole = [variable for variable, _ in self._plan.cuts if part_of(variable) is None]
 
     def __enter__(self) -> ShardedModel:

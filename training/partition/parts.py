@@ -14,6 +14,7 @@ from matex_data._types import Array
 from matex_data.errors import PartitionError
 from matex_data.training import keras_api
 from matex_data.training.comm.channel import Channel
+from matex_data.training.comm.collectives import segments
 
 _hidden: ContextVar[bool] = ContextVar("hidden", default=False)
 """True while a model is called, whose layers read parts only where a rule combines their results."""
@@ -71,6 +72,7 @@ class PartVariable(keras.Variable):  # type: ignore[misc]  # Keras has no types
         PartitionError : code other than that of its layer reads it while the model is called.
         """
         found = vars(self).get("_matex_whole")
+        found = found() if callable(found) else found
         if found is None and _hidden.get():
             raise PartitionError(
                 "a variable that is cut over ranks is read outside of its layer",
@@ -85,13 +87,38 @@ class PartVariable(keras.Variable):  # type: ignore[misc]  # Keras has no types
     def shape(self) -> Any:
         """Return the shape of ``value``."""
         found = vars(self).get("_matex_whole")
-        return super().shape if found is None else found.shape
+        if found is None:
+            return super().shape
+        return tf.TensorShape(part_of(self).shape) if callable(found) else found.shape  # type: ignore[union-attr]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """Return the whole values within ``as_whole``.
+
+        Raises
+        ------
+        PartitionError : elsewhere, where this rank has a part alone; Keras's functions that save would write it.
+        """
+        if "_matex_whole" not in vars(self):
+            raise PartitionError(
+                "this rank has a part of a variable alone",
+                field=self.path,
+                expected="training.save(model, path), on all ranks",
+                found="a conversion to a whole array, as model.save does it",
+                remedy="call matex_data.training.save; or read the part as variable.value",
+            )
+        return np.asarray(self.numpy(), dtype)
 
 
 def part_of(variable: Any) -> Part | None:
     """Return which part of a variable this rank holds; None: all of it."""
     found: Part | None = vars(variable).get("_matex_part") if hasattr(variable, "__dict__") else None
     return found
+
+
+def whole_shape(variable: Any) -> tuple[int, ...]:
+    """Return the shape of a variable, cut or not, on all ranks together."""
+    part = part_of(variable)
+    return tuple(variable.shape) if part is None else tuple(part.shape)
 
 
 def cut(variable: Any, part: Part) -> None:
@@ -159,8 +186,12 @@ def whole_at_root(variable: Any) -> Array | None:
     part, value = part_of(variable), np.array(variable.value.numpy())
     if part is None or part.channel.size == 1:
         return value
-    stack = part.channel.host.gather_at_root(value)
-    return None if stack is None else part.join(list(stack))
+    flat = np.ascontiguousarray(value).reshape(-1)
+    stacks = [part.channel.host.gather_at_root(segment) for segment in segments(flat)]
+    if part.channel.rank > 0:
+        return None
+    rows = np.concatenate([stack for stack in stacks if stack is not None], 1)
+    return part.join([row.reshape(value.shape) for row in rows])
 
 
 def whole_on_all(variable: Any) -> Array:
@@ -183,7 +214,12 @@ def hiding_parts(hidden: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_whole(values: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-    """Context manager: variables of which this rank holds parts have these whole tensors as values."""
+    """Context manager: variables of which this rank holds parts have whole tensors as values.
+
+    Parameters
+    ----------
+    values : variables, each with its tensor, or with a function that returns it whenever it is read.
+    """
     try:
         for variable, whole in values:
             object.__setattr__(variable, "_matex_whole", whole)

@@ -178,7 +178,7 @@ class Reducer:
     def _run(self, payloads: list[Payload], weight: Any) -> list[list[Any]]:
         weight = tf.constant(1, tf.float64) if weight is None else tf.convert_to_tensor(weight, tf.float64)
         if self._pool is None or self.channel.narrowed or in_session_graph():
-            return _run_chained(self.channel, payloads, weight)
+            return run_chained(self.channel, payloads, weight)
         return _run_in_pool(self.channel, self._pool, payloads, weight)
 
 
@@ -222,7 +222,7 @@ def _run_once(channel: Channel, run: Any, tensors: Sequence[Any]) -> list[Any]:
     return list(received)
 
 
-def _run_chained(channel: Channel, payloads: list[Payload], weight: Any) -> list[list[Any]]:
+def run_chained(channel: Channel, payloads: Sequence[Payload], weight: Any) -> list[list[Any]]:
     """Add blocking operations, each of which takes the sequence number of the one before it.
 
     There is one for each payload, which overlaps with the computation of other gradients, or a single one where
@@ -230,7 +230,7 @@ def _run_chained(channel: Channel, payloads: list[Payload], weight: Any) -> list
     """
     results: list[list[Any]] = []
     with _sequence_counter(channel, "chained").advance() as cursor:
-        for group in [[payload] for payload in payloads] if _can_overlap() else [payloads]:
+        for group in [[payload] for payload in payloads] if _can_overlap() else [list(payloads)]:
 
             def run(number: Any, weight: Any, *arrays: Array, group: list[Payload] = group) -> list[Any]:
                 remaining, out = iter(arrays), [number + 1]

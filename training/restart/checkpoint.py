@@ -1,8 +1,9 @@
 """Checkpoint: one file with everything that training needs to resume. Rank 0 replaces it atomically.
 
 The file is an uncompressed ``.npz`` with the facts of the run as JSON and one array for each variable. Variables that
-are equal on all ranks are stored once, and matched by name; metrics and seeds are stored for each rank. Each rank holds
-its own values alone, rank 0 one variable of all ranks at a time.
+are equal on all ranks are stored once, and matched by name; metrics and seeds are stored for each replica. Variables of
+which ranks hold parts are stored whole; so a run resumes on any mesh. Each rank holds its own values alone, rank 0 one
+variable of all ranks at a time.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ import tensorflow as tf
 from matex_data._types import Array
 from matex_data.errors import FormatError, PartitionError
 from matex_data.training.comm.channel import Channel
+from matex_data.training.partition.parts import part_of, whole_at_root, whole_shape
 from matex_data.training.steps.batch_norm import average_moving_statistics, moving_statistics
 from matex_data.training.steps.variables import replicated_variables
 
@@ -43,17 +46,26 @@ class Checkpoint:
     path : path of the file.
     facts : facts of the run, equal on all ranks.
     arrays : arrays by name; empty on ranks other than 0.
+    replicas : replicas of this rank's part of the model; None: every rank is one.
 
     Attributes
     ----------
-    ranks : number of ranks that resume from it.
+    ranks : number of replicas that resume from it.
     """
 
-    def __init__(self, channel: Channel, path: Path, facts: dict[str, Any], arrays: dict[str, Array]) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        path: Path,
+        facts: dict[str, Any],
+        arrays: dict[str, Array],
+        replicas: Channel | None = None,
+    ) -> None:
         self.path = path
         self.facts = facts
-        self.ranks = channel.size
         self._channel = channel
+        self._replicas = replicas or channel
+        self.ranks = self._replicas.size
         self._arrays = arrays
 
     def pop(self, name: str) -> Array:
@@ -65,11 +77,15 @@ class Checkpoint:
         return array
 
     def pop_own(self, name: str) -> Array:
-        """Return this rank's value of an array that has one for each rank, and release the array. *Collective*.
+        """Return this replica's value of an array that has one for each, and release the array. *Collective*.
 
-        If the number of ranks has changed, return the sum of the values on rank 0, and zeros on the others.
+        If the number of replicas has changed, return the sum of the values on replica 0, and zeros on the others.
         """
         dtype, shape = self.facts["arrays"][name]
+        if self._replicas is not self._channel:
+            values, replica = self.pop(name), self._replicas.rank
+            total = values.sum(0, dtype=values.dtype)
+            return values[replica] if len(values) == self.ranks else total if replica == 0 else np.zeros_like(total)
         stack = self._arrays.pop(name, None)
         own = np.zeros(shape[1:], _dtype(dtype))
         if shape[0] != self._channel.size:
@@ -95,10 +111,16 @@ class RankValues:
     same_ranks: bool = True
 
 
-def open_checkpoint(channel: Channel, folder: Path) -> Checkpoint | None:
+def open_checkpoint(channel: Channel, folder: Path, replicas: Channel | None = None) -> Checkpoint | None:
     """Read the checkpoint of a folder on rank 0; return None if there is none. *Collective*.
 
     Remove the drafts that interrupted saves have left behind, too.
+
+    Parameters
+    ----------
+    channel : ranks that resume from it.
+    folder : folder of the checkpoint.
+    replicas : replicas of this rank's part of the model; None: every rank is one.
 
     Raises
     ------
@@ -118,26 +140,40 @@ def open_checkpoint(channel: Channel, folder: Path) -> Checkpoint | None:
     found = channel.host.allgather_object(found)[0] if channel.size > 1 else found
     if isinstance(found, FormatError):
         raise found
-    return None if found is None else Checkpoint(channel, folder / FILE, found, arrays)
+    return None if found is None else Checkpoint(channel, folder / FILE, found, arrays, replicas)
 
 
-def write(folder: Path, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> None:
-    """Replace the checkpoint of a folder atomically: a reader gets the old one or the new one."""
+def write(folder: Path, arrays: Iterable[tuple[str, Array]], facts: Mapping[str, Any]) -> None:
+    """Replace the checkpoint of a folder atomically: a reader gets the old one or the new one.
+
+    Parameters
+    ----------
+    arrays : names and arrays, of which each is written before the next one is asked for.
+    facts : facts of the run.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / f".{FILE}.{os.getpid()}"
-    table = {name: [keras.backend.standardize_dtype(array.dtype), array.shape] for name, array in arrays.items()}
-    text = json.dumps({**facts, "version": VERSION, "arrays": table}).encode()
-    columns: dict[str, Any] = {_FACTS: np.frombuffer(text, np.uint8)}
-    columns |= {name: _plain(array) for name, array in arrays.items()}
+    table = {}
     try:
         with draft.open("wb") as file:
-            np.savez(file, **columns)
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+                for name, array in arrays:
+                    table[name] = [keras.backend.standardize_dtype(array.dtype), array.shape]
+                    _add(archive, name, _plain(array))
+                text = json.dumps({**facts, "version": VERSION, "arrays": table}).encode()
+                _add(archive, _FACTS, np.frombuffer(text, np.uint8))
             file.flush()
             os.fsync(file.fileno())
         draft.replace(folder / FILE)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def _add(archive: zipfile.ZipFile, name: str, array: Array) -> None:
+    """Add an array to an archive, as ``np.savez`` does it."""
+    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+        np.lib.format.write_array(member, array, allow_pickle=False)
 
 
 def read(folder: Path) -> tuple[dict[str, Array], dict[str, Any]] | None:
@@ -175,24 +211,38 @@ def read(folder: Path) -> tuple[dict[str, Array], dict[str, Any]] | None:
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
 
 
-def capture(model: Any, channel: Channel) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Return the variables of a model and their names on rank 0; empty dicts on other ranks. *Collective*.
+def capture(model: Any, channel: Channel) -> tuple[Iterator[tuple[str, Array]], dict[str, Any]]:
+    """Return the variables of a model, and their names. *Collective*, and so is each step of the iterator.
 
     Moving statistics are averaged first, as at the end of an epoch, so that the run goes on with what is saved.
     Variables that may differ between ranks are stacked over all ranks.
+
+    Parameters
+    ----------
+    channel : replicas of this rank's part of the model.
+
+    Returns
+    -------
+    arrays : names and arrays; all of them on the first rank of all, fewer on others.
+    facts : names of the variables.
     """
     average_moving_statistics(model, channel)
-    own, arrays = rank_variables(model), {}
-    for i, variable in enumerate(own):
+    names = names_of(model, replicated_variables(model))
+    return _arrays(model, channel), {"common": names, "own": [v.path for v in rank_variables(model)]}
+
+
+def _arrays(model: Any, channel: Channel) -> Iterator[tuple[str, Array]]:
+    for i, variable in enumerate(rank_variables(model)):
         value = np.array(variable.value.numpy())
         stack = channel.host.gather_at_root(value) if channel.size > 1 else value[None]
         if stack is not None:
-            arrays[f"own{i}"] = stack
-    if channel.rank > 0:
-        return {}, {}
-    replicated = replicated_variables(model)
-    arrays |= {f"common{i}": np.array(variable.value.numpy()) for i, variable in enumerate(replicated)}
-    return arrays, {"common": names_of(model, replicated), "own": [v.path for v in own]}
+            yield f"own{i}", stack
+    for i, variable in enumerate(replicated_variables(model)):
+        part = part_of(variable)
+        if channel.rank == 0 or (part is not None and part.channel is channel):
+            whole = whole_at_root(variable)
+            if whole is not None and channel.rank == 0:
+                yield f"common{i}", whole
 
 
 def restore(model: Any, found: Checkpoint) -> RankValues:
@@ -206,7 +256,8 @@ def restore(model: Any, found: Checkpoint) -> RankValues:
     positions = positions_of(found, names_of(model, variables))
     check_variables(found, variables, positions)
     for variable, i in zip(variables, positions, strict=True):
-        variable.assign(found.pop(f"common{i}"))
+        part, whole = part_of(variable), found.pop(f"common{i}")
+        variable.assign(whole if part is None else part.own(whole))
     names = [f"own{i}" for i in range(len(found.facts["own"]))]
     same_ranks = all(found.facts["arrays"][name][1][0] == found.ranks for name in names)
     return RankValues([found.pop_own(name) for name in names], same_ranks)
@@ -221,9 +272,9 @@ def check_variables(found: Checkpoint, variables: Sequence[Any], positions: Sequ
     """
     table = [found.facts["arrays"][f"common{i}"] for i in positions]
     differ = [
-        (f"{v.path} of {v.dtype}{list(v.shape)}", f"{dtype}{list(shape)}")
+        (f"{v.path} of {v.dtype}{list(whole_shape(v))}", f"{dtype}{list(shape)}")
         for v, (dtype, shape) in zip(variables, table, strict=True)
-        if tuple(shape) != tuple(v.shape) or dtype != keras.backend.standardize_dtype(v.dtype)
+        if tuple(shape) != whole_shape(v) or dtype != keras.backend.standardize_dtype(v.dtype)
     ]
     if differ:
         raise _other_model(found, *differ[0])
@@ -242,18 +293,18 @@ def restore_rank_variables(model: Any, found: RankValues) -> None:
 
 
 class ModelState:
-    """State of a model that every rank holds whole.
+    """State of a model of which every rank holds all variables, or its part of each.
 
     Parameters
     ----------
     model : compiled model.
-    channel : ranks that train it.
+    channel : replicas of this rank's part of the model.
     """
 
     def __init__(self, model: Any, channel: Channel) -> None:
         self._model, self._channel = model, channel
 
-    def capture(self) -> tuple[dict[str, Array], dict[str, Any]]:
+    def capture(self) -> tuple[Iterator[tuple[str, Array]], dict[str, Any]]:
         """Return variables and names as ``capture``. *Collective*."""
         return capture(self._model, self._channel)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,6 +49,7 @@ class TrainingRun:
     ----------
     channel : ranks that train.
     folder : folder of the checkpoint; None: neither save nor resume.
+    replicas : replicas of this rank's part of the model; None: every rank is one.
 
     Attributes
     ----------
@@ -55,10 +57,11 @@ class TrainingRun:
     start : position at which the run begins or resumes.
     """
 
-    def __init__(self, channel: Channel, folder: Path | None) -> None:
+    def __init__(self, channel: Channel, folder: Path | None, replicas: Channel | None = None) -> None:
         self.channel = channel
+        self.replicas = replicas or channel
         self.folder = folder
-        self.found = checkpoint.open_checkpoint(channel, folder) if folder else None
+        self.found = checkpoint.open_checkpoint(channel, folder, replicas) if folder else None
         self.start = TrainingPosition(**self.found.facts["position"]) if self.found else TrainingPosition()
         self._batches: list[tuple[Batches, int]] = []  # sources of the data, each with its first epoch
 
@@ -172,8 +175,8 @@ class TrainingRun:
 class SavedState(Protocol):
     """State of a model, on one rank or on several."""
 
-    def capture(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the variables of all ranks and their names on rank 0; empty dicts on others. *Collective*."""
+    def capture(self) -> tuple[Iterator[tuple[str, Any]], dict[str, Any]]:
+        """Return the variables of all ranks on rank 0, and their names. *Collective*, and so is each step."""
 
     def restore(self, found: checkpoint.Checkpoint) -> checkpoint.RankValues:
         """Set the variables that replicas have alike; return the values of the others. *Collective*."""
@@ -271,10 +274,11 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         run = self._run
         arrays, names = self._model_state().capture()
         error: DataError | None = None
-        if run.channel.rank == 0 and run.folder is not None:
-            try:
+        try:
+            if run.channel.rank == 0 and run.folder is not None:
                 self._write(run.folder, arrays, names, epoch, step)
-            except OSError as cause:
+        except OSError as cause:
+            if run.folder is not None:
                 error = DataError(
                     "the checkpoint cannot be written; the previous one is intact",
                     file=str(run.folder / checkpoint.FILE),
@@ -282,25 +286,29 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
                     found=cause,
                     remedy="free space there, or give another folder",
                 )
+        finally:
+            deque(arrays, 0)  # sends the arrays that are left
         if run.channel.size > 1:
             error = run.channel.host.allgather_object(error)[0]
         if error is not None:
             raise error
 
-    def _write(self, folder: Path, arrays: dict[str, Any], names: Mapping[str, Any], epoch: int, step: int) -> None:
-        run, entries = self._run, []
+    def _write(
+        self, folder: Path, arrays: Iterable[tuple[str, Any]], names: Mapping[str, Any], epoch: int, step: int
+    ) -> None:
+        run, entries, of_callbacks = self._run, [], dict[str, Any]()
         for i, (callback, identity) in enumerate(zip(self._user_callbacks, self._identities, strict=True)):
             entry, kept = callback_state.capture(callback)
             entries.append({**identity, **entry, "arrays": {name: len(values) for name, values in kept.items()}})
             for name, values in kept.items():
-                arrays |= {f"callback{i}.{name}.{j}": value for j, value in enumerate(values)}
+                of_callbacks |= {f"callback{i}.{name}.{j}": value for j, value in enumerate(values)}
         facts = {
             "position": {**vars(run.start), "epoch": epoch, "step": step},
             "data": run.dataset_states(epoch),
             "callbacks": entries,
             "stopped": step == 0 and bool(self.model.stop_training),
         }
-        checkpoint.write(folder, arrays, {**facts, **names})
+        checkpoint.write(folder, itertools.chain(arrays, of_callbacks.items()), {**facts, **names})
 
 
 class StepCheckpointSaver(CheckpointSaver):

@@ -20,6 +20,7 @@ from matex_data.training.partition.costs import estimated_costs
 from matex_data.training.partition.cut import StagePlan, cut_after, cut_by_cost, stage_plans
 from matex_data.training.partition.deferred import initialize, is_absent, is_deferred
 from matex_data.training.partition.graph import ModelGraph, model_graph
+from matex_data.training.partition.values import broadcast_in
 from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.rounding import WireDtype
@@ -46,7 +47,7 @@ from matex_data.training.steps.errors import unwrapped_errors
 from matex_data.training.steps.evaluation import append_empty_batches
 from matex_data.training.steps.losses import DistributedLoss
 from matex_data.training.steps.metrics import combine_states
-from matex_data.training.steps.variables import broadcast_in, separate_seeds
+from matex_data.training.steps.variables import separate_seeds
 from matex_data.training.steps.watch import Watch
 
 log = logging.getLogger("matex_data.training")
@@ -69,7 +70,7 @@ class StagedModel:
 
     Attributes
     ----------
-    channel : all ranks.
+    channel, world : all ranks.
     replicas : replicas of this stage.
     line : stages of this replica.
     deferred : each rank has the weights of its stage alone.
@@ -88,7 +89,7 @@ class StagedModel:
         wire_dtype: WireDtype | None = None,
     ) -> None:
         self.model, self.mesh = model, mesh
-        self.channel = open_channel(mesh.world)
+        self.world = self.channel = open_channel(mesh.world)
         self.replicas = open_channel(mesh.data)
         self.line = open_channel(mesh.stages)
         self._micro_batches, self._recompute, self._split_after = micro_batches, recompute, split_after

@@ -68,27 +68,33 @@ class StagedState:
         self._model, self._layers, self._messages, self._replicas = model, layers, messages, replicas
         self._holders = holders
 
-    def capture(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Return the variables of all stages and their names on rank 0; empty dicts on other ranks. *Collective*.
+    def capture(self) -> tuple[Iterator[tuple[str, Array]], dict[str, Any]]:
+        """Return the variables of all stages, and their names. *Collective*, and so is each step of the iterator.
 
         Moving statistics are averaged first. Metrics and seeds, which differ between replicas, are stacked over these.
+
+        Returns
+        -------
+        arrays : names and arrays on rank 0; nothing on the others.
+        facts : names of the variables.
         """
         average_moving_statistics(self._layers, self._replicas)
-        held = list(self._held())
-        arrays = {}
-        for i, (_, stage, variable) in enumerate(held):
-            mine = stage == self._messages.stage
-            value = np.array(variable.value.numpy()) if mine and self._replicas.rank == 0 else None
-            arrays[f"common{i}"] = self._at_first_stage(stage, value)
-        own = rank_variables(self._model)
-        for i, variable in enumerate(own):
+        names = names_of(self._model, [x.described for x in self._held()])
+        return self._arrays(), {"common": names, "own": [v.path for v in rank_variables(self._model)]}
+
+    def _arrays(self) -> Iterator[tuple[str, Array]]:
+        for i, variable in enumerate(rank_variables(self._model)):
             stage = self._stage_of(variable)
             stack = self._stacked(variable) if stage == self._messages.stage else None
-            arrays[f"own{i}"] = self._at_first_stage(stage, stack)
-        if self._messages.stage or self._replicas.rank:
-            return {}, {}
-        names = {"common": names_of(self._model, [x.described for x in held]), "own": [v.path for v in own]}
-        return {name: array for name, array in arrays.items() if array is not None}, names
+            yield from self._named(f"own{i}", self._at_first_stage(stage, stack))
+        for i, (_, stage, variable) in enumerate(self._held()):
+            mine = stage == self._messages.stage and self._replicas.rank == 0
+            value = np.array(variable.value.numpy()) if mine else None
+            yield from self._named(f"common{i}", self._at_first_stage(stage, value))
+
+    def _named(self, name: str, array: Array | None) -> Iterator[tuple[str, Array]]:
+        if array is not None and self._messages.stage == 0 and self._replicas.rank == 0:
+            yield name, array
 
     def restore(self, found: Checkpoint) -> RankValues:
         """Set the variables of this stage; return the values of those that differ between replicas. *Collective*.

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from matex_data.training.average.gradients import GradientAverage
 from matex_data.training.average.optimizer import attach_average, detach_average, is_distributed
+from matex_data.training.average.owned import OwnedOptimizer
 from matex_data.training.average.tape import GradientPatches
 from matex_data.training.comm.channel import Channel
 from matex_data.training.reduction.ops import Reducer
@@ -28,7 +29,8 @@ from matex_data.training.steps.metrics import (
     split_states,
 )
 from matex_data.training.steps.step import DistributedStep
-from matex_data.training.steps.variables import broadcast_in, build, optimizers, replicated_variables, separate_seeds
+from matex_data.training.partition.values import broadcast_in
+from matex_data.training.steps.variables import build, optimizers, replicated_variables, separate_seeds
 from matex_data.training.steps.watch import Watch
 
 log = logging.getLogger("matex_data.training")
@@ -46,9 +48,12 @@ class DistributedModel:
     sync_batch_norm : use the statistics of the global batch in all ``BatchNormalization`` layers; otherwise only in
         those with ``synchronized=True``.
     reducer : averages gradients; None: a new one with the default strategy.
+    world : all ranks that train the model, if each replica consists of several; None: those of ``channel``.
+    shard_optimizer : cut the state of the optimizer over the ranks.
 
     Attributes
     ----------
+    world : all ranks that train the model.
     average : average of its gradients over the ranks.
     step : replacement for ``train_step``.
     test : replacement for ``test_step``.
@@ -57,13 +62,23 @@ class DistributedModel:
     """
 
     def __init__(
-        self, model: Any, channel: Channel, sync_batch_norm: bool = False, reducer: Reducer | None = None
+        self,
+        model: Any,
+        channel: Channel,
+        sync_batch_norm: bool = False,
+        reducer: Reducer | None = None,
+        world: Channel | None = None,
+        shard_optimizer: bool = False,
     ) -> None:
         self.model = model
         self.channel = channel
+        self.world = world or channel
         self._reducer = reducer or Reducer(channel)
         self.average = GradientAverage(self._reducer)
-        self.step = DistributedStep(model, GradientPatches(self.average), channel)
+        self._owned = OwnedOptimizer(model, self.average) if shard_optimizer and channel.size > 1 else None
+        own_step = type(model).train_step is not keras.Model.train_step
+        averages = self._owned is None or own_step  # a step of the user's own may change the averages
+        self.step = DistributedStep(model, GradientPatches(self.average, lambda: averages), channel)
         self._sync_batch_norm = sync_batch_norm
         self._compiled = model._loss_tracker
         self.prepared = False
@@ -83,6 +98,9 @@ class DistributedModel:
             self._replace(self.model, "test_on_batch", self.test.on_batch)
         self._replace(self.model, "_get_metrics_result_or_logs", self._epoch_logs)
         found = optimizers(self.model) if self.channel.size > 1 else []
+        if self._owned is not None:
+            self._owned.__enter__()
+            found = [optimizer for optimizer in found if optimizer is not self.model.optimizer]
         self._attached = [optimizer for optimizer in found if not is_distributed(optimizer)]
         for optimizer in self._attached:
             attach_average(optimizer, self.average)
@@ -99,6 +117,8 @@ class DistributedModel:
         self._originals.clear()
         for optimizer in self._attached:
             detach_average(optimizer)
+        if self._owned is not None:
+            self._owned.__exit__()
 
     def is_current(self) -> bool:
         """Return whether the model has not been compiled again since the context was entered."""

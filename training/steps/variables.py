@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from matex_data.mpi.library import MPI
-from matex_data.training.comm.channel import Channel, open_channel
-from matex_data.training.reduction.buckets import plan_buckets
+from matex_data.training.comm.channel import open_channel
+from matex_data.training.partition.values import broadcast_in
 from matex_data.training.steps.attributes import kept_by_calls
 
 SEED_STEP = 0x9E3779B9
@@ -38,25 +36,6 @@ def broadcast(variables: Iterable[Any], root: int = 0, *, comm: MPI.Intracomm | 
     >>> md.training.broadcast(model.variables)  # all ranks now start from the weights of rank 0
     """
     broadcast_in(open_channel(comm), list(variables), root)
-
-
-def broadcast_in(channel: Channel, variables: list[Any], root: int = 0) -> None:
-    """Broadcast like ``broadcast``, in a given channel. *Collective*."""
-    if channel.size == 1:
-        return
-    shapes = [(tuple(variable.shape), str(variable.dtype)) for variable in variables]
-    channel.check_same(f"broadcast {shapes} from rank {root}")
-    sizes = [math.prod(variable.shape) * tf.as_dtype(variable.dtype).size for variable in variables]
-    for bucket in plan_buckets(sizes, [np.dtype(np.uint8)] * len(sizes)):
-        together = [variables[position] for position in bucket.positions]
-        values = [np.ascontiguousarray(v.numpy() if hasattr(v, "numpy") else v.value.numpy()) for v in together]
-        packed = np.concatenate([value.reshape(-1).view(np.uint8) for value in values])
-        channel.host.broadcast(packed, root)
-        if channel.rank == root:
-            continue
-        parts = np.split(packed, np.cumsum([value.nbytes for value in values])[:-1])
-        for variable, value, part in zip(together, values, parts, strict=True):
-            variable.assign(part.view(value.dtype).reshape(variable.shape))
 
 
 def build(model: Any, element_spec: Any) -> None:

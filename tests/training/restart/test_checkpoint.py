@@ -428,7 +428,7 @@ def _saved(comm: Any) -> Any:
         variable.assign(np.random.default_rng([i, comm.rank]).uniform(size=variable.shape).astype(np.float32))
         before.append(np.array(variable))
     arrays, names = checkpoint.capture(model, channel)
-    own = {name: array for name, array in arrays.items() if name.startswith("own")}
+    own = {name: array for name, array in arrays if name.startswith("own")}
     found = checkpoint.Checkpoint(
         channel,
         Path(FILE),

@@ -1,15 +1,14 @@
-"""Optimizers of weights that are cut over shards: norms over all parts, and equal decisions on all of them."""
+"""Optimizers of parts of weights: norms over all parts, and equal decisions on all ranks that hold them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from matex_data.errors import PartitionError
-from matex_data.training.layouts.shards import Shards
 from matex_data.training.partition.parts import part_of
 
 ELEMENTWISE = (
@@ -50,21 +49,22 @@ def inner_optimizer(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-class ShardedOptimizer:
-    """Context manager: an optimizer clips by norms over all shards, and scales losses alike on all of them.
+class PartOptimizer:
+    """Context manager: an optimizer clips by norms over all parts, and scales losses alike on all ranks that hold them.
 
     Parameters
     ----------
     optimizer : Keras optimizer of elementwise updates.
-    shards : that hold parts of its weights.
+    total : sum, or another reduction, of a tensor over the ranks that hold parts. *Collective* among them.
     """
 
-    def __init__(self, optimizer: Any, shards: Shards) -> None:
+    def __init__(self, optimizer: Any, total: Callable[..., Any]) -> None:
         check_elementwise(optimizer)
-        self._outer, self._inner, self._shards = optimizer, inner_optimizer(optimizer), shards
+        self._outer, self._inner = optimizer, inner_optimizer(optimizer)
+        self._total = tf.autograph.experimental.do_not_convert(total)
         self._variables: Sequence[Any] = ()
 
-    def __enter__(self) -> ShardedOptimizer:
+    def __enter__(self) -> PartOptimizer:
         self._update = self._inner._backend_apply_gradients
         object.__setattr__(self._inner, "_backend_apply_gradients", self._apply)
         if self._inner.clipnorm is not None or self._inner.global_clipnorm is not None:
@@ -85,22 +85,20 @@ class ShardedOptimizer:
         return self._update(gradients, variables)
 
     def _all_finite(self, gradients: Sequence[Any]) -> Any:
-        """Return whether the gradients of all shards are finite. *Collective*."""
-        finite = tf.autograph.experimental.do_not_convert(self._shards.total)
-        return finite(tf.cast(self._check_finite(gradients), tf.int32), "min") > 0
+        """Return whether the gradients of all parts are finite. *Collective*."""
+        return self._total(tf.cast(self._check_finite(gradients), tf.int32), "min") > 0
 
     def _clipped(self, gradients: Sequence[Any]) -> list[Any]:
-        """Return the gradients clipped by their norms over all shards. *Collective*.
+        """Return the gradients clipped by their norms over all parts. *Collective*.
 
         One reduction adds up the squared norms; variables that are whole count once.
         """
         squares = [tf.reduce_sum(tf.square(tf.cast(values(g), tf.float32))) for g in gradients]
         parts = [part_of(v) is not None for v in self._variables]
-        total = tf.autograph.experimental.do_not_convert(self._shards.total)(tf.stack(squares))
-        norms = tf.sqrt(tf.where(parts, total, tf.stack(squares)))
+        norms = tf.sqrt(tf.where(parts, self._total(tf.stack(squares)), tf.stack(squares)))
         if self._inner.clipnorm is not None:
             limit = self._inner.clipnorm
-            return [scaled(g, limit / tf.maximum(norm, limit)) for g, norm in zip(gradients, tf.unstack(norms))]
+            return [scaled(g, limit / tf.maximum(norm, limit)) for g, norm in zip(gradients, tf.unstack(norms), strict=True)]
         limit, norm = self._inner.global_clipnorm, tf.norm(norms)
         return [scaled(g, limit / tf.maximum(norm, limit)) for g in gradients]
 

@@ -1,0 +1,62 @@
+"""Data-parallel training with an optimizer whose state is cut over the ranks."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from tests.support.ranks import Pools
+
+OPTIMIZERS = {
+    "adamw": lambda: keras.optimizers.AdamW(0.01, global_clipnorm=0.5),
+    "sgd": lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5), momentum=0.9),
+    "ema": lambda: keras.optimizers.RMSprop(0.01, use_ema=True, ema_momentum=0.5),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01, clipnorm=0.1)),
+}
+
+
+def _train(comm, name, shard, fits=1):
+    """Train on this rank's rows; return weights, state of the optimizer and the largest state within training."""
+    import tensorflow as tf
+
+    from matex_data import training
+
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(3)
+    layers = [keras.Input((5,)), keras.layers.Dense(7, activation="relu"), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile(OPTIMIZERS[name](), "mse", jit_compile=False)
+    rng = np.random.default_rng(2)
+    x, y = rng.normal(size=(4, 12, 5)).astype("float32"), rng.normal(size=(4, 12, 1)).astype("float32")
+    own = slice(comm.rank * 12 // comm.size, (comm.rank + 1) * 12 // comm.size)
+    data = tf.data.Dataset.from_tensor_slices((x[:, own], y[:, own]))
+    held = []
+    count = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: held.append(sum(int(np.prod(v.shape)) for v in model.optimizer.variables))
+    )
+    for _ in range(fits):
+        training.fit(model, data, epochs=2, comm=comm, shard_optimizer=shard, verbose=0, callbacks=[count])
+    state = {v.path: v.numpy() for v in model.optimizer.variables}
+    return {v.path: v.numpy() for v in model.weights}, state, max(held)
+
+
+@pytest.mark.openmpi
+@pytest.mark.parametrize("name", ["adamw", *(pytest.param(n, marks=pytest.mark.slow) for n in ("sgd", "ema", "scaled"))])
+def test_weights_are_those_of_an_allreduce(ranks: Pools, name: str) -> None:
+    plain, cut = ranks(2).run(_train, name, False, 2), ranks(2).run(_train, name, True, 2)
+    exact = name == "sgd"  # elsewhere norms are summed in another order, or roots at the end of an array round differently
+    for (weights, state, held), (own, own_state, own_held) in zip(plain, cut, strict=True):
+        for expected, found in ((weights, own), (state, own_state)):
+            assert expected.keys() == found.keys()
+            for path, value in expected.items():
+                np.testing.assert_allclose(found[path], value, rtol=0, atol=0 if exact else 1e-6, err_msg=path)
+        assert own_held <= 0.55 * held + 8  # the step counters are whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [3, 4])
+def test_more_ranks(ranks: Pools, count: int) -> None:
+    plain, cut = ranks(count).run(_train, "sgd", False), ranks(count).run(_train, "sgd", True)
+    for path, value in plain[0][0].items():
+        np.testing.assert_allclose(cut[0][0][path], value, rtol=0, atol=1e-6)
