@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
