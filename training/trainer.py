@@ -206,6 +206,13 @@ def sharded(model: Any, mesh: Mesh | None, element_spec: Any, shard_optimizer: b
     if mesh is not None and mesh.shape[1] > 1:
         yield  # each rank initializes the weights of its stage
         return
+    if "_matex_cut" in vars(model):
+        raise PartitionError(
+            f"the deferred model {model.name} was trained in stages, whose ranks have its weights",
+            expected="fit with the mesh of these stages",
+            found="fit without stages",
+            remedy="resume from its checkpoint with a new model, or write it with training.save and load that",
+        )
     several = mesh is not None and mesh.shape[2] > 1
     if several or shard_optimizer:
         build_without_optimizer(model, element_spec)

@@ -180,7 +180,7 @@ class ShardedEpochIterator(EpochIterator):  # type: ignore[misc]  # Keras has no
         steps, call = super()._enumerate_iterator(), self._matex_call
         if call is None or not self._matex_trains:
             return steps  # type: ignore[no-any-return]
-        return call.checked_steps(steps, self.steps_per_epoch or self._num_batches)
+        return call.checked_steps(steps, self.steps_per_epoch or self._num_batches)  # type: ignore[no-any-return]
 
     def _pad(self, steps: int) -> None:
         """Append empty batches, so that this rank has this number of steps."""
@@ -496,7 +496,7 @@ def _rows(output: Any) -> int:
     return int(shape[0] or 0) if shape else 0
 
 
-def call_within(call: PatchedCall | None, original: Callable[..., Any], options: dict[str, Any]) -> Any:
+def call_within(call: Any, original: Callable[..., Any], options: dict[str, Any]) -> Any:
     token = _current_call.set(call)
     try:
         return original(**options)

@@ -128,7 +128,7 @@ class Line:
             if message is not None:
                 message.Recv([bytearray(status.Get_count(MPI.BYTE)), MPI.BYTE])
                 self._count(status.Get_source())
-            return sum(self._received_from.values()) == expected
+            return bool(sum(self._received_from.values()) == expected)
 
         self._channel.communicator.wait_until(lambda seconds: poll(received, seconds))
         self.finish()

@@ -234,9 +234,19 @@ class StagedModel:
             ends = cut_by_cost(self._graph, estimated_costs(self._graph), stages)
         else:
             ends = cut_after(self._graph, self._split_after, stages)
+        cut = vars(self.model).get("_matex_cut")
+        if self.deferred and cut is not None and cut != (stages, *ends):
+            raise PartitionError(
+                f"the deferred model {self.model.name} was trained in other stages, whose ranks have its weights",
+                expected=f"{cut[0]} stages that end after calls {cut[1:]}",
+                found=f"{stages} stages that end after calls {ends}",
+                remedy="resume from its checkpoint with a new model, or train it on the same mesh",
+            )
         self.plans = stage_plans(self._graph, ends)
         self._plan = self.plans[self.line.rank]
         check_stages(self.model, self.plans)
+        if self.deferred:
+            object.__setattr__(self.model, "_matex_cut", (stages, *ends))
 
     def _stage(self, receives: Edge, sums: GradientSums, last: bool) -> Stage | LastStage:
         if not last:

@@ -8,10 +8,13 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
+from matex_data.errors import PartitionError
 from matex_data.training.mesh import Mesh
 from matex_data.training.partition.deferred import deferred, is_absent
+from matex_data.training.saving import save
 from matex_data.training.trainer import fit
 from tests.training.partition.models import MODELS
 
@@ -183,10 +186,15 @@ class Interrupted(Exception):
     """Interruption of a run."""
 
 
-def deferred_in_stages(comm: Any, name: str, optimizer: str, stages: int, **options: Any) -> dict[str, Any]:
-    """Return the weights that this rank has, by path, after a run in stages of a deferred model."""
+def deferred_in_stages(comm: Any, name: str, optimizer: str, stages: int, file: str, **options: Any) -> dict[str, Any]:
+    """Return the weights that this rank has, by path, after a run in stages of a deferred model; save all of them."""
     mesh = Mesh(stages=stages, comm=comm)
     model = build(name, optimizer, defer=True)
     data = dataset(name, mesh.coordinates.replica, mesh.shape[0])
-    fit(model, data, epochs=2, verbose=0, mesh=mesh, micro_batches=3, **options)
+    for epochs in (1, 2):
+        first = {"initial_epoch": 1} if epochs == 2 and "checkpoint" not in options else {}
+        fit(model, data, epochs=epochs, verbose=0, mesh=mesh, micro_batches=3, **first, **options)
+    save(model, file, comm=comm)
+    with pytest.raises(PartitionError, match="was trained in stages"):
+        fit(model, data, comm=comm)
     return {v.path: v.numpy() for v in model.weights if not is_absent(v)}
