@@ -56,7 +56,7 @@ class Targets(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """What the backward computation of a micro-batch needs of the forward one.
+    """Results of the forward computation of a micro-batch that its backward computation needs.
 
     Attributes
     ----------
