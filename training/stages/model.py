@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -46,7 +47,7 @@ from matex_data.training.steps.batch_norm import average_moving_statistics
 from matex_data.training.steps.errors import unwrapped_errors
 from matex_data.training.steps.evaluation import append_empty_batches
 from matex_data.training.steps.losses import DistributedLoss
-from matex_data.training.steps.metrics import combine_states
+from matex_data.training.steps.metrics import combine_states, custom_metrics
 from matex_data.training.steps.variables import separate_seeds
 from matex_data.training.steps.watch import Watch
 
@@ -142,6 +143,7 @@ class StagedModel:
             self.model.optimizer.build(self.variables)
         self._state = StagedState(self.model, self.layers, self._messages, self.replicas, held)
         self._replace(self.model.optimizer, "finalize_variable_values", self._finalize)
+        self._agree(self._replace_metrics)
         self._replace_losses()
         sums = GradientSums(self.variables)
         trained = trained_stages(self.plans)
@@ -253,6 +255,20 @@ class StagedModel:
             return Stage(self.model, self.layers, sums, receives, self._recompute)
         structure = self._graph.functional.output
         return LastStage(self.model, self.layers, sums, receives, structure, step_state(self.replicas))
+
+    def _replace_metrics(self) -> None:
+        """Let metric functions that return one number for a batch raise an error, if batches are divided.
+
+        Raises
+        ------
+        PartitionError : a metric is of a class of the user's, whose state may depend on whole batches.
+        """
+        if self._micro_batches == 1 and self.replicas.size == 1:
+            return
+        for metric, function in custom_metrics(self.model):
+            if function is None:
+                raise _batch_metric(metric.name)
+            self._replace(metric, "_fn", functools.partial(_per_sample, metric.name, function))
 
     def _replace_losses(self) -> None:
         """Make losses that are sums, or whose divisors are not the numbers of rows, exact or an error."""
@@ -399,6 +415,28 @@ class StagedModel:
 
 
 _ABSENT = object()
+
+
+def _per_sample(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return what a metric function returns.
+
+    Raises
+    ------
+    PartitionError : it is one number.
+    """
+    values = function(*args, **kwargs)
+    if len(keras.ops.shape(values)) == 0:
+        raise _batch_metric(name)
+    return values
+
+
+def _batch_metric(name: str) -> PartitionError:
+    return PartitionError(
+        f"the metric {name} depends on whole batches, which are divided into micro-batches and over replicas",
+        expected="metrics of Keras, or functions that return a number for each sample",
+        found="a metric class of the user's, or a function that returns one number",
+        remedy="return a number for each sample, or train one replica with micro_batches=1",
+    )
 
 
 class _UnknownDivisors:

@@ -69,6 +69,12 @@ def _averaging() -> Any:
     return model
 
 
+def _batch_metric() -> Any:
+    model = build("chain")
+    model.compile("sgd", "mse", metrics=[lambda y, p: keras.ops.max(keras.ops.abs(y - p))])
+    return model
+
+
 CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "own step": (_own_step, {}, "it has a train_step of its own"),
     "own call": (lambda: _compiled(_OwnCall()), {}, "expected: a functional model"),
@@ -93,6 +99,7 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
         {"callbacks": [keras.callbacks.BackupAndRestore("backup")]},
         "expected: fit\\(checkpoint=folder\\)",
     ),
+    "metric of batches": (_batch_metric, {}, "depends on whole batches"),
     "too many stages": (
         lambda: _compiled(keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])),
         {},
