@@ -210,15 +210,10 @@ def _keep_cut(container: Container, once: set[int], made: dict[int, Rule]) -> No
             stays.append(False)
             continue
         rule.container = container.functional
-        rule.takes_cut = (
-            rule.can_take_cut and len(call.sources) == 1 and call.sources[0] >= 0 and stays[call.sources[0]]
-        )
+        rule.takes_cut = rule.can_take_cut and len(call.sources) == 1 and call.sources[0] >= 0 and stays[call.sources[0]]
         cut = rule.takes_cut or isinstance(rule, rules.Units)
-        rule.gives_cut = (
-            cut
-            and rule.can_give_cut
-            and call.operation.activity_regularizer is None
-            and _all_take(container, call.users, once, made)
+        rule.gives_cut = cut and rule.can_give_cut and call.operation.activity_regularizer is None and _all_take(
+            container, call.users, once, made
         )
         stays.append(rule.gives_cut)
 

@@ -59,8 +59,7 @@ class ShardedModel:
             return self
         if made.gathered and self.shards.mesh.world.rank == 0:
             log.warning(
-                "no rule computes with parts of the weights of %s: they are gathered in every step",
-                ", ".join(made.gathered),
+                "no rule computes with parts of the weights of %s: they are gathered in every step", ", ".join(made.gathered)
             )
         before = {id(v): tuple(v.shape) for v in self.model.variables}
         self._distribute()
@@ -109,6 +108,7 @@ class ShardedModel:
                 broadcast_in(channel, [variable])
             if id(variable) in axes:
                 cut(variable, Section(channel, tuple(variable.shape), axes[id(variable)]))
+
 
     def _distribute_slots(self, shapes: dict[int, tuple[int, ...]]) -> None:
         """Build the optimizer for the parts; or cut its state, if it was built for whole variables.

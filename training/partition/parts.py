@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from matex_data._types import Array
 from matex_data.errors import PartitionError

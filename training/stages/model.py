@@ -72,6 +72,7 @@ class StagedModel:
     Attributes
     ----------
     channel, world : all ranks.
+    traces : 0, since Keras's own step is not traced.
     replicas : replicas of this stage.
     line : stages of this replica.
     deferred : each rank has the weights of its stage alone.
@@ -101,6 +102,7 @@ class StagedModel:
         self._logs: dict[str, Any] = {}
         self._samples_seen = eager_variable(0, tf.int64)
         self.traces = 0
+        self._started = False  # every replica has sums of gradients from then on
         self.watch = Watch(self)
         self.plans: list[StagePlan] = []
 
@@ -351,6 +353,14 @@ class StagedModel:
                 found=f"{'another' if batch is not None else 'no further'} batch on rank {self.channel.rank}",
                 remedy="give all stages the same data, and all replicas data with the same number of steps",
             )
+        if going and not least and not self._started:
+            raise PartitionError(
+                "a replica has no row of the first batch",
+                expected=f"at least {self.replicas.size} rows, one for each replica",
+                found="a batch with fewer rows",
+                remedy="choose a larger batch size, or more stages and fewer replicas",
+            )
+        self._started = True
         if most == -least:
             return batch, rows * self.replicas.size
         total = np.array([rows], np.int64)

@@ -52,6 +52,6 @@ class GradientSums:
         return [(v, total) for v, total in zip(self.variables, self._sums, strict=True) if total is not None]
 
     def clear(self) -> None:
-        """Set all sums to zero, in graphs and in eager code."""
+        """Set all sums to zero."""
         for _, total in self.reached():
             total.assign(tf.zeros(total.shape, total.dtype), read_value=False)

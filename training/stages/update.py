@@ -61,6 +61,7 @@ class StageUpdate:
                 total.assign(value, read_value=False)
         if self._sums.reached():
             self._apply()
+            self._sums.clear()  # one after the other: within the function, all zeros would be there beside the gradients
         else:  # nothing is trained here; the learning rate follows the steps all the same
             self._optimizer.iterations.assign_add(1)
 
@@ -69,7 +70,6 @@ class StageUpdate:
         gradients = self._reducer.average([total.read_value() for total in totals], 1.0)
         with self._agreeing(), self._stages.among(self._trained) if self._trained else contextlib.nullcontext():
             self._optimizer.apply(gradients, list(variables))
-        self._sums.clear()
 
     @contextlib.contextmanager
     def _agreeing(self) -> Iterator[None]:

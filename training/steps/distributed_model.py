@@ -15,6 +15,7 @@ from matex_data.training.average.optimizer import attach_average, detach_average
 from matex_data.training.average.owned import OwnedOptimizer
 from matex_data.training.average.tape import GradientPatches
 from matex_data.training.comm.channel import Channel
+from matex_data.training.partition.values import broadcast_in
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.sharding.rows import leaves_per_sample, static_rows
 from matex_data.training.steps.batch_norm import average_moving_statistics, global_moments
@@ -29,7 +30,6 @@ from matex_data.training.steps.metrics import (
     split_states,
 )
 from matex_data.training.steps.step import DistributedStep
-from matex_data.training.partition.values import broadcast_in
 from matex_data.training.steps.variables import build, optimizers, replicated_variables, separate_seeds
 from matex_data.training.steps.watch import Watch
 
