@@ -19,6 +19,7 @@ from matex_data.training.reduction.buckets import Bucket, plan_buckets, scaled
 from matex_data.training.reduction.ops import run_chained
 from matex_data.training.reduction.payloads import WHOLE, Payload
 
+
 LARGE, ALIGNED = 1 << 10, 16
 """Sections of so many elements have a multiple of ``ALIGNED``.
 

@@ -61,7 +61,7 @@ class StageUpdate:
                 total.assign(value, read_value=False)
         if self._sums.reached():
             self._apply()
-            self._sums.clear()  # one after the other: within the function, all zeros would be there beside the gradients
+            self._sums.clear()  # here one after the other: the function would hold all zeros beside the gradients
         else:  # nothing is trained here; the learning rate follows the steps all the same
             self._optimizer.iterations.assign_add(1)
 
