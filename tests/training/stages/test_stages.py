@@ -40,8 +40,8 @@ def _check(pool: Pool, name: str, optimizer: str, stages: int, micro_batches: in
 @pytest.mark.parametrize(
     ("name", "optimizer", "micro_batches", "recompute"),
     [
-        ("skips", "sgd", 3, False),
-        ("normalized", "sgd", 5, True),
+        ("skips", "sgd", 5, False),
+        ("normalized", "sgd", 3, True),  # more would normalize so few rows that rounding grows
         ("shared", "clipped", 3, False),
         pytest.param("chain", "sgd", 1, False, marks=pytest.mark.slow),
         pytest.param("several", "adam", 3, False, marks=pytest.mark.slow),
@@ -50,7 +50,7 @@ def _check(pool: Pool, name: str, optimizer: str, stages: int, micro_batches: in
         pytest.param("nested", "adam", 3, False, marks=pytest.mark.slow),
         pytest.param("text", "adam", 3, True, marks=pytest.mark.slow),
         pytest.param("text", "sgd", 1, False, marks=pytest.mark.slow),
-        pytest.param("normalized", "sgd", 3, False, marks=pytest.mark.slow),
+        pytest.param("normalized", "sgd", 2, False, marks=pytest.mark.slow),
         pytest.param("skips", "scaled", 3, False, marks=pytest.mark.slow),
         pytest.param("skips", "ema", 3, True, marks=pytest.mark.slow),
     ],
