@@ -19,6 +19,7 @@ from benchmarks.cases import latency as latency_cases
 from benchmarks.cases import layouts as layout_cases
 from benchmarks.cases import particles as particle_cases
 from benchmarks.cases import scale as scale_cases
+from benchmarks.cases import stages as stage_cases
 from benchmarks.cases import start as start_case
 from benchmarks.cases import steps as step_cases
 from benchmarks.cases import text as text_cases
@@ -35,6 +36,7 @@ CASES = (
     | sorted_training.CASES
     | step_cases.CASES
     | layout_cases.CASES
+    | stage_cases.CASES
     | scale_cases.CASES
     | file_cases.CASES
     | latency_cases.CASES

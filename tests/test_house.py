@@ -57,6 +57,7 @@ for layer in (
     ["training.layouts"],
     ["training.saving"],
     ["training.restart"],
+    ["training.stages"],
     ["training.callbacks"],
     ["training.trainer"],
     ["training.launcher"],

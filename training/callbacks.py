@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -20,10 +20,7 @@ from matex_data.mpi.activity import busy
 from matex_data.timeline import timeline
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import running_alone
-from matex_data.training.partition.values import broadcast_in
 from matex_data.training.saving import saving_together
-from matex_data.training.steps.distributed_model import DistributedModel
-from matex_data.training.steps.variables import replicated_variables
 from matex_data.training.steps.watch import Watch
 
 WRITERS = (
@@ -41,8 +38,36 @@ _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_tr
 _HOOKS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]
 
 
+class TrainedModel(Protocol):
+    """Model that all ranks train.
+
+    Attributes
+    ----------
+    model : Keras model.
+    world : all ranks.
+    channel : replicas of this rank's part of the model, unless every rank has all weights.
+    watch : changes between steps.
+    samples_seen : variable with the number of samples of all ranks so far.
+    """
+
+    model: Any
+    world: Channel
+    channel: Channel
+    watch: Watch
+
+    @property
+    def samples_seen(self) -> Any:
+        """Return the variable."""
+
+    def prepare(self, element_spec: Any, whole_batches: bool = False) -> None:
+        """Create the variables of the model, equal on all ranks. *Collective*."""
+
+    def broadcast(self) -> None:
+        """Broadcast the variables of rank 0, which a callback may have changed. *Collective*."""
+
+
 def rank_callbacks(
-    distributed: DistributedModel, user_callbacks: list[Any], element_spec: Any, trailing: Sequence[Any] = ()
+    distributed: TrainedModel, user_callbacks: list[Any], element_spec: Any, trailing: Sequence[Any] = ()
 ) -> list[Any]:
     """Return the user's callbacks that run on this rank, and those that synchronize the ranks. *Collective*.
 
@@ -63,7 +88,7 @@ def rank_callbacks(
         restored = any(getattr(callback, "restores", False) for callback in trailing)
         changed = any(isinstance(callback, WRITERS) and type(callback) not in WRITERS for callback in user_callbacks)
         synchronization = BatchSynchronization if each_batch else EpochSynchronization
-        selected.append(synchronization(channel, distributed.channel, distributed.watch, restored, changed))
+        selected.append(synchronization(distributed, restored, changed))
     if channel.size > 1 or trailing:
         selected.insert(0, InitialBroadcast(distributed, element_spec))
     selected += trailing
@@ -72,7 +97,7 @@ def rank_callbacks(
     if channel.rank == 0 and not any(
         isinstance(callback, keras.callbacks.ProgbarLogger) for callback in user_callbacks
     ):
-        selected.append(ThroughputBar(lambda: int(distributed.step.samples_seen.numpy())))
+        selected.append(ThroughputBar(lambda: int(distributed.samples_seen.numpy())))
     if channel.size > 1:
         kind = BatchActivityReport if _has_batch_hooks(user_callbacks, writers=True) else ActivityReport
         stack = contextlib.ExitStack()
@@ -108,7 +133,7 @@ def _select(channel: Channel, user_callbacks: list[Any]) -> list[Any]:
     return [callback for callback in user_callbacks if not isinstance(callback, WRITERS) or id(callback) in here]
 
 
-def _saved_together(distributed: DistributedModel, user_callbacks: list[Any], selected: list[Any]) -> list[Any]:
+def _saved_together(distributed: TrainedModel, user_callbacks: list[Any], selected: list[Any]) -> list[Any]:
     """Return the callbacks with those that save the model on every rank, since each has a part of it.
 
     Raises
@@ -134,7 +159,7 @@ def _saved_together(distributed: DistributedModel, user_callbacks: list[Any], se
     return [callback for callback in user_callbacks if id(callback) in here]
 
 
-def _together(hook: Callable[..., Any], distributed: DistributedModel) -> Callable[..., Any]:
+def _together(hook: Callable[..., Any], distributed: TrainedModel) -> Callable[..., Any]:
     def called(*args: Any, **kwargs: Any) -> Any:
         with saving_together(distributed.model, distributed.world.user):
             return hook(*args, **kwargs)
@@ -218,7 +243,7 @@ class BatchActivityReport(ActivityReport):
 class InitialBroadcast(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Callback that creates the model's variables and broadcasts them from rank 0; runs before all others."""
 
-    def __init__(self, distributed: DistributedModel, element_spec: Any) -> None:
+    def __init__(self, distributed: TrainedModel, element_spec: Any) -> None:
         super().__init__()
         self._distributed = distributed
         self._element_spec = element_spec
@@ -238,20 +263,16 @@ class EpochSynchronization(keras.callbacks.Callback):  # type: ignore[misc]  # K
 
     Parameters
     ----------
-    channel : ranks that train.
-    replicas : ranks that hold the same variables.
-    watch : changes between steps, about which the ranks agree.
+    distributed : model that the ranks train; they agree about changes between its steps.
     restored : a checkpoint is about to set all variables.
     changed : callbacks on rank 0 alone may change variables.
     """
 
-    def __init__(
-        self, channel: Channel, replicas: Channel, watch: Watch, restored: bool = False, changed: bool = False
-    ) -> None:
+    def __init__(self, distributed: TrainedModel, restored: bool = False, changed: bool = False) -> None:
         super().__init__()
-        self._channel = channel
-        self._replicas = replicas
-        self._watch = watch
+        self._distributed = distributed
+        self._channel = distributed.world
+        self._watch = distributed.watch
         self._restored = restored
         self._changed = changed
 
@@ -259,7 +280,7 @@ class EpochSynchronization(keras.callbacks.Callback):  # type: ignore[misc]  # K
         """Broadcast epoch and variables of rank 0, which may have restored a backup. *Collective*."""
         self.model._initial_epoch = self._channel.host.allgather_object(self.model._initial_epoch)[0]
         if not self._restored:
-            broadcast_in(self._replicas, replicated_variables(self.model))
+            self._distributed.broadcast()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Synchronize the learning rate. *Collective*."""
@@ -276,7 +297,7 @@ class EpochSynchronization(keras.callbacks.Callback):  # type: ignore[misc]  # K
 
     def _broadcast(self) -> None:
         if self._changed:
-            broadcast_in(self._replicas, replicated_variables(self.model))
+            self._distributed.broadcast()
 
     def _synchronize(self, of_batch: bool = False) -> None:
         """Exchange learning rate, stop flag and changes in one message, since this may run after every batch."""

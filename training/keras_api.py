@@ -65,6 +65,8 @@ EpochIterator: Any = _imported("keras.src.backend.tensorflow.trainer.TFEpochIter
 Functional: Any = _imported("keras.src.models.functional.Functional")
 keras_distribution: Any = _imported("keras.src.distribution.distribution_lib")
 """Module in which ``keras.distribution`` looks up devices and the current distribution."""
+operation_fn: Any = _imported("keras.src.models.functional.operation_fn")
+"""Function that adds arguments of a model's call, such as ``training``, to the call of an operation."""
 CompileLoss: Any = _imported("keras.src.trainers.compile_utils.CompileLoss")
 CompileMetrics: Any = _imported("keras.src.trainers.compile_utils.CompileMetrics")
 MetricsList: Any = _imported("keras.src.trainers.compile_utils.MetricsList")
@@ -147,11 +149,15 @@ ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
             "train_step",
         ),
     ),
-    (keras.layers.Layer, ("_flatten_layers",)),
+    (keras.layers.Layer, ("_flatten_layers", "_get_own_losses")),
     (keras.Variable, ("_maybe_autocast",)),
     (keras_state, ("get_global_attribute", "set_global_attribute")),
     (keras.layers.BatchNormalization, ("_moments",)),
-    (keras.optimizers.Optimizer, ("_backend_apply_gradients", "_clip_gradients", "_var_key", "apply")),
+    (
+        keras.optimizers.Optimizer,
+        ("_backend_apply_gradients", "_clip_gradients", "_var_key", "apply", "finalize_variable_values"),
+    ),
+    (keras.optimizers.LossScaleOptimizer, ("check_finite",)),
     (keras.metrics.MeanMetricWrapper, ("update_state",)),
     (EpochIterator, ("_enumerate_iterator",)),
     (keras_random, ("dropout", "normal", "randint", "truncated_normal", "uniform")),
@@ -169,7 +175,7 @@ OBJECT_ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
     ),
     (keras.Sequential, ("_functional",)),
     (keras.distribution.ModelParallel, ("_layout_map",)),
-    (Functional, ("_nodes_by_depth",)),
+    (Functional, ("_nodes_by_depth", "_standardize_inputs")),
     (keras.layers.Layer, ("_non_trainable_variables", "_seed_generators", "_trainable_variables")),
     (keras.layers.MultiHeadAttention, ("_dropout_layer", "_gate_dense", "_use_gate")),
     (keras.Variable, ("_initializer", "_path", "_shape", "_value")),

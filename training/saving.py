@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,12 +11,15 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
+from matex_data._types import Array
 from matex_data.errors import DataError
 from matex_data.mpi.activity import busy
 from matex_data.mpi.library import MPI
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.world import running_alone
+from matex_data.training.partition.deferred import is_absent
 from matex_data.training.partition.parts import as_whole, part_of, whole_at_root
 
 _END = -1
@@ -49,11 +53,11 @@ def save(model: Any, path: str | os.PathLike[str], *, comm: MPI.Intracomm | None
     channel = open_channel(comm)
     weights_only = str(path).endswith(".weights.h5")
     write = type(model).save_weights if weights_only else type(model).save
-    parts = parts_of(model)
+    parts, absent = parts_of(model), AbsentValues(model, channel)
     error: DataError | None = None
     if channel.rank == 0:
         try:
-            with running_alone(), busy("save()"), _fetching(parts):
+            with running_alone(), busy("save()"), _fetching(parts), absent.fetched():
                 write(model, path, **options)
         except Exception as cause:
             error = DataError(
@@ -63,12 +67,65 @@ def save(model: Any, path: str | os.PathLike[str], *, comm: MPI.Intracomm | None
                 found=f"{type(cause).__name__}: {cause}",
                 remedy="give another path",
             )
-    elif parts and _serves(parts[0], channel):
-        _serve(parts)
+    else:
+        if parts and _serves(parts[0], channel):
+            _serve(parts)
+        absent.serve()
     if channel.size > 1:
         error = channel.host.allgather_object(error)[0]
     if error is not None:
         raise error
+
+
+class AbsentValues:
+    """Values of the weights that rank 0 does not have: each is sent by the lowest rank that has it. *Collective*.
+
+    Parameters
+    ----------
+    model : model whose weights some ranks lack, such as those of other stages.
+    channel : ranks that have all of its weights between them.
+    """
+
+    def __init__(self, model: Any, channel: Channel) -> None:
+        self._channel, self._variables = channel, model.weights
+        holders = [channel.size if is_absent(v) else channel.rank for v in self._variables]
+        self._holders = np.array(holders, np.int64)
+        if channel.size > 1 and len(holders):
+            channel.host.reduce(self._holders, "min")
+
+    @contextlib.contextmanager
+    def fetched(self) -> Iterator[None]:
+        """Context manager on rank 0: reading a weight fetches it."""
+        needed = np.flatnonzero(self._holders > 0)
+        try:
+            with as_whole([(self._variables[i], functools.partial(self._fetch, int(i))) for i in needed]):
+                yield
+        finally:
+            if needed.size:
+                self._channel.host.broadcast(np.array([_END], np.int64))
+
+    def serve(self) -> None:
+        """Send weights to rank 0 until it ends."""
+        while np.any(self._holders > 0):
+            number = np.empty(1, np.int64)
+            self._channel.host.broadcast(number)
+            if number[0] == _END:
+                return
+            self._sent(int(number[0]))
+
+    def _fetch(self, number: int) -> Any:
+        self._channel.host.broadcast(np.array([number], np.int64))
+        return keras.ops.convert_to_tensor(self._sent(number))
+
+    def _sent(self, number: int) -> Array:
+        """Return a weight on all ranks. *Collective*."""
+        variable, holder = self._variables[number], int(self._holders[number])
+        dtype = tf.as_dtype(variable.dtype).as_numpy_dtype
+        value = np.empty(tuple(variable.shape), dtype)
+        if self._channel.rank == holder:
+            value = np.array(variable.value.numpy())
+        self._channel.host.broadcast(value.reshape(-1), holder)
+        return value
 
 
 def parts_of(model: Any) -> list[Any]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from matex_data import errors
 from matex_data.errors import PartitionError
 from matex_data.mpi.library import MPI
 from matex_data.training import keras_api
@@ -26,10 +25,13 @@ from matex_data.training.mesh import Mesh
 from matex_data.training.partition.deferred import initialize_absent
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.rounding import WireDtype
+from matex_data.training.restart.checkpoint import ModelState
 from matex_data.training.restart.resume import TrainingRun
 from matex_data.training.sharding.batch_weights import batch_weights
 from matex_data.training.sharding.rows import batch_size
+from matex_data.training.stages.model import StagedModel
 from matex_data.training.steps.distributed_model import DistributedModel
+from matex_data.training.steps.errors import unwrapped_errors
 from matex_data.training.steps.variables import build_without_optimizer
 
 
@@ -47,6 +49,9 @@ def fit(
     shard_optimizer: bool = False,
     sync_batch_norm: bool = False,
     wire_dtype: WireDtype | None = None,
+    micro_batches: int | None = None,
+    recompute: bool = False,
+    split_after: Sequence[str] | None = None,
     **keras_fit_options: Any,
 ) -> Any:
     """Train a compiled Keras model data-parallel on all ranks. *Collective*.
@@ -67,8 +72,6 @@ def fit(
         or a ``tf.data.Dataset`` with the same order in every epoch.
     save_every : write a checkpoint after this number of steps within an epoch, too.
     comm : communicator; None: all ranks of the job.
-    mesh : ranks that hold parts of the model: its layouts say which weights are cut over its shards. The data are those
-        of ``comm=mesh.data``.
     shard_optimizer : let each rank keep the state of the optimizer for its section of every weight alone; the weights
         after each step stay those of ``shard_optimizer=False``. It needs an optimizer that updates each element by
         itself, such as SGD, Adam and AdamW. After ``fit`` all ranks have the whole state again.
@@ -76,6 +79,16 @@ def fit(
         Otherwise each rank uses its own rows, and moving statistics are averaged after each epoch and at each
         checkpoint.
     wire_dtype : dtype in which gradients are sent, "float16" or "bfloat16"; see ``distribute``. None: as they are.
+    mesh : ranks that hold parts of the model, and the replicas among which the data of ``comm=mesh.data`` is divided.
+        Its layouts say which weights are cut over its shards. If it has several stages, the layers are cut into
+        consecutive stages, of which each rank has the gradients and the optimizer's state of one; after training, all
+        ranks have all weights, unless the model is deferred.
+    micro_batches : number of micro-batches into which a replica's rows of a batch are divided, which pass the stages
+        one after the other; the gradients are those of the whole batch. None: as many as have 32 rows.
+        ``BatchNormalization`` normalizes each micro-batch.
+    recompute : compute the results of each stage again when errors come back, instead of keeping them: less memory for
+        some third more time.
+    split_after : names of the layers, or nested models, after which the model is cut; None: by estimated cost.
     keras_fit_options : other options of ``keras.Model.fit``.
 
     Returns
@@ -109,38 +122,112 @@ def fit(
     world = channel if mesh is None else open_channel(mesh.world)
     training_run = TrainingRun(world, None if checkpoint is None else Path(checkpoint), channel)
     data = training_run.resumed_dataset(dataset, keras_fit_options)
-    check_steps(channel, data, keras_fit_options.get("steps_per_epoch"))
+    check_steps(world, data, keras_fit_options.get("steps_per_epoch"))
     user_callbacks = keras.tree.flatten(callbacks) if callbacks is not None else []
     if shard_optimizer:
         check_callbacks(user_callbacks)
-    reducer = Reducer(channel, wire_dtype=wire_dtype)
+    options_of_stages = {"micro_batches": micro_batches, "recompute": recompute, "split_after": split_after}
+    options_of_ranks = {
+        "sync_batch_norm": sync_batch_norm,
+        "wire_dtype": wire_dtype,
+        "shard_optimizer": shard_optimizer,
+    }
     with (
         sharded(model, mesh, data.element_spec, shard_optimizer),
-        DistributedModel(model, channel, sync_batch_norm, reducer, world) as distributed,
-        distributed.owned_optimizer() if shard_optimizer else contextlib.nullcontext(),
+        _distributed(model, channel, mesh, options_of_ranks, options_of_stages) as distributed,
+        _optimizer_of(distributed, shard_optimizer),
         without_keras_warnings(),
         unwrapped_errors(),
         batch_weights(channel.communicator).left_to_keras(),
     ):
         options = {"initial_epoch": training_run.start.epoch, **keras_fit_options, "shuffle": False}
+        staged = distributed if isinstance(distributed, StagedModel) else None
+        state = functools.partial(ModelState, model, channel)
         options["epochs"] = training_run.last_epoch(user_callbacks, epochs)
-        trailing = training_run.trailing_callbacks(user_callbacks, save_every)
+        trailing = training_run.trailing_callbacks(user_callbacks, save_every, staged.state if staged else state)
         options["callbacks"] = [
             *training_run.leading_callbacks(),
+            *(staged.gathering_callbacks(user_callbacks) if staged else ()),
             *rank_callbacks(distributed, user_callbacks, data.element_spec, trailing),
         ]
         if world.rank > 0:
             options["verbose"] = 0
-        if channel.size > 1 and validation_data is not None:
-            validation_data = distributed.test.pad_batches(validation_data)
-        if channel.size == 1 or not distributed.test.lockstep:
-            validation_data = drop_empty_batches(validation_data)
-        return model.fit(data, validation_data=validation_data, **options)
+        if validation_data is not None:
+            validation_data = _validation_data(distributed, validation_data)
+        history = model.fit(data, validation_data=validation_data, **options)
+        if staged:
+            staged.gather_weights()
+        return history
+
+
+def _distributed(
+    model: Any, channel: Channel, mesh: Mesh | None, options: dict[str, Any], options_of_stages: dict[str, Any]
+) -> DistributedModel | StagedModel:
+    """Return the context manager in which a model trains, in stages if the mesh has more than one.
+
+    Raises
+    ------
+    PartitionError : options of stages are given without stages, or ``shard_optimizer`` with stages.
+    """
+    staged = mesh is not None and mesh.shape[1] > 1
+    given = [name for name, value in options_of_stages.items() if value]
+    if given and not staged:
+        raise PartitionError(
+            f"{given[0]} is an option of training in stages",
+            expected="fit(mesh=Mesh(stages=2)), or more stages",
+            found="one stage",
+            remedy=f"give such a mesh, or leave out {', '.join(given)}",
+        )
+    sync_batch_norm, wire_dtype, shard_optimizer = (
+        options[name] for name in ("sync_batch_norm", "wire_dtype", "shard_optimizer")
+    )
+    if staged and shard_optimizer:
+        raise PartitionError(
+            "shard_optimizer cuts the optimizer's state over ranks that train the same weights",
+            expected="one stage",
+            found="stages, each of which holds the state of its weights already",
+            remedy="leave out shard_optimizer, or train without stages",
+        )
+    if mesh is not None and staged:
+        return StagedModel(model, mesh, **options_of_stages, sync_batch_norm=sync_batch_norm, wire_dtype=wire_dtype)
+    world = channel if mesh is None else open_channel(mesh.world)
+    reducer = Reducer(channel, wire_dtype=wire_dtype)
+    return DistributedModel(model, channel, sync_batch_norm, reducer, world)
+
+
+def _optimizer_of(
+    distributed: DistributedModel | StagedModel, shard_optimizer: bool
+) -> contextlib.AbstractContextManager[None]:
+    """Return the context manager in which each rank updates its section of every weight; without it, nothing."""
+    if shard_optimizer and isinstance(distributed, DistributedModel):
+        return distributed.owned_optimizer()
+    return contextlib.nullcontext()
+
+
+def _validation_data(distributed: DistributedModel | StagedModel, dataset: Any) -> Any:
+    """Return validation data with the same number of batches on all ranks, or without empty ones. *Collective*."""
+    if isinstance(distributed, StagedModel):
+        return distributed.pad_batches(dataset)
+    if distributed.channel.size > 1:
+        dataset = distributed.test.pad_batches(dataset)
+    if distributed.channel.size == 1 or not distributed.test.lockstep:
+        dataset = drop_empty_batches(dataset)
+    return dataset
 
 
 @contextlib.contextmanager
 def sharded(model: Any, mesh: Mesh | None, element_spec: Any, shard_optimizer: bool) -> Iterator[None]:
     """Context manager: the layers of a model compute on all shards of a mesh, if it has several. *Collective*."""
+    if mesh is not None and mesh.shape[1] > 1:
+        yield  # each rank initializes the weights of its stage
+        return
+    if "_matex_cut" in vars(model):
+        raise PartitionError(
+            f"the deferred model {model.name} was trained in stages, whose ranks have its weights",
+            expected="fit with the mesh of these stages",
+            found="fit without stages",
+            remedy="resume from its checkpoint with a new model, or write it with training.save and load that",
+        )
     several = mesh is not None and mesh.shape[2] > 1
     if several or shard_optimizer:
         build_without_optimizer(model, element_spec)
@@ -183,18 +270,6 @@ def without_keras_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Your input ran out of data")
         yield
-
-
-@contextlib.contextmanager
-def unwrapped_errors() -> Iterator[None]:
-    """Context manager: raise the ``DataError`` that TensorFlow has wrapped in an error of its own."""
-    try:
-        yield
-    except Exception as error:
-        found = re.search(r"^matex_data\.errors\.(\w+): (.+?)\n\n", str(error), re.DOTALL | re.MULTILINE)
-        if found is None or isinstance(error, errors.DataError):
-            raise
-        raise getattr(errors, found[1])(found[2]) from error.__cause__
 
 
 def drop_empty_batches(dataset: Any) -> Any:

@@ -41,15 +41,16 @@ from matex_data.training.sharding.rows import (
     shard_rows,
 )
 from matex_data.training.steps.distributed_model import DistributedModel
+from matex_data.training.steps.errors import unwrapped_errors
 from matex_data.training.steps.evaluation import append_empty_batches
 from matex_data.training.steps.prediction import predict_stand_ins
 from matex_data.training.steps.step import DistributedStep
 from matex_data.training.steps.variables import build_without_optimizer
-from matex_data.training.trainer import drop_empty_batches, unwrapped_errors, without_keras_warnings
+from matex_data.training.trainer import drop_empty_batches, without_keras_warnings
 
 log = logging.getLogger("matex_data.training")
 
-_current_call: ContextVar[PatchedCall | None] = ContextVar("current_call", default=None)
+_current_call: ContextVar[Any] = ContextVar("current_call", default=None)
 
 
 class PatchedCall:
@@ -193,7 +194,7 @@ class ShardedEpochIterator(EpochIterator):  # type: ignore[misc]  # Keras has no
         steps, call = super()._enumerate_iterator(), self._matex_call
         if call is None or not self._matex_trains:
             return steps  # type: ignore[no-any-return]
-        return call.checked_steps(steps, self.steps_per_epoch or self._num_batches)
+        return call.checked_steps(steps, self.steps_per_epoch or self._num_batches)  # type: ignore[no-any-return]
 
     def _pad(self, steps: int) -> None:
         """Append empty batches, so that this rank has this number of steps."""
@@ -354,7 +355,7 @@ class KerasPatches:
                         remedy="derive the callback from keras.callbacks.Callback, whose hooks run on every rank",
                     )
                 with local_model(model):
-                    return _call_within(None, functools.partial(original, model, *args), kwargs)
+                    return call_within(None, functools.partial(original, model, *args), kwargs)
             bound = signature.bind(model, *args, **kwargs)
             given = {key: value for key, value in bound.arguments.items() if key not in ("self", "kwargs")}
             if self._channel.rank > 0 and "verbose" in signature.parameters:
@@ -405,13 +406,13 @@ class KerasPatches:
             _check_built(model)
             check_callbacks(keras.tree.flatten(callbacks) if isinstance(callbacks, list | tuple) else [callbacks])
             with distributed.owned_optimizer():
-                return _call_within(call, original, options)
+                return call_within(call, original, options)
         if self._mesh is None:
-            return _call_within(call, original, options)
+            return call_within(call, original, options)
         shards = ShardedTraining(model, self._mesh, lambda: call.spec)
         options["callbacks"] = [shards, *options["callbacks"]]
         with shards.stack:
-            return _call_within(call, original, options)
+            return call_within(call, original, options)
 
     def _warn_of_generator(self, x: Any) -> None:
         """Warn once that every rank makes all batches of a generator, which saves no time."""
@@ -435,11 +436,11 @@ class KerasPatches:
             few = _has_few_rows(options, self._channel.size)
             if not is_sharded(options.get("x")) and (few or not self._may_shard(model, "test_step", options)):
                 with local_model(model):
-                    return _call_within(None, original, options)
+                    return call_within(None, original, options)
             if self._divides_evenly(options):
                 distributed.test.set_lockstep(True)
-                return _call_within(None, original, self._own_rows(options))
-            return _call_within(PatchedCall(self._channel, distributed), original, options)
+                return call_within(None, original, self._own_rows(options))
+            return call_within(PatchedCall(self._channel, distributed), original, options)
 
     def _divides_evenly(self, options: dict[str, Any]) -> bool:
         """Return whether each rank has as many rows of every full batch of small arrays, and some of the last batch."""
@@ -477,12 +478,12 @@ class KerasPatches:
             return original(**options)
         few = _has_few_rows(options, self._channel.size)
         if few or not self._may_shard(model, "predict_step", {"x": options.get("x")}):
-            return _call_within(None, original, options)
+            return call_within(None, original, options)
         if _is_one_array(options) and self._proofs.proven(model, options["x"]):
             return self._predict_rows(original, options)
         predict_stand_ins(model)
         call = PatchedCall(self._channel, record_sizes=True)
-        outputs = _call_within(call, original, options)
+        outputs = call_within(call, original, options)
         recorded = list(call.sizes)  # prefetching may have recorded more batches than were predicted
         rows = {_rows(leaf) for leaf in keras.tree.flatten(outputs)}
         by_rank = self._channel.host.allgather_object(rows)
@@ -504,7 +505,7 @@ class KerasPatches:
         rows = rank_slice(total, self._channel.rank, size)
         own = keras.tree.map_structure(lambda leaf: leaf[rows], options["x"])
         batch = -(-(options.get("batch_size") or DEFAULT_BATCH) // size)
-        outputs = _call_within(None, original, {**options, "x": own, "batch_size": batch})
+        outputs = call_within(None, original, {**options, "x": own, "batch_size": batch})
         return keras.tree.map_structure(lambda output: self._gather(output, np.arange(total)), outputs)
 
     def _may_shard(self, model: Any, step: str, options: dict[str, Any]) -> bool:
@@ -641,7 +642,7 @@ def _rows(output: Any) -> int:
     return int(shape[0] or 0) if shape else 0
 
 
-def _call_within(call: PatchedCall | None, original: Callable[..., Any], options: dict[str, Any]) -> Any:
+def call_within(call: Any, original: Callable[..., Any], options: dict[str, Any]) -> Any:
     token = _current_call.set(call)
     try:
         return original(**options)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from matex_data.errors import PartitionError
 from matex_data.io.sessions import prepare_process, read_sessions
 from matex_data.mpi import abort
 from matex_data.mpi.abort import exit_with, replace_exit, run_exit_handlers_first
@@ -40,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-verify", dest="verify", action="store_const", const="never", help="--verify never")
     parser.add_argument("--model", type=int, default=1, metavar="N", help="cut the weights of each layer over N ranks")
     parser.add_argument("--shard-optimizer", action="store_true", help="cut the optimizer's state over the ranks")
+    parser.add_argument("--stages", type=int, default=1, help="cut the layers of models over this number of ranks")
+    parser.add_argument("--micro-batches", type=int, help="into which a batch is divided, with --stages")
     parser.add_argument("--all-output", action="store_true", help="print the output of every rank, not of rank 0 alone")
     parser.add_argument(
         "-m",
@@ -73,6 +76,8 @@ def run(
     model: int = 1,
     shard_optimizer: bool = False,
     all_output: bool = False,
+    stages: int = 1,
+    micro_batches: int | None = None,
 ) -> None:
     """Run a script like ``python script.py``, on all ranks. *Collective*. An error of the script ends the process.
 
@@ -89,6 +94,7 @@ def run(
         "never": none.
     model : ranks over which the weights of each layer are cut, by proposed layouts; see ``Mesh``.
     shard_optimizer : cut the optimizer's state over the ranks; see ``fit``.
+    stages, micro_batches : train in stages; see ``fit``.
     all_output : print the output of every rank; otherwise only that of rank 0, and the errors of all ranks.
     """
     prepare_process()
@@ -98,7 +104,8 @@ def run(
         replace_exit()
         if comm.rank > 0 and not all_output:
             _mute_output()
-        _patch(strategy, wire_dtype, sync_batch_norm, verify, model, shard_optimizer)
+        staged = {"stages": stages, "micro_batches": micro_batches} if stages != 1 else {}
+        _patch(strategy, wire_dtype, sync_batch_norm, verify, model, shard_optimizer, staged)
         _warn_of_hashes(comm)
         run_exit_handlers_first()
     _add_matex_data_set()
@@ -158,7 +165,13 @@ def _least_of_each(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, i
 
 
 def _patch(
-    strategy: Any, wire_dtype: Any, sync_batch_norm: bool, verify: Any, model: int, shard_optimizer: bool
+    strategy: Any,
+    wire_dtype: Any,
+    sync_batch_norm: bool,
+    verify: Any,
+    model: int,
+    shard_optimizer: bool,
+    staged: dict[str, Any],
 ) -> None:
     """Choose a GPU, seed all ranks equally, and patch Keras and TensorFlow. *Collective*."""
     from matex_data.training import keras_api
@@ -168,6 +181,7 @@ def _patch(
     from matex_data.training.launcher.loops import LoopPatches
     from matex_data.training.launcher.meshes import patch_distributions
     from matex_data.training.launcher.saving import patch_saving
+    from matex_data.training.launcher.staged import StagePatches
     from matex_data.training.launcher.tf1 import SessionPatches
     from matex_data.training.launcher.tf_distribute import patch_strategies
     from matex_data.training.mesh import Mesh
@@ -179,12 +193,22 @@ def _patch(
     take_own_gpu(local_rank(channel.user), channel.rank)
     keras_api.check(channel.rank)
     seed_all_ranks(channel)
-    reducer = Reducer(channel, strategy, wire_dtype=wire_dtype)
-    patches = KerasPatches(channel, reducer, sync_batch_norm, verify, shard_optimizer)
-    if model > 1:
-        patches.use_mesh(Mesh(model=model))
-    patch_distributions(channel, patches.use_mesh)
-    SessionPatches(channel, LoopPatches(channel, reducer, patches.check_loop))
+    if staged:
+        if model > 1 or shard_optimizer:
+            raise PartitionError(
+                "stages do not combine with --model and --shard-optimizer",
+                expected="--stages, or --model, or --shard-optimizer",
+                found=f"--stages {staged['stages']} with one of the others",
+                remedy="leave out one of them",
+            )
+        StagePatches(**staged, sync_batch_norm=sync_batch_norm, wire_dtype=wire_dtype)
+    else:
+        reducer = Reducer(channel, strategy, wire_dtype=wire_dtype)
+        patches = KerasPatches(channel, reducer, sync_batch_norm, verify, shard_optimizer)
+        if model > 1:
+            patches.use_mesh(Mesh(model=model))
+        patch_distributions(channel, patches.use_mesh)
+        SessionPatches(channel, LoopPatches(channel, reducer, patches.check_loop))
     patch_saving(channel)
     patch_strategies(channel)
 

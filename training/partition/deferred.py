@@ -32,6 +32,8 @@ class AbsentVariable(keras.Variable):  # type: ignore[misc]  # Keras has no type
         """
         if keras_api.in_stateless_scope():
             return super().value
+        if "_matex_whole" in vars(self):  # fetched from the rank that has it, while the model is saved
+            return vars(self)["_matex_whole"]()
         raise PartitionError(
             "this rank has no values of a variable",
             field=self.path,

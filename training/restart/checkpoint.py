@@ -227,7 +227,8 @@ def capture(model: Any, channel: Channel) -> tuple[Iterator[tuple[str, Array]], 
     facts : names of the variables.
     """
     average_moving_statistics(model, channel)
-    return _arrays(model, channel), {"common": _names(model), "own": [v.path for v in rank_variables(model)]}
+    names = names_of(model, replicated_variables(model))
+    return _arrays(model, channel), {"common": names, "own": [v.path for v in rank_variables(model)]}
 
 
 def _arrays(model: Any, channel: Channel) -> Iterator[tuple[str, Array]]:
@@ -252,7 +253,23 @@ def restore(model: Any, found: Checkpoint) -> RankValues:
     PartitionError : the checkpoint belongs to another model or optimizer.
     """
     variables = replicated_variables(model)
-    positions = _positions(found.facts["common"], _names(model), found)
+    positions = positions_of(found, names_of(model, variables))
+    check_variables(found, variables, positions)
+    for variable, i in zip(variables, positions, strict=True):
+        part, whole = part_of(variable), found.pop(f"common{i}")
+        variable.assign(whole if part is None else part.own(whole))
+    names = [f"own{i}" for i in range(len(found.facts["own"]))]
+    same_ranks = all(found.facts["arrays"][name][1][0] == found.ranks for name in names)
+    return RankValues([found.pop_own(name) for name in names], same_ranks)
+
+
+def check_variables(found: Checkpoint, variables: Sequence[Any], positions: Sequence[int]) -> None:
+    """Raise an error unless variables have the shapes and dtypes of those at these positions of a checkpoint.
+
+    Raises
+    ------
+    PartitionError : they have others.
+    """
     table = [found.facts["arrays"][f"common{i}"] for i in positions]
     differ = [
         (f"{v.path} of {v.dtype}{list(whole_shape(v))}", f"{dtype}{list(shape)}")
@@ -261,12 +278,6 @@ def restore(model: Any, found: Checkpoint) -> RankValues:
     ]
     if differ:
         raise _other_model(found, *differ[0])
-    for variable, i in zip(variables, positions, strict=True):
-        part, whole = part_of(variable), found.pop(f"common{i}")
-        variable.assign(whole if part is None else part.own(whole))
-    names = [f"own{i}" for i in range(len(found.facts["own"]))]
-    same_ranks = all(found.facts["arrays"][name][1][0] == found.ranks for name in names)
-    return RankValues([found.pop_own(name) for name in names], same_ranks)
 
 
 def restore_rank_variables(model: Any, found: RankValues) -> None:
@@ -281,6 +292,31 @@ def restore_rank_variables(model: Any, found: RankValues) -> None:
             variable.assign(value)
 
 
+class ModelState:
+    """State of a model of which every rank holds all variables, or its part of each.
+
+    Parameters
+    ----------
+    model : compiled model.
+    channel : replicas of this rank's part of the model.
+    """
+
+    def __init__(self, model: Any, channel: Channel) -> None:
+        self._model, self._channel = model, channel
+
+    def capture(self) -> tuple[Iterator[tuple[str, Array]], dict[str, Any]]:
+        """Return variables and names as ``capture``. *Collective*."""
+        return capture(self._model, self._channel)
+
+    def restore(self, found: Checkpoint) -> RankValues:
+        """Set variables as ``restore``. *Collective*."""
+        return restore(self._model, found)
+
+    def restore_rank_variables(self, values: RankValues) -> None:
+        """Set variables as ``restore_rank_variables``."""
+        restore_rank_variables(self._model, values)
+
+
 def rank_variables(model: Any) -> list[Any]:
     """Return the variables that may differ between ranks: first of metrics, then seeds and counters of layers.
 
@@ -291,12 +327,17 @@ def rank_variables(model: Any) -> list[Any]:
     return [*model.metrics_variables, *(v for v in model.non_trainable_variables if id(v) not in equal)]
 
 
-def _positions(stored: list[str], names: list[str], found: Checkpoint) -> list[int]:
+def positions_of(found: Checkpoint, names: list[str]) -> list[int]:
     """Return the position of each variable in the checkpoint.
 
     Names decide. Keras numbers layers in the order in which a process creates them; if only these numbers differ, the
     order decides.
+
+    Raises
+    ------
+    PartitionError : the checkpoint has other variables.
     """
+    stored = found.facts["common"]
     if len(stored) == len(names) == len(set(names)) and set(stored) == set(names):
         by_name = {name: i for i, name in enumerate(stored)}
         return [by_name[name] for name in names]
@@ -311,10 +352,15 @@ def _positions(stored: list[str], names: list[str], found: Checkpoint) -> list[i
     )
 
 
-def _names(model: Any) -> list[str]:
-    """Return the names of the replicated variables, without the numbers that Keras gives models and optimizers."""
+def names_of(model: Any, variables: Sequence[Any]) -> list[str]:
+    """Return the names of the replicated variables, without the numbers that Keras gives models and optimizers.
+
+    Parameters
+    ----------
+    variables : weights of the model, and then variables of its optimizers.
+    """
     pattern = rf"(?<![A-Za-z0-9]){re.escape(model.name)}(?=[/_])"
-    names = [re.sub(pattern, "model", variable.path) for variable in replicated_variables(model)]
+    names = [re.sub(pattern, "model", variable.path) for variable in variables]
     weights = len(model.weights)
     optimizers = (name.partition("/") for name in names[weights:])
     return names[:weights] + [f"{_unnumbered(optimizer)}/{name}" for optimizer, _, name in optimizers]

@@ -6,10 +6,10 @@ import itertools
 import logging
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -151,21 +151,39 @@ class TrainingRun:
         """Return the callbacks that run before all others."""
         return [PartialEpoch(self.start)] if self.start.step else []
 
-    def trailing_callbacks(self, user_callbacks: list[Any], every: int | None) -> list[Any]:
+    def trailing_callbacks(
+        self, user_callbacks: list[Any], every: int | None, state: Callable[[], SavedState]
+    ) -> list[Any]:
         """Return the callbacks that restore and save checkpoints; they run after all others.
 
         Parameters
         ----------
+        state : returns, once training begins, the state of the model.
         every : number of steps between checkpoints within an epoch; None: save after epochs only.
         """
         if self.folder is None:
             return []
-        return [StepCheckpointSaver(self, user_callbacks, every) if every else CheckpointSaver(self, user_callbacks)]
+        if every:
+            return [StepCheckpointSaver(self, user_callbacks, state, every)]
+        return [CheckpointSaver(self, user_callbacks, state)]
 
     def dataset_states(self, epoch: int) -> list[dict[str, Any]]:
         """Return the states of this package's datasets in the pipeline at the beginning of an epoch."""
         done = epoch - self.start.epoch
         return [batches.state((first + done) * batches.schedule.steps) for batches, first in self._batches]
+
+
+class SavedState(Protocol):
+    """State of a model, on one rank or on several."""
+
+    def capture(self) -> tuple[Iterator[tuple[str, Any]], dict[str, Any]]:
+        """Return the variables of all ranks on rank 0, and their names. *Collective*, and so is each step."""
+
+    def restore(self, found: checkpoint.Checkpoint) -> checkpoint.RankValues:
+        """Set the variables that replicas have alike; return the values of the others. *Collective*."""
+
+    def restore_rank_variables(self, values: checkpoint.RankValues) -> None:
+        """Set the variables that differ between replicas."""
 
 
 class PartialEpoch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
@@ -194,9 +212,9 @@ class PartialEpoch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has
 class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Callback that restores a run when training begins, and saves it after every epoch."""
 
-    def __init__(self, run: TrainingRun, user_callbacks: list[Any]) -> None:
+    def __init__(self, run: TrainingRun, user_callbacks: list[Any], state: Callable[[], SavedState]) -> None:
         super().__init__()
-        self._run, self._user_callbacks = run, user_callbacks
+        self._run, self._user_callbacks, self._model_state = run, user_callbacks, state
         self._identities = [callback_state.identity(callback) for callback in user_callbacks]
         self._epoch = run.start.epoch
         self._rank_values = checkpoint.RankValues()
@@ -211,8 +229,8 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         found = self._run.found
         if found is None:
             return
-        self._rank_values = checkpoint.restore(self.model, found)
-        checkpoint.restore_rank_variables(self.model, self._rank_values)
+        self._rank_values = self._model_state().restore(found)
+        self._model_state().restore_rank_variables(self._rank_values)
         self._restore_callbacks(found)
         self._run.found = None  # release the arrays that nothing has restored
 
@@ -237,7 +255,7 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         """Restore the metrics of a resumed epoch, which Keras has reset."""
         self._epoch = epoch
         if self._resumed():
-            checkpoint.restore_rank_variables(self.model, self._rank_values)
+            self._model_state().restore_rank_variables(self._rank_values)
         self._rank_values = checkpoint.RankValues()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -255,7 +273,7 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         DataError : on all ranks, if the checkpoint cannot be written.
         """
         run = self._run
-        arrays, names = checkpoint.capture(self.model, run.replicas)
+        arrays, names = self._model_state().capture()
         error: DataError | None = None
         try:
             if run.channel.rank == 0 and run.folder is not None:
@@ -302,8 +320,10 @@ class StepCheckpointSaver(CheckpointSaver):
     every : number of steps between two checkpoints.
     """
 
-    def __init__(self, run: TrainingRun, user_callbacks: list[Any], every: int) -> None:
-        super().__init__(run, user_callbacks)
+    def __init__(
+        self, run: TrainingRun, user_callbacks: list[Any], state: Callable[[], SavedState], every: int
+    ) -> None:
+        super().__init__(run, user_callbacks, state)
         self._every = every
         self._last = 0
 

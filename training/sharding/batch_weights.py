@@ -169,6 +169,7 @@ class ShardedIterator(DatasetIterator):  # type: ignore[misc]  # TensorFlow has 
             raise _graph_error()
         return super()._type_spec
 
+
 @functools.cache
 def _warn_of_stand_ins(rows: int, size: int) -> None:
     log.warning(

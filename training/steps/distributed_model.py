@@ -136,6 +136,15 @@ class DistributedModel:
         """Return whether the model has not been compiled again since the context was entered."""
         return self._compiled is self.model._loss_tracker
 
+    @property
+    def samples_seen(self) -> Any:
+        """Return the variable with the number of samples of all ranks so far."""
+        return self.step.samples_seen
+
+    def broadcast(self) -> None:
+        """Broadcast the variables of rank 0 that are equal on all ranks. *Collective*."""
+        broadcast_in(self.channel, replicated_variables(self.model))
+
     def prepare(self, element_spec: Any, whole_batches: bool = False) -> None:
         """Create the variables of the model and broadcast them from rank 0. *Collective*.
 
@@ -147,7 +156,7 @@ class DistributedModel:
         build(self.model, element_spec)
         if self.channel.size == 1:
             return
-        broadcast_in(self.channel, replicated_variables(self.model))
+        self.broadcast()
         separate_seeds(self.model, 0 if self.step.whole else self.channel.rank)
         per_sample = leaves_per_sample(element_spec) if whole_batches else None
         reducer = None if _equal_batches(self.channel, element_spec, per_sample) else self._reducer

@@ -171,12 +171,20 @@ def replace_custom_metrics(model: Any, channel: Channel, replace: Callable[[Any,
     ----------
     replace : function that sets an attribute of an object until the model is no longer distributed.
     """
+    for metric, function in custom_metrics(model):
+        replace(metric, "update_state", _GatheredUpdate(metric, channel, function))
+
+
+def custom_metrics(model: Any) -> list[tuple[Any, Any]]:
+    """Return the metrics that Keras does not define; each with the function that it wraps, or None."""
+    found = []
     for metric in flat_metrics(model.metrics):
         custom = not type(metric).update_state.__module__.startswith("keras.")
         function = getattr(metric, "_fn", None)
         by_batch = isinstance(metric, keras.metrics.MeanMetricWrapper) and not _of_keras(function)
         if custom or by_batch:
-            replace(metric, "update_state", _GatheredUpdate(metric, channel, None if custom else function))
+            found.append((metric, None if custom else function))
+    return found
 
 
 def gathered_variables(model: Any) -> list[Any]:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from matex_data._types import Array
 from matex_data.training.comm.channel import Channel
 
-if TYPE_CHECKING:
-    from matex_data.training.steps.step import DistributedStep
-
 SMALL = 64
 """Elements of variables that are compared after every batch, where callbacks may set them; others after an epoch."""
 ALWAYS = 4
 """Changes that each count; later ones do if their number is a power of two: some callbacks change a variable always."""
+
+
+class Traced(Protocol):
+    """Step of a model.
+
+    Attributes
+    ----------
+    traces : number of times that TensorFlow has traced it.
+    """
+
+    traces: int
 
 
 class Watch:
@@ -31,7 +39,7 @@ class Watch:
     due : something changed, on any rank, since the latest check.
     """
 
-    def __init__(self, step: DistributedStep) -> None:
+    def __init__(self, step: Traced) -> None:
         self._step = step
         self._variables: list[Any] = []
         self._values: list[Array] = []

@@ -116,11 +116,7 @@ class Probe:
             for name, variable in self._compared.items():
                 new = np.array(variable.read_value().numpy())
                 found[name] = new - old[id(variable.handle)] if variable.trainable else new
-            states = {
-                i: v.numpy() - old[id(v.handle)]
-                for i, v in enumerate(metrics)
-                if id(v.handle) in old
-            }
+            states = {i: v.numpy() - old[id(v.handle)] for i, v in enumerate(metrics) if id(v.handle) in old}
         return Effects(found, states, {key: float(value) for key, value in returned.items()}, int(rows))
 
     def _step(self, *tensors: Any) -> tuple[Any, dict[str, Any]]:

@@ -1,0 +1,152 @@
+"""Steps of one batch in stages, in data parallel and in one process, and the memory that each takes."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness.data import Task
+from benchmarks.readers.ceiling import Pass
+from benchmarks.readers.steps import PATIENCE, one_thread
+
+SHAPES = {"resnet": (32, 32, 3), "mlp": (1024,), "memory": (1024,)}
+BATCH = {"resnet": 256, "mlp": 1024, "memory": 128}
+STEPS = {"resnet": 2, "mlp": 4, "memory": 1}
+MICRO_BATCHES = {"resnet": 8, "mlp": 4, "memory": 4}
+LAYERS = {"mlp": 16, "memory": 32}
+CLASSES = 10
+
+
+def task_of(model: str) -> Task:
+    """Return the task of a pass; a "sample" is a step of the whole batch."""
+    return Task(model, "", "", BATCH[model], STEPS[model], 0, STEPS[model])
+
+
+def resnet(depth: int = 20) -> Any:
+    """Return a ResNet for images of 32 x 32 pixels, of depth 6 n + 2."""
+    import keras
+    from keras import layers
+
+    def normalized(x: Any, filters: int, size: int, stride: int) -> Any:
+        x = layers.Conv2D(filters, size, stride, padding="same", use_bias=False)(x)
+        return layers.BatchNormalization()(x)
+
+    inputs = keras.Input(SHAPES["resnet"])
+    x = layers.ReLU()(normalized(inputs, 16, 3, 1))
+    for filters in (16, 32, 64):
+        for block in range((depth - 2) // 6):
+            stride = 2 if filters > 16 and block == 0 else 1
+            y = layers.ReLU()(normalized(x, filters, 3, stride))
+            y = normalized(y, filters, 3, 1)
+            x = layers.ReLU()(layers.Add()([normalized(x, filters, 1, stride) if stride > 1 else x, y]))
+    return keras.Model(inputs, layers.Dense(CLASSES)(layers.GlobalAveragePooling2D()(x)))
+
+
+def _network(model: str) -> Any:
+    import keras
+    from keras import layers
+
+    keras.utils.set_random_seed(0)
+    if model == "resnet":
+        return resnet()
+    hidden = [layers.Dense(1024, "relu") for _ in range(LAYERS[model])]
+    return keras.Sequential([keras.Input(SHAPES[model]), *hidden, layers.Dense(CLASSES)])
+
+
+def _compiled(model: str, deferred: bool) -> Any:
+    import contextlib
+
+    import keras
+
+    import matex_data as md
+
+    with md.training.deferred() if deferred else contextlib.nullcontext():
+        network = _network(model)
+    optimizer = keras.optimizers.Adam(1e-4) if model == "memory" else keras.optimizers.SGD(0.01)
+    network.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    return network
+
+
+def _dataset(model: str, batch: int) -> Any:
+    import tensorflow as tf
+
+    random, count = np.random.default_rng(0), STEPS[model] * batch
+    x = random.standard_normal((count, *SHAPES[model]), np.float32)
+    data = tf.data.Dataset.from_tensor_slices((x, random.integers(0, CLASSES, count)))
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return data.batch(batch, drop_remainder=True).with_options(options)
+
+
+def _fit(model: str, way: str, **options: Any) -> Any:
+    """Train in one process, in data parallel or in stages.
+
+    Parameters
+    ----------
+    way : "one", "data" or "stages".
+    """
+    import matex_data as md
+
+    if way == "stages":
+        mesh = md.training.Mesh(stages=md.training.world().size)
+        options |= {"mesh": mesh, "micro_batches": MICRO_BATCHES[model]}
+    batch = BATCH[model] // (md.training.world().size if way == "data" else 1)
+    network = _compiled(model, deferred=way == "stages")
+    fit = network.fit if way == "one" else lambda *args, **kwargs: md.training.fit(network, *args, **kwargs)
+    return fit(_dataset(model, batch), verbose=0, **options)
+
+
+def fit(task: Task, way: str) -> Pass:
+    """Run epochs of a fit, one for each pass; parameters as above."""
+    import keras
+
+    one_thread()
+    begin, end = threading.Semaphore(0), threading.Semaphore(0)
+
+    class Gate(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            begin.acquire()
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            end.release()
+
+    options = {"epochs": 1 << 30, "callbacks": [Gate()]}
+    threading.Thread(target=_fit, args=(task.path, way), kwargs=options, daemon=True).start()
+
+    def run() -> int:
+        begin.release()
+        if not end.acquire(timeout=PATIENCE):
+            raise RuntimeError("an epoch did not end")
+        return task.samples
+
+    return run
+
+
+def memory(task: Task, way: str) -> Any:
+    """Return a probe: the peak of a rank's memory above that of the imports, in MB, on the rank with the most."""
+    import resource
+
+    import keras
+    import tensorflow as tf
+
+    import matex_data as md
+
+    one_thread()
+    assert keras.backend.backend() == "tensorflow"
+    tf.constant(1.0) + 1.0  # TensorFlow takes memory of its own for the first operation
+    md.training.world()
+
+    def run() -> dict[str, float]:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        _fit(task.path, way, epochs=2)
+        peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        world = md.training.world()
+        if world.size > 1:
+            from mpi4py import MPI
+
+            peak = MPI.COMM_WORLD.allreduce(peak, MPI.MAX)
+        return {"megabytes": peak}
+
+    return run

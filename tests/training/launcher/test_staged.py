@@ -1,0 +1,28 @@
+"""``matex run --stages``: an unchanged script trains in stages, and prints what it prints in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.launch import run_script
+
+SCRIPT = Path(__file__).parent / "scripts" / "stages.py"
+LAUNCHER = "from matex_data.training.launcher.run import main; main()"
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_script_prints_what_it_prints_in_one_process(ranks: int) -> None:
+    plain = run_script(0, SCRIPT, timeout=120)
+    staged = run_script(ranks, LAUNCHER, "--stages", "2", "--micro-batches", "2", str(SCRIPT), timeout=120)
+    assert plain.returncode == staged.returncode == 0, plain.stderr + staged.stderr
+    assert staged.stdout == plain.stdout
+    assert plain.stdout.count("\n") == 4
+
+
+def test_a_loop_of_the_script_is_an_error() -> None:
+    loop = SCRIPT.parent / "custom_loop.py"
+    done = run_script(2, LAUNCHER, "--stages", "2", str(loop), timeout=120)
+    assert done.returncode != 0
+    assert "a loop of the script's own applies gradients" in done.stderr

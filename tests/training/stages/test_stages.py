@@ -1,0 +1,136 @@
+"""Training in stages has the weights and the logs of one process that accumulates the same micro-batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from tests.support.ranks import Pool, Pools
+from tests.training.stages.problems import (
+    BATCH,
+    ROWS,
+    accumulated,
+    build,
+    deferred_in_stages,
+    in_stages,
+    resumed,
+    samples,
+)
+
+LINEAR = ("sgd", "clipped", "ema")
+"""Optimizers that do not divide by gradients, which enlarges their rounding."""
+
+
+def _check(pool: Pool, name: str, optimizer: str, stages: int, micro_batches: int, **options: Any) -> None:
+    weights, losses = accumulated(name, optimizer, micro_batches, pool.size // stages, 2)
+    results = pool.run(in_stages, name, optimizer, stages, micro_batches, timeout=120, **options)
+    tolerance = 1e-6 if optimizer in LINEAR else 1e-5
+    for found, logs in results:
+        for one, other in zip(found, weights, strict=True):
+            np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(logs["loss"], losses, rtol=1e-5)
+        assert logs == results[0][1]
+
+
+@pytest.mark.openmpi
+@pytest.mark.parametrize(
+    ("name", "optimizer", "micro_batches", "recompute"),
+    [
+        ("skips", "sgd", 5, False),
+        ("normalized", "sgd", 3, True),  # more would normalize so few rows that rounding grows
+        ("shared", "clipped", 3, False),
+        pytest.param("chain", "sgd", 1, False, marks=pytest.mark.slow),
+        pytest.param("several", "adam", 3, False, marks=pytest.mark.slow),
+        pytest.param("several", "sgd", 5, True, marks=pytest.mark.slow),
+        pytest.param("shared", "adam", 5, True, marks=pytest.mark.slow),
+        pytest.param("nested", "adam", 3, False, marks=pytest.mark.slow),
+        pytest.param("text", "adam", 3, True, marks=pytest.mark.slow),
+        pytest.param("text", "sgd", 1, False, marks=pytest.mark.slow),
+        pytest.param("normalized", "sgd", 2, False, marks=pytest.mark.slow),
+        pytest.param("skips", "scaled", 3, False, marks=pytest.mark.slow),
+        pytest.param("skips", "ema", 3, True, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.rank_counts(2)
+def test_two_stages(pool: Pool, name: str, optimizer: str, micro_batches: int, recompute: bool) -> None:
+    _check(pool, name, optimizer, 2, micro_batches, recompute=recompute)
+
+
+@pytest.mark.openmpi
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize(
+    ("name", "optimizer", "micro_batches", "recompute"),
+    [
+        ("skips", "sgd", 1, False),
+        ("skips", "adam", 5, True),
+        ("skips", "scaled", 3, False),
+        ("shared", "clipped", 3, True),
+        ("several", "adam", 3, False),
+        ("text", "sgd", 3, False),
+        ("chain", "ema", 3, False),
+    ],
+)
+@pytest.mark.rank_counts(4)
+def test_four_ranks(pool: Pool, name: str, optimizer: str, stages: int, micro_batches: int, recompute: bool) -> None:
+    options = {"split_after": ["first", "second", "third"]} if (name, stages) == ("skips", 4) else {}
+    _check(pool, name, optimizer, stages, micro_batches, recompute=recompute, **options)
+
+
+@pytest.mark.slow
+def test_named_layers_end_the_stages(ranks: Pools) -> None:
+    _check(ranks(2), "nested", "sgd", 2, 3, split_after=["block"])
+
+
+def test_validation_is_that_of_one_process(ranks: Pools) -> None:
+    (weights, logs), *_ = ranks(2).run(in_stages, "skips", "sgd", 2, 3, epochs=1, validate=True, timeout=120)
+    model = build("skips")
+    model.set_weights(weights)
+    x, y, sample_weight = samples("skips")
+    expected = model.evaluate(x, y, sample_weight=sample_weight, batch_size=BATCH, verbose=0, return_dict=True)
+    assert ROWS % BATCH == 0
+    assert [*expected] == ["loss", "mae"]
+    np.testing.assert_allclose([logs[f"val_{key}"][0] for key in ("loss", "mae")], [*expected.values()], rtol=1e-5)
+
+
+@pytest.mark.openmpi
+@pytest.mark.parametrize(
+    ("before", "after", "optimizer", "save_every", "stop"),
+    [
+        (2, 1, "adam", 1, 4),
+        pytest.param(1, 2, "sgd", 1, 4, marks=pytest.mark.slow),
+        pytest.param(4, 1, "adam", None, 3, marks=pytest.mark.slow),
+        pytest.param(1, 4, "adam", 1, 2, marks=pytest.mark.slow),
+        pytest.param(4, 2, "scaled", 1, 4, marks=pytest.mark.slow),
+    ],
+)
+def test_any_mesh_resumes_a_run(
+    ranks: Pools, tmp_path: Path, before: int, after: int, optimizer: str, save_every: int | None, stop: int
+) -> None:
+    expected, _ = accumulated("chain", optimizer, 1, 1, 3)
+    folder = str(tmp_path)
+    ranks(before).run(resumed, folder, "chain", optimizer, before, 3, save_every, stop, timeout=120)
+    weights, *_ = ranks(after).run(resumed, folder, "chain", optimizer, after, 3, save_every, timeout=120)
+    for one, other in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.rank_counts(2, slow=(4,))
+def test_each_rank_has_the_weights_of_its_stage_of_a_deferred_model(pool: Pool, tmp_path: Path) -> None:
+    expected, _ = accumulated("chain", "sgd", 3, 1, 2)
+    paths = [v.path for v in build("chain").weights]
+    file = str(tmp_path / "model.keras")
+    held = pool.run(deferred_in_stages, "chain", "sgd", pool.size, file, checkpoint=str(tmp_path), timeout=120)
+    assert sorted(path for weights in held for path in weights) == sorted(paths)
+    assert all(held)
+    for path, other in zip(paths, expected, strict=True):
+        (one,) = (weights[path] for weights in held if path in weights)
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+    weights, *_ = pool.run(resumed, str(tmp_path), "chain", "sgd", 1, 2, None, timeout=120)
+    for found in (weights, keras.saving.load_model(file, compile=False).get_weights()):
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)

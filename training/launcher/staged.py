@@ -1,0 +1,146 @@
+"""Patches of Keras for ``matex run --stages``: ``fit`` of any model trains it in stages."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from matex_data.errors import PartitionError
+from matex_data.mpi.activity import collective
+from matex_data.training.callbacks import rank_callbacks
+from matex_data.training.comm.channel import Channel, open_channel
+from matex_data.training.keras_api import keras_trainer
+from matex_data.training.launcher.keras_patches import ShardedEpochIterator, call_within
+from matex_data.training.mesh import Mesh
+from matex_data.training.reduction.rounding import WireDtype
+from matex_data.training.sharding.digests import check_same
+from matex_data.training.sharding.rows import deterministic, is_sharded, shard_rows
+from matex_data.training.stages.model import StagedModel
+from matex_data.training.stages.update import updating
+from matex_data.training.steps.errors import unwrapped_errors
+from matex_data.training.trainer import without_keras_warnings
+
+
+class ReplicaRows:
+    """State of one call of a patched method: each replica gets its rows of each batch.
+
+    Parameters
+    ----------
+    replicas : replicas of the model.
+
+    Attributes
+    ----------
+    spec : element spec of the first dataset; None before Keras iterates over it.
+    steps : None; batches are not padded.
+    """
+
+    def __init__(self, replicas: Channel) -> None:
+        self._replicas = replicas
+        self.spec: Any = None
+        self.steps = None
+
+    def shard(self, dataset: tf.data.Dataset, x: Any) -> tf.data.Dataset:
+        """Return the rows of this replica of a dataset that Keras is about to iterate over."""
+        self.spec = self.spec or dataset.element_spec
+        if is_sharded(x) or self._replicas.size == 1:
+            return deterministic(dataset)
+        return shard_rows(dataset, self._replicas.rank, self._replicas.size)
+
+    def steps_of_test(self, steps: int | None, local: bool) -> None:
+        """Return None: all ranks have the same number of batches."""
+
+    def trains(self) -> bool:
+        """Return False: no batch is checked before its step."""
+        return False
+
+
+class StagePatches:
+    """Patches of ``keras.Model`` for training in stages. *Collective*.
+
+    Parameters
+    ----------
+    stages : number of stages.
+    micro_batches, sync_batch_norm, wire_dtype : as in ``fit``.
+    """
+
+    def __init__(
+        self, stages: int, micro_batches: int | None, sync_batch_norm: bool, wire_dtype: WireDtype | None
+    ) -> None:
+        self._mesh = Mesh(stages=stages)
+        self._channel = open_channel(self._mesh.world)
+        self._options: dict[str, Any] = {
+            "micro_batches": micro_batches,
+            "sync_batch_norm": sync_batch_norm,
+            "wire_dtype": wire_dtype,
+        }
+        self._running: StagedModel | None = None
+        keras_trainer.TFEpochIterator = ShardedEpochIterator
+        self._fit, self._evaluate = keras.Model.fit, keras.Model.evaluate
+        signature = inspect.signature(self._fit)
+
+        @functools.wraps(self._fit)
+        def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
+            options = dict(signature.bind(model, *args, **kwargs).arguments)
+            return self._train(options.pop("self"), options)
+
+        @functools.wraps(self._evaluate)
+        def evaluate(model: Any, *args: Any, **kwargs: Any) -> Any:
+            run = functools.partial(self._evaluate, model, *args)
+            if self._running is None or "_use_cached_eval_dataset" in kwargs:  # the model is whole, or fit evaluates
+                return run(**kwargs)
+            return call_within(ReplicaRows(self._running.replicas), run, kwargs)
+
+        keras.Model.fit, keras.Model.evaluate = fit, evaluate
+        _refuse_own_loops()
+
+    def _train(self, model: Any, options: dict[str, Any]) -> Any:
+        """Train a model in stages, like ``fit``. *Collective*."""
+        model._assert_compile_called("fit")
+        check_same(self._channel, "fit()", [options.get(name) for name in ("x", "y", "sample_weight")])
+        callbacks = options.get("callbacks")
+        user_callbacks = keras.tree.flatten(callbacks) if callbacks is not None else []
+        staged = StagedModel(model, self._mesh, **self._options)
+        call = ReplicaRows(staged.replicas)
+        with without_keras_warnings(), unwrapped_errors(), collective("fit()"), self._in_stages(staged):
+            options["callbacks"] = [
+                *staged.gathering_callbacks(user_callbacks),
+                *rank_callbacks(staged, user_callbacks, lambda: (call.spec, False)),
+            ]
+            if self._channel.rank > 0:
+                options["verbose"] = 0
+            history = call_within(call, functools.partial(self._fit, model), options)
+            staged.gather_weights()
+        return history
+
+    @contextlib.contextmanager
+    def _in_stages(self, staged: StagedModel) -> Iterator[None]:
+        with staged:
+            self._running = staged
+            try:
+                yield
+            finally:
+                self._running = None
+
+
+def _refuse_own_loops() -> None:
+    """Let optimizers raise an error unless ``fit`` applies the gradients."""
+    original = keras.optimizers.Optimizer.apply
+
+    @functools.wraps(original)
+    def apply(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if not updating.get():
+            raise PartitionError(
+                "a loop of the script's own applies gradients, which matex run --stages cannot divide",
+                expected="training by model.fit",
+                found=f"{type(optimizer).__name__}.apply outside of fit",
+                remedy="train with model.fit, or leave out --stages",
+            )
+        return original(optimizer, *args, **kwargs)
+
+    keras.optimizers.Optimizer.apply = apply

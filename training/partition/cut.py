@@ -1,0 +1,172 @@
+"""Cut of a model into consecutive stages, by cost or after given layers."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matex_data.errors import PartitionError
+from matex_data.training.partition.costs import elements
+from matex_data.training.partition.graph import Call, ModelGraph
+
+TOLERANCE = 0.05
+"""Share of the largest cost by which a stage may exceed it, if the cut then sends less."""
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """Calls of a stage, and the tensors that it exchanges with its neighbours.
+
+    Attributes
+    ----------
+    number : of the stage, from 0.
+    calls : what it computes.
+    inputs : numbers of the inputs of the model that it takes; the first stage takes those that are outputs, too.
+    receives, sends : numbers of the tensors from the stage before it, and for the stage behind it.
+    """
+
+    number: int
+    calls: tuple[Call, ...]
+    inputs: tuple[int, ...]
+    receives: tuple[int, ...]
+    sends: tuple[int, ...]
+
+    @property
+    def passes(self) -> tuple[int, ...]:
+        """Return the numbers of the tensors that it receives and sends on."""
+        return tuple(number for number in self.sends if number in self.receives)
+
+
+def cut_by_cost(graph: ModelGraph, costs: Sequence[float], stages: int) -> list[int]:
+    """Return the ends of the stages, in calls, that make the costs of the largest stage small.
+
+    Among cuts of nearly the same cost, those across which little is sent are chosen.
+
+    Parameters
+    ----------
+    costs : of each call, not negative.
+    stages : number of stages.
+
+    Raises
+    ------
+    PartitionError : the model has fewer calls than stages.
+    """
+    if len(graph.calls) < stages:
+        raise PartitionError(
+            "the model has fewer layers than there are stages",
+            expected=f"at least {stages} layers",
+            found=f"{len(graph.calls)}",
+            remedy="choose fewer stages",
+        )
+    sums = [0.0, *itertools.accumulate(costs)]
+    limit = _least_limit(sums, stages) * (1 + TOLERANCE)
+    sizes = [sum(elements(graph.specs[number]) for number in tensors) for tensors in _crossing(graph)]
+    latest = _greedy(sums, stages, limit)
+    earliest = [len(costs) - end for end in reversed(_greedy(_reversed(sums), stages, limit)[:-1])]
+    ends: list[int] = []
+    for number, (low, high) in enumerate(zip(earliest, latest[:-1], strict=True)):
+        before = ends[-1] if ends else 0
+        high = min(high, _reach(sums, before, limit), len(costs) - (stages - 1 - number))
+        low = min(max(low, before + 1), high)
+        ends.append(min(range(low, high + 1), key=lambda end: (sizes[end], -end)))
+    return [*ends, len(costs)]
+
+
+def cut_after(graph: ModelGraph, names: Sequence[str], stages: int) -> list[int]:
+    """Return the ends of the stages, in calls, after the last call of each of these layers or nested models.
+
+    Raises
+    ------
+    PartitionError : a name is unknown or given twice, or their number is not that of the cuts.
+    """
+    last = {name: i + 1 for i, call in enumerate(graph.calls) for name in call.names}
+    unknown = [name for name in names if name not in last]
+    if unknown or len(names) != stages - 1:
+        raise PartitionError(
+            "split_after does not name the layers after which the model is cut",
+            expected=f"{stages - 1} names of layers for {stages} stages, such as {list(last)[:4]}",
+            found=f"{list(names)}" + (f", of which the model has no {unknown}" if unknown else ""),
+            remedy="name a layer of the model for each cut, or leave split_after out",
+        )
+    ends = sorted(last[name] for name in names)
+    if len({0, *ends, len(graph.calls)}) != stages + 1:
+        raise PartitionError(
+            "a stage would be empty",
+            expected="layers at which something of the model ends, and something follows",
+            found=f"split_after={list(names)}, which cuts after calls {ends} of {len(graph.calls)}",
+            remedy="name other layers",
+        )
+    return [*ends, len(graph.calls)]
+
+
+def stage_plans(graph: ModelGraph, ends: Sequence[int]) -> list[StagePlan]:
+    """Return the stages of a model that end after these calls.
+
+    Examples
+    --------
+    >>> import keras
+    >>> from matex_data.training.partition.graph import model_graph
+    >>> x = keras.Input((4,))
+    >>> y = keras.layers.Dense(4, name="first")(x)
+    >>> model = keras.Model(x, keras.layers.Add(name="second")([x, y]))
+    >>> [(plan.receives, plan.sends) for plan in stage_plans(model_graph(model), [1, 2])]
+    [((), (1,)), ((1,), ())]
+    """
+    crossing = _crossing(graph)
+    plans = []
+    for number, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        calls = graph.calls[begin:end]
+        last = number == len(ends) - 1
+        taken = {tensor for call in calls for tensor in call.inputs} | set(graph.outputs if last else ())
+        inputs = tuple(tensor for tensor in graph.inputs if tensor in taken)
+        plans.append(StagePlan(number, calls, inputs, crossing[begin] if begin else (), () if last else crossing[end]))
+    return plans
+
+
+def _crossing(graph: ModelGraph) -> list[tuple[int, ...]]:
+    """Return for each position between calls the tensors that are computed before and needed behind it.
+
+    Inputs of the model are not among them: each stage has them.
+    """
+    made = {tensor: i for i, call in enumerate(graph.calls) for tensor in call.outputs}
+    used = {tensor: i for i, call in enumerate(graph.calls) for tensor in call.inputs}
+    used |= dict.fromkeys(graph.outputs, len(graph.calls))
+    begins: list[list[int]] = [[] for _ in range(len(graph.calls) + 1)]
+    for tensor, i in made.items():
+        begins[i + 1].append(tensor)
+    alive: dict[int, None] = {}
+    found = []
+    for position, new in enumerate(begins):
+        alive |= dict.fromkeys(new)
+        alive = {tensor: None for tensor in alive if used.get(tensor, -1) >= position}
+        found.append(tuple(alive))
+    return found
+
+
+def _least_limit(sums: Sequence[float], stages: int) -> float:
+    """Return the least cost that no stage of the best cut exceeds, within a millionth."""
+    low, high = sums[-1] / stages, sums[-1]
+    low = max([low, *(b - a for a, b in itertools.pairwise(sums))])
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if _greedy(sums, stages, middle)[-1] == len(sums) - 1 else (middle, high)
+    return high
+
+
+def _greedy(sums: Sequence[float], stages: int, limit: float) -> list[int]:
+    """Return the latest ends of stages of which none costs more than the limit; each has one call at least."""
+    ends, calls = [0], len(sums) - 1
+    for stage in range(stages):
+        ends.append(min(_reach(sums, ends[-1], limit), calls - (stages - 1 - stage)))
+    return ends[1:]
+
+
+def _reach(sums: Sequence[float], begin: int, limit: float) -> int:
+    """Return the last end of a stage from ``begin`` that costs no more than the limit; at least one call."""
+    return max(begin + 1, bisect.bisect_right(sums, sums[begin] + limit * (1 + 1e-9)) - 1)
+
+
+def _reversed(sums: Sequence[float]) -> list[float]:
+    return [sums[-1] - value for value in reversed(sums)]

@@ -1,0 +1,213 @@
+"""Functional and ``Sequential`` models as one list of calls of layers, with the tensors that each takes and returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from matex_data.errors import PartitionError
+from matex_data.training.keras_api import Functional, operation_fn
+
+_NESTED_ARGUMENTS = {"training", "mask"}
+"""Arguments with which a nested model may be called, beside its inputs, to be taken apart."""
+
+
+@dataclass(frozen=True)
+class TensorNumber:
+    """Number of a tensor, in place of the symbolic tensor among the arguments of a call."""
+
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """Call of a layer, or of an operation of ``keras.ops``.
+
+    Attributes
+    ----------
+    operation : what is called.
+    args, kwargs : its arguments, with a ``TensorNumber`` for each tensor.
+    inputs, outputs : numbers of the tensors that it takes and returns.
+    names : name of the operation, and of the nested models around it.
+    """
+
+    operation: Any
+    args: Any
+    kwargs: Any
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    names: tuple[str, ...]
+
+    def run(self, tensors: dict[int, Any], training: bool) -> None:
+        """Call the operation, and add its results to the tensors, by number."""
+
+        def value(leaf: Any) -> Any:
+            return tensors[leaf.number] if isinstance(leaf, TensorNumber) else leaf
+
+        args, kwargs = keras.tree.map_structure(value, (self.args, self.kwargs))
+        results = operation_fn(self.operation, training=training)(*args, **kwargs)
+        tensors.update(zip(self.outputs, keras.tree.flatten(results), strict=True))
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Shape and dtype of a tensor.
+
+    Attributes
+    ----------
+    shape : with None for axes of any length; the first one is that of the samples.
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class ModelGraph:
+    """Graph of a model.
+
+    Attributes
+    ----------
+    functional : functional model that Keras runs; of ``Sequential``, the one within it.
+    calls : in an order in which they can run.
+    inputs, outputs : numbers of the tensors that the model takes and returns, flat.
+    specs : of all tensors, by number.
+    """
+
+    functional: Any
+    calls: tuple[Call, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    specs: dict[int, Spec]
+
+
+def model_graph(model: Any) -> ModelGraph:
+    """Return the graph of a built model; nested functional models are taken apart.
+
+    Raises
+    ------
+    PartitionError : the model is neither functional nor ``Sequential``, or its class overrides ``call``.
+
+    Examples
+    --------
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, name="a"), keras.layers.ReLU(name="b")])
+    >>> [call.names for call in model_graph(model).calls]
+    [('a',), ('b',)]
+    """
+    check_graph(model)
+    functional = _functional(model)
+    if functional is None:
+        raise _not_a_graph(model)
+
+    tensors = _Numbers()
+    inputs = tuple(map(tensors.new, functional.inputs))
+    known = {id(tensor): number for tensor, number in zip(functional.inputs, inputs, strict=True)}
+    calls = tuple(_calls(functional, known, tensors, ()))
+    return ModelGraph(functional, calls, inputs, tuple(known[id(x)] for x in functional.outputs), tensors.specs)
+
+
+def check_graph(model: Any) -> None:
+    """Raise an error unless the class of a model, built or not, runs a graph of layers.
+
+    Raises
+    ------
+    PartitionError : its class overrides ``call``.
+    """
+    kinds = (keras.Sequential, Functional)
+    if not any(isinstance(model, kind) and type(model).call is kind.call for kind in kinds):
+        raise _not_a_graph(model)
+
+
+def _not_a_graph(model: Any) -> PartitionError:
+    return PartitionError(
+        f"the model {model.name} cannot be cut into stages: what it computes is code, not a graph of layers",
+        expected="a functional model (keras.Model(inputs, outputs)), or a Sequential one with an Input",
+        found=f"{type(model).__name__}, {'with a call of its own' if model.built else 'not built'}",
+        remedy="build the model from inputs and outputs, or train it without stages",
+    )
+
+
+class _Numbers:
+    """Numbers of tensors, given in order."""
+
+    def __init__(self) -> None:
+        self.specs: dict[int, Spec] = {}
+
+    def new(self, tensor: Any) -> int:
+        number = len(self.specs)
+        self.specs[number] = _spec(tensor)
+        return number
+
+
+def _spec(tensor: Any) -> Spec:
+    return Spec(tuple(tensor.shape), keras.backend.standardize_dtype(tensor.dtype))
+
+
+def _functional(model: Any) -> Any:
+    """Return the functional model that Keras runs for a model; None if its class has another ``call``."""
+    if isinstance(model, keras.Sequential) and type(model).call is keras.Sequential.call:
+        return model._functional
+    if isinstance(model, Functional) and type(model).call is Functional.call:
+        return model
+    return None
+
+
+def _calls(functional: Any, known: dict[int, int], numbers: _Numbers, around: tuple[str, ...]) -> Iterator[Call]:
+    """Yield the calls of a functional model in Keras's order; note its tensors in ``known``, by id.
+
+    Parameters
+    ----------
+    around : names of the models around this one.
+    """
+    for _, nodes in sorted(functional._nodes_by_depth.items(), reverse=True):
+        for node in nodes:
+            if node.is_input or any(id(tensor) not in known for tensor in node.input_tensors):
+                continue
+            names = (node.operation.name, *around)
+            inner = _nested(node)
+            if inner is not None:
+                given = zip(inner.inputs, keras.tree.flatten(node.arguments.args[0]), strict=True)
+                within = {id(own): known[id(tensor)] for own, tensor in given}
+                yield from _calls(inner, within, numbers, names)
+                known |= {id(x): within[id(own)] for x, own in zip(node.outputs, inner.outputs, strict=True)}
+                continue
+            args, kwargs = _numbered((node.arguments.args, node.arguments.kwargs), known)
+            taken = tuple(dict.fromkeys(known[id(tensor)] for tensor in node.input_tensors))
+            outputs = tuple(map(numbers.new, node.outputs))
+            known |= {id(tensor): number for tensor, number in zip(node.outputs, outputs, strict=True)}
+            yield Call(node.operation, args, kwargs, taken, outputs, names)
+
+
+def _numbered(arguments: Any, known: dict[int, int]) -> Any:
+    """Return arguments with numbers in place of tensors."""
+
+    def numbered(leaf: Any) -> Any:
+        return TensorNumber(known[id(leaf)]) if isinstance(leaf, keras.KerasTensor) else leaf
+
+    return keras.tree.map_structure(numbered, arguments)
+
+
+def _nested(node: Any) -> Any:
+    """Return the functional model that a node calls, if its calls can stand in place of it; otherwise None.
+
+    A model that converts its inputs, to another dtype or rank, remains one call.
+    """
+    inner = _functional(node.operation)
+    arguments = node.arguments
+    if inner is None or len(arguments.args) != 1 or not set(arguments.kwargs) <= _NESTED_ARGUMENTS:
+        return None
+    given = keras.tree.flatten(arguments.args[0])
+    if arguments.kwargs.get("mask") is not None or not _same_specs(given, inner.inputs):
+        return None
+    return inner if inner.activity_regularizer is None and node.operation.activity_regularizer is None else None
+
+
+def _same_specs(given: Sequence[Any], expected: Sequence[Any]) -> bool:
+    if len(given) != len(expected) or not all(isinstance(tensor, keras.KerasTensor) for tensor in given):
+        return False
+    pairs = [(_spec(a), _spec(b)) for a, b in zip(given, expected, strict=True)]
+    return all(a.dtype == b.dtype and len(a.shape) == len(b.shape) for a, b in pairs)

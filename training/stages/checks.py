@@ -1,0 +1,134 @@
+"""Models and options that cannot be trained in stages, found before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+
+from matex_data.errors import PartitionError
+from matex_data.training.average.optimizer import is_distributed
+from matex_data.training.keras_api import Functional
+from matex_data.training.partition.cut import StagePlan
+from matex_data.training.partition.graph import check_graph
+
+_OWN_METHODS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics", "make_train_function")
+"""Methods of a model that decide what a step computes, beside its layers."""
+
+
+def check_model(model: Any, sync_batch_norm: bool) -> None:
+    """Raise an error if a model computes its steps by code of its own, or is to normalize by global batches.
+
+    Raises
+    ------
+    PartitionError : it does.
+    """
+    check_graph(model)
+    base = keras.Sequential if isinstance(model, keras.Sequential) else Functional
+    own = [
+        name for name in _OWN_METHODS if getattr(type(model), name) is not getattr(base, name) or name in vars(model)
+    ]
+    if own:
+        raise PartitionError(
+            f"the model {model.name} cannot be trained in stages: it has a {own[0]} of its own",
+            expected="the steps of Keras: compile() with loss and metrics, fit()",
+            found=f"{type(model).__name__}.{own[0]}",
+            remedy="give loss and metrics to compile(), or train without stages",
+        )
+    if is_distributed(model.optimizer):
+        raise PartitionError(
+            "the optimizer averages gradients over all ranks, of which each stage has others",
+            expected="the optimizer as it is",
+            found="an optimizer from training.distribute",
+            remedy="leave out training.distribute: fit(mesh=...) averages over the replicas",
+        )
+    normalizations = [x for x in model._flatten_layers() if isinstance(x, keras.layers.BatchNormalization)]
+    if sync_batch_norm or any(layer.synchronized for layer in normalizations):
+        raise PartitionError(
+            "batches are divided into micro-batches, which pass BatchNormalization one after the other",
+            expected="normalization by the micro-batches of each replica",
+            found="sync_batch_norm=True" if sync_batch_norm else "BatchNormalization(synchronized=True)",
+            remedy="leave it out, use LayerNormalization or GroupNormalization, or train without stages",
+        )
+
+
+def check_stages(model: Any, plans: Sequence[StagePlan]) -> None:
+    """Raise an error if layers cannot be shared by stages, or an optimizer cannot agree with a stage.
+
+    Raises
+    ------
+    PartitionError : they cannot.
+    """
+    by_id, stages = holders(plans)
+    for key, layer in by_id.items():
+        frozen = {id(v) for inner in layer._flatten_layers() for v in inner._trainable_variables}
+        changing = [v.path for v in layer.non_trainable_variables if id(v) not in frozen]
+        if len(stages[key]) > 1 and changing:
+            raise PartitionError(
+                f"the layer {layer.name} is called in several stages, and each of its calls changes a state",
+                expected="layers that stages share without seeds, moving statistics and states",
+                found=f"{changing[:3]} in stages {stages[key]}",
+                remedy="name layers in split_after so that all of its calls are in one stage",
+            )
+    untrained = [plan.number for plan in plans if plan.number not in trained_stages(plans)]
+    if untrained and hasattr(model.optimizer, "inner_optimizer"):
+        raise PartitionError(
+            f"stage {untrained[0]} has no weights to train, so that it does not know the scale of the loss",
+            expected="trainable weights in every stage, for loss scaling",
+            found=f"only frozen layers, or layers without weights, in stages {untrained}",
+            remedy="name layers in split_after so that each stage trains some",
+        )
+
+
+def trained_stages(plans: Sequence[StagePlan]) -> list[int]:
+    """Return the numbers of the stages that have weights to train."""
+    return [plan.number for plan in plans if any(layer.trainable_variables for layer in layers_of(plan))]
+
+
+def check_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Raise an error if an optimizer was built for other variables than those of this stage.
+
+    Raises
+    ------
+    PartitionError : it was.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if optimizer.built and {id(v) for v in inner._trainable_variables} != {id(v) for v in variables}:
+        raise PartitionError(
+            "the optimizer has state for other weights than those of this stage",
+            expected=f"an optimizer without state, or for {len(variables)} variables of one stage",
+            found=f"state for {len(inner._trainable_variables)} variables",
+            remedy="compile the model again; to go on with a run, give its checkpoint to fit(checkpoint=...)",
+        )
+
+
+def layers_of(plan: StagePlan) -> list[Any]:
+    """Return the layers that a stage calls, each once."""
+    layers = {id(call.operation): call.operation for call in plan.calls}
+    return [layer for layer in layers.values() if isinstance(layer, keras.layers.Layer)]
+
+
+def holders(plans: Sequence[StagePlan]) -> tuple[dict[int, Any], dict[int, list[int]]]:
+    """Return all layers, and the stages that call them, by id of the layer."""
+    layers: dict[int, Any] = {}
+    stages: dict[int, list[int]] = {}
+    for plan in plans:
+        for layer in layers_of(plan):
+            layers[id(layer)] = layer
+            stages.setdefault(id(layer), []).append(plan.number)
+    return layers, stages
+
+
+def variable_holders(plans: Sequence[StagePlan]) -> Mapping[int, Sequence[int]]:
+    """Return the stages that hold a variable, in order, by id of the variable."""
+    found: dict[int, set[int]] = {}
+    for number, variable in _variables(plans):
+        found.setdefault(id(variable), set()).add(number)
+    return {key: sorted(numbers) for key, numbers in found.items()}
+
+
+def _variables(plans: Sequence[StagePlan]) -> Iterator[tuple[int, Any]]:
+    for plan in plans:
+        for layer in layers_of(plan):
+            yield from ((plan.number, variable) for variable in layer.variables)

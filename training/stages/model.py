@@ -1,0 +1,469 @@
+"""Context manager: train one compiled Keras model in stages."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from matex_data.errors import PartitionError
+from matex_data.training.average.state import step_state
+from matex_data.training.comm.channel import Channel, open_channel
+from matex_data.training.comm.world import alone
+from matex_data.training.keras_api import pythonify_logs
+from matex_data.training.mesh import Mesh
+from matex_data.training.partition.costs import estimated_costs
+from matex_data.training.partition.cut import StagePlan, cut_after, cut_by_cost, stage_plans
+from matex_data.training.partition.deferred import initialize, is_absent, is_deferred
+from matex_data.training.partition.graph import ModelGraph, model_graph
+from matex_data.training.partition.values import broadcast_in
+from matex_data.training.reduction.graphs import eager_variable
+from matex_data.training.reduction.ops import Reducer
+from matex_data.training.reduction.rounding import WireDtype
+from matex_data.training.stages.checks import (
+    check_model,
+    check_optimizer,
+    check_stages,
+    layers_of,
+    trained_stages,
+    variable_holders,
+)
+from matex_data.training.stages.gathering import gathering_callbacks
+from matex_data.training.stages.layers import StageLayers
+from matex_data.training.stages.messages import Line, StepFailed
+from matex_data.training.stages.micro_batches import Batch, default_micro_batches, read_batch
+from matex_data.training.stages.pipeline import Pipeline
+from matex_data.training.stages.stage import Edge, LastStage, Stage
+from matex_data.training.stages.state import StagedState
+from matex_data.training.stages.sums import GradientSums
+from matex_data.training.stages.update import StageUpdate
+from matex_data.training.steps.attributes import kept_by_calls
+from matex_data.training.steps.batch_norm import average_moving_statistics
+from matex_data.training.steps.errors import unwrapped_errors
+from matex_data.training.steps.evaluation import append_empty_batches
+from matex_data.training.steps.losses import DistributedLoss
+from matex_data.training.steps.metrics import combine_states, custom_metrics
+from matex_data.training.steps.variables import separate_seeds
+from matex_data.training.steps.watch import Watch
+
+log = logging.getLogger("matex_data.training")
+
+
+class StagedModel:
+    """Context manager: ``fit`` and ``evaluate`` of one compiled Keras model run in stages.
+
+    Entering replaces functions of this model; leaving restores them. Each rank trains the weights of its stage, of
+    which alone it has gradients and a state of the optimizer.
+
+    Parameters
+    ----------
+    model : compiled model.
+    mesh : ranks.
+    micro_batches : into which each batch of a replica is divided; None: as many as have ``LEAST_ROWS`` rows.
+    recompute : compute forward again for the backward computation, instead of keeping results.
+    split_after : names of the layers after which the model is cut; None: by cost.
+    sync_batch_norm, wire_dtype : as in ``fit``.
+
+    Attributes
+    ----------
+    channel, world : all ranks.
+    traces : 0, since Keras's own step is not traced.
+    replicas : replicas of this stage.
+    line : stages of this replica.
+    deferred : each rank has the weights of its stage alone.
+    watch : changes between steps; there are none that a check would have to find.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        mesh: Mesh,
+        *,
+        micro_batches: int | None = None,
+        recompute: bool = False,
+        split_after: Sequence[str] | None = None,
+        sync_batch_norm: bool = False,
+        wire_dtype: WireDtype | None = None,
+    ) -> None:
+        self.model, self.mesh = model, mesh
+        self.world = self.channel = open_channel(mesh.world)
+        self.replicas = open_channel(mesh.data)
+        self.line = open_channel(mesh.stages)
+        self._micro_batches, self._recompute, self._split_after = micro_batches, recompute, split_after
+        self._sync_batch_norm = sync_batch_norm
+        self._reducer = Reducer(self.replicas, wire_dtype=wire_dtype)
+        self._originals: list[tuple[Any, str, Any]] = []
+        self._messages = Line(self.line)
+        self._logs: dict[str, Any] = {}
+        self._samples_seen = eager_variable(0, tf.int64)
+        self.traces = 0
+        self._started = False  # every replica has sums of gradients from then on
+        self.watch = Watch(self)
+        self.plans: list[StagePlan] = []
+
+    def __enter__(self) -> StagedModel:
+        self._agree(self._check_options)
+        self._replace(self.model, "train_function", self._train_function)
+        self._replace(self.model, "test_function", self._test_function)
+        self._replace(self.model, "_get_metrics_result_or_logs", self._epoch_logs)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for owner, name, value in reversed(self._originals):
+            if value is _ABSENT:
+                object.__delattr__(owner, name)
+            else:
+                object.__setattr__(owner, name, value)
+        self._originals.clear()
+
+    def prepare(self, element_spec: Any, whole_batches: bool = False) -> None:
+        """Create the variables of the model, cut it, and broadcast the weights of rank 0. *Collective*.
+
+        Raises
+        ------
+        PartitionError : on all ranks, if the model cannot be trained in stages.
+        """
+        self._agree(lambda: self._cut(element_spec))
+        own, graph = self._plan, self._graph
+        held = variable_holders(self.plans)
+        if self.deferred:
+            self._initialize(layers_of(own))
+        self.broadcast()
+        separate_seeds(self.model, self.replicas.rank)
+        last = own.number == len(self.plans) - 1
+        first = [v for layer in layers_of(own) for v in layer.variables if held[id(v)][0] == own.number]
+        self.layers = StageLayers(own, graph.outputs if last else own.sends, first)
+        own_ids = {id(v) for v in self.layers.trainable_variables}
+        self.variables = [v for v in self.model.trainable_variables if id(v) in own_ids]
+        self._agree(lambda: check_optimizer(self.model.optimizer, self.variables))
+        if not self.model.optimizer.built:
+            self.model.optimizer.build(self.variables)
+        self._state = StagedState(self.model, self.layers, self._messages, self.replicas, held)
+        self._replace(self.model.optimizer, "finalize_variable_values", self._finalize)
+        self._agree(self._replace_metrics)
+        self._replace_losses()
+        sums = GradientSums(self.variables)
+        trained = trained_stages(self.plans)
+        self._update = StageUpdate(self.model.optimizer, sums, self._reducer, self.line, held, trained)
+        positions = [graph.inputs.index(number) for number in own.inputs]
+        self._pipeline = Pipeline(self._messages, lambda receives: self._stage(receives, sums, last), positions)
+        self._warn_of_normalizations()
+
+    @property
+    def samples_seen(self) -> Any:
+        """Return the variable with the number of samples of all ranks so far."""
+        return self._samples_seen
+
+    def pad_batches(self, dataset: Any) -> Any:
+        """Append empty batches, so that this replica has as many batches as any other. *Collective*."""
+        known = isinstance(dataset, tf.data.Dataset)
+        by_rank = self.channel.host.allgather_object(int(dataset.cardinality()) if known else -1)
+        missing = max(by_rank) - by_rank[self.channel.rank]
+        return append_empty_batches(dataset, missing) if missing and min(by_rank) >= 0 else dataset
+
+    def broadcast(self) -> None:
+        """Broadcast the weights of rank 0; those of a deferred model from the first replica. *Collective*."""
+        if self.deferred:
+            broadcast_in(self.replicas, [v for layer in layers_of(self._plan) for v in layer.weights])
+        else:
+            broadcast_in(self.channel, list(self.model.weights))
+
+    def state(self) -> StagedState:
+        """Return the state of the model, for checkpoints."""
+        return self._state
+
+    def gathering_callbacks(self, user_callbacks: Sequence[Any]) -> list[Any]:
+        """Return the callbacks that gather the weights of all stages before those of the user.
+
+        Raises
+        ------
+        PartitionError : a callback saves the state of the optimizer, of which each rank has that of its stage.
+        """
+        backups = [x for x in user_callbacks if isinstance(x, keras.callbacks.BackupAndRestore)]
+        if backups:
+            raise PartitionError(
+                "BackupAndRestore saves the optimizer's state of one rank, which is that of one stage",
+                expected="fit(checkpoint=folder), which saves the state of all stages",
+                found="BackupAndRestore among the callbacks",
+                remedy="give checkpoint= in place of this callback",
+            )
+        return gathering_callbacks(self.gather_weights, user_callbacks)
+
+    def gather_weights(self) -> None:
+        """Give every rank the weights of all stages, unless the model is deferred. *Collective*."""
+        if self.deferred:
+            return
+        held = variable_holders(self.plans)
+        for plan in self.plans:
+            layers = layers_of(plan)
+            own = {id(v): v for layer in layers for v in layer.weights if held[id(v)][0] == plan.number}
+            broadcast_in(self.line, list(own.values()), plan.number)
+
+    def _initialize(self, layers: Sequence[Any]) -> None:
+        """Give the weights of these layers of a deferred model their initial values."""
+        for variable in {id(v): v for layer in layers for v in layer.variables}.values():
+            if is_absent(variable):
+                initialize(variable)
+
+    def _check_options(self) -> None:
+        check_model(self.model, self._sync_batch_norm)
+        if self.mesh.shape[2] > 1:
+            raise PartitionError(
+                "stages do not shard their layers",
+                expected="Mesh(stages=..., model=1)",
+                found=f"model={self.mesh.shape[2]}",
+                remedy="use stages alone, or layouts alone",
+            )
+        if self._micro_batches is not None and self._micro_batches < 1:
+            raise PartitionError("a batch has no micro-batch", expected="micro_batches >= 1", found=self._micro_batches)
+
+    def _cut(self, element_spec: Any) -> None:
+        """Build the model without a state of the optimizer, and cut it."""
+        optimizer = self.model.optimizer
+        object.__setattr__(self.model, "optimizer", None)  # Keras would build its state for all weights
+        try:
+            with kept_by_calls(self.model):
+                self.model._symbolic_build(data_batch=element_spec)
+        finally:
+            object.__setattr__(self.model, "optimizer", optimizer)
+        self._graph: ModelGraph = model_graph(self.model)
+        self.deferred = any(map(is_deferred, self.model.weights))
+        stages = self.line.size
+        if self._split_after is None:
+            ends = cut_by_cost(self._graph, estimated_costs(self._graph), stages)
+        else:
+            ends = cut_after(self._graph, self._split_after, stages)
+        cut = vars(self.model).get("_matex_cut")
+        if self.deferred and cut is not None and cut != (stages, *ends):
+            raise PartitionError(
+                f"the deferred model {self.model.name} was trained in other stages, whose ranks have its weights",
+                expected=f"{cut[0]} stages that end after calls {cut[1:]}",
+                found=f"{stages} stages that end after calls {ends}",
+                remedy="resume from its checkpoint with a new model, or train it on the same mesh",
+            )
+        self.plans = stage_plans(self._graph, ends)
+        self._plan = self.plans[self.line.rank]
+        check_stages(self.model, self.plans)
+        if self.deferred:
+            object.__setattr__(self.model, "_matex_cut", (stages, *ends))
+
+    def _stage(self, receives: Edge, sums: GradientSums, last: bool) -> Stage | LastStage:
+        if not last:
+            return Stage(self.model, self.layers, sums, receives, self._recompute)
+        structure = self._graph.functional.output
+        return LastStage(self.model, self.layers, sums, receives, structure, step_state(self.replicas))
+
+    def _replace_metrics(self) -> None:
+        """Let metric functions that return one number for a batch raise an error, if batches are divided.
+
+        Raises
+        ------
+        PartitionError : a metric is of a class of the user's, whose state may depend on whole batches.
+        """
+        if self._micro_batches == 1 and self.replicas.size == 1:
+            return
+        for metric, function in custom_metrics(self.model):
+            if function is None:
+                raise _batch_metric(metric.name)
+            self._replace(metric, "_fn", functools.partial(_per_sample, metric.name, function))
+
+    def _replace_losses(self) -> None:
+        """Make losses that are sums, or whose divisors are not the numbers of rows, exact or an error."""
+        compiled = self.model._compile_loss
+        if compiled is not None and compiled._flat_losses:
+            divisors: Any = self._reducer if self._micro_batches == 1 else _UnknownDivisors(self.replicas)
+            losses = [entry._replace(loss=DistributedLoss(entry.loss, divisors)) for entry in compiled._flat_losses]
+            self._replace(compiled, "_flat_losses", losses)
+
+    def _train_function(self, iterator: Any) -> Any:
+        """Run a training step, as Keras's function does. *Collective*."""
+        for step in range(self.model.steps_per_execution):
+            batch, rows = self._next(iterator)
+            if batch is None:
+                if step == 0:
+                    raise StopIteration
+                break
+            self._guarded(lambda batch=batch, rows=rows: self._accumulate(batch, rows))  # type: ignore[misc]
+            self._update()
+            self._samples_seen.assign_add(rows)
+        return dict(self._logs)
+
+    def _accumulate(self, batch: Batch, rows: int) -> None:
+        self._pipeline.prepare("train", batch)
+        optimizer = self.model.optimizer
+        logs = self._pipeline.train(batch, self._count(batch), rows, optimizer.scale_loss, self._metrics)
+        self._logs = logs or self._logs
+
+    def _test_function(self, iterator: Any) -> Any:
+        """Evaluate a batch, as Keras's function does. *Collective*."""
+        if alone.get():
+            raise PartitionError(
+                "evaluate() was called on one rank alone, as in a callback that writes files",
+                expected="the same calls on all ranks, since the stages are on different ranks",
+                remedy="derive the callback from keras.callbacks.Callback, whose hooks run on every rank",
+            )
+        for step in range(self.model.steps_per_execution):
+            batch, rows = self._next(iterator)
+            if batch is None:
+                if step == 0:
+                    raise StopIteration
+                break
+            self._guarded(lambda batch=batch, rows=rows: self._evaluate(batch, rows))  # type: ignore[misc]
+        return {}
+
+    def _evaluate(self, batch: Batch, rows: int) -> None:
+        self._pipeline.prepare("test", batch)
+        self._pipeline.forward("test", batch, self._count(batch), rows)
+
+    def _count(self, batch: Batch) -> int:
+        """Return the number of micro-batches of a batch."""
+        return self._micro_batches or default_micro_batches(batch.rows)
+
+    def _next(self, iterator: Any) -> tuple[Batch | None, int]:
+        """Return the next batch, and the rows of those of all replicas; no batch at the end of the data. *Collective*.
+
+        Raises
+        ------
+        DataError : on all ranks, that of the lowest rank that cannot read its batch.
+        PartitionError : on all ranks, if some have no further batch.
+        """
+        batch: Batch | None = None
+        error: BaseException | None = None
+        try:
+            with unwrapped_errors():
+                batch = read_batch(self._graph.functional, next(iterator))
+        except (StopIteration, tf.errors.OutOfRangeError):
+            pass
+        except Exception as found:  # whatever it is, the other ranks wait for this one
+            error = found
+        communicator, rows = self.channel.communicator, 0 if batch is None else batch.rows
+        state = (error is not None, error is None and batch is None, batch is not None, rows, -rows)
+        failed, ended, going, most, least = communicator.maximum(*map(int, state))
+        if failed:
+            raise communicator.first_error(error) or StepFailed
+        if ended and going:
+            raise PartitionError(
+                "some ranks have a further batch, and others do not",
+                expected="the same number of batches on all ranks",
+                found=f"{'another' if batch is not None else 'no further'} batch on rank {self.channel.rank}",
+                remedy="give all stages the same data, and all replicas data with the same number of steps",
+            )
+        if going and not least and not self._started:
+            raise PartitionError(
+                "a replica has no row of the first batch",
+                expected=f"at least {self.replicas.size} rows, one for each replica",
+                found="a batch with fewer rows",
+                remedy="choose a larger batch size, or more stages and fewer replicas",
+            )
+        self._started = True
+        if most == -least:
+            return batch, rows * self.replicas.size
+        total = np.array([rows], np.int64)
+        self.replicas.host.reduce(total)
+        return batch, int(total[0])
+
+    def _guarded(self, run: Callable[[], None]) -> None:
+        """Run the computations of a step; if a rank fails, raise its error on all ranks. *Collective*."""
+        error: BaseException | None = None
+        failed = False
+        try:
+            run()
+        except StepFailed:
+            failed = True
+        except Exception as found:  # whatever it is, the other ranks wait for this one
+            error = found
+        if failed or error is not None:
+            self._messages.fail()
+        communicator = self.channel.communicator
+        (any_failed,) = communicator.maximum(int(failed or error is not None))
+        if any_failed:
+            first = communicator.first_error(error)
+            self._messages.drain()
+            raise first or StepFailed
+
+    def _agree(self, run: Callable[[], None]) -> None:
+        """Run a check; if it fails on any rank, raise the error of the lowest of these on all ranks. *Collective*."""
+        error: BaseException | None = None
+        try:
+            run()
+        except Exception as found:  # whatever it is, the other ranks wait for this one
+            error = found
+        self.channel.communicator.agree(error)
+
+    def _metrics(self) -> dict[str, Any]:
+        """Return the logs of this rank's rows, on the last stage."""
+        return dict(pythonify_logs(self.model.get_metrics_result()))
+
+    def _epoch_logs(self, logs: Any) -> Any:
+        """Return the logs of an epoch or of an evaluation, over all replicas, on all stages. *Collective*."""
+        average_moving_statistics(self.layers, self.replicas)
+        if self._pipeline.last:
+            combine_states(self.replicas, list(self.model.metrics_variables))
+        return self._pipeline.broadcast(self._metrics() if self._pipeline.last else None)
+
+    def _finalize(self, variables: Any) -> None:
+        """Let the optimizer set the final values of the weights of this stage, such as moving averages."""
+        type(self.model.optimizer).finalize_variable_values(self.model.optimizer, self.variables)
+
+    def _warn_of_normalizations(self) -> None:
+        normalizations = [x for x in self.model._flatten_layers() if isinstance(x, keras.layers.BatchNormalization)]
+        if normalizations and self.channel.rank == 0:
+            log.warning(
+                "BatchNormalization (%s%s) normalizes each micro-batch, like one process that accumulates them",
+                normalizations[0].name,
+                f" and {len(normalizations) - 1} more" if len(normalizations) > 1 else "",
+            )
+
+    def _replace(self, owner: Any, name: str, value: Any) -> None:
+        self._originals.append((owner, name, vars(owner).get(name, _ABSENT)))
+        object.__setattr__(owner, name, value)
+
+
+_ABSENT = object()
+
+
+def _per_sample(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return what a metric function returns.
+
+    Raises
+    ------
+    PartitionError : it is one number.
+    """
+    values = function(*args, **kwargs)
+    if len(keras.ops.shape(values)) == 0:
+        raise _batch_metric(name)
+    return values
+
+
+def _batch_metric(name: str) -> PartitionError:
+    return PartitionError(
+        f"the metric {name} depends on whole batches, which are divided into micro-batches and over replicas",
+        expected="metrics of Keras, or functions that return a number for each sample",
+        found="a metric class of the user's, or a function that returns one number",
+        remedy="return a number for each sample, or train one replica with micro_batches=1",
+    )
+
+
+class _UnknownDivisors:
+    """Reducer for losses whose divisors over all micro-batches are not known before the last of them.
+
+    Parameters
+    ----------
+    channel : replicas.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+
+    def __call__(self, tensors: Sequence[Any]) -> Any:
+        raise PartitionError(
+            "the divisor of this loss is known after the last micro-batch only",
+            expected="a mean over all samples, or a sum",
+            found="a mean over the samples of a mask, or over sample weights",
+            remedy="compile the loss with reduction='sum' or 'sum_over_batch_size', without a mask",
+        )

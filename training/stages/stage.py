@@ -1,0 +1,266 @@
+"""Computations of a stage for one micro-batch, each compiled once for all sizes of micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from matex_data.training.average.state import StepState
+from matex_data.training.stages.layers import StageLayers
+from matex_data.training.stages.sums import GradientSums
+from matex_data.training.steps.metrics import weighted_means
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Tensors that go from a stage to the next one.
+
+    Attributes
+    ----------
+    specs : shape and dtype of each tensor, with None for axes of any length; those of masks are the last ones.
+    masked : positions of the tensors that have masks.
+    """
+
+    specs: tuple[tuple[tuple[int | None, ...], str], ...] = ()
+    masked: tuple[int, ...] = ()
+
+    @property
+    def differentiable(self) -> list[int]:
+        """Return the positions of the tensors for which errors come back."""
+        return [i for i, (_, dtype) in enumerate(self.specs) if keras.backend.is_float_dtype(dtype)]
+
+    def tensor_specs(self) -> list[tf.TensorSpec]:
+        """Return the specs as those of TensorFlow."""
+        return [tf.TensorSpec(shape, dtype) for shape, dtype in self.specs]
+
+
+class Targets(NamedTuple):
+    """Targets and sample weights, flat, and how to pack them again.
+
+    Attributes
+    ----------
+    structure : nested structure of positions of tensors, and None.
+    tensors : tensors, or their specs.
+    """
+
+    structure: Any
+    tensors: list[Any]
+
+    def packed(self, tensors: Sequence[Any]) -> Any:
+        """Return the structure with these tensors in place of their positions."""
+        return tf.nest.map_structure(lambda i: None if i is None else tensors[i], self.structure)
+
+
+class Pending(NamedTuple):
+    """Results of the forward computation of a micro-batch that its backward computation needs.
+
+    Attributes
+    ----------
+    tensors : what the stage has taken.
+    outputs : what it sends.
+    own_loss : loss that its layers have added, a scalar.
+    tape : tape that has recorded these; None if they are to be computed again.
+    state : values that variables had before, if they are to be computed again.
+    """
+
+    tensors: list[Any]
+    outputs: list[Any]
+    own_loss: Any
+    tape: Any
+    state: list[Any]
+
+
+class Stage:
+    """Computations of a stage before the last one.
+
+    From the forward to the backward computation it keeps the results of its operations, in a tape. To save this memory
+    it can keep its inputs alone, and compute forward twice; seeds and moving statistics change once in any case.
+
+    Parameters
+    ----------
+    model : compiled model.
+    layers : its layers in this stage.
+    sums : sums of the gradients of their weights.
+    receives : tensors that the stage receives.
+    recompute : compute forward twice.
+    """
+
+    def __init__(self, model: Any, layers: StageLayers, sums: GradientSums, receives: Edge, recompute: bool) -> None:
+        self.model, self.layers, self.sums, self.receives = model, layers, sums, receives
+        self._recompute = recompute
+        layers.set_masked(receives.masked)
+        self._changing = layers.changing_variables() if recompute else []
+
+    def compile_forward(self, inputs: Sequence[tf.TensorSpec], training: bool) -> Edge:
+        """Trace the computations; return the tensors that the stage sends.
+
+        Parameters
+        ----------
+        inputs : specs of the inputs of the model that the stage takes.
+        """
+        given = [*inputs, *self.receives.tensor_specs()]
+        masked: list[int] = []
+
+        def forward(tensors: list[Any]) -> Any:
+            state = [tf.identity(v.value) for v in self._changing] if training else []
+            outputs, masks = self.layers(tensors, training=training)
+            masked[:] = [i for i, mask in enumerate(masks) if mask is not None]
+            outputs = [tf.convert_to_tensor(x) for x in (*outputs, *(masks[i] for i in masked))]
+            return outputs, _or_zero(self.layers.own_loss()), state
+
+        self._forward = compiled(forward, given)
+        outputs, _, state = self._forward.structured_outputs
+        sends = Edge(tuple((tuple(x.shape), x.dtype.name) for x in outputs), tuple(masked))
+        self._add = tf.function(self.sums.add, autograph=False, reduce_retracing=True)
+        self._differentiable = sends.differentiable
+        if training and self._recompute:
+            errors = [spec for i, spec in enumerate(sends.tensor_specs()) if i in sends.differentiable]
+            self._again = compiled(self._backward, given, list(state), errors, tf.TensorSpec((), tf.float32))
+        return sends
+
+    def forward(self, tensors: list[Any]) -> Pending:
+        """Compute forward without keeping anything for a backward computation."""
+        outputs, own_loss, state = self._forward(tensors)
+        return Pending(tensors, outputs, own_loss, None, state)
+
+    def forward_in_training(self, tensors: list[Any]) -> Pending:
+        """Compute forward, and keep what the backward computation needs."""
+        if self._recompute:
+            return self.forward(tensors)
+        with tf.GradientTape() as tape:
+            tape.watch(differentiable(tensors, self.receives))
+            outputs, own_loss, _ = self._forward(tensors)
+        return Pending(tensors, outputs, own_loss, tape, [])
+
+    def backward(self, pending: Pending, errors: list[Any], weight: Any) -> list[Any]:
+        """Add the gradients of a micro-batch to the sums; return the errors of the tensors that the stage received.
+
+        Parameters
+        ----------
+        errors : derivatives of the weighted loss with respect to the tensors sent.
+        weight : derivative of the weighted loss with respect to the loss that the layers have added, a scalar float32.
+        """
+        if pending.tape is None:
+            return list(self._again(pending.tensors, pending.state, errors, weight))
+        targets = [*(pending.outputs[i] for i in self._differentiable), pending.own_loss]
+        gradients, own_errors = self._gradients(pending.tape, targets, pending.tensors, [*errors, weight])
+        reached = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        self._add([gradients[i] for i in reached], reached)
+        return list(own_errors)
+
+    def _backward(self, tensors: list[Any], state: list[Any], errors: list[Any], weight: Any) -> list[Any]:
+        """Compute forward again, as with the variables before, and backward."""
+        mapping = list(zip(self._changing, state, strict=True))
+        with keras.StatelessScope(mapping, collect_losses=True, initialize_variables=False), tf.GradientTape() as tape:
+            tape.watch(differentiable(tensors, self.receives))
+            outputs, _ = self.layers(tensors, training=True)
+            targets = [
+                *(outputs[i] for i in self._differentiable if i < len(outputs)),
+                _or_zero(self.layers.own_loss()),
+            ]
+        gradients, own_errors = self._gradients(tape, targets, tensors, [*errors, weight])
+        self.sums.add(gradients)
+        return list(own_errors)
+
+    def _gradients(self, tape: Any, targets: list[Any], tensors: list[Any], errors: list[Any]) -> tuple[Any, Any]:
+        watched = differentiable(tensors, self.receives)
+        weights = [v.value for v in self.sums.variables]
+        gradients, own_errors = tape.gradient(targets, [weights, watched], output_gradients=errors)
+        return gradients, _dense(own_errors, watched)
+
+
+class LastStage:
+    """Computations of the last stage, which computes forward, loss and backward of a micro-batch in one.
+
+    Parameters
+    ----------
+    model, layers, sums, receives : as above.
+    structure : nested structure of the outputs of the model.
+    state : state of the step, which has the weight of a micro-batch.
+    """
+
+    def __init__(
+        self, model: Any, layers: StageLayers, sums: GradientSums, receives: Edge, structure: Any, state: StepState
+    ) -> None:
+        self.model, self.layers, self.sums, self.receives = model, layers, sums, receives
+        self._structure, self._state = structure, state
+        layers.set_masked(receives.masked)
+
+    def compile_step(self, inputs: Sequence[tf.TensorSpec], targets: Targets, training: bool) -> None:
+        """Trace the step of a micro-batch.
+
+        Parameters
+        ----------
+        inputs : specs of the inputs of the model that the stage takes.
+        targets : with specs in place of tensors.
+        """
+
+        def step(tensors: list[Any], leaves: list[Any], weight: Any, rows: Any, loss_before: Any) -> Any:
+            with self._state.step(weight), weighted_means(self.model, weight):
+                run = self._train if training else self._test
+                return run(tensors, targets.packed(leaves), weight, rows, loss_before)
+
+        scalars = [tf.TensorSpec((), dtype) for dtype in (tf.float64, tf.int64, tf.float32)]
+        self.step = compiled(step, [*inputs, *self.receives.tensor_specs()], list(targets.tensors), *scalars)
+
+    def compile_predict(self, inputs: Sequence[tf.TensorSpec]) -> None:
+        """Trace the prediction of a micro-batch."""
+        given = [*inputs, *self.receives.tensor_specs()]
+        self.predict = compiled(lambda tensors: self._predict(tensors, training=False), given)
+
+    def _train(self, tensors: list[Any], targets: Any, weight: Any, rows: Any, loss_before: Any) -> list[Any]:
+        """Add the gradients of a micro-batch; return the errors of the tensors that the stage received."""
+        with tf.GradientTape() as tape:
+            watched = differentiable(tensors, self.receives)
+            tape.watch(watched)
+            loss = self._loss(tensors, targets, rows, loss_before, training=True)
+            scaled = self.model.optimizer.scale_loss(loss * tf.cast(weight, loss.dtype))
+        gradients, errors = tape.gradient(scaled, [[v.value for v in self.sums.variables], watched])
+        self.sums.add(gradients)
+        return _dense(errors, watched)
+
+    def _test(self, tensors: list[Any], targets: Any, weight: Any, rows: Any, loss_before: Any) -> list[Any]:
+        self._loss(tensors, targets, rows, loss_before, training=False)
+        return []
+
+    def _loss(self, tensors: list[Any], targets: Any, rows: Any, loss_before: Any, training: bool) -> Any:
+        """Return the loss of a micro-batch, and update the metrics."""
+        y, sample_weight = targets
+        predictions = self._predict(tensors, training)
+        losses = [self.model._compile_loss(y, predictions, sample_weight)] if self.model._compile_loss else []
+        own = self.layers.own_loss()
+        losses = [loss for loss in (*losses, own) if loss is not None]
+        loss = keras.ops.sum(losses) if len(losses) != 1 else losses[0]
+        self.model._loss_tracker.update_state(loss + tf.cast(loss_before, loss.dtype), sample_weight=rows)
+        self.model.compute_metrics(None, y, predictions, sample_weight)
+        return loss
+
+    def _predict(self, tensors: list[Any], training: bool) -> Any:
+        outputs, _ = self.layers(tensors, training=training)
+        packed = keras.tree.pack_sequence_as(self._structure, outputs)
+        return packed[0] if isinstance(packed, list | tuple) and len(packed) == 1 else packed
+
+
+def compiled(function: Callable[..., Any], *specs: Any) -> Any:
+    """Return a function of tensors, traced for these specs."""
+    return tf.function(function, autograph=False).get_concrete_function(*specs)
+
+
+def differentiable(tensors: Sequence[Any], receives: Edge) -> list[Any]:
+    """Return the tensors of a stage whose errors it sends back; those that it receives are the last ones."""
+    first = len(tensors) - len(receives.specs)
+    return [tensors[first + i] for i in receives.differentiable]
+
+
+def _or_zero(loss: Any) -> Any:
+    return tf.zeros((), tf.float32) if loss is None else loss
+
+
+def _dense(errors: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
+    """Return errors as dense tensors, zero where the loss does not depend on a tensor."""
+    pairs = zip(errors, tensors, strict=True)
+    return [tf.zeros_like(tensor) if error is None else tf.convert_to_tensor(error) for error, tensor in pairs]
