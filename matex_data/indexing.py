@@ -84,7 +84,7 @@ def index_files(comm: Communicator, files: Sequence[str], reading: Reading, path
         return known
     usable = known is not None and len(known.files) == len(files) and 0 not in stale
     index = _index_all(comm, files, reading, known if usable else None, frozenset(stale))
-    if any(index.files.stamp(number) is None for number in range(min(1, len(index.files)))):
+    if not index.files.all_stamped:
         raise FormatError(
             "an index of this format cannot be stored, since a later job would not notice changes of its files",
             file=index.files.paths[0],

@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 from mpi4py import MPI
+from PIL import Image
 
 from matex_data import FormatError, open_dataset
 from matex_data.index.stored import MAGIC, from_bytes, mapped, save, to_bytes
@@ -161,6 +162,27 @@ def test_an_index_that_cannot_be_written(folder: Path, tmp_path: Path) -> None:
     found = _opened(MPI.COMM_SELF, folder, tmp_path / "no folder" / "run.matex")
     _check([found], folder)
     assert "cannot be written" in found["warnings"][0]
+
+
+@pytest.mark.rank_counts(1, 3)
+def test_texts_that_all_ranks_index(pool: Pool, tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for number in range(3):
+        rows = "".join(f"{row},{number}.5,x{row}\n" for row in range(5))
+        (folder / f"{number}.csv").write_text(f"row,number,text\n{rows}")
+    for _ in range(2):
+        by_rank = pool.run(_opened, folder, tmp_path / "run.matex")
+        assert _together(by_rank, "row") == list(range(5)) * 3
+        assert _together(by_rank, "number") == [0.5] * 5 + [1.5] * 5 + [2.5] * 5
+        assert _named(by_rank, "warnings") == []
+
+
+def test_formats_whose_changes_do_not_show(tmp_path: Path) -> None:
+    Image.new("L", (4, 4)).save(tmp_path / "a.png")
+    with pytest.raises(FormatError, match="cannot be stored"):
+        open_dataset(tmp_path, comm=MPI.COMM_SELF, format="images", index=tmp_path / "run.matex")
+    assert not (tmp_path / "run.matex").exists()
 
 
 class _Evil:

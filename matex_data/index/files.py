@@ -129,6 +129,11 @@ class FileTable(Sequence[FileIndex], ABC):
     def stamp(self, number: int) -> Stamp | None:
         """Return the stamp of one file."""
 
+    @property
+    def all_stamped(self) -> bool:
+        """Return whether each file has a stamp."""
+        return all(self.stamp(number) is not None for number in range(len(self)))
+
     @cached_property
     def facts(self) -> Facts:
         """Facts of all files, by field. Each file is looked at once, unless they are known."""
@@ -277,6 +282,10 @@ class FileColumns(FileTable):
 
     def stamp(self, number: int) -> Stamp | None:
         return self._stamps[number]
+
+    @property
+    def all_stamped(self) -> bool:
+        return bool(self._stamps.known.all())
 
     @classmethod
     def joined(cls, tables: Sequence[FileColumns]) -> FileColumns:

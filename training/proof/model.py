@@ -163,6 +163,8 @@ def _of_prediction(state: State) -> tuple[Reason, ...]:
 
 def loss_reasons(loss: LossValue, state: State) -> tuple[Reason, ...]:
     """Return the reasons why a loss is not weighed by the ranks so that it is that of the batch."""
+    if loss.own_call:
+        return (Reason(loss.name, "__call__", "is a method of the loss's own"),)
     if isinstance(state, Mixed):
         return state.reasons
     mean = loss.reduction in ("sum_over_batch_size", "mean", "mean_with_sample_weight")

@@ -28,6 +28,7 @@ class LossValue:
     values : tensor of the losses, weighted by sample weights and masks.
     masked : the losses have a mask.
     weighted : the losses have sample weights.
+    own_call : the class of the loss calls and reduces it in a way of its own.
     """
 
     name: str
@@ -35,6 +36,7 @@ class LossValue:
     values: Any
     masked: bool
     weighted: bool
+    own_call: bool = False
 
 
 @dataclass
@@ -98,6 +100,9 @@ def _plain(loss: Any) -> Any:
     return vars(loss).get("loss", loss) if type(loss).__module__.startswith("matex_data.") else loss
 
 
+_CALL = keras.losses.Loss.__call__
+
+
 class _Recorded:
     """Loss that records its values and returns zero."""
 
@@ -115,7 +120,8 @@ class _Recorded:
             masked = get_keras_mask(y_pred) is not None
             reduction = self._loss.reduction
         name = getattr(self._loss, "name", type(self._loss).__name__)
-        self._losses.append(LossValue(name, reduction, values, masked, sample_weight is not None))
+        own_call = isinstance(self._loss, keras.losses.Loss) and type(self._loss).__call__ is not _CALL
+        self._losses.append(LossValue(name, reduction, values, masked, sample_weight is not None, own_call))
         return tf.zeros([], values.dtype)
 
 

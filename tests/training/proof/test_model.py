@@ -184,6 +184,17 @@ class OwnLoss(keras.Sequential):  # type: ignore[misc]
         return super().compute_loss(*args, **options)
 
 
+class RootOfSum(keras.losses.MeanSquaredError):  # type: ignore[misc]
+    """Loss that changes what Keras has reduced."""
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return ops.sqrt(super().__call__(*args, **options))
+
+
+def test_a_loss_that_reduces_by_itself_is_named() -> None:
+    assert _operations(_proof(loss=RootOfSum(reduction="sum"))) == {"__call__"}
+
+
 def test_methods_of_the_models_own_are_named() -> None:
     assert _operations(_proof(kind=OwnStep)) == {"train_step"}
     assert _operations(_proof(kind=OwnLoss)) == {"compute_loss"}

@@ -114,9 +114,9 @@ def _moments(comm: Any, channels: int, offset: float) -> tuple[Any, Any, Any, li
     weight = len(everything[own]) / ROWS
     scales = tf.constant(np.linspace(1, 2, ROWS, dtype=np.float32)[own][:, None])
 
-    def reduce(collectives: Any, flat: Any, *args: Any) -> None:
+    def reduce(collectives: Any, flat: Any, *args: Any, **options: Any) -> None:
         sent.append(flat.nbytes)
-        original(collectives, flat, *args)
+        original(collectives, flat, *args, **options)
 
     original = Collectives.reduce
     with mock.patch.object(Collectives, "reduce", reduce), step_state(channel).step(weight):
