@@ -135,6 +135,7 @@ class Prefetcher:
 
     def _read_all(self) -> None:
         """Read each window while the window before it is decoded, and publish the one before that."""
+        self._session.files.renew()  # each epoch checks files anew; before a window is planned, which may begin to read
         planned, loading = self._reader.windows(), deque[PendingWindow]()
         upcoming, error = _result(next(planned, None))
         error = error or self._context.changed_file()
@@ -161,6 +162,7 @@ class Prefetcher:
             upcoming, agreed = following, self._agree(round_, error)
         if agreed is not None:
             self._reader.finish()
+        self._session.files.renew()  # between epochs no file of this rank alone is open
 
     def _start(self, window: PendingWindow, agreed: Integers, error: Exception | None) -> Exception | None:
         """Start to load a window, or only participate after an error; return the first error. *Collective*."""

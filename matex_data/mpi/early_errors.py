@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import atexit
 import sys
+from contextlib import suppress
 from functools import cache
+
+from matex_data.errors import NoMpiLibrary, RanksNotConnected
 
 
 @cache
@@ -15,6 +18,7 @@ def notice() -> None:
 
 def _end_after_error() -> None:
     if "mpi4py.MPI" in sys.modules and getattr(sys, "last_value", None) is not None:
-        from matex_data.mpi import abort  # imports MPI, which this program has imported already
+        with suppress(NoMpiLibrary, RanksNotConnected):  # there are no other ranks
+            from matex_data.mpi import abort  # imports MPI, which this program has imported already
 
-        abort.end_without_hook()
+            abort.end_without_hook()

@@ -17,7 +17,7 @@ from matex_data.index.model import Index
 from matex_data.index.runs import Runs
 from matex_data.index.stamps import check_stamp
 from matex_data.io.counters import Profile
-from matex_data.io.files import MOST_SHARED_FILES, Files, mode_for
+from matex_data.io.files import MOST_SHARED_FILES, mode_for
 from matex_data.io.sessions import ReadSessions
 from matex_data.machine import tasks_of_window
 from matex_data.mpi.communicator import Communicator
@@ -143,7 +143,7 @@ class Source:
             self.scratch,
             self.cache_bytes(self.comm.size, window_bytes),
             self.profile,
-            partial(self._changed_file, session.files),
+            self._changed_file,
             lists=self.skipped is None,
         )
 
@@ -164,9 +164,8 @@ class Source:
         """Return whether each rank checks the files that it reads as it opens them: all would be too many."""
         return self.mode == "independent" and len(self.index.files) > MOST_SHARED_FILES
 
-    def _changed_file(self, files: Files) -> DataError | None:
-        """Return the error of a file that changed after this rank indexed it, or None; of many, see ``files``."""
-        files.renew()
+    def _changed_file(self) -> DataError | None:
+        """Return the error of a file that changed after this rank indexed it, or None; of many, see ``Files``."""
         if self._checks_when_opening:
             return None
         table = self.index.files

@@ -15,7 +15,7 @@ from mpi4py import MPI
 from uproot.interpretation import identify
 
 from matex_data import DataError, FieldNotFound, open_dataset
-from matex_data.errors import DecodeError, FormatError
+from matex_data.errors import DecodeError, FormatError, PartitionError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import RowSelection
 from matex_data.readers import detect
@@ -236,7 +236,9 @@ def test_trees_without_entries(tmp_path: Path) -> None:
     write(tmp_path / "2.root", events(20))
     write(tmp_path / "3.root", events(0))
     assert len(opened(str(tmp_path / "1.root"))) == 0
-    assert list(opened(str(tmp_path / "1.root")).batches(4)) == []
+    assert list(opened(str(tmp_path / "1.root")).batches(4, remainder="keep")) == []
+    with pytest.raises(PartitionError, match="fewer samples than a batch"):
+        opened(str(tmp_path / "1.root")).batches(4)
     data = opened(str(tmp_path / "*.root"))
     assert len(data) == 20
     assert len(data.load()["Muon_pt"]) == 20
