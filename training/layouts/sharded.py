@@ -249,7 +249,7 @@ class CheckedCall:
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Call the model. *Collective*."""
         leaves = keras.tree.flatten(inputs)
-        numbers = [i for i, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor) and leaf.dtype.is_numpy_compatible]
+        numbers = [i for i, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor) and leaf.dtype != tf.string]
         with tf.control_dependencies(self._checks([leaves[i] for i in numbers])):
             copies = {i: tf.identity(leaves[i]) for i in numbers}
         for i, copy in copies.items():
