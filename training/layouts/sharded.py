@@ -249,8 +249,8 @@ class CheckedCall:
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Call the model. *Collective*."""
         leaves = keras.tree.flatten(inputs)
-        numbers = [i for i, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor) and leaf.dtype.is_numpy_compatible]
-        with tf.control_dependencies(self._equal([leaves[i] for i in numbers])):
+        numbers = [i for i, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor) and leaf.dtype != tf.string]
+        with tf.control_dependencies(self._checks([leaves[i] for i in numbers])):
             copies = {i: tf.identity(leaves[i]) for i in numbers}
         for i, copy in copies.items():
             set_keras_mask(copy, get_keras_mask(leaves[i]))
@@ -258,8 +258,8 @@ class CheckedCall:
         with hiding_parts():
             return self._call(inputs, *args, **kwargs)
 
-    def _equal(self, tensors: list[Any]) -> list[Any]:
-        return tf.autograph.experimental.do_not_convert(self._shards.equal)(tensors) if tensors else []
+    def _checks(self, tensors: list[Any]) -> list[Any]:
+        return [tf.autograph.experimental.do_not_convert(self._shards.check_equal)(tensors)] if tensors else []
 
 
 class HidingLoss:

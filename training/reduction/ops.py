@@ -214,16 +214,17 @@ def gather_rows(channel: Channel, tensors: Sequence[Any]) -> list[Any]:
     return received
 
 
-def run_once(channel: Channel, run: Any, tensors: Sequence[Any]) -> list[Any]:
+def run_once(channel: Channel, run: Any, tensors: Sequence[Any], dtypes: Sequence[Any] | None = None) -> list[Any]:
     """Run a collective function of NumPy arrays as one operation, in the order of the sequence counter.
 
     Parameters
     ----------
-    run : function of the operation's number and the arrays; returns the number and arrays of the same dtypes.
+    run : function of the operation's number and the arrays; returns the number and arrays.
+    dtypes : of the arrays that it returns; None: those of ``tensors``.
     """
+    returned = [tensor.dtype for tensor in tensors] if dtypes is None else dtypes
     with _sequence_counter(channel, "chained").advance() as cursor:
-        dtypes = [tf.int64, *(tensor.dtype for tensor in tensors)]
-        cursor.number, *received = tf.numpy_function(run, [cursor.number, *tensors], dtypes)
+        cursor.number, *received = tf.numpy_function(run, [cursor.number, *tensors], [tf.int64, *returned])
     return list(received)
 
 
