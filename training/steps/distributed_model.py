@@ -19,6 +19,7 @@ from matex_data.training.sharding.rows import leaves_per_sample, static_rows
 from matex_data.training.steps.batch_norm import average_moving_statistics, global_moments
 from matex_data.training.steps.evaluation import DistributedTestStep
 from matex_data.training.steps.losses import DistributedLoss, SummedLoss, is_unreduced
+from matex_data.training.steps.logs import Reduction
 from matex_data.training.steps.metrics import (
     combine_states,
     combined_logs,
@@ -236,7 +237,7 @@ class DistributedModel:
 
     def combined(self, logs: Any, of_batch: bool = False) -> Any:
         """Return the logs of an epoch, an evaluation or a batch over all ranks. *Collective*."""
-        kinds = {key: kind for key, kind in self.step.reductions.items() if kind is not None}
+        kinds: dict[str, Reduction | None] = {key: kind for key, kind in self.step.reductions.items() if kind}
         for key, possible in self.step.possible.items():
             known = kinds.get(key) or "mean"  # where the graph does not tell it, the checks may
             kinds[key] = known if known in possible else None

@@ -33,9 +33,9 @@ def _sent() -> Iterator[list[int]]:
     sent: list[int] = []
 
     def recorded(original: Any) -> Any:
-        def method(self: Any, flat: Any, *args: Any) -> Any:
+        def method(self: Any, flat: Any, *args: Any, **options: Any) -> Any:
             sent.append(flat.nbytes)
-            return original(self, flat, *args)
+            return original(self, flat, *args, **options)
 
         return method
 

@@ -10,7 +10,7 @@ from matex_data.training.sharding.rows import rank_slice
 
 
 class Pairs:
-    """Pairs of neighbouring ranks: 0 and 1, 2 and 3, ... in the first round of a check, 1 and 2, 3 and 4, ... in the next.
+    """Pairs of neighbouring ranks: 0 and 1, 2 and 3, ... in one round of a check, 1 and 2, 3 and 4, ... in the other.
 
     A step that treats the shards of all neighbours as their union treats all shards so.
 
