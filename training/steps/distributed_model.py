@@ -18,8 +18,8 @@ from matex_data.training.reduction.ops import Reducer
 from matex_data.training.sharding.rows import leaves_per_sample, static_rows
 from matex_data.training.steps.batch_norm import average_moving_statistics, global_moments
 from matex_data.training.steps.evaluation import DistributedTestStep
-from matex_data.training.steps.losses import DistributedLoss, SummedLoss, is_unreduced
 from matex_data.training.steps.logs import Reduction
+from matex_data.training.steps.losses import DistributedLoss, SummedLoss, is_unreduced
 from matex_data.training.steps.metrics import (
     combine_states,
     combined_logs,
