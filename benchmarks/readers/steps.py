@@ -119,11 +119,11 @@ def _replace_reduction(replaced: str) -> None:
         return
     whole = Collectives.reduce
 
-    def reduce(self: Collectives, flat: Any, op: Any = "sum") -> None:
+    def reduce(self: Collectives, flat: Any, op: Any = "sum", met: bool = False) -> None:
         if flat.size < LEAST_GRADIENTS:
-            whole(self, flat, op)
+            whole(self, flat, op, met)
         elif replaced == "four bytes":
-            whole(self, flat[:1], op)
+            whole(self, flat[:1], op, met)
 
     Collectives.reduce = reduce  # type: ignore[method-assign]
 
