@@ -177,7 +177,7 @@ OBJECT_ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (keras.distribution.ModelParallel, ("_layout_map",)),
     (Functional, ("_nodes_by_depth", "_standardize_inputs")),
     (keras.layers.Layer, ("_non_trainable_variables", "_seed_generators", "_trainable_variables")),
-    (keras.layers.MultiHeadAttention, ("_dropout_layer", "_gate_dense", "_use_gate")),
+    (keras.layers.MultiHeadAttention, ("_dropout_layer",)),
     (keras.Variable, ("_initializer", "_path", "_shape", "_value")),
     (keras.layers.BatchNormalization, ("_reduction_axes", "synchronized")),
     (keras.optimizers.Optimizer, ("_learning_rate", "_trainable_variables", "_trainable_variables_indices")),

@@ -42,6 +42,12 @@ def _missing_on_objects(comm: Any) -> list[str]:
     objects += [keras.metrics.MeanAbsoluteError(), callbacks.ModelCheckpoint("x.keras"), callbacks.ProgbarLogger()]
     objects += [callbacks.SwapEMAWeights(), tf.train.CheckpointManager(saved, "x", 1, None, "c", steps, 1)]
     objects.append(keras_api.EpochIterator(tf.distribute.get_strategy(), x=dataset))
+    devices = keras.distribution.DeviceMesh((1, 1), ("batch", "model"), ["cpu:0"])
+    layouts = keras.distribution.LayoutMap(devices)
+    objects.append(keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch"))
+    attention = keras.layers.MultiHeadAttention(1, 2)
+    attention.build((2, 3, 4), (2, 3, 4))
+    objects += [model._functional, attention, *model.weights]
     found = {}
     for owner, names in (*keras_api.ATTRIBUTES, *keras_api.OBJECT_ATTRIBUTES):
         selected = [one for one in objects if isinstance(owner, type) and isinstance(one, owner)] or [owner]

@@ -344,7 +344,7 @@ class KerasPatches:
             by_launcher = vars(model).get("_matex_distributed") is not None
             trained_by_fit = isinstance(vars(model).get("train_step"), DistributedStep) and not by_launcher
             if trained_by_fit or "_use_cached_eval_dataset" in kwargs:  # fit calls evaluate
-                whole = by_launcher and not model._matex_distributed.step.whole and model.test_step.alone
+                whole = by_launcher and not model._matex_distributed.step.whole and model._matex_distributed.test.alone
                 with local_model(model) if whole else contextlib.nullcontext():
                     return original(model, *args, **kwargs)
             if alone.get():
