@@ -2,14 +2,15 @@
 
 The file is an uncompressed ``.npz`` with the facts of the run as JSON and one array for each variable. Variables that
 are equal on all ranks are stored once, and matched by name; metrics and seeds are stored for each replica. Variables of
-which ranks hold parts are stored whole; so a run resumes on any mesh. Each rank holds its own values alone, rank 0 one
-variable of all ranks at a time.
+which ranks hold parts are stored whole; so a run resumes on any mesh. Writing and reading, each rank holds its own
+values alone, and one whole variable at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import zipfile
@@ -35,6 +36,43 @@ _FACTS = "facts"
 _KINDS = {"position": dict, "data": list, "callbacks": list, "stopped": bool, "common": list, "own": list}
 """Facts of a checkpoint and their types in JSON, beside the version and the dtypes and shapes of the arrays."""
 _POSITION = ("epoch", "step", "steps")
+_READ_BYTES = 1 << 20
+
+
+class StoredArrays:
+    """Arrays of a checkpoint, each read when it is popped.
+
+    The file stays open: one that replaces it in the meantime changes nothing.
+
+    Parameters
+    ----------
+    file : of NumPy arrays.
+    table : dtype and shape of each array, by name; they are compared, and so are the checksums of all arrays.
+
+    Raises
+    ------
+    ValueError, zipfile.BadZipFile : the file has other arrays.
+    """
+
+    def __init__(self, file: Any, table: Mapping[str, Any]) -> None:
+        self._file, self._table = file, dict(table)
+        if {*file.files, _FACTS} - {_FACTS} != table.keys():
+            raise ValueError(f"arrays {sorted({*file.files} ^ {*table, _FACTS})} are missing or unknown")
+        for name, (dtype, shape) in table.items():
+            with file.zip.open(f"{name}.npy") as member:
+                _check_typed(*_header(member), dtype, shape)
+                while member.read(_READ_BYTES):  # compares the checksum at the end
+                    pass
+
+    def __len__(self) -> int:
+        """Return the number of arrays that were not popped."""
+        return len(self._table)
+
+    def pop(self, name: str) -> Array:
+        """Return an array, which is released here."""
+        dtype, shape = self._table.pop(name)
+        array: Array = self._file[name]
+        return np.ascontiguousarray(array if array.dtype == _dtype(dtype) else array.view(_dtype(dtype))).reshape(shape)
 
 
 class Checkpoint:
@@ -45,7 +83,7 @@ class Checkpoint:
     channel : ranks that resume from it.
     path : path of the file.
     facts : facts of the run, equal on all ranks.
-    arrays : arrays by name; empty on ranks other than 0.
+    arrays : arrays by name, read when they are popped; empty on ranks other than 0.
     replicas : replicas of this rank's part of the model; None: every rank is one.
 
     Attributes
@@ -58,7 +96,7 @@ class Checkpoint:
         channel: Channel,
         path: Path,
         facts: dict[str, Any],
-        arrays: dict[str, Array],
+        arrays: StoredArrays | dict[str, Array],
         replicas: Channel | None = None,
     ) -> None:
         self.path = path
@@ -86,7 +124,7 @@ class Checkpoint:
             values, replica = self.pop(name), self._replicas.rank
             total = values.sum(0, dtype=values.dtype)
             return values[replica] if len(values) == self.ranks else total if replica == 0 else np.zeros_like(total)
-        stack = self._arrays.pop(name, None)
+        stack = self._arrays.pop(name) if self._channel.rank == 0 else None
         own = np.zeros(shape[1:], _dtype(dtype))
         if shape[0] != self._channel.size:
             return own if stack is None else stack.sum(0, dtype=stack.dtype)
@@ -127,7 +165,7 @@ def open_checkpoint(channel: Channel, folder: Path, replicas: Channel | None = N
     FormatError : on all ranks, if the checkpoint is damaged.
     """
     found: Any = None
-    arrays: dict[str, Array] = {}
+    arrays: StoredArrays | dict[str, Array] = {}
     if channel.rank == 0:
         with contextlib.suppress(OSError):  # drafts do no harm
             _remove_drafts(folder)
@@ -176,8 +214,10 @@ def _add(archive: zipfile.ZipFile, name: str, array: Array) -> None:
         np.lib.format.write_array(member, array, allow_pickle=False)
 
 
-def read(folder: Path) -> tuple[dict[str, Array], dict[str, Any]] | None:
+def read(folder: Path) -> tuple[StoredArrays, dict[str, Any]] | None:
     """Return arrays and facts of the checkpoint in a folder; None if there is none.
+
+    The whole file is compared with its checksums, so that a damaged one is found before anything is restored.
 
     Raises
     ------
@@ -187,9 +227,8 @@ def read(folder: Path) -> tuple[dict[str, Array], dict[str, Any]] | None:
     try:
         if not path.exists():
             return None
-        with np.load(path, allow_pickle=False) as file:
-            members = dict(file)  # reading a member compares its checksum
-        facts = json.loads(members.pop(_FACTS).tobytes())
+        file = np.load(path, allow_pickle=False)
+        facts = json.loads(file[_FACTS].tobytes())
         version = facts.pop("version")
     except Exception as error:  # a damaged file makes NumPy, zipfile and json raise errors of any class
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
@@ -203,10 +242,7 @@ def read(folder: Path) -> tuple[dict[str, Array], dict[str, Any]] | None:
         )
     try:
         _check(facts)
-        table = facts["arrays"]
-        if members.keys() != table.keys():
-            raise ValueError(f"arrays {sorted(members.keys() ^ table.keys())} are missing or unknown")
-        return {name: _typed(members.pop(name), *table[name]) for name in table}, facts
+        return StoredArrays(file, facts["arrays"]), facts
     except Exception as error:  # as above
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
 
@@ -429,14 +465,23 @@ def _plain(array: Array) -> Array:
     return array.reshape(-1).view(np.uint8) if array.dtype.kind == "V" or array.dtype.isbuiltin != 1 else array
 
 
-def _typed(array: Array, dtype: str, shape: Sequence[int]) -> Array:
+def _header(member: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Return dtype and shape of an array in a file that is about to be read."""
+    versions = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    version = np.lib.format.read_magic(member)
+    if version not in versions:
+        raise ValueError(f"an array in version {version} of NumPy's format")
+    shape, _, dtype = versions[version](member)
+    return dtype, shape
+
+
+def _check_typed(found: np.dtype[Any], found_shape: tuple[int, ...], dtype: str, shape: Sequence[int]) -> None:
+    """Raise ``ValueError`` unless a stored array is one of this dtype and shape, or its bytes; see ``_plain``."""
     expected = _dtype(dtype)
-    typed: Array = array
-    if array.dtype != expected and array.dtype == np.uint8:
-        typed = array.view(expected).reshape(shape)
-    if typed.dtype != expected or typed.shape != tuple(shape):
-        raise ValueError(f"an array of {array.dtype}{list(array.shape)} where {dtype}{list(shape)} was saved")
-    return np.ascontiguousarray(typed).reshape(shape)
+    alike = found == expected and found_shape == tuple(shape)
+    count = math.prod(shape) * expected.itemsize
+    if not alike and not (found == np.uint8 and expected != np.uint8 and found_shape == (count,)):
+        raise ValueError(f"an array of {found}{list(found_shape)} where {dtype}{list(shape)} was saved")
 
 
 def _dtype(name: str) -> np.dtype[Any]:

@@ -306,7 +306,34 @@ def _content(comm: Any, folder: Path) -> Any:
 
     found = checkpoint.read(folder)
     assert found is not None
-    return {name: array.tobytes() for name, array in found[0].items()}, found[1]
+    return {name: found[0].pop(name).tobytes() for name in found[1]["arrays"]}, found[1]
+
+
+def _peaks(comm: Any, folder: Path) -> tuple[int, int]:
+    """Return the largest memory in which arrays of 1 MB are written and read, in bytes."""
+    import tracemalloc
+
+    from matex_data.training.restart import checkpoint
+
+    facts = {"position": {"epoch": 1, "step": 0, "steps": 2}, "data": [], "callbacks": [], "stopped": False}
+    names = [f"v{i}" for i in range(8)]
+    arrays = ((f"common{i}", np.full(1 << 18, i, np.float32)) for i in range(8))
+    tracemalloc.start()
+    try:
+        checkpoint.write(folder, arrays, {**facts, "common": names, "own": []})
+        written = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        found = checkpoint.read(folder)
+        assert found is not None
+        assert [int(found[0].pop(f"common{i}")[-1]) for i in range(8)] == [*range(8)]
+        return written, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_one_array_at_a_time_is_in_memory(tmp_path: Path, ranks: Pools) -> None:
+    ((written, read),) = ranks(1).run(_peaks, tmp_path, timeout=60)
+    assert max(written, read) < 3.5 * (1 << 20)
 
 
 def _started(comm: Any, folder: Path) -> list[str]:
