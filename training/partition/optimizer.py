@@ -93,7 +93,9 @@ class PartOptimizer:
 
         One reduction adds up the squared norms; variables that are whole count once.
         """
-        squares = [tf.reduce_sum(tf.square(tf.cast(values(g), tf.float32))) for g in gradients]
+        wide = [tf.float64 if g.dtype == tf.float64 else tf.float32 for g in gradients]
+        wide = wide if len(set(wide)) == 1 else [tf.float64] * len(wide)
+        squares = [tf.reduce_sum(tf.square(tf.cast(values(g), d))) for g, d in zip(gradients, wide, strict=True)]
         parts = [part_of(v) is not None for v in self._variables]
         norms = tf.sqrt(tf.where(parts, self._total(tf.stack(squares)), tf.stack(squares)))
         if self._inner.clipnorm is not None:
