@@ -10,12 +10,38 @@ from tests.support.ranks import Pools
 from tests.training.layouts import models
 
 
-def _optimizer(name):
-    return keras.optimizers.Adam(0.01) if name == "adam" else keras.optimizers.SGD(0.1, momentum=0.9)
+def _falling():
+    return keras.optimizers.schedules.ExponentialDecay(0.05, 1, 0.7)
 
 
-def _train(comm, name, optimizer, model_ranks=1, deferred=True, epochs=2, **options):
+OPTIMIZERS = {
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "global_clipnorm": lambda: keras.optimizers.AdamW(0.01, global_clipnorm=0.05),
+    "clipnorm": lambda: keras.optimizers.RMSprop(0.01, clipnorm=0.02),
+    "schedule": lambda: keras.optimizers.SGD(_falling(), momentum=0.9),
+    "ema": lambda: keras.optimizers.Nadam(0.01, use_ema=True, ema_momentum=0.5),
+    "overwriting ema": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2),
+    "scaled loss": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01), dynamic_growth_steps=2),
+    "accumulation": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+    "all": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.AdamW(_falling(), global_clipnorm=0.05, use_ema=True, ema_momentum=0.5),
+        dynamic_growth_steps=2,
+    ),
+}
+
+
+def _train(comm, name, optimizer, model_ranks=1, deferred=True, epochs=2, dtype="float32", **options):
     """Train on the global batches; return the weights by path, the history and the shapes held here."""
+    before = keras.config.floatx()
+    keras.config.set_floatx(dtype)
+    try:
+        return _trained(comm, name, optimizer, model_ranks, deferred, epochs, **options)
+    finally:
+        keras.config.set_floatx(before)
+
+
+def _trained(comm, name, optimizer, model_ranks, deferred, epochs, **options):
     import contextlib
 
     import tensorflow as tf
@@ -34,7 +60,7 @@ def _train(comm, name, optimizer, model_ranks=1, deferred=True, epochs=2, **opti
         model = getattr(models, name)()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     metrics = [] if name == "vocabulary" else ["accuracy"]  # without any, no rank has all logits
-    model.compile(_optimizer(optimizer), loss, metrics=metrics, jit_compile=False)
+    model.compile(OPTIMIZERS[optimizer](), loss, metrics=metrics, jit_compile=False)
     x, y = models.arrays(name)
     rows = slice(mesh.data.rank * len(x) // 2 // mesh.data.size, (mesh.data.rank + 1) * len(x) // 2 // mesh.data.size)
     batches = [(x[:8][rows], y[:8][rows]), (x[8:][rows], y[8:][rows])]
@@ -71,6 +97,18 @@ def test_weights_are_those_of_one_process(
         cut = [path for path, shape in shapes.items() if shape != expected[path].shape]
         assert bool(cut) is deferred  # a model that was built whole is whole again
         assert (held < 0.8 * held_whole) is deferred
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["all", *(pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS if name != "all")]
+)
+def test_optimizers_decide_as_in_one_process(ranks: Pools, optimizer: str) -> None:
+    """Compare in double precision, in which orders of sums make no difference."""
+    ((expected, history, _, _),) = ranks(1).run(_train, "mlp", optimizer, 1, False, 3, "float64")
+    for weights, own_history, _, _ in ranks(2).run(_train, "mlp", optimizer, 2, True, 3, "float64"):
+        for path, value in expected.items():
+            np.testing.assert_allclose(weights[path], value, atol=1e-12, rtol=0, err_msg=path)
+        np.testing.assert_allclose(own_history["loss"], history["loss"], rtol=1e-10)
 
 
 @pytest.mark.slow
