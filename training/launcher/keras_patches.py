@@ -549,7 +549,19 @@ class KerasPatches:
         )
 
     def _train_on_batch(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
-        """Run one step on this rank's rows; return the metrics of all ranks. *Collective*."""
+        """Run one step on this rank's rows; return the metrics of all ranks. *Collective*.
+
+        Raises
+        ------
+        PartitionError : the weights or the optimizer's state are to be cut over ranks, which ``fit`` does.
+        """
+        if self._mesh is not None or self._shard_optimizer:
+            raise PartitionError(
+                "train_on_batch() would train the whole model on every rank",
+                expected="model.fit, which cuts the model or the state of its optimizer over the ranks",
+                found="train_on_batch() under --model, keras.distribution.ModelParallel or --shard-optimizer",
+                remedy="train with model.fit, or leave out that option",
+            )
         distributed = self._distributed(model)
         if distributed.step.whole:
             return original(**options)

@@ -61,6 +61,11 @@ held = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: print("HELD", mode
         ),
         (
             "ModelParallel(layout_map=layouts)",
+            "model.train_on_batch(np.ones((8, 4)), np.ones((8, 2)))",
+            "train_on_batch() would train the whole model",
+        ),
+        (
+            "ModelParallel(layout_map=layouts)",
             "model.optimizer.apply([np.ones(v.shape) for v in model.weights], model.weights)",
             "would train the whole model on every rank",
         ),
