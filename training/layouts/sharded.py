@@ -263,15 +263,20 @@ class CheckedCall:
 
 
 class HidingLoss:
-    """``compute_loss`` of a model, whose own terms must not take parts of weights for wholes."""
+    """``compute_loss`` of a model, whose own terms must not take parts of weights for wholes.
+
+    Attributes
+    ----------
+    wrapped : the ``compute_loss`` of the model.
+    """
 
     def __init__(self, model: Any) -> None:
-        self._compute = model.compute_loss
+        self.wrapped = model.compute_loss
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the loss."""
         with hiding_parts():
-            return self._compute(*args, **kwargs)
+            return self.wrapped(*args, **kwargs)
 
 
 class PartRegularizer:
