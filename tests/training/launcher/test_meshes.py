@@ -9,9 +9,33 @@ import numpy as np
 import pytest
 
 from tests.support.launch import run_script
+from tests.support.ranks import Pools
 
 LAUNCHER = "from matex_data.training.launcher.run import main; main()"
 SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def _meshes(comm):
+    """Return the errors of device meshes that do not fit two ranks."""
+    import keras
+
+    from matex_data.errors import PartitionError
+    from matex_data.training.comm.channel import open_channel
+    from matex_data.training.launcher.meshes import mesh_of
+
+    found = []
+    for shape, axes in (((1, 1, 2), ("batch", "other", "model")), ((1, 1), ("batch", "model"))):
+        devices = [f"cpu:{i}" for i in range(int(np.prod(shape)))]
+        layouts = keras.distribution.LayoutMap(keras.distribution.DeviceMesh(shape, axes, devices))
+        with pytest.raises(PartitionError) as error:
+            mesh_of(keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch"), open_channel(comm))
+        found.append(str(error.value))
+    return found
+
+
+def test_device_meshes_that_do_not_fit_the_ranks(ranks: Pools) -> None:
+    for texts in ranks(2).run(_meshes):
+        assert all(text.startswith("this device mesh does not fit the ranks") for text in texts)
 
 
 def _result(done):
@@ -68,6 +92,11 @@ held = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: print("HELD", mode
             "ModelParallel(layout_map=layouts)",
             "model.optimizer.apply([np.ones(v.shape) for v in model.weights], model.weights)",
             "would train the whole model on every rank",
+        ),
+        (
+            "ModelParallel(layout_map=layouts)",
+            "keras.distribution.set_distribution(None)",
+            "a distribution of models cannot end within a script",
         ),
         ("ModelParallel(layout_map=layouts, batch_dim_name='model')", "", "a layout cuts a variable over the replicas"),
     ],

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from matex_data.errors import PartitionError
-from tests.support.ranks import Pool
+from tests.support.ranks import Pool, Pools
 
 
 class _OwnStep(keras.Sequential):  # type: ignore[misc]  # Keras has no types
@@ -66,3 +66,69 @@ def test_errors(pool: Pool, layouts: dict, options: dict, text: str | None) -> N
     assert str(outcomes[0]) == str(outcomes[1])
     with pytest.raises(PartitionError, match=text):
         raise outcomes[0]
+
+
+def _refused(comm):
+    """Return for each combination of options the error that this rank raises."""
+    import tensorflow as tf
+
+    from matex_data import training
+
+    shards, replicas = training.Mesh(model=2, comm=comm), training.Mesh(comm=comm)
+    for mesh in (shards, replicas):
+        mesh.layout_map()["net/up/kernel"] = (None, "model")
+    data = tf.data.Dataset.from_tensors((np.ones((4, 4), np.float32), np.ones((4, 3), np.float32)))
+    options = {"shard_optimizer": True, "mesh": replicas}
+    cases = [
+        ({"comm": comm, "mesh": shards}, {}),
+        ({"shard_optimizer": True, "mesh": shards}, {}),
+        ({"micro_batches": 2, "mesh": shards}, {}),
+        ({**options, "callbacks": [keras.callbacks.SwapEMAWeights()]}, {}),
+        (options, {"constraint": "max_norm"}),
+        (options, {"optimizer": "adafactor"}),
+    ]
+    found = []
+    for given, made in cases:
+        keras.utils.set_random_seed(1)  # equal weights on both ranks, which a broadcast does not change
+        layers = [keras.Input((4,)), keras.layers.Dense(6, kernel_constraint=made.get("constraint"), name="up")]
+        model = keras.Sequential([*layers, keras.layers.Dense(3, name="down")], name="net")
+        model.compile(made.get("optimizer", "sgd"), "mse", jit_compile=False)
+        before = [v.numpy() for v in model.weights]
+        try:
+            training.fit(model, data, verbose=0, **given)
+        except (PartitionError, ValueError) as error:
+            found.append(str(error))
+        assert all((v.numpy() == value).all() for v, value in zip(model.weights, before, strict=True))
+    return found
+
+
+def _on_another_mesh(comm):
+    import tensorflow as tf
+
+    from matex_data import training
+
+    mesh = training.Mesh(model=2, comm=comm)
+    layouts = mesh.layout_map()
+    layouts["net/up/kernel"] = (None, "model")
+    with training.deferred(layouts):
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6, name="up")], name="net")
+    model.compile("sgd", "mse", jit_compile=False)
+    data = tf.data.Dataset.from_tensors((np.ones((4, 4), np.float32), np.ones((4, 6), np.float32)))
+    training.fit(model, data, mesh=mesh, verbose=0)
+    training.fit(model, data, mesh=training.Mesh(model=2, comm=comm), verbose=0)
+
+
+def test_options_that_do_not_combine(ranks: Pools) -> None:
+    expected = [
+        "give comm or mesh, not both",
+        "shard_optimizer cuts the optimizer's state of whole weights",
+        "micro_batches is an option of training in stages",
+        "SwapEMAWeights needs whole moving averages",
+        "a constraint of a weight may depend on elements that another rank has",
+        "this optimizer may update an element of a weight depending on others",
+    ]
+    for texts in ranks(2).run(_refused):
+        assert [text.startswith(start) for text, start in zip(texts, expected, strict=True)] == [True] * 6, texts
+    outcomes = ranks(2).outcomes(_on_another_mesh)
+    assert [type(outcome) for outcome in outcomes] == [PartitionError] * 2
+    assert str(outcomes[0]).startswith("this model is in parts on another mesh")
