@@ -34,7 +34,7 @@ def broadcast_in(channel: Channel, variables: list[Any], root: int = 0) -> None:
     sizes = [math.prod(variable.shape) * tf.as_dtype(variable.dtype).size for variable in variables]
     for bucket in plan_buckets(sizes, [np.dtype(np.uint8)] * len(sizes)):
         together = [variables[position] for position in bucket.positions]
-        values = [np.ascontiguousarray(getattr(v, "value", v).numpy()) for v in together]
+        values = [np.ascontiguousarray((v if hasattr(v, "numpy") else v.value).numpy()) for v in together]
         packed = np.concatenate([value.reshape(-1).view(np.uint8) for value in values])
         channel.host.broadcast(packed, root)
         if channel.rank == root:
