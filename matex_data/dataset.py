@@ -42,7 +42,7 @@ from matex_data.sampling.sizing import (
     make_schedule,
     most_window_bytes,
 )
-from matex_data.sampling.split import split
+from matex_data.sampling.split import Ties, split
 from matex_data.sampling.state import OPTIONS, Fingerprint, State, identify_samples, read_seed, read_step
 from matex_data.transforms.counts import class_weights, value_counts
 from matex_data.transforms.statistics import Statistics, statistics
@@ -63,7 +63,7 @@ class Dataset:
     source : the opened files.
     elements : structure of a batch.
     samples : the samples of the data set, ascending; None: all samples of the files.
-    overlap : number of samples behind a sample that are made of rows of its own, as neighbouring windows are.
+    ties : samples that belong together.
 
     Examples
     --------
@@ -76,10 +76,12 @@ class Dataset:
     (50, 8, 8) (50,)
     """
 
-    def __init__(self, source: Source, elements: ElementSpec, samples: Samples | None = None, overlap: int = 0) -> None:
+    def __init__(
+        self, source: Source, elements: ElementSpec, samples: Samples | None = None, ties: Ties | None = None
+    ) -> None:
         self._source = source
         self._elements = elements
-        self._overlap = overlap
+        self._ties = ties or Ties()
         self._samples: Samples = samples or Runs(np.array([0]), np.array([len(source.index)]))
         self._latest: Fingerprint | None = None
         self._seeds: dict[Any, dict[int, bool]] = {}  # for batches of equal options: each seed, and if it was drawn
@@ -141,7 +143,7 @@ class Dataset:
         """Split the samples into disjoint data sets, equal for every number of ranks.
 
         Windows of consecutive rows (``window=`` of ``open_dataset``) that lie close together share rows. Where a set
-        ends and another one begins in the same file, such windows in front of the border are left out, so that no row
+        ends and another one begins in the same series, such windows in front of the border are left out, so that no row
         is in two sets. With a seed, windows are drawn in sections of neighbours, each ten gaps long or longer.
 
         Parameters
@@ -149,7 +151,7 @@ class Dataset:
         fractions : float, each from 0 to 1. Fractions of the samples; their sum is 1.
         seed : int of 0 or more. Seed of a random split. None: consecutive samples in the order of the files.
         gap : int of 0 or more. Number of samples to leave out in front of each border between two sets, whatever their
-            files. None: as many windows of a file as share rows with those behind the border; no other samples.
+            files. None: as many windows as share rows with those behind the border; no other samples.
 
         Returns
         -------
@@ -169,10 +171,9 @@ class Dataset:
         >>> [len(part) for part in (windows, *windows.split(0.5, 0.5))]
         [91, 37, 45]
         """
-        index = self._source.index
-        gap, files = (self._overlap, index.first_row[:-1]) if gap is None else (gap, None)
-        sets = split(self._samples, fractions, seed, gap, files)
-        return tuple(Dataset(self._source, self._elements, samples, self._overlap) for samples in sets)
+        gap, sections = (self._ties.overlap, self._ties.sections) if gap is None else (gap, None)
+        sets = split(self._samples, fractions, seed, gap, sections)
+        return tuple(Dataset(self._source, self._elements, samples, self._ties) for samples in sets)
 
     def batches(
         self,
@@ -607,9 +608,10 @@ class Dataset:
         quality = estimate_quality(self._shuffled_schedule(schedule), source.row_bytes)
         if quality.ratio > WORST_RATIO and "quality" not in source.warned:
             source.warned.add("quality")
+            remedy = quality.remedy_for_windows if self._ties.overlap else quality.remedy
             warnings.warn(
-                f"batches of files that are sorted (by class, run or time) would not be well mixed: {quality}. "
-                f"{quality.remedy}",
+                "batches of files that are sorted (by class, run or time) would not be well mixed: "
+                f"{quality}. {remedy}",
                 stacklevel=4,
             )
 

@@ -81,7 +81,7 @@ def plan_reads(
     """
     chunks = chunks.of_window()
     requests = [
-        (number, name, request)
+        (number + request.files_ahead, name, request)
         for number, rows in _rows_by_file(index, runs, destination)
         for name, request in table.plan_reads(index.files[number].layouts, rows, arrays, chunks)
     ]
@@ -93,7 +93,7 @@ def plan_reads(
     pending: dict[int, list[ReadRequest]] = {}
     plan = ReadPlan(memory=list(arrays.values()), chunks=chunks, scratch=scratch)
     for number, name, request in requests:
-        path, complete = index.files[number].path, request.on_complete
+        path, complete = index.files.paths[number], request.on_complete
         on_complete = partial(_complete, complete, path, name) if complete else None
         if request.total:
             pending.setdefault(number, []).append(replace(request, on_complete=on_complete))

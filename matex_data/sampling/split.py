@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +13,22 @@ from matex_data.errors import PartitionError
 from matex_data.index.chosen import Chosen, Samples
 from matex_data.index.runs import Runs, merge
 from matex_data.sampling.permutation import check_seed, generator
+
+
+@dataclass(frozen=True, eq=False)
+class Ties:
+    """Samples that belong together, so that a split does not divide them.
+
+    Parameters
+    ----------
+    overlap : number of samples behind a sample that are made of rows of its own, as neighbouring windows are.
+    sections : int64[n], first sample of each series of samples, ascending; those of two series share no rows. None: one
+        series.
+    """
+
+    overlap: int = 0
+    sections: Integers | None = None
+
 
 UNITS = 4096  # sections of neighbours that a random split draws from
 SECTION_GAPS = 10  # least length of these, in gaps: at most a tenth of the samples is left out
