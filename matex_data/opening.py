@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from matex_data.dataset import Dataset
 from matex_data.errors import DataError, PartitionError, near_matches
 from matex_data.fields import ElementSpec, Names, as_list
+from matex_data.further import FurtherFields
 from matex_data.index.chosen import Samples
+from matex_data.index.model import Index
 from matex_data.index.paths import PathTable
 from matex_data.indexing import Reading, index_files, share_facts, text_of
 from matex_data.io.sessions import read_sessions
@@ -197,22 +199,30 @@ def open_dataset(
     along = along or sample_coordinate(found.fields)
     continues = find_continuing(opened, found, along) if spans_files and along is not None else None
     samples: Samples | None
-    found, samples, identity = events.apply(found, opened, elements)
+    rows = found.files.rows
+    found, samples, identity, flat = events.apply(found, opened, elements)
     check_weights(elements, found.fields)
     if stack:
         others = dict.fromkeys([*as_list(elements.targets), *as_list(weights)])
         kept = [name for name in others if name in found.fields]
         found = stack_fields(found, as_list(elements.inputs), STACKED, kept)
         elements = replace(elements, inputs=STACKED)
-    ties = Ties()
+    ties = Ties() if flat is None else Ties(events=flat.events)
+    reshape = _unchanged if flat is None else flat.reshape
     if shape is not None:
         slid = sliding_windows(found, elements.inputs, elements.targets, shape, continues)
         found, elements, ties = slid.index, ElementSpec(elements.inputs, slid.targets), slid.ties
+        reshape = slid.reshape
     filled = fill_missing(found, missing, elements.names)
     share_facts(sessions.comm, filled.files)
     source = Source(sessions, filled, io, window_bytes, cache, block_bytes, global_reads, identity, on_error)
     samples = find_complete(source, samples) if missing == "drop" else samples
-    return Dataset(source, elements, samples, ties)
+    further = FurtherFields(sessions.comm, files, reading, rows, opened, reshape)
+    return Dataset(source, elements, samples, ties, further.open)
+
+
+def _unchanged(index: Index) -> Index:
+    return index
 
 
 def _resolve(comm: Communicator, paths: Paths, format: str | None, arguments: str) -> PathTable:

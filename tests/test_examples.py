@@ -16,7 +16,7 @@ MODULES = (
     *("dataset", "opening", "compat", "errors", "fields", "index.model", "index.runs", "index.strided"),
     *("sampling.permutation", "sampling.schedule", "sampling.sizing", "sampling.split"),
     "cli.planning",
-    *("transforms.names", "transforms.pad", "transforms.where"),
+    *("transforms.names", "transforms.pad", "transforms.strata", "transforms.where"),
     *(f"training.proof.{name}" for name in ("model", "propagate", "shapes", "sizes")),
 )
 EXAMPLES = [

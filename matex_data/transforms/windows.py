@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -171,11 +171,13 @@ class Sliding:
     index : whose samples are windows.
     targets : names of their targets.
     ties : windows that share rows.
+    reshape : turns an index of further fields of the same files into one of their windows, without targets.
     """
 
     index: Index
     targets: Names
     ties: Ties
+    reshape: Callable[[Index], Index]
 
 
 def sliding_windows(
@@ -213,7 +215,15 @@ def sliding_windows(
     targets_ahead = (renamed[0] if bare else renamed) if ahead else None
     slide = partial(_slide, index.files, chains, index.fields, names, ahead, shape)
     slid = Index(fields, DerivedFiles(index.files, slide, chains.windows), index.static)
-    return Sliding(slid, targets_ahead, Ties(shape.overlap, slid.first_row[chains.heads]))
+    ties = Ties(shape.overlap, slid.first_row[chains.heads])
+    return Sliding(slid, targets_ahead, ties, partial(_slide_further, chains, shape))
+
+
+def _slide_further(chains: Chains, shape: WindowShape, index: Index) -> Index:
+    """Return the index of windows of all fields of an index."""
+    fields = {name: _extended(field, name, shape.window) for name, field in index.fields.items()}
+    slide = partial(_slide, index.files, chains, index.fields, list(fields), [], shape)
+    return Index(fields, DerivedFiles(index.files, slide, chains.windows))
 
 
 def window_shape(window: int, stride: int, horizon: int | None, lead: int, targets: Names) -> WindowShape:
