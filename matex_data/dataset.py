@@ -31,6 +31,7 @@ from matex_data.locks import cached_property
 from matex_data.mpi.communicator import pickle_error
 from matex_data.reading.skipping import SkippedSample
 from matex_data.reading.source import Source
+from matex_data.sampling.mixing import MixedSchedule, Mixture
 from matex_data.sampling.permutation import check_seed
 from matex_data.sampling.schedule import Schedule, check_ranks
 from matex_data.sampling.sizing import (
@@ -66,6 +67,7 @@ class Dataset:
     samples : the samples of the data set, ascending; None: all samples of the files.
     ties : samples that belong together.
     further : opens fields of the files that the index of ``source`` does not have.
+    mixture : shares of several data sets in each batch; None: it is one.
 
     Examples
     --------
@@ -85,11 +87,13 @@ class Dataset:
         samples: Samples | None = None,
         ties: Ties | None = None,
         further: SourceOf | None = None,
+        mixture: Mixture | None = None,
     ) -> None:
         self._source = source
         self._elements = elements
         self._ties = ties or Ties()
         self._further = further
+        self._mixture = mixture
         self._samples: Samples = samples or Runs(np.array([0]), np.array([len(source.index)]))
         self._latest: Fingerprint | None = None
         self._seeds: dict[Any, dict[int, bool]] = {}  # for batches of equal options: each seed, and if it was drawn
@@ -251,10 +255,10 @@ class Dataset:
 
     @property
     def _whole(self) -> Whole:
-        return Whole(self._source.comm, self._samples, self._ties, self._source_of)
+        return Whole(self._source.comm, self._samples, self._ties, self._source_of, self._mixture)
 
     def _subset(self, samples: Samples) -> Dataset:
-        return Dataset(self._source, self._elements, samples, self._ties, self._further)
+        return Dataset(self._source, self._elements, samples, self._ties, self._further, self._mixture)
 
     def _source_of(self, name: str | None) -> tuple[Source, str]:
         """Return opened files that have a field, and its name; see ``SourceOf``. *Collective*."""
@@ -651,17 +655,24 @@ class Dataset:
         total_bytes = len(source.index) * source.row_bytes
         window_bytes = source.window_bytes or most_window_bytes(max(1, batch_size), source.row_bytes, total_bytes)
         blocks = source.block_bytes or choose_block_bytes(max(1, batch_size), window_bytes, total_bytes)
-        return make_schedule(
-            self._samples,
-            block_borders(source.index, blocks),
-            int(batch_size),
-            source.row_bytes,
-            source.window_bytes,
-            seed=seed,
-            remainder=remainder,
-            uniform=uniform,
-            least_window_bytes=choose_least_window(source.index),
-        )
+        borders, least = block_borders(source.index, blocks), choose_least_window(source.index)
+
+        def schedule_of(samples: Samples, size: int) -> Schedule:
+            window_bytes = None if source.window_bytes is None else max(1, source.window_bytes * size // batch_size)
+            return make_schedule(
+                samples,
+                borders,
+                size,
+                source.row_bytes,
+                window_bytes,
+                seed=seed,
+                remainder=remainder,
+                uniform=uniform,
+                least_window_bytes=least,
+            )
+
+        whole = schedule_of(self._samples, int(batch_size))
+        return whole if self._mixture is None else MixedSchedule.of(self._mixture, self._samples, whole, schedule_of)
 
     def _shuffled_schedule(self, schedule: Schedule) -> Schedule:
         """Return the schedule with the windows in effect: a shard in memory is shuffled as a whole."""

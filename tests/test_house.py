@@ -42,7 +42,7 @@ for layer in (
     ["transforms"],
     ["dataset"],
     ["indexing"],
-    ["further"],
+    ["further", "combining"],
     ["opening"],
     ["compat"],
     ["training.keras_api"],

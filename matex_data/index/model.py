@@ -290,7 +290,12 @@ class Index:
 
 def _selected(files: FileTable, names: Sequence[str]) -> FileTable:
     known = files.has_facts and len(files) > 0
-    return DerivedFiles(files, partial(_select, names), facts={n: files.facts[n] for n in names} if known else None)
+    return DerivedFiles(files, select_fields(names), facts={n: files.facts[n] for n in names} if known else None)
+
+
+def select_fields(names: Sequence[str]) -> Callable[[int, FileIndex], FileIndex]:
+    """Return the function that derives a file with only the named fields, in this order."""
+    return partial(_select, names)
 
 
 def _select(names: Sequence[str], _: int, file: FileIndex) -> FileIndex:

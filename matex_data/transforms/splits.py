@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from matex_data.errors import PartitionError
 from matex_data.index.chosen import Samples
+from matex_data.index.joined import join_samples
 from matex_data.mpi.communicator import Communicator
 from matex_data.reading.source import Source
+from matex_data.sampling.mixing import Mixture
 from matex_data.sampling.permutation import check_seed
 from matex_data.sampling.split import Ties, check_folds, check_fractions, check_gap, folds, leave_gaps, split
 from matex_data.transforms.strata import Assignment, divide_at, group, stratify
@@ -78,16 +80,31 @@ class Whole:
     samples : of all ranks, ascending.
     ties : samples that belong together.
     source_of : opens files by field.
+    mixture : shares of several data sets, each of which is split alone but by groups and borders; None: it is one.
     """
 
     comm: Communicator
     samples: Samples
     ties: Ties
     source_of: SourceOf
+    mixture: Mixture | None = None
+
+    @property
+    def _parts(self) -> list[Whole]:
+        mixture = self.mixture
+        assert mixture is not None
+        return [replace(self, samples=samples, mixture=None) for samples in mixture.parts(self.samples)]
+
+    def _joined(self, sets: Sequence[Samples]) -> Samples:
+        assert self.mixture is not None
+        return join_samples(sets, [0] * len(sets), self.mixture.first[-1])
 
     def split(self, fractions: Sequence[float], options: SplitOptions) -> tuple[Samples, ...]:
         """Return the samples of each set; see ``Dataset.split``. *Collective* if values have to be read."""
         options.check(fractions, self.ties)
+        if self.mixture is not None and options.groups is None and options.at is None:
+            by_part = [part.split(fractions, options) for part in self._parts]
+            return tuple(self._joined(sets) for sets in zip(*by_part, strict=True))
         gap, sections = self._gap(options)
         if not options.by_value:
             return split(self.samples, fractions, options.seed, gap, sections, self.ties.events)
@@ -97,6 +114,10 @@ class Whole:
         """Return pairs of training and validation; see ``Dataset.kfold``. *Collective* if values have to be read."""
         fractions = [1 / check_folds(number)] * number
         options.check(fractions, self.ties)
+        if self.mixture is not None and options.groups is None:
+            by_part = [part.folds(number, options) for part in self._parts]
+            pairs = zip(*by_part, strict=True)  # of each fold: pairs of all parts
+            return tuple(tuple(self._joined(sets) for sets in zip(*of_fold, strict=True)) for of_fold in pairs)
         gap, sections = self._gap(options)
         if not options.by_value:
             return folds(self.samples, number, options.seed, gap, sections, self.ties.events)
@@ -113,8 +134,8 @@ class Whole:
             source, name = self.source_of(options.along)
             return divide_at(source, self.samples, name, options.at, windows=bool(self.ties.overlap))
         check_fractions(fractions)
-        choose, name = (stratify, options.stratify) if options.stratify is not None else (group, options.groups)
-        source, name = self.source_of(name)
+        choose, wanted = (stratify, options.stratify) if options.stratify is not None else (group, options.groups)
+        source, name = self.source_of(wanted)
         return choose(source, self.samples, name, fractions, options.seed)
 
 
