@@ -96,8 +96,8 @@ def merge(first: Dataset, second: Dataset, *, on: str, how: str = "exact") -> Da
     """
     sources = _sources([first, second])
     _check_one_weight(first, second)
-    coordinates = [Coordinate(*data._source_of(on), data._samples) for data in (first, second)]
-    pairs = pair_samples(*coordinates, how)
+    own, other = (Coordinate(*data._source_of(on), data._samples) for data in (first, second))
+    pairs = pair_samples(own, other, how)
     index = merge_indexes(sources[0].index, sources[1].index, pairs, on)
     share_facts(sources[0].comm, index.files)
     transforms = "".join([*(source.transforms for source in sources), pairs.digest()])

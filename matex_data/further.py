@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -37,6 +38,10 @@ class FurtherFields:
     opened: Callable[[Index], Source]
     reshape: Callable[[Index], Index]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what another process makes of it, which shares no communicator: nothing is to be opened there."""
+        return _Nowhere, ()
+
     def open(self, name: str | None) -> tuple[Source, str]:
         """Return the opened files with a field as samples of the data set, and its name. *Collective*.
 
@@ -68,3 +73,15 @@ class FurtherFields:
                 remedy="open the data set again",
             )
         return self.opened(self.reshape(index.select([found]))), found
+
+
+class _Nowhere:
+    """Way to no further fields, in a process that has got a data set from another one."""
+
+    def open(self, name: str | None) -> NoReturn:
+        """Raise ``FieldNotFound``."""
+        raise FieldNotFound(
+            "a data set that another process has opened has the fields of its batches alone",
+            field=name,
+            remedy="split before the data set is sent to other processes, or select the field with inputs=",
+        )

@@ -190,7 +190,7 @@ class MixedOrder(EpochOrder):
         each = self.schedule.batch_size // size
         numbers, destination = [_NONE], [_NONE]
         for number, low, each_own, shift in self._shares(rank * each, each):
-            for order, first, last, at in self._sections(number, begin, end):
+            for order, first, last, at in self._passes(number, begin, end):
                 runs, steps, rows = _rows(order, first, last, low, each_own)
                 runs = order.schedule.of_positions(runs) if order.schedule.chosen is not None else runs
                 own = (steps >= first) & (steps < last)
@@ -212,7 +212,7 @@ class MixedOrder(EpochOrder):
         sizes = np.full(max(0, end - begin), each, np.int64)
         positions = np.empty((len(sizes), each), np.int64)
         for number, low, each_own, shift in self._shares(rank * each, each):
-            for order, first, last, at in self._sections(number, begin, end):
+            for order, first, last, at in self._passes(number, begin, end):
                 drawn = order.drawn(first, last, low, each_own) + self.schedule.positions[number]
                 positions[at : at + last - first, shift : shift + each_own] = drawn.reshape(-1, each_own)
         return StepPositions(positions.reshape(-1), sizes, positions.size)
@@ -229,7 +229,7 @@ class MixedOrder(EpochOrder):
                 yield number, first - begin, last - first, first - low
             begin += part.batch_size
 
-    def _sections(self, number: int, begin: int, end: int) -> Iterator[tuple[EpochOrder, int, int, int]]:
+    def _passes(self, number: int, begin: int, end: int) -> Iterator[tuple[EpochOrder, int, int, int]]:
         """Yield the passes over a data set in steps ``begin`` to ``end``, cut at the windows of its schedule.
 
         Each with its first and last step there, and the number of steps since ``begin``.

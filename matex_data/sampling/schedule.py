@@ -59,8 +59,9 @@ class Window:
 
     def repeat(self, arrays: Mapping[str, Array]) -> None:
         """Copy the rows of samples that are in the window several times."""
-        for array in () if self.copies is None else arrays.values():
-            array[self.copies[1]] = array[self.copies[0]]
+        if self.copies is not None:
+            for array in arrays.values():
+                array[self.copies[1]] = array[self.copies[0]]
 
     def with_copies(self, rows: Integers) -> Integers:
         """Return rows of samples, and those of their copies."""

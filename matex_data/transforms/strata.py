@@ -97,7 +97,7 @@ def sizes_by_class(counts: Integers, fractions: Sequence[float]) -> Integers:
     [[2, 1], [1, 2], [2, 2]]
     """
     exact = counts[:, None] * np.asarray(fractions, np.float64)
-    sizes = np.floor(exact + 1e-9).astype(np.int64)
+    sizes: Integers = np.floor(exact + 1e-9).astype(np.int64)
     deficit = np.zeros(len(fractions))
     for number, rest in enumerate((counts - sizes.sum(axis=1)).tolist()):
         missing = exact[number] - sizes[number]
