@@ -11,6 +11,7 @@ from matex_data.mpi import early_errors, processes
 
 if TYPE_CHECKING:
     from matex_data import training
+    from matex_data.combining import concat, merge, mix
     from matex_data.compat import DataSet
     from matex_data.dataset import Dataset
     from matex_data.opening import open_dataset
@@ -28,11 +29,19 @@ __all__ = [
     "FormatError",
     "PartitionError",
     "Schema",
+    "concat",
+    "merge",
+    "mix",
     "open_dataset",
     "training",
 ]
 
-_LAZY = {"DataSet": "matex_data.compat", "Dataset": "matex_data.dataset", "open_dataset": "matex_data.opening"}
+_LAZY = {
+    "DataSet": "matex_data.compat",
+    "Dataset": "matex_data.dataset",
+    "open_dataset": "matex_data.opening",
+    **dict.fromkeys(("concat", "merge", "mix"), "matex_data.combining"),
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -31,6 +31,7 @@ from matex_data.locks import cached_property
 from matex_data.mpi.communicator import pickle_error
 from matex_data.reading.skipping import SkippedSample
 from matex_data.reading.source import Source
+from matex_data.sampling.mixing import MixedSchedule, Mixture
 from matex_data.sampling.permutation import check_seed
 from matex_data.sampling.schedule import Schedule, check_ranks
 from matex_data.sampling.sizing import (
@@ -42,9 +43,10 @@ from matex_data.sampling.sizing import (
     make_schedule,
     most_window_bytes,
 )
-from matex_data.sampling.split import split
+from matex_data.sampling.split import Ties
 from matex_data.sampling.state import OPTIONS, Fingerprint, State, identify_samples, read_seed, read_step
 from matex_data.transforms.counts import class_weights, value_counts
+from matex_data.transforms.splits import SourceOf, SplitOptions, Whole
 from matex_data.transforms.statistics import Statistics, statistics
 
 if TYPE_CHECKING:
@@ -63,7 +65,9 @@ class Dataset:
     source : the opened files.
     elements : structure of a batch.
     samples : the samples of the data set, ascending; None: all samples of the files.
-    overlap : number of samples behind a sample that are made of rows of its own, as neighbouring windows are.
+    ties : samples that belong together.
+    further : opens fields of the files that the index of ``source`` does not have.
+    mixture : shares of several data sets in each batch; None: it is one.
 
     Examples
     --------
@@ -76,10 +80,20 @@ class Dataset:
     (50, 8, 8) (50,)
     """
 
-    def __init__(self, source: Source, elements: ElementSpec, samples: Samples | None = None, overlap: int = 0) -> None:
+    def __init__(
+        self,
+        source: Source,
+        elements: ElementSpec,
+        samples: Samples | None = None,
+        ties: Ties | None = None,
+        further: SourceOf | None = None,
+        mixture: Mixture | None = None,
+    ) -> None:
         self._source = source
         self._elements = elements
-        self._overlap = overlap
+        self._ties = ties or Ties()
+        self._further = further
+        self._mixture = mixture
         self._samples: Samples = samples or Runs(np.array([0]), np.array([len(source.index)]))
         self._latest: Fingerprint | None = None
         self._seeds: dict[Any, dict[int, bool]] = {}  # for batches of equal options: each seed, and if it was drawn
@@ -137,42 +151,120 @@ class Dataset:
         fields = ", ".join(f"{f.name}: {f.dtype}{list(f.sample_shape)}" for f in self.schema.values())
         return f"Dataset({len(self)} samples of {len(self._source.index.files)} files; {fields})"
 
-    def split(self, *fractions: float, seed: int | None = None, gap: int | None = None) -> tuple[Dataset, ...]:
+    def split(
+        self,
+        *fractions: float,
+        seed: int | None = None,
+        gap: int | None = None,
+        stratify: str | None = None,
+        groups: str | None = None,
+        at: Sequence[Any] | None = None,
+        along: str | None = None,
+    ) -> tuple[Dataset, ...]:
         """Split the samples into disjoint data sets, equal for every number of ranks.
 
+        *Collective* with ``stratify``, ``groups`` or ``at``, for which each rank reads one field of its block.
+
         Windows of consecutive rows (``window=`` of ``open_dataset``) that lie close together share rows. Where a set
-        ends and another one begins in the same file, such windows in front of the border are left out, so that no row
-        is in two sets. With a seed, windows are drawn in sections of neighbours, each ten gaps long or longer.
+        ends and another one begins in the same series, such windows in front of the border are left out, so that no row
+        is in two sets. With a seed, windows are drawn in sections of neighbours, each ten gaps long or longer. The
+        objects of an event (``flatten=``) stay in one set.
 
         Parameters
         ----------
         fractions : float, each from 0 to 1. Fractions of the samples; their sum is 1.
         seed : int of 0 or more. Seed of a random split. None: consecutive samples in the order of the files.
         gap : int of 0 or more. Number of samples to leave out in front of each border between two sets, whatever their
-            files. None: as many windows of a file as share rows with those behind the border; no other samples.
+            files. None: as many windows as share rows with those behind the border; no other samples.
+        stratify : str. Field of classes, of which each set gets its fraction, to one sample. Without a seed these are
+            consecutive samples of the class.
+        groups : str. Field whose equal values, such as a patient's, stay in one set. Sets have about their fractions of
+            the samples: to half of a group, if groups are small. Without a seed the largest groups are assigned first,
+            which gives the most even sets.
+        at : list of numbers, or of dates as text ("2015-01-01"). Borders of the sets, in place of fractions: the first
+            set is below the first border, the second one begins at it. Windows belong to the set of their first row.
+        along : str. Field of numbers, times or dates that ``at`` compares. None: the coordinate of the sample dimension
+            of netCDF files.
+
+        ``stratify``, ``groups`` and ``along`` may name fields of the files that batches do not have.
 
         Returns
         -------
-        One ``Dataset`` for each fraction.
+        One ``Dataset`` for each fraction, or one more than borders.
 
         Raises
         ------
         PartitionError : a fraction is negative, or their sum is not 1; the seed or the gap is no integer of 0 or more;
-            the gaps leave nothing of a set.
+            the gaps leave nothing of a set; the borders do not ascend; options exclude each other.
+        FieldNotFound : a field does not exist.
+        FormatError : a field has no value for each sample.
+        DataError : the first error of any rank, on every rank.
 
         Examples
         --------
-        >>> train, valid = md.open_dataset("events.h5").split(0.9, 0.1, seed=1)
+        >>> data = md.open_dataset("events.h5", inputs="image", targets="label")
+        >>> train, valid = data.split(0.9, 0.1, seed=1)
         >>> len(train), len(valid)
         (90, 10)
+        >>> train, valid = data.split(0.8, 0.2, seed=1, stratify="label")
+        >>> valid.value_counts("label")[3]
+        2
+        >>> [len(part) for part in data.split(at=[4, 9], along="label")]
+        [40, 50, 10]
         >>> windows = md.open_dataset("events.h5", inputs="energy", window=8, horizon=2)
         >>> [len(part) for part in (windows, *windows.split(0.5, 0.5))]
         [91, 37, 45]
         """
-        index = self._source.index
-        gap, files = (self._overlap, index.first_row[:-1]) if gap is None else (gap, None)
-        sets = split(self._samples, fractions, seed, gap, files)
-        return tuple(Dataset(self._source, self._elements, samples, self._overlap) for samples in sets)
+        options = SplitOptions(seed, gap, stratify, groups, at, along)
+        return tuple(self._subset(samples) for samples in self._whole.split(fractions, options))
+
+    def kfold(
+        self,
+        number: int,
+        *,
+        seed: int | None = None,
+        gap: int | None = None,
+        stratify: str | None = None,
+        groups: str | None = None,
+    ) -> tuple[tuple[Dataset, Dataset], ...]:
+        """Split the samples into folds, and return each of them behind the union of all others.
+
+        *Collective* with ``stratify`` or ``groups``.
+
+        Parameters
+        ----------
+        number : int of 2 or more. Number of folds, of equal size to one sample; with ``groups`` about.
+        seed, gap, stratify, groups : see ``split``.
+
+        Returns
+        -------
+        Pairs (train, valid) of ``Dataset``, one for each fold.
+
+        Raises
+        ------
+        PartitionError, FieldNotFound, FormatError, DataError : see ``split``.
+
+        Examples
+        --------
+        >>> pairs = md.open_dataset("events.h5").kfold(5, seed=1, stratify="label")
+        >>> [(len(train), len(valid)) for train, valid in pairs]
+        [(80, 20), (80, 20), (80, 20), (80, 20), (80, 20)]
+        """
+        options = SplitOptions(seed, gap, stratify, groups)
+        return tuple((self._subset(a), self._subset(b)) for a, b in self._whole.folds(number, options))
+
+    @property
+    def _whole(self) -> Whole:
+        return Whole(self._source.comm, self._samples, self._ties, self._source_of, self._mixture)
+
+    def _subset(self, samples: Samples) -> Dataset:
+        return Dataset(self._source, self._elements, samples, self._ties, self._further, self._mixture)
+
+    def _source_of(self, name: str | None) -> tuple[Source, str]:
+        """Return opened files that have a field, and its name; see ``SourceOf``. *Collective*."""
+        if (name is not None and name in self.schema) or self._further is None:
+            return self._source, name or ""
+        return self._further(name)
 
     def batches(
         self,
@@ -563,17 +655,24 @@ class Dataset:
         total_bytes = len(source.index) * source.row_bytes
         window_bytes = source.window_bytes or most_window_bytes(max(1, batch_size), source.row_bytes, total_bytes)
         blocks = source.block_bytes or choose_block_bytes(max(1, batch_size), window_bytes, total_bytes)
-        return make_schedule(
-            self._samples,
-            block_borders(source.index, blocks),
-            int(batch_size),
-            source.row_bytes,
-            source.window_bytes,
-            seed=seed,
-            remainder=remainder,
-            uniform=uniform,
-            least_window_bytes=choose_least_window(source.index),
-        )
+        borders, least = block_borders(source.index, blocks), choose_least_window(source.index)
+
+        def schedule_of(samples: Samples, size: int) -> Schedule:
+            window_bytes = None if source.window_bytes is None else max(1, source.window_bytes * size // batch_size)
+            return make_schedule(
+                samples,
+                borders,
+                size,
+                source.row_bytes,
+                window_bytes,
+                seed=seed,
+                remainder=remainder,
+                uniform=uniform,
+                least_window_bytes=least,
+            )
+
+        whole = schedule_of(self._samples, int(batch_size))
+        return whole if self._mixture is None else MixedSchedule.of(self._mixture, self._samples, whole, schedule_of)
 
     def _shuffled_schedule(self, schedule: Schedule) -> Schedule:
         """Return the schedule with the windows in effect: a shard in memory is shuffled as a whole."""
@@ -607,9 +706,10 @@ class Dataset:
         quality = estimate_quality(self._shuffled_schedule(schedule), source.row_bytes)
         if quality.ratio > WORST_RATIO and "quality" not in source.warned:
             source.warned.add("quality")
+            remedy = quality.remedy_for_windows if self._ties.overlap else quality.remedy
             warnings.warn(
-                f"batches of files that are sorted (by class, run or time) would not be well mixed: {quality}. "
-                f"{quality.remedy}",
+                "batches of files that are sorted (by class, run or time) would not be well mixed: "
+                f"{quality}. {remedy}",
                 stacklevel=4,
             )
 

@@ -118,6 +118,8 @@ MASK = "{}_mask"
 """Name of the field that is True for the numbers of another field that are there, neither missing nor padding."""
 EMPTY_IS_MISSING = "empty_is_missing"
 """Attribute of a field of texts: False if an empty text is a value."""
+SAMPLE_COORDINATE = "sample_coordinate"
+"""Attribute of the field that is the coordinate of the samples: True."""
 NO_MATCH = "no field matches the pattern"
 Names = str | Sequence[str] | None
 """Field names or patterns: a single one, a list, or none."""

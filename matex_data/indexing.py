@@ -8,7 +8,7 @@ import pickle
 import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import entry_points, version
 from pathlib import Path
@@ -28,6 +28,7 @@ from matex_data.readers import collective_reader, detect, folder_format, index_a
 from matex_data.readers.formats import GROUP
 from matex_data.sampling.schedule import rank_range
 
+NETCDF = "netcdf"  # the format whose samples have a coordinate
 MOST_NAMED = 5  # files in a warning
 SHARED_FACTS = 256  # files from which on a message costs less than a look at all of them
 
@@ -41,11 +42,13 @@ class Reading:
     format : that the user asks for; None: detected.
     names : fields to read; None: all.
     options : of the reader.
+    coordinate : add the coordinate of the samples, of a format that has one.
     """
 
     format: str | None
     names: list[str] | None
     options: Mapping[str, Any]
+    coordinate: bool = False
 
     def key(self, files: Sequence[str]) -> str:
         """Return a text that is equal for two indexes of the same files, made in the same way by the same release."""
@@ -53,7 +56,13 @@ class Reading:
         for path in files:
             digest.update(os.fsencode(path) + b"\0")
         options = text_of(dict(sorted(self.options.items())))
-        return f"{version('matex_data')} {self.format} {self.names} {options} {digest.hexdigest()}"
+        names = f"{self.names} and the coordinate" if self.coordinate else self.names
+        return f"{version('matex_data')} {self.format} {names} {options} {digest.hexdigest()}"
+
+    def resolved(self, format: str) -> Reading:
+        """Return the reading of a format, whose reader has an option for the coordinate of the samples, or none."""
+        has_option = self.coordinate and format == NETCDF
+        return replace(self, options={**self.options, "coordinate": True}) if has_option else self
 
 
 def text_of(value: Any) -> str:
@@ -172,6 +181,7 @@ def _index_all(
     known : index of an earlier job; its files are not indexed again, but for those of the numbers ``stale``.
     """
     resolved = _resolve_format(comm, files[0], reading.format, reading.options)
+    reading = reading.resolved(resolved)
     read_all = collective_reader(resolved)
     index: Index | None = None
     if read_all is not None:

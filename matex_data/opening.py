@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from matex_data.dataset import Dataset
 from matex_data.errors import DataError, PartitionError, near_matches
 from matex_data.fields import ElementSpec, Names, as_list
+from matex_data.further import FurtherFields
 from matex_data.index.chosen import Samples
+from matex_data.index.model import Index
 from matex_data.index.paths import PathTable
 from matex_data.indexing import Reading, index_files, share_facts, text_of
 from matex_data.io.sessions import read_sessions
@@ -22,13 +24,15 @@ from matex_data.mpi.communicator import Communicator
 from matex_data.paths import existing_files, natural_sorted
 from matex_data.readers import files_of_folder, folder_format
 from matex_data.reading.source import Source
+from matex_data.sampling.split import Ties
+from matex_data.transforms.continuity import find_continuing, sample_coordinate
 from matex_data.transforms.events import EventOptions
 from matex_data.transforms.missing import Missing, check_missing, fill_missing, find_complete
 from matex_data.transforms.names import fields_to_read
 from matex_data.transforms.pad import FIRST, Keep, Pad
 from matex_data.transforms.stack import stack_fields
 from matex_data.transforms.weights import check_elements, check_weights
-from matex_data.transforms.windows import sliding_windows
+from matex_data.transforms.windows import sliding_windows, window_shape
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -54,6 +58,8 @@ def open_dataset(
     window: int | None = None,
     stride: int = 1,
     horizon: int | None = None,
+    lead: int = 1,
+    along: str | None = None,
     io: str = "auto",
     window_bytes: int | None = None,
     block_bytes: int | None = None,
@@ -90,12 +96,19 @@ def open_dataset(
         by which they are sorted in descending order; or a dict of these by name or pattern of the padded fields.
     stack : bool. Stack ``inputs``, numeric fields of one shape, into one array of shape (samples, fields, ...), the
         field "inputs".
-    window : int, in samples. Each sample of the data set is ``window`` consecutive samples of one file, of shape
+    window : int, in samples. Each sample of the data set is ``window`` consecutive samples of the files, of shape
         (window, ...). With ``horizon`` or ``targets``, the target is the ``horizon`` samples behind the window, of
         shape (horizon, ...): those of ``targets``, or else those of ``inputs``.
     stride : int, in samples. Distance between the beginnings of two windows. ``Dataset.split`` leaves out windows that
         would share samples of the files with those of another set.
     horizon : int, in samples. Length of the target behind a window; 1 by default if there are targets.
+    lead : int of 0 or more, in samples. Distance from the last sample of a window to the first one of its target: 12
+        for a target three days ahead of samples every six hours. Only the samples of the window and of the target are
+        read.
+    along : str. Numeric field with one number for each sample, such as "time", that tells whether a file continues the
+        one before: if its values go on evenly, windows reach from one file into the next; otherwise they end with the
+        file, and rank 0 warns once. None: the coordinate of the sample dimension of netCDF files; windows of other
+        formats end with their file.
     io : "collective": all ranks make every read together. "independent": each rank reads on its own. "auto":
         collective, unless there are many files or only one rank.
     window_bytes : int, in bytes over all ranks. Limit on the samples that are shuffled together. Determines the
@@ -169,33 +182,47 @@ def open_dataset(
         paths,
         format,
         f"{inputs=}, {targets=}, {weights=}, {format=}, {where=}, {flatten=}, {pad=}, {keep=}, {stack=}, {window=}, "
-        f"{stride=}, {horizon=}, {io=}, {window_bytes=}, {block_bytes=}, {global_reads=}, {cache=}, {missing=}, "
-        f"{on_error=}, {index=}, options={text_of(options)}",
+        f"{stride=}, {horizon=}, {lead=}, {along=}, {io=}, {window_bytes=}, {block_bytes=}, {global_reads=}, {cache=}, "
+        f"{missing=}, {on_error=}, {index=}, options={text_of(options)}",
     )
     made = [STACKED] if stack else []
     masked = ["*"] if missing == "mask" else list(events.pad)
-    names = fields_to_read(elements.required, masked, *made)
-    reading = Reading(format, events.fields_to_read(names), options)
+    names = events.fields_to_read(fields_to_read(elements.required, masked, *made))
+    shape = None if window is None else window_shape(window, stride, horizon, lead, targets)
+    spans_files = shape is not None and len(files) > 1
+    if names is not None and along is not None and spans_files:
+        names = list(dict.fromkeys([*names, along]))
+    reading = Reading(format, names, options, coordinate=spans_files and along is None)
     found = index_files(sessions.comm, files, reading, None if index is None else os.fspath(index))
     elements = elements.expanded(found.fields)
     opened = partial(Source, sessions, io=io, window_bytes=window_bytes, cache=None, on_error=on_error)
+    along = along or sample_coordinate(found.fields)
+    continues = find_continuing(opened, found, along) if spans_files and along is not None else None
     samples: Samples | None
-    found, samples, identity = events.apply(found, opened, elements)
+    rows = found.files.rows
+    found, samples, identity, flat = events.apply(found, opened, elements)
     check_weights(elements, found.fields)
     if stack:
         others = dict.fromkeys([*as_list(elements.targets), *as_list(weights)])
         kept = [name for name in others if name in found.fields]
         found = stack_fields(found, as_list(elements.inputs), STACKED, kept)
         elements = replace(elements, inputs=STACKED)
-    overlap = 0
-    if window is not None:
-        found, ahead, overlap = sliding_windows(found, elements.inputs, elements.targets, window, stride, horizon)
-        elements = ElementSpec(elements.inputs, ahead)
+    ties = Ties() if flat is None else Ties(events=flat.events)
+    reshape = _unchanged if flat is None else flat.reshape
+    if shape is not None:
+        slid = sliding_windows(found, elements.inputs, elements.targets, shape, continues)
+        found, elements, ties = slid.index, ElementSpec(elements.inputs, slid.targets), slid.ties
+        reshape = slid.reshape
     filled = fill_missing(found, missing, elements.names)
     share_facts(sessions.comm, filled.files)
     source = Source(sessions, filled, io, window_bytes, cache, block_bytes, global_reads, identity, on_error)
     samples = find_complete(source, samples) if missing == "drop" else samples
-    return Dataset(source, elements, samples, overlap)
+    further = FurtherFields(sessions.comm, files, reading, rows, opened, reshape)
+    return Dataset(source, elements, samples, ties, further.open)
+
+
+def _unchanged(index: Index) -> Index:
+    return index
 
 
 def _resolve(comm: Communicator, paths: Paths, format: str | None, arguments: str) -> PathTable:

@@ -1,8 +1,9 @@
-"""Write small data sets for the examples, the same each time: digits, jets, photographs, and cells under a microscope.
+"""Write small data sets for the examples, the same each time: digits, jets, photographs, cells and weather.
 
 The digits are those of the "Optical Recognition of Handwritten Digits" data set of the UCI repository (1,797 of them),
 and the photographs are those of a temple and of a flower; both come with scikit-learn. The jets are drawn from a toy
-model of particles in one core, or in the two cores of a heavy particle's decay. The cells are bright ellipses in noise.
+model of particles in one core, or in the two cores of a heavy particle's decay. The cells are bright ellipses in noise,
+and the weather consists of waves that travel eastwards.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pandas as pd
+import xarray as xr
 from numpy.typing import NDArray
 from PIL import Image
 from sklearn.datasets import load_digits, load_sample_images
@@ -126,6 +129,30 @@ def write_cells(out: Path) -> list[Path]:
     return paths
 
 
+def write_weather(out: Path) -> list[Path]:
+    """Files ``2010-01.nc``, ...: a month of six-hourly heights ``z500`` and ``z850``, and the static ``terrain``, in m.
+
+    Each of four waves around the globe has a speed of its own; a mountain bends the flow; noise is added.
+    """
+    rng, times = np.random.default_rng(3), pd.date_range("2010-01-01", "2011-06-30T18", freq="6h")
+    lat, lon = np.linspace(30, 65, 8), np.arange(0, 360, 22.5)
+    terrain = 1500 * np.exp(-(((lat[:, None] - 45) / 9) ** 2) - ((lon - 110) / 30) ** 2)
+    days, shape = np.arange(len(times))[:, None, None] / 4, np.exp(-(((lat - 48) / 14) ** 2))[:, None]
+    z500 = 5500 - 8 * (lat[:, None] - 48) + 0.05 * terrain + rng.normal(0, 4, (len(times), 8, 16))
+    z850 = 1450 + 0.02 * terrain + rng.normal(0, 4, (len(times), 8, 16))
+    for waves, speed in ((3, 9.0), (4, 12.0), (5, 14.0), (6, 16.0)):  # degrees of longitude a day
+        phase = waves * np.deg2rad(lon - speed * days) + rng.uniform(0, 6)
+        z500, z850 = z500 + 60 * shape * np.sin(phase), z850 + 30 * shape * np.sin(phase - 0.5)
+    axes = ("time", "lat", "lon")
+    fields = {"z500": (axes, z500.astype("f4")), "z850": (axes, z850.astype("f4")), "terrain": (axes[1:], terrain)}
+    series = xr.Dataset(fields, coords={"time": times, "lat": lat, "lon": lon})
+    out.mkdir(parents=True, exist_ok=True)
+    months = np.unique(times.strftime("%Y-%m"))
+    for month in months:
+        series.sel(time=month).to_netcdf(out / f"{month}.nc", unlimited_dims="time")
+    return [out / f"{month}.nc" for month in months]
+
+
 def _write_ragged(file: h5py.File, name: str, rows: list[NDArray[Any]]) -> None:
     chunks = (CHUNK_ROWS,) if rows else None
     dataset = file.create_dataset(name, (len(rows),), h5py.vlen_dtype("<f4"), chunks=chunks, track_times=False)
@@ -139,7 +166,13 @@ def _write(file: h5py.File, name: str, values: NDArray[Any]) -> None:
     file.create_dataset(name, data=values, chunks=chunk, compression="gzip", shuffle=True, track_times=False)
 
 
-WRITERS = {"digits": write_digits, "jets": write_jets, "photos": write_photos, "cells": write_cells}
+WRITERS = {
+    "digits": write_digits,
+    "jets": write_jets,
+    "photos": write_photos,
+    "cells": write_cells,
+    "weather": write_weather,
+}
 
 
 def main() -> None:

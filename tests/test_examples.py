@@ -13,10 +13,17 @@ import pytest
 import matex_data
 
 MODULES = (
-    *("dataset", "opening", "compat", "errors", "fields", "index.model", "index.runs", "index.strided"),
-    *("sampling.permutation", "sampling.schedule", "sampling.sizing", "sampling.split"),
+    *("dataset", "opening", "combining", "compat", "errors", "fields", "index.model", "index.runs", "index.strided"),
+    *(
+        "sampling.permutation",
+        "sampling.schedule",
+        "sampling.sizing",
+        "sampling.split",
+        "sampling.mixing",
+        "index.joined",
+    ),
     "cli.planning",
-    *("transforms.names", "transforms.pad", "transforms.where"),
+    *("transforms.names", "transforms.pad", "transforms.strata", "transforms.where"),
     *(f"training.proof.{name}" for name in ("model", "propagate", "shapes", "sizes")),
 )
 EXAMPLES = [
@@ -27,6 +34,9 @@ EXAMPLES = [
 ]
 PUBLIC = [
     matex_data.open_dataset,
+    matex_data.concat,
+    matex_data.merge,
+    matex_data.mix,
     matex_data.Dataset,
     *(value for name, value in vars(matex_data.Dataset).items() if not name.startswith("_")),
     matex_data.DataSet,

@@ -42,6 +42,7 @@ for layer in (
     ["transforms"],
     ["dataset"],
     ["indexing"],
+    ["further", "combining"],
     ["opening"],
     ["compat"],
     ["training.keras_api"],

@@ -84,7 +84,9 @@ class SkippingWindow(PendingWindow):
         failure = self._read.finish(self._error)
         if failure is not None:
             raise failure
-        self.loaded = leave_out(self.loaded, self._read.absent, self._fields, self._pad)
+        self._window.window.repeat(self.loaded.arrays)
+        absent = self._window.window.with_copies(self._read.absent)
+        self.loaded = leave_out(self.loaded, absent, self._fields, self._pad)
 
 
 class SkippingEpochReader(FileEpochReader):

@@ -139,6 +139,7 @@ class FileWindow(PendingWindow):
         """Wait until all samples are read and decoded. Raise the first error."""
         with profile.timed("decoding"):
             wait_for_all(self._futures)
+            self.window.repeat(self.loaded.arrays)
         profile.add(samples=self.window.runs.total)
 
 

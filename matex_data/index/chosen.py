@@ -71,6 +71,10 @@ class Chosen:
         inner = positions if own is None else merge(own.slice(positions.start, positions.count))
         return Chosen(self.bits, self.before, inner)
 
+    def with_positions(self, positions: Runs) -> Chosen:
+        """Return the samples at these ascending positions among all whose bits are set."""
+        return Chosen(self.bits, self.before, positions)
+
     def slice(self, start: Integers, count: Integers) -> Runs:
         """Return the numbers at ascending positions ``start[i]`` to ``start[i] + count[i] - 1``, as runs."""
         if self.positions is not None:

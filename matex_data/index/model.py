@@ -99,6 +99,7 @@ class ReadRequest:
     at : int64[k], or None without a target.
     fetch : called before ``on_complete``, in a thread that waits for the storage: reads what byte ranges of the file
         cannot express, such as other files. None: nothing.
+    files_ahead : number of files of the data set from that of the layout to the one that has the ranges; 0: its own.
     on_complete : called exactly once after the read, with the scratch memory (uint8, to be treated as read-only), or
         with an empty array if there is a target. Scratch memory is reused after the call.
     """
@@ -109,6 +110,7 @@ class ReadRequest:
     at: Integers | None = None
     on_complete: OnComplete | None = None
     fetch: Callable[[], None] | None = None
+    files_ahead: int = 0
 
     @cached_property
     def total(self) -> int:
@@ -288,7 +290,12 @@ class Index:
 
 def _selected(files: FileTable, names: Sequence[str]) -> FileTable:
     known = files.has_facts and len(files) > 0
-    return DerivedFiles(files, partial(_select, names), facts={n: files.facts[n] for n in names} if known else None)
+    return DerivedFiles(files, select_fields(names), facts={n: files.facts[n] for n in names} if known else None)
+
+
+def select_fields(names: Sequence[str]) -> Callable[[int, FileIndex], FileIndex]:
+    """Return the function that derives a file with only the named fields, in this order."""
+    return partial(_select, names)
 
 
 def _select(names: Sequence[str], _: int, file: FileIndex) -> FileIndex:

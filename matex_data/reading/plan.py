@@ -81,8 +81,8 @@ def plan_reads(
     """
     chunks = chunks.of_window()
     requests = [
-        (number, name, request)
-        for number, rows in _rows_by_file(index, runs, destination)
+        (number + request.files_ahead, name, request)
+        for number, rows in rows_by_file(index, runs, destination)
         for name, request in table.plan_reads(index.files[number].layouts, rows, arrays, chunks)
     ]
     if index.post_process is not None:
@@ -93,7 +93,7 @@ def plan_reads(
     pending: dict[int, list[ReadRequest]] = {}
     plan = ReadPlan(memory=list(arrays.values()), chunks=chunks, scratch=scratch)
     for number, name, request in requests:
-        path, complete = index.files[number].path, request.on_complete
+        path, complete = index.files.paths[number], request.on_complete
         on_complete = partial(_complete, complete, path, name) if complete else None
         if request.total:
             pending.setdefault(number, []).append(replace(request, on_complete=on_complete))
@@ -106,7 +106,7 @@ def plan_reads(
     return plan
 
 
-def _rows_by_file(index: Index, runs: Runs, destination: Integers) -> Iterator[tuple[int, RowSelection]]:
+def rows_by_file(index: Index, runs: Runs, destination: Integers) -> Iterator[tuple[int, RowSelection]]:
     """Yield the number of each file that holds any of the samples, and its rows, counted within the file."""
     first, last = index.file_of(runs.start), index.file_of(runs.start + runs.count - 1)
     run, file = intersect(first, np.where(runs.count > 0, last - first + 1, 0))

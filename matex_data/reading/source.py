@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -89,7 +90,7 @@ class Source:
                 expected=f"on_error= one of {ON_ERROR}",
                 found=repr(on_error),
             )
-        self.cache = cache
+        self.cache, self.io, self.on_error = cache, io, on_error
         self.block_bytes, self.global_reads = block_bytes, global_reads
         self.index, self.transforms = index, transforms
         self.window_bytes = window_bytes
@@ -99,6 +100,7 @@ class Source:
         self.profile = Profile()
         self.skipped = SkippedSamples(index, self.profile) if on_error == "skip" else None
         self.shared: bool | None = None  # whether ranks read blocks for one another; None: by the costs
+        self.repeats = False  # whether a sample may be in a window several times
         self.warned: set[str] = set()  # of a poor shuffle, and of chunks that are read again and again
         self.buffers, self.scratch = BufferPool(), BufferPool(kept=tasks_of_window())
         self.threaded = sessions.threaded
@@ -110,6 +112,20 @@ class Source:
                 "does not stop the others",
                 stacklevel=4,
             )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of reading, which data sets that are joined have in common."""
+        names = ("io", "window_bytes", "cache", "block_bytes", "global_reads", "on_error")
+        return {name: getattr(self, name) for name in names}
+
+    def shares_ranks(self, other: Source) -> bool:
+        """Return whether the same ranks share another data set, with the same communicator."""
+        return self._sessions is other._sessions or (self.comm.size == other.comm.size == 1)
+
+    def of_index(self, index: Index, transforms: str) -> Source:
+        """Open the files of another index with the same options. *Collective*."""
+        return Source(self._sessions, index, transforms=transforms, **self.options)
 
     def cache_bytes(self, ranks: int, window_bytes: int = 0) -> int:
         """Return the capacity of a rank's cache of decoded chunks, in bytes.
@@ -144,7 +160,7 @@ class Source:
             self.cache_bytes(self.comm.size, window_bytes),
             self.profile,
             self._changed_file,
-            lists=self.skipped is None,
+            lists=self.skipped is None and not self.repeats,
         )
 
     def exchange_context(self) -> ReadContext:

@@ -10,13 +10,13 @@ Nothing of this depends on the number of ranks, and so neither do the global bat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from matex_data._types import Integers
+from matex_data._types import Array, Integers
 from matex_data.errors import PartitionError
 from matex_data.index.chosen import Chosen, Samples
 from matex_data.index.model import ranges
@@ -48,12 +48,26 @@ class Window:
     destination : int64[runs.total], position of each sample in the window.
     sizes : int64[steps], number of rows of each step; the steps follow one another in the window.
     rows : length of the window. It exceeds the number of samples where the last batch is padded.
+    copies : int64[2, n], positions of samples, and of further copies of them; None: no sample is in the window twice.
     """
 
     runs: Runs
     destination: Integers
     sizes: Integers
     rows: int
+    copies: Integers | None = None
+
+    def repeat(self, arrays: Mapping[str, Array]) -> None:
+        """Copy the rows of samples that are in the window several times."""
+        if self.copies is not None:
+            for array in arrays.values():
+                array[self.copies[1]] = array[self.copies[0]]
+
+    def with_copies(self, rows: Integers) -> Integers:
+        """Return rows of samples, and those of their copies."""
+        if self.copies is None:
+            return rows
+        return np.append(rows, self.copies[1][np.isin(self.copies[0], rows)])
 
 
 @dataclass(frozen=True)
@@ -185,9 +199,9 @@ class EpochOrder:
         sizes = np.full(max(0, full - begin), each, np.int64)
         rows = each * len(sizes)
         if schedule.seed is None:
-            runs, destination = self._in_order(begin, full, rank * each, each)
+            runs, destination = self.in_order(begin, full, rank * each, each)
         else:
-            runs, destination = self._shuffled(begin, full, rank * each, each)
+            runs, destination = self.shuffled(begin, full, rank * each, each)
         if schedule.left_over and end > schedule.full_steps:
             start, stop = rank_range(schedule.left_over, rank, size)
             last = self._slice([schedule.full_steps * schedule.batch_size + start], [stop - start])
@@ -263,6 +277,11 @@ class EpochOrder:
             sizes = np.append(sizes, each if schedule.remainder == "pad" else stop - start)
         return StepPositions(self._permutation(positions), sizes, int(sizes.sum()))
 
+    def drawn(self, begin: int, end: int, low: int, each: int) -> Integers:
+        """Return positions ``low`` to ``low + each`` of each full batch of a uniform permutation, or in order."""
+        first = np.arange(begin, end, dtype=np.int64) * self.schedule.batch_size + low
+        return self._permutation((first[:, None] + np.arange(each)).reshape(-1))
+
     @cached_property
     def _permutation(self) -> Permutation:
         return Permutation(self.schedule.segments.total, self.schedule.seed or 0, self.number)
@@ -270,13 +289,13 @@ class EpochOrder:
     def _slice(self, start: Any, count: Any) -> Runs:
         return self.sequence.slice(np.asarray(start, np.int64), np.asarray(count, np.int64))
 
-    def _in_order(self, begin: int, end: int, low: int, each: int) -> tuple[Runs, Integers]:
+    def in_order(self, begin: int, end: int, low: int, each: int) -> tuple[Runs, Integers]:
         """Return positions ``low`` to ``low + each`` of each batch, in the order of the files."""
         start = np.arange(begin, max(begin, end), dtype=np.int64) * self.schedule.batch_size + low
         runs = self._slice(start, np.full(len(start), each))
         return _sort(runs, np.arange(runs.total, dtype=np.int64))
 
-    def _shuffled(self, begin: int, end: int, low: int, each: int) -> tuple[Runs, Integers]:
+    def shuffled(self, begin: int, end: int, low: int, each: int) -> tuple[Runs, Integers]:
         """Return positions ``low`` to ``low + each`` of each batch; the lanes at both ends may extend beyond them."""
         schedule = self.schedule
         if begin >= end:

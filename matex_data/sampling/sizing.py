@@ -258,6 +258,16 @@ class ShuffleQuality:
             'in memory, over all ranks) or with smaller block_bytes=, or use shuffle="global"'
         )
 
+    @property
+    def remedy_for_windows(self) -> str:
+        """Advice of the same kind for windows of consecutive rows, whose blocks have to be several windows long."""
+        mebibytes = -(-window_blocks(self.batch_size) * self.block_bytes // (1 << 20))
+        return (
+            "Neighbouring windows share rows, and are read as one block. Open the files with "
+            f"window_bytes={mebibytes} << 20 (several times as much is in memory, over all ranks), with a larger "
+            'stride= or a smaller batch_size, or use shuffle="global", which keeps every window in memory'
+        )
+
     def __str__(self) -> str:
         return (
             f"{self.blocks_per_window:,} of {self.blocks:,} blocks a window ({self.samples_per_window:,} samples), "

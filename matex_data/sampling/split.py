@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -12,13 +13,37 @@ from matex_data.errors import PartitionError
 from matex_data.index.chosen import Chosen, Samples
 from matex_data.index.runs import Runs, merge
 from matex_data.sampling.permutation import check_seed, generator
+from matex_data.sampling.schedule import rank_range
+
+
+@dataclass(frozen=True, eq=False)
+class Ties:
+    """Samples that belong together, so that a split does not divide them.
+
+    Parameters
+    ----------
+    overlap : number of samples behind a sample that are made of rows of its own, as neighbouring windows are.
+    sections : int64[n], first sample of each series of samples, ascending; those of two series share no rows. None: one
+        series.
+    events : samples that begin an event, of which the samples behind are objects, too. None: there are no events.
+    """
+
+    overlap: int = 0
+    sections: Integers | None = None
+    events: Chosen | None = None
+
 
 UNITS = 4096  # sections of neighbours that a random split draws from
 SECTION_GAPS = 10  # least length of these, in gaps: at most a tenth of the samples is left out
 
 
 def split(
-    runs: Samples, fractions: Sequence[float], seed: int | None, gap: int = 0, files: Integers | None = None
+    runs: Samples,
+    fractions: Sequence[float],
+    seed: int | None,
+    gap: int = 0,
+    files: Integers | None = None,
+    events: Chosen | None = None,
 ) -> tuple[Samples, ...]:
     """Split samples into disjoint sets that cover all of them but for the gaps.
 
@@ -32,6 +57,8 @@ def split(
     gap : number of samples to leave out where a set borders on another one; those in front of the border.
     files : int64[files], first sample of each file, ascending; no gap reaches over the border of a file. None: gaps
         reach over all borders.
+    events : samples that begin an event, whose samples stay together: a border moves to the next one of them. None:
+        each sample is an event.
 
     Returns
     -------
@@ -49,28 +76,127 @@ def split(
     >>> [subset.total for subset in split(Runs(np.array([0]), np.array([10])), (0.8, 0.2), seed=None, gap=3)]
     [5, 2]
     """
+    check_fractions(fractions)
+    total = runs.total
+    ends = [0, *(round(total * sum(fractions[: i + 1])) for i in range(len(fractions) - 1)), total]
+    sets, gap = _divide(runs, ends, seed, check_gap(gap), events)
+    return leave_gaps(sets, gap, files)
+
+
+def folds(
+    runs: Samples,
+    number: int,
+    seed: int | None,
+    gap: int = 0,
+    files: Integers | None = None,
+    events: Chosen | None = None,
+) -> tuple[tuple[Samples, ...], ...]:
+    """Return pairs of the samples to train on and those to validate with, a pair for each of ``number`` folds.
+
+    Parameters
+    ----------
+    runs, seed, gap, files, events : see `split`. Each pair has gaps of its own.
+
+    Raises
+    ------
+    PartitionError : there are less than two folds; see `split`.
+
+    Examples
+    --------
+    >>> pairs = folds(Runs(np.array([0]), np.array([5])), 2, seed=None)
+    >>> [[samples.numbers(np.arange(samples.total)).tolist() for samples in pair] for pair in pairs]
+    [[[3, 4], [0, 1, 2]], [[0, 1, 2], [3, 4]]]
+    """
+    ends = [rank_range(runs.total, fold, check_folds(number))[0] for fold in range(number)]
+    sets, gap = _divide(runs, [*ends, runs.total], seed, check_gap(gap), events)
+    return tuple(leave_gaps(pair, gap, files) for pair in pairs_of(sets))
+
+
+def pairs_of(sets: Sequence[Samples]) -> list[tuple[Samples, Samples]]:
+    """Return each set, behind the union of all others."""
+    if all(isinstance(samples, Chosen) and samples.positions is not None for samples in sets):
+        chosen = [samples for samples in sets if isinstance(samples, Chosen)]
+        positions = [samples.positions for samples in chosen if samples.positions is not None]
+        return [(chosen[0].with_positions(rest), chosen[i]) for i, (rest, _) in enumerate(_pairs(positions))]
+    return list(_pairs([_as_runs(samples) for samples in sets]))
+
+
+def _pairs(sets: Sequence[Runs]) -> Iterator[tuple[Runs, Runs]]:
+    for i, own in enumerate(sets):
+        start, count = (
+            np.concatenate([getattr(other, name) for other in (*sets[:i], *sets[i + 1 :])])
+            for name in ("start", "count")
+        )
+        order = np.argsort(start)
+        yield merge(Runs(start[order], count[order])), own
+
+
+def check_folds(number: int) -> int:
+    """Return a number of folds as Python's integer.
+
+    Raises
+    ------
+    PartitionError : it is no integer of 2 or more.
+    """
+    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 2:
+        raise PartitionError("there are too few folds", expected="an integer of 2 or more", found=repr(number))
+    return int(number)
+
+
+def _divide(
+    runs: Samples, ends: Sequence[int], seed: int | None, gap: int, events: Chosen | None
+) -> tuple[list[Samples], int]:
+    """Return the samples between ``ends``, positions of which sections are shuffled; and the gap to leave."""
+    if isinstance(runs, Chosen) and not gap and events is None:
+        chosen, everything = runs, Runs(np.array([0]), np.array([runs.total]))
+        return [chosen.at(positions) for positions in _cut(everything, ends, seed, gap, None)], gap
+    return list(_cut(_as_runs(runs), ends, seed, gap, events)), gap
+
+
+def _as_runs(samples: Samples) -> Runs:
+    return samples if isinstance(samples, Runs) else samples.slice(np.array([0]), np.array([samples.total]))
+
+
+def _cut(runs: Runs, ends: Sequence[int], seed: int | None, gap: int, events: Chosen | None) -> Iterator[Runs]:
+    """Yield the samples between ``ends``, ascending."""
+    sequence = runs if seed is None else _shuffle_sections(runs, check_seed(seed), gap, events)
+    inner = _snap(sequence, np.array(ends[1:-1], np.int64), events).tolist()
+    for low, high in pairwise([ends[0], *inner, ends[-1]]):
+        subset = sequence.slice(np.array([low]), np.array([high - low]))
+        order = np.argsort(subset.start)
+        yield merge(Runs(subset.start[order], subset.count[order]))
+
+
+def _shuffle_sections(runs: Runs, seed: int, gap: int, events: Chosen | None) -> Runs:
+    length = max(1, runs.total // UNITS, SECTION_GAPS * gap)
+    starts = np.unique(_snap(runs, np.arange(0, runs.total, length, dtype=np.int64), events))
+    counts = np.diff(starts, append=runs.total)
+    order = generator(seed).permutation(len(starts))
+    return runs.slice(starts[order], counts[order])
+
+
+def _snap(runs: Runs, positions: Integers, events: Chosen | None) -> Integers:
+    """Return the positions in ``runs``, moved to the next event, or to the end of the run."""
+    inner = positions[positions < runs.total]
+    if events is None or not len(inner):
+        return positions
+    run = np.searchsorted(runs.first, inner, side="right") - 1
+    number = runs.start[run] + inner - runs.first[run]
+    before = events.rank(number)
+    following = events.numbers(np.minimum(before, events.total - 1))
+    end = (runs.start + runs.count)[run]
+    moved = np.where(before < events.total, np.minimum(following, end), end)
+    return np.concatenate([inner + moved - number, positions[len(inner) :]])
+
+
+def check_fractions(fractions: Sequence[float]) -> None:
+    """Raise ``PartitionError`` if the fractions of a split are negative, or do not sum to 1."""
     if not fractions or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
         raise PartitionError(
             "the fractions of a split must sum to 1, and none may be negative",
             expected="for example split(0.9, 0.1)",
             found=fractions,
         )
-    gap = check_gap(gap)
-    if isinstance(runs, Chosen):
-        chosen, everything = runs, Runs(np.array([0]), np.array([runs.total]))
-        if not gap:
-            of_positions = split(everything, fractions, seed)
-            return tuple(chosen.at(positions) for positions in of_positions if isinstance(positions, Runs))
-        runs = chosen.slice(everything.start, everything.count)
-    total = runs.total
-    ends = [0, *(round(total * sum(fractions[: i + 1])) for i in range(len(fractions) - 1)), total]
-    sequence = runs if seed is None else _shuffle_sections(runs, check_seed(seed), gap)
-    sets: list[Runs] = []
-    for low, high in pairwise(ends):
-        subset = sequence.slice(np.array([low]), np.array([high - low]))
-        order = np.argsort(subset.start)
-        sets.append(merge(Runs(subset.start[order], subset.count[order])))
-    return tuple(_leave_gaps(sets, gap, files) if gap else sets)
 
 
 def check_gap(gap: int) -> int:
@@ -85,16 +211,21 @@ def check_gap(gap: int) -> int:
     return int(gap)
 
 
-def _shuffle_sections(runs: Runs, seed: int, gap: int) -> Runs:
-    length = max(1, runs.total // UNITS, SECTION_GAPS * gap)
-    starts = np.arange(0, runs.total, length, dtype=np.int64)
-    counts = np.minimum(length, runs.total - starts)
-    order = generator(seed).permutation(len(starts))
-    return runs.slice(starts[order], counts[order])
+def leave_gaps(samples: Sequence[Samples], gap: int, files: Integers | None) -> tuple[Samples, ...]:
+    """Return the sets without the last ``gap`` samples before each run of another set.
 
+    Parameters
+    ----------
+    samples : of each set, ascending.
+    gap, files : see `split`.
 
-def _leave_gaps(sets: Sequence[Runs], gap: int, files: Integers | None) -> list[Runs]:
-    """Return the sets without the last ``gap`` samples before each run of another set."""
+    Raises
+    ------
+    PartitionError : the gaps leave nothing of a set.
+    """
+    if not gap:
+        return tuple(samples)
+    sets = [_as_runs(subset) for subset in samples]
     start, count = (np.concatenate([getattr(subset, name) for subset in sets]) for name in ("start", "count"))
     number = np.repeat(np.arange(len(sets)), [len(subset.start) for subset in sets])
     order = np.flatnonzero(count)[np.argsort(start[np.flatnonzero(count)])]
@@ -105,7 +236,7 @@ def _leave_gaps(sets: Sequence[Runs], gap: int, files: Integers | None) -> list[
         limit = np.maximum(limit, files[np.searchsorted(files, start[borders], side="right") - 1])
     limit = np.append(limit, np.iinfo(np.int64).max)[np.searchsorted(borders, np.arange(len(start)), side="right")]
     kept = np.clip(limit - start, 0, count)
-    trimmed = []
+    trimmed: list[Samples] = []
     for i, subset in enumerate(sets):
         own = (number == i) & (kept > 0)
         if subset.total and not own.any():
@@ -117,4 +248,4 @@ def _leave_gaps(sets: Sequence[Runs], gap: int, files: Integers | None) -> list[
                 "number; windows that begin fewer samples apart share rows",
             )
         trimmed.append(Runs(start[own], kept[own]))
-    return trimmed
+    return tuple(trimmed)

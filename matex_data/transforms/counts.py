@@ -41,11 +41,11 @@ def value_counts(source: Source, samples: Samples, name: str) -> dict[Any, int]:
         try:
             if first_error is None:
                 own.update(_count(arrays[name], field))
-                _check_number(name, len(own))
+                check_number(name, len(own))
         except Exception as error:  # of any kind: the other ranks have to raise it, once they have read their blocks
             first_error = error
     source.comm.agree(first_error)
-    counts = _merged(source.comm, name, own)
+    counts = merged_counts(source.comm, name, own)
     return dict(sorted(sorted(counts.items()), key=lambda item: -item[1]))
 
 
@@ -71,7 +71,8 @@ def _checked(schema: Schema, name: str) -> Field:
     return schema[name]
 
 
-def _check_number(name: str, distinct: int) -> None:
+def check_number(name: str, distinct: int) -> None:
+    """Raise ``FormatError`` if a field has more different values than ranks count."""
     if distinct > MOST_VALUES:
         raise FormatError(
             "the field has too many different values to count",
@@ -91,14 +92,15 @@ def _count(array: Array, field: Field) -> Counter[Any]:
     else:
         unique, counts = np.unique(values, return_counts=True)
         counted = Counter(dict(zip(unique.tolist(), counts.tolist(), strict=True)))
-    return Counter({_text(value): count for value, count in counted.items()})
+    return Counter({as_value(value): count for value, count in counted.items()})
 
 
-def _text(value: Any) -> Any:
+def as_value(value: Any) -> Any:
+    """Return a value as Python's object: bytes as text."""
     return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
 
 
-def _merged(comm: Communicator, name: str, own: Counts) -> Counter[Any]:
+def merged_counts(comm: Communicator, name: str, own: Counts) -> Counter[Any]:
     """Return the sum of the counts of all ranks. *Collective*.
 
     Each round exchanges the values of equal hash, so that no rank receives more than about ``MOST_VALUES`` at once.
@@ -112,5 +114,5 @@ def _merged(comm: Communicator, name: str, own: Counts) -> Counter[Any]:
     for group in groups:
         for of_rank in comm.allgather(group):
             counts.update(of_rank)
-        _check_number(name, len(counts))
+        check_number(name, len(counts))
     return counts

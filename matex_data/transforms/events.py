@@ -14,7 +14,7 @@ from matex_data.index.model import Index
 from matex_data.index.runs import Runs
 from matex_data.locks import cached_property
 from matex_data.reading.source import Source
-from matex_data.transforms.flatten import flatten_fields
+from matex_data.transforms.flatten import Flat, flatten_fields
 from matex_data.transforms.names import matches
 from matex_data.transforms.pad import FIRST, Keep, check_pad, pad_fields, sort_fields
 from matex_data.transforms.where import Expression, check_where, find_where, parse
@@ -72,8 +72,10 @@ class EventOptions:
 
     def apply(
         self, index: Index, opened: Callable[[Index], Source], elements: ElementSpec
-    ) -> tuple[Index, Samples | None, str]:
-        """Return the index, the selected samples (None: all), and a text that identifies the samples. *Collective*.
+    ) -> tuple[Index, Samples | None, str, Flat | None]:
+        """Return the index, the selected samples, a text that identifies these, and what flattening did. *Collective*.
+
+        The samples are None for all, and the last one without ``flatten``.
 
         Parameters
         ----------
@@ -83,6 +85,7 @@ class EventOptions:
         """
         identity = ""
         samples: Samples | None = None
+        flat: Flat | None = None
         if self.expression is not None or self.flatten:
             if self.expression is not None:
                 check_where(self.expression, index.fields)
@@ -91,11 +94,12 @@ class EventOptions:
             if self.expression is not None:
                 samples = find_where(source, samples, self.expression)
             if self.flatten:
-                (index, identity), samples = flatten_fields(source, samples, self.flatten), None
+                flat, samples = flatten_fields(source, samples, self.flatten), None
+                index, identity = flat.index, flat.digest
         if self.pad:
             index = pad_fields(index, self.pad, self.keep, elements.names)
             identity += repr(self.keep) if self.keep != FIRST else ""
-        return _only(index, elements.required), samples, identity
+        return _only(index, elements.required), samples, identity, flat
 
 
 def _only(index: Index, required: Sequence[str] | None) -> Index:

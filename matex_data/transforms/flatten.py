@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,7 +13,7 @@ from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
 from matex_data.fields import Schema
 from matex_data.index.cache import ChunkCache
-from matex_data.index.chosen import Samples
+from matex_data.index.chosen import Chosen, Samples
 from matex_data.index.files import DerivedFiles
 from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, RowSelection
 from matex_data.index.runs import compress
@@ -27,8 +27,26 @@ from matex_data.transforms.ragged import empty_samples, join_samples, read_field
 RAGGED_BYTES = 1024  # least estimate for a ragged sample in memory: not every layout has one
 
 
-def flatten_fields(source: Source, events: Samples, flatten: Sequence[str]) -> tuple[Index, str]:
-    """Return an index whose samples are the objects of the events, and a digest of their distribution. *Collective*.
+@dataclass(frozen=True)
+class Flat:
+    """Index of the objects of events.
+
+    Parameters
+    ----------
+    index : whose samples are the objects.
+    digest : of their distribution.
+    events : objects with which an event begins.
+    reshape : turns an index of further fields of the events, which are not ragged, into one of their objects.
+    """
+
+    index: Index
+    digest: str
+    events: Chosen
+    reshape: Callable[[Index], Index]
+
+
+def flatten_fields(source: Source, events: Samples, flatten: Sequence[str]) -> Flat:
+    """Return an index whose samples are the objects of the events. *Collective*.
 
     Parameters
     ----------
@@ -48,11 +66,29 @@ def flatten_fields(source: Source, events: Samples, flatten: Sequence[str]) -> t
     fields = {
         name: replace(field, ragged=False) if name in flattened else field for name, field in index.fields.items()
     }
-    flatten_file = partial(_flatten_file, index.fields, flattened, counted, counts, index.first_row)
     before = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-    files = DerivedFiles(index.files, flatten_file, np.diff(before[index.first_row]))
+    begins = np.zeros(before[-1], bool)
+    begins[before[:-1][counts > 0]] = True
+    rows = np.diff(before[index.first_row])
+    files = _flattened_files(flattened, counted, counts, rows, index)
     digest = hashlib.blake2b(counts.astype("<i8").tobytes(), digest_size=16).hexdigest()
-    return Index(fields, files, index.static, index.facts), digest
+    flat = Index(fields, files, index.static, index.facts)
+    return Flat(flat, digest, Chosen.of(begins), partial(_reshape, counts, rows))
+
+
+def _reshape(counts: Integers, rows: Integers, index: Index) -> Index:
+    """Return the index of objects with the fields of their event, given the number of objects of each event."""
+    for name, field in index.fields.items():
+        if field.ragged:
+            raise FormatError("a field with samples of varying length has no value for each object", field=name)
+    return Index(index.fields, _flattened_files([], next(iter(index.fields)), counts, rows, index))
+
+
+def _flattened_files(
+    flattened: Sequence[str], counted: str, counts: Integers, rows: Integers, index: Index
+) -> DerivedFiles:
+    flatten_file = partial(_flatten_file, index.fields, flattened, counted, counts, index.first_row)
+    return DerivedFiles(index.files, flatten_file, rows)
 
 
 def count_objects(source: Source, events: Samples, name: str) -> Integers:

@@ -12,6 +12,7 @@ from matex_data.index.runs import Runs
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import rank_range
 
+TILE = 1 << 20  # samples whose numbers are computed at once
 MOST_RUNS = 1 << 16  # of samples, that are kept as such: more of them take gigabytes where bits take megabytes
 Condition = Callable[[Mapping[str, Array]], Array]
 """Callable that gets arrays of samples by field name, and returns bool[samples]."""
@@ -31,10 +32,7 @@ def select_samples(source: Source, samples: Samples, names: Sequence[str], condi
     ------
     DataError : the first error of any rank, on every rank.
     """
-    begin, end = rank_range(samples.total, source.comm.rank, source.comm.size)
-    edges = samples.numbers(np.array([begin, end - 1] if end > begin else [], np.int64)).tolist() or [0, -1]
-    first = edges[0] // 8 * 8
-    selected = np.zeros((edges[1] - first) // 8 + 1, np.uint8)
+    begin, first, selected = _own_bits(source, samples)
     first_error: Exception | None = None
     for positions, arrays in source.blocks(samples, names):
         try:
@@ -43,6 +41,35 @@ def select_samples(source: Source, samples: Samples, names: Sequence[str], condi
         except Exception as error:  # of any kind: the other ranks have to raise it, once they have read their blocks
             first_error = error
     source.comm.agree(first_error)
+    return _shared(source, selected, first)
+
+
+def samples_of_mask(source: Source, samples: Samples, own: Array) -> Samples:
+    """Return the samples that a mask selects, equal on all ranks. *Collective*.
+
+    Parameters
+    ----------
+    source : opened files.
+    samples : samples to choose from, ascending.
+    own : bool[samples of this rank's block].
+    """
+    begin, first, selected = _own_bits(source, samples)
+    for low in range(0, len(own), TILE):
+        chosen = low + np.flatnonzero(own[low : low + TILE])
+        _set_bits(selected, samples.numbers(begin + chosen) - first)
+    return _shared(source, selected, first)
+
+
+def _own_bits(source: Source, samples: Samples) -> tuple[int, int, Bytes]:
+    """Return this rank's first position in the samples, the number of its first bit, and bits for its samples."""
+    begin, end = rank_range(samples.total, source.comm.rank, source.comm.size)
+    edges = samples.numbers(np.array([begin, end - 1] if end > begin else [], np.int64)).tolist() or [0, -1]
+    first = edges[0] // 8 * 8
+    return begin, first, np.zeros((edges[1] - first) // 8 + 1, np.uint8)
+
+
+def _shared(source: Source, selected: Bytes, first: int) -> Samples:
+    """Return the samples whose bits any rank has set. *Collective*."""
     bits = np.zeros(-(-len(source.index) // 8), np.uint8)
     for of_rank, number in source.comm.allgather((selected, first)):
         bits[number // 8 : number // 8 + len(of_rank)] |= of_rank

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
-from matex_data.fields import Field
+from matex_data.fields import SAMPLE_COORDINATE, Field
 from matex_data.index.interleaved import group_interleaved
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.machine import check_fits
@@ -39,6 +39,7 @@ def index(
     mask_and_scale: bool | None = None,
     valid_range: bool | None = None,
     static: bool = True,
+    coordinate: bool = False,
 ) -> Index:
     """Index the variables of a netCDF file along one of its dimensions.
 
@@ -55,6 +56,7 @@ def index(
         only of variables that become floats and have neither ``_FillValue`` nor ``missing_value``.
     static : read the variables without the sample dimension too, up to ``MAX_STATIC_BYTES`` each. A data set uses
         those of its first file.
+    coordinate : add the coordinate of the samples, if there is one, to the variables that are named: windows need it.
 
     Raises
     ------
@@ -63,7 +65,7 @@ def index(
     """
     times = decode if decode_times is None else decode_times
     packing = decode if mask_and_scale is None else mask_and_scale
-    options = _Options(names, sample_dim, static, decode, times, packing, valid_range)
+    options = _Options(names, sample_dim, static, decode, times, packing, valid_range, coordinate)
     with Path(path).open("rb") as file:
         head = file.read(max(offset + len(magic) for offset, magic in HDF5_MAGIC))
     magic = head[:3]
@@ -96,6 +98,7 @@ class _Options:
     times: bool
     packing: bool
     valid_range: bool | None
+    coordinate: bool
 
 
 def _index(content: FileContent, options: _Options) -> Index:
@@ -105,11 +108,12 @@ def _index(content: FileContent, options: _Options) -> Index:
     time_attributes = _attributes_of_bounds(content.variables)
     fields: dict[str, Field] = {}
     layouts: dict[str, Layout] = {}
-    for variable in selected:
+    for variable in _with_coordinate(selected, content, dimension) if options.coordinate else selected:
         if dimension in variable.dimensions:
             axis = variable.dimensions.index(dimension)
             decoding = _decoding(variable, axis, path, time_attributes, options)
-            fields[variable.name], layouts[variable.name] = variable.rows(axis, decoding)
+            field, layouts[variable.name] = variable.rows(axis, decoding)
+            fields[variable.name] = _marked(field) if _is_coordinate(variable, dimension) else field
         elif options.names is not None:
             raise _no_samples(path, variable, dimension)
     if not fields:
@@ -124,6 +128,20 @@ def _index(content: FileContent, options: _Options) -> Index:
     facts = _facts(content, indexed, fields, dimension, options.packing)
     files = [FileIndex(path, content.dimensions[dimension], group_interleaved(layouts))]
     return Index(fields, files, static, facts)
+
+
+def _is_coordinate(variable: Variable, dimension: str) -> bool:
+    return variable.name.strip("/") == dimension and variable.dimensions == (dimension,)
+
+
+def _with_coordinate(variables: Sequence[Variable], content: FileContent, dimension: str) -> list[Variable]:
+    """Return the variables, and behind them the coordinate of the samples if it exists and is not one of them."""
+    known = any(_is_coordinate(variable, dimension) for variable in variables)
+    return [*variables, *(v for v in content.variables if not known and _is_coordinate(v, dimension))]
+
+
+def _marked(field: Field) -> Field:
+    return replace(field, attributes={**field.attributes, SAMPLE_COORDINATE: True})
 
 
 def _facts(

@@ -1,0 +1,240 @@
+"""One data set out of several: ``concat``, ``merge`` and ``mix``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from matex_data.dataset import Dataset
+from matex_data.errors import PartitionError
+from matex_data.fields import ElementSpec, Names
+from matex_data.index.joined import join_samples
+from matex_data.index.model import Index
+from matex_data.indexing import share_facts
+from matex_data.reading.source import Source
+from matex_data.sampling.mixing import STOPS, Mixture
+from matex_data.sampling.permutation import check_seed
+from matex_data.transforms.joining import check_sources, join_indexes, join_ties, named
+from matex_data.transforms.merging import Coordinate, merge_indexes, merge_names, pair_samples
+
+
+def concat(datasets: Sequence[Dataset]) -> Dataset:
+    """Return the samples of several data sets, one after the other, as one data set. *Collective*.
+
+    The result is a ``Dataset`` like any other: it can be split, counted, normalized, shuffled and resumed.
+
+    Parameters
+    ----------
+    datasets : sequence of ``Dataset``, with the same inputs and targets, of equal shapes and dtypes, which may be of
+        different formats.
+
+    Returns
+    -------
+    Dataset.
+
+    Raises
+    ------
+    FormatError : the fields differ in name, shape, dtype or units.
+    PartitionError : the data sets differ in inputs, targets, ranks or options of reading; there is none.
+
+    Examples
+    --------
+    >>> low = md.open_dataset("events.h5", inputs="image", targets="label", where="label < 2")
+    >>> high = md.open_dataset("events.h5", inputs="image", targets="label", where="label > 7")
+    >>> data = md.concat([low, high])
+    >>> len(data), data.value_counts("label")
+    (40, {0: 10, 1: 10, 8: 10, 9: 10})
+    """
+    sources = _sources(datasets)
+    index = join_indexes(sources)
+    _check_elements(datasets, sources)
+    totals = [len(source.index) for source in sources]
+    first = np.cumsum([0, *totals])
+    samples = join_samples([data._samples for data in datasets], first[:-1].tolist(), int(first[-1]))
+    ties = join_ties([data._ties for data in datasets], totals)
+    share_facts(sources[0].comm, index.files)
+    source = sources[0].of_index(index, "".join(source.transforms for source in sources))
+    return Dataset(source, datasets[0]._elements, samples, ties, _FurtherOfAll(tuple(datasets)).open)
+
+
+def merge(first: Dataset, second: Dataset, *, on: str, how: str = "exact") -> Dataset:
+    """Return the fields of two data sets side by side, where the values of a field are equal. *Collective*.
+
+    For variables in folders of their own, such as those of a reanalysis. Each rank reads the field of its block once;
+    the other fields are read as those of one data set. For more than two, merge the result with the next one.
+
+    Parameters
+    ----------
+    first, second : ``Dataset``, with different names of fields. Inputs and targets of the result are those of both:
+        ``x`` of one and ``y`` of the other make ``(x, y)``.
+    on : str. Field of numbers or texts in the files of both, such as "time", by which samples correspond; it need not
+        be among the inputs. Times that netCDF decodes are equal to a millisecond. Of windows, the first row counts.
+    how : "exact": the values are equal in both data sets, in one order; anything else is an error. "inner": samples
+        whose value the other data set does not have are left out; the order is that of ``first``. Each rank then has
+        all values of ``second`` in memory for a moment, 8 bytes for each number.
+
+    Returns
+    -------
+    Dataset.
+
+    Raises
+    ------
+    FieldNotFound : a data set does not have the field.
+    FormatError : the values differ, are missing or occur twice; both data sets have another field of one name.
+    PartitionError : nothing is equal; the data sets differ in ranks or options of reading; both have weights.
+
+    Examples
+    --------
+    >>> images = md.open_dataset("events.h5", inputs="image")
+    >>> energies = md.open_dataset("events.h5", targets="energy", where="label > 7")
+    >>> x, y = next(iter(md.merge(images, energies, on="energy", how="inner").batches(20)))
+    >>> x.shape, y.shape
+    ((20, 8, 8), (20,))
+    """
+    sources = _sources([first, second])
+    _check_one_weight(first, second)
+    own, other = (Coordinate(*data._source_of(on), data._samples) for data in (first, second))
+    pairs = pair_samples(own, other, how)
+    index = merge_indexes(sources[0].index, sources[1].index, pairs, on)
+    share_facts(sources[0].comm, index.files)
+    transforms = "".join([*(source.transforms for source in sources), pairs.digest()])
+    source = sources[0].of_index(index, transforms)
+    return Dataset(source, _merged_elements(first, second), pairs.samples, first._ties, first._further)
+
+
+def mix(datasets: Sequence[Dataset], *, weights: Sequence[float], seed: int = 0, stop: str = "first") -> Dataset:
+    """Return a data set whose batches have fixed shares of several data sets. *Collective*.
+
+    Every global batch has these shares, rounded to whole samples, in an order of each data set that is shuffled like
+    that of ``batches``. ``split`` and ``kfold`` divide each data set alone (by ``groups`` and ``at`` all together);
+    ``statistics``, ``normalization`` and ``load`` are of all samples, each once. All batches are full
+    (``remainder="drop"``).
+
+    Parameters
+    ----------
+    datasets : sequence of ``Dataset``, as of ``concat``.
+    weights : sequence of float above 0. Shares of the data sets in a batch; their sum is 1.
+    seed : int of 0 or more. Further seed of the order, beside that of ``batches``.
+    stop : end of an epoch. "first": when the first of the data sets ends; with a shuffle, the others go on in the next
+        epoch with the samples that are left. "longest": when the last one ends; the others begin again, in another
+        order.
+
+    Returns
+    -------
+    Dataset.
+
+    Raises
+    ------
+    FormatError, PartitionError : see ``concat``; the weights are not positive or their sum is not 1; unknown ``stop``;
+        the data sets were opened with ``cache="memory"``.
+
+    Examples
+    --------
+    >>> low = md.open_dataset("events.h5", inputs="image", targets="label", where="label < 7")
+    >>> high = md.open_dataset("events.h5", inputs="image", targets="label", where="label > 6")
+    >>> data = md.mix([low, high], weights=[0.2, 0.8], stop="longest")
+    >>> [int(np.sum(y > 6)) for _, y in data.batches(20, shuffle=True, seed=1)]
+    [16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16]
+    """
+    joined = concat(datasets)
+    mixture = _mixture(datasets, weights, seed, stop)
+    source = joined._source
+    if source.cache is not None:
+        raise PartitionError(
+            "the samples of a mixture are not kept in memory",
+            expected="cache=None",
+            found=f"cache={source.cache!r}",
+            remedy='open the data sets without cache=, or shuffle with shuffle="global", which keeps them',
+        )
+    source.transforms += mixture.text()
+    source.repeats, source.shared = True, False
+    return Dataset(source, joined._elements, joined._samples, joined._ties, joined._further, mixture)
+
+
+def _mixture(datasets: Sequence[Dataset], weights: Sequence[float], seed: int, stop: str) -> Mixture:
+    if len(weights) != len(datasets) or not all(weight > 0 for weight in weights) or abs(sum(weights) - 1) > 1e-6:
+        raise PartitionError(
+            "the weights of a mixture are the shares of its data sets",
+            expected=f"{len(datasets)} positive numbers whose sum is 1",
+            found=f"weights={list(weights)}",
+        )
+    if stop not in STOPS:
+        raise PartitionError("unknown end of an epoch", expected=f"stop= one of {STOPS}", found=repr(stop))
+    first = np.cumsum([0, *(len(data._source.index) for data in datasets)]).tolist()
+    return Mixture(tuple(map(float, weights)), tuple(first), stop, check_seed(seed))
+
+
+def _sources(datasets: Sequence[Dataset]) -> list[Source]:
+    """Return the opened files of data sets that can be combined."""
+    if not datasets:
+        raise PartitionError("there are no data sets to combine", expected="at least one")
+    sources = [data._source for data in datasets]
+    check_sources(sources)
+    mixed = [number for number, data in enumerate(datasets, 1) if data._mixture is not None]
+    if mixed:
+        raise PartitionError(
+            "a mixture cannot be combined further",
+            found=named(sources[mixed[0] - 1], mixed[0]),
+            remedy="concatenate and merge first, and mix the results",
+        )
+    return sources
+
+
+def _check_elements(datasets: Sequence[Dataset], sources: Sequence[Source]) -> None:
+    own = datasets[0]._elements
+    for number, (data, source) in enumerate(zip(datasets, sources, strict=True), 1):
+        for name in ("inputs", "targets", "weights"):
+            expected, found = _listed(getattr(own, name)), _listed(getattr(data._elements, name))
+            if expected != found:
+                raise PartitionError(
+                    f"the data sets differ in {name}",
+                    expected=f"{name}={expected!r}, as of {named(sources[0], 1)}",
+                    found=f"{name}={found!r} of {named(source, number)}",
+                    remedy=f"open them with the same {name}=",
+                )
+
+
+def _listed(names: Names) -> Any:
+    return names if names is None or isinstance(names, str) else list(names)
+
+
+def _check_one_weight(first: Dataset, second: Dataset) -> None:
+    if first._elements.weights is not None and second._elements.weights is not None:
+        raise PartitionError(
+            "both data sets have weights",
+            expected="weights= of one of them",
+            found=f"{first._elements.weights!r} and {second._elements.weights!r}",
+        )
+
+
+def _merged_elements(first: Dataset, second: Dataset) -> ElementSpec:
+    sides = [data._elements for data in (first, second)]
+    weights = sides[0].weights or sides[1].weights
+    if all(side.names is None for side in sides):
+        return ElementSpec(None, None, weights)
+    sides = [
+        side if side.names is not None else replace(side, inputs=[n for n in data.schema if n != side.weights])
+        for side, data in zip(sides, (first, second), strict=True)
+    ]
+    inputs, targets = (merge_names(*(getattr(side, name) for side in sides)) for name in ("inputs", "targets"))
+    return ElementSpec(inputs, targets, weights)
+
+
+@dataclass(frozen=True)
+class _FurtherOfAll:
+    """Way to further fields of data sets that are concatenated."""
+
+    datasets: tuple[Dataset, ...]
+
+    def open(self, name: str | None) -> tuple[Source, str]:
+        """Return the opened files of all with a field, and its name. *Collective*. Raises like ``concat``."""
+        found = [data._source_of(name) for data in self.datasets]
+        selected = [source.of_index(_only(source.index, field), "") for source, field in found]
+        return selected[0].of_index(join_indexes(selected), ""), found[0][1]
+
+
+def _only(index: Index, name: str) -> Index:
+    return index.select([name]) if name in index.fields else index

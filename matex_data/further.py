@@ -1,0 +1,87 @@
+"""Fields of the files that batches do not have, which splits look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import numpy as np
+
+from matex_data._types import Array
+from matex_data.errors import FieldNotFound, FormatError
+from matex_data.index.model import Index
+from matex_data.indexing import Reading, index_files
+from matex_data.mpi.communicator import Communicator
+from matex_data.reading.source import Source
+from matex_data.transforms.continuity import sample_coordinate
+
+
+@dataclass(frozen=True)
+class FurtherFields:
+    """Way to the fields of the files that the index of a data set does not have.
+
+    Parameters
+    ----------
+    comm : the ranks.
+    files : paths of the files.
+    reading : how they were read.
+    rows : integers[files], rows of each file.
+    opened : function that opens the files of an index. *Collective*.
+    reshape : function that turns an index of the rows of the files into one of the samples of the data set.
+    """
+
+    comm: Communicator
+    files: Sequence[str]
+    reading: Reading
+    rows: Array
+    opened: Callable[[Index], Source]
+    reshape: Callable[[Index], Index]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what another process makes of it, which shares no communicator: nothing is to be opened there."""
+        return _Nowhere, ()
+
+    def open(self, name: str | None) -> tuple[Source, str]:
+        """Return the opened files with a field as samples of the data set, and its name. *Collective*.
+
+        Parameters
+        ----------
+        name : of the field; None: the coordinate of the samples.
+
+        Raises
+        ------
+        FieldNotFound : there is no such field, or no coordinate.
+        FormatError : the files have changed.
+        """
+        names = self.reading.names if name is None else [name]
+        index = index_files(self.comm, self.files, replace(self.reading, names=names, coordinate=name is None), None)
+        found = name or sample_coordinate(index.fields)
+        if found is None:
+            raise FieldNotFound(
+                "the files have no coordinate of their samples",
+                file=self.files[0],
+                expected="netCDF files with a variable of the sample dimension",
+                remedy='name the field of times or numbers, such as along="time"',
+            )
+        if not np.array_equal(index.files.rows, self.rows):
+            raise FormatError(
+                "the files have changed since they were opened",
+                file=self.files[0],
+                expected=f"{int(self.rows.sum())} samples in all files",
+                found=f"{len(index)}",
+                remedy="open the data set again",
+            )
+        return self.opened(self.reshape(index.select([found]))), found
+
+
+class _Nowhere:
+    """Way to no further fields, in a process that has got a data set from another one."""
+
+    def open(self, name: str | None) -> NoReturn:
+        """Raise ``FieldNotFound``."""
+        raise FieldNotFound(
+            "a data set that another process has opened has the fields of its batches alone",
+            field=name,
+            remedy="split before the data set is sent to other processes, or select the field with inputs=",
+        )

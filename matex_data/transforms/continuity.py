@@ -1,0 +1,111 @@
+"""Files that continue one another along a coordinate, such as months of one series of times."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from matex_data._types import Array, Integers
+from matex_data.errors import FieldNotFound, FormatError, near_matches
+from matex_data.fields import SAMPLE_COORDINATE, Schema
+from matex_data.index.model import Index
+from matex_data.index.runs import compress
+from matex_data.reading.source import Source
+
+TOLERANCE = 0.1  # of a step: months have 28 to 31 days, and a missing row makes a step of twice the length
+
+
+def sample_coordinate(fields: Schema) -> str | None:
+    """Return the name of the coordinate of the samples that a reader has marked, if there is one."""
+    return next((name for name, field in fields.items() if field.attributes.get(SAMPLE_COORDINATE)), None)
+
+
+def find_continuing(opened: Callable[[Index], Source], index: Index, name: str) -> Array:
+    """Return bool[files], whether each file continues the one before; rank 0 warns of those that do not. *Collective*.
+
+    A file continues the one before if the coordinate goes on with the steps that it has at the ends of both files, or,
+    of files with a single row, with the usual step between files; empty files are passed over.
+
+    Parameters
+    ----------
+    opened : function that opens the files of an index. *Collective*.
+    index : of the files. Four values of the coordinate are read of each.
+    name : of the coordinate.
+
+    Raises
+    ------
+    FieldNotFound : there is no such field.
+    FormatError : the field is no number for each sample.
+    DataError : the first error of any rank, on every rank.
+    """
+    if name not in index.fields:
+        raise FieldNotFound("no such field", field=name, expected=f"one of {near_matches(name, index.fields)}")
+    field = index.fields[name]
+    if field.ragged or field.shape or field.dtype.kind not in "iuf":
+        raise FormatError(
+            "along= names the field by which files continue one another",
+            field=name,
+            expected="one number for each sample",
+            found=field.description,
+        )
+    filled = np.flatnonzero(index.files.rows)
+    first, stop = index.first_row[filled], index.first_row[filled + 1]
+    edges = np.stack([first, np.minimum(first + 1, stop - 1), np.maximum(stop - 2, first), stop - 1], axis=1)
+    source = opened(index.select([name]))
+    values = _read(source, name, edges)
+    even, gap, step = _is_even(values, stop - first > 1)
+    continues = np.zeros(len(index.files), bool)
+    continues[filled[1:]] = even
+    continues = _with_empty(continues, filled)
+    if source.comm.rank == 0 and not even.all():
+        _warn(index.files.paths, filled[1:][~even], len(even), name, gap[~even][0], step)
+    return continues
+
+
+def _read(source: Source, name: str, rows: Integers) -> Array:
+    """Return the values of a coordinate, float64 of the shape of ``rows``. *Collective*."""
+    numbers = np.unique(rows)
+    runs = compress(numbers)
+    own = np.full(source.block(runs).total, np.nan)
+    for positions, arrays in source.blocks(runs, [name]):
+        own[positions] = arrays[name]
+    values = np.concatenate(source.comm.allgather(own))
+    found: Array = values[np.searchsorted(numbers, rows)]
+    return found
+
+
+def _is_even(values: Array, long: Array) -> tuple[Array, Array, float]:
+    """Return whether each file but the first continues the one before, the steps between them, and the usual step.
+
+    Parameters
+    ----------
+    values : float64[files, 4], of the first two and the last two rows.
+    long : bool[files], whether the file has more than one row.
+    """
+    gap = values[1:, 0] - values[:-1, 3]
+    before, behind = values[:, 3] - values[:, 2], values[:, 1] - values[:, 0]
+    within = np.concatenate([before[long], behind[long]])
+    usual = float(np.nanmedian(within if long.any() else gap)) if len(gap) else 0.0
+    before, behind = np.where(long, before, usual)[:-1], np.where(long, behind, usual)[1:]
+    near = [(gap != 0) & (abs(gap - step) <= TOLERANCE * np.maximum(abs(gap), abs(step))) for step in (before, behind)]
+    return np.logical_and(*near), gap, usual
+
+
+def _with_empty(continues: Array, filled: Integers) -> Array:
+    """Return ``continues`` with True for empty files between two of which one continues the other."""
+    if not len(filled):
+        return continues
+    behind = np.searchsorted(filled, np.arange(len(continues)))  # the next file that has rows, itself or another one
+    found: Array = continues[filled[np.minimum(behind, len(filled) - 1)]] & (behind < len(filled))
+    return found
+
+
+def _warn(paths: Sequence[str], broken: Integers, borders: int, name: str, gap: float, step: float) -> None:
+    warnings.warn(
+        f"windows do not reach over {len(broken)} of {borders} borders between files, where {name!r} does not continue "
+        f"evenly: at the first of them, in front of {paths[int(broken[0])]!r}, its step is {gap:g}, and usually "
+        f"{step:g}",
+        stacklevel=4,
+    )

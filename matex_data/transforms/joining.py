@@ -1,0 +1,125 @@
+"""One index of several data sets whose samples have the same fields."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from matex_data.errors import FormatError, PartitionError
+from matex_data.index.chosen import Chosen
+from matex_data.index.files import DerivedFiles
+from matex_data.index.joined import JoinedFiles, join_samples
+from matex_data.index.model import Index, select_fields
+from matex_data.index.runs import Runs
+from matex_data.reading.source import Source
+from matex_data.sampling.split import Ties
+
+
+def check_sources(sources: Sequence[Source]) -> None:
+    """Raise ``PartitionError`` if data sets differ in the ranks that share them, or in options of reading."""
+    first = sources[0]
+    for number, other in enumerate(sources[1:], 2):
+        if not first.shares_ranks(other):
+            raise PartitionError(
+                "the data sets are shared by different ranks",
+                expected="one communicator for all of them",
+                remedy="open them with the same comm=",
+            )
+        options, found = first.options, other.options
+        differ = [name for name in options if options[name] != found[name]]
+        if differ:
+            raise PartitionError(
+                "the data sets are read differently",
+                expected=f"{differ[0]}={options[differ[0]]!r}, as of {named(first, 1)}",
+                found=f"{differ[0]}={found[differ[0]]!r} of {named(other, number)}",
+                remedy=f"open them with the same {differ[0]}=",
+            )
+
+
+def named(source: Source, number: int) -> str:
+    """Return the name of a data set among several, for errors."""
+    return f"data set {number} ({source.index.files.paths[0]!r}, ...)"
+
+
+def join_indexes(sources: Sequence[Source]) -> Index:
+    """Return one index of the samples of all data sets, one after the other.
+
+    Raises
+    ------
+    FormatError : the fields differ in name, shape or dtype, or the files in units or coordinates; or missing values
+        are treated differently.
+    """
+    first = sources[0].index
+    for number, source in enumerate(sources[1:], 2):
+        _check_same(sources[0], source, number)
+    names = list(first.fields)
+    tables = [first.files, *(DerivedFiles(s.index.files, select_fields(names)) for s in sources[1:])]
+    same = all(list(source.index.fields) == names for source in sources)
+    files = JoinedFiles([source.index.files for source in sources] if same else tables)
+    return Index(first.fields, files, first.static, first.facts, first.post_process)
+
+
+def _check_same(first: Source, other: Source, number: int) -> None:
+    own, fields = first.index.fields, other.index.fields
+    differ = [name for name in {**own, **fields} if own.get(name) != fields.get(name)]
+    if differ:
+        name = differ[0]
+        raise FormatError(
+            "the data sets do not have the same fields",
+            field=name,
+            expected=f"{_described(own.get(name))}, as in {named(first, 1)}",
+            found=f"{_described(fields.get(name))} in {named(other, number)}",
+            remedy="select the fields that they share with inputs= and targets=, of one shape and dtype",
+        )
+    facts, found = first.index.facts, other.index.facts
+    unequal = [name for name in facts if name in found and facts[name] != found[name]]
+    if unequal:
+        raise FormatError(
+            f"the data sets do not agree on {unequal[0]}",
+            expected=f"{facts[unequal[0]]}, as in {named(first, 1)}",
+            found=f"{found[unequal[0]]} in {named(other, number)}",
+            remedy=f"open only files with the same {unequal[0]}, or convert them",
+        )
+    if not _equal(first.index.post_process, other.index.post_process):
+        raise FormatError(
+            "the data sets treat missing values differently",
+            expected=f"one treatment, as of {named(first, 1)}",
+            found=f"another one of {named(other, number)}",
+            remedy="open them with the same missing=",
+        )
+
+
+def _described(field: Any) -> str:
+    return "no such field" if field is None else field.description
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Return whether two functions are equal with what they are bound to."""
+    try:
+        return one is other or pickle.dumps(one) == pickle.dumps(other)
+    except Exception:  # of any kind: what cannot be pickled may differ
+        return False
+
+
+def join_ties(ties: Sequence[Ties], totals: Sequence[int]) -> Ties:
+    """Return the ties of the samples of several data sets, one after the other.
+
+    Parameters
+    ----------
+    ties : of each data set.
+    totals : number of samples of the files of each.
+    """
+    first = np.cumsum([0, *totals])
+    sections = [(np.zeros(1, np.int64) if t.sections is None else t.sections) for t in ties]
+    joined = np.concatenate([begin + of_set for begin, of_set in zip(first[:-1], sections, strict=True)])
+    events: Chosen | None = None
+    if any(t.events is not None for t in ties):
+        every = [Runs(np.array([0]), np.array([total])) for total in totals]
+        sets = [own if t.events is None else t.events for t, own in zip(ties, every, strict=True)]
+        joined_events = join_samples(sets, first[:-1].tolist(), int(first[-1]))
+        assert isinstance(joined_events, Chosen)
+        events = joined_events
+    return Ties(max(t.overlap for t in ties), joined, events)

@@ -1,0 +1,359 @@
+"""Fields of two data sets side by side, where the values of a coordinate are equal.
+
+The samples keep the numbers that they have in the first data set. A field of the second one has a layout in each file
+of the first, which looks up where a row lies in the files of the second, and reads it there. Each rank compares the
+coordinate of its block; all ranks keep the runs of samples that correspond, not the coordinate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from matex_data._types import Array, Integers
+from matex_data.errors import FieldNotFound, FormatError, PartitionError, near_matches
+from matex_data.index.cache import ChunkCache
+from matex_data.index.chosen import Samples
+from matex_data.index.combined import Concatenated
+from matex_data.index.files import DerivedFiles
+from matex_data.index.joined import JoinedFiles
+from matex_data.index.model import EMPTY, FileIndex, Index, Layout, PostProcess, ReadRequest, RowSelection, ranges
+from matex_data.index.runs import Runs, merge, runs_where
+from matex_data.index.table import Column, Outputs, Table
+from matex_data.index.table import plan_reads as plan_fields
+from matex_data.locks import cached_property
+from matex_data.reading.plan import rows_by_file
+from matex_data.reading.source import Source
+from matex_data.sampling.schedule import rank_range
+from matex_data.transforms.missing import is_missing
+
+HOW = ("exact", "inner")
+TIME_DECIMALS = 3  # to which times in seconds are equal: files count them in different units
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Samples of two data sets that correspond, as runs: of the first, of the second, and their lengths.
+
+    Parameters
+    ----------
+    first, second, count : int64[runs], ascending in ``first``.
+    """
+
+    first: Integers
+    second: Integers
+    count: Integers
+
+    @classmethod
+    def of(cls, first: Integers, second: Integers) -> Pairs:
+        """Return the runs of numbers that correspond, of which ``first`` ascends."""
+        if not len(first):
+            return cls(EMPTY, EMPTY, EMPTY)
+        begin, count = runs_where((np.diff(first) == 1) & (np.diff(second) == 1))
+        return cls(first[begin], second[begin], count)
+
+    @property
+    def samples(self) -> Runs:
+        """Samples of the first data set that have a counterpart."""
+        return merge(Runs(self.first, self.count))
+
+    def digest(self) -> str:
+        """Return a text that identifies the pairs."""
+        columns = b"".join(column.astype("<i8").tobytes() for column in (self.first, self.second, self.count))
+        return hashlib.blake2b(columns, digest_size=16).hexdigest()
+
+    def counterparts(self, samples: Integers) -> Integers:
+        """Return the samples of the second data set that correspond to those of the first."""
+        run = np.searchsorted(self.first, samples, side="right") - 1
+        found: Integers = self.second[run] + samples - self.first[run]
+        return found
+
+    def of_rows(self, begin: int, end: int) -> Pairs:
+        """Return the pairs of samples ``begin`` to ``end`` of the first data set, which are counted from ``begin``."""
+        low, high = np.searchsorted(self.first + self.count, begin, side="right"), np.searchsorted(self.first, end)
+        start = np.maximum(self.first[low:high], begin)
+        shift = start - self.first[low:high]
+        count = np.minimum((self.first + self.count)[low:high], end) - start
+        return Pairs(start - begin, self.second[low:high] + shift, count)
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """Field by which the samples of a data set are compared.
+
+    Parameters
+    ----------
+    source : opened files that have the field.
+    name : of the field.
+    samples : of the data set, ascending.
+    """
+
+    source: Source
+    name: str
+    samples: Samples
+
+    def read(self) -> tuple[Integers, Array]:
+        """Return the numbers of this rank's samples, and their values; of windows those of the first row. *Collective*.
+
+        Raises
+        ------
+        FieldNotFound : there is no such field.
+        FormatError : a value is missing; the field has no value for each sample.
+        """
+        source, name = self.source, self.name
+        if name not in source.index.fields:
+            near = near_matches(name, source.index.fields)
+            raise FieldNotFound("no such field to merge on", field=name, expected=f"one of {near}")
+        field = source.index.fields[name]
+        if field.ragged or len(field.shape) > 1 or field.dtype.kind not in "iufSUO":
+            raise FormatError("the field to merge on has no value for each sample", field=name, found=field.description)
+        begin, _ = rank_range(self.samples.total, source.comm.rank, source.comm.size)
+        positions, values, first_error = [EMPTY], [np.empty(0, field.dtype)], None
+        for part, arrays in source.blocks(self.samples, [name]):
+            of_part = arrays[name].reshape(len(part), -1)[:, 0] if len(part) else arrays[name][:0].reshape(-1)
+            missing = is_missing(of_part, field)
+            if missing.any() and first_error is None:
+                number = int(self.samples.numbers(np.array([begin + part[np.argmax(missing)]]))[0])
+                file = int(source.index.file_of(np.array(number)))
+                row = number - int(source.index.first_row[file])
+                path = source.index.files.paths[file]
+                first_error = FormatError("the field to merge on has a missing value", file=path, field=name, row=row)
+            positions.append(part)
+            values.append(of_part.copy())
+        source.comm.agree(first_error)
+        joined = np.concatenate(values)
+        is_time = "since" in str(field.attributes.get("units")) and joined.dtype.kind == "f"
+        numbers = self.samples.numbers(begin + np.concatenate(positions))
+        return numbers, np.round(joined, TIME_DECIMALS) if is_time else joined
+
+
+def pair_samples(first: Coordinate, second: Coordinate, how: str) -> Pairs:
+    """Return the samples of two data sets with equal values. *Collective*.
+
+    Parameters
+    ----------
+    first, second : the data sets.
+    how : "exact": all values are equal, in the same order. "inner": samples of one data set whose value the other one
+        does not have are left out; each rank then has the values of the second one for a moment.
+
+    Raises
+    ------
+    PartitionError : unknown ``how``, or nothing is equal.
+    FormatError : values differ, or, with "inner", a value occurs twice.
+    """
+    if how not in HOW:
+        raise PartitionError("unknown way to merge", expected=f"how= one of {HOW}", found=repr(how))
+    comm = first.source.comm
+    own, values = first.read()
+    other, others = second.read()
+    if how == "exact":
+        comm.agree(_difference(first, second, own, values, other, others))
+        pairs = Pairs.of(own, other)
+    else:
+        numbers = np.concatenate(comm.allgather(other))
+        every = np.concatenate(comm.allgather(others))
+        order = np.argsort(every, kind="stable")
+        every, numbers = every[order], numbers[order]
+        comm.agree(_repeated(second.name, every))
+        at = np.minimum(np.searchsorted(every, values), max(0, len(every) - 1))
+        found = every[at] == values if len(every) else np.zeros(len(values), bool)
+        pairs = Pairs.of(own[found], numbers[at[found]] if len(every) else numbers)
+    by_rank = comm.allgather(pairs)
+    joined = Pairs(*(np.concatenate([getattr(p, name) for p in by_rank]) for name in ("first", "second", "count")))
+    if how == "inner":
+        _check_unique(first, joined)
+    if not len(joined.count):
+        raise PartitionError("no values of the data sets are equal", field=first.name, expected="equal values")
+    return joined
+
+
+def _difference(
+    first: Coordinate, second: Coordinate, own: Integers, values: Array, other: Integers, others: Array
+) -> FormatError | None:
+    remedy = 'give how="inner", or open the same samples of both'
+    totals = first.samples.total, second.samples.total
+    if totals[0] != totals[1]:
+        return FormatError(
+            "the data sets differ in length",
+            field=first.name,
+            expected=f"{totals[0]} samples, as in the first",
+            found=f"{totals[1]} in the second",
+            remedy=remedy,
+        )
+    if len(own) != len(other):  # samples that cannot be read
+        return FormatError("samples of one data set cannot be read", field=first.name, remedy=remedy)
+    differ = np.flatnonzero(values != others)
+    if not len(differ):
+        return None
+    at = int(differ[0])
+    index, number = second.source.index, int(other[at])
+    file = int(index.file_of(np.array(number)))
+    return FormatError(
+        "the data sets differ in the field to merge on",
+        file=index.files.paths[file],
+        field=first.name,
+        row=number - int(index.first_row[file]),
+        expected=f"{values[at]!s}, as in the first data set",
+        found=f"{others[at]!s}",
+        remedy=remedy,
+    )
+
+
+def _repeated(name: str, ascending: Array) -> FormatError | None:
+    twice = np.flatnonzero(ascending[1:] == ascending[:-1])
+    if not len(twice):
+        return None
+    return FormatError(
+        "a value to merge on occurs twice",
+        field=name,
+        expected="one sample for each value",
+        found=f"{ascending[twice[0]]!s}",
+    )
+
+
+def _check_unique(first: Coordinate, pairs: Pairs) -> None:
+    """Raise ``FormatError`` if samples of the first data set correspond to the same one of the second."""
+    order = np.argsort(pairs.second)
+    begin, end = pairs.second[order], (pairs.second + pairs.count)[order]
+    if (begin[1:] < end[:-1]).any():
+        raise FormatError(
+            "a value to merge on occurs twice in the first data set",
+            field=first.name,
+            expected="one sample for each value",
+        )
+
+
+def merge_indexes(first: Index, second: Index, pairs: Pairs, on: str) -> Index:
+    """Return an index of the samples of the first data set with the fields of both.
+
+    Raises
+    ------
+    FormatError : both have a field of one name, other than that of the coordinate.
+    """
+    added = [name for name in second.fields if name not in first.fields or name != on]
+    same = [name for name in added if name in first.fields]
+    if same:
+        raise FormatError(
+            "both data sets have a field of this name",
+            field=same[0],
+            expected="different names",
+            remedy="select the fields of each with inputs= and targets=",
+        )
+    second = second.select(added)
+    fields = {**first.fields, **second.fields}
+    merged = DerivedFiles(first.files, partial(_merged, second, pairs, first.first_row, len(first.files)))
+    others = DerivedFiles(second.files, partial(_without_rows, list(fields)), np.zeros(len(second.files), np.int64))
+    static = {**second.static, **first.static}
+    process = _both(first.post_process, second.post_process)
+    return Index(fields, JoinedFiles([merged, others]), static, {**second.facts, **first.facts}, process)
+
+
+def _both(first: PostProcess | None, second: PostProcess | None) -> PostProcess | None:
+    given = [process for process in (first, second) if process is not None]
+    return given[0] if len(given) == 1 else partial(_one_after_the_other, given) if given else None
+
+
+def _one_after_the_other(processes: list[PostProcess], arrays: Mapping[str, Array], destination: Integers) -> None:
+    for process in processes:
+        process(arrays, destination)
+
+
+def _without_rows(names: list[str], _: int, file: FileIndex) -> FileIndex:
+    layouts: dict[str, Layout] = dict.fromkeys(names, Concatenated(()))
+    return replace(file, rows=0, layouts=layouts)
+
+
+def _merged(second: Index, pairs: Pairs, first_row: Integers, files: int, number: int, file: FileIndex) -> FileIndex:
+    """Return the index of a file of the first data set with the fields of the second."""
+    of_file = pairs.of_rows(int(first_row[number]), int(first_row[number + 1]))
+    table = Counterparts(second, of_file, file.rows, files - number)
+    return replace(file, layouts={**file.layouts, **{name: Column(table, name) for name in second.fields}})
+
+
+@dataclass(frozen=True, eq=False)
+class Counterparts(Table):
+    """Rows of one file of the first data set, with the fields of their counterparts in the second one.
+
+    Parameters
+    ----------
+    index : of the second data set.
+    pairs : rows of the file, and samples of the second data set.
+    rows : number of rows of the file.
+    files_ahead : from the file to the first one of the second data set.
+    """
+
+    index: Index
+    pairs: Pairs
+    rows: int
+    files_ahead: int
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        return len(self.index.fields)
+
+    @cached_property
+    def _files(self) -> Integers:
+        """Numbers of the files of the second data set that have rows of this one."""
+        last = self.index.file_of(self.pairs.second + self.pairs.count - 1)
+        first = self.index.file_of(self.pairs.second)
+        found: Integers = np.unique(ranges(first, last - first + 1))
+        return found
+
+    @cached_property
+    def _borders(self) -> Integers | None:
+        """First row of each block of the largest field of the second data set; None: each row can be read alone."""
+        largest = max(self.index.fields, key=self.index.row_bytes)
+        borders, has_blocks = [EMPTY], False
+        for number in self._files.tolist():
+            layout, begin = self.index.files[number].layouts[largest], int(self.index.first_row[number])
+            of_file = layout.borders()
+            has_blocks |= layout.block_rows > 1 or of_file is not None
+            borders.append(begin + (np.arange(0, layout.rows, layout.block_rows) if of_file is None else of_file))
+        if not has_blocks:
+            return None
+        every, pairs = np.concatenate(borders), self.pairs
+        low, high = (np.searchsorted(every, edge) for edge in (pairs.second, pairs.second + pairs.count))
+        shift = np.repeat(pairs.first - pairs.second, high - low)
+        found: Integers = np.unique(np.concatenate([[0], pairs.first, every[ranges(low, high - low)] + shift]))
+        return found
+
+    @property
+    def block_rows(self) -> int:  # type: ignore[override]
+        return 1 if self._borders is None else int(np.diff(self._borders, append=self.rows).max(initial=1))
+
+    def borders(self) -> Integers | None:
+        return self._borders
+
+    def stored_bytes(self) -> int:
+        entries = (self.index.files[number] for number in self._files.tolist())
+        return sum(layout.stored_bytes() for entry in entries for layout in entry.layouts.values())
+
+    def end(self) -> int:
+        entries = [self.index.files[number] for number in self._files[:1].tolist()]
+        return max((layout.end() for entry in entries for layout in entry.layouts.values()), default=0)
+
+    def inner_bytes(self, name: str) -> int:
+        return int(self.index.inner_bytes(name) * self.rows)
+
+    def requests(self, rows: RowSelection, outs: Outputs, cache: ChunkCache) -> Iterator[ReadRequest]:
+        samples = self.pairs.counterparts(rows.numbers)
+        order = np.argsort(samples, kind="stable")
+        samples, destination = samples[order], rows.destination[order]
+        begin, count = runs_where(np.diff(samples) == 1) if len(samples) else (EMPTY, EMPTY)
+        for number, selected in rows_by_file(self.index, Runs(samples[begin], count), destination):
+            ahead, layouts = self.files_ahead + number, self.index.files[number].layouts
+            for _, request in plan_fields(layouts, selected, dict(outs), cache):
+                yield replace(request, files_ahead=request.files_ahead + ahead)
+
+
+def merge_names(first: Any, second: Any) -> Any:
+    """Return the names of two sides of an element as one: a name, a list of names, or None."""
+    both = [name for names in (first, second) for name in ([names] if isinstance(names, str) else names or [])]
+    if second is None or first is None:
+        return first if second is None else second
+    return list(dict.fromkeys(both))
