@@ -16,27 +16,33 @@ from matex_data.dataset import Shuffle
 from matex_data.sampling.state import State
 
 if TYPE_CHECKING:
-    from torch.utils import data as torch_data
+    from torch.utils.data import Dataset as TorchDataset
+    from torch.utils.data import IterableDataset as TorchIterableDataset
+
+    SampleBase = TorchDataset[Any]
+    BatchBase = TorchIterableDataset[Any]
 else:
     try:
-        from torch.utils import data as torch_data
+        from torch.utils.data import Dataset as SampleBase
+        from torch.utils.data import IterableDataset as BatchBase
     except ModuleNotFoundError as error:
         if str(error.name).partition(".")[0] != "torch":
             raise
-        from types import SimpleNamespace
 
-        class _Missing:
+        class BatchBase:
+            """Stand-in of PyTorch's classes."""
+
             def __init__(self, *_: object, **__: object) -> None:
                 raise ModuleNotFoundError(
                     "PyTorch is not installed\n  remedy: python -m pip install 'matex_data[torch]'", name="torch"
                 )
 
-        torch_data = SimpleNamespace(IterableDataset=_Missing, Dataset=_Missing)
+        SampleBase = BatchBase
 
 __all__ = ["Dataset", "IterableDataset"]
 
 
-class IterableDataset(torch_data.IterableDataset[Any] if TYPE_CHECKING else torch_data.IterableDataset):
+class IterableDataset(BatchBase):
     """Batches of this rank for a ``DataLoader(..., batch_size=None)``. *Collective*.
 
     The global batches are those of ``Dataset.batches``: the same on any number of ranks, and of workers. Each pass over
@@ -83,7 +89,9 @@ class IterableDataset(torch_data.IterableDataset[Any] if TYPE_CHECKING else torc
 
     def __iter__(self) -> Iterator[Any]:
         """Yield this rank's batches of the next epoch, or those of this worker, as tensors. *Collective*."""
-        worker = torch_data.get_worker_info()
+        from torch.utils.data import get_worker_info
+
+        worker = get_worker_info()
         first, step = (worker.id, worker.num_workers) if worker else (0, 1)
         yield from map(_as_tensors, itertools.islice(self._batches, first, None, step))
 
@@ -96,7 +104,7 @@ class IterableDataset(torch_data.IterableDataset[Any] if TYPE_CHECKING else torc
         return self._batches.state(step)
 
 
-class Dataset(torch_data.Dataset[Any] if TYPE_CHECKING else torch_data.Dataset):
+class Dataset(SampleBase):
     """Samples by number for a ``DataLoader`` with a sampler, such as PyTorch's ``DistributedSampler``.
 
     Each process reads the samples that its sampler asks for, those of a batch in one go. Their order is the sampler's:
