@@ -48,6 +48,6 @@ def __getattr__(name: str) -> Any:
     """Import a name when it is first used: MPI starts with the first dataset, TensorFlow when it is needed."""
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
-    if name in ("abc", "readers", "training"):
+    if name in ("abc", "readers", "torch", "training"):
         return import_module(f"matex_data.{name}")
     raise AttributeError(f"module 'matex_data' has no attribute {name!r}")

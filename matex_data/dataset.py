@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,6 +29,7 @@ from matex_data.index.runs import Runs
 from matex_data.io.counters import Profile
 from matex_data.locks import cached_property
 from matex_data.mpi.communicator import pickle_error
+from matex_data.reading.samples import SampleReader, batch_of, positions_of, sample_of
 from matex_data.reading.skipping import SkippedSample
 from matex_data.reading.source import Source
 from matex_data.sampling.mixing import MixedSchedule, Mixture
@@ -150,6 +151,73 @@ class Dataset:
     def __repr__(self) -> str:
         fields = ", ".join(f"{f.name}: {f.dtype}{list(f.sample_shape)}" for f in self.schema.values())
         return f"Dataset({len(self)} samples of {len(self._source.index.files)} files; {fields})"
+
+    def __getitem__(self, key: int | slice | Sequence[int] | NDArray[Any]) -> Any:
+        """Read samples by their positions. Each rank reads on its own, any samples of the data set.
+
+        For an epoch take ``batches``: it reads ahead, and each rank its share. Samples that are near to one another
+        read faster than scattered ones; files stay open, and decoded chunks in memory, for the next call.
+
+        Parameters
+        ----------
+        key : int: one sample. Slice, sequence of int, or of bool with one for each sample: a batch, in this order.
+            Negative numbers count from the end.
+
+        Returns
+        -------
+        An element as of ``batches``, with NumPy arrays; of one sample without the sample axis.
+
+        Raises
+        ------
+        IndexError : a position is out of range.
+        DataError : a sample cannot be read, also with ``on_error="skip"``.
+
+        Examples
+        --------
+        >>> data = md.open_dataset("events.h5", inputs="image", targets="label")
+        >>> x, y = data[-1]
+        >>> x.shape, int(y)
+        ((8, 8), 9)
+        >>> x, y = data[[3, 5, 3]]
+        >>> x.shape, y.tolist()
+        ((3, 8, 8), [3, 5, 3])
+        """
+        positions, single = positions_of(key, len(self))
+        arrays = self._reader.take(positions)
+        return sample_of(self._elements, arrays, 0) if single else batch_of(self._elements, arrays)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield all samples in order. Each rank reads all of them on its own, some megabytes at a time.
+
+        With ``on_error="skip"``, samples that cannot be read are left out.
+
+        Examples
+        --------
+        >>> data = md.open_dataset("events.h5", inputs="image", targets="label")
+        >>> sum(int(y) for x, y in data)
+        450
+        """
+        for arrays in self._reader.windows():
+            for row in range(len(next(iter(arrays.values())))):
+                yield sample_of(self._elements, arrays, row)
+
+    def head(self, n: int = 5) -> Any:
+        """Read the first samples, as ``data[:n]`` does.
+
+        Parameters
+        ----------
+        n : int of 0 or more. Number of samples.
+
+        Examples
+        --------
+        >>> md.open_dataset("events.h5", inputs="label").head(3)
+        array([0, 1, 2])
+        """
+        return self[: max(0, n)]
+
+    @cached_property
+    def _reader(self) -> SampleReader:
+        return SampleReader(self._source, self._samples)
 
     def split(
         self,

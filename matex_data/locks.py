@@ -33,6 +33,9 @@ class Lock:
         self._lock = threading.Lock()
         _LOCKS.add(self)
 
+    def __reduce__(self) -> tuple[type[Lock], tuple[()]]:
+        return Lock, ()  # free in another process
+
     def acquire(self, blocking: bool = True) -> bool:
         """Return whether this thread holds the lock from now on."""
         return self._lock.acquire(blocking)

@@ -41,6 +41,7 @@ for layer in (
     ["epochs"],
     ["transforms"],
     ["dataset"],
+    ["torch"],
     ["indexing"],
     ["further", "combining"],
     ["opening"],

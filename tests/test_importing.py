@@ -57,6 +57,7 @@ LIBRARIES = (
 IMPORTS = f"""
 for name in {LIBRARIES!r}:  # what these change is theirs
     importlib.import_module(name)
+sys.modules["torch"] = None  # importing matex_data.torch does without
 before = state()
 packages = ("matex_data", "matex_data.readers", "matex_data.training")
 import matex_data, matex_data.readers, matex_data.training

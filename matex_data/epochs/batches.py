@@ -74,7 +74,7 @@ class Batches:
 
     def __len__(self) -> int:
         """Return the number of batches of the next epoch, equal on all ranks."""
-        return self.schedule.steps - self._step
+        return self.schedule.steps - (self._step if self._workers.next(self._epoch) == self._epoch else 0)
 
     def state(self, step: int) -> dict[str, Any]:
         """Return the state after ``step`` of these batches, counted from the first batch of epoch 0.
@@ -92,7 +92,7 @@ class Batches:
     @property
     def epoch(self) -> int:
         """Return the number of the next epoch, from 0 on."""
-        return self._epoch
+        return self._workers.next(self._epoch)
 
     def begin_at(self, epoch: int) -> None:
         """Set the number of the next epoch, which begins with its first batch. Equal on all ranks."""

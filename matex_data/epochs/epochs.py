@@ -6,6 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -101,6 +102,9 @@ class PrefetchedEpochs(Epochs):
             yield from prefetcher
         finally:
             prefetcher.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_context": None, "_process": -1, "_prefetcher": None}
 
     def _opened(self) -> ReadContext:
         """Return the context of these epochs; open it first if need be. *Collective*."""

@@ -1,10 +1,11 @@
-"""Epochs of PyTorch's workers: forked anew for each pass, they go on where the workers before them began."""
+"""Epochs of PyTorch's workers: started anew for each pass, they go on where the workers before them began."""
 
 from __future__ import annotations
 
-import mmap
 import os
 import sys
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.sharedctypes import RawArray
 from typing import Any
 from weakref import WeakSet
 
@@ -18,29 +19,46 @@ MOST_WORKERS = 1023  # of one loader; their memory is two pages
 
 
 class WorkerEpochs:
-    """Epochs that forked workers of a ``torch.utils.data.DataLoader`` have begun, in memory that they share.
+    """Epochs that workers of a ``torch.utils.data.DataLoader`` have begun, in memory that they share.
 
-    A loader forks all its workers before it asks any of them for a batch. So the epochs that had begun at the time of
-    the fork are those of earlier passes, and equal for all workers of one pass. The parent process itself never begins
-    an epoch, and would otherwise hand the same one to the workers of every pass.
+    A loader forks all its workers, or pickles the data for all of them, before it asks any of them for a batch. So the
+    epochs that had begun by then are those of earlier passes, and equal for all workers of one pass. The parent process
+    itself never begins an epoch, and would otherwise hand the same one to the workers of every pass.
     """
 
     def __init__(self) -> None:
-        self._shared: Integers | None = None  # for each worker the epochs that it has begun; last, the pass's seed
-        self._at_fork: Integers | None = None
+        self._memory: Any = None  # int64, for each worker the number of epochs that it has begun; last, the pass's seed
+        self._at_start: Integers | None = None
         _live.add(self)
 
-    def prepare_fork(self) -> None:
-        """Note which epochs have begun, for the child: there, a worker forked at the same time may be ahead of it."""
-        if self._shared is None:
-            self._shared = np.frombuffer(mmap.mmap(-1, 8 * (MOST_WORKERS + 1)), np.int64)
-        self._at_fork = self._shared.copy()
+    def share(self) -> None:
+        """Note which epochs have begun, for a worker: where it runs, others of its pass may be ahead of it."""
+        if self._memory is None:
+            self._memory = RawArray("q", MOST_WORKERS + 1)
+        self._at_start = self._begun().copy()
+
+    def _begun(self) -> Integers:
+        return np.frombuffer(self._memory, np.int64)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if get_spawning_popen() is None:  # only a process that is about to start can share memory
+            return {"_memory": None, "_at_start": None}
+        self.share()
+        return {"_memory": self._memory, "_at_start": self._at_start}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        _live.add(self)
+
+    def next(self, epoch: int) -> int:
+        """Return the epoch that the next pass begins, at least ``epoch``."""
+        return epoch if self._memory is None else max(epoch, int(self._begun()[:-1].max()))
 
     def forget(self) -> None:
         """Forget the epochs that have begun: the next one is given."""
-        self._at_fork = None
-        if self._shared is not None:
-            self._shared[:] = 0
+        self._at_start = None
+        if self._memory is not None:
+            self._begun()[:] = 0
 
     def begin(self, epoch: int) -> int:
         """Return the epoch to begin, at least ``epoch``, and tell the workers of later passes.
@@ -50,21 +68,22 @@ class WorkerEpochs:
         PartitionError : workers of the same pass would read different epochs.
         """
         worker = _worker_info()
-        if worker is None or self._shared is None:
+        if worker is None or self._memory is None:
             return epoch
         number, seed = int(worker.id), int(worker.seed) - int(worker.id)
-        begun, self._at_fork = self._at_fork, None  # later passes of a persistent worker count on by themselves
+        begun, self._at_start = self._at_start, None  # later passes of a persistent worker count on by themselves
         if begun is not None:
             latest = int(begun[:-1].max())
             if number >= MOST_WORKERS or (begun[number] < latest and begun[-1] == seed):
                 raise PartitionError(
                     "the workers of a DataLoader do not know which epoch to begin",
-                    expected=f"at most {MOST_WORKERS} workers, of which none reads before all are forked",
+                    expected=f"at most {MOST_WORKERS} workers, of which none reads before all have started",
                     found=f"worker {number} of {worker.num_workers}",
                     remedy="read the batches in a generator: def __iter__(self): ... yield batch",
                 )
             epoch = max(epoch, latest)
-        self._shared[number], self._shared[-1] = epoch + 1, seed
+        shared = self._begun()
+        shared[number], shared[-1] = epoch + 1, seed
         return epoch
 
 
@@ -80,7 +99,7 @@ _live: WeakSet[WorkerEpochs] = WeakSet()
 def _prepare_fork() -> None:
     if "torch.utils.data" in sys.modules and not is_child_process():
         for epochs in list(_live):
-            epochs.prepare_fork()
+            epochs.share()
 
 
 os.register_at_fork(before=_prepare_fork)

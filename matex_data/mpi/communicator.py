@@ -103,6 +103,9 @@ class Communicator:
         self.sharded_data = False
         self._on_sharded_data: list[Callable[[], None]] = []
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Communicator, (None, None, self.rank, self.size)  # for another process, which does not communicate
+
     def note_sharded_data(self) -> None:
         """Set ``sharded_data``; the first time, run the callbacks of ``on_sharded_data``."""
         if not self.sharded_data:
@@ -130,8 +133,8 @@ class Communicator:
         if self._mpi is None or is_child_process():
             raise PartitionError(
                 f"this process was forked by rank {self.rank}, and cannot exchange data with the other ranks",
-                remedy="make collective calls before the fork; afterwards, iterate over batches() of a dataset without "
-                "shuffling, or with a seed: they hold the samples of this rank",
+                remedy="make collective calls before the fork (or before the data set is pickled); afterwards, iterate "
+                "over batches() of a dataset without shuffling, or with a seed: they hold the samples of this rank",
             )
         return self._mpi
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from matex_data.errors import NoMpiLibrary, RanksNotConnected
 from matex_data.machine import launch
 from matex_data.mpi.launch_errors import print_in_one_line
-from matex_data.mpi.processes import is_descendant_of_rank, mark_rank
+from matex_data.mpi.processes import is_child_process, is_descendant_of_rank, mark_rank
 
 __all__ = ["MPI"]
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 else:
     try:
+        if is_child_process():
+            raise ImportError("a process that a rank has started must not initialize MPI")
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         if _launch is not None and _launch.size > 1:

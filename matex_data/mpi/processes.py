@@ -33,8 +33,9 @@ def _by_multiprocessing() -> bool:
     return starting or multiprocessing.parent_process() is not None
 
 
-def _started_by_rank() -> bool:
-    return RANK_PROCESS in os.environ and (_by_multiprocessing() or os.environ[RANK_PROCESS] == str(os.getppid()))
+def _started() -> bool:
+    """Return whether a rank, or any process through ``multiprocessing``, has started this process afresh."""
+    return _by_multiprocessing() or os.environ.get(RANK_PROCESS) == str(os.getppid())
 
 
 def _note_fork() -> None:
@@ -54,5 +55,5 @@ def disable_mpi_in_child() -> None:
         mpi4py.rc.finalize = False
 
 
-_STARTED = _started_by_rank()
+_STARTED = _started()
 os.register_at_fork(after_in_child=_note_fork)

@@ -57,6 +57,9 @@ class BufferPool:
         self._returned: deque[mmap.mmap] = deque()  # by deleted owners
         self._lock = Lock()
 
+    def __reduce__(self) -> tuple[type[BufferPool], tuple[int]]:
+        return BufferPool, (self._kept,)
+
     def bytes(self, count: int) -> NDArray[np.uint8]:
         """Return uint8[count], aligned, with undefined contents.
 

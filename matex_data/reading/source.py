@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from matex_data.index.runs import Runs
 from matex_data.index.stamps import check_stamp
 from matex_data.io.counters import Profile
 from matex_data.io.files import MOST_SHARED_FILES, mode_for
-from matex_data.io.sessions import ReadSessions
+from matex_data.io.sessions import ReadSessions, prepare_process
 from matex_data.machine import tasks_of_window
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.processes import is_child_process
@@ -126,6 +127,23 @@ class Source:
     def of_index(self, index: Index, transforms: str) -> Source:
         """Open the files of another index with the same options. *Collective*."""
         return Source(self._sessions, index, transforms=transforms, **self.options)
+
+    def alone(self) -> Source:
+        """Return the opened files for reads that this process makes on its own."""
+        source = copy(self)
+        source.comm, source.mode, source.threaded, source._process = Communicator(), "independent", True, os.getpid()
+        source._sessions = ReadSessions(source.comm)
+        return source
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process needs to read the share of this rank, without MPI and open files."""
+        comm = Communicator(rank=self.comm.rank, size=self.comm.size)
+        return {**self.__dict__, "comm": comm, "mode": "independent", "_sessions": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        prepare_process()
+        self.__dict__.update(state)
+        self._sessions, self._process = ReadSessions(self.comm), os.getpid()
 
     def cache_bytes(self, ranks: int, window_bytes: int = 0) -> int:
         """Return the capacity of a rank's cache of decoded chunks, in bytes.
@@ -253,6 +271,20 @@ class Source:
             if len(absent):
                 rows, arrays = np.delete(rows, absent), {n: np.delete(a, absent, axis=0) for n, a in arrays.items()}
             yield rows, arrays
+
+    def windows(self, runs: Samples) -> Iterator[tuple[Arrays, Integers]]:
+        """Yield arrays and absent rows like ``read``, some megabytes at a time. *Collective*.
+
+        The memory of a window is reused once no array refers to it.
+
+        Raises
+        ------
+        DataError : the first error of any rank, on every rank.
+        """
+        fields = list(self.index.fields.values())
+        ranges = self._ranges(runs, self.row_bytes)
+        made = ((part, np.arange(part.total), partial(self.buffers.arrays, fields, part.total)) for part, _ in ranges)
+        yield from self._read_all(self.index, made)
 
     def block(self, runs: Samples) -> Samples:
         """Return this rank's block of the samples."""

@@ -1,0 +1,133 @@
+"""Data sets for PyTorch: each sample once over ranks and workers, in the batches of ``Dataset.batches``."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from matex_data import open_dataset
+from tests.support.launch import run_script
+
+SAMPLES, BATCH = 72, 12
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("torch") / "x.h5"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.arange(2.0 * SAMPLES).reshape(SAMPLES, 2)
+        file["y"] = np.arange(SAMPLES)
+        file["name"] = np.array([f"sample {i}" for i in range(SAMPLES)], object)
+    return path
+
+
+SCRIPT = """
+import json, sys
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+import matex_data as md
+import matex_data.torch
+
+def epochs(loader, count):
+    return [[y.tolist() for x, y in loader] for _ in range(count)]
+
+if __name__ == "__main__":
+    world = md.training.world()
+    data = md.open_dataset(sys.argv[1], inputs="x", targets="y")
+    found = {}
+    for workers, method, persistent in ((0, None, False), (2, "fork", False), (2, sys.argv[2], sys.argv[2] == "fork")):
+        batches = md.torch.IterableDataset(data, 12, shuffle=True, seed=1)
+        options = {"num_workers": workers, "multiprocessing_context": method, "persistent_workers": persistent}
+        loader = DataLoader(batches, batch_size=None, **options)
+        found[f"{workers} {method} {persistent}"] = epochs(loader, 2)
+        assert len(loader) == 6
+    start = batches.state(8)  # in the middle of the second epoch
+    batches = md.torch.IterableDataset(data, 12, start=start, shuffle=True)
+    loader = DataLoader(batches, batch_size=None, num_workers=2, multiprocessing_context="fork")
+    found["resumed"], lengths = [], []
+    for _ in range(2):
+        lengths.append(len(loader))
+        found["resumed"] += epochs(loader, 1)
+    assert lengths == [4, 6], lengths
+    samples = md.torch.Dataset(data)
+    sampler = DistributedSampler(samples, world.size, world.rank, shuffle=False)
+    loader = DataLoader(samples, batch_size=6, sampler=sampler, num_workers=2, multiprocessing_context="fork")
+    found["map"] = epochs(loader, 1)
+    print("found", json.dumps([world.rank, found]), flush=True)
+"""
+
+
+def _run(path: Path, ranks: int, method: str) -> list[dict[str, list[list[list[int]]]]]:
+    script = path.parent / "loader.py"
+    script.write_text(SCRIPT)
+    done = run_script(ranks, script, str(path), method, timeout=240)
+    assert done.returncode == 0, done.stderr
+    lines = [line[6:] for line in done.stdout.splitlines() if line.startswith("found ")]
+    return [found for _, found in sorted(map(json.loads, lines), key=lambda pair: pair[0])]
+
+
+def _check(path: Path, by_rank: list[dict[str, list[list[list[int]]]]]) -> None:
+    """Compare what the loaders of all ranks yield with the batches of one process without PyTorch."""
+    ranks = len(by_rank)
+    one = open_dataset(path, inputs="x", targets="y").batches(BATCH, shuffle=True, seed=1)
+    epochs = [[y.tolist() for _, y in one] for _ in range(3)]
+    for name in by_rank[0]:
+        of_ranks = [found[name] for found in by_rank]
+        if name == "map":
+            samples = [sorted(chain.from_iterable(of_rank[0])) for of_rank in of_ranks]
+            assert samples == [list(range(rank, SAMPLES, ranks)) for rank in range(ranks)]
+            continue
+        expected = [epochs[1][2:], epochs[2]] if name == "resumed" else epochs[:2]
+        for number, epoch in enumerate(expected):
+            joined = map(chain.from_iterable, zip(*(of_rank[number] for of_rank in of_ranks), strict=True))
+            assert list(map(sorted, joined)) == list(map(sorted, epoch)), name
+
+
+@needs_torch
+@pytest.mark.slow  # each rank, and each spawned worker, imports PyTorch; test_processes.py has a quick test
+def test_loaders_with_workers_that_stay(path: Path) -> None:
+    _check(path, _run(path, 2, "fork"))
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_loaders_with_spawned_workers(path: Path, ranks: int) -> None:
+    _check(path, _run(path, ranks, "spawn"))
+
+
+@needs_torch
+def test_tensors_and_texts(path: Path) -> None:
+    import torch
+    from torch.utils.data import DataLoader
+
+    import matex_data.torch
+
+    data = open_dataset(path)
+    batch = next(iter(DataLoader(matex_data.torch.IterableDataset(data, 8), batch_size=None)))
+    assert batch["x"].dtype == torch.float64 and tuple(batch["x"].shape) == (8, 2)
+    assert batch["name"][7] == b"sample 7"
+    batch = next(iter(DataLoader(matex_data.torch.Dataset(data), sampler=[70, 3], batch_size=2)))
+    assert batch["x"].tolist() == [[140.0, 141.0], [6.0, 7.0]] and batch["name"] == [b"sample 70", b"sample 3"]
+
+
+def test_without_pytorch(path: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import matex_data as md, matex_data.torch\n"
+        f"data = md.open_dataset({str(path)!r})\n"
+        "for make in (lambda: md.torch.Dataset(data), lambda: md.torch.IterableDataset(data, 8)):\n"
+        "    try: make()\n"
+        "    except ModuleNotFoundError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.count("python -m pip install 'matex_data[torch]'") == 2, done.stderr
