@@ -117,6 +117,14 @@ FORMATS: dict[str, Format] = {
         collective_reader="matex_data.readers.csv.reader:index_collectively",
         extra="matex_data[csv]",
     ),
+    "parquet": Format(
+        "matex_data.readers.parquet.reader:index",
+        suffixes=(".parquet", ".parq", ".pq"),
+        magic=((0, b"PAR1"),),
+        sidecars=("_metadata", "_common_metadata", "_success"),
+        extra="matex_data[csv]",
+        verified=True,
+    ),
     "root": Format(
         "matex_data.readers.root.reader:index",
         suffixes=(".root",),

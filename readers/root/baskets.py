@@ -24,9 +24,11 @@ from uproot.interpretation.strings import AsStrings
 
 from matex_data._types import Array, Bytes, Integers
 from matex_data.errors import DecodeError
+from matex_data.index.decoded import Selection
 from matex_data.index.model import ReadRequest
+from matex_data.index.table import Outputs
 from matex_data.machine import tasks_of_window
-from matex_data.readers.root.blocks import DecodedBlocks, Selection
+from matex_data.readers.root.blocks import BranchBlocks
 from matex_data.readers.root.entries import Entries, Lists
 
 DECODE_BYTES = (256 << 10, 8 << 20)  # least and most decoded bytes of the baskets of one read request
@@ -56,7 +58,7 @@ class Encoding:
 
 
 @dataclass(frozen=True, eq=False)
-class Baskets(DecodedBlocks):
+class Baskets(BranchBlocks):
     """Branch in baskets, each of which is one byte range.
 
     Parameters
@@ -77,7 +79,7 @@ class Baskets(DecodedBlocks):
     def end(self) -> int:
         return int((self.offset + self.nbytes).max(initial=0))
 
-    def decoded_bytes(self, block: int) -> int:
+    def decoded_bytes(self, block: int, outs: Outputs) -> int:
         return int(self.nbytes[block] * self.ratio)
 
     def inner_bytes(self, name: str) -> int:

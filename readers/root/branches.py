@@ -20,7 +20,7 @@ from matex_data._types import Integers
 from matex_data.errors import FormatError
 from matex_data.locks import cached_property
 from matex_data.readers.root.baskets import Baskets, Encoding
-from matex_data.readers.root.blocks import DecodedBlocks
+from matex_data.readers.root.blocks import BranchBlocks
 from matex_data.readers.root.clusters import Clusters
 from matex_data.readers.root.members import Member, UnreadableType
 from matex_data.readers.root.probe import first_line, unreadable
@@ -73,7 +73,7 @@ class Branches(ABC):
         """Return the size of a branch in the file, in bytes; 0 if it is unknown."""
 
     @abstractmethod
-    def table(self, name: str, members: Mapping[str, Member], clusters: Integers) -> DecodedBlocks:
+    def table(self, name: str, members: Mapping[str, Member], clusters: Integers) -> BranchBlocks:
         """Return the layout of a branch."""
 
     def expect(self, names: Sequence[str]) -> None:  # noqa: B027 (most kinds of trees need not know)
@@ -93,10 +93,10 @@ class Branches(ABC):
 
     def library_table(
         self, name: str, members: Mapping[str, Member], clusters: Integers, edges: Integers
-    ) -> DecodedBlocks:
+    ) -> BranchBlocks:
         """Return the layout of a branch whose entries uproot reads."""
         known = sum(m.field.row_bytes if m.kind == "flat" else OBJECT_BYTES for m in members.values())
-        return Clusters(self.path, name, members, edges, clusters, self.key, known)
+        return Clusters(self.path, edges, name, members, clusters, self.key, known)
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ class TreeBranches(Branches):
     def stored_bytes(self, name: str) -> int:
         return int(self._branches[name].member("fZipBytes"))
 
-    def table(self, name: str, members: Mapping[str, Member], clusters: Integers) -> DecodedBlocks:
+    def table(self, name: str, members: Mapping[str, Member], clusters: Integers) -> BranchBlocks:
         branch = self._branches[name]
         entries = np.asarray(branch.entry_offsets, np.int64)
         encoding = _encoding(branch.interpretation)
@@ -233,7 +233,7 @@ class TreeBranches(Branches):
             )
         ratio = branch.uncompressed_bytes / max(1, int(nbytes.sum()))
         edges = self.edges(name)
-        return Baskets(self.path, name, members, edges, clusters, offset, nbytes, max(1.0, ratio), encoding)
+        return Baskets(self.path, edges, name, members, clusters, offset, nbytes, max(1.0, ratio), encoding)
 
     def _lacks_offsets(self, branch: Any) -> bool:
         """Return whether the entries of a branch are separated by the counts of another branch alone."""
@@ -304,5 +304,5 @@ class TupleFields(Branches):
     def stored_bytes(self, name: str) -> int:
         return 0
 
-    def table(self, name: str, members: Mapping[str, Member], clusters: Integers) -> DecodedBlocks:
+    def table(self, name: str, members: Mapping[str, Member], clusters: Integers) -> BranchBlocks:
         return self.library_table(name, members, clusters, self.edges(name))

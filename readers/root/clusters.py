@@ -10,9 +10,11 @@ import awkward as ak
 
 from matex_data._types import Bytes, Integers
 from matex_data.errors import DecodeError
+from matex_data.index.decoded import Selection
 from matex_data.index.model import EMPTY, ReadRequest
+from matex_data.index.table import Outputs
 from matex_data.locks import Lock
-from matex_data.readers.root.blocks import DecodedBlocks, Selection
+from matex_data.readers.root.blocks import BranchBlocks
 from matex_data.readers.root.files import open_tree
 from matex_data.readers.root.probe import first_line
 
@@ -20,7 +22,7 @@ _LOCK = Lock()  # the trees of uproot that this process keeps open
 
 
 @dataclass(frozen=True, eq=False)
-class Clusters(DecodedBlocks):
+class Clusters(BranchBlocks):
     """Branch whose blocks uproot reads and decodes, one at a time in a process; each rank reads its own.
 
     Parameters
@@ -35,7 +37,7 @@ class Clusters(DecodedBlocks):
     def inner_bytes(self, name: str) -> int:
         return self.rows * self.row_bytes // len(self.members) if self.members[name].field.ragged else 0
 
-    def decoded_bytes(self, block: int) -> int:
+    def decoded_bytes(self, block: int, outs: Outputs) -> int:
         return int(self.edges[block + 1] - self.edges[block]) * self.row_bytes
 
     def block_requests(self, selection: Selection, positions: Integers) -> Iterator[ReadRequest]:

@@ -1,0 +1,112 @@
+"""Tables of which a block is decoded as a whole: the baskets of a branch, the row groups of a columnar file."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from matex_data._types import Array, Bytes, Integers
+from matex_data.index.blocks import Blocks, uneven_blocks
+from matex_data.index.cache import ChunkCache, ChunkFuture
+from matex_data.index.model import EMPTY, ReadRequest, RowSelection
+from matex_data.index.scatter import RowIndices
+from matex_data.index.table import Outputs, Table
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedBlocks(Table):
+    """Fields that are decoded from the same blocks. A block that another window needs, too, is decoded once.
+
+    Parameters
+    ----------
+    path : of the file.
+    edges : int64[blocks + 1], the first row of each block, and the number of rows; ascending, without repetition.
+    """
+
+    path: str
+    edges: Integers
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]
+        return int(self.edges[-1])
+
+    @property
+    def block_rows(self) -> int:  # type: ignore[override]
+        return max(1, int(np.diff(self.borders(), append=self.rows).max(initial=1)))
+
+    def borders(self) -> Integers:
+        return self.edges[:-1]
+
+    def requests(self, rows: RowSelection, outs: Outputs, cache: ChunkCache) -> Iterator[ReadRequest]:
+        blocks = uneven_blocks(rows, self.edges)
+        selection = Selection(blocks, outs, {})
+        whole = blocks.count == np.diff(self.edges)[blocks.number]
+        to_read = whole.copy()
+        for i in np.flatnonzero(~whole).tolist():
+            number = int(blocks.number[i])
+            cached = cache.get(key := self.key(number, outs))
+            if cached is not None:
+                yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._copy_cached, selection, i, cached))
+                continue
+            selection.pending[i] = cache.reserve(key, self.decoded_bytes(number, outs))
+            to_read[i] = True
+        yield from self.block_requests(selection, np.flatnonzero(to_read))
+
+    def key(self, block: int, outs: Outputs) -> Hashable:
+        """Return the key of a decoded block in the cache."""
+        return self, block
+
+    @abstractmethod
+    def block_requests(self, selection: Selection, positions: Integers) -> Iterator[ReadRequest]:
+        """Yield the reads of the blocks at these positions of the selection; each is passed to `complete` or `fail`."""
+
+    @abstractmethod
+    def decoded_bytes(self, block: int, outs: Outputs) -> int:
+        """Return the size of a decoded block in memory, in bytes, about."""
+
+    @abstractmethod
+    def copy_rows(self, name: str, block: Any, rows: RowIndices, out: Array, destination: RowIndices) -> None:
+        """Assign ``out[destination]`` the rows of a decoded block, for the field of this name."""
+
+    def complete(self, selection: Selection, i: int, block: Any) -> None:
+        """Copy the selected rows of a decoded block, and pass the block on to other windows."""
+        future = selection.pending.get(i)
+        if future is not None:
+            future.set_result(block)
+        self._scatter(selection, i, block)
+
+    def _copy_cached(self, selection: Selection, i: int, block: ChunkFuture, _: Bytes) -> None:
+        self._scatter(selection, i, block.result())
+
+    def _scatter(self, selection: Selection, i: int, block: Any) -> None:
+        blocks = selection.blocks
+        local = blocks.rows(i, int(self.edges[blocks.number[i]]))
+        for name, out in selection.outs:
+            self.copy_rows(name, block, local, out, blocks.destinations(i))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Selected rows, grouped by block.
+
+    Parameters
+    ----------
+    blocks : the rows.
+    outs : output arrays by name of the field.
+    pending : by position in ``blocks``, the futures of the cache that other windows may wait for.
+    """
+
+    blocks: Blocks
+    outs: Outputs
+    pending: dict[int, ChunkFuture]
+
+    def fail(self, positions: list[int], error: BaseException) -> None:
+        """Fail the futures of these blocks that are pending."""
+        for future in map(self.pending.get, positions):
+            if future is not None:
+                future.set_exception(error)

@@ -1,0 +1,1 @@
+"""Columnar files of Apache Arrow: Parquet, and Arrow IPC (Feather)."""

@@ -1,0 +1,201 @@
+"""Fields of an Arrow schema: what each column becomes as NumPy arrays.
+
+A type is a tree of lists, structures and values. Each path from a column to a value is one field: structures give the
+name, lists the shape. Specification: https://arrow.apache.org/docs/format/Columnar.html
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from matex_data.errors import FormatError
+from matex_data.fields import EMPTY_IS_MISSING, Field
+
+EPOCH = "seconds since 1970-01-01 00:00:00 UTC"
+SECONDS = "seconds"
+EXACT_DIGITS = 15  # of a decimal number that float64 holds
+_HUGGING_FACE = "datasets.features.features.Array"  # begin of the names of its types of arrays
+
+Kind = Literal["number", "bool", "text", "time", "decimal"]
+Step = str | int | None
+"""Step from a type towards a value: the name of a structure's member; the length of a fixed list; None: a list."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """Field of a column.
+
+    Parameters
+    ----------
+    column : name of the column.
+    steps : from the column to the values.
+    kind : of the values.
+    field : the field.
+    """
+
+    column: str
+    steps: tuple[Step, ...]
+    kind: Kind
+    field: Field
+
+    @property
+    def lists(self) -> int:
+        """Number of lists of any length around the values."""
+        return self.steps.count(None)
+
+
+class UnreadableType(Exception):
+    """Type without an equivalent as NumPy arrays; the message says why."""
+
+
+def members(column: pa.Field, missing: bool, categories: list[str] | None, dtype: Any = None) -> Iterator[Member]:
+    """Yield the fields of a column: the column itself, or ``<column>.<member>`` for each member of a structure.
+
+    Parameters
+    ----------
+    column : of the Arrow schema.
+    missing : the file has null values in the column, so that integers need a type with NaN.
+    categories : names of the values of an integer column; None: it has none.
+    dtype : requested by the user; None: that of the file.
+
+    Raises
+    ------
+    UnreadableType : the type has no equivalent as NumPy arrays.
+    """
+    shape = _declared_shape(column)
+    for name, steps, value in _leaves(column.name, (), column.type):
+        steps = steps if shape is None else (*steps[: -len(shape)], *shape)
+        kind, found = _value_type(value)
+        attributes = _attributes(column, value)
+        if kind == "text":
+            attributes[EMPTY_IS_MISSING] = True
+        if categories is not None and not steps:
+            attributes["categories"] = categories
+        counted = missing and None not in steps  # in lists, the statistics count empty lists as well
+        if kind in ("number", "bool") and counted and found.kind != "f":
+            found = np.dtype(np.float64)
+        if dtype is not None:
+            found = _requested(name, dtype, kind)
+        yield Member(column.name, steps, kind, _field(name, steps, found, attributes))
+
+
+def _field(name: str, steps: tuple[Step, ...], dtype: np.dtype[Any], attributes: dict[str, Any]) -> Field:
+    lengths = [step for step in steps if not isinstance(step, str)]
+    if None not in lengths:
+        return Field(name, tuple(length for length in lengths if length is not None), dtype, attributes=attributes)
+    if lengths[0] is None and None not in lengths[1:] and not dtype.hasobject:
+        return Field(name, (), dtype, True, attributes, tuple(lengths))
+    if any(length is not None for length in lengths):
+        raise UnreadableType("lists of different lengths within lists of one length, or the reverse")
+    deep = {"nested": True} if len(lengths) > 1 else {}
+    return Field(name, (), dtype, True, {**attributes, **deep})
+
+
+def _leaves(name: str, steps: tuple[Step, ...], kind: pa.DataType) -> Iterator[tuple[str, tuple[Step, ...], Any]]:
+    """Yield name, steps and type of each value of a type."""
+    kind = storage(kind)
+    if pa.types.is_struct(kind):
+        for member in (kind.field(i) for i in range(kind.num_fields)):
+            yield from _leaves(f"{name}.{member.name}", (*steps, member.name), member.type)
+    elif pa.types.is_fixed_size_list(kind):
+        yield from _leaves(name, (*steps, kind.list_size), kind.value_type)
+    elif pa.types.is_map(kind):
+        raise UnreadableType("a map has no fields of its own")
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        yield from _leaves(name, (*steps, None), kind.value_type)
+    elif isinstance(kind, pa.FixedShapeTensorType):
+        permutation = kind.permutation or list(range(len(kind.shape)))
+        if permutation != sorted(permutation):
+            raise UnreadableType(f"a tensor stored in the order {permutation} of its axes")
+        yield name, (*steps, *kind.shape), kind.value_type
+    else:
+        yield name, steps, kind
+
+
+def storage(kind: pa.DataType) -> pa.DataType:
+    """Return the type in which an extension type is stored; others, and tensors, as they are."""
+    while isinstance(kind, pa.BaseExtensionType) and not isinstance(kind, pa.FixedShapeTensorType):
+        kind = kind.storage_type
+    return kind
+
+
+def _value_type(kind: pa.DataType) -> tuple[Kind, np.dtype[Any]]:
+    if pa.types.is_dictionary(kind):
+        return _value_type(kind.value_type)
+    if pa.types.is_boolean(kind):
+        return "bool", np.dtype(bool)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return "number", np.dtype(kind.to_pandas_dtype())
+    if _is_text(kind):
+        return "text", np.dtype(object)
+    if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
+        return "time", np.dtype(np.float64)
+    if pa.types.is_decimal(kind):
+        if kind.precision > EXACT_DIGITS:
+            raise UnreadableType(f"float64 does not hold its {kind.precision} digits; dtype='float64' rounds them")
+        return "decimal", np.dtype(np.float64)
+    raise UnreadableType(f"{kind} has no equivalent as NumPy arrays")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    tests = (
+        *(pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+        *(pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary),
+    )
+    return any(test(kind) for test in tests)
+
+
+def _attributes(column: pa.Field, value: pa.DataType) -> dict[str, Any]:
+    """Return the metadata of a column that are texts, and the unit of times."""
+    hidden = ("ARROW:", "PARQUET:")
+    pairs = ((key.decode("utf-8", "replace"), text) for key, text in (column.metadata or {}).items())
+    attributes: dict[str, Any] = {
+        key: text.decode("utf-8", "replace") for key, text in pairs if not key.startswith(hidden)
+    }
+    if pa.types.is_timestamp(value) or pa.types.is_date(value):
+        attributes["units"] = EPOCH
+    elif pa.types.is_temporal(value):
+        attributes["units"] = SECONDS
+    return attributes
+
+
+def _declared_shape(column: pa.Field) -> tuple[int, ...] | None:
+    """Return the shape of a column of arrays as Hugging Face's ``datasets`` stores them, in lists; None: of another."""
+    metadata = column.metadata or {}
+    if not metadata.get(b"ARROW:extension:name", b"").startswith(_HUGGING_FACE.encode()):
+        return None
+    try:
+        shape, _ = json.loads(metadata[b"ARROW:extension:metadata"])
+    except (KeyError, ValueError) as error:
+        raise UnreadableType(f"the shape of its arrays cannot be read: {error}") from error
+    if not all(isinstance(length, int) for length in shape):
+        return None
+    return tuple(shape)
+
+
+def _requested(name: str, dtype: Any, kind: Kind) -> np.dtype[Any]:
+    expected = "a dtype of integers, floats or booleans"
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = np.dtype(object)
+    if kind == "text" or found.kind not in "iufb":
+        shown = f"{dtype!r} for a column of {'texts' if kind == 'text' else 'numbers'}"
+        raise FormatError("there is no such type for a column", field=name, expected=expected, found=shown)
+    return found.newbyteorder("=")
+
+
+def class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, list[str]]:
+    """Return the names of the values of integer columns, as Hugging Face's ``datasets`` stores them in the schema."""
+    try:
+        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+        labels = {name: kind for name, kind in features.items() if kind.get("_type") == "ClassLabel"}
+        return {name: [str(label) for label in kind["names"]] for name, kind in labels.items()}
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return {}

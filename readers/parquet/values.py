@@ -1,0 +1,195 @@
+"""Values of Arrow arrays as NumPy arrays: no copy where Arrow holds them as NumPy does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from matex_data._types import Array
+from matex_data.errors import DecodeError
+from matex_data.index.ragged import RaggedArray, scatter_lists
+from matex_data.index.scatter import RowIndices, scatter
+from matex_data.readers.parquet.members import Member, Step
+
+EXACT = 1 << 53  # integers up to this are exact in float64
+UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+DAY = 86_400  # seconds
+
+Values = Any
+"""Rows of one field: an array; `RaggedArray` for lists of numbers; an object array for deeper lists."""
+
+
+def decode(column: pa.ChunkedArray, member: Member) -> Values:
+    """Return the rows of a field.
+
+    Raises
+    ------
+    DecodeError : a value is missing that its type cannot express, or is not exact in the field's dtype. Its row counts
+        from the first of the column.
+    """
+    array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    if isinstance(array, pa.ChunkedArray):  # of no chunks
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
+    rows = len(array)
+    array, lists = _descend(array, member.steps)
+    try:
+        values = _plain(array, member)
+    except DecodeError as error:
+        raise error.at_row(_row(error.row or 0, lists, rows, len(array))) from error
+    shape = member.field.shape if not member.field.ragged else member.field.element_shape
+    values = values.reshape(len(values) // max(1, prod(shape)), *shape) if shape else values
+    if not lists:
+        return values
+    if len(lists) == 1 and not values.dtype.hasobject:
+        return RaggedArray(values, lists[0])
+    return _nested(values, lists)
+
+
+def copy_rows(values: Values, rows: RowIndices, out: Array, destination: RowIndices) -> None:
+    """Assign ``out[destination] = values[rows]``."""
+    if isinstance(values, RaggedArray):
+        selected = values[rows]
+        scatter_lists(out, destination, selected.offsets, selected.values)
+    else:
+        scatter(out, destination, values[rows])
+
+
+def _descend(array: pa.Array, steps: Sequence[Step]) -> tuple[pa.Array, list[Array]]:
+    """Return the values at the end of the steps, and the offsets of each list of any length, the outer ones first."""
+    lists: list[Array] = []
+    left = list(steps)
+    while left:
+        step = left.pop(0)
+        size = step
+        if isinstance(array.type, pa.FixedShapeTensorType):
+            del left[: len(array.type.shape) - 1]
+            size = prod(array.type.shape)
+        while isinstance(array, pa.ExtensionArray):
+            array = array.storage
+        if isinstance(step, str):
+            array = pc.struct_field(array, step)
+            continue
+        _expect_none_missing(array, "a list is missing")
+        if isinstance(array, pa.FixedSizeListArray):
+            array = array.flatten()
+            continue
+        offsets = np.asarray(array.offsets).astype(np.int64)
+        array, offsets = array.values.slice(offsets[0], offsets[-1] - offsets[0]), offsets - offsets[0]
+        if size is None:
+            lists.append(offsets)
+        elif (uneven := np.diff(offsets) != size).any():
+            raise DecodeError(
+                "an array has another shape",
+                row=int(uneven.argmax()),
+                expected=f"{size} elements",
+                found="another number",
+            )
+    while isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    return array, lists
+
+
+def _row(element: int, lists: Sequence[Array], rows: int, elements: int) -> int:
+    """Return the row in which an element lies."""
+    if not lists:
+        return element * rows // max(1, elements)
+    element = element * int(lists[-1][-1]) // max(1, elements)
+    for offsets in reversed(lists):
+        element = int(np.searchsorted(offsets, element, side="right")) - 1
+    return element
+
+
+def _plain(array: pa.Array, member: Member) -> Array:
+    """Return values of one of the kinds of `Member`; the row of an error is the number of the value."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    match member.kind:
+        case "text":
+            return _texts(array)
+        case "time":
+            return _seconds(array)
+        case "decimal":
+            return _decimals(array)
+        case "bool":
+            array = array.cast(pa.uint8())
+            return _numbers(array, np.dtype(np.uint8) if member.field.dtype == bool else member.field.dtype)
+    return _numbers(array, member.field.dtype)
+
+
+def _numbers(array: pa.Array, dtype: np.dtype[Any]) -> Array:
+    if array.null_count and dtype.kind != "f":
+        _expect_none_missing(array, "a value is missing, which the type of the column cannot express")
+    if array.null_count and pa.types.is_integer(array.type):
+        magnitude = pc.min_max(array).values()
+        if any(abs(limit.as_py() or 0) > EXACT for limit in magnitude) and dtype.itemsize <= 8:
+            raise DecodeError(
+                "an integer of a column with missing values is not exact in float64", row=0, expected="less than 2**53"
+            )
+    values: Array = array.to_numpy(zero_copy_only=False)
+    return values
+
+
+def _texts(array: pa.Array) -> Array:
+    if not pa.types.is_fixed_size_binary(array.type):
+        array = array.cast(pa.large_binary())
+    texts: Array = array.to_numpy(zero_copy_only=False)
+    if array.null_count:
+        texts[np.asarray(array.is_null())] = b""
+    return texts
+
+
+def _seconds(array: pa.Array) -> Array:
+    """Return times in seconds; a time that is missing is NaN."""
+    kind = array.type
+    if pa.types.is_date32(kind) or pa.types.is_time32(kind):
+        whole = array.cast(pa.int32()).cast(pa.int64())
+    else:
+        whole = array.cast(pa.int64())
+    numbers: Array = np.asarray(whole.fill_null(0))
+    if pa.types.is_date32(kind):
+        seconds = numbers * float(DAY)
+    else:
+        unit = UNITS["ms" if pa.types.is_date64(kind) else kind.unit]
+        quotient, remainder = np.divmod(numbers, unit)
+        seconds = quotient + remainder / unit  # a single division would round nanoseconds twice
+    seconds[np.asarray(array.is_null())] = np.nan
+    return seconds
+
+
+def _decimals(array: pa.Array) -> Array:
+    """Return decimal numbers of at most 15 digits, correctly rounded: both numbers of the division are exact."""
+    scale = array.type.scale
+    wide = array.cast(pa.decimal128(array.type.precision, scale)).fill_null(0)
+    low = np.frombuffer(wide.buffers()[1], "<i8")[2 * wide.offset : 2 * (wide.offset + len(wide)) : 2]
+    values = low / 10.0**scale if scale >= 0 else low * 10.0**-scale
+    values[np.asarray(array.is_null())] = np.nan
+    return values
+
+
+def _expect_none_missing(array: pa.Array, problem: str) -> None:
+    if array.null_count:
+        row = int(np.asarray(array.is_null()).argmax())
+        raise DecodeError(
+            problem,
+            row=row,
+            expected="a value",
+            found="null",
+            remedy="fill missing values before you write the file, or give dtype={name: 'float64'} for numbers",
+        )
+
+
+def _nested(values: Array, lists: Sequence[Array]) -> Array:
+    """Return an object array of the rows: arrays of values, or object arrays of these."""
+    items: Array = values
+    for offsets in reversed(lists):
+        rows = np.empty(len(offsets) - 1, object)
+        for i, (low, high) in enumerate(pairwise(offsets.tolist())):
+            rows[i] = items[low:high]
+        items = rows
+    return items

@@ -1,0 +1,298 @@
+"""Parquet files: conformance suite, types, missing values, files of other writers, and error messages."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import pickle
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from mpi4py import MPI
+
+from matex_data import DataError, FieldNotFound, FormatError, open_dataset
+from matex_data.errors import DecodeError
+from matex_data.readers.parquet import footer
+from matex_data.readers.parquet.members import EPOCH
+from tests.support.format_suite import Case, FormatSuite, same
+
+ROWS = (150, 37, 1, 110)
+GROUP = 16  # rows
+
+
+def table(rows: int, first: int = 0) -> pa.Table:
+    """Return rows of all kinds of fields."""
+    rng = np.random.default_rng(first)
+    count = rng.integers(0, 5, rows)
+    pt = [rng.normal(size=n).astype("f4").tolist() for n in count]
+    jets = [[{"eta": x, "charge": int(x > 0)} for x in row] for row in pt]
+    columns = {
+        "event": pa.array(np.arange(first, first + rows)),
+        "energy": pa.array(rng.normal(size=rows)),
+        "trigger": pa.array(rng.integers(0, 2, rows).astype(bool)),
+        "name": pa.array([f"run {i}" * (i % 3) for i in range(rows)]),
+        "species": pa.array(np.array(["Adelie", "Gentoo"])[rng.integers(0, 2, rows)]).dictionary_encode(),
+        "position": pa.FixedSizeListArray.from_arrays(rng.normal(size=rows * 3).astype("f4"), 3),
+        "image": pa.FixedShapeTensorArray.from_numpy_ndarray(rng.integers(0, 255, (rows, 2, 4), np.uint8)),
+        "pt": pa.array(pt, pa.list_(pa.float32())),
+        "jets": pa.array(jets, pa.list_(pa.struct({"eta": pa.float64(), "charge": pa.int8()}))),
+        "vertex": pa.array([{"x": i, "y": i / 2} for i in range(rows)]),
+    }
+    return pa.table(columns)
+
+
+def write(path: Path, content: pa.Table | dict[str, Any], group: int = GROUP, **options: Any) -> str:
+    """Write a file with row groups of ``group`` rows."""
+    content = pa.table(content) if isinstance(content, dict) else content
+    pq.write_table(content, path, row_group_size=group, **options)
+    return str(path)
+
+
+def expected(content: pa.Table) -> dict[str, Any]:
+    """Return the columns as pyarrow's own conversions give them."""
+    plain = {name: content[name].to_numpy() for name in ("event", "energy", "trigger")}
+    texts = {
+        name: np.array([text.encode() for text in content[name].to_pylist()], object) for name in ("name", "species")
+    }
+    fixed = {
+        "position": np.array(content["position"].to_pylist(), "f4"),
+        "vertex.x": np.array([row["x"] for row in content["vertex"].to_pylist()]),
+        "vertex.y": np.array([row["y"] for row in content["vertex"].to_pylist()]),
+    }
+    fixed["image"] = np.concatenate([chunk.to_numpy_ndarray() for chunk in content["image"].chunks])
+    lists = {"pt": objects(content["pt"].to_pylist(), "f4")}
+    for name, dtype in (("eta", "f8"), ("charge", "i1")):
+        rows = [[jet[name] for jet in jets] for jets in content["jets"].to_pylist()]
+        lists[f"jets.{name}"] = objects(rows, dtype)
+    return plain | {name: np.array(rows, object) for name, rows in texts.items()} | fixed | lists
+
+
+def objects(rows: list[Any], dtype: str) -> np.ndarray[Any, Any]:
+    """Return an object array of lists as arrays."""
+    return np.fromiter((np.array(row, dtype) for row in rows), object, len(rows))
+
+
+class TestParquet(FormatSuite):
+    def write(self, folder: Path) -> Case:
+        first = np.cumsum((0, *ROWS[:-1])).tolist()
+        contents = [table(rows, start) for rows, start in zip(ROWS, first, strict=True)]
+        kinds = (
+            {"compression": "zstd"},
+            {"compression": "none", "use_dictionary": False},
+            {"data_page_version": "2.0"},
+            {},
+        )
+        paths = [
+            write(folder / f"part{i}.parquet", content, **options)
+            for i, (content, options) in enumerate(zip(contents, kinds, strict=True))
+        ]
+        return Case(paths, expected(pa.concat_tables(contents)), "event")
+
+    def damage(self, folder: Path) -> Case:
+        case = self.write(folder)
+        column = pq.read_metadata(case.paths[0]).row_group(3).column(1)
+        with Path(case.paths[0]).open("r+b") as file:
+            file.seek(column.data_page_offset)
+            file.write(bytes(8))
+        return case
+
+
+def read(path: str, **options: Any) -> dict[str, Any]:
+    return open_dataset(path, comm=MPI.COMM_SELF, **options).load()
+
+
+def test_only_the_columns_that_are_asked_for_are_read(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    path = write(tmp_path / "a.parquet", {name: rng.random(5000) for name in "abcdef"}, 500)
+    data = open_dataset(path, inputs="b", targets="e", comm=MPI.COMM_SELF)
+    for _ in data.batches(100):
+        pass
+    metadata = pq.read_metadata(path)
+    chunks = [metadata.row_group(i).column(j).total_compressed_size for i in range(10) for j in (1, 4)]
+    size = Path(path).stat().st_size
+    assert data.profile.bytes == sum(chunks) < size / 2
+
+
+def test_missing_values(tmp_path: Path) -> None:
+    content = {
+        "whole": pa.array([1, None, 3]),
+        "flag": pa.array([True, None, False]),
+        "real": pa.array([1.5, None, 2.5], pa.float32()),
+        "text": pa.array(["a", None, "c"]),
+        "time": pa.array([datetime.datetime(2020, 1, 1), None, datetime.datetime(2021, 1, 1)]),
+        "full": pa.array([1, 2, 3]),
+    }
+    path = write(tmp_path / "a.parquet", content)
+    found = read(path)
+    same(found["whole"], np.array([1, np.nan, 3]))
+    same(found["flag"], np.array([1, np.nan, 0]))
+    same(found["real"], np.array([1.5, np.nan, 2.5], "f4"))
+    assert found["text"].tolist() == [b"a", b"", b"c"]
+    same(found["time"], np.array([1577836800.0, np.nan, 1609459200.0]))
+    assert found["full"].dtype == np.int64
+    kept = read(path, inputs=["whole", "text", "full"], missing="drop")
+    assert kept["full"].tolist() == [1, 3]
+
+
+def test_missing_values_that_no_statistics_count_are_an_error(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"x": pa.array([*range(20), None])}, write_statistics=False)
+    with pytest.raises(DecodeError, match=r"a value is missing.*field 'x', row 20") as error:
+        read(path)
+    assert "dtype=" in str(error.value)
+    same(read(path, dtype={"x": "float64"})["x"], np.array([*range(20), np.nan]))
+
+
+def test_integers_that_float64_does_not_hold_are_an_error(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"x": pa.array([2**60 + 1, None])})
+    with pytest.raises(DecodeError, match="not exact in float64"):
+        read(path)
+
+
+def test_times_and_decimals(tmp_path: Path) -> None:
+    moment = datetime.datetime(2024, 2, 29, 12, 30, 15, 250000)
+    content = {
+        **{unit: pa.array([moment], pa.timestamp(unit)) for unit in ("ms", "us", "ns")},
+        "zoned": pa.array([moment], pa.timestamp("us", "Europe/Berlin")),
+        "date": pa.array([moment.date()]),
+        "day": pa.array([moment.time()], pa.time64("us")),
+        "lapse": pa.array([datetime.timedelta(days=2, milliseconds=5)]),
+        "price": pa.array([Decimal("12345.67")]),
+        "small": pa.array([Decimal("-0.10")], pa.decimal128(15, 2)),
+        "old": pa.array([moment], pa.timestamp("ns")),
+    }
+    path = write(tmp_path / "a.parquet", content)
+    data = open_dataset(path, comm=MPI.COMM_SELF)
+    found = {name: values[0] for name, values in data.load().items()}
+    seconds = moment.replace(tzinfo=datetime.UTC).timestamp()
+    assert all(found[name] == seconds for name in ("ms", "us", "ns", "zoned", "old"))
+    assert found["date"] == seconds // 86400 * 86400
+    assert found["day"] == 12 * 3600 + 30 * 60 + 15.25 and found["lapse"] == 172800.005
+    assert found["price"] == 12345.67 and found["small"] == -0.1
+    assert data.schema["us"].attributes["units"] == EPOCH and data.schema["lapse"].attributes["units"] == "seconds"
+
+
+def test_decimals_that_float64_does_not_hold_are_left_out(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"x": pa.array([Decimal("1.0")], pa.decimal128(30, 1)), "y": pa.array([1])})
+    with pytest.warns(UserWarning, match="30 digits"):
+        assert list(read(path)) == ["y"]
+    with pytest.raises(FormatError, match="cannot be read"):
+        read(path, inputs="x")
+
+
+def test_deeper_lists_and_lists_of_texts(tmp_path: Path) -> None:
+    rows = [[[1.0, 2.0], []], [], [[3.0]]]
+    texts = [["a", "b"], [], ["c"]]
+    path = write(tmp_path / "a.parquet", {"deep": pa.array(rows), "words": pa.array(texts)})
+    found = read(path)
+    assert [[inner.tolist() for inner in row] for row in found["deep"]] == rows
+    assert [[word.decode() for word in row] for row in found["words"]] == texts
+
+
+def test_lists_of_arrays(tmp_path: Path) -> None:
+    kind = pa.list_(pa.list_(pa.float32(), 3))
+    path = write(tmp_path / "a.parquet", {"hits": pa.array([[[1, 2, 3], [4, 5, 6]], []], kind)})
+    data = open_dataset(path, comm=MPI.COMM_SELF)
+    assert data.schema["hits"].sample_shape == (None, 3)
+    found = data.load()["hits"]
+    assert [row.tolist() for row in found] == [[[1, 2, 3], [4, 5, 6]], []]
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int32()), pa.list_(pa.int32(), 2)])
+def test_a_missing_list_is_an_error(tmp_path: Path, kind: pa.DataType) -> None:
+    path = write(tmp_path / "a.parquet", {"x": pa.array([*[[1, 2]] * 20, None], kind)})
+    with pytest.raises(DecodeError, match=r"a list is missing.*row 20"):
+        read(path)
+
+
+def test_a_missing_element_of_a_list_names_its_row(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"x": pa.array([*[[1, 2]] * 20, [3, None]])})
+    with pytest.raises(DecodeError, match=r"a value is missing.*row 20") as error:
+        read(path, dtype={"x": "int64"})
+    assert error.value.field == "x"
+
+
+def test_what_hugging_face_stores(tmp_path: Path) -> None:
+    """The storage and the metadata are those that ``datasets`` 2.19 writes for ``Array2D`` and ``ClassLabel``."""
+    pixels = np.arange(24, dtype="f4").reshape(2, 3, 4)
+    metadata = {
+        "ARROW:extension:name": "datasets.features.features.Array2DExtensionType",
+        "ARROW:extension:metadata": json.dumps([[3, 4], "float32"]),
+    }
+    info = {"info": {"features": {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}}}
+    schema = pa.schema(
+        [
+            pa.field("pixels", pa.list_(pa.list_(pa.float32())), metadata=metadata),
+            pa.field("label", pa.int64()),
+        ],
+        metadata={"huggingface": json.dumps(info)},
+    )
+    content = pa.table([pa.array(pixels.tolist(), schema.field(0).type), pa.array([1, 0])], schema=schema)
+    data = open_dataset(write(tmp_path / "a.parquet", content), comm=MPI.COMM_SELF)
+    assert data.schema["pixels"].shape == (3, 4)
+    same(data.load()["pixels"], pixels)
+    assert data.schema["label"].attributes["categories"] == ["cat", "dog"]
+
+
+def test_a_frame_of_pandas(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(
+        {"x": [1.0, 2.0], "kind": pandas.Categorical(["b", "a"]), "when": pandas.to_datetime(["2020-01-01", None])}
+    )
+    frame.to_parquet(tmp_path / "a.parquet")
+    found = read(str(tmp_path / "a.parquet"))
+    assert found["kind"].tolist() == [b"b", b"a"]
+    same(found["when"], np.array([1577836800, np.nan]))
+
+
+def test_names_and_patterns(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", table(20))
+    assert list(read(path, inputs="jets.*")) == ["jets.eta", "jets.charge"]
+    with pytest.raises(FieldNotFound, match="one of 'energy'"):
+        read(path, inputs="enregy")
+
+
+def test_empty_row_groups_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    with pq.ParquetWriter(path, pa.schema({"x": pa.int64()})) as writer:
+        for rows in ([1, 2], [], [3]):
+            writer.write_table(pa.table({"x": pa.array(rows, pa.int64())}))
+    assert read(str(path))["x"].tolist() == [1, 2, 3]
+
+
+def test_a_truncated_file_is_an_error(tmp_path: Path) -> None:
+    path = Path(write(tmp_path / "a.parquet", table(20)))
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(FormatError, match="no footer of Parquet"):
+        read(str(path))
+
+
+def test_a_file_that_changes_behind_its_size_is_noticed(tmp_path: Path) -> None:
+    """Rows of the same size are written to a file that is open: its old footer does not describe them."""
+    path = Path(write(tmp_path / "a.parquet", {"x": np.arange(100)}, use_dictionary=False, compression="none"))
+    found, _ = footer.read_footer(str(path))
+    assert found.metadata().num_rows == 100
+    footer._footers.clear()
+    write(path, {"y": np.arange(100, 200)}, use_dictionary=False, compression="none")
+    with pytest.raises(DecodeError, match="has changed"):
+        found.metadata()
+
+
+def test_footers_are_kept_and_indexes_are_small(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {f"c{i}": np.arange(100) for i in range(200)}, 50)
+    data = open_dataset(path, inputs="c3", comm=MPI.COMM_SELF)
+    assert len(pickle.dumps(data._source.index)) < 3000 < pq.read_metadata(path).serialized_size
+
+
+def test_checksums_of_pages_are_compared(tmp_path: Path) -> None:
+    options = {"write_page_checksum": True, "compression": "none", "use_dictionary": False}
+    path = Path(write(tmp_path / "a.parquet", {"x": np.arange(1000)}, **options))
+    data = bytearray(path.read_bytes())
+    data[4000] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="row group does not decode"):
+        read(str(path))
