@@ -188,7 +188,8 @@ def _requested(name: str, dtype: Any, kind: Kind) -> np.dtype[Any]:
     if kind == "text" or found.kind not in "iufb":
         shown = f"{dtype!r} for a column of {'texts' if kind == 'text' else 'numbers'}"
         raise FormatError("there is no such type for a column", field=name, expected=expected, found=shown)
-    return found.newbyteorder("=")
+    native: np.dtype[Any] = found.newbyteorder("=")
+    return native
 
 
 def class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, list[str]]:

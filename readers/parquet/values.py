@@ -167,7 +167,7 @@ def _decimals(array: pa.Array) -> Array:
     scale = array.type.scale
     wide = array.cast(pa.decimal128(array.type.precision, scale)).fill_null(0)
     low = np.frombuffer(wide.buffers()[1], "<i8")[2 * wide.offset : 2 * (wide.offset + len(wide)) : 2]
-    values = low / 10.0**scale if scale >= 0 else low * 10.0**-scale
+    values: Array = low / 10.0**scale if scale >= 0 else low * 10.0**-scale
     values[np.asarray(array.is_null())] = np.nan
     return values
 
