@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 processes.disable_mpi_in_child()
 early_errors.notice()
 
+__version__ = "0.1.0"
+
 __all__ = [
     "DataError",
     "DataSet",
@@ -42,12 +44,18 @@ _LAZY = {
     "open_dataset": "matex_data.opening",
     **dict.fromkeys(("concat", "merge", "mix"), "matex_data.combining"),
 }
+_MODULES = ("abc", "readers", "torch", "training")
 
 
 def __getattr__(name: str) -> Any:
     """Import a name when it is first used: MPI starts with the first dataset, TensorFlow when it is needed."""
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
-    if name in ("abc", "readers", "torch", "training"):
+    if name in _MODULES:
         return import_module(f"matex_data.{name}")
     raise AttributeError(f"module 'matex_data' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return all public names, also of what is not imported yet."""
+    return sorted({*globals(), *__all__, *_MODULES})

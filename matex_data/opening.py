@@ -27,6 +27,7 @@ from matex_data.reading.source import Source
 from matex_data.sampling.split import Ties
 from matex_data.transforms.continuity import find_continuing, sample_coordinate
 from matex_data.transforms.events import EventOptions
+from matex_data.transforms.file_fields import FileFields, add_file_fields
 from matex_data.transforms.missing import Missing, check_missing, fill_missing, find_complete
 from matex_data.transforms.names import fields_to_read
 from matex_data.transforms.pad import FIRST, Keep, Pad
@@ -51,6 +52,7 @@ def open_dataset(
     weights: str | None = None,
     comm: MPI.Intracomm | None = None,
     where: str | None = None,
+    file_fields: FileFields | None = None,
     flatten: Names = None,
     pad: Pad | None = None,
     keep: Keep = FIRST,
@@ -88,6 +90,10 @@ def open_dataset(
     where : str. Select the events for which an expression is true, such as ``"(MET > 30) & (nJet < 4)"``, of fields
         with one number for each event; numexpr evaluates it when the data are opened. A name that is no Python
         identifier stands in backticks: ``"`jets/pt` > 30"``.
+    file_fields : dict of fields that follow from the name of the file, each a dict of values by pattern:
+        ``{"label": {"sig_*.root": 1, "bkg_*.root": 0}}``. Numbers or texts; each file fits exactly one pattern of a
+        field, which may name folders: ``"signal/*.root"``. They are fields like others, for ``targets``, ``weights``
+        and ``where``, but patterns of ``inputs`` do not stand for them.
     flatten : str, or list of str. Names or patterns (``"Muon_*"``) of ragged fields of the same objects. The objects
         are the samples; the other fields of their event are repeated.
     pad : dict of int by name or pattern, such as ``{"Muon_*": 8}``. The ragged field becomes dense, of shape (8,), with
@@ -170,6 +176,9 @@ def open_dataset(
     ((10,), True)
     >>> len(md.open_dataset("events.h5", index="events.matex")), len(md.open_dataset("events.h5", index="events.matex"))
     (100, 100)
+    >>> years = {"year": {"events*": 2016, "more*": 2017}}
+    >>> set(md.open_dataset("events.h5", inputs="energy", targets="year", file_fields=years).load()["year"].tolist())
+    {2016}
     """
     check_missing(missing)
     elements = ElementSpec(inputs, targets, weights)
@@ -181,13 +190,15 @@ def open_dataset(
         sessions.comm,
         paths,
         format,
-        f"{inputs=}, {targets=}, {weights=}, {format=}, {where=}, {flatten=}, {pad=}, {keep=}, {stack=}, {window=}, "
-        f"{stride=}, {horizon=}, {lead=}, {along=}, {io=}, {window_bytes=}, {block_bytes=}, {global_reads=}, {cache=}, "
+        f"{inputs=}, {targets=}, {weights=}, {format=}, {where=}, {file_fields=}, {flatten=}, {pad=}, {keep=}, "
+        f"{stack=}, {window=}, {stride=}, {horizon=}, {lead=}, {along=}, {io=}, {window_bytes=}, {block_bytes=}, "
+        f"{global_reads=}, {cache=}, "
         f"{missing=}, {on_error=}, {index=}, options={text_of(options)}",
     )
     made = [STACKED] if stack else []
     masked = ["*"] if missing == "mask" else list(events.pad)
     names = events.fields_to_read(fields_to_read(elements.required, masked, *made))
+    names = names and ([name for name in names if name not in (file_fields or {})] or None)
     shape = None if window is None else window_shape(window, stride, horizon, lead, targets)
     spans_files = shape is not None and len(files) > 1
     if names is not None and along is not None and spans_files:
@@ -195,6 +206,7 @@ def open_dataset(
     reading = Reading(format, names, options, coordinate=spans_files and along is None)
     found = index_files(sessions.comm, files, reading, None if index is None else os.fspath(index))
     elements = elements.expanded(found.fields)
+    found = add_file_fields(found, file_fields or {})
     opened = partial(Source, sessions, io=io, window_bytes=window_bytes, cache=None, on_error=on_error)
     along = along or sample_coordinate(found.fields)
     continues = find_continuing(opened, found, along) if spans_files and along is not None else None

@@ -100,3 +100,19 @@ def test_the_first_data_set_prepares_the_process_once(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["x"] = np.zeros(10)
     assert _run(USE, str(tmp_path / "x.h5")) == "['mallopt'] False"
+
+
+def test_completion_shows_all_public_names() -> None:
+    import matex_data
+    from matex_data import training
+
+    assert set(dir(matex_data)) > {*matex_data.__all__, "abc", "readers", "torch"}
+    assert set(dir(training)) > set(training.__all__)
+
+
+def test_the_version_has_one_source() -> None:
+    import matex_data
+
+    told = subprocess.run([sys.executable, "-m", "matex_data", "--version"], capture_output=True, text=True, check=True)
+    assert told.stdout == f"matex_data {matex_data.__version__}\n"
+    assert "version = attr: matex_data.__version__" in (ROOT / "setup.cfg").read_text()

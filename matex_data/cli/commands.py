@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from matex_data import __version__
 from matex_data.cli.hash_seed import restart_with_hash_seed
 from matex_data.errors import DataError, NoMpiLibrary, RanksNotConnected
 from matex_data.mpi.launch_errors import print_launch_error
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Load scientific data for data-parallel training.")
+app = typer.Typer(add_completion=False, no_args_is_help=True, invoke_without_command=True)
 
 Paths = Annotated[list[str], typer.Argument(help="Files, glob patterns or directories of one dataset.")]
 Format = Annotated[str | None, typer.Option(help="Name of the format; detected from the files by default.")]
@@ -37,6 +38,16 @@ def main() -> None:
     except (NoMpiLibrary, RanksNotConnected) as error:
         print_launch_error(error)
         sys.exit(1)
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)] = False,
+) -> None:
+    """Load scientific data for data-parallel training."""
+    if version:
+        typer.echo(f"matex_data {__version__}")
+        raise typer.Exit
 
 
 @app.command()

@@ -1,0 +1,102 @@
+"""Fields whose value follows from the name of the file: a class, a cross section, a year."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fnmatch import translate
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from matex_data._types import Array
+from matex_data.errors import FormatError, PartitionError
+from matex_data.fields import Field
+from matex_data.index.columns import compact
+from matex_data.index.constant import Constant
+from matex_data.index.files import DerivedFiles, FileIndex, LayoutFacts
+from matex_data.index.model import Index
+
+FileFields = Mapping[str, Mapping[str, bool | int | float | str]]
+"""By name of a field, its value for the files that fit a pattern: ``{"label": {"sig_*.root": 1, "bkg_*.root": 0}}``."""
+
+_Values = Sequence[bool | int | float | bytes]
+
+
+def add_file_fields(index: Index, file_fields: FileFields) -> Index:
+    """Return the index with a field for each entry of ``file_fields``.
+
+    A pattern is compared with the name of a file, and with as many of its folders as it names itself.
+
+    Raises
+    ------
+    PartitionError : a file fits no pattern of a field, or several.
+    FormatError : the files have a field of this name, or the values of a field are of different kinds.
+    """
+    if not file_fields:
+        return index
+    fields = dict(index.fields)
+    columns: dict[str, tuple[_Values, Array]] = {}
+    for name, values in file_fields.items():
+        if name in fields:
+            raise FormatError(
+                "the files have a field of this name already",
+                file=index.files[0].path,
+                field=name,
+                remedy="give the field of file_fields= another name",
+            )
+        dtype, stored = _typed(name, list(values.values()))
+        fields[name] = Field(name, (), dtype)
+        columns[name] = stored, _pattern_of_files(name, list(values), index.files.paths)
+    files = index.files
+    facts = {**files.facts, **dict.fromkeys(columns, _facts(len(files)))} if files.has_facts and len(files) else None
+    derived = DerivedFiles(files, partial(_with_values, columns), facts=facts)
+    return Index(fields, derived, index.static, index.facts, index.post_process)
+
+
+def _with_values(columns: Mapping[str, tuple[_Values, Array]], number: int, file: FileIndex) -> FileIndex:
+    constants = {name: Constant(file.rows, values[int(of[number])]) for name, (values, of) in columns.items()}
+    return replace(file, layouts={**file.layouts, **constants})
+
+
+def _facts(files: int) -> LayoutFacts:
+    no = np.zeros(files, bool)
+    return LayoutFacts(np.ones(files, np.uint8), np.zeros(files, np.uint8), no, no)
+
+
+def _typed(name: str, values: Sequence[Any]) -> tuple[np.dtype[Any], _Values]:
+    """Return the dtype of the values, and these as they are stored."""
+    if values and all(isinstance(value, str | bytes) for value in values):
+        return np.dtype(object), [value.encode() if isinstance(value, str) else value for value in values]
+    kinds = {np.asarray(value).dtype.kind for value in values}
+    if kinds and (kinds == {"b"} or kinds <= set("iuf")):
+        array = np.array(values)
+        return array.dtype, array.tolist()
+    raise FormatError(
+        "file_fields= needs numbers alone or texts alone for a field",
+        field=name,
+        expected='a dict such as {"sig_*": 1, "bkg_*": 0}',
+        found=repr(values),
+    )
+
+
+def _pattern_of_files(name: str, patterns: Sequence[str], paths: Sequence[str]) -> Array:
+    """Return the number of the pattern that each file fits, integers[files]."""
+    compiled = [(pattern.count("/") + 1, re.compile(translate(pattern))) for pattern in patterns]
+    numbers = np.zeros(len(paths), np.int64)
+    for number, path in enumerate(paths):
+        parts = path.rstrip("/").split("/")
+        fitting = [i for i, (names, pattern) in enumerate(compiled) if pattern.match("/".join(parts[-names:]))]
+        if len(fitting) != 1:
+            raise PartitionError(
+                f"file_fields= has {len(fitting) or 'no'} pattern{'s' * (len(fitting) > 1)} for a file",
+                file=path,
+                field=name,
+                expected=f"exactly one of {', '.join(map(repr, patterns))}",
+                found=", ".join(repr(patterns[i]) for i in fitting) or "none",
+                remedy="give each file one value; a pattern may name folders, such as 'signal/*.root'",
+            )
+        numbers[number] = fitting[0]
+    return compact(numbers)
