@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -84,3 +86,15 @@ LAYOUTS: dict[str, dict[str, tuple[str | None, ...]]] = {
     },
 }
 """Layouts of each model; the others are proposed."""
+
+
+@contextmanager
+def precision(dtype: str) -> Iterator[None]:
+    """Context manager: new layers and variables are of this dtype. Keras keeps the policy that it makes of it."""
+    before = keras.config.floatx()
+    keras.config.set_floatx(dtype)
+    try:
+        yield
+    finally:
+        keras.config.set_floatx(before)
+        keras.config.set_dtype_policy(before)

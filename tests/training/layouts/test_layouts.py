@@ -33,12 +33,8 @@ OPTIMIZERS = {
 
 def _train(comm, name, optimizer, model_ranks=1, deferred=True, epochs=2, dtype="float32", **options):
     """Train on the global batches; return the weights by path, the history and the shapes held here."""
-    before = keras.config.floatx()
-    keras.config.set_floatx(dtype)
-    try:
+    with models.precision(dtype):
         return _trained(comm, name, optimizer, model_ranks, deferred, epochs, **options)
-    finally:
-        keras.config.set_floatx(before)
 
 
 def _trained(comm, name, optimizer, model_ranks, deferred, epochs, **options):

@@ -25,12 +25,8 @@ def _train(comm, folder, epochs, shape, optimizer="adam", saved=None, shard_opti
     In double precision what one rank computes differs from what several compute by less than 1e-12, and what is saved
     or restored wrongly does not hide in rounding.
     """
-    before = keras.config.floatx()
-    keras.config.set_floatx(dtype)
-    try:
+    with models.precision(dtype):
         return _trained(comm, folder, epochs, shape, optimizer, saved, shard_optimizer)
-    finally:
-        keras.config.set_floatx(before)
 
 
 def _trained(comm, folder, epochs, shape, optimizer, saved, shard_optimizer):
