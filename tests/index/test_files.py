@@ -29,7 +29,7 @@ from matex_data.index.runs import Runs, compress
 from matex_data.index.stamps import Stamp, StampTable
 from matex_data.index.strided import Strided
 from matex_data.readers import reader
-from matex_data.reading.plan import _rows_by_file
+from matex_data.reading.plan import rows_by_file
 from tests.support.serial import every_row
 
 STAMPS = st.none() | st.builds(Stamp, st.integers(0, 2**62), st.integers(-(2**62), 2**62), st.integers(0, 2**64 - 1))
@@ -188,7 +188,7 @@ def test_rows_by_file(rows: list[int], data: st.DataObject) -> None:
         runs = Runs(np.append(runs.start, total), np.append(runs.count, 0))
     destination = np.arange(len(numbers))[::-1]
     found = {}
-    for number, selection in _rows_by_file(index, runs, destination):
+    for number, selection in rows_by_file(index, runs, destination):
         assert number not in found
         found[number] = list(zip(selection.numbers.tolist(), selection.destination.tolist(), strict=True))
     expected: dict[int, list[tuple[int, int]]] = {}
