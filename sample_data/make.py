@@ -14,8 +14,6 @@ from typing import Any
 
 import h5py
 import numpy as np
-import pandas as pd
-import xarray as xr
 from numpy.typing import NDArray
 from PIL import Image
 from sklearn.datasets import load_digits, load_sample_images
@@ -134,6 +132,9 @@ def write_weather(out: Path) -> list[Path]:
 
     Each of four waves around the globe has a speed of its own; a mountain bends the flow; noise is added.
     """
+    import pandas as pd  # the demo does without these
+    import xarray as xr
+
     rng, times = np.random.default_rng(3), pd.date_range("2010-01-01", "2011-06-30T18", freq="6h")
     lat, lon = np.linspace(30, 65, 8), np.arange(0, 360, 22.5)
     terrain = 1500 * np.exp(-(((lat[:, None] - 45) / 9) ** 2) - ((lon - 110) / 30) ** 2)
