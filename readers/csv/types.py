@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from matex_data._types import Array
 from matex_data.errors import DecodeError, FormatError
 from matex_data.locks import cached_property
+from matex_data.readers.arrow_times import EPOCH, seconds
 
-EPOCH = "seconds since 1970-01-01 00:00:00 UTC"
 _ARROW = {
     "int64": pa.int64(),
     "uint64": pa.uint64(),
@@ -34,7 +34,7 @@ _COMMON_KIND = {
     frozenset(("uint64", "float64")): "float64",
     frozenset(("micro", "nano")): "nano",
 }
-_UNITS = {"micro": 10**6, "nano": 10**9, "zoned": 10**6}  # of times, in one second
+_TIMES = ("micro", "nano", "zoned")
 
 
 @dataclass(frozen=True)
@@ -136,19 +136,12 @@ class ColumnType:
             )
         if self.kind == "bool":
             return _to_numpy(array.cast(pa.uint8()))
-        return _seconds(array, _UNITS[self.kind]) if self.kind in _UNITS else _to_numpy(array)
+        return seconds(array) if self.kind in _TIMES else _to_numpy(array)
 
 
 def _to_numpy(array: Any) -> Array:
     converted: Array = array.to_numpy(zero_copy_only=False)
     return converted
-
-
-def _seconds(array: Any, unit: int) -> Array:
-    whole, fraction = np.divmod(_to_numpy(array.cast(pa.int64()).fill_null(0)), unit)
-    seconds: Array = whole + fraction / unit  # a single division would round nanoseconds twice
-    seconds[_to_numpy(array.is_null())] = np.nan
-    return seconds
 
 
 TEXT = ColumnType("text", np.dtype(object))
@@ -186,7 +179,7 @@ def requested_type(name: str, dtype: Any, categories: Sequence[bytes] = ()) -> C
 
 def inferred_type(summary: Summary, parse_dates: bool) -> ColumnType:
     """Return the type of a column with such values."""
-    if summary.kind in _UNITS:
+    if summary.kind in _TIMES:
         return _time(summary.kind) if parse_dates else TEXT
     if summary.kind == "text" or (summary.kind == "uint64" and (summary.missing or summary.negative)):
         return TEXT  # no type of numbers holds all of them

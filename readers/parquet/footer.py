@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import zlib
 from collections import OrderedDict
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,22 +52,14 @@ class Footer:
         DataError : the file cannot be read.
         """
         with _lock:
-            future = _footers.get(self)
-            is_new = future is None
-            if future is None:
-                future = _footers[self] = Future()
-                while len(_footers) > KEPT:
-                    _footers.popitem(last=False)
-            else:
-                _footers.move_to_end(self)
-        if is_new:
-            try:
-                future.set_result(self._read())
-            except Exception as error:
-                with _lock:
-                    _footers.pop(self, None)
-                future.set_exception(error)
-        return future.result()
+            kept = _footers.setdefault(self, _Kept())
+            _footers.move_to_end(self)
+            while len(_footers) > KEPT:
+                _footers.popitem(last=False)
+        with kept.lock:  # threads that need the same footer wait for the first one
+            if kept.metadata is None:
+                kept.metadata = self._read()
+            return kept.metadata
 
     def _read(self) -> Any:
         try:
@@ -87,7 +78,15 @@ class Footer:
         return _parsed(data)
 
 
-_footers: OrderedDict[Footer, Future[Any]] = OrderedDict()
+class _Kept:
+    """Footer in memory, once a thread has read it."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.metadata: Any = None
+
+
+_footers: OrderedDict[Footer, _Kept] = OrderedDict()
 _lock = Lock()
 
 

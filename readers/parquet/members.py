@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from matex_data.errors import FormatError
 from matex_data.fields import EMPTY_IS_MISSING, Field
+from matex_data.readers.arrow_times import EPOCH
 
-EPOCH = "seconds since 1970-01-01 00:00:00 UTC"
 SECONDS = "seconds"
 EXACT_DIGITS = 15  # of a decimal number that float64 holds
 _HUGGING_FACE = "datasets.features.features.Array"  # begin of the names of its types of arrays
@@ -37,30 +37,36 @@ class Member:
     steps : from the column to the values.
     kind : of the values.
     field : the field.
+    requested : the user has requested the dtype of the field.
     """
 
     column: str
     steps: tuple[Step, ...]
     kind: Kind
     field: Field
+    requested: bool
 
-    @property
-    def lists(self) -> int:
-        """Number of lists of any length around the values."""
-        return self.steps.count(None)
+    def with_missing(self) -> Member:
+        """Return the field as it is if the file counts missing values: integers and booleans need a dtype with NaN.
+
+        Those within lists stay: there, the statistics of a file count empty lists as well.
+        """
+        needed = self.kind in ("number", "bool") and self.field.dtype.kind != "f" and None not in self.steps
+        if self.requested or not needed:
+            return self
+        return replace(self, field=replace(self.field, dtype=np.dtype(np.float64)))
 
 
 class UnreadableType(Exception):
     """Type without an equivalent as NumPy arrays; the message says why."""
 
 
-def members(column: pa.Field, missing: bool, categories: list[str] | None, dtype: Any = None) -> Iterator[Member]:
+def members(column: pa.Field, categories: list[str] | None, dtype: Any = None) -> Iterator[Member]:
     """Yield the fields of a column: the column itself, or ``<column>.<member>`` for each member of a structure.
 
     Parameters
     ----------
     column : of the Arrow schema.
-    missing : the file has null values in the column, so that integers need a type with NaN.
     categories : names of the values of an integer column; None: it has none.
     dtype : requested by the user; None: that of the file.
 
@@ -77,12 +83,9 @@ def members(column: pa.Field, missing: bool, categories: list[str] | None, dtype
             attributes[EMPTY_IS_MISSING] = True
         if categories is not None and not steps:
             attributes["categories"] = categories
-        counted = missing and None not in steps  # in lists, the statistics count empty lists as well
-        if kind in ("number", "bool") and counted and found.kind != "f":
-            found = np.dtype(np.float64)
         if dtype is not None:
             found = _requested(name, dtype, kind)
-        yield Member(column.name, steps, kind, _field(name, steps, found, attributes))
+        yield Member(column.name, steps, kind, _field(name, steps, found, attributes), dtype is not None)
 
 
 def _field(name: str, steps: tuple[Step, ...], dtype: np.dtype[Any], attributes: dict[str, Any]) -> Field:

@@ -32,16 +32,15 @@ class RowGroups(DecodedBlocks):
     footer : of the file.
     groups : int64[blocks], number of each row group.
     members : the fields, by name.
-    leaves : for each field, the positions of its column chunks along the last axis of ``offset``.
-    offset, nbytes : int64[blocks, chunks], byte ranges of the column chunks.
+    paths : of each field, the name of its leaf in the schema.
+    offset, nbytes : int64[blocks, fields], byte ranges of the column chunks.
     ratio : bytes of the column chunks in memory for each byte in the file.
     """
 
     footer: Footer
     groups: Integers
     members: Mapping[str, Member]
-    leaves: Mapping[str, Sequence[int]]
-    names: Sequence[str]
+    paths: Sequence[str]
     offset: Integers
     nbytes: Integers
     ratio: float
@@ -59,19 +58,19 @@ class RowGroups(DecodedBlocks):
     def inner_bytes(self, name: str) -> int:
         if not self.members[name].field.ragged:
             return 0
-        return int(self.nbytes[:, list(self.leaves[name])].sum() * self.ratio)
+        return int(self.nbytes[:, self._columns([name])].sum() * self.ratio)
 
     def key(self, block: int, outs: Outputs) -> Hashable:
         return self, block, tuple(name for name, _ in outs)
 
     def decoded_bytes(self, block: int, outs: Outputs) -> int:
-        return int(self.nbytes[block, self._chunks(outs)].sum() * self.ratio)
+        return int(self.nbytes[block, self._columns([name for name, _ in outs])].sum() * self.ratio)
 
     def block_requests(self, selection: Selection, positions: Integers) -> Iterator[ReadRequest]:
-        chunks = self._chunks(selection.outs)
+        columns = self._columns([name for name, _ in selection.outs])
         for i in positions.tolist():
             block = int(selection.blocks.number[i])
-            offset, nbytes = self.offset[block, chunks], self.nbytes[block, chunks]
+            offset, nbytes = self.offset[block, columns], self.nbytes[block, columns]
             on_complete = partial(self._decode, selection, i, offset, nbytes)
             yield ReadRequest(offset, nbytes, fetch=self._fetch, on_complete=on_complete)
 
@@ -79,9 +78,10 @@ class RowGroups(DecodedBlocks):
         """Read the footer, in a thread that waits for the storage."""
         self.footer.metadata()
 
-    def _chunks(self, outs: Outputs) -> list[int]:
-        """Return the column chunks that the fields need, in the order of the file."""
-        return sorted({leaf for name, _ in outs for leaf in self.leaves[name]})
+    def _columns(self, names: Sequence[str]) -> list[int]:
+        """Return the positions of fields in ``paths``."""
+        position = {name: i for i, name in enumerate(self.members)}
+        return [position[name] for name in names]
 
     def _decode(self, selection: Selection, i: int, offset: Integers, nbytes: Integers, stored: Bytes) -> None:
         try:
@@ -95,13 +95,13 @@ class RowGroups(DecodedBlocks):
     def _values(self, block: int, source: _Ranges, names: Sequence[str]) -> dict[str, Values]:
         """Decode the rows of the fields in a row group."""
         first, count = int(self.edges[block]), int(self.edges[block + 1] - self.edges[block])
-        columns = [self.names[leaf] for leaf in sorted({leaf for name in names for leaf in self.leaves[name]})]
+        paths = [self.paths[column] for column in self._columns(names)]
         metadata = self.footer.metadata()
         try:
             file = pq.ParquetFile(
                 pa.PythonFile(source, "r"), metadata=metadata, pre_buffer=False, page_checksum_verification=True
             )
-            table = file.read_row_group(int(self.groups[block]), columns=columns, use_threads=False)
+            table = file.read_row_group(int(self.groups[block]), columns=paths, use_threads=False)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise DecodeError(
                 "a row group does not decode",

@@ -15,11 +15,10 @@ from matex_data._types import Array
 from matex_data.errors import DecodeError
 from matex_data.index.ragged import RaggedArray, scatter_lists
 from matex_data.index.scatter import RowIndices, scatter
+from matex_data.readers.arrow_times import seconds
 from matex_data.readers.parquet.members import Member, Step
 
 EXACT = 1 << 53  # integers up to this are exact in float64
-UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-DAY = 86_400  # seconds
 
 Values = Any
 """Rows of one field: an array; `RaggedArray` for lists of numbers; an object array for deeper lists."""
@@ -113,7 +112,7 @@ def _plain(array: pa.Array, member: Member) -> Array:
         case "text":
             return _texts(array)
         case "time":
-            return _seconds(array)
+            return seconds(array)
         case "decimal":
             return _decimals(array)
         case "bool":
@@ -142,24 +141,6 @@ def _texts(array: pa.Array) -> Array:
     if array.null_count:
         texts[np.asarray(array.is_null())] = b""
     return texts
-
-
-def _seconds(array: pa.Array) -> Array:
-    """Return times in seconds; a time that is missing is NaN."""
-    kind = array.type
-    if pa.types.is_date32(kind) or pa.types.is_time32(kind):
-        whole = array.cast(pa.int32()).cast(pa.int64())
-    else:
-        whole = array.cast(pa.int64())
-    numbers: Array = np.asarray(whole.fill_null(0))
-    if pa.types.is_date32(kind):
-        seconds = numbers * float(DAY)
-    else:
-        unit = UNITS["ms" if pa.types.is_date64(kind) else kind.unit]
-        quotient, remainder = np.divmod(numbers, unit)
-        seconds = quotient + remainder / unit  # a single division would round nanoseconds twice
-    seconds[np.asarray(array.is_null())] = np.nan
-    return seconds
 
 
 def _decimals(array: pa.Array) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +14,12 @@ from matex_data.errors import DataError, FieldNotFound, FormatError, near_matche
 from matex_data.fields import Field, expand_names, is_pattern
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.table import Column
+from matex_data.readers import left_out
 from matex_data.readers.root.branches import Branches, TreeBranches, TupleFields
 from matex_data.readers.root.files import choose_tree, file_error, open_file
 from matex_data.readers.root.members import Member, UnreadableType, members, whole_record
 from matex_data.readers.root.probe import first_line
 
-MAX_SHOWN = 8  # branches in an error or a warning
 MAX_CLUSTER_BYTES = 32 << 20  # stored bytes of the selected branches in one block, about
 
 
@@ -128,20 +127,12 @@ def _select(branches: Branches, known: Mapping[str, tuple[str, Member]], unread:
         selected.add(name, branch, member)
     if unread and not known:
         raise FormatError(
-            "no branch of the tree can be read", file=branches.path, expected="numbers", found=_shown(unread, "; ")
+            "no branch of the tree can be read", file=branches.path, expected="numbers", found=left_out.shown(unread)
         )
     if unread:
-        warnings.warn(
-            f"{branches.path}: {len(unread)} branch{'es' * (len(unread) > 1)} of {branches.key!r} cannot be read and "
-            f"are left out\n  {_shown(unread)}\n  select the fields with inputs= and targets=",
-            stacklevel=2,
-        )
+        kind = "branches" if len(unread) > 1 else "branch"
+        left_out.warn(f"{branches.path}: {len(unread)} {kind} of {branches.key!r}", unread)
     return selected
-
-
-def _shown(unread: Mapping[str, str], separator: str = "\n  ") -> str:
-    lines = [f"{name!r}: {reason}" for name, reason in list(unread.items())[:MAX_SHOWN]]
-    return separator.join(lines + ([f"and {len(unread) - MAX_SHOWN} more"] if len(unread) > MAX_SHOWN else []))
 
 
 def _members(branches: Branches, branch: str) -> dict[str, Member]:

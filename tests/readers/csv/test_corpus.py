@@ -15,9 +15,9 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import DataError, open_dataset
+from matex_data.readers.arrow_times import EPOCH
 from matex_data.readers.csv import reader as csv_reader
 from matex_data.readers.csv import records
-from matex_data.readers.csv.types import EPOCH
 from tests.support.ranks import Pools
 
 CORPUS = os.environ.get("MATEX_CORPUS")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from mpi4py import MPI
 
 from matex_data import DataError, FieldNotFound, FormatError, open_dataset
 from matex_data.errors import DecodeError
-from matex_data.readers.parquet import footer
-from matex_data.readers.parquet.members import EPOCH
+from matex_data.index.cache import ChunkCache
+from matex_data.index.model import RowSelection
+from matex_data.readers.arrow_times import EPOCH
+from matex_data.readers.parquet import footer, reader
 from tests.support.format_suite import Case, FormatSuite, same
 
 ROWS = (150, 37, 1, 110)
@@ -296,3 +299,39 @@ def test_checksums_of_pages_are_compared(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(DataError, match="row group does not decode"):
         read(str(path))
+
+
+def test_decoded_rows_do_not_share_the_memory_that_was_read(tmp_path: Path) -> None:
+    """Pages without compression could be views of it, and it is used again."""
+    content = table(40).append_column("fixed", pa.array([bytes(8)] * 40, pa.binary(8)))
+    path = write(tmp_path / "a.parquet", content, 40, compression="none", use_dictionary=False)
+    index = reader.index(path)
+    layouts = index.files[0].layouts
+    stored = np.fromfile(path, np.uint8)
+    outs = [(name, field.empty(40)) for name, field in index.fields.items()]
+    cache = ChunkCache(1 << 20)
+    request_of_a_part = RowSelection(np.array([0]), np.array([20]), np.arange(20))
+    for request in layouts["event"].table.requests(request_of_a_part, outs, cache):
+        scratch = np.concatenate([stored[o : o + n] for o, n in zip(request.offset, request.nbytes, strict=True)])
+        request.on_complete(scratch)
+        scratch[:] = 255
+    rest = RowSelection(np.array([20]), np.array([40]), np.arange(20, 40))
+    for request in layouts["event"].table.requests(rest, outs, cache):
+        assert not len(request.offset)  # the block is in the cache
+        request.on_complete(np.empty(0, np.uint8))
+    wanted = expected(content)
+    for name, out in outs:
+        same(out, wanted[name] if name != "fixed" else np.array([bytes(8)] * 40, object))
+
+
+def test_footers_are_kept_whatever_threads_ask_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(footer, "KEPT", 2)
+    found = [footer.read_footer(write(tmp_path / f"{i}.parquet", {"x": np.arange(i + 1)}))[0] for i in range(5)]
+
+    def ask(thread: int) -> bool:
+        order = np.random.default_rng(thread).integers(0, 5, 200).tolist()
+        return all(found[i].metadata().num_rows == i + 1 for i in order)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(ask, range(8)))
+    assert len(footer._footers) <= 2

@@ -1,0 +1,82 @@
+"""Column chunks of the row groups of a Parquet file, as its footer lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from matex_data._types import Integers
+from matex_data.errors import FormatError
+from matex_data.readers.parquet.footer import MAGIC
+
+
+@dataclass(frozen=True)
+class ColumnChunks:
+    """Column chunks of some leaves of the schema in all row groups that have rows.
+
+    Parameters
+    ----------
+    groups : int64[n], numbers of the row groups.
+    edges : int64[n + 1], the first row of each, and the number of rows.
+    offset, nbytes, plain_bytes : int64[n, leaves], byte range of each column chunk, and its size without compression.
+    missing : bool[leaves], the file counts missing values in the leaf.
+    """
+
+    groups: Integers
+    edges: Integers
+    offset: Integers
+    nbytes: Integers
+    plain_bytes: Integers
+    missing: NDArray[np.bool_]
+
+
+def column_chunks(path: str, metadata: Any, leaves: Sequence[int], end: int) -> ColumnChunks:
+    """Return the column chunks of leaves.
+
+    Parameters
+    ----------
+    path : of the file, for errors.
+    metadata : its ``FileMetaData``.
+    leaves : numbers of the leaves in the schema.
+    end : first byte of the footer, in front of which the chunks lie.
+
+    Raises
+    ------
+    FormatError : the row groups do not add up, or a chunk lies outside of the file or in another one.
+    """
+    rows = np.array([metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)], np.int64)
+    if (rows < 0).any() or int(rows.sum()) != metadata.num_rows:
+        raise FormatError(
+            "the row groups do not add up", file=path, expected=f"{metadata.num_rows} rows", found=rows.sum()
+        )
+    groups = np.flatnonzero(rows > 0)
+    table = np.zeros((3, len(groups), len(leaves)), np.int64)
+    missing = np.zeros(len(leaves), bool)
+    for i, group in enumerate(map(metadata.row_group, groups.tolist())):
+        for j, leaf in enumerate(leaves):
+            chunk = group.column(leaf)
+            if chunk.file_path:
+                remedy = "open the files with the rows instead"
+                raise FormatError("the rows are in other files", file=path, remedy=remedy)
+            begin = min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset)), default=0)
+            table[:, i, j] = begin, chunk.total_compressed_size, chunk.total_uncompressed_size
+            statistics = chunk.statistics
+            missing[j] |= bool(statistics is not None and statistics.has_null_count and statistics.null_count)
+    offset, nbytes, plain_bytes = table
+    outside = (offset < len(MAGIC)) | (nbytes < 0) | (offset > end - nbytes)
+    if outside.any():
+        i, j = np.argwhere(outside)[0].tolist()
+        raise FormatError(
+            "a column chunk lies outside of the file",
+            file=path,
+            field=metadata.schema.column(leaves[j]).path,
+            byte=int(offset[i, j]),
+            expected=f"bytes {len(MAGIC)} to {end}",
+            found=f"{int(nbytes[i, j])} bytes",
+            remedy="the file is damaged: restore it from its source",
+        )
+    return ColumnChunks(groups, np.append(0, np.cumsum(rows[groups])), offset, nbytes, plain_bytes, missing)
