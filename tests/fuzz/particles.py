@@ -20,6 +20,7 @@ from PIL import Image
 
 from matex_data import DataError
 from matex_data.readers.event_text.lhe import CLOSE
+from tests.fuzz import parquet
 from tests.fuzz.readings import (
     EQUAL,
     WRONG,
@@ -211,6 +212,7 @@ REFERENCES: dict[str, Callable[[Path], Fields]] = {
     "lhe": read_lhe,
     "root": read_root,
     "openpmd": read_openpmd,
+    "parquet": parquet.read,
     "tar": read_tar,
 }
 FORMATS = (*REFERENCES, "manifest")
@@ -277,4 +279,5 @@ WRITERS: dict[str, Callable[[Path], list[Path]]] = {
     "tar": _write_tar,
     "root": _write_root,
     "openpmd": _write_openpmd,
+    "parquet": parquet.write,
 }
