@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from matex_data.dataset import Dataset
-from matex_data.errors import DataError, PartitionError, near_matches
+from matex_data.errors import DataError, near_matches
 from matex_data.fields import ElementSpec, Names, as_list
 from matex_data.further import FurtherFields
 from matex_data.index.chosen import Samples
@@ -244,7 +243,7 @@ def _resolve(comm: Communicator, paths: Paths, format: str | None, arguments: st
     ----------
     comm : the ranks.
     paths, format : arguments of ``open_dataset``.
-    arguments : all its other arguments as text, of which the ranks compare digests.
+    arguments : all its other arguments as text, which the ranks compare.
 
     Raises
     ------
@@ -259,20 +258,9 @@ def _resolve(comm: Communicator, paths: Paths, format: str | None, arguments: st
         except DataError as not_found:
             error = not_found
     comm.agree(error)
-    digest = hashlib.blake2b(arguments.encode(), digest_size=16).digest()
-    packed: PathTable
-    packed, of_rank_0 = comm.broadcast((PathTable.of(files), digest))
-    (differ,) = comm.maximum(digest != of_rank_0)
-    difference: PartitionError | None = None
-    of_rank_0 = comm.broadcast(arguments) if differ else arguments
-    if arguments != of_rank_0:
-        difference = PartitionError(
-            "the ranks open different data sets",
-            expected=f"as on rank 0: {of_rank_0}",
-            found=f"on rank {comm.rank}: {arguments}",
-            remedy="call open_dataset with the same arguments on every rank",
-        )
-    comm.agree(difference)
+    packed: PathTable = comm.broadcast(PathTable.of(files))
+    remedy = "call open_dataset with the same arguments on every rank"
+    comm.check_equal(arguments, "the ranks open different data sets", remedy)
     return packed
 
 

@@ -123,6 +123,8 @@ class _Ranks(_Alone):
         return bool(self._comm.bcast(more))
 
     def joined(self, own: dict[str, float]) -> dict[str, float]:
+        if "seconds" not in own:  # a probe, whose figures are of all ranks
+            return own
         every: list[dict[str, float]] = self._comm.allgather(own)
         seconds = max(one["seconds"] for one in every)
         return {name: seconds if name == "seconds" else sum(one[name] for one in every) for name in own}

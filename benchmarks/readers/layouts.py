@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from benchmarks.harness.data import Task
 from benchmarks.readers.ceiling import Pass
-from benchmarks.readers.steps import PATIENCE, one_thread
+from benchmarks.readers.epochs_of_fit import passes
+from benchmarks.readers.steps import one_thread
 
 BLOCKS, WIDTH, HIDDEN, BATCH, STEPS = 4, 1024, 4096, 64, 10
 
@@ -55,30 +56,12 @@ def fit(task: Task, shards: int = 1, shard_optimizer: bool = False, threads: int
     with training.deferred(layouts):
         model = _network()
     model.compile(keras.optimizers.AdamW(1e-4), "mse", jit_compile=False)
-    begin, end = threading.Semaphore(0), threading.Semaphore(0)
-
-    class Gate(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            begin.acquire()
-
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            end.release()
-
     rows = BATCH // mesh.data.size
     rng = np.random.default_rng(mesh.data.rank)
     x = rng.standard_normal((STEPS, rows, WIDTH), np.float32)
     options = tf.data.Options()
     options.autotune.enabled = False
     data = tf.data.Dataset.from_tensor_slices((x, x)).with_options(options)
-    arguments = {"epochs": 1 << 30, "verbose": 0, "callbacks": [Gate()], "mesh": mesh}
-    if shard_optimizer:
-        arguments["shard_optimizer"] = True
-    threading.Thread(target=training.fit, args=(model, data), kwargs=arguments, daemon=True).start()
-
-    def run() -> int:
-        begin.release()
-        if not end.acquire(timeout=PATIENCE):
-            raise RuntimeError("an epoch did not end")
-        return task.samples if mesh.world.rank == 0 else 0
-
-    return run
+    arguments = {"mesh": mesh, **({"shard_optimizer": True} if shard_optimizer else {})}
+    train = partial(training.fit, model, data, verbose=0, **arguments)
+    return passes(train, task.samples if mesh.world.rank == 0 else 0)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from benchmarks.harness.data import Task
 from benchmarks.readers.ceiling import Pass
-from benchmarks.readers.steps import PATIENCE, one_thread
+from benchmarks.readers.epochs_of_fit import passes
+from benchmarks.readers.steps import one_thread
 
 SHAPES = {"resnet": (32, 32, 3), "mlp": (1024,), "memory": (1024,)}
 BATCH = {"resnet": 256, "mlp": 1024, "memory": 128}
@@ -99,29 +100,11 @@ def _fit(model: str, way: str, **options: Any) -> Any:
 
 
 def fit(task: Task, way: str) -> Pass:
-    """Run epochs of a fit, one for each pass; parameters as above."""
-    import keras
+    """Run epochs of a fit, one for each pass; parameters as above. The steps of all ranks are those of rank 0."""
+    import matex_data as md
 
     one_thread()
-    begin, end = threading.Semaphore(0), threading.Semaphore(0)
-
-    class Gate(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            begin.acquire()
-
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            end.release()
-
-    options = {"epochs": 1 << 30, "callbacks": [Gate()]}
-    threading.Thread(target=_fit, args=(task.path, way), kwargs=options, daemon=True).start()
-
-    def run() -> int:
-        begin.release()
-        if not end.acquire(timeout=PATIENCE):
-            raise RuntimeError("an epoch did not end")
-        return task.samples
-
-    return run
+    return passes(partial(_fit, task.path, way), task.samples if md.training.world().rank == 0 else 0)
 
 
 def memory(task: Task, way: str) -> Any:

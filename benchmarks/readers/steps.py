@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from benchmarks.harness.data import Task
 from benchmarks.readers.ceiling import Pass
+from benchmarks.readers.epochs_of_fit import passes
 
 SHAPES = {"mlp": (784,), "cnn": (32, 32, 3), "deep": (64,)}
 BATCH = {"mlp": 64, "cnn": 32, "deep": 32}
@@ -19,7 +20,6 @@ STEPS = {"mlp": 60, "cnn": 40, "deep": 60}
 CLASSES = 10
 LEAST_GRADIENTS = 1000  # elements of a bucket; metrics and agreement have fewer
 PORT = 24_317  # below those that Linux gives to clients
-PATIENCE = 120.0  # seconds for an epoch
 
 
 def task_of(model: str) -> Task:
@@ -79,34 +79,14 @@ def fit(task: Task, ranks: int = 1, replaced: str = "") -> Pass:
     ranks : that share a batch, which grows with them: 1 in a lone copy.
     replaced : what stands for the communication: "" for nothing, "nothing", "four bytes" or "copy".
     """
-    import keras
-
     one_thread()
     if replaced:
         _replace_reduction(replaced)
     model = _network(task.path)
     loss, optimizer = _loss_and_optimizer()
     model.compile(optimizer, loss)
-    begin, end = threading.Semaphore(0), threading.Semaphore(0)
-
-    class Gate(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            begin.acquire()
-
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            end.release()
-
     data = _dataset(task.path, task.batch_size * ranks)
-    options = {"epochs": 1 << 30, "verbose": 0, "callbacks": [Gate()]}
-    threading.Thread(target=model.fit, args=(data,), kwargs=options, daemon=True).start()
-
-    def run() -> int:
-        begin.release()
-        if not end.acquire(timeout=PATIENCE):
-            raise RuntimeError("an epoch did not end")
-        return task.samples
-
-    return run
+    return passes(partial(model.fit, data, verbose=0), task.samples)
 
 
 def _replace_reduction(replaced: str) -> None:

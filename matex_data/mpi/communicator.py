@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import traceback
 from collections.abc import Callable, Iterator
@@ -209,6 +210,24 @@ class Communicator:
             first = self.first_error(error) if failed else None
         if first is not None:
             raise first
+
+    def check_equal(self, arguments: str, problem: str, remedy: str) -> None:
+        """Raise ``PartitionError`` on all ranks unless a text is equal on all of them. *Collective*.
+
+        Parameters
+        ----------
+        arguments : the text, of which the ranks compare digests.
+        problem, remedy : of the error.
+        """
+        digest = hashlib.blake2b(arguments.encode(), digest_size=16).digest()
+        (differ,) = self.maximum(digest != self.broadcast(digest))
+        if not differ:
+            return
+        of_rank_0 = self.broadcast(arguments)
+        difference = PartitionError(
+            problem, expected=f"as on rank 0: {of_rank_0}", found=f"on rank {self.rank}: {arguments}", remedy=remedy
+        )
+        self.agree(difference if arguments != of_rank_0 else None)
 
     def first_error(self, own: BaseException | None) -> BaseException | None:
         """Return the error of the lowest rank that has one. *Collective*."""

@@ -129,7 +129,8 @@ class Whole:
 
     def _assignment(self, fractions: Sequence[float], options: SplitOptions) -> Assignment:
         """Return the set of each sample by its values. *Collective*."""
-        _check_equal(self.comm, f"{fractions}, {options}")
+        remedy = "call split and kfold with the same arguments on every rank"
+        self.comm.check_equal(f"{fractions}, {options}", "the ranks split differently", remedy)
         if options.at is not None:
             source, name = self.source_of(options.along)
             return divide_at(source, self.samples, name, options.at, windows=bool(self.ties.overlap))
@@ -137,17 +138,3 @@ class Whole:
         choose, wanted = (stratify, options.stratify) if options.stratify is not None else (group, options.groups)
         source, name = self.source_of(wanted)
         return choose(source, self.samples, name, fractions, options.seed)
-
-
-def _check_equal(comm: Communicator, arguments: str) -> None:
-    """Raise ``PartitionError`` on all ranks unless the text is equal on all of them. *Collective*."""
-    of_rank_0 = comm.broadcast(arguments)
-    difference: PartitionError | None = None
-    if arguments != of_rank_0:
-        difference = PartitionError(
-            "the ranks split differently",
-            expected=f"as on rank 0: {of_rank_0}",
-            found=f"on rank {comm.rank}: {arguments}",
-            remedy="call split and kfold with the same arguments on every rank",
-        )
-    comm.agree(difference)
