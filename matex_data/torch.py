@@ -16,11 +16,8 @@ from matex_data.dataset import Shuffle
 from matex_data.sampling.state import State
 
 if TYPE_CHECKING:
-    from torch.utils.data import Dataset as TorchDataset
-    from torch.utils.data import IterableDataset as TorchIterableDataset
-
-    SampleBase = TorchDataset[Any]
-    BatchBase = TorchIterableDataset[Any]
+    from torch.utils.data import Dataset as SampleBase
+    from torch.utils.data import IterableDataset as BatchBase
 else:
     try:
         from torch.utils.data import Dataset as SampleBase
@@ -42,7 +39,7 @@ else:
 __all__ = ["Dataset", "IterableDataset"]
 
 
-class IterableDataset(BatchBase):
+class IterableDataset(BatchBase):  # type: ignore[misc]  # not checked against PyTorch
     """Batches of this rank for a ``DataLoader(..., batch_size=None)``. *Collective*.
 
     The global batches are those of ``Dataset.batches``: the same on any number of ranks, and of workers. Each pass over
@@ -104,7 +101,7 @@ class IterableDataset(BatchBase):
         return self._batches.state(step)
 
 
-class Dataset(SampleBase):
+class Dataset(SampleBase):  # type: ignore[misc]
     """Samples by number for a ``DataLoader`` with a sampler, such as PyTorch's ``DistributedSampler``.
 
     Each process reads the samples that its sampler asks for, those of a batch in one go. Their order is the sampler's:
