@@ -8,8 +8,10 @@ import os
 import platform
 import resource
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,6 +45,7 @@ _LOCAL_RANKS = (
     ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
 )
 _local_size: list[int] = []
+_cores_of_others: list[frozenset[int]] = []
 
 
 class RankAndSize(NamedTuple):
@@ -102,6 +105,12 @@ def set_local_size(count: int) -> None:
     _local_size[:] = [max(1, count)]
 
 
+def set_cores_of_others(cores: Sequence[frozenset[int]]) -> None:
+    """Set the cores that other ranks of this machine may use; ``matex_data.mpi.node`` gathers them."""
+    if len(cores) >= len(_cores_of_others):  # else ``comm`` lacks ranks of the job that are known already
+        _cores_of_others[:] = cores
+
+
 def local_size() -> int:
     """Return the number of ranks on this machine; before MPI has started, as the launcher gives it."""
     if _local_size:
@@ -123,20 +132,75 @@ def core_numbers() -> frozenset[int]:
     return frozenset(range(int(count or 1)))
 
 
-def threads() -> int:
-    """Return the number of decoding threads of this rank.
+def share_of_cores(own: frozenset[int], others: Sequence[frozenset[int]], most: int | None = None) -> int:
+    """Return the number of cores of a rank, at least 1: a core that several ranks may use is divided among them.
 
-    ``MATEX_THREADS`` or ``SLURM_CPUS_PER_TASK`` in the environment, else the cores divided by the ranks of the machine.
+    Parameters
+    ----------
+    own : cores that the rank may use, by the numbers of the system.
+    others : likewise, for each of the other ranks of the machine.
+    most : upper bound; None: no other than ``own``.
+
+    Examples
+    --------
+    >>> one, two = frozenset(range(16)), frozenset(range(16, 32))
+    >>> share_of_cores(one, [two]), share_of_cores(one, [one]), share_of_cores(one, [two], most=4)
+    (16, 8, 4)
     """
-    requested = os.environ.get("MATEX_THREADS") or os.environ.get("SLURM_CPUS_PER_TASK")
-    if requested:
-        return max(1, int(requested))
-    return max(1, cores() // local_size())
+    users = Counter(core for cores in (own, *others) for core in cores & own)
+    share = int(sum(Fraction(1, users[core]) for core in own))
+    return max(1, share if most is None else min(share, most))
+
+
+def own_cores() -> int:
+    """Return the number of cores of this rank: `share_of_cores`, and at most ``SLURM_CPUS_PER_TASK``.
+
+    Ranks of this machine that are not heard of are taken to be bound like those that are: each to cores of its own, or
+    to the cores of this rank. Before MPI has started, all are taken to use the cores of this rank.
+
+    Raises
+    ------
+    PartitionError : ``SLURM_CPUS_PER_TASK`` is not a number.
+    """
+    own = core_numbers()
+    unheard = local_size() - 1 - len(_cores_of_others)
+    bound = bool(_cores_of_others) and not any(own & cores for cores in _cores_of_others)
+    return share_of_cores(own, [*_cores_of_others, *([] if bound else [own] * unheard)], _count("SLURM_CPUS_PER_TASK"))
+
+
+def threads() -> int:
+    """Return the number of decoding threads of this rank: ``MATEX_THREADS`` in the environment, else `own_cores`.
+
+    Raises
+    ------
+    PartitionError : a variable of the environment is not a number.
+    """
+    return _count("MATEX_THREADS") or own_cores()
 
 
 def reading_threads() -> int:
-    """Return the number of threads of this rank that wait for the storage: ``MATEX_READ_THREADS``, else 16."""
-    return max(1, int(os.environ.get("MATEX_READ_THREADS") or READING_THREADS))
+    """Return the number of threads of this rank that wait for the storage: ``MATEX_READ_THREADS``, else 16.
+
+    Raises
+    ------
+    PartitionError : the variable is not a number.
+    """
+    return _count("MATEX_READ_THREADS") or READING_THREADS
+
+
+def _count(variable: str) -> int | None:
+    """Return the number in an environment variable, None if it is empty or not set; raise ``PartitionError``."""
+    text = os.environ.get(variable, "").strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise PartitionError(
+            f"the environment variable {variable} is not a number",
+            expected="a whole number from 1 on",
+            found=repr(text),
+            remedy=f"set it to another value, or unset {variable}",
+        )
+    return int(text)
 
 
 def tasks_of_window() -> int:

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from matex_data import PartitionError, machine
 
@@ -19,6 +21,7 @@ GIB = 2**30
 @pytest.fixture(autouse=True)
 def _one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_local_size", [1])
+    monkeypatch.setattr(machine, "_cores_of_others", [])
 
 
 class Tree:
@@ -157,6 +160,72 @@ def test_cores_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 12)
     machine.set_local_size(5)
     assert machine.threads() == 2
+
+
+SETS = st.lists(st.frozensets(st.integers(0, 40), min_size=1), min_size=1, max_size=9)
+
+
+@given(sets=SETS, most=st.none() | st.integers(1, 50))
+def test_shares_of_cores(sets: list[frozenset[int]], most: int | None) -> None:
+    """Ranks have no more threads than they may use cores, and no more than there are cores but for one each."""
+    others = [sets[:rank] + sets[rank + 1 :] for rank in range(len(sets))]
+    shares = [machine.share_of_cores(own, rest, most) for own, rest in zip(sets, others, strict=True)]
+    assert all(1 <= share <= min(len(own), most or 50) for share, own in zip(shares, sets, strict=True))
+    assert sum(share for share in shares if share > 1) <= len(frozenset().union(*sets))
+    if most is None:
+        assert all(
+            share == len(own)
+            for share, own, rest in zip(shares, sets, others, strict=True)
+            if own.isdisjoint(frozenset().union(*rest))
+        )
+
+
+@given(st.frozensets(st.integers(0, 500), min_size=1), st.integers(1, 64))
+def test_equal_sets_of_cores_are_divided_evenly(cores: frozenset[int], ranks: int) -> None:
+    assert machine.share_of_cores(cores, [cores] * (ranks - 1)) == max(1, len(cores) // ranks)
+
+
+def _block(number: int, cores: int = 16) -> frozenset[int]:
+    return frozenset(range(number * cores, (number + 1) * cores))
+
+
+@pytest.mark.parametrize(
+    ("others", "ranks", "slurm", "expected"),
+    [
+        ([_block(1), _block(2), _block(3)], 4, None, 16),
+        ([_block(0)] * 3, 4, None, 4),
+        ([_block(0) | _block(1)] * 3, 4, None, 4),
+        ([], 4, None, 4),  # before MPI has started
+        ([_block(1)], 4, None, 16),  # the data set is of two ranks of four, which are bound
+        ([_block(0)], 4, None, 4),
+        ([_block(1)], 2, "6", 6),
+        ([_block(0)], 2, "12", 8),  # Slurm has told an allocation, in which mpiexec has started two ranks
+    ],
+)
+def test_cores_of_a_rank(
+    others: list[frozenset[int]], ranks: int, slurm: str | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: _block(0), raising=False)
+    monkeypatch.delenv("MATEX_THREADS", raising=False)
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", slurm or "")
+    machine.set_local_size(ranks)
+    machine.set_cores_of_others(others)
+    assert machine.own_cores() == machine.threads() == expected
+    monkeypatch.setenv("MATEX_THREADS", "40")
+    assert machine.own_cores() == expected and machine.threads() == 40
+    machine.set_cores_of_others(others[1:])  # of a communicator of fewer ranks
+    assert machine.own_cores() == expected
+
+
+@pytest.mark.parametrize("variable", ["MATEX_THREADS", "SLURM_CPUS_PER_TASK", "MATEX_READ_THREADS"])
+@pytest.mark.parametrize("value", ["four", "0", "-2", "2.5"])
+def test_an_error_names_the_variable(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MATEX_THREADS", "SLURM_CPUS_PER_TASK", "MATEX_READ_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(PartitionError, match=f"{variable} is not a number") as caught:
+        machine.threads(), machine.reading_threads()
+    assert caught.value.found == repr(value)
 
 
 def test_threads_that_read_do_not_depend_on_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,14 +17,14 @@ import numpy as np
 from matex_data.io.counters import Profile
 from matex_data.io.files import Files, StampOf
 from matex_data.locks import Lock
-from matex_data.machine import keep_freed_memory
+from matex_data.machine import keep_freed_memory, reading_threads, threads
 from matex_data.mpi import abort
 from matex_data.mpi.attributes import attached
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.deadlines import wait_until
 from matex_data.mpi.library import MPI
 from matex_data.mpi.liveness import Liveness
-from matex_data.mpi.node import local_rank
+from matex_data.mpi.node import gather_cores
 from matex_data.mpi.polling import poll
 from matex_data.mpi.processes import is_child_process
 from matex_data.mpi.status import StatusExchange
@@ -148,7 +148,13 @@ class ReadSessions:
 
 @cache
 def prepare_process() -> None:
-    """Make the changes to this process that reading and training need, which no import makes. Once in a process."""
+    """Make the changes to this process that reading and training need, which no import makes. Once in a process.
+
+    Raises
+    ------
+    PartitionError : a number of threads in the environment is none; the threads that use it could not raise it.
+    """
+    threads(), reading_threads()
     abort.install()
     keep_freed_memory()
 
@@ -180,5 +186,5 @@ def _connect(comm: MPI.Intracomm) -> ReadSessions:
     wait_until(lambda seconds: poll(lambda: bool(arrival.Test()), seconds), None)
     with waiting_for(None):
         abort.connect(comm)
-        local_rank(comm)
+        gather_cores(comm)
         return ReadSessions(Communicator(comm.Dup(), Liveness(comm.Dup()) if threaded else None), threaded)

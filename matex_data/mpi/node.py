@@ -23,6 +23,17 @@ def local_rank(comm: MPI.Intracomm) -> RankAndSize:
     return found
 
 
+def gather_cores(comm: MPI.Intracomm) -> None:
+    """Set ``machine.local_size``, and the cores that the other ranks of this machine may use. *Collective*."""
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    of_ranks = node.allgather(machine.core_numbers())
+    del of_ranks[node.rank]
+    node.Free()
+    machine.set_cores_of_others(of_ranks)
+    launched = machine.launched_local_rank()
+    machine.set_local_size(max(len(of_ranks) + 1, launched.size if launched else 1, machine.local_size()))
+
+
 class CoreShare(IntEnum):
     """Share of a rank in the cores of its machine, from the largest to the smallest."""
 

@@ -259,7 +259,7 @@ def _can_overlap() -> bool:
     With one thread the order of gradients that do not depend on one another differs between the ranks. If they reduced
     each one at once, they would wait for each other every time.
     """
-    threads = tf.config.threading.get_inter_op_parallelism_threads() or machine.cores() // machine.local_size()
+    threads = tf.config.threading.get_inter_op_parallelism_threads() or machine.own_cores()
     return bool(threads > 1)
 
 
