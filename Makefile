@@ -89,7 +89,7 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 sample_data/digits/.made: sample_data/make.py | $(VENV)/installed-demo
-	@echo "== Writing the handwritten digits of scikit-learn to HDF5 files"
+	@echo "== Writing the handwritten digits to HDF5 files"
 	@$(BIN)/python sample_data/make.py --out $(@D)
 	@touch $@
 

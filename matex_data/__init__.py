@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matex_data.compat import DataSet
     from matex_data.dataset import Dataset
     from matex_data.opening import open_dataset
+    from matex_data.samples import sample_data
 
 processes.disable_mpi_in_child()
 early_errors.notice()
@@ -35,6 +36,7 @@ __all__ = [
     "merge",
     "mix",
     "open_dataset",
+    "sample_data",
     "training",
 ]
 
@@ -42,6 +44,7 @@ _LAZY = {
     "DataSet": "matex_data.compat",
     "Dataset": "matex_data.dataset",
     "open_dataset": "matex_data.opening",
+    "sample_data": "matex_data.samples",
     **dict.fromkeys(("concat", "merge", "mix"), "matex_data.combining"),
 }
 _MODULES = ("abc", "readers", "torch", "training")

@@ -1,9 +1,9 @@
 """Write small data sets for the examples, the same each time: digits, jets, photographs, cells and weather.
 
-The digits are those of the "Optical Recognition of Handwritten Digits" data set of the UCI repository (1,797 of them),
-and the photographs are those of a temple and of a flower; both come with scikit-learn. The jets are drawn from a toy
-model of particles in one core, or in the two cores of a heavy particle's decay. The cells are bright ellipses in noise,
-and the weather consists of waves that travel eastwards.
+The digits are 1,797 of the "Optical Recognition of Handwritten Digits" of the UCI repository (E. Alpaydin, C. Kaynak,
+1998, https://doi.org/10.24432/C50P49, CC BY 4.0) and lie beside this script. The photographs of a temple and a flower
+come with scikit-learn. The jets are drawn from a toy model of particles in one core, or in the two cores of a heavy
+particle's decay. The cells are bright ellipses in noise, and the weather consists of waves that travel eastwards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from sklearn.datasets import load_digits, load_sample_images
 
 HERE = Path(__file__).resolve().parent
 LENGTHS = (700, 461, 333, 303)
@@ -36,9 +35,8 @@ CELLS, CELL_IMAGE = 96, 64
 
 def write_digits(out: Path) -> list[Path]:
     """Files ``digits-0.h5``, ... with ``image`` (uint8, 8 x 8 x 1, 0 to 16) and ``label`` (int64), in gzip chunks."""
-    digits = load_digits()
-    image = digits.images.astype(np.uint8)[..., np.newaxis]
-    label = digits.target.astype(np.int64)
+    with np.load(HERE / "digits.npz") as digits:
+        image, label = digits["image"], digits["label"]
     out.mkdir(parents=True, exist_ok=True)
     paths = []
     first = 0
@@ -97,6 +95,8 @@ def _row(rng: np.random.Generator, pt: NDArray[Any], eta: NDArray[Any], phi: NDA
 
 def write_photos(out: Path) -> list[Path]:
     """Folders ``flower`` and ``temple`` with JPEG tiles, 64 x 64 pixels, of two photographs."""
+    from sklearn.datasets import load_sample_images  # the other data sets do without it
+
     photos = dict(zip(("temple", "flower"), load_sample_images().images, strict=True))
     paths = []
     for name, photo in sorted(photos.items()):
@@ -132,7 +132,7 @@ def write_weather(out: Path) -> list[Path]:
 
     Each of four waves around the globe has a speed of its own; a mountain bends the flow; noise is added.
     """
-    import pandas as pd  # the demo does without these
+    import pandas as pd  # the other data sets do without these
     import xarray as xr
 
     rng, times = np.random.default_rng(3), pd.date_range("2010-01-01", "2011-06-30T18", freq="6h")

@@ -13,15 +13,9 @@ import pytest
 import matex_data
 
 MODULES = (
-    *("dataset", "opening", "combining", "compat", "errors", "fields", "index.model", "index.runs", "index.strided"),
-    *(
-        "sampling.permutation",
-        "sampling.schedule",
-        "sampling.sizing",
-        "sampling.split",
-        "sampling.mixing",
-        "index.joined",
-    ),
+    *("dataset", "opening", "combining", "samples", "compat", "errors", "fields"),
+    *(f"index.{name}" for name in ("model", "runs", "strided", "joined")),
+    *(f"sampling.{name}" for name in ("permutation", "schedule", "sizing", "split", "mixing")),
     "cli.planning",
     *("transforms.names", "transforms.pad", "transforms.strata", "transforms.where"),
     *(f"training.proof.{name}" for name in ("model", "propagate", "shapes", "sizes")),
@@ -37,6 +31,7 @@ PUBLIC = [
     matex_data.concat,
     matex_data.merge,
     matex_data.mix,
+    matex_data.sample_data,
     matex_data.Dataset,
     *(value for name, value in vars(matex_data.Dataset).items() if not name.startswith("_")),
     matex_data.DataSet,
@@ -60,6 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name.removeprefix("matex_data."))
 def test_example(example: doctest.DocTest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     example.globs.update(md=matex_data, np=np)
     output: list[str] = []
     runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS)  # whatever -v of pytest
