@@ -21,7 +21,7 @@ from matex_data.indexing import Reading, index_files, share_facts, text_of
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi.communicator import Communicator
 from matex_data.paths import existing_files, natural_sorted
-from matex_data.readers import files_of_folder, folder_format
+from matex_data.readers import files_of_folder, folder_format, refuse_folder
 from matex_data.reading.source import Source
 from matex_data.sampling.split import Ties
 from matex_data.transforms.continuity import find_continuing, sample_coordinate
@@ -294,8 +294,10 @@ def _expand_one(path: str, format: str | None) -> list[str]:
     if location.is_dir():
         if folder_format(path, format):
             return [path]
-        with os.scandir(path) as entries:  # of which most file systems tell the type at once
-            names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_file()]
+        with os.scandir(path) as listed:  # of which most file systems tell the type at once
+            entries = list(listed)
+        refuse_folder(path, {entry.name for entry in entries})
+        names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_file()]
         files = [str(location / name) for name in names]
         files = files_of_folder(files)
     else:

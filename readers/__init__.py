@@ -7,9 +7,8 @@ errors name the file. `matex_data.abc` describes the contract for readers in oth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import wraps
 from inspect import signature
 from pathlib import Path
@@ -34,6 +33,8 @@ from matex_data.readers.formats import (
 )
 from matex_data.readers.images.manifest import names_images
 from matex_data.readers.options import check_options
+from matex_data.readers.unsupported import PROBLEM
+from matex_data.readers.unsupported_formats import UNSUPPORTED
 from matex_data.sampling.schedule import rank_range
 
 if __name__ != "matex_data.readers":
@@ -51,37 +52,11 @@ __all__ = [
     "known_formats",
     "read_head",
     "reader",
+    "refuse_folder",
 ]
 
 HEAD_BYTES = 64 << 10
 """Bytes at the start of a file that `detect` examines."""
-
-
-@dataclass(frozen=True)
-class UnsupportedFormat:
-    """Recognition of a format without a reader, so that its files are not taken for another format.
-
-    Parameters
-    ----------
-    title : description of its files, with the library that reads them.
-    magic : byte offset and bytes, uncompressed; in a text, after leading whitespace.
-    contains : bytes within the first `HEAD_BYTES`.
-    """
-
-    title: str
-    magic: tuple[int, bytes]
-    contains: bytes = b""
-
-    def matches(self, head: bytes) -> bool:
-        """Return whether a file that starts with ``head`` is of this format."""
-        offset, magic = self.magic
-        return (head if offset else head.lstrip())[offset:].startswith(magic) and self.contains in head
-
-
-PARTICLE_FORMATS = (
-    UnsupportedFormat("a compressed ROOT file (uproot, after decompression)", (0, b"root\0")),
-    UnsupportedFormat("an LCIO file (pylcio)", (4, b"\xab\xad\xca\xfe")),
-)
 
 
 def has_known_name(path: str) -> bool:
@@ -121,9 +96,9 @@ def folder_format(path: str, name: str | None = None) -> str | None:
 def detect(path: str, head: bytes, options: Mapping[str, Any] | None = None) -> str:
     """Return the name of the format of a file.
 
-    Magic bytes decide first, then the begin of the text, then the name. Text tables have neither: all of ``head`` is
-    parsed. An HDF5 file is netCDF-4 or openPMD if it has the marks of these, and a table whose first record names an
-    image file is a manifest of images.
+    Magic bytes decide first, also those of formats without a reader, then the begin of the text, then the name. Text
+    tables have neither: all of ``head`` is parsed. An HDF5 file is netCDF-4 or openPMD if it has the marks of these,
+    and a table whose first record names an image file is a manifest of images.
 
     Parameters
     ----------
@@ -140,13 +115,56 @@ def detect(path: str, head: bytes, options: Mapping[str, Any] | None = None) -> 
     by_both = [name for name in by_name if name in by_magic]
     text = b"" if by_magic else compression.plain_head(head)
     by_text = [name for name, format in formats.items() if format.matches_text(text)]
-    for name in (*by_both, *by_magic, *by_text, *(name for name in by_name if name != "csv")):
+    by_name_alone = [name for name in by_name if name != "csv" and not formats[name].magic]
+    for name in (*by_both, *by_magic, *by_text, *by_name_alone):
         return _kind_of_hdf5(path) if name == "hdf5" else name
+    _refuse_content(path, head, text, by_name)
+    for name in by_name:
+        if name != "csv":
+            return name
     if names_images(path, head, (options or {}).get("root")):
         return "images"
     if _is_text_table(path, head, named="csv" in by_name):
         return "csv"
+    for unsupported in UNSUPPORTED:
+        if unsupported.matches_name(path):
+            raise unsupported.error(path, known_formats())
     raise _unknown_format(path, head)
+
+
+def refuse_folder(path: str, names: Set[str]) -> None:
+    """Raise ``FormatError`` for a directory that is a data set of a format without a reader.
+
+    Parameters
+    ----------
+    names : of all files and directories in it.
+    """
+    for unsupported in UNSUPPORTED:
+        if unsupported.matches_folder(names):
+            raise unsupported.error(path, known_formats())
+
+
+def _refuse_content(path: str, head: bytes, text: bytes, by_name: Sequence[str]) -> None:
+    """Raise ``FormatError`` for a file of a format without a reader, or one that is compressed as a whole.
+
+    Parameters
+    ----------
+    text : ``head`` after decompression.
+    by_name : formats of its name; their readers decompress their files.
+    """
+    packing = compression.stored_as(head, "")
+    for unsupported in UNSUPPORTED:
+        if unsupported.matches_content(text):
+            raise unsupported.error(path, known_formats(), packing)
+    for name, format in all_formats().items() if packing else ():
+        if name not in by_name and format.matches_magic(text):
+            raise FormatError(
+                PROBLEM,
+                file=path,
+                expected=f"{name} files as they are",
+                found=f"a file of the format {name!r}, compressed by {packing}",
+                remedy="decompress it: of a compressed file, no rank can read its rows alone",
+            )
 
 
 def index_another(
@@ -224,7 +242,7 @@ def _is_text_table(path: str, head: bytes, named: bool) -> bool:
 
     Raises
     ------
-    FormatError : the file holds particle events, or the CSV reader is not installed.
+    FormatError : the CSV reader is not installed.
     """
     try:
         import pyarrow  # noqa: F401 (by the reader, which would fail later)
@@ -235,15 +253,6 @@ def _is_text_table(path: str, head: bytes, named: bool) -> bool:
             raise missing_package("csv", error, path) from error
         return False
     text = compression.plain_head(head)
-    for format in PARTICLE_FORMATS:
-        if format.matches(text):
-            raise FormatError(
-                "there is no reader for particle files of this format",
-                file=path,
-                expected=f"one of {known_formats()}",
-                found=format.title,
-                remedy="convert the data to HDF5, or register a reader in the group 'matex_data.readers'",
-            )
     if not named:
         return dialect.is_table(text, whole=text is head and len(head) < HEAD_BYTES)
     certain = path.lower().endswith(TABLE_SUFFIXES)

@@ -17,6 +17,7 @@ from matex_data.errors import DataError, DecodeError
 from matex_data.machine import check_fits
 
 READ_BYTES = 16 << 20  # decompressed by one call
+LEAST_HEAD = 4 << 10  # bytes to recognize a format, also of a file that is shorter in compressed form
 
 _MAGIC = {"gzip": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ\x00", "zstd": b"\x28\xb5\x2f\xfd"}
 _BYTE_ORDER_MARKS = {"utf-32": (b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff"), "utf-16": (b"\xff\xfe", b"\xfe\xff")}
@@ -85,16 +86,16 @@ def _read_all(file: Any) -> bytes:
 
 def plain_head(head: bytes) -> bytes:
     """Decompress or transcode the first bytes of a file as far as they go; return b"" if they are damaged."""
-    stored = stored_as(head, None)
+    stored, limit = stored_as(head, None), max(len(head), LEAST_HEAD)
     try:
         if stored == "gzip":
-            return zlib.decompressobj(wbits=31).decompress(head, len(head))
+            return zlib.decompressobj(wbits=31).decompress(head, limit)
         if stored == "bz2":
-            return bz2.BZ2Decompressor().decompress(head, len(head))
+            return bz2.BZ2Decompressor().decompress(head, limit)
         if stored == "xz":
-            return lzma.LZMADecompressor().decompress(head, len(head))
+            return lzma.LZMADecompressor().decompress(head, limit)
         if stored == "zstd":
-            return bytes(_OPENERS[stored](head).read(len(head)))
+            return bytes(_OPENERS[stored](head).read(limit))
         return head.decode(stored, "ignore").encode() if stored else head
     except (*_DECODING_ERRORS, ModuleNotFoundError):
         return b""

@@ -64,7 +64,6 @@ OTHERS = {
     "two separators": b"a,b\n1;2\n3;4\n",
     "a table with a NUL": b"a,b\n1,2\n3,\0\n",
     "numbers": np.arange(100.0).tobytes(),
-    "an OpenEXR image": b"\x76\x2f\x31\x01\x02\x00\x00\x00channels\x00chlist\x00\x37",
     "a damaged gzip file": gzip.compress(b"a,b\n1,2\n")[:15] + b"\xff" * 20,
 }
 
@@ -107,19 +106,15 @@ def test_other_texts_are_tables_by_name(tmp_path: Path) -> None:
     ):
         for name in ("x.csv", "x.tab", "x.txt"):
             assert detected(tmp_path, OTHERS[kind], name) == "csv"
-    for kind in ("numbers", "an OpenEXR image"):
-        for name in ("x.txt", "x.dat", "x.asc"):
-            with pytest.raises(FormatError, match="cannot tell the format"):
-                detected(tmp_path, OTHERS[kind], name)
+    for name in ("x.txt", "x.dat", "x.asc"):
+        with pytest.raises(FormatError, match="cannot tell the format"):
+            detected(tmp_path, OTHERS["numbers"], name)
 
 
 EVENT_TEXTS = {
     "Les Houches": b'<LesHouchesEvents version="3.0">\n<init>\n',
     "Les Houches behind a declaration": b'<?xml version="1.0"?>\n<!-- a > b -->\n<LesHouchesEvents version="1.0">\n',
     "HepMC": b"\nHepMC::Version 2.06.09\nHepMC::IO_GenEvent-START_EVENT_LISTING\n",
-}
-PARTICLES = {
-    "LCIO": b"\x00\x00\x00\x44\xab\xad\xca\xfe\x00\x01\x00\x00",
 }
 
 
@@ -130,18 +125,10 @@ def test_texts_of_events_are_no_tables_under_any_name(tmp_path: Path, kind: str)
         assert detected(tmp_path, packer(EVENT_TEXTS[kind]), name) == ("hepmc" if kind == "HepMC" else "lhe")
 
 
-@pytest.mark.parametrize("kind", PARTICLES)
-def test_errors_for_particle_files_name_the_format(tmp_path: Path, kind: str) -> None:
-    for name in ("events", "events.dat", "events.csv", "events.txt.gz", "events.txt.bz2"):
-        packer = {".gz": gzip.compress, ".bz2": bz2.compress}.get(Path(name).suffix, bytes)
-        with pytest.raises(FormatError, match=rf"particle files(.|\n)*{kind.split()[0]}"):
-            detected(tmp_path, packer(PARTICLES[kind]), name)
-
-
 def test_root_files(tmp_path: Path) -> None:
     head = b"root\x00\x00\xf2\x88\x00\x00\x00d"
     assert detected(tmp_path, head, "events.dat") == "root"
-    with pytest.raises(FormatError, match="compressed ROOT"):
+    with pytest.raises(FormatError, match=r"the format 'root', compressed by gzip(.|\n)*decompress it"):
         detected(tmp_path, gzip.compress(head), "events.root.gz")
     assert detected(tmp_path, b"root,1\n2,3\n4,5\n", "users") == "csv"
 
@@ -173,7 +160,7 @@ def test_every_file_of_the_corpus_has_its_format() -> None:
         try:
             kind = detect(str(path), head)
         except FormatError as error:
-            kind = "particle" if "particle files" in str(error) else "unknown"
+            kind = "particle" if "there is no reader" in str(error) else "unknown"
         # Les Houches events in HDF5 and openPMD are HDF5 files; the rows of rank.train differ in length.
         found.setdefault(
             "rank.train" if path.name == "rank.train" else path.relative_to(CORPUS or ".").parts[0], set()
