@@ -16,7 +16,7 @@ MODULES = (
     *("dataset", "opening", "combining", "samples", "compat", "errors", "fields"),
     *(f"index.{name}" for name in ("model", "runs", "strided", "joined")),
     *(f"sampling.{name}" for name in ("permutation", "schedule", "sizing", "split", "mixing")),
-    "cli.planning",
+    *("cli.planning", "launching.library", "launching.slurm", "machine", "training.launcher.arguments"),
     *("transforms.names", "transforms.pad", "transforms.strata", "transforms.where"),
     *(f"training.proof.{name}" for name in ("model", "propagate", "shapes", "sizes")),
 )

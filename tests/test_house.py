@@ -36,6 +36,7 @@ for layer in (
     ["samples"],
     ["mpi"],
     ["io"],
+    ["launching"],
     ["readers"],
     ["abc"],
     ["reading"],

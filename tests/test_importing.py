@@ -102,6 +102,12 @@ def test_the_first_data_set_prepares_the_process_once(tmp_path: Path) -> None:
     assert _run(USE, str(tmp_path / "x.h5")) == "['mallopt'] False"
 
 
+def test_training_starts_mpi_before_it_loads_tensorflow() -> None:
+    """The other order hangs in ``MPI_Init`` with MPICH 5 under Slurm."""
+    code = "import matex_data; matex_data.training.fit; names = list(sys.modules)\n"
+    assert _run(code + "print(names.index('mpi4py.MPI') < names.index('tensorflow'))") == "True"
+
+
 def test_completion_shows_all_public_names() -> None:
     import matex_data
     from matex_data import training

@@ -54,6 +54,8 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # MPICH 5 under srun --mpi=pmi2 on two nodes hangs in MPI_Init once TensorFlow is loaded.
+    importlib.import_module("matex_data.mpi.library")
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 

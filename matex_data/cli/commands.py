@@ -1,4 +1,4 @@
-"""Commands ``matex inspect | plan | validate | bench | run``, also ``python -m matex_data``."""
+"""Commands ``matex inspect | plan | validate | bench | run | doctor``, also ``python -m matex_data``."""
 
 from __future__ import annotations
 
@@ -154,13 +154,32 @@ def bench(paths: Paths, format: Format = None, field: Inputs = None, batch_size:
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 def run(context: typer.Context) -> None:
-    """Run an unchanged Keras script on all ranks: mpiexec -n 4 matex run script.py --option-of-the-script.
+    """Run an unchanged Keras script on all ranks: matex run -n 4 script.py --option-of-the-script.
 
-    Or a module, like python -m: mpiexec -n 4 matex run -m package.module --option-of-the-module.
+    Or a module, like python -m: matex run -n 4 -m package.module --option-of-the-module. Without -n, a launcher has to
+    start the ranks: mpiexec -n 4 matex run script.py.
     """
-    from matex_data.training.launcher import run
+    from matex_data.training.launcher.arguments import parse
 
-    run.main(context.args)
+    arguments = parse(context.args)
+    if arguments.ranks is not None:
+        _start_unless_started(arguments.ranks, ["run", *arguments.of_ranks])
+    from matex_data.training.launcher.run import run
+
+    run(**arguments.of_run)
+
+
+def _start_unless_started(ranks: str, arguments: list[str]) -> None:
+    """Replace this process by a launcher of ranks that run this program; return if it is one of these ranks."""
+    from matex_data.launching.start import is_started, start
+
+    try:
+        if not is_started(ranks):
+            program = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
+            start(ranks, [sys.executable, *program, *arguments])
+    except DataError as error:
+        print_launch_error(error)
+        raise typer.Exit(1) from None
 
 
 def _open(paths: list[str], format: str | None, fields: list[str] | None, **options: Any) -> Any:

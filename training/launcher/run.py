@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
 import importlib.util
 import logging
@@ -21,47 +20,14 @@ from matex_data.mpi import abort
 from matex_data.mpi.abort import exit_with, replace_exit, run_exit_handlers_first
 from matex_data.mpi.node import local_rank
 from matex_data.training.comm.world import comm_or_world
+from matex_data.training.launcher.arguments import parse
 
 log = logging.getLogger("matex_data.training")
 
 
-MODES = ("always", "proven", "first", "never")
-"""Values of ``--verify``."""
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line of ``matex run`` and run the script. *Collective*."""
-    parser = argparse.ArgumentParser("matex run", description=__doc__)
-    parser.add_argument("--strategy", choices=("chained", "funneled", "concurrent"), default="chained")
-    parser.add_argument("--wire-dtype", choices=("float16", "bfloat16"), help="send gradients in 16 bits")
-    parser.add_argument("--sync-batch-norm", action="store_true", help="normalize by the global batch")
-    parser.add_argument(
-        "--verify", choices=MODES, default="proven", help="which steps are checked: see docs/training.md, Self-check"
-    )
-    parser.add_argument("--no-verify", dest="verify", action="store_const", const="never", help="--verify never")
-    parser.add_argument("--model", type=int, default=1, metavar="N", help="cut the weights of each layer over N ranks")
-    parser.add_argument("--shard-optimizer", action="store_true", help="cut the optimizer's state over the ranks")
-    parser.add_argument("--stages", type=int, default=1, help="cut the layers of models over this number of ranks")
-    parser.add_argument("--micro-batches", type=int, help="into which a batch is divided, with --stages")
-    parser.add_argument("--all-output", action="store_true", help="print the output of every rank, not of rank 0 alone")
-    parser.add_argument(
-        "-m",
-        dest="module",
-        nargs=argparse.REMAINDER,
-        metavar=("package.module", "arguments"),
-        help="run a module as a script, like python -m",
-    )
-    parser.add_argument("script", nargs="?", type=Path)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
-    given = vars(parser.parse_args(arguments))
-    script, of_script, of_module = given.pop("script"), given.pop("arguments"), given.pop("module")
-    if of_module:
-        module, *of_script = of_module
-        run(module, of_script, as_module=True, **given)
-    elif script is None or of_module is not None:
-        parser.error("name a script, or a module after -m")
-    else:
-        run(script, of_script, **given)
+    run(**parse(sys.argv[1:] if arguments is None else arguments).of_run)
 
 
 def run(

@@ -1,0 +1,131 @@
+"""Launchers of MPI ranks on this machine: where they are, and of which MPI."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from matex_data.launching.environment import without_rank
+from matex_data.launching.library import MPICH_KINDS, MpiLibrary, kind_of
+
+MPIEXEC = "MATEX_MPIEXEC"
+"""Environment variable: the mpiexec that is used, whatever others there are."""
+SECONDS = 20.0
+"""Time in which a launcher has to tell its version."""
+_NAMES = ("mpiexec", "mpirun")
+_BATCH_SYSTEMS = {"SLURM_JOB_ID": "Slurm", "PBS_JOBID": "PBS", "LSB_JOBID": "LSF", "FLUX_URI": "Flux"}
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """Program that starts ranks.
+
+    Attributes
+    ----------
+    path : of the program, as it was found.
+    kind : MPI that it belongs to, as of ``MpiLibrary``; "srun"; or "" if it does not tell.
+    version : first line of what it tells about its version.
+    """
+
+    path: str
+    kind: str
+    version: str
+
+    def fits(self, library: MpiLibrary) -> bool | None:
+        """Return whether it connects ranks with this library; None if it does not tell of which MPI it is."""
+        if self.kind in ("", "srun") or not library.kind:
+            return None
+        return self.kind == library.kind or {self.kind, library.kind} <= set(MPICH_KINDS)
+
+
+def batch_system() -> tuple[str, str] | None:
+    """Return the name of the batch system in whose job this process is, and the variable that tells so; or None."""
+    return next(((name, variable) for variable, name in _BATCH_SYSTEMS.items() if os.environ.get(variable)), None)
+
+
+def find_launchers(library: MpiLibrary | None) -> list[Launcher]:
+    """Return each ``mpiexec`` or ``mpirun`` that this process can find, the one to prefer first.
+
+    The order: ``MATEX_MPIEXEC``; in a job of a batch system other than Slurm, the path of programs, where the site has
+    put its own; beside the MPI library; beside Python; the path of programs.
+    """
+    job = batch_system()
+    on_path = list(_on_path())
+    beside = [*(_beside_library(library) if library else ()), *_in_folder(Path(sys.prefix, "bin"))]
+    found = [*on_path, *beside] if job and job[0] != "Slurm" else [*beside, *on_path]
+    named = shutil.which(os.environ.get(MPIEXEC) or "")
+    unique: dict[str, str] = {}
+    for path in [*([named] if named else []), *found]:
+        unique.setdefault(os.path.realpath(path), path)
+    return [_describe(path) for path in unique.values()]
+
+
+def find_srun() -> Launcher | None:
+    """Return the ``srun`` of Slurm, or None."""
+    path = shutil.which("srun")
+    return None if path is None else Launcher(path, "srun", _version(path))
+
+
+def choose(launchers: list[Launcher], library: MpiLibrary) -> Launcher | None:
+    """Return the launcher that fits the library; None if there is none.
+
+    One that does not tell its MPI is a site's own, and is chosen in jobs of a batch system, or if ``MATEX_MPIEXEC``
+    names it.
+    """
+    trusted = batch_system() is not None
+    for launcher in launchers:
+        fits = launcher.fits(library)
+        named = shutil.which(os.environ.get(MPIEXEC) or "") == launcher.path
+        if fits or (fits is None and (trusted or named)):
+            return launcher
+    return None
+
+
+def _beside_library(library: MpiLibrary) -> Iterator[str]:
+    """Yield launchers in the ``bin`` folders above the library's own, as ``/usr/bin`` of ``/usr/lib/x86_64-…``.
+
+    Where several MPIs share a folder (Debian), the names of their launchers end in their kind: ``mpiexec.openmpi``.
+    """
+    if library.file:
+        for folder in list(Path(library.file).parents)[:5]:
+            yield from _in_folder(folder / "bin", f".{library.kind}")
+            yield from _in_folder(folder / "bin")
+
+
+def _on_path() -> Iterator[str]:
+    for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        yield from _in_folder(Path(folder or "."))
+
+
+def _in_folder(folder: Path, suffix: str = "") -> Iterator[str]:
+    for name in _NAMES:
+        path = folder / f"{name}{suffix}"
+        if path.is_file() and os.access(path, os.X_OK):
+            yield str(path)
+
+
+def _describe(path: str) -> Launcher:
+    text = _version(path)
+    return Launcher(path, kind_of(text), " ".join(text.partition("\n")[0].split()))
+
+
+@cache
+def _version(path: str) -> str:
+    try:
+        done = subprocess.run(
+            [path, "--version"],
+            env=without_rank(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"no version: {error}"
+    return (done.stdout or done.stderr).strip()

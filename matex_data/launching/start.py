@@ -1,0 +1,152 @@
+"""Start of the ranks of ``matex run -n``: which command, and how many ranks."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from matex_data import machine
+from matex_data.errors import PartitionError
+from matex_data.launching import slurm
+from matex_data.launching.environment import without_rank
+from matex_data.launching.launchers import MPIEXEC, batch_system, choose, find_launchers, find_srun
+from matex_data.launching.library import MpiLibrary, mpi_library
+
+AUTO = "auto"
+_GPUS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
+
+def is_started(ranks: str) -> bool:
+    """Return whether a launcher has started this process as one of so many ranks, so that there are none to start.
+
+    Parameters
+    ----------
+    ranks : value of ``-n``: a number, or "auto".
+
+    Raises
+    ------
+    PartitionError : it has started another number; the value is neither a number nor "auto".
+    """
+    if ranks != AUTO and not (ranks.isascii() and ranks.isdecimal() and int(ranks) > 0):
+        raise PartitionError("no number of ranks", expected="-n with a number from 1 on, or -n auto", found=repr(ranks))
+    found = machine.launch()
+    if found is None:
+        return False
+    if machine.launched_rank() is None:  # this launcher tells no number of ranks
+        return True
+    if found.size == 1:  # of a job's script, or of a single task: the ranks are still to be started
+        return False
+    if ranks not in (AUTO, str(found.size)):
+        raise PartitionError(
+            f"these processes are ranks already, and would each start {ranks} others",
+            expected=f"-n {found.size}, as {found.variable} says, or -n auto, or no -n",
+            found=f"-n {ranks}",
+            remedy="leave out the launcher before matex, or -n behind it",
+        )
+    return True
+
+
+def start(ranks: str, command: Sequence[str]) -> NoReturn:
+    """Replace this process by a launcher that starts ranks; its exit code and signals are those of the job.
+
+    Print the command in one line on stderr.
+
+    Parameters
+    ----------
+    ranks : a number, or "auto".
+    command : of each rank.
+
+    Raises
+    ------
+    DataError : mpi4py has no MPI library.
+    PartitionError : no launcher fits it.
+    """
+    library = mpi_library()
+    line = [*launcher_command(count_of_ranks(ranks), library), *command]
+    sys.stderr.write(f"matex run: {shlex.join(line)}\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execvpe(line[0], line, without_rank())
+
+
+def count_of_ranks(ranks: str) -> int:
+    """Return the number of ranks; for "auto" that of a job's tasks, else of this machine's GPUs, else of its cores."""
+    if ranks != AUTO:
+        return int(ranks)
+    job = batch_system()
+    if job:
+        tasks = slurm.tasks_of_job() if job[0] == "Slurm" else _slots_of_job()
+        if tasks:
+            return tasks
+    return gpus() or machine.cores()
+
+
+def launcher_command(ranks: int, library: MpiLibrary) -> list[str]:
+    """Return the start of a command that starts ranks with an MPI library, up to the program of the ranks.
+
+    Raises
+    ------
+    PartitionError : there is no launcher that fits the library.
+    """
+    srun = find_srun() if os.environ.get("SLURM_JOB_ID") and not os.environ.get(MPIEXEC) else None
+    available = slurm.plugins(srun.path) if srun else ()
+    plugin = slurm.plugin_for(library, available)
+    if srun and plugin:
+        return slurm.srun_command(srun.path, ranks, plugin)
+    launchers = find_launchers(library)
+    chosen = choose(launchers, library)
+    if chosen is None:
+        found = [f"{launcher.path} ({launcher.kind or 'of an unknown MPI'})" for launcher in launchers]
+        found += [f"srun with --mpi={', '.join(available) or 'none'}"] if srun else []
+        raise PartitionError(
+            "no launcher fits the MPI library of mpi4py",
+            expected=f"an mpiexec of {library.version} ({library.file or 'its file is unknown'})",
+            found=", ".join(found) or "none",
+            remedy=f"put the bin folder of this MPI in front of PATH, or name its mpiexec in {MPIEXEC}; "
+            "matex doctor shows what fits",
+        )
+    return [chosen.path, "-n", str(ranks), *_placement(chosen.kind, ranks)]
+
+
+def _placement(kind: str, ranks: int) -> list[str]:
+    """Return options for Open MPI outside of a job.
+
+    It would bind two ranks to one core each on a machine of any size, and refuse more ranks than cores.
+    """
+    if kind != "openmpi" or batch_system():
+        return []
+    return ["--bind-to", "none", *(["--map-by", ":OVERSUBSCRIBE"] if ranks > machine.cores() else [])]
+
+
+def _slots_of_job() -> int | None:
+    """Return the number of ranks for which PBS or LSF has made room; None if it does not tell."""
+    if os.environ.get("PBS_NODEFILE"):
+        try:
+            return len(Path(os.environ["PBS_NODEFILE"]).read_text().split())
+        except OSError:
+            return None
+    text = os.environ.get("LSB_DJOB_NUMPROC", "")
+    return int(text) if text.isdecimal() else None
+
+
+def gpus() -> int:
+    """Return the number of GPUs that this process may use, by the devices of the system, without TensorFlow."""
+    for name in _GPUS:
+        if name in os.environ:
+            return len([number for number in os.environ[name].split(",") if number.strip() not in ("", "-1")])
+    nvidia = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    return nvidia or sum(_has_simd(node) for node in Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties"))
+
+
+def _has_simd(node: Path) -> bool:
+    """Return whether a node of AMD's driver is a GPU: a CPU has no SIMD units."""
+    try:
+        return any(
+            line.split() != ["simd_count", "0"] for line in node.read_text().splitlines() if "simd_count" in line
+        )
+    except OSError:
+        return False
