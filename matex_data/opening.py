@@ -20,7 +20,7 @@ from matex_data.index.paths import PathTable
 from matex_data.indexing import Reading, index_files, share_facts, text_of
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi.communicator import Communicator
-from matex_data.paths import existing_files, natural_sorted
+from matex_data.paths import existing_files, natural_sorted, partitioned_files
 from matex_data.readers import files_of_folder, folder_format, refuse_folder
 from matex_data.reading.source import Source
 from matex_data.sampling.split import Ties
@@ -297,9 +297,7 @@ def _expand_one(path: str, format: str | None) -> list[str]:
         with os.scandir(path) as listed:  # of which most file systems tell the type at once
             entries = list(listed)
         refuse_folder(path, {entry.name for entry in entries})
-        names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_file()]
-        files = [str(location / name) for name in names]
-        files = files_of_folder(files)
+        files = files_of_folder([file.path for file in partitioned_files(entries)])
     else:
         files = list(existing_files(glob.glob(path, recursive=True)))  # noqa: PTH207 (absolute too)
     if files:

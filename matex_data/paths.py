@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 _DIGITS = str.maketrans("0123456789", "0" * 10)
@@ -45,6 +45,23 @@ def _padded(path: str, digits: Sequence[tuple[int, int]], width: int) -> str:
         parts += [path[position:begin], "\0", "0" * (width - end + begin), path[begin:end]]
         position = end
     return "".join([*parts, path[position:]])
+
+
+def partitioned_files(entries: Iterable[os.DirEntry[str]]) -> Iterator[os.DirEntry[str]]:
+    """Yield the files of a folder, and those of its partitions, folders such as ``year=2020``; no hidden ones.
+
+    Parameters
+    ----------
+    entries : of the folder.
+    """
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        if entry.is_file():
+            yield entry
+        elif "=" in entry.name and entry.is_dir():
+            with os.scandir(entry.path) as inner:
+                yield from partitioned_files(inner)
 
 
 def existing_files(paths: Sequence[str]) -> set[str]:

@@ -125,6 +125,14 @@ FORMATS: dict[str, Format] = {
         extra="matex_data[csv]",
         verified=True,
     ),
+    "arrow": Format(
+        "matex_data.readers.parquet.ipc:index",
+        suffixes=(".arrow", ".feather", ".ipc", ".arrows"),
+        magic=((0, b"ARROW1\0\0"),),
+        text=rb"(?s)\xff{4}..\0\0[\x04-\x40]\0\0\0",  # a stream: length and begin of its schema
+        extra="matex_data[csv]",
+        verified=True,
+    ),
     "root": Format(
         "matex_data.readers.root.reader:index",
         suffixes=(".root",),

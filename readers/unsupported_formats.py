@@ -39,6 +39,11 @@ UNSUPPORTED = (
         suffixes=(".orc",),
     ),
     UnsupportedFormat(
+        "a Feather file of version 1",
+        'pyarrow.feather.write_feather(pandas.read_feather("{file}"), "{stem}.arrow")',
+        magic=((0, b"FEA1"),),
+    ),
+    UnsupportedFormat(
         "an Avro file",
         'polars.read_avro("{file}").write_parquet("{stem}.parquet")',
         magic=((0, b"Obj\x01"),),

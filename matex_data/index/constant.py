@@ -6,9 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
 from matex_data._types import Array, Bytes
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection
+from matex_data.index.model import EMPTY, Layout, Limits, ReadRequest, RowSelection
+
+EXACT = 1 << 53  # integers below are exact in float64
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,12 @@ class Constant(Layout):
     rows: int
     value: bool | int | float | bytes
     block_rows: int = 1
+
+    def limits(self) -> Limits | None:
+        if isinstance(self.value, bytes) or abs(self.value) >= EXACT:
+            return None
+        bounds = np.full(1, self.value, np.float64)  # of NaN no comparison is true
+        return Limits(np.array([0, self.rows]), bounds, bounds)
 
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._fill, rows, out))

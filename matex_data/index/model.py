@@ -152,6 +152,21 @@ class Countdown:
             self._action()
 
 
+@dataclass(frozen=True, eq=False)
+class Limits:
+    """Bounds of the numbers of a field in each block of its rows; a value that is missing (NaN) counts in no bound.
+
+    Parameters
+    ----------
+    edges : int64[blocks + 1], the first row of each block, and the number of rows.
+    low, high : float64[blocks], no number of the block is less or greater; infinite if that is not known.
+    """
+
+    edges: Integers
+    low: Array
+    high: Array
+
+
 class Layout(ABC):
     """Mapping of the rows of one field to byte ranges of one file.
 
@@ -196,6 +211,10 @@ class Layout(ABC):
     def inner_bytes(self) -> int:
         """Return the size of the elements of all ragged samples in memory, in bytes; 0 if it is unknown."""
         return 0
+
+    def limits(self) -> Limits | None:
+        """Return bounds of the numbers, which may read metadata of the file; None if there are none."""
+        return None
 
 
 PostProcess = Callable[[Mapping[str, Array], Integers], None]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from matex_data._types import Array, Integers
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import Layout, ReadRequest, RowSelection
+from matex_data.index.model import Layout, Limits, ReadRequest, RowSelection
 
 Outputs = Sequence[tuple[str, Array]]
 """Pairs of a column's name and the array that receives its rows."""
@@ -51,6 +51,10 @@ class Table(ABC):
         """Return the size of the elements of all samples of a ragged column in memory, in bytes; 0 if it is unknown."""
         return 0
 
+    def limits(self, name: str) -> Limits | None:
+        """Return bounds of the numbers of a column, which may read metadata of the file; None if there are none."""
+        return None
+
 
 @dataclass(frozen=True, eq=False)
 class Column(Layout):
@@ -85,6 +89,9 @@ class Column(Layout):
 
     def inner_bytes(self) -> int:
         return self.table.inner_bytes(self.name)
+
+    def limits(self) -> Limits | None:
+        return self.table.limits(self.name)
 
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         return self.table.requests(rows, [(self.name, out)], cache)

@@ -22,6 +22,7 @@ from matex_data.fields import Field, Schema
 from matex_data.index.chosen import Samples
 from matex_data.machine import threads
 from matex_data.reading.source import Source
+from matex_data.transforms.ruling_out import rule_out
 from matex_data.transforms.select import select_samples
 
 REMEDY = "combine comparisons of per-event columns with & | ~ and parentheses: (MET > 30) & (nJet < 4)"
@@ -158,7 +159,7 @@ def _is_column(field: Field) -> bool:
 def find_where(source: Source, samples: Samples, expression: Expression) -> Samples:
     """Return the samples for which an expression is true, equal on all ranks. *Collective*.
 
-    Each rank reads the columns of its block of the samples.
+    Each rank reads the columns of its block of the samples, without the blocks that bounds of their numbers rule out.
 
     Raises
     ------
@@ -172,6 +173,7 @@ def find_where(source: Source, samples: Samples, expression: Expression) -> Samp
     except FormatError as wrong:
         error = wrong
     source.comm.agree(error)
+    samples = rule_out(source, samples, expression.code, expression.columns)
     before = numexpr.set_num_threads(threads())
     try:
         return select_samples(source, samples, expression.fields, lambda arrays: evaluate(numexpr, expression, arrays))

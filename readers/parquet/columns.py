@@ -74,6 +74,11 @@ def _fields(path: str, schema: pa.Schema, dtype: Mapping[str, Any]) -> tuple[Cho
     return known, unread
 
 
+def leaf_numbers(schema: pa.Schema) -> list[tuple[int, int]]:
+    """Return for each leaf of a schema the number of its column, and its own number in this column."""
+    return [(i, leaf) for i, column in enumerate(schema) for leaf in range(_count_leaves(column.type))]
+
+
 def _count_leaves(kind: pa.DataType) -> int:
     """Return the number of leaves of a type in the schema of Parquet."""
     kind = storage(kind)

@@ -14,6 +14,7 @@ from matex_data.index.table import Column
 from matex_data.readers.parquet.chunks import column_chunks
 from matex_data.readers.parquet.columns import choose
 from matex_data.readers.parquet.footer import read_footer
+from matex_data.readers.parquet.partitions import add_partitions
 from matex_data.readers.parquet.row_groups import RowGroups
 
 TABLE_BYTES = 4 << 20  # stored bytes of the columns of a row group that one thread decodes, about
@@ -24,8 +25,8 @@ def index(path: str, names: Sequence[str] | None = None, *, dtype: Mapping[str, 
 
     Parameters
     ----------
-    names : columns; members of structures as ``"<column>.<member>"``. None: all; a warning lists the columns that
-        cannot be read.
+    names : columns; members of structures as ``"<column>.<member>"``; folders of the form ``name=value`` that hold the
+        file. None: all; a warning lists the columns that cannot be read.
     dtype : numeric dtypes of columns, by name or pattern, such as ``{"label": "int32", "x*": "float32"}``. Others have
         that of the file; integers and booleans float64, with NaN, if the file counts missing values among them.
 
@@ -34,9 +35,13 @@ def index(path: str, names: Sequence[str] | None = None, *, dtype: Mapping[str, 
     FieldNotFound : there is no column of that name.
     FormatError : the file is damaged or no Parquet file, or a column cannot be read.
     """
+    return add_partitions(path, names, dtype or {}, lambda chosen: _index(path, chosen, dtype or {}))
+
+
+def _index(path: str, names: Sequence[str] | None, dtype: Mapping[str, Any]) -> Index:
     footer, metadata = read_footer(path)
     try:
-        chosen = choose(path, metadata.schema.to_arrow_schema(), names, dtype or {})
+        chosen = choose(path, metadata.schema.to_arrow_schema(), names, dtype)
         leaves = [leaf for _, leaf in chosen.values()]
         chunks = column_chunks(path, metadata, leaves, footer.begin)
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
@@ -52,13 +57,13 @@ def index(path: str, names: Sequence[str] | None = None, *, dtype: Mapping[str, 
         table = RowGroups(
             path,
             chunks.edges,
+            {name: members[name] for name in names[low:high]},
+            chunks.offset[:, low:high].ravel(),
+            nbytes.ravel(),
+            max(1.0, float(chunks.plain_bytes[:, low:high].sum()) / max(1, int(nbytes.sum()))),
             footer,
             chunks.groups,
-            {name: members[name] for name in names[low:high]},
             tuple(metadata.schema.column(leaf).path for leaf in leaves[low:high]),
-            chunks.offset[:, low:high],
-            nbytes,
-            max(1.0, float(chunks.plain_bytes[:, low:high].sum()) / max(1, int(nbytes.sum()))),
         )
         layouts.update({name: Column(table, name) for name in names[low:high]})
     fields = {name: member.field for name, member in members.items()}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,76 +13,62 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from matex_data._types import Array, Bytes, Integers
-from matex_data.errors import DecodeError
-from matex_data.index.decoded import DecodedBlocks, Selection
-from matex_data.index.model import ReadRequest
-from matex_data.index.scatter import RowIndices
-from matex_data.index.table import Outputs
+from matex_data._types import Bytes, Integers
+from matex_data.index.decoded import Selection
+from matex_data.index.model import Limits, ReadRequest
+from matex_data.readers.parquet.blocks import ArrowBlocks
 from matex_data.readers.parquet.footer import Footer
-from matex_data.readers.parquet.members import Member
-from matex_data.readers.parquet.values import Values, copy_rows, decode
+from matex_data.readers.parquet.values import EXACT, Values
 
 
 @dataclass(frozen=True, eq=False)
-class RowGroups(DecodedBlocks):
-    """Columns of a Parquet file; a block is a row group with rows.
+class RowGroups(ArrowBlocks):
+    """Columns of a Parquet file; a block is a row group with rows, a stored column a column chunk.
 
     Parameters
     ----------
     footer : of the file.
     groups : int64[blocks], number of each row group.
-    members : the fields, by name.
     paths : of each field, the name of its leaf in the schema.
-    offset, nbytes : int64[blocks, fields], byte ranges of the column chunks.
-    ratio : bytes of the column chunks in memory for each byte in the file.
     """
 
     footer: Footer
     groups: Integers
-    members: Mapping[str, Member]
     paths: Sequence[str]
-    offset: Integers
-    nbytes: Integers
-    ratio: float
-
-    @property
-    def width(self) -> int:  # type: ignore[override]
-        return len(self.members)
-
-    def stored_bytes(self) -> int:
-        return int(self.nbytes.sum())
 
     def end(self) -> int:
         return self.footer.begin + self.footer.nbytes
 
-    def inner_bytes(self, name: str) -> int:
-        if not self.members[name].field.ragged:
-            return 0
-        return int(self.nbytes[:, self._columns([name])].sum() * self.ratio)
+    def columns(self, names: Sequence[str]) -> list[int]:
+        position = {name: i for i, name in enumerate(self.members)}
+        return [position[name] for name in names]
 
-    def key(self, block: int, outs: Outputs) -> Hashable:
-        return self, block, tuple(name for name, _ in outs)
-
-    def decoded_bytes(self, block: int, outs: Outputs) -> int:
-        return int(self.nbytes[block, self._columns([name for name, _ in outs])].sum() * self.ratio)
+    def limits(self, name: str) -> Limits | None:
+        """Return the bounds of a column of numbers by the statistics of its column chunks."""
+        member = self.members[name]
+        exact = member.kind == "number" and (member.field.dtype.kind == "f" or not member.requested)
+        if not exact or not all(isinstance(step, str) for step in member.steps):
+            return None
+        metadata = self.footer.metadata()
+        path = self.paths[self.columns([name])[0]]
+        leaf = next(i for i in range(metadata.num_columns) if metadata.schema.column(i).path == path)
+        bounds = [_bounds(metadata.row_group(group).column(leaf).statistics) for group in self.groups.tolist()]
+        low, high = np.array(bounds, np.float64).reshape(-1, 2).T
+        if member.field.dtype.kind == "f":  # rounded as the values are
+            low, high = (bound.astype(member.field.dtype).astype(np.float64) for bound in (low, high))
+        return Limits(self.edges, low, high)
 
     def block_requests(self, selection: Selection, positions: Integers) -> Iterator[ReadRequest]:
-        columns = self._columns([name for name, _ in selection.outs])
+        columns = self.columns([name for name, _ in selection.outs])
         for i in positions.tolist():
             block = int(selection.blocks.number[i])
-            offset, nbytes = self.offset[block, columns], self.nbytes[block, columns]
+            offset, nbytes = self.ranges(block, columns)
             on_complete = partial(self._decode, selection, i, offset, nbytes)
             yield ReadRequest(offset, nbytes, fetch=self._fetch, on_complete=on_complete)
 
     def _fetch(self) -> None:
         """Read the footer, in a thread that waits for the storage."""
         self.footer.metadata()
-
-    def _columns(self, names: Sequence[str]) -> list[int]:
-        """Return the positions of fields in ``paths``."""
-        position = {name: i for i, name in enumerate(self.members)}
-        return [position[name] for name in names]
 
     def _decode(self, selection: Selection, i: int, offset: Integers, nbytes: Integers, stored: Bytes) -> None:
         try:
@@ -94,8 +81,7 @@ class RowGroups(DecodedBlocks):
 
     def _values(self, block: int, source: _Ranges, names: Sequence[str]) -> dict[str, Values]:
         """Decode the rows of the fields in a row group."""
-        first, count = int(self.edges[block]), int(self.edges[block + 1] - self.edges[block])
-        paths = [self.paths[column] for column in self._columns(names)]
+        paths = [self.paths[column] for column in self.columns(names)]
         metadata = self.footer.metadata()
         try:
             file = pq.ParquetFile(
@@ -103,30 +89,17 @@ class RowGroups(DecodedBlocks):
             )
             table = file.read_row_group(int(self.groups[block]), columns=paths, use_threads=False)
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise DecodeError(
-                "a row group does not decode",
-                file=self.path,
-                field=names[0] if len(names) == 1 else None,
-                row=first,
-                byte=int(source.offset[0]),
-                found=error,
-                remedy="the file is damaged there: restore it from its source",
-            ) from error
-        if table.num_rows != count:
-            raise DecodeError(
-                "a row group is damaged", file=self.path, row=first, expected=f"{count} rows", found=table.num_rows
-            )
-        found = {}
-        for name in names:
-            member = self.members[name]
-            try:
-                found[name] = decode(table.column(member.column), member)
-            except DecodeError as error:
-                raise error.at(self.path, name).at_row(first + (error.row or 0)) from error
-        return found
+            raise self.undecodable(block, names, int(source.offset[0]), error) from error
+        return self.values(block, table, names)
 
-    def copy_rows(self, name: str, block: Any, rows: RowIndices, out: Array, destination: RowIndices) -> None:
-        copy_rows(block[name], rows, out, destination)
+
+def _bounds(statistics: Any) -> tuple[float, float]:
+    """Return the least and the greatest number of a column chunk; infinite ones if they are not known exactly."""
+    if statistics is not None and statistics.has_min_max:
+        low, high = statistics.min, statistics.max
+        if isinstance(low, int | float) and -EXACT < low <= high < EXACT:
+            return float(low), float(high)
+    return -math.inf, math.inf
 
 
 class _Ranges(io.RawIOBase):

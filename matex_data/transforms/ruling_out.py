@@ -1,0 +1,132 @@
+"""Blocks of rows that a condition rules out by the bounds of their numbers, so that none of their columns is read."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from matex_data._types import Array
+from matex_data.index.chosen import Samples
+from matex_data.index.model import Layout
+from matex_data.index.runs import Runs, merge
+from matex_data.reading.source import Source
+from matex_data.sampling.schedule import rank_range
+
+Bounds = tuple[Array, Array]
+_UNKNOWN = (np.array(-np.inf), np.array(np.inf))
+
+
+def rule_out(source: Source, samples: Samples, code: str, columns: Mapping[str, str]) -> Samples:
+    """Return the samples of blocks in which an expression may be true, equal on all ranks. *Collective*.
+
+    Each rank looks at the bounds in its block of the samples.
+
+    Parameters
+    ----------
+    source : opened files.
+    samples : all samples of the files.
+    code : Python expression.
+    columns : field name of each variable of the expression.
+
+    Raises
+    ------
+    DataError : the first error of any rank, on every rank.
+    """
+    tree = ast.parse(code, mode="eval").body
+    index = source.index
+    names = list(columns.values())
+    begin, end = rank_range(samples.total, source.comm.rank, source.comm.size)
+    starts, counts = [], []
+    error: Exception | None = None
+    first, last = index.file_of(np.array([begin, max(begin, end - 1)])).tolist() if end > begin else (0, -1)
+    try:
+        for number in range(first, last + 1) if _rules_out(tree) else ():
+            layouts = {name: index.files[number].layouts[name] for name in names}
+            edges, is_possible = _possible(tree, columns, layouts)
+            edges = np.clip(edges + int(index.first_row[number]), begin, end)
+            kept = is_possible & (np.diff(edges) > 0)
+            starts.append(edges[:-1][kept])
+            counts.append(np.diff(edges)[kept])
+    except Exception as failure:  # of any kind: the other ranks have to raise it
+        error = failure
+    source.comm.agree(error)
+    if not _rules_out(tree):
+        return samples
+    empty = [np.zeros(0, np.int64)]
+    own = merge(Runs(np.concatenate(empty + starts), np.concatenate(empty + counts)))
+    by_rank = source.comm.allgather((own.start, own.count))
+    return merge(Runs(np.concatenate([start for start, _ in by_rank]), np.concatenate([count for _, count in by_rank])))
+
+
+def _possible(
+    tree: ast.expr, columns: Mapping[str, str], layouts: Mapping[str, Layout]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return edges of blocks of a file, int64[blocks + 1], and bool[blocks]: the expression may be true in it."""
+    limits = {name: layout.limits() for name, layout in layouts.items()}
+    rows = next(iter(layouts.values())).rows
+    known = [found.edges for found in limits.values() if found is not None]
+    edges = np.unique(np.concatenate([np.array([0, rows], np.int64), *known]))
+    bounds: dict[str, Bounds] = {}
+    for variable, name in columns.items():
+        found = limits[name]
+        if found is not None and len(found.low):
+            block = np.searchsorted(found.edges, edges[:-1], side="right") - 1
+            bounds[variable] = found.low[block], found.high[block]
+    return edges, np.broadcast_to(_may_be_true(tree, bounds), len(edges) - 1)
+
+
+def _rules_out(tree: ast.expr) -> bool:
+    """Return whether an expression has comparisons by which bounds could rule it out."""
+    return isinstance(tree, ast.Compare) or (
+        isinstance(tree, ast.BinOp)
+        and isinstance(tree.op, ast.BitAnd | ast.BitOr)
+        and (_rules_out(tree.left) or _rules_out(tree.right))
+    )
+
+
+def _may_be_true(tree: ast.expr, bounds: Mapping[str, Bounds]) -> Any:
+    """Return bool[blocks], False where the expression is true for no numbers within the bounds, and for no NaN.
+
+    >>> bounds = {"x": (np.array([0.0, 5.0]), np.array([4.0, 9.0]))}
+    >>> _may_be_true(ast.parse("(x + 1 > 6) & (x < 8)", mode="eval").body, bounds).tolist()
+    [False, True]
+    """
+    if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.BitAnd | ast.BitOr):
+        left, right = _may_be_true(tree.left, bounds), _may_be_true(tree.right, bounds)
+        return left & right if isinstance(tree.op, ast.BitAnd) else left | right
+    if not isinstance(tree, ast.Compare):
+        return np.array(True)
+    (a_low, a_high), (b_low, b_high) = _bounds(tree.left, bounds), _bounds(tree.comparators[0], bounds)
+    match tree.ops[0]:
+        case ast.Lt():
+            return a_low < b_high
+        case ast.LtE():
+            return a_low <= b_high
+        case ast.Gt():
+            return a_high > b_low
+        case ast.GtE():
+            return a_high >= b_low
+        case ast.Eq():
+            return (a_low <= b_high) & (b_low <= a_high)
+    return np.array(True)  # NaN differs from every number, and bounds do not tell of it
+
+
+def _bounds(tree: ast.expr, bounds: Mapping[str, Bounds]) -> Bounds:
+    """Return bounds of a number, float64[blocks] each; infinite ones if they are unknown."""
+    if isinstance(tree, ast.Name):
+        return bounds.get(tree.id, _UNKNOWN)
+    if isinstance(tree, ast.Constant) and abs(tree.value) < 1 << 53:
+        return np.array(float(tree.value)), np.array(float(tree.value))
+    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
+        low, high = _bounds(tree.operand, bounds)
+        return -high, -low
+    if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add | ast.Sub):
+        (a_low, a_high), (b_low, b_high) = _bounds(tree.left, bounds), _bounds(tree.right, bounds)
+        if isinstance(tree.op, ast.Sub):
+            b_low, b_high = -b_high, -b_low
+        return np.nextafter(a_low + b_low, -np.inf), np.nextafter(a_high + b_high, np.inf)  # sums are rounded
+    return _UNKNOWN

@@ -1,0 +1,108 @@
+"""Blocks of a columnar file of which pyarrow makes a table, and a field each of its members."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from matex_data._types import Array, Integers
+from matex_data.errors import DecodeError
+from matex_data.index.decoded import DecodedBlocks
+from matex_data.index.scatter import RowIndices
+from matex_data.index.table import Outputs
+from matex_data.readers.parquet.members import Member
+from matex_data.readers.parquet.values import Values, copy_rows, decode
+
+RESTORE = "the file is damaged there: restore it from its source"
+
+
+@dataclass(frozen=True, eq=False)
+class ArrowBlocks(DecodedBlocks):
+    """Columns of a file that pyarrow decodes.
+
+    Parameters
+    ----------
+    members : the fields, by name.
+    offset, nbytes : int64[blocks * columns], byte ranges of the stored columns, block by block. Columns of integers of
+        one axis take the least memory in an index of many files.
+    ratio : bytes of the columns in memory for each byte in the file.
+    """
+
+    members: Mapping[str, Member]
+    offset: Integers
+    nbytes: Integers
+    ratio: float
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        return len(self.members)
+
+    @abstractmethod
+    def columns(self, names: Sequence[str]) -> list[int]:
+        """Return the positions of the stored columns that hold fields, each once."""
+
+    def ranges(self, block: int, columns: Sequence[int]) -> tuple[Integers, Integers]:
+        """Return offsets and lengths in bytes of stored columns in a block."""
+        at = block * (len(self.nbytes) // (len(self.edges) - 1)) + np.array(columns, np.int64)
+        return self.offset[at], self.nbytes[at]
+
+    def column_bytes(self, columns: Sequence[int]) -> int:
+        """Return the sum of the lengths of stored columns in all blocks, in bytes."""
+        if len(self.edges) < 2:
+            return 0
+        return int(self.nbytes.reshape(len(self.edges) - 1, -1)[:, list(columns)].sum())
+
+    def stored_bytes(self) -> int:
+        return int(self.nbytes.sum())
+
+    def inner_bytes(self, name: str) -> int:
+        if not self.members[name].field.ragged:
+            return 0
+        return int(self.column_bytes(self.columns([name])) * self.ratio)
+
+    def key(self, block: int, outs: Outputs) -> Hashable:
+        return self, block, tuple(name for name, _ in outs)
+
+    def decoded_bytes(self, block: int, outs: Outputs) -> int:
+        return int(self.ranges(block, self.columns([name for name, _ in outs]))[1].sum() * self.ratio)
+
+    def values(self, block: int, table: pa.Table, names: Sequence[str]) -> dict[str, Values]:
+        """Return the rows of fields in a block that pyarrow has decoded.
+
+        Raises
+        ------
+        DecodeError : the block has another number of rows, or a value that its field cannot hold.
+        """
+        first, count = int(self.edges[block]), int(self.edges[block + 1] - self.edges[block])
+        if table.num_rows != count:
+            raise DecodeError(
+                "a block of rows is damaged", file=self.path, row=first, expected=f"{count} rows", found=table.num_rows
+            )
+        found = {}
+        for name in names:
+            member = self.members[name]
+            try:
+                found[name] = decode(table.column(member.column), member)
+            except DecodeError as error:
+                raise error.at(self.path, name).at_row(first + (error.row or 0)) from error
+        return found
+
+    def undecodable(self, block: int, names: Sequence[str], byte: int, error: Exception) -> DecodeError:
+        """Return the error for a block that pyarrow does not decode."""
+        return DecodeError(
+            "a block of rows does not decode",
+            file=self.path,
+            field=names[0] if len(names) == 1 else None,
+            row=int(self.edges[block]),
+            byte=byte,
+            found=error,
+            remedy=RESTORE,
+        )
+
+    def copy_rows(self, name: str, block: Any, rows: RowIndices, out: Array, destination: RowIndices) -> None:
+        copy_rows(block[name], rows, out, destination)

@@ -1,0 +1,176 @@
+"""Messages of an Arrow IPC file or stream: where each lies, and where the columns lie in it.
+
+A file is a stream between two magic words, with a footer of which reading in order has no need.
+Format: https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+import flatbuffers.table
+import numpy as np
+
+from matex_data._types import Integers
+from matex_data.errors import FormatError
+from matex_data.index.model import EMPTY
+
+MAGIC = b"ARROW1"
+BEGIN = 8  # bytes in front of the first message of a file
+_CONTINUES = b"\xff\xff\xff\xff"
+_GUESS = 8 << 10  # bytes of a message without its body that are read at once
+_SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # kinds of messages
+_DAMAGE = (struct.error, IndexError, ValueError, TypeError, OverflowError)  # of bytes that are no flatbuffer
+
+
+@dataclass(frozen=True)
+class Message:
+    """Message of a stream.
+
+    Parameters
+    ----------
+    kind : of the message, as the format numbers them.
+    offset : its first byte in the file.
+    head_bytes : length of its metadata, with the length in front of them; the body follows.
+    body_bytes : length of its body.
+    rows : of a batch; 0 for others.
+    dictionary : number of the dictionary that it holds; -1: none.
+    delta : its entries follow those that the dictionary has.
+    null_count : int64[nodes], missing values of each node of the schema, depth first.
+    buffer_offset, buffer_bytes : int64[buffers], of each buffer in the body.
+    variadic : int64[views], number of further buffers of each column of views.
+    """
+
+    kind: int
+    offset: int
+    head_bytes: int
+    body_bytes: int
+    rows: int = 0
+    dictionary: int = -1
+    delta: bool = False
+    null_count: Integers = field(default_factory=lambda: EMPTY)
+    buffer_offset: Integers = field(default_factory=lambda: EMPTY)
+    buffer_bytes: Integers = field(default_factory=lambda: EMPTY)
+    variadic: Integers = field(default_factory=lambda: EMPTY)
+
+    @property
+    def end(self) -> int:
+        """Return the first byte behind the message."""
+        return self.offset + self.head_bytes + self.body_bytes
+
+
+def read_messages(path: str, file: BinaryIO) -> Iterator[Message]:
+    """Yield the messages of a file in order: the schema, then dictionaries and batches. Bodies are not read.
+
+    Raises
+    ------
+    FormatError : the file is damaged or truncated.
+    """
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    is_file = file.read(len(MAGIC)) == MAGIC
+    if is_file:
+        file.seek(-len(MAGIC), os.SEEK_END)
+        if file.read() != MAGIC or size < 2 * BEGIN:
+            raise _damaged(path, size, "the file is truncated", f"{MAGIC!r} at its end")
+    position = BEGIN if is_file else 0
+    while position < size:
+        message = _read_message(path, file, position)
+        if message is None:
+            return
+        if message.end > size:
+            raise _damaged(path, position, "the file is truncated", f"a message to byte {message.end}")
+        if (position in (0, BEGIN)) != (message.kind == _SCHEMA):
+            raise _damaged(path, position, "the messages are out of order", "a schema first, and no other")
+        yield message
+        position = message.end
+    if is_file:
+        raise _damaged(path, position, "the file is truncated", "an end of its messages")
+
+
+def _read_message(path: str, file: BinaryIO, position: int) -> Message | None:
+    """Return the message at a position; None: the stream ends."""
+    file.seek(position)
+    head = file.read(_GUESS)
+    prefix = 8 if head.startswith(_CONTINUES) else 4  # files of versions before 0.15 have the length alone
+    length = int.from_bytes(head[prefix - 4 : prefix], "little", signed=True)
+    if length == 0 and len(head) >= prefix:
+        return None
+    if length > len(head) - prefix:
+        head += file.read(length - len(head) + prefix)
+    if not 0 < length <= len(head) - prefix:
+        raise _damaged(path, position, "a message is damaged", "its length")
+    try:
+        return _parse(head[prefix : prefix + length], position, prefix + length)
+    except _DAMAGE as error:
+        raise _damaged(path, position, "a message is damaged", "metadata of Arrow", error) from error
+
+
+def _parse(metadata: bytes, offset: int, head_bytes: int) -> Message:
+    root = _table(metadata, int.from_bytes(metadata[:4], "little"))
+    kind, body = _number(root, 1, "B"), _number(root, 3, "q")
+    content = _inner(root, 2)
+    if kind not in (_SCHEMA, _DICTIONARY, _BATCH) or content is None or body < 0:
+        raise ValueError(f"a message of kind {kind} with {body} bytes")
+    if kind == _SCHEMA:
+        return Message(kind, offset, head_bytes, body)
+    dictionary, delta = -1, False
+    if kind == _DICTIONARY:
+        dictionary, delta = _number(content, 0, "q"), bool(_number(content, 2, "B"))
+        content = _inner(content, 1)
+        if content is None:
+            raise ValueError("a dictionary without entries")
+    nodes, buffers = _vector(content, 1, 2), _vector(content, 2, 2)
+    rows, variadic = _number(content, 0, "q"), _vector(content, 4, 1)[:, 0]
+    if rows < 0 or (buffers < 0).any() or (buffers.sum(axis=1) > body).any() or (variadic < 0).any():
+        raise ValueError("buffers outside of the body")
+    columns = nodes[:, 1], buffers[:, 0], buffers[:, 1], variadic
+    return Message(kind, offset, head_bytes, body, rows, dictionary, delta, *columns)
+
+
+def _table(data: bytes, position: int) -> Any:
+    return flatbuffers.table.Table(data, position)
+
+
+def _field(table: Any, number: int) -> int:
+    """Return the position of a field of a table; 0 if it has the default."""
+    offset = table.Offset(4 + 2 * number)
+    return int(table.Pos + offset) if offset else 0
+
+
+def _number(table: Any, number: int, code: str) -> int:
+    position = _field(table, number)
+    return int(struct.unpack_from(f"<{code}", table.Bytes, position)[0]) if position else 0
+
+
+def _inner(table: Any, number: int) -> Any:
+    position = _field(table, number)
+    return _table(table.Bytes, table.Indirect(position)) if position else None
+
+
+def _vector(table: Any, number: int, width: int) -> Integers:
+    """Return a vector of structures of ``width`` int64."""
+    if not _field(table, number):
+        return np.zeros((0, width), np.int64)
+    offset = table.Offset(4 + 2 * number)
+    count, position = table.VectorLen(offset), table.Vector(offset)
+    return np.frombuffer(table.Bytes, "<i8", count * width, position).reshape(-1, width).astype(np.int64)
+
+
+def _damaged(path: str, byte: int, problem: str, expected: str, found: object = None) -> FormatError:
+    remedy = "copy or write the file again"
+    return FormatError(problem, file=path, byte=byte, expected=expected, found=found, remedy=remedy)
+
+
+def is_batch(message: Message) -> bool:
+    """Return whether the message holds rows."""
+    return message.kind == _BATCH
+
+
+def is_dictionary(message: Message) -> bool:
+    """Return whether the message holds entries of a dictionary."""
+    return message.kind == _DICTIONARY

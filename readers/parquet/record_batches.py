@@ -1,0 +1,159 @@
+"""Record batches of an Arrow IPC file: byte ranges of columns, decoded by pyarrow as a stream of one batch."""
+
+from __future__ import annotations
+
+import io
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from matex_data._types import Bytes, Integers
+from matex_data.errors import DataError, DecodeError
+from matex_data.index.decoded import Selection
+from matex_data.index.model import ReadRequest
+from matex_data.locks import Lock
+from matex_data.readers.parquet.blocks import ArrowBlocks
+from matex_data.readers.parquet.values import Values
+
+KEPT = 64  # beginnings of streams in memory
+
+_kept: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()
+_lock = Lock()
+
+
+@dataclass(frozen=True, eq=False)
+class RecordBatches(ArrowBlocks):
+    """Columns of an Arrow IPC file; a block is a record batch with rows.
+
+    Parameters
+    ----------
+    numbers : int64[columns], numbers of the stored columns in the schema, ascending.
+    column : of each field, the position of its stored column, by name.
+    head_offset, head_bytes, body_bytes : int64[blocks], byte range of the metadata, and the length of the body.
+    preambles : int64[2 * messages] each, offset and length of the schema, then of each message of a dictionary.
+    preamble : int64[blocks], number of the preamble that the block needs.
+    """
+
+    numbers: Integers
+    column: Mapping[str, int]
+    head_offset: Integers
+    head_bytes: Integers
+    body_bytes: Integers
+    preambles: Sequence[Integers]
+    preamble: Integers
+
+    def stored_bytes(self) -> int:
+        return int(self.nbytes.sum() + self.head_bytes.sum())
+
+    def end(self) -> int:
+        return int((self.head_offset + self.head_bytes + self.body_bytes).max(initial=0))
+
+    def columns(self, names: Sequence[str]) -> list[int]:
+        return sorted({self.column[name] for name in names})
+
+    def block_requests(self, selection: Selection, positions: Integers) -> Iterator[ReadRequest]:
+        columns = self.columns([name for name, _ in selection.outs])
+        for i in positions.tolist():
+            block = int(selection.blocks.number[i])
+            offset, nbytes = self.ranges(block, columns)
+            offset = np.append(self.head_offset[block], offset)
+            nbytes = np.append(self.head_bytes[block], nbytes)
+            on_complete = partial(self._decode, selection, i, offset, nbytes)
+            yield ReadRequest(offset, nbytes, fetch=partial(self._fetch, block), on_complete=on_complete)
+
+    def _decode(self, selection: Selection, i: int, offset: Integers, nbytes: Integers, stored: Bytes) -> None:
+        try:
+            block = int(selection.blocks.number[i])
+            is_kept = i in selection.pending  # Arrow's arrays are views of the bytes, whose memory is reused
+            names = [name for name, _ in selection.outs]
+            decoded = self._values(block, names, offset, nbytes, stored.copy() if is_kept else stored)
+        except Exception as error:
+            selection.fail([i], error)
+            raise
+        self.complete(selection, i, decoded)
+
+    def _values(
+        self, block: int, names: Sequence[str], offset: Integers, nbytes: Integers, stored: Bytes
+    ) -> dict[str, Values]:
+        """Decode the rows of fields in a record batch."""
+        head = int(nbytes[0])
+        body = self._body(block, offset[1:], nbytes[1:], stored[head:])
+        source = pa.PythonFile(_Stream(self._preamble(block), stored[:head], body), "r")
+        numbers = self.numbers[self.columns(names)].tolist()
+        options = pa.ipc.IpcReadOptions(included_fields=numbers, use_threads=False)
+        try:
+            batch = pa.ipc.open_stream(source, options=options).read_next_batch()
+            batch.validate(full=True)  # Arrow would follow offsets out of the memory
+        except (pa.ArrowException, OSError, ValueError, StopIteration) as error:
+            raise self.undecodable(block, names, int(offset[0]), error) from error
+        return self.values(block, pa.Table.from_batches([batch]), names)
+
+    def _body(self, block: int, offset: Integers, nbytes: Integers, stored: Bytes) -> Bytes:
+        """Return the body of the message; what was not read of it is undefined, and not looked at."""
+        begin, total = int(self.head_offset[block] + self.head_bytes[block]), int(self.body_bytes[block])
+        if len(stored) == total:
+            return stored
+        body = np.empty(total, np.uint8)
+        at = np.cumsum(nbytes) - nbytes
+        for low, start, count in zip(at.tolist(), (offset - begin).tolist(), nbytes.tolist(), strict=True):
+            body[start : start + count] = stored[low : low + count]
+        return body
+
+    def _fetch(self, block: int) -> None:
+        """Read the preamble of a block, in a thread that waits for the storage."""
+        self._preamble(block)
+
+    def _preamble(self, block: int) -> bytes:
+        """Return the messages in front of a batch, which are read unless this process has them."""
+        ranges = self.preambles[int(self.preamble[block])].reshape(-1, 2)
+        key = self.path, ranges.tobytes()
+        with _lock:  # threads that need the same messages wait for the first one
+            if key not in _kept:
+                _kept[key] = self._read(ranges)
+            _kept.move_to_end(key)
+            while len(_kept) > KEPT:
+                _kept.popitem(last=False)
+            return _kept[key]
+
+    def _read(self, ranges: Integers) -> bytes:
+        found = []
+        try:
+            with Path(self.path).open("rb") as file:
+                for offset, nbytes in ranges.tolist():
+                    file.seek(offset)
+                    found.append(file.read(nbytes))
+        except OSError as error:
+            raise DataError("the file cannot be read", file=self.path, found=error) from error
+        if sum(map(len, found)) != int(ranges[:, 1].sum()):
+            raise DecodeError("the file has become shorter", file=self.path, remedy="open the data set again")
+        return b"".join(found)
+
+
+class _Stream(io.RawIOBase):
+    """Stream of messages that lie in separate memory.
+
+    Parameters
+    ----------
+    buffers : of the messages in front, of the metadata of the batch, and of its body.
+    """
+
+    def __init__(self, *buffers: Any) -> None:
+        self._buffers = [memoryview(buffer) for buffer in buffers]
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> Any:
+        """Return a buffer over the next bytes, without a copy. Arrow reads metadata and bodies separately."""
+        while self._buffers and not len(self._buffers[0]):
+            self._buffers.pop(0)
+        if not self._buffers or size < 0:
+            return b""
+        found, self._buffers[0] = self._buffers[0][:size], self._buffers[0][size:]
+        return pa.py_buffer(found)
