@@ -175,7 +175,8 @@ def test_folders_of_partitions(tmp_path: Path, kind: str) -> None:
 
 def test_a_partition_without_a_value(tmp_path: Path) -> None:
     content = pa.table({"run": pa.array([1, None]), "x": [5.0, 6.0]})
-    pa.dataset.write_dataset(content, tmp_path / "a", format="parquet", partitioning=["run"], partitioning_flavor="hive")
+    partitioned = {"partitioning": ["run"], "partitioning_flavor": "hive"}
+    pa.dataset.write_dataset(content, tmp_path / "a", format="parquet", **partitioned)
     with pytest.raises(FormatError):
         read(str(tmp_path / "a"))
     data = read(str(tmp_path / "a"), dtype={"run": "float64"})
