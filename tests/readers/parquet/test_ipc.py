@@ -25,9 +25,8 @@ from tests.support.ranks import Pools
 def write(path: Path, content: pa.Table, stream: bool = False, batch: int = GROUP, **options: Any) -> str:
     """Write record batches of ``batch`` rows as a file, or as a stream."""
     new = pa.ipc.new_stream if stream else pa.ipc.new_file
-    with pa.OSFile(str(path), "wb") as file:
-        with new(file, content.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
-            writer.write_table(content, max_chunksize=batch)
+    with new(str(path), content.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(content, max_chunksize=batch)
     return str(path)
 
 
