@@ -119,7 +119,7 @@ def _bounds(tree: ast.expr, bounds: Mapping[str, Bounds]) -> Bounds:
     """Return bounds of a number, float64[blocks] each; infinite ones if they are unknown."""
     if isinstance(tree, ast.Name):
         return bounds.get(tree.id, _UNKNOWN)
-    if isinstance(tree, ast.Constant) and abs(tree.value) < 1 << 53:
+    if isinstance(tree, ast.Constant) and isinstance(tree.value, int | float) and abs(tree.value) < 1 << 53:
         return np.array(float(tree.value)), np.array(float(tree.value))
     if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
         low, high = _bounds(tree.operand, bounds)

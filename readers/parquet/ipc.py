@@ -76,6 +76,7 @@ def _of_batches(path: str, schema: pa.Schema, messages: Sequence[Message], chose
         missing = any(batch.null_count[above].any() for batch in batches)
         members[name] = member.with_missing() if missing else member
     edges = np.append(0, np.cumsum([batch.rows for batch in batches])).astype(np.int64)
+    preambles, preamble = _preambles(messages, batches)
     table = RecordBatches(
         path,
         edges,
@@ -85,8 +86,11 @@ def _of_batches(path: str, schema: pa.Schema, messages: Sequence[Message], chose
         1.0,
         np.array(numbers),
         {name: numbers.index(column) for name, (column, _) in of_field.items()},
-        *(np.array([getattr(b, name) for b in batches], np.int64) for name in ("offset", "head_bytes", "body_bytes")),
-        *_preambles(messages, batches),
+        np.array([batch.offset for batch in batches], np.int64),
+        np.array([batch.head_bytes for batch in batches], np.int64),
+        np.array([batch.body_bytes for batch in batches], np.int64),
+        preambles,
+        preamble,
     )
     fields = {name: member.field for name, member in members.items()}
     return Index(fields, [FileIndex(path, int(edges[-1]), {name: Column(table, name) for name in fields})])
