@@ -28,7 +28,7 @@ from matex_data.reading.context import ReadContext
 from matex_data.reading.execute import execute, first_error
 from matex_data.reading.plan import Arrays, plan_reads
 from matex_data.reading.pool import wait_for_all
-from matex_data.reading.skipping import SkippedSamples, SkippingRead, Tally
+from matex_data.reading.skipping import SkippedSamples, SkippingRead
 from matex_data.sampling.schedule import EpochOrder, Schedule, Window
 
 _ABSENT = Field("absent", (), np.dtype(bool))
@@ -66,8 +66,7 @@ class SharedEpochReader(EpochReader):
     Parameters
     ----------
     context : files that each rank reads by itself, memory, and a communicator.
-    schedule, epoch, start, window_steps : see ``EpochReader``.
-    skipped : samples of the data set that cannot be read and are left out; None: such a sample is an error.
+    schedule, epoch, start, window_steps, skipped : see ``EpochReader``.
     """
 
     def __init__(
@@ -79,9 +78,8 @@ class SharedEpochReader(EpochReader):
         window_steps: int,
         skipped: SkippedSamples | None = None,
     ) -> None:
-        super().__init__(context, schedule, epoch, start, window_steps)
+        super().__init__(context, schedule, epoch, start, window_steps, skipped)
         self._chunks = ChunkCache(context.cache_bytes)
-        self._skipped, self._tally = skipped, Tally()
 
     def plan(self, begin: int, end: int) -> PendingWindow:
         """Plan steps ``begin`` to ``end``, and start to read the blocks of this rank."""
@@ -107,11 +105,6 @@ class SharedEpochReader(EpochReader):
         plan = read.plan(self._chunks)
         some = execute(plan, files, plan.counts(len(index.files)))
         return lambda: _absent(read, some)
-
-    def finish(self) -> None:
-        """Report the samples that all ranks have skipped. *Collective*. Raises like ``SkippedSamples.report``."""
-        if self._skipped is not None:
-            self._skipped.report(self.context.session.status_exchange, self._tally, f"of epoch {self._number}")
 
 
 def _all_present(futures: list[Future[None]]) -> Integers:

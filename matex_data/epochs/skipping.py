@@ -16,9 +16,9 @@ from matex_data.epochs.window import FileEpochReader, FileWindow, LoadedWindow, 
 from matex_data.fields import Schema
 from matex_data.io.counters import Profile
 from matex_data.io.files import Files
-from matex_data.reading.context import NO_ROWS, ReadContext
-from matex_data.reading.skipping import SkippedSamples, SkippingRead, Tally
-from matex_data.sampling.schedule import Schedule, Window
+from matex_data.reading.context import NO_ROWS
+from matex_data.reading.skipping import SkippingRead
+from matex_data.sampling.schedule import Window
 
 
 def leave_out(loaded: LoadedWindow, rows: Integers, fields: Schema, pad: bool) -> LoadedWindow:
@@ -90,34 +90,13 @@ class SkippingWindow(PendingWindow):
 
 
 class SkippingEpochReader(FileEpochReader):
-    """Windows of an epoch that is read from files, without the samples that cannot be read.
-
-    Parameters
-    ----------
-    context, schedule, epoch, start, window_steps : see ``EpochReader``.
-    skipped : samples of the data set that cannot be read.
-    """
-
-    def __init__(
-        self,
-        context: ReadContext,
-        schedule: Schedule,
-        epoch: int,
-        start: int,
-        window_steps: int,
-        skipped: SkippedSamples,
-    ) -> None:
-        super().__init__(context, schedule, epoch, start, window_steps)
-        self._skipped, self._tally = skipped, Tally()
+    """Windows of an epoch that is read from files, without the samples that cannot be read: ``skipped`` is not None."""
 
     def _pending(self, window: Window, loaded: LoadedWindow) -> SkippingWindow:
+        assert self._skipped is not None
         index, pad = self.context.index, self._schedule.remainder == "pad"
         read = SkippingRead(
             self.context, index, self._skipped, self._tally, window.runs, window.destination, loaded.arrays
         )
         readable = replace(window, runs=read.runs, destination=read.destination)
         return SkippingWindow(FileWindow(readable, loaded, read.plan(self._chunks)), read, index.fields, pad)
-
-    def finish(self) -> None:
-        """Report the samples that all ranks have skipped. *Collective*. Raises like ``SkippedSamples.report``."""
-        self._skipped.report(self.context.session.status_exchange, self._tally, f"of epoch {self._number}")

@@ -18,6 +18,7 @@ from matex_data.reading.context import ReadContext
 from matex_data.reading.execute import execute
 from matex_data.reading.plan import Arrays, ReadPlan, plan_reads
 from matex_data.reading.pool import submit, wait_for_all
+from matex_data.reading.skipping import SkippedSamples, Tally
 from matex_data.sampling.schedule import EpochOrder, Schedule, Window
 
 
@@ -74,13 +75,23 @@ class EpochReader(ABC):
     epoch : number of the epoch, from 0 on.
     start : first step.
     window_steps : steps of one window; a multiple of those of the schedule.
+    skipped : samples of the data set that cannot be read and are left out; None: such a sample is an error.
     """
 
-    def __init__(self, context: ReadContext, schedule: Schedule, epoch: int, start: int, window_steps: int) -> None:
+    def __init__(
+        self,
+        context: ReadContext,
+        schedule: Schedule,
+        epoch: int,
+        start: int,
+        window_steps: int,
+        skipped: SkippedSamples | None = None,
+    ) -> None:
         self.context = context
         self.begins = range(start, schedule.steps, window_steps)
         self._schedule = schedule
         self._number = epoch
+        self._skipped, self._tally = skipped, Tally()
 
     def __len__(self) -> int:
         """Return the number of windows."""
@@ -101,8 +112,13 @@ class EpochReader(ABC):
     def plan(self, begin: int, end: int) -> PendingWindow:
         """Plan the window of steps ``begin`` to ``end``, and allocate its arrays."""
 
-    def finish(self) -> None:  # noqa: B027 (most readers have nothing to do)
-        """End the epoch, after all ranks have loaded all windows. *Collective*, in the thread that reads."""
+    def finish(self) -> None:
+        """End the epoch, after all ranks have loaded all windows. *Collective*, in the thread that reads.
+
+        Report the samples that were skipped, and raise like ``SkippedSamples.report``.
+        """
+        if self._skipped is not None:
+            self._skipped.report(self.context.session.status_exchange, self._tally, f"of epoch {self._number}")
 
 
 @dataclass
@@ -144,10 +160,18 @@ class FileWindow(PendingWindow):
 
 
 class FileEpochReader(EpochReader):
-    """Windows of an epoch that is read from files."""
+    """Windows of an epoch that is read from files. Parameters as of ``EpochReader``."""
 
-    def __init__(self, context: ReadContext, schedule: Schedule, epoch: int, start: int, window_steps: int) -> None:
-        super().__init__(context, schedule, epoch, start, window_steps)
+    def __init__(
+        self,
+        context: ReadContext,
+        schedule: Schedule,
+        epoch: int,
+        start: int,
+        window_steps: int,
+        skipped: SkippedSamples | None = None,
+    ) -> None:
+        super().__init__(context, schedule, epoch, start, window_steps, skipped)
         self._chunks = ChunkCache(context.cache_bytes)
 
     def plan(self, begin: int, end: int) -> PendingWindow:

@@ -103,6 +103,32 @@ def plan_tasks(requests: Sequence[ReadRequest], workers: int = 1) -> list[ReadTa
     ]
 
 
+def join_tasks(tasks: Sequence[ReadTask], count: int) -> list[ReadTask]:
+    """Return about ``count`` tasks that read the same: neighbours that read to final destinations become one.
+
+    Parameters
+    ----------
+    tasks : of one file.
+    count : number of tasks that are wanted.
+
+    Examples
+    --------
+    >>> one = ReadTask(np.array([0]), np.array([10]), np.array([512]))
+    >>> joined = join_tasks([one, one, one], 2)
+    >>> [task.nbytes.tolist() for task in joined]
+    [[10, 10], [10]]
+    """
+    direct = [task for task in tasks if not task.scratch]
+    size = -(-len(direct) // count)
+    groups = [direct[begin : begin + size] for begin in range(0, len(direct), max(1, size))]
+    return [*map(_joined, groups), *(task for task in tasks if task.scratch)]
+
+
+def _joined(tasks: Sequence[ReadTask]) -> ReadTask:
+    offset, nbytes, address = (np.concatenate([getattr(t, n) for t in tasks]) for n in ("offset", "nbytes", "address"))
+    return ReadTask(offset, nbytes, address, [callback for task in tasks for callback in task.callbacks])
+
+
 def _task_bytes(requests: Sequence[ReadRequest], limits: tuple[int, int], workers: int) -> int:
     """Return the size of a task in bytes, if there is a task for each worker; within the limits."""
     least, most = limits

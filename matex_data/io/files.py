@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from matex_data._types import Integers
 from matex_data.errors import DataError, DecodeError, PartitionError
 from matex_data.index.stamps import Stamp, changed
 from matex_data.io import preadv
@@ -205,6 +206,14 @@ class Files:
         except OSError as error:
             raise _unreadable(self.paths[number], error) from error
 
+    def are_cached(self, number: int, tasks: Sequence[ReadTask]) -> bool:
+        """Return whether a file is open, and the page cache has the bytes of tasks, as far as some of them show."""
+        with self._lock:
+            opening: Future[_OpenFile] | None = None if self.collective else self._open.get(number)
+        if opening is None or not opening.done() or opening.exception() is not None:
+            return False
+        return opening.result().has_cached(np.array([task.offset[0] for task in tasks]))
+
     def read_nothing(self, number: int, calls: int) -> None:
         """Take part in reads of other ranks. *Collective* in collective mode.
 
@@ -288,6 +297,10 @@ class _OpenFile:
         """Make the reads of a task, and return the number of bytes; raise ``OSError`` like ``preadv.read``."""
         first = task.first
         return preadv.read(self._descriptor, task.offset[first], first, task.address, task.nbytes)
+
+    def has_cached(self, offset: Integers) -> bool:
+        """Return whether bytes at int64[k] are in the page cache, like ``preadv.is_cached``."""
+        return preadv.is_cached(self._descriptor, offset)
 
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):

@@ -11,6 +11,8 @@ import numpy as np
 from matex_data._types import Integers
 
 MOST_BUFFERS = 1024  # of one preadv, the limit of POSIX systems
+PROBES = 8  # bytes of a file that are looked for in the page cache before a window is read
+_NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # of Linux: read what needs no waiting
 
 
 def read(descriptor: int, offset: Integers, first: Integers, address: Integers, nbytes: Integers) -> int:
@@ -40,6 +42,23 @@ def read(descriptor: int, offset: Integers, first: Integers, address: Integers, 
         count = os.preadv(descriptor, run, start) if high - low <= MOST_BUFFERS else 0
         total += count if count == size else count + _read_rest(descriptor, start + count, _remaining(run, count))
     return total
+
+
+def is_cached(descriptor: int, offset: Integers) -> bool:
+    """Return whether bytes of a file are in the page cache; False if the system or the file system does not tell.
+
+    Parameters
+    ----------
+    descriptor : file descriptor, open for reading.
+    offset : int64[k], the bytes. Some of them are looked at, the first and the last one among them.
+    """
+    if _NOWAIT is None or not len(offset):
+        return False
+    probes = offset[np.linspace(0, len(offset) - 1, min(PROBES, len(offset))).astype(np.int64)]
+    try:
+        return all(os.preadv(descriptor, [bytearray(1)], probe, _NOWAIT) for probe in probes.tolist())
+    except OSError:  # a byte is not there, or these files know no such reads
+        return False
 
 
 def _read_rest(descriptor: int, offset: int, buffers: list[Any]) -> int:

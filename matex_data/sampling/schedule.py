@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -395,7 +396,14 @@ def _drop_others(runs: Runs, destination: Integers) -> tuple[Runs, Integers]:
 
 
 def check_ranks(batch_size: int, size: int) -> None:
-    """Raise ``PartitionError`` if the number of ranks, ``size``, does not divide the global batch size."""
+    """Raise ``PartitionError`` if a global batch size is not a whole number, or ``size`` ranks do not divide it."""
+    if not isinstance(batch_size, Integral):
+        raise PartitionError(
+            "the batch size must be a whole number",
+            expected="batch_size= of type int",
+            found=f"batch_size={batch_size!r}",
+            remedy="round it, such as with int(...)",
+        )
     if batch_size % size:
         below, above = batch_size // size * size, -(-batch_size // size) * size
         near = " or ".join(str(n) for n in (below, above) if n)

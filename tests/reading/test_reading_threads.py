@@ -67,10 +67,37 @@ def test_reads_wait_side_by_side(
     x = _write(tmp_path / "x.h5", **options)
     slow = _Slow(files._OpenFile.read)
     monkeypatch.setattr(files._OpenFile, "read", lambda opened, task: slow(opened, task))
+    monkeypatch.setattr(files._OpenFile, "has_cached", lambda opened, offset: False)
     data = md.open_dataset(tmp_path / "x.h5", comm=MPI.COMM_SELF, inputs="x", block_bytes=16 << 10)
     batches = list(data.batches(64, shuffle=True, seed=1))
     assert sorted(row.tobytes() for batch in batches for row in batch) == sorted(row.tobytes() for row in x)
     assert decoding_threads < slow.most <= machine.reading_threads()
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": (16, WIDTH), "compression": "gzip"}], ids=["rows", "chunks"])
+def test_what_is_in_the_page_cache_is_read_by_the_threads_that_decode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoding_threads: int, options: dict[str, Any]
+) -> None:
+    x = _write(tmp_path / "x.h5", **options)
+    opened, read = files._OpenFile(str(tmp_path / "x.h5")), files._OpenFile.read
+    if not opened.has_cached(np.array([0])):
+        pytest.skip("this file system does not tell what is in the page cache")
+    threads: list[str] = []
+
+    def noted(file: Any, task: Any) -> int:
+        threads.append(threading.current_thread().name.rpartition("_")[0])
+        return read(file, task)
+
+    monkeypatch.setattr(files._OpenFile, "read", noted)
+    data = md.open_dataset(tmp_path / "x.h5", comm=MPI.COMM_SELF, inputs="x", window_bytes=64 << 10)
+    order = [row.tobytes() for batch in data.batches(64, shuffle=True, seed=1) for row in batch]
+    assert sorted(order) == sorted(row.tobytes() for row in x)
+    assert threads.count("matex-decode") > len(threads) // 2
+    os.posix_fadvise(opened._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    if not opened.has_cached(np.array([0])):  # the pages are clean, and nobody else holds them
+        threads.clear()
+        assert [row.tobytes() for batch in data.batches(64, shuffle=True, seed=1) for row in batch] == order
+        assert "matex-storage" in threads
 
 
 def test_images_wait_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoding_threads: int) -> None:

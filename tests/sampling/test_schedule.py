@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -228,6 +229,13 @@ def test_batch_size_must_be_divisible_by_ranks() -> None:
     check_ranks(48, 3)
     with pytest.raises(PartitionError, match="batch_size=48 or 51"):
         check_ranks(50, 3)
+
+
+@pytest.mark.parametrize("size", [32.5, 32.0, "32", None])
+def test_batch_size_must_be_a_whole_number(size: Any) -> None:
+    check_ranks(np.int64(32), 1)
+    with pytest.raises(PartitionError, match="whole number"):
+        check_ranks(size, 1)
 
 
 @pytest.mark.parametrize(("option", "value"), [("batch_size", 0), ("remainder", "keeep")])
