@@ -87,7 +87,7 @@ class Field:
             samples[...] = b"" if self.dtype == object else np.zeros((), self.dtype)
 
     def join(self, samples: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return the elements of ragged samples, one sample after the other: (elements, *element_shape).
+        """Return the elements of ragged samples, one sample after the other: ``(elements, *element_shape)``.
 
         Parameters
         ----------

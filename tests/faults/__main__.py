@@ -1,4 +1,4 @@
-"""Run every fault in an MPI job, and write the table of ``docs/reliability.md``: ``python -m tests.faults``."""
+"""Run every fault in an MPI job, and write the table of ``docs/faults.md``: ``python -m tests.faults``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from tests.faults.catalogue import FAULTS, TIMEOUT
 from tests.faults.harness import Row, chosen, complain, run
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 
 

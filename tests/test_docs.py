@@ -1,0 +1,135 @@
+"""The documentation tells the truth: its links lead somewhere, its pages are in the site, its code runs."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import os
+import re
+import unicodedata
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import matex_data
+from sample_data.make import write_digits, write_jets, write_photos, write_weather
+from tests.support.launch import ROOT
+
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+NAMES = {str(page.relative_to(ROOT)): page for page in PAGES}
+BLOCK = re.compile(r"^( *)```(\S*) ?(\S*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+RUN = (
+    *("docs/quick_start.md", "docs/guides/chunks.md", "docs/guides/missing_samples.md"),
+    *(f"docs/coming_from/{name}.md" for name in ("horovod", "multi_worker_mirrored", "pytorch", "xbatcher", "coffea")),
+    *("docs/coming_from/image_dataset_from_directory.md", "docs/coming_from/matex.md"),
+)
+"""Pages whose Python code runs here, in this process. README's, that of docs/processes.md and the examples in docstrings
+run in tests of their own, the tutorials' in ``make docs``."""
+PROMPTS = ("docs/variable_length.md",)
+"""Pages with sessions (``>>>``), whose output is compared."""
+
+
+def _blocks(page: Path, language: str) -> list[str]:
+    """Return the code blocks of that language, without the indentation of lists, and what only notebooks know."""
+    found = []
+    for indent, kind, argument, code in BLOCK.findall(page.read_text()):
+        if language in (kind, argument if kind == "{code-cell}" else "") and not code.startswith("%%"):
+            found.append(re.sub(rf"^{indent}|^[%:].*$" if kind != language else f"^{indent}", "", code, flags=re.MULTILINE))
+    return found
+
+
+@cache
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors of the headings, by GitHub's rule: lower case, no punctuation, a hyphen for each blank."""
+    anchors: set[str] = set()
+    for heading in re.findall(r"^#+ (.+)$", BLOCK.sub("", page.read_text()), re.MULTILINE):
+        plain = "".join(c for c in heading.lower() if c in " -_" or unicodedata.category(c)[0] in "LN")
+        slug = plain.strip().replace(" ", "-")
+        anchors.add(next(name for i in range(99) if (name := f"{slug}-{i}" if i else slug) not in anchors))
+    return anchors
+
+
+def _links(page: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield "!" of an image or "", the text, and the target of each link outside of code."""
+    text = re.sub(r"`[^`\n]*`", "code", BLOCK.sub("", page.read_text()))
+    yield from LINK.findall(text)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name: str) -> None:
+    page, broken = NAMES[name], []
+    for image, text, target in _links(page):
+        path, _, anchor = target.partition("#")
+        if re.match(r"[a-z]+:", path):
+            continue
+        goal = (page.parent / path).resolve() if path else page
+        known = not anchor or goal.suffix != ".md" or anchor in _anchors(goal)
+        if not (goal.exists() and known and (text or not image)):
+            broken.append(target)
+    assert broken == []
+
+
+def test_every_page_is_in_the_site() -> None:
+    listed = {"index"}
+    for page in (ROOT / "docs").rglob("*.md"):
+        for tree in _blocks(page, "{toctree}"):
+            for entry in re.findall(r"^(?:.*<(.+)>|([^:\s].*))$", tree, re.MULTILINE):
+                base = page.parent / "".join(entry)
+                found = base.parent.glob(base.name + ".md") if "*" in base.name else [base.with_name(base.name + ".md")]
+                listed |= {os.path.relpath(goal.resolve().with_suffix(""), ROOT / "docs") for goal in found}
+    assert {os.path.relpath(page.with_suffix(""), ROOT / "docs") for page in (ROOT / "docs").rglob("*.md")} == listed
+
+
+@pytest.mark.parametrize("name", [name for name, page in NAMES.items() if _blocks(page, "python")])
+def test_code_uses_names_that_exist(name: str) -> None:
+    unknown = set()
+    for code in _blocks(NAMES[name], "python"):
+        if ">>>" in code:
+            code = "".join(example.source for example in doctest.DocTestParser().get_examples(code))
+        texts = {ast.unparse(node) for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Attribute)}
+        unknown |= {text for text in texts if re.fullmatch(r"md(\.\w+)+", text) and not _exists(text.split(".")[1:])}
+    assert unknown == set()
+
+
+def _exists(chain: list[str]) -> bool:
+    value: object = matex_data
+    for name in chain:
+        if not hasattr(value, name):
+            return False
+        value = getattr(value, name)
+    return True
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the sample data that the pages read."""
+    folder = tmp_path_factory.mktemp("docs")
+    for name, write in {"digits": write_digits, "jets": write_jets, "photos": write_photos}.items():
+        write(folder / "sample_data" / name)
+    write_weather(folder / "sample_data" / "weather")
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", RUN)
+def test_code_runs(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(folder)
+    code = "\n".join(_blocks(NAMES[name], "python"))
+    # In a file of its own, since AutoGraph reads the source.
+    path = folder / f"{Path(name).stem}.py"
+    path.write_text(code)
+    exec(compile(code, str(path), "exec"), {"__name__": "__page__"})
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_sessions_show_what_they_say(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    result = doctest.testfile(
+        str(NAMES[name]), module_relative=False, globs={"md": matex_data, "np": np}, optionflags=doctest.ELLIPSIS
+    )
+    assert result.attempted > 5
+    assert result.failed == 0
