@@ -10,6 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TREE := build/tree
 OPENMPI := build/openmpi
+TUTORIALS := digits weather cells photos jets
 OLDEST := build/oldest
 
 # The oldest versions that are allowed, as in setup.cfg and training/keras_api.py, and what runs with them.
@@ -29,12 +30,13 @@ OPENMPI_TESTS := --timeout 240 -m 'openmpi and not slow' -k 'not 1ranks'
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo coverage test test-all test-oldest faults fuzz lint bench clean
+.PHONY: help demo docs coverage test test-all test-oldest faults fuzz lint bench clean
 
 help:
 	@echo "make demo      train a small network on two ranks and look at the result"
 	@echo "make test      ruff, mypy and the tests, with MPICH and Open MPI"
 	@echo "make test-all  the same, with the tests that take long"
+	@echo "make docs      write the site of the documentation to build/docs"
 	@echo "make coverage  lines and branches covered by the tests of make test"
 	@echo "make test-oldest  some tests with the oldest TensorFlow and Keras that are allowed"
 	@echo "make faults    break things in running jobs, and write down what happens"
@@ -59,6 +61,15 @@ test test-all: lint $(OPENMPI)/installed
 test-oldest: $(OLDEST)/installed
 	@echo "== Tests with $(OLDEST_VERSIONS)"
 	@$(OLDEST)/bin/python -m pytest $(OLDEST_TESTS)
+
+# Warnings are errors. Tutorials are executed where they have changed; MPI's commands are those of the environment.
+docs: $(VENV)/installed-docs
+	@echo "== Writing sample data"
+	@for name in $(TUTORIALS); do $(BIN)/python sample_data/make.py $$name; done
+	@echo "== Writing the site, with the output of the tutorials, to build/docs"
+	@PATH=$(CURDIR)/$(BIN):$$PATH XDG_CACHE_HOME=$(CURDIR)/build/cache \
+	    $(BIN)/python -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/docs 2> >(grep -vE '^(I0000|WARNING: All log)' >&2)
+	@echo "   build/docs/index.html"
 
 faults: $(VENV)/installed-test
 	@$(BIN)/python -m tests.faults

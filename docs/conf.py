@@ -17,7 +17,7 @@ PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.
 os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}  # of the tutorials
 
 project = author = "matex_data"
-copyright = "the authors of matex_data, Apache-2.0"  # noqa: A001  # Sphinx's name
+copyright = "the authors of matex_data, Apache-2.0"
 version = release = matex_data.__version__
 
 extensions = [
@@ -27,6 +27,7 @@ extensions = [
     "sphinx_copybutton",
 ]
 source_suffix = {".md": "myst-nb"}
+exclude_patterns = ["**/.ipynb_checkpoints"]
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = False

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import matex_data
-from sample_data.make import write_digits, write_jets, write_photos, write_weather
+from sample_data.make import write_jets
 from tests.support.launch import ROOT
 
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
@@ -27,8 +27,8 @@ RUN = (
     *(f"docs/coming_from/{name}.md" for name in ("horovod", "multi_worker_mirrored", "pytorch", "xbatcher", "coffea")),
     *("docs/coming_from/image_dataset_from_directory.md", "docs/coming_from/matex.md"),
 )
-"""Pages whose Python code runs here, in this process. README's, that of docs/processes.md and the examples in docstrings
-run in tests of their own, the tutorials' in ``make docs``."""
+"""Pages whose Python code runs here, in this process. That of README, docs/processes.md and docstrings runs in tests of
+its own, that of the tutorials in ``make docs``."""
 PROMPTS = ("docs/variable_length.md",)
 """Pages with sessions (``>>>``), whose output is compared."""
 
@@ -38,7 +38,8 @@ def _blocks(page: Path, language: str) -> list[str]:
     found = []
     for indent, kind, argument, code in BLOCK.findall(page.read_text()):
         if language in (kind, argument if kind == "{code-cell}" else "") and not code.startswith("%%"):
-            found.append(re.sub(rf"^{indent}|^[%:].*$" if kind != language else f"^{indent}", "", code, flags=re.MULTILINE))
+            outside = rf"^{indent}" if kind == language else r"^[%:].*$"
+            found.append(re.sub(outside, "", code, flags=re.MULTILINE))
     return found
 
 
@@ -105,22 +106,23 @@ def _exists(chain: list[str]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the sample data that the pages read."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Yield a folder for the pages' files, in which ``md.sample_data`` writes, too."""
     folder = tmp_path_factory.mktemp("docs")
-    for name, write in {"digits": write_digits, "jets": write_jets, "photos": write_photos}.items():
-        write(folder / "sample_data" / name)
-    write_weather(folder / "sample_data" / "weather")
-    return folder
+    write_jets(folder / "sample_data" / "jets")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", RUN)
-def test_code_runs(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(folder)
+def test_code_runs(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = folder / Path(name).stem
+    own.mkdir()
+    monkeypatch.chdir(own)
     code = "\n".join(_blocks(NAMES[name], "python"))
-    # In a file of its own, since AutoGraph reads the source.
-    path = folder / f"{Path(name).stem}.py"
+    path = own / "page.py"  # AutoGraph reads the source
     path.write_text(code)
     exec(compile(code, str(path), "exec"), {"__name__": "__page__"})
 

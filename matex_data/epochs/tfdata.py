@@ -173,6 +173,18 @@ def _remedy(field: Field) -> str:
     return "read the field with batches() or load(), or select other fields with inputs= and targets="
 
 
-def normalization(axis: tuple[int, ...] | None, mean: Array, variance: Array) -> Any:
-    """Return the Keras layer that subtracts ``mean`` and divides by the square root of ``variance``."""
-    return tf.keras.layers.Normalization(axis=axis, mean=mean, variance=variance)
+def normalization(
+    axis: tuple[int, ...] | None, mean: Array, variance: Array, shape: tuple[int, ...] | None = None
+) -> Any:
+    """Return the Keras layer that subtracts ``mean`` and divides by the square root of ``variance``.
+
+    Parameters
+    ----------
+    axis : axes of a batch with a mean and a variance of their own; None: none.
+    mean, variance : float64 of the shape of these axes.
+    shape : shape of a sample; None: unknown.
+    """
+    layer = tf.keras.layers.Normalization(axis=axis, mean=mean, variance=variance)
+    if shape is not None:  # built within the graph of a step, Keras's layer keeps tensors that no other graph can use
+        layer.build((None, *shape))
+    return layer

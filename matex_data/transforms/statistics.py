@@ -75,9 +75,15 @@ class Moments:
 class Statistics(Mapping[str, Moments]):
     """Moments by field name. For a single field they are also attributes: ``data.statistics("x").mean``."""
 
-    def __init__(self, moments: Mapping[str, Moments], axis: tuple[int, ...] | None) -> None:
+    def __init__(
+        self,
+        moments: Mapping[str, Moments],
+        axis: tuple[int, ...] | None,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
         self._moments = dict(moments)
         self._axis = axis
+        self._shapes = shapes or {}  # of the samples of fields that are not ragged
 
     def __getitem__(self, name: str) -> Moments:
         return self._moments[name]
@@ -104,7 +110,7 @@ class Statistics(Mapping[str, Moments]):
         """Return the ``keras.layers.Normalization`` layer that gives the field mean 0 and variance 1."""
         from matex_data.epochs.tfdata import normalization
 
-        return normalization(self._axis, self[field].mean, self[field].variance)
+        return normalization(self._axis, self[field].mean, self[field].variance, self._shapes.get(field))
 
 
 def statistics(source: Source, samples: Samples, names: Sequence[str], axis: int | Sequence[int] | None) -> Statistics:
@@ -132,7 +138,8 @@ def statistics(source: Source, samples: Samples, names: Sequence[str], axis: int
         for name, array in arrays.items():
             moments[name] = reduce(Moments.merge, _moments(array, schema[name], axes[name]), moments[name])
     by_rank = source.comm.allgather(moments)
-    return Statistics({name: reduce(Moments.merge, (rank[name] for rank in by_rank)) for name in names}, kept)
+    merged = {name: reduce(Moments.merge, (rank[name] for rank in by_rank)) for name in names}
+    return Statistics(merged, kept, {name: schema[name].shape for name in names if not schema[name].ragged})
 
 
 def _numeric(field: Field) -> bool:

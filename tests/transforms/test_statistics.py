@@ -96,3 +96,13 @@ def test_merged_moments_are_those_of_all_values(sets: list[list[float]]) -> None
         np.testing.assert_allclose(found.mean, values.mean(), rtol=1e-9, atol=1e-6)
         np.testing.assert_allclose(found.std, values.std(), rtol=1e-9, atol=1e-6)
         assert found.min == values.min() and found.max == values.max()
+
+
+def test_normalization_begins_a_model_without_an_input(path: str) -> None:
+    import keras
+
+    data = open_dataset(path, inputs="image", targets="label", comm=MPI.COMM_SELF)
+    model = keras.Sequential([data.normalization("image"), keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    history = model.fit(data.tf_dataset(2), epochs=2, verbose=0)  # the second epoch traces no new graph
+    assert len(history.history["loss"]) == 2
