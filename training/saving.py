@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from matex_data._types import Array
 from matex_data.errors import DataError
@@ -20,7 +19,7 @@ from matex_data.mpi.library import MPI
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.world import running_alone
 from matex_data.training.partition.deferred import is_absent
-from matex_data.training.partition.parts import as_whole, part_of, whole_at_root
+from matex_data.training.partition.parts import as_whole, empty_whole, part_of, whole_at_root
 
 _END = -1
 
@@ -53,11 +52,11 @@ def save(model: Any, path: str | os.PathLike[str], *, comm: MPI.Intracomm | None
     channel = open_channel(comm)
     weights_only = str(path).endswith(".weights.h5")
     write = type(model).save_weights if weights_only else type(model).save
-    parts, absent = parts_of(model), AbsentValues(model, channel)
+    elsewhere = ValuesElsewhere(model, channel)
     error: DataError | None = None
     if channel.rank == 0:
         try:
-            with running_alone(), busy("save()"), _fetching(parts), absent.fetched():
+            with running_alone(), busy("save()"), elsewhere.fetched():
                 write(model, path, **options)
         except Exception as cause:
             error = DataError(
@@ -68,45 +67,54 @@ def save(model: Any, path: str | os.PathLike[str], *, comm: MPI.Intracomm | None
                 remedy="give another path",
             )
     else:
-        if parts and _serves(parts[0], channel):
-            _serve(parts)
-        absent.serve()
+        elsewhere.serve()
     if channel.size > 1:
         error = channel.host.allgather_object(error)[0]
     if error is not None:
         raise error
 
 
-class AbsentValues:
-    """Values of the weights that rank 0 does not have: each is sent by the lowest rank that has it. *Collective*.
+class ValuesElsewhere:
+    """Values of variables of which rank 0 has a part or nothing. *Collective*.
+
+    The ranks that hold the parts of a variable join them on the lowest of these, which sends the whole to rank 0.
 
     Parameters
     ----------
-    model : model whose weights some ranks lack, such as those of other stages.
+    model : model with an optimizer; of its weights each rank may have some, or parts of them.
     channel : ranks that have all of its weights between them.
     """
 
     def __init__(self, model: Any, channel: Channel) -> None:
-        self._channel, self._variables = channel, model.weights
-        holders = [channel.size if is_absent(v) else channel.rank for v in self._variables]
-        self._holders = np.array(holders, np.int64)
-        if channel.size > 1 and len(holders):
+        self._channel = channel
+        state = [] if getattr(model, "optimizer", None) is None else model.optimizer.variables
+        own = [v for v in [*model.variables, *state] if part_of(v) is not None]
+        weights = {id(v) for v in model.weights}
+        # Stages have other numbers of slots. Rank 0 saves those of its own: its stage alone joins their parts.
+        self._variables = [*model.weights, *(v for v in own if id(v) not in weights)]
+        self._shared = len(model.weights)
+        holders = [channel.size if is_absent(v) else channel.rank for v in self._variables[: self._shared]]
+        cut = [part_of(v) is not None for v in self._variables[: self._shared]]
+        self._holders, self._cut = np.array(holders, np.int64), np.array(cut, np.int64)
+        if channel.size > 1 and holders:
             channel.host.reduce(self._holders, "min")
+            channel.host.reduce(self._cut, "max")
 
     @contextlib.contextmanager
     def fetched(self) -> Iterator[None]:
-        """Context manager on rank 0: reading a weight fetches it."""
-        needed = np.flatnonzero(self._holders > 0)
+        """Context manager on rank 0: reading a variable fetches it."""
+        needed = np.flatnonzero((self._holders > 0) | (self._cut > 0)).tolist()
+        needed += range(self._shared, len(self._variables))
         try:
-            with as_whole([(self._variables[i], functools.partial(self._fetch, int(i))) for i in needed]):
+            with as_whole([(self._variables[i], functools.partial(self._fetch, i)) for i in needed]):
                 yield
         finally:
-            if needed.size:
+            if self._channel.size > 1:
                 self._channel.host.broadcast(np.array([_END], np.int64))
 
     def serve(self) -> None:
-        """Send weights to rank 0 until it ends."""
-        while np.any(self._holders > 0):
+        """Send variables to rank 0 until it ends."""
+        while True:
             number = np.empty(1, np.int64)
             self._channel.host.broadcast(number)
             if number[0] == _END:
@@ -114,24 +122,37 @@ class AbsentValues:
             self._sent(int(number[0]))
 
     def _fetch(self, number: int) -> Any:
-        self._channel.host.broadcast(np.array([number], np.int64))
+        if self._channel.size > 1:
+            self._channel.host.broadcast(np.array([number], np.int64))
         return keras.ops.convert_to_tensor(self._sent(number))
 
-    def _sent(self, number: int) -> Array:
-        """Return a weight on all ranks. *Collective*."""
-        variable, holder = self._variables[number], int(self._holders[number])
-        dtype = tf.as_dtype(variable.dtype).as_numpy_dtype
-        value = np.empty(tuple(variable.shape), dtype)
-        if self._channel.rank == holder:
-            value = np.array(variable.value.numpy())
+    def _sent(self, number: int) -> Array | None:
+        """Return a variable on rank 0. *Collective*."""
+        holder = int(self._holders[number]) if number < self._shared else 0
+        whole = self._joined(number, holder)
+        if holder == 0:
+            return whole
+        value = empty_whole(self._variables[number]) if whole is None else whole
         self._channel.host.broadcast(value.reshape(-1), holder)
         return value
 
+    def _joined(self, number: int, holder: int) -> Array | None:
+        """Return a variable on its holder; on the others None, or what they have themselves."""
+        if number >= len(self._variables):  # of another stage
+            return None
+        variable = self._variables[number]
+        part = part_of(variable)
+        nested = part is not None and part.outer is not None
+        if is_absent(variable) or not (nested or self._is_among(holder, part)):
+            return None
+        return whole_at_root(variable)
 
-def parts_of(model: Any) -> list[Any]:
-    """Return the variables of a model and its optimizer of which each rank holds a part."""
-    state = [] if getattr(model, "optimizer", None) is None else model.optimizer.variables
-    return [variable for variable in [*model.variables, *state] if part_of(variable) is not None]
+    def _is_among(self, holder: int, part: Any) -> bool:
+        """Return whether a rank is among those that hold the other parts of a variable, or is this one."""
+        if part is None:
+            return holder == self._channel.rank
+        group = part.channel.user.group
+        return bool(self._channel.user.group.Translate_ranks([holder], group)[0] != MPI.UNDEFINED)
 
 
 @contextlib.contextmanager
@@ -152,43 +173,3 @@ def saving_together(model: Any, comm: MPI.Intracomm) -> Iterator[None]:
                 object.__delattr__(model, name)
             else:
                 object.__setattr__(model, name, value)
-
-
-@contextlib.contextmanager
-def _fetching(parts: list[Any]) -> Iterator[None]:
-    """Context manager on rank 0: reading a variable fetches its parts from the ranks that hold them."""
-    channel = part_of(parts[0]).channel if parts else None  # type: ignore[union-attr]
-
-    def fetch(number: int) -> Callable[[], Any]:
-        def value() -> Any:
-            assert channel is not None
-            channel.host.broadcast(np.array([number], np.int64))
-            return keras.ops.convert_to_tensor(whole_at_root(parts[number]))
-
-        return value
-
-    try:
-        with as_whole([(variable, fetch(i)) for i, variable in enumerate(parts)]):
-            yield
-    finally:
-        if channel is not None:
-            channel.host.broadcast(np.array([_END], np.int64))
-
-
-def _serves(variable: Any, channel: Channel) -> bool:
-    """Return whether rank 0 of a channel is among the ranks with the other parts of a variable."""
-    part = part_of(variable)
-    assert part is not None
-    return channel.user.group.Translate_ranks([0], part.channel.user.group)[0] != MPI.UNDEFINED
-
-
-def _serve(parts: list[Any]) -> None:
-    """Send parts of variables to the rank that saves, until it ends."""
-    first = part_of(parts[0])
-    assert first is not None
-    while True:
-        number = np.empty(1, np.int64)
-        first.channel.host.broadcast(number)
-        if number[0] == _END:
-            return
-        whole_at_root(parts[int(number[0])])

@@ -23,6 +23,7 @@ from matex_data.training.comm.devices import warn_of_shared_gpu
 from matex_data.training.layouts.sharded import sharded_model
 from matex_data.training.mesh import Mesh
 from matex_data.training.partition.deferred import initialize_absent
+from matex_data.training.partition.optimizer import Totals
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.rounding import WireDtype
 from matex_data.training.restart.checkpoint import ModelState
@@ -133,9 +134,9 @@ def fit(
         "shard_optimizer": shard_optimizer,
     }
     with (
-        sharded(model, mesh, data.element_spec, shard_optimizer),
+        sharded(model, mesh, data.element_spec, shard_optimizer) as totals,
         _distributed(model, channel, mesh, options_of_ranks, options_of_stages) as distributed,
-        _optimizer_of(distributed, shard_optimizer),
+        _optimizer_of(distributed, shard_optimizer, totals),
         without_keras_warnings(),
         unwrapped_errors(),
         batch_weights(channel.communicator).left_to_keras(),
@@ -167,7 +168,7 @@ def _distributed(
 
     Raises
     ------
-    PartitionError : options of stages are given without stages, or ``shard_optimizer`` with stages.
+    PartitionError : options of stages are given without stages.
     """
     staged = mesh is not None and mesh.shape[1] > 1
     given = [name for name, value in options_of_stages.items() if value]
@@ -178,29 +179,24 @@ def _distributed(
             found="one stage",
             remedy=f"give such a mesh, or leave out {', '.join(given)}",
         )
-    sync_batch_norm, wire_dtype, shard_optimizer = (
-        options[name] for name in ("sync_batch_norm", "wire_dtype", "shard_optimizer")
-    )
-    if staged and shard_optimizer:
-        raise PartitionError(
-            "shard_optimizer cuts the optimizer's state over ranks that train the same weights",
-            expected="one stage",
-            found="stages, each of which holds the state of its weights already",
-            remedy="leave out shard_optimizer, or train without stages",
-        )
     if mesh is not None and staged:
-        return StagedModel(model, mesh, **options_of_stages, sync_batch_norm=sync_batch_norm, wire_dtype=wire_dtype)
+        return StagedModel(model, mesh, **options_of_stages, **options)
     world = channel if mesh is None else open_channel(mesh.world)
-    reducer = Reducer(channel, wire_dtype=wire_dtype)
-    return DistributedModel(model, channel, sync_batch_norm, reducer, world)
+    reducer = Reducer(channel, wire_dtype=options["wire_dtype"])
+    return DistributedModel(model, channel, options["sync_batch_norm"], reducer, world)
 
 
 def _optimizer_of(
-    distributed: DistributedModel | StagedModel, shard_optimizer: bool
+    distributed: DistributedModel | StagedModel, shard_optimizer: bool, totals: Totals
 ) -> contextlib.AbstractContextManager[None]:
-    """Return the context manager in which each rank updates its section of every weight; without it, nothing."""
+    """Return the context manager in which each rank updates its section of every weight; without it, nothing.
+
+    Parameters
+    ----------
+    totals : sums over the ranks that hold parts of the weights.
+    """
     if shard_optimizer and isinstance(distributed, DistributedModel):
-        return distributed.owned_optimizer()
+        return distributed.owned_optimizer(totals)
     return contextlib.nullcontext()
 
 
@@ -216,10 +212,13 @@ def _validation_data(distributed: DistributedModel | StagedModel, dataset: Any) 
 
 
 @contextlib.contextmanager
-def sharded(model: Any, mesh: Mesh | None, element_spec: Any, shard_optimizer: bool) -> Iterator[None]:
-    """Context manager: the layers of a model compute on all shards of a mesh, if it has several. *Collective*."""
+def sharded(model: Any, mesh: Mesh | None, element_spec: Any, shard_optimizer: bool) -> Iterator[Totals]:
+    """Context manager: the layers of a model compute on all shards of a mesh, if it has several. *Collective*.
+
+    It gives the sums over the ranks that hold parts of the weights.
+    """
     if mesh is not None and mesh.shape[1] > 1:
-        yield  # each rank initializes the weights of its stage
+        yield []  # each rank initializes the weights of its stage
         return
     if "_matex_cut" in vars(model):
         raise PartitionError(
@@ -233,17 +232,10 @@ def sharded(model: Any, mesh: Mesh | None, element_spec: Any, shard_optimizer: b
         build_without_optimizer(model, element_spec)
     if mesh is None or not several:
         initialize_absent(model)
-        yield
+        yield []
         return
-    if shard_optimizer:
-        raise PartitionError(
-            "shard_optimizer cuts the optimizer's state of whole weights",
-            expected="a mesh with one shard",
-            found=f"{mesh.shape[2]} shards, each of which holds the state of its part of the weights already",
-            remedy="leave out shard_optimizer, or train with model=1",
-        )
-    with sharded_model(model, mesh):
-        yield
+    with sharded_model(model, mesh, owned=shard_optimizer and mesh.shape[0] > 1) as found:
+        yield found.totals()
 
 
 def check_steps(channel: Channel, dataset: tf.data.Dataset, steps_per_epoch: int | None) -> None:

@@ -10,9 +10,19 @@ import tensorflow as tf
 
 from matex_data.errors import PartitionError
 from matex_data.training.average.gradients import GradientAverage
-from matex_data.training.keras_api import note_variables
-from matex_data.training.partition.optimizer import PartOptimizer, inner_optimizer
-from matex_data.training.partition.parts import cut, hold, hold_alike, restore, slots, whole_on_all
+from matex_data.training.keras_api import held_value, note_variables
+from matex_data.training.partition.optimizer import PartOptimizer, Totals, check_elementwise, inner_optimizer
+from matex_data.training.partition.parts import (
+    Nested,
+    Part,
+    channels_of,
+    hold,
+    hold_alike,
+    is_agreed,
+    join,
+    part_of,
+    slots,
+)
 from matex_data.training.partition.values import broadcast_in
 from matex_data.training.reduction.owners import Flat, gathered_wholes, summed_sections
 
@@ -26,28 +36,33 @@ class OwnedOptimizer:
 
     Parameters
     ----------
-    model : compiled Keras model with variables.
-    average : average of its gradients over the ranks.
+    optimizer : Keras optimizer.
+    weights : variables that it trains, of which this rank may have parts alone.
+    average : average of their gradients over the ranks.
+    clipping : reductions over other ranks that take part in clipping and in scaling losses; see ``PartOptimizer``.
 
     Raises
     ------
     PartitionError : the optimizer does not update each element by itself, or a constraint changes the weights.
     """
 
-    def __init__(self, model: Any, average: GradientAverage) -> None:
-        self._model, self._average = model, average
-        self._optimizer = model.optimizer
-        self._inner = inner_optimizer(model.optimizer)
-        self._weights = list(model.trainable_variables)
+    def __init__(
+        self, optimizer: Any, weights: Sequence[Any], average: GradientAverage, totals: Totals = (), **clipping: Any
+    ) -> None:
+        check_elementwise(optimizer)
+        self._optimizer, self._average = optimizer, average
+        self._inner = inner_optimizer(optimizer)
+        self._weights = list(weights)
         for weight in self._weights:
             _check(weight)
         self._forms = [Flat(average.channel, tuple(weight.shape)) for weight in self._weights]
-        self._clipping = PartOptimizer(model.optimizer, lambda tensor, op="sum": average.reducer([tensor], None, op)[0])
+        own = (average.channel, lambda tensor, op="sum": average.reducer([tensor], None, op)[0])
+        self._clipping = PartOptimizer(optimizer, [own, *totals], **clipping)
 
     def __enter__(self) -> OwnedOptimizer:
         self._sections = [_section(w, form) for w, form in zip(self._weights, self._forms, strict=True)]
         self._positions = {id(weight): i for i, weight in enumerate(self._weights)}
-        self._slots = self._built_slots() if self._optimizer.built else self._new_slots()
+        self._take_state()
         self._clipping.__enter__()
         self._before = vars(self._optimizer).get("apply")
         self._apply = type(self._optimizer).apply.__get__(self._optimizer)
@@ -56,32 +71,31 @@ class OwnedOptimizer:
         object.__setattr__(self._optimizer, "finalize_variable_values", self._finalize_sections)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for name in ("apply", "finalize_variable_values"):
             object.__delattr__(self._optimizer, name)
         if self._before is not None:
             object.__setattr__(self._optimizer, "apply", self._before)
         self._clipping.__exit__()
-        for slot in self._slots:
-            restore(slot, whole_on_all(slot))
+        for slot in self._optimizer.variables if is_agreed(kind) else ():
+            if self._average.channel in channels_of(slot):
+                join(slot)
         note_variables(self._optimizer, self._weights)
 
-    def _new_slots(self) -> list[Any]:
-        """Build the optimizer for the sections; return its state of them."""
-        self._optimizer.build(self._sections)
-        found = [(slot, s) for slot, s in slots(self._optimizer, self._sections) if slot.shape == s.shape]
-        for slot, section in found:
-            hold_alike(slot, section)
-        return [slot for slot, _ in found]
-
-    def _built_slots(self) -> list[Any]:
-        """Cut the state of an optimizer that was built for whole weights; return it. *Collective*."""
+    def _take_state(self) -> None:
+        """Build the optimizer for the sections; or cut its state, if it was built for the weights. *Collective*."""
+        if not self._optimizer.built:
+            self._optimizer.build(self._sections)
+            for slot, section in slots(self._optimizer, self._sections):
+                if slot.shape == section.shape:
+                    hold_alike(slot, section)
+            return
         note_variables(self._optimizer, self._sections)
-        found = [(slot, w) for slot, w in slots(self._optimizer, self._weights) if slot.shape == w.shape]
-        for slot, weight in found:
-            broadcast_in(self._average.channel, [slot])
-            cut(slot, self._forms[self._positions[id(weight)]])
-        return [slot for slot, _ in found]
+        for slot, weight in slots(self._optimizer, self._weights):
+            if slot.shape == weight.shape:
+                broadcast_in(self._average.channel, [slot])
+                form = self._forms[self._positions[id(weight)]]
+                hold(slot, _within(form, weight), lambda form=form, slot=slot: form.own(held_value(slot)))  # type: ignore[misc]
 
     def _apply_sections(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
         """Update the sections from the gradients of all ranks. *Collective*."""
@@ -131,8 +145,14 @@ def _section(weight: Any, form: Flat) -> Any:
     )
     object.__setattr__(section, "_path", weight.path)
     section.constraint = weight.constraint
-    hold(section, form, lambda: section.value.numpy())
+    hold(section, _within(form, weight), lambda: section.value.numpy())
     return section
+
+
+def _within(form: Flat, weight: Any) -> Part:
+    """Return the form of a section of a weight, of which this rank may have a part alone."""
+    part = part_of(weight)
+    return form if part is None else Nested(form, part)
 
 
 def check_callbacks(callbacks: Sequence[Any]) -> None:

@@ -26,21 +26,21 @@ class Call(NamedTuple):
     users: tuple[int, ...]
 
 
-class Container:
-    """Functional model, and the calls that it consists of, in the order in which they run.
-
-    Parameters
-    ----------
-    functional : Keras's functional model; that within a ``Sequential``.
+class Container(NamedTuple):
+    """Functional model, or stage of one, and the calls that it consists of, in the order in which they run.
 
     Attributes
     ----------
-    functional : as given.
+    owner : Keras's functional model, that within a ``Sequential``; or the layer that runs a stage.
     calls : calls of the model.
     """
 
-    def __init__(self, functional: Any) -> None:
-        self.functional = functional
+    owner: Any
+    calls: list[Call]
+
+    @classmethod
+    def of(cls, functional: Any) -> Container:
+        """Return a functional model as a container."""
         nodes = [node for _, group in sorted(functional._nodes_by_depth.items(), reverse=True) for node in group]
         nodes = [node for node in nodes if not node.is_input]
         maker = {id(tensor): i for i, node in enumerate(nodes) for tensor in node.outputs}
@@ -52,17 +52,18 @@ class Container:
         for tensor in functional.outputs:
             if id(tensor) in maker:
                 users[maker[id(tensor)]].append(-1)
-        self.calls = [
+        calls = [
             Call(node.operation, tuple(maker.get(id(tensor), -1) for tensor in node.input_tensors), tuple(users[i]))
             for i, node in enumerate(nodes)
         ]
+        return cls(functional, calls)
 
 
 def containers(layers: Sequence[Any]) -> list[Container]:
     """Return the functional models among layers, as far as they run as Keras made them."""
     found = [layer._functional if isinstance(layer, keras.Sequential) else layer for layer in layers]
     unique = {id(f): f for f in found if isinstance(f, Functional) and type(f).call is Functional.call}
-    return [Container(functional) for functional in unique.values()]
+    return [Container.of(functional) for functional in unique.values()]
 
 
 def called_once(found: Sequence[Container]) -> set[int]:

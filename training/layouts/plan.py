@@ -37,16 +37,18 @@ _OF_FEATURES = (
 
 
 class Plan(NamedTuple):
-    """Plan of a model.
+    """Plan of a model, or of one of its stages.
 
     Attributes
     ----------
+    variables : variables of its layers, each once.
     cuts : variables that are cut, each with its axis.
     rules : rules of layers.
     containers : functional models within which tensors may stay cut.
     gathered : names of the layers without a rule, whose weights are gathered.
     """
 
+    variables: list[Any]
     cuts: list[tuple[Any, int]]
     rules: list[Rule]
     containers: list[Container]
@@ -65,9 +67,45 @@ def plan(model: Any, layouts: Any, shards: Shards) -> Plan:
     PartitionError : a layout does not fit its variable, or fits none; or nothing would be cut.
     """
     layers = list(model._flatten_layers())
-    found = containers(layers)
-    once = called_once(found)
-    axes = _axes(model, layouts, proposed(layers, found, once, shards.size) if layouts.proposes else {}, shards)
+    return plans(model, [(layers, containers(layers))], layouts, shards)[0]
+
+
+def plans(
+    model: Any, groups: Sequence[tuple[Sequence[Any], Sequence[Container]]], layouts: Any, shards: Shards
+) -> list[Plan]:
+    """Return the plans of the stages of a built model; parameters and errors as above.
+
+    Parameters
+    ----------
+    groups : for each stage its layers, nested ones, too, and the functional models among them.
+    """
+    once = called_once([container for _, found in groups for container in found])
+    proposals: dict[int, int] = {}
+    if layouts.proposes:
+        for layers, found in groups:
+            proposals |= proposed(layers, found, once, shards.size)
+    axes = _axes(model, layouts, proposals, shards)
+    made = [_planned(layers, found, once, axes, shards) for layers, found in groups]
+    if not any(plan.cuts for plan in made):
+        raise PartitionError(
+            "no layout cuts a variable of this model",
+            expected="a layout map that fits the paths of its variables",
+            found=f"{len(layouts)} layouts, {'others are proposed' if layouts.proposes else 'none is proposed'}",
+            remedy="give layouts; or train with comm=..., without a mesh, on the rows of each rank",
+        )
+    return made
+
+
+def _planned(
+    layers: Sequence[Any], found: Sequence[Container], once: set[int], axes: dict[int, int], shards: Shards
+) -> Plan:
+    """Return the plan of layers whose variables are cut along these axes.
+
+    Parameters
+    ----------
+    once : ids of the layers that are called once by all of the model.
+    axes : by the ids of variables.
+    """
     made: dict[int, Rule] = {}
     inner: set[int] = set()
     gathered: list[str] = []
@@ -85,21 +123,15 @@ def plan(model: Any, layouts: Any, shards: Shards) -> Plan:
             made[id(layer)] = rule
     for container in found:
         _keep_cut(container, once, made)
-    cuts = {id(v): (v, axes[id(v)]) for v in model.variables if id(v) in axes}
+    variables = {id(v): v for layer in layers for v in layer.variables}
+    cuts = {key: (v, axes[key]) for key, v in variables.items() if key in axes}
     for rule in made.values():
         for variable, axis in rule.extra_cuts():
             check_divides(variable.path, whole_shape(variable), axis, shards.size)
             cuts.setdefault(id(variable), (variable, axis))
-    if not cuts:
-        raise PartitionError(
-            "no layout cuts a variable of this model",
-            expected="a layout map that fits the paths of its variables",
-            found=f"{len(layouts)} layouts, {'others are proposed' if layouts.proposes else 'none is proposed'}",
-            remedy="give layouts; or train with comm=..., without a mesh, on the rows of each rank",
-        )
     for variable, axis in cuts.values():
         _check_constraint(variable, axis)
-    return Plan(list(cuts.values()), list(made.values()), found, gathered)
+    return Plan(list(variables.values()), list(cuts.values()), list(made.values()), list(found), gathered)
 
 
 def _axes(model: Any, layouts: Any, proposals: dict[int, int], shards: Shards) -> dict[int, int]:
@@ -227,7 +259,7 @@ def _keep_cut(container: Container, once: set[int], made: dict[int, Rule]) -> No
         if rule is None:
             stays.append(False)
             continue
-        rule.container = container.functional
+        rule.container = container.owner
         rule.takes_cut = (
             rule.can_take_cut and len(call.sources) == 1 and call.sources[0] >= 0 and stays[call.sources[0]]
         )

@@ -10,31 +10,26 @@ import tensorflow as tf
 
 from matex_data.errors import PartitionError
 from matex_data.training.keras_api import get_keras_mask, note_variables, set_keras_mask
-from matex_data.training.layouts.containers import Container, called_once
+from matex_data.training.layouts.containers import called_once
+from matex_data.training.layouts.cut_layers import CutLayers
 from matex_data.training.layouts.entropy import CutEntropy, takes_cut_logits
 from matex_data.training.layouts.plan import Plan, plan
-from matex_data.training.layouts.rules import Units, running
+from matex_data.training.layouts.rules import Units
 from matex_data.training.layouts.shards import Shards
-from matex_data.training.mesh import Mesh
-from matex_data.training.partition.deferred import initialize, is_absent, is_deferred
-from matex_data.training.partition.optimizer import PartOptimizer, check_elementwise, inner_optimizer
-from matex_data.training.partition.parts import (
-    Section,
-    cut,
-    hiding_parts,
-    hold_alike,
-    part_of,
-    restore,
-    slots,
-    whole_on_all,
-)
-from matex_data.training.partition.values import broadcast_in
+from matex_data.training.mesh import Mesh, RankLayoutMap
+from matex_data.training.partition.deferred import is_deferred
+from matex_data.training.partition.optimizer import PartOptimizer, Totals, check_elementwise, inner_optimizer
+from matex_data.training.partition.parts import hiding_parts, is_agreed
 
 log = logging.getLogger("matex_data.training")
 
 
-def sharded_model(model: Any, mesh: Mesh) -> ShardedModel:
+def sharded_model(model: Any, mesh: Mesh, owned: bool = False) -> ShardedModel:
     """Return the context manager of a model on a mesh; that of an earlier training, if it is still in parts.
+
+    Parameters
+    ----------
+    owned : the state of the optimizer is about to be cut over the replicas, too.
 
     Raises
     ------
@@ -42,15 +37,21 @@ def sharded_model(model: Any, mesh: Mesh) -> ShardedModel:
     """
     found: ShardedModel | None = vars(model).get("_matex_sharded")
     if found is None:
-        return ShardedModel(model, mesh)
+        found = ShardedModel(model, mesh)
     if found.shards.mesh is not mesh:
-        raise PartitionError(
-            "this model is in parts on another mesh",
-            expected=f"the mesh of shape {found.shards.mesh.shape} with which it was trained",
-            found=f"another one of shape {mesh.shape}",
-            remedy="give the same mesh; or write a checkpoint, and resume from it with a new model",
-        )
+        raise another_mesh(mesh.shape)
+    found.owned = owned
     return found
+
+
+def another_mesh(shape: tuple[int, ...]) -> PartitionError:
+    """Return the error of a model that is in parts on another mesh than that of this shape."""
+    return PartitionError(
+        "this model is in parts on another mesh",
+        expected="the mesh with which it was trained",
+        found=f"another one, of shape {shape}",
+        remedy="give the same mesh; or write a checkpoint, and resume from it with a new model",
+    )
 
 
 class ShardedModel:
@@ -64,43 +65,40 @@ class ShardedModel:
     model : built Keras model; its optimizer is not built, or was built for these parts.
     mesh : ranks, and the layouts of the model.
 
+    Attributes
+    ----------
+    owned : the state of the optimizer is about to be cut over the replicas, too.
+
     Raises
     ------
     PartitionError : on all ranks, if the layouts do not fit the model.
     """
 
+    owned = False
+
     def __init__(self, model: Any, mesh: Mesh) -> None:
         _check_step(model)
         self.model = model
         self.shards = Shards(mesh)
-        self._plan: Plan = plan(
-            model, mesh.layout_map(auto=True) if mesh.layouts is None else mesh.layouts, self.shards
-        )
+        self._plan: Plan = plan(model, layouts_of(mesh), self.shards)
+        self._layers = CutLayers(self._plan, self.shards)
         self._kept = any(is_deferred(variable) for variable, _ in self._plan.cuts)
         check_elementwise(model.optimizer)
-        self._whole = [variable for variable, _ in self._plan.cuts if part_of(variable) is None]
         self._entropy: CutEntropy | None = None
 
     def __enter__(self) -> ShardedModel:
         if "_matex_sharded" in vars(self.model):  # still in parts
             if self._inner is not inner_optimizer(self.model.optimizer):  # compiled again
-                self._take_optimizer({})
+                self._take_optimizer()
             if self._entropy is not None:
                 self._entropy.__exit__()
                 self._entropy = None
             self._leave_logits_cut()
             return self
-        made = self._plan
-        if made.gathered and self.shards.mesh.world.rank == 0:
-            names = ", ".join(made.gathered)
-            log.warning("no rule computes with parts of the weights of %s: they are gathered in every step", names)
-        shapes = {id(v): tuple(v.shape) for v in self.model.variables}
-        self._distribute()
-        self._take_optimizer(shapes)
-        for rule in made.rules:
-            rule.install()
-        for container in made.containers:
-            object.__setattr__(container.functional, "call", ContainerCall(container))
+        if self.shards.mesh.world.rank == 0:
+            self._layers.warn_of_gathered()
+        self._layers.install()
+        self._take_optimizer()
         object.__setattr__(self.model, "call", CheckedCall(self.model, self.shards))
         object.__setattr__(self.model, "compute_loss", HidingLoss(self.model))
         object.__setattr__(self.model, "_matex_sharded", self)
@@ -110,26 +108,22 @@ class ShardedModel:
         self._forget_functions()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._kept:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._kept or not is_agreed(kind):
             return
         object.__delattr__(self.model, "_matex_sharded")
         if self._entropy is not None:
             self._entropy.__exit__()
         object.__delattr__(self.model, "compute_loss")
         object.__delattr__(self.model, "call")
-        for container in self._plan.containers:
-            vars(container.functional).pop("call", None)
-        for variable, _axis in self._plan.cuts:
-            if isinstance(variable.regularizer, PartRegularizer):
-                variable.regularizer = variable.regularizer.original
-        for installed in self._plan.rules:
-            installed.uninstall()
         self._optimizer.__exit__()
-        for variable in [*self._whole, *self._slots]:
-            restore(variable, whole_on_all(variable))
+        self._layers.uninstall(self.model.optimizer, joined=True)
         note_variables(self.model.optimizer, self.model.trainable_variables)
         self._forget_functions()
+
+    def totals(self) -> Totals:
+        """Return the sums over the shards, for an optimizer of parts."""
+        return [(self.shards.channel, self.shards.total)]
 
     def _forget_functions(self) -> None:
         """Let Keras trace the steps of the model again: variables and layers have changed."""
@@ -139,7 +133,7 @@ class ShardedModel:
     def _leave_logits_cut(self) -> None:
         """Let the loss take the logits of each shard, if the model's output is theirs and is used for nothing else."""
         functional = getattr(self.model, "_functional", self.model)
-        calls = [call for c in self._plan.containers if c.functional is functional for call in c.calls]
+        calls = [call for c in self._plan.containers if c.owner is functional for call in c.calls]
         ends = [call for call in calls if -1 in call.users]
         made = {id(rule.layer): rule for rule in self._plan.rules}
         single = (
@@ -158,51 +152,18 @@ class ShardedModel:
             log.warning("XLA cannot compile communication: %s trains without jit_compile", self.model.name)
         object.__setattr__(self.model, "_jit_compile", False)
 
-    def _distribute(self) -> None:
-        """Give each shard its part of the variables."""
-        axes = {id(variable): axis for variable, axis in self._plan.cuts}
-        channel = self.shards.channel
-        for variable in self.model.variables:
-            if is_absent(variable):
-                initialize(variable)
-            if part_of(variable) is not None:
-                continue
-            if not is_deferred(variable):
-                broadcast_in(channel, [variable])
-            if id(variable) in axes:
-                cut(variable, Section(channel, tuple(variable.shape), axes[id(variable)]))
-
-        for variable, _ in self._plan.cuts:
-            if variable.regularizer is not None and not isinstance(variable.regularizer, PartRegularizer):
-                variable.regularizer = PartRegularizer(variable, self.shards)
-
-    def _take_optimizer(self, shapes: dict[int, tuple[int, ...]]) -> None:
-        """Build the optimizer for the parts; or cut its state, if it was built for whole variables. *Collective*.
-
-        Parameters
-        ----------
-        shapes : of the variables before they were cut, by id.
-        """
-        optimizer, variables = self.model.optimizer, self.model.trainable_variables
-        self._inner, self._optimizer = inner_optimizer(optimizer), PartOptimizer(optimizer, self.shards.total)
-        if optimizer.built:
-            note_variables(optimizer, variables)
-        else:
-            optimizer.build(variables)
-        self._slots = []
-        for slot, variable in slots(optimizer, variables):
-            part = part_of(variable)
-            if part is None or part_of(slot) is not None:
-                continue
-            if tuple(slot.shape) == tuple(variable.shape):
-                hold_alike(slot, variable)
-            elif tuple(slot.shape) == shapes.get(id(variable)):
-                broadcast_in(self.shards.channel, [slot])
-                cut(slot, part)
-            else:
-                continue
-            self._slots.append(slot)
+    def _take_optimizer(self) -> None:
+        """Build the optimizer for the parts, unless replicas own sections of them; or cut its state. *Collective*."""
+        optimizer = self.model.optimizer
+        self._inner, self._optimizer = inner_optimizer(optimizer), PartOptimizer(optimizer, self.totals())
+        if optimizer.built or not self.owned:
+            self._layers.take_optimizer(optimizer, self.model.trainable_variables)
         self._optimizer.__enter__()
+
+
+def layouts_of(mesh: Mesh) -> RankLayoutMap:
+    """Return the layouts of a mesh; if it has none, a map that proposes them."""
+    return mesh.layout_map(auto=True) if mesh.layouts is None else mesh.layouts
 
 
 def _check_step(model: Any) -> None:
@@ -221,23 +182,6 @@ def _check_step(model: Any) -> None:
                 found=f"{name} of {type(model).__module__}",
                 remedy="leave it out, or train on the rows of each rank, without a mesh",
             )
-
-
-class ContainerCall:
-    """``call`` of a functional model, within which tensors may stay cut."""
-
-    def __init__(self, container: Container) -> None:
-        self._functional = container.functional
-        self._call = container.functional.call
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the layers of the model."""
-        token = running.set(self._functional)
-        try:
-            with hiding_parts():
-                return self._call(*args, **kwargs)
-        finally:
-            running.reset(token)
 
 
 class CheckedCall:
@@ -277,23 +221,3 @@ class HidingLoss:
         """Return the loss."""
         with hiding_parts():
             return self.wrapped(*args, **kwargs)
-
-
-class PartRegularizer:
-    """Regularizer of a variable of which each shard holds a part. *Collective*."""
-
-    def __init__(self, variable: Any, shards: Shards) -> None:
-        self.original = variable.regularizer
-        self._shards = shards
-
-    def __call__(self, variable: Any) -> Any:
-        """Return the penalty of the whole variable; its gradient is that of this part."""
-        part = part_of(variable)
-        assert isinstance(part, Section)
-        with hiding_parts(False):
-            return tf.autograph.experimental.do_not_convert(self._penalty)(tf.convert_to_tensor(variable), part.axis)
-
-    def _penalty(self, value: Any, axis: int) -> Any:
-        if type(self.original) in (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2):
-            return self._shards.summed(self.original(value))
-        return self.original(self._shards.gathered(value, axis))

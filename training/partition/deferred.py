@@ -52,8 +52,9 @@ def deferred(layouts: Any = None) -> Iterator[None]:
 
     Parameters
     ----------
-    layouts : ``mesh.layout_map()``, which says what is cut over the shards of a mesh. None, or a map that proposes
-        layouts itself: the variables get their values in ``fit(..., mesh=mesh)``, and cannot be read before.
+    layouts : ``mesh.layout_map()``, which says what is cut over the shards of a mesh. None, a map that proposes
+        layouts itself, or one of a mesh with stages: the variables get their values in ``fit(..., mesh=mesh)``, and
+        cannot be read before.
 
     Raises
     ------
@@ -79,8 +80,8 @@ def deferred(layouts: Any = None) -> Iterator[None]:
     finally:
         created = keras_api.take_uninitialized()
         keras_api.keras_state.set_global_attribute(keras_api.UNINITIALIZED, before)
-    pending = mesh is None or layouts.proposes
-    if mesh is not None and not pending:
+    pending = mesh is None or layouts.proposes or mesh.shape[1] > 1
+    if mesh is not None and not layouts.proposes:
         check_used(layouts, [variable.path for variable in created])
     for variable in created:
         object.__setattr__(variable, "_matex_deferred", True)

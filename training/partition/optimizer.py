@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from matex_data.errors import PartitionError
-from matex_data.training.partition.parts import part_of
+from matex_data.training.comm.channel import Channel
+from matex_data.training.partition.parts import channels_of
 
 ELEMENTWISE = (
     keras.optimizers.SGD,
@@ -49,35 +50,57 @@ def inner_optimizer(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
+Totals = Sequence[tuple[Channel, Callable[..., Any]]]
+"""Channels of ranks that hold parts, each with a sum, or another reduction, of a tensor over them. *Collective*."""
+
+
 class PartOptimizer:
     """Context manager: an optimizer clips by norms over all parts, and scales losses alike on all ranks that hold them.
 
     Parameters
     ----------
-    optimizer : Keras optimizer of elementwise updates.
-    total : sum, or another reduction, of a tensor over the ranks that hold parts. *Collective* among them.
+    optimizer : Keras optimizer.
+    totals : over the ranks that hold parts of variables; those of nested parts from the innermost one on.
+    others : the same reduction over ranks that hold other variables, such as other stages; None: there are none.
+    elsewhere : paths of the variables that one of these ranks counts in the norm of all gradients.
     """
 
-    def __init__(self, optimizer: Any, total: Callable[..., Any]) -> None:
-        check_elementwise(optimizer)
+    def __init__(
+        self,
+        optimizer: Any,
+        totals: Totals,
+        others: Callable[..., Any] | None = None,
+        elsewhere: Collection[str] = (),
+    ) -> None:
         self._outer, self._inner = optimizer, inner_optimizer(optimizer)
-        self._total = tf.autograph.experimental.do_not_convert(total)
+        unconverted = tf.autograph.experimental.do_not_convert
+        self._totals = [(channel, unconverted(total)) for channel, total in totals if channel.size > 1]
+        self._others = None if others is None else unconverted(others)
+        self._elsewhere = set(elsewhere)
         self._variables: Sequence[Any] = ()
+        self._replaced: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> PartOptimizer:
         self._update = self._inner._backend_apply_gradients
-        object.__setattr__(self._inner, "_backend_apply_gradients", self._apply)
-        if self._inner.clipnorm is not None or self._inner.global_clipnorm is not None:
-            object.__setattr__(self._inner, "_clip_gradients", self._clipped)
+        self._replace(self._inner, "_backend_apply_gradients", self._apply)
+        of_all = self._inner.global_clipnorm is not None and (self._totals or self._others is not None)
+        if of_all or (self._inner.clipnorm is not None and self._totals):
+            self._replace(self._inner, "_clip_gradients", self._clipped)
         if self._outer is not self._inner:
             self._check_finite = self._outer.check_finite
-            object.__setattr__(self._outer, "check_finite", self._all_finite)
+            self._replace(self._outer, "check_finite", self._all_finite)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in ("_backend_apply_gradients", "_clip_gradients"):
-            vars(self._inner).pop(name, None)
-        vars(self._outer).pop("check_finite", None)
+        for owner, name, before in reversed(self._replaced):
+            object.__delattr__(owner, name)
+            if before is not None:
+                object.__setattr__(owner, name, before)
+        self._replaced.clear()
+
+    def _replace(self, owner: Any, name: str, method: Callable[..., Any]) -> None:
+        self._replaced.append((owner, name, vars(owner).get(name)))
+        object.__setattr__(owner, name, method)
 
     def _apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Any:
         """Update the variables, and note them for ``_clipped``, which gets gradients alone."""
@@ -86,7 +109,10 @@ class PartOptimizer:
 
     def _all_finite(self, gradients: Sequence[Any]) -> Any:
         """Return whether the gradients of all parts are finite. *Collective*."""
-        return self._total(tf.cast(self._check_finite(gradients), tf.int32), "min") > 0
+        finite = tf.cast(self._check_finite(gradients), tf.int32)
+        for _, total in self._totals:
+            finite = total(finite, "min")
+        return (finite if self._others is None else self._others(finite, "min")) > 0
 
     def _clipped(self, gradients: Sequence[Any]) -> list[Any]:
         """Return the gradients clipped by their norms over all parts. *Collective*.
@@ -95,15 +121,18 @@ class PartOptimizer:
         """
         wide = [tf.float64 if g.dtype == tf.float64 else tf.float32 for g in gradients]
         wide = wide if len(set(wide)) == 1 else [tf.float64] * len(wide)
-        squares = [tf.reduce_sum(tf.square(tf.cast(values(g), d))) for g, d in zip(gradients, wide, strict=True)]
-        parts = [part_of(v) is not None for v in self._variables]
-        norms = tf.sqrt(tf.where(parts, self._total(tf.stack(squares)), tf.stack(squares)))
+        squares = tf.stack(
+            [tf.reduce_sum(tf.square(tf.cast(values(g), d))) for g, d in zip(gradients, wide, strict=True)]
+        )
+        for channel, total in self._totals:
+            cut = [channel in channels_of(variable) for variable in self._variables]
+            squares = tf.where(cut, total(squares), squares)
         if self._inner.clipnorm is not None:
-            limit = self._inner.clipnorm
-            return [
-                scaled(g, limit / tf.maximum(norm, limit)) for g, norm in zip(gradients, tf.unstack(norms), strict=True)
-            ]
-        limit, norm = self._inner.global_clipnorm, tf.norm(norms)
+            limit, norms = self._inner.clipnorm, tf.unstack(tf.sqrt(squares))
+            return [scaled(g, limit / tf.maximum(norm, limit)) for g, norm in zip(gradients, norms, strict=True)]
+        counted = [variable.path not in self._elsewhere for variable in self._variables]
+        square = tf.reduce_sum(tf.where(counted, squares, tf.zeros_like(squares)))
+        limit, norm = self._inner.global_clipnorm, tf.sqrt(square if self._others is None else self._others(square))
         return [scaled(g, limit / tf.maximum(norm, limit)) for g in gradients]
 
 

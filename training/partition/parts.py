@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data._types import Array
-from matex_data.errors import PartitionError
+from matex_data.errors import DataError, PartitionError
 from matex_data.training import keras_api
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.collectives import segments
@@ -22,10 +22,18 @@ _hidden: ContextVar[bool] = ContextVar("hidden", default=False)
 
 
 class Part(Protocol):
-    """Form of a part: which section of the whole each rank of a channel holds."""
+    """Form of a part: which section of the whole each rank of a channel holds.
+
+    Attributes
+    ----------
+    channel : ranks that hold the sections.
+    shape : of the whole.
+    outer : form of the array that these ranks hold sections of, if this is itself a part; None: it is whole.
+    """
 
     channel: Channel
     shape: tuple[int, ...]
+    outer: Part | None
 
     def own(self, whole: Array) -> Array:
         """Return this rank's part of a whole array."""
@@ -44,6 +52,8 @@ class Section:
     axis : along which it is cut; the number of ranks divides its size.
     """
 
+    outer: Part | None = None
+
     def __init__(self, channel: Channel, shape: Sequence[int], axis: int) -> None:
         self.channel, self.shape, self.axis = channel, tuple(shape), axis
 
@@ -56,6 +66,28 @@ class Section:
     def join(self, parts: Sequence[Array]) -> Array:
         """Return the whole of the sections of all ranks."""
         return np.concatenate(parts, self.axis)
+
+
+class Nested:
+    """Part of a part, such as the section that a replica owns of the units of a shard.
+
+    Parameters
+    ----------
+    inner : form of the section of a part.
+    outer : form of that part.
+    """
+
+    def __init__(self, inner: Part, outer: Part) -> None:
+        self.channel, self.shape = inner.channel, outer.shape
+        self.inner, self.outer = inner, outer
+
+    def own(self, whole: Array) -> Array:
+        """Return this rank's section of its part of a whole array."""
+        return self.inner.own(self.outer.own(whole))
+
+    def join(self, parts: Sequence[Array]) -> Array:
+        """Return the part, of which all ranks hold these sections."""
+        return self.inner.join(parts)
 
 
 class PartVariable(keras.Variable):  # type: ignore[misc]  # Keras has no types
@@ -122,6 +154,20 @@ def whole_shape(variable: Any) -> tuple[int, ...]:
     return tuple(variable.shape) if part is None else tuple(part.shape)
 
 
+def empty_whole(variable: Any) -> Array:
+    """Return an array without values for the whole of a variable, cut or not."""
+    return np.empty(whole_shape(variable), tf.as_dtype(variable.dtype).as_numpy_dtype)
+
+
+def channels_of(variable: Any) -> list[Channel]:
+    """Return the channels over whose ranks a variable is cut; none if this rank holds all of it."""
+    part, found = part_of(variable), []
+    while part is not None:
+        found.append(part.channel)
+        part = part.outer
+    return found
+
+
 def cut(variable: Any, part: Part) -> None:
     """Replace the values of a Keras variable by this rank's part of them."""
     hold(variable, part, lambda: part.own(variable.value.numpy()))
@@ -172,11 +218,17 @@ def slots(optimizer: Any, variables: Sequence[Any]) -> list[tuple[Any, Any]]:
     return found
 
 
-def restore(variable: Any, whole: Array) -> None:
-    """Undo ``cut``: give a variable its whole values."""
+def join(variable: Any) -> None:
+    """Undo the latest ``cut`` of a variable on all ranks. *Collective* among the ranks that hold its sections."""
+    part = part_of(variable)
+    assert part is not None
+    joined = _joined(part, keras_api.held_value(variable))
+    if part.outer is not None:
+        hold(variable, part.outer, lambda: joined)
+        return
     variable.__class__ = keras.Variable
     object.__delattr__(variable, "_matex_part")
-    keras_api.set_value(variable, whole)
+    keras_api.set_value(variable, joined)
 
 
 def whole_at_root(variable: Any) -> Array | None:
@@ -184,10 +236,41 @@ def whole_at_root(variable: Any) -> Array | None:
 
     *Collective* among the ranks that hold parts of it.
     """
+    value: Array | None = keras_api.held_value(variable)
+    part = part_of(variable)
+    while part is not None and value is not None:
+        value = _joined_at_root(part, value)
+        part = part.outer
+    return value
+
+
+def whole_on_all(variable: Any) -> Array:
+    """Return the whole values of a variable on all ranks that hold parts of it. *Collective* among these."""
     value: Array = keras_api.held_value(variable)
     part = part_of(variable)
-    if part is None or part.channel.size == 1:
-        return value
+    while part is not None:
+        value = _joined(part, value)
+        part = part.outer
+    return value
+
+
+def whole_of_replicas(variable: Any, replicas: Channel) -> Array | None:
+    """Return the whole values of a variable on the first rank of the first replica, None on the others. *Collective*.
+
+    Parameters
+    ----------
+    replicas : replicas of this rank's part of the model.
+    """
+    part = part_of(variable)
+    if replicas.rank > 0 and (part is None or part.channel is not replicas):
+        return None
+    whole = whole_at_root(variable)
+    return whole if replicas.rank == 0 else None
+
+
+def _joined_at_root(part: Part, value: Array) -> Array | None:
+    if part.channel.size == 1:
+        return part.join([value])
     flat = np.ascontiguousarray(value).reshape(-1)
     stacks = [part.channel.host.gather_at_root(segment) for segment in segments(flat)]
     if part.channel.rank > 0:
@@ -196,13 +279,18 @@ def whole_at_root(variable: Any) -> Array | None:
     return part.join([row.reshape(value.shape) for row in rows])
 
 
-def whole_on_all(variable: Any) -> Array:
-    """Return the whole values of a variable on all ranks that hold parts of it. *Collective* among these."""
-    value: Array = keras_api.held_value(variable)
-    part = part_of(variable)
-    if part is None or part.channel.size == 1:
-        return value
-    return part.join(list(part.channel.host.gather(value[None])))
+def _joined(part: Part, value: Array) -> Array:
+    return part.join([value] if part.channel.size == 1 else list(part.channel.host.gather(value[None])))
+
+
+def is_agreed(kind: type[BaseException] | None) -> bool:
+    """Return whether all ranks leave a context by an exception of this class, so that they can join parts.
+
+    Parameters
+    ----------
+    kind : class of the exception; None: there is none. A ``DataError`` is raised on all ranks; others may be of one.
+    """
+    return kind is None or issubclass(kind, DataError)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data.training.comm.channel import Channel
-from matex_data.training.partition.parts import part_of
+from matex_data.training.partition.parts import channels_of
 from matex_data.training.reduction.buckets import plan_buckets
 
 
@@ -28,7 +28,7 @@ def broadcast_in(channel: Channel, variables: list[Any], root: int = 0) -> None:
     """
     if channel.size == 1:
         return
-    variables = [v for v in variables if (held := part_of(v)) is None or held.channel is not channel]
+    variables = [v for v in variables if channel not in channels_of(v)]
     shapes = [(tuple(variable.shape), str(variable.dtype)) for variable in variables]
     channel.check_same(f"broadcast {shapes} from rank {root}")
     sizes = [math.prod(variable.shape) * tf.as_dtype(variable.dtype).size for variable in variables]

@@ -36,6 +36,8 @@ class Flat:
     shape : of the whole.
     """
 
+    outer: Any = None
+
     def __init__(self, channel: Channel, shape: Sequence[int]) -> None:
         self.channel, self.shape = channel, tuple(shape)
         self.size = int(np.prod(self.shape, dtype=np.int64))

@@ -26,7 +26,7 @@ import tensorflow as tf
 from matex_data._types import Array
 from matex_data.errors import FormatError, PartitionError
 from matex_data.training.comm.channel import Channel
-from matex_data.training.partition.parts import part_of, whole_at_root, whole_shape
+from matex_data.training.partition.parts import part_of, whole_of_replicas, whole_shape
 from matex_data.training.steps.batch_norm import average_moving_statistics, moving_statistics
 from matex_data.training.steps.variables import replicated_variables
 
@@ -274,11 +274,9 @@ def _arrays(model: Any, channel: Channel) -> Iterator[tuple[str, Array]]:
         if stack is not None:
             yield f"own{i}", stack
     for i, variable in enumerate(replicated_variables(model)):
-        part = part_of(variable)
-        if channel.rank == 0 or (part is not None and part.channel is channel):
-            whole = whole_at_root(variable)
-            if whole is not None and channel.rank == 0:
-                yield f"common{i}", whole
+        whole = whole_of_replicas(variable, channel)
+        if whole is not None:
+            yield f"common{i}", whole
 
 
 def restore(model: Any, found: Checkpoint) -> RankValues:

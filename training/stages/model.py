@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -12,15 +13,20 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data.errors import PartitionError
+from matex_data.training.average.gradients import GradientAverage
+from matex_data.training.average.owned import OwnedOptimizer
 from matex_data.training.average.state import step_state
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.world import alone
 from matex_data.training.keras_api import pythonify_logs
+from matex_data.training.layouts.sharded import another_mesh
 from matex_data.training.mesh import Mesh
 from matex_data.training.partition.costs import estimated_costs
 from matex_data.training.partition.cut import StagePlan, cut_after, cut_by_cost, stage_plans
 from matex_data.training.partition.deferred import initialize, is_absent, is_deferred
 from matex_data.training.partition.graph import ModelGraph, model_graph
+from matex_data.training.partition.optimizer import PartOptimizer
+from matex_data.training.partition.parts import as_whole, empty_whole, is_agreed, part_of, whole_on_all, whole_shape
 from matex_data.training.partition.values import broadcast_in
 from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import Reducer
@@ -38,6 +44,7 @@ from matex_data.training.stages.layers import StageLayers
 from matex_data.training.stages.messages import Line, StepFailed
 from matex_data.training.stages.micro_batches import Batch, default_micro_batches, read_batch
 from matex_data.training.stages.pipeline import Pipeline
+from matex_data.training.stages.sharding import StageShards
 from matex_data.training.stages.stage import Edge, LastStage, Stage
 from matex_data.training.stages.state import StagedState
 from matex_data.training.stages.sums import GradientSums
@@ -55,10 +62,11 @@ log = logging.getLogger("matex_data.training")
 
 
 class StagedModel:
-    """Context manager: ``fit`` and ``evaluate`` of one compiled Keras model run in stages.
+    """Context manager: ``fit``, ``evaluate`` and ``predict`` of one compiled Keras model run in stages.
 
-    Entering replaces functions of this model; leaving restores them. Each rank trains the weights of its stage, of
-    which alone it has gradients and a state of the optimizer.
+    Entering replaces functions of this model; leaving restores them, but those that evaluate and predict a deferred
+    model. Each rank trains the weights of its stage, of which alone it has gradients and a state of the optimizer; if
+    the mesh has several shards, its part of them.
 
     Parameters
     ----------
@@ -67,14 +75,16 @@ class StagedModel:
     micro_batches : into which each batch of a replica is divided; None: as many as have ``LEAST_ROWS`` rows.
     recompute : compute forward again for the backward computation, instead of keeping results.
     split_after : names of the layers after which the model is cut; None: by cost.
-    sync_batch_norm, wire_dtype : as in ``fit``.
+    sync_batch_norm, wire_dtype, shard_optimizer : as in ``fit``.
 
     Attributes
     ----------
-    channel, world : all ranks.
+    world : all ranks.
+    channel : replicas of this rank's part of the model, unless every rank has all weights.
     traces : 0, since Keras's own step is not traced.
     replicas : replicas of this stage.
     line : stages of this replica.
+    shards : shards of the layers of this stage.
     deferred : each rank has the weights of its stage alone.
     watch : changes between steps; there are none that a check would have to find.
     """
@@ -89,15 +99,20 @@ class StagedModel:
         split_after: Sequence[str] | None = None,
         sync_batch_norm: bool = False,
         wire_dtype: WireDtype | None = None,
+        shard_optimizer: bool = False,
     ) -> None:
         self.model, self.mesh = model, mesh
-        self.world = self.channel = open_channel(mesh.world)
-        self.replicas = open_channel(mesh.data)
-        self.line = open_channel(mesh.stages)
+        self.world, self.replicas, self.line = map(open_channel, (mesh.world, mesh.data, mesh.stages))
+        self.line.counters = self.replicas.counters  # one sequence of all operations, as with shards
+        self.shards = StageShards(mesh)
+        self._owns = shard_optimizer and self.replicas.size > 1
         self._micro_batches, self._recompute, self._split_after = micro_batches, recompute, split_after
         self._sync_batch_norm = sync_batch_norm
         self._reducer = Reducer(self.replicas, wire_dtype=wire_dtype)
         self._originals: list[tuple[Any, str, Any]] = []
+        self._optimizing = contextlib.ExitStack()
+        self.deferred = any(map(is_deferred, model.weights))
+        self.channel = self.replicas if self.deferred or self.shards.size > 1 else self.world
         self._messages = Line(self.line)
         self._logs: dict[str, Any] = {}
         self._samples_seen = eager_variable(0, tf.int64)
@@ -107,19 +122,38 @@ class StagedModel:
         self.plans: list[StagePlan] = []
 
     def __enter__(self) -> StagedModel:
+        before: StagedModel | None = vars(self.model).pop("_matex_staged", None)
+        if before is not None:
+            before.release()
         self._agree(self._check_options)
         self._replace(self.model, "train_function", self._train_function)
         self._replace(self.model, "test_function", self._test_function)
+        self._replace(self.model, "predict_function", self._predict_function)
         self._replace(self.model, "_get_metrics_result_or_logs", self._epoch_logs)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
+        self._optimizing.__exit__(kind, error, trace)
+        if self._started and self.deferred:
+            object.__setattr__(self.model, "train_function", None)
+            object.__setattr__(self.model, "_matex_staged", self)
+        else:
+            self.release(is_agreed(kind))
+
+    def release(self, joined: bool = False) -> None:
+        """Restore what entering has replaced.
+
+        Parameters
+        ----------
+        joined : parts of weights are whole again. *Collective* then.
+        """
         for owner, name, value in reversed(self._originals):
             if value is _ABSENT:
                 object.__delattr__(owner, name)
             else:
                 object.__setattr__(owner, name, value)
         self._originals.clear()
+        self.shards.uninstall(self.model.optimizer, joined and not self.deferred)
 
     def prepare(self, element_spec: Any, whole_batches: bool = False) -> None:
         """Create the variables of the model, cut it, and broadcast the weights of rank 0. *Collective*.
@@ -129,30 +163,46 @@ class StagedModel:
         PartitionError : on all ranks, if the model cannot be trained in stages.
         """
         self._agree(lambda: self._cut(element_spec))
-        own, graph = self._plan, self._graph
-        held = variable_holders(self.plans)
+        own, held = self._plan, variable_holders(self.plans)
+        if not self.deferred:
+            self.broadcast()
+        self.shards.install()
         if self.deferred:
             self._initialize(layers_of(own))
-        self.broadcast()
+            self.broadcast()
         separate_seeds(self.model, self.replicas.rank)
-        last = own.number == len(self.plans) - 1
-        first = [v for layer in layers_of(own) for v in layer.variables if held[id(v)][0] == own.number]
-        self.layers = StageLayers(own, graph.outputs if last else own.sends, first)
         own_ids = {id(v) for v in self.layers.trainable_variables}
         self.variables = [v for v in self.model.trainable_variables if id(v) in own_ids]
         self._agree(lambda: check_optimizer(self.model.optimizer, self.variables))
-        if not self.model.optimizer.built:
-            self.model.optimizer.build(self.variables)
-        self._state = StagedState(self.model, self.layers, self._messages, self.replicas, held)
-        self._replace(self.model.optimizer, "finalize_variable_values", self._finalize)
-        self._agree(self._replace_metrics)
-        self._replace_losses()
+        self._state = StagedState(self.model, self.layers, self._messages, self.shards.rank, self.replicas, held)
         sums = GradientSums(self.variables)
         trained = trained_stages(self.plans)
-        self._update = StageUpdate(self.model.optimizer, sums, self._reducer, self.line, held, trained)
-        positions = [graph.inputs.index(number) for number in own.inputs]
+        self._take_optimizer(held)
+        reducer = None if self._owns else self._reducer
+        state = step_state(self.replicas)
+        self._update = StageUpdate(self.model.optimizer, sums, reducer, state, self.line, held, trained)
+        self._agree(self._replace_metrics)
+        self._replace_losses()
+        positions = [self._graph.inputs.index(number) for number in own.inputs]
+        last = own.number == len(self.plans) - 1
         self._pipeline = Pipeline(self._messages, lambda receives: self._stage(receives, sums, last), positions)
         self._warn_of_normalizations()
+
+    def _take_optimizer(self, held: Mapping[int, Sequence[int]]) -> None:
+        """Build the optimizer, for the weights of this stage or the sections that this rank updates. *Collective*."""
+        optimizer, totals, others = self.model.optimizer, self.shards.totals(), Reducer(self.line)
+        clipping: dict[str, Any] = {
+            "others": lambda tensor, op="sum": others([tensor], None, op)[0],
+            "elsewhere": {v.path for v in self.variables if held[id(v)][0] != self.line.rank},
+        }
+        if optimizer.built or not self._owns:
+            self.shards.take_optimizer(optimizer, self.variables)
+        if self._owns:
+            average = GradientAverage(self._reducer)
+            self._optimizing.enter_context(OwnedOptimizer(optimizer, self.variables, average, totals, **clipping))
+            return
+        self._optimizing.enter_context(PartOptimizer(optimizer, totals, **clipping))
+        self._optimizing.enter_context(_replaced(optimizer, "finalize_variable_values", self._finalize))
 
     @property
     def samples_seen(self) -> Any:
@@ -162,16 +212,17 @@ class StagedModel:
     def pad_batches(self, dataset: Any) -> Any:
         """Append empty batches, so that this replica has as many batches as any other. *Collective*."""
         known = isinstance(dataset, tf.data.Dataset)
-        by_rank = self.channel.host.allgather_object(int(dataset.cardinality()) if known else -1)
-        missing = max(by_rank) - by_rank[self.channel.rank]
+        by_rank = self.world.host.allgather_object(int(dataset.cardinality()) if known else -1)
+        missing = max(by_rank) - by_rank[self.world.rank]
         return append_empty_batches(dataset, missing) if missing and min(by_rank) >= 0 else dataset
 
     def broadcast(self) -> None:
-        """Broadcast the weights of rank 0; those of a deferred model from the first replica. *Collective*."""
-        if self.deferred:
-            broadcast_in(self.replicas, [v for layer in layers_of(self._plan) for v in layer.weights])
+        """Broadcast the weights of rank 0; those of which ranks hold parts from the first replica. *Collective*."""
+        own = [v for layer in layers_of(self._plan) for v in layer.weights]
+        if self.deferred or any(part_of(v) is not None for v in own):
+            broadcast_in(self.replicas, own)
         else:
-            broadcast_in(self.channel, list(self.model.weights))
+            broadcast_in(self.world, list(self.model.weights))
 
     def state(self) -> StagedState:
         """Return the state of the model, for checkpoints."""
@@ -200,9 +251,16 @@ class StagedModel:
             return
         held = variable_holders(self.plans)
         for plan in self.plans:
-            layers = layers_of(plan)
-            own = {id(v): v for layer in layers for v in layer.weights if held[id(v)][0] == plan.number}
-            broadcast_in(self.line, list(own.values()), plan.number)
+            own = {id(v): v for layer in layers_of(plan) for v in layer.weights if held[id(v)][0] == plan.number}
+            if self.shards.size == 1:
+                broadcast_in(self.line, list(own.values()), plan.number)
+                continue
+            for variable in own.values():
+                mine = plan.number == self.line.rank
+                value = whole_on_all(variable) if mine else empty_whole(variable)
+                self.line.host.broadcast(value.reshape(-1), plan.number)
+                if part_of(variable) is None:
+                    variable.assign(value)
 
     def _initialize(self, layers: Sequence[Any]) -> None:
         """Give the weights of these layers of a deferred model their initial values."""
@@ -212,13 +270,8 @@ class StagedModel:
 
     def _check_options(self) -> None:
         check_model(self.model, self._sync_batch_norm)
-        if self.mesh.shape[2] > 1:
-            raise PartitionError(
-                "stages do not shard their layers",
-                expected="Mesh(stages=..., model=1)",
-                found=f"model={self.mesh.shape[2]}",
-                remedy="use stages alone, or layouts alone",
-            )
+        if "_matex_sharded" in vars(self.model):
+            raise another_mesh(self.mesh.shape)
         if self._micro_batches is not None and self._micro_batches < 1:
             raise PartitionError("a batch has no micro-batch", expected="micro_batches >= 1", found=self._micro_batches)
 
@@ -226,8 +279,10 @@ class StagedModel:
         """Build the model without a state of the optimizer, and cut it."""
         optimizer = self.model.optimizer
         object.__setattr__(self.model, "optimizer", None)  # Keras would build its state for all weights
+        parts = [v for v in self.model.variables if part_of(v) is not None]
+        wholes = [(v, functools.partial(tf.zeros, whole_shape(v), v.dtype)) for v in parts]
         try:
-            with kept_by_calls(self.model):
+            with kept_by_calls(self.model), as_whole(wholes):
                 self.model._symbolic_build(data_batch=element_spec)
         finally:
             object.__setattr__(self.model, "optimizer", optimizer)
@@ -249,12 +304,18 @@ class StagedModel:
         self.plans = stage_plans(self._graph, ends)
         self._plan = self.plans[self.line.rank]
         check_stages(self.model, self.plans)
+        held, number = variable_holders(self.plans), self._plan.number
+        first = [v for layer in layers_of(self._plan) for v in layer.variables if held[id(v)][0] == number]
+        outputs = self._graph.outputs if number == stages - 1 else self._plan.sends
+        self.layers = StageLayers(self._plan, outputs, first)
+        self.shards.plan(self.model, self.plans, self.layers, self._graph.outputs)
         if self.deferred:
             object.__setattr__(self.model, "_matex_cut", (stages, *ends))
 
     def _stage(self, receives: Edge, sums: GradientSums, last: bool) -> Stage | LastStage:
         if not last:
-            return Stage(self.model, self.layers, sums, receives, self._recompute)
+            # TensorFlow's own backward function does not keep the operations of several shards in one order.
+            return Stage(self.model, self.layers, sums, receives, self._recompute or self.shards.size > 1)
         structure = self._graph.functional.output
         return LastStage(self.model, self.layers, sums, receives, structure, step_state(self.replicas))
 
@@ -281,44 +342,72 @@ class StagedModel:
             self._replace(compiled, "_flat_losses", losses)
 
     def _train_function(self, iterator: Any) -> Any:
-        """Run a training step, as Keras's function does. *Collective*."""
-        for step in range(self.model.steps_per_execution):
-            batch, rows = self._next(iterator)
-            if batch is None:
-                if step == 0:
-                    raise StopIteration
-                break
-            self._guarded(lambda batch=batch, rows=rows: self._accumulate(batch, rows))  # type: ignore[misc]
+        """Run training steps, as Keras's function does. *Collective*."""
+
+        def step(batch: Batch, rows: int) -> None:
+            self._guarded("train", batch, lambda: self._accumulate(batch, rows))
             self._update()
             self._samples_seen.assign_add(rows)
+
+        self._run_steps(iterator, step)
         return dict(self._logs)
 
     def _accumulate(self, batch: Batch, rows: int) -> None:
-        self._pipeline.prepare("train", batch)
-        optimizer = self.model.optimizer
-        logs = self._pipeline.train(batch, self._count(batch), rows, optimizer.scale_loss, self._metrics)
+        scale = self.model.optimizer.scale_loss
+        logs = self._pipeline.train(batch, self._count(batch), rows, scale, self._metrics)
         self._logs = logs or self._logs
 
     def _test_function(self, iterator: Any) -> Any:
-        """Evaluate a batch, as Keras's function does. *Collective*."""
+        """Evaluate batches, as Keras's function does. *Collective*."""
         if alone.get():
-            raise PartitionError(
-                "evaluate() was called on one rank alone, as in a callback that writes files",
-                expected="the same calls on all ranks, since the stages are on different ranks",
-                remedy="derive the callback from keras.callbacks.Callback, whose hooks run on every rank",
-            )
+            raise _alone("evaluate()")
+
+        def step(batch: Batch, rows: int) -> None:
+            self._guarded("test", batch, lambda: self._forward("test", batch, rows))
+
+        self._run_steps(iterator, step)
+        return {}
+
+    def _predict_function(self, data: Any) -> Any:
+        """Return the predictions for a list of batches, as Keras's function does. *Collective*.
+
+        Raises
+        ------
+        PartitionError : one rank alone calls it, and does not have all weights.
+        """
+        if alone.get():
+            if self.channel is not self.world:
+                raise _alone("predict()")
+            return _joined([self.model.predict_step(batch) for batch in data])
+        found: list[Any] = []
+
+        def step(batch: Batch, rows: int) -> None:
+            self._guarded("predict", batch, lambda: found.extend(self._forward("predict", batch, rows)))
+
+        self._run_steps(iter(data), step)
+        return self._pipeline.broadcast(_joined(found) if self._pipeline.last else None)
+
+    def _forward(self, mode: str, batch: Batch, rows: int) -> list[Any]:
+        return self._pipeline.forward(mode, batch, self._count(batch), rows)
+
+    def _run_steps(self, iterator: Any, run: Callable[[Batch, int], None]) -> None:
+        """Run the steps of one execution.
+
+        Parameters
+        ----------
+        run : runs a step on a batch of this replica; it gets the number of rows of all replicas, too.
+
+        Raises
+        ------
+        StopIteration : there is no batch.
+        """
         for step in range(self.model.steps_per_execution):
             batch, rows = self._next(iterator)
             if batch is None:
                 if step == 0:
                     raise StopIteration
-                break
-            self._guarded(lambda batch=batch, rows=rows: self._evaluate(batch, rows))  # type: ignore[misc]
-        return {}
-
-    def _evaluate(self, batch: Batch, rows: int) -> None:
-        self._pipeline.prepare("test", batch)
-        self._pipeline.forward("test", batch, self._count(batch), rows)
+                return
+            run(batch, rows)
 
     def _count(self, batch: Batch) -> int:
         """Return the number of micro-batches of a batch."""
@@ -341,7 +430,7 @@ class StagedModel:
             pass
         except Exception as found:  # whatever it is, the other ranks wait for this one
             error = found
-        communicator, rows = self.channel.communicator, 0 if batch is None else batch.rows
+        communicator, rows = self.world.communicator, 0 if batch is None else batch.rows
         state = (error is not None, error is None and batch is None, batch is not None, rows, -rows)
         failed, ended, going, most, least = communicator.maximum(*map(int, state))
         if failed:
@@ -350,7 +439,7 @@ class StagedModel:
             raise PartitionError(
                 "some ranks have a further batch, and others do not",
                 expected="the same number of batches on all ranks",
-                found=f"{'another' if batch is not None else 'no further'} batch on rank {self.channel.rank}",
+                found=f"{'another' if batch is not None else 'no further'} batch on rank {self.world.rank}",
                 remedy="give all stages the same data, and all replicas data with the same number of steps",
             )
         if going and not least and not self._started:
@@ -367,11 +456,19 @@ class StagedModel:
         self.replicas.host.reduce(total)
         return batch, int(total[0])
 
-    def _guarded(self, run: Callable[[], None]) -> None:
-        """Run the computations of a step; if a rank fails, raise its error on all ranks. *Collective*."""
+    def _guarded(self, mode: str, batch: Batch, run: Callable[[], Any]) -> None:
+        """Run the computations of a step; if a rank fails, raise its error on all ranks. *Collective*.
+
+        Raises
+        ------
+        Exception : the error of the lowest rank that has failed; on this rank alone, if other shards of its stage have
+            not failed, which wait for it in their graphs.
+        """
         error: BaseException | None = None
         failed = False
         try:
+            self.shards.check_rows(batch.digest)
+            self._pipeline.prepare(mode, batch)
             run()
         except StepFailed:
             failed = True
@@ -379,7 +476,9 @@ class StagedModel:
             error = found
         if failed or error is not None:
             self._messages.fail()
-        communicator = self.channel.communicator
+        if error is not None and not self.shards.all_failed():
+            raise error
+        communicator = self.world.communicator
         (any_failed,) = communicator.maximum(int(failed or error is not None))
         if any_failed:
             first = communicator.first_error(error)
@@ -393,7 +492,7 @@ class StagedModel:
             run()
         except Exception as found:  # whatever it is, the other ranks wait for this one
             error = found
-        self.channel.communicator.agree(error)
+        self.world.communicator.agree(error)
 
     def _metrics(self) -> dict[str, Any]:
         """Return the logs of this rank's rows, on the last stage."""
@@ -412,7 +511,7 @@ class StagedModel:
 
     def _warn_of_normalizations(self) -> None:
         normalizations = [x for x in self.model._flatten_layers() if isinstance(x, keras.layers.BatchNormalization)]
-        if normalizations and self.channel.rank == 0:
+        if normalizations and self.world.rank == 0:
             log.warning(
                 "BatchNormalization (%s%s) normalizes each micro-batch, like one process that accumulates them",
                 normalizations[0].name,
@@ -425,6 +524,29 @@ class StagedModel:
 
 
 _ABSENT = object()
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Context manager: an object has another method."""
+    object.__setattr__(owner, name, value)
+    try:
+        yield
+    finally:
+        object.__delattr__(owner, name)
+
+
+def _joined(outputs: Sequence[Any]) -> Any:
+    """Return the predictions of consecutive rows as one."""
+    return keras.tree.map_structure(lambda *rows: np.concatenate([np.asarray(x) for x in rows]), *outputs)
+
+
+def _alone(call: str) -> PartitionError:
+    return PartitionError(
+        f"{call} was called on one rank alone, as in a callback that writes files",
+        expected="the same calls on all ranks, since the stages are on different ranks",
+        remedy="derive the callback from keras.callbacks.Callback, whose hooks run on every rank",
+    )
 
 
 def _per_sample(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.training.comm.channel import Channel
+from matex_data.training.partition.parts import part_of, whole_of_replicas
 from matex_data.training.restart.checkpoint import (
     Checkpoint,
     RankValues,
@@ -53,6 +54,7 @@ class StagedState:
     model : compiled model.
     layers : layers of this stage.
     messages : between the stages.
+    shard : number of this rank among those that hold parts of the layers of a stage; the first one sends wholes.
     replicas : replicas of this stage.
     holders : stages that hold a variable, by id.
     """
@@ -62,11 +64,12 @@ class StagedState:
         model: Any,
         layers: StageLayers,
         messages: Line,
+        shard: int,
         replicas: Channel,
         holders: Mapping[int, Sequence[int]],
     ) -> None:
         self._model, self._layers, self._messages, self._replicas = model, layers, messages, replicas
-        self._holders = holders
+        self._shard, self._holders = shard, holders
 
     def capture(self) -> tuple[Iterator[tuple[str, Array]], dict[str, Any]]:
         """Return the variables of all stages, and their names. *Collective*, and so is each step of the iterator.
@@ -88,12 +91,12 @@ class StagedState:
             stack = self._stacked(variable) if stage == self._messages.stage else None
             yield from self._named(f"own{i}", self._at_first_stage(stage, stack))
         for i, (_, stage, variable) in enumerate(self._held()):
-            mine = stage == self._messages.stage and self._replicas.rank == 0
-            value = np.array(variable.value.numpy()) if mine else None
+            mine = stage == self._messages.stage
+            value = whole_of_replicas(variable, self._replicas) if mine else None
             yield from self._named(f"common{i}", self._at_first_stage(stage, value))
 
     def _named(self, name: str, array: Array | None) -> Iterator[tuple[str, Array]]:
-        if array is not None and self._messages.stage == 0 and self._replicas.rank == 0:
+        if array is not None and self._messages.stage == self._shard == self._replicas.rank == 0:
             yield name, array
 
     def restore(self, found: Checkpoint) -> RankValues:
@@ -110,7 +113,8 @@ class StagedState:
         for (_, _, variable), i in zip(held, positions, strict=True):
             array = found.pop(f"common{i}")
             if variable is not None:
-                variable.assign(array)
+                part = part_of(variable)
+                variable.assign(array if part is None else part.own(array))
         stacks = [found.pop(f"own{i}") for i in range(len(found.facts["own"]))]
         same = all(len(stack) == self._replicas.size for stack in stacks)
         return RankValues([self._of_replica(stack, same) for stack in stacks], same)
@@ -147,7 +151,7 @@ class StagedState:
 
     def _at_first_stage(self, stage: int, array: Array | None) -> Array | None:
         """Return an array of a stage on the first stage of the first replica. *Collective* among the stages."""
-        if self._replicas.rank or stage == 0:
+        if self._replicas.rank or self._shard or stage == 0:
             return array
         if self._messages.stage == stage and array is not None:
             self._messages.send(0, ACTIVATIONS, _STATE, (array.shape, array.dtype), [np.ascontiguousarray(array)])

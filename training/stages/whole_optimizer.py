@@ -9,6 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from matex_data.training.partition.parts import whole_shape
+
 
 def whole_optimizer_variables(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
     """Return the variables of a new optimizer of this kind, built for these variables, in its order.
@@ -35,9 +37,9 @@ def whole_optimizer_variables(optimizer: Any, variables: Sequence[Any]) -> list[
 
 
 def _twin(variable: Any) -> Any:
-    """Return a variable of the same path, shape and dtype in the default graph."""
+    """Return a variable of the same path, whole shape and dtype in the default graph."""
     *scopes, name = variable.path.split("/")
     with contextlib.ExitStack() as stack:
         for scope in scopes:
             stack.enter_context(keras.name_scope(scope))
-        return keras.Variable("zeros", shape=tuple(variable.shape), dtype=variable.dtype, name=name)
+        return keras.Variable("zeros", shape=whole_shape(variable), dtype=variable.dtype, name=name)

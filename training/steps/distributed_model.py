@@ -15,6 +15,7 @@ from matex_data.training.average.optimizer import attach_average, detach_average
 from matex_data.training.average.owned import OwnedOptimizer
 from matex_data.training.average.tape import GradientPatches
 from matex_data.training.comm.channel import Channel
+from matex_data.training.partition.optimizer import Totals
 from matex_data.training.partition.values import broadcast_in
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.sharding.rows import leaves_per_sample, static_rows
@@ -114,12 +115,17 @@ class DistributedModel:
             detach_average(optimizer)
 
     @contextlib.contextmanager
-    def owned_optimizer(self) -> Iterator[None]:
-        """Context manager: the state of the optimizer is cut over the ranks; the model has variables. *Collective*."""
+    def owned_optimizer(self, totals: Totals = ()) -> Iterator[None]:
+        """Context manager: the state of the optimizer is cut over the ranks; the model has variables. *Collective*.
+
+        Parameters
+        ----------
+        totals : sums over the ranks that hold parts of these variables.
+        """
         if self.channel.size == 1:
             yield
             return
-        with OwnedOptimizer(self.model, self.average):
+        with OwnedOptimizer(self.model.optimizer, self.model.trainable_variables, self.average, totals):
             object.__setattr__(self.model, "train_function", None)
             self._owns = True
             try:

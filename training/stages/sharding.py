@@ -1,0 +1,135 @@
+"""Shards of the layers of a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from matex_data.errors import PartitionError
+from matex_data.mpi.polling import poll
+from matex_data.training.layouts.containers import Container, containers
+from matex_data.training.layouts.cut_layers import CutLayers
+from matex_data.training.layouts.plan import plans
+from matex_data.training.layouts.sharded import another_mesh, layouts_of
+from matex_data.training.layouts.shards import Shards
+from matex_data.training.mesh import Mesh
+from matex_data.training.partition.cut import StagePlan
+from matex_data.training.partition.optimizer import Totals, check_elementwise
+from matex_data.training.partition.parts import part_of
+from matex_data.training.stages.checks import layers_of
+from matex_data.training.stages.layers import StageLayers, stage_container
+
+FAILURE_SECONDS = 5.0
+"""Seconds that a shard which has failed waits for the same failure on the other shards of its stage."""
+
+
+class StageShards:
+    """Ranks that compute the layers of a stage together, each its part. *Collective* among them.
+
+    If the mesh has one shard, nothing is cut.
+
+    Parameters
+    ----------
+    mesh : ranks, and the layouts of the model.
+
+    Attributes
+    ----------
+    rank, size : number of this shard, and of all.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._shards = Shards(mesh) if mesh.shape[2] > 1 else None
+        self.rank, self.size = mesh.coordinates.shard, mesh.shape[2]
+        self._layers: CutLayers | None = None
+        self._installed = False
+
+    def plan(self, model: Any, stages: Sequence[StagePlan], layers: StageLayers, outputs: Sequence[int]) -> None:
+        """Plan how the layers of all stages are cut, which all ranks do alike.
+
+        Parameters
+        ----------
+        stages : stages of the model.
+        layers : layers of the stage of this rank.
+        outputs : numbers of the outputs of the model.
+
+        Raises
+        ------
+        PartitionError : the layouts or the optimizer do not fit the model, or it is in parts on another mesh.
+        """
+        if self._shards is None:
+            return
+        check_elementwise(model.optimizer)
+        for variable in model.variables:
+            part = part_of(variable)
+            if part is not None and part.channel is not self._shards.channel:
+                raise another_mesh(self._mesh.shape)
+        groups: list[tuple[list[Any], list[Container]]] = []
+        for stage in stages:
+            inner = [x for layer in layers_of(stage) for x in layer._flatten_layers()]
+            owner = layers if stage.number == self._mesh.coordinates.stage else stage
+            leaving = outputs if stage is stages[-1] else stage.sends
+            groups.append((inner, [stage_container(stage, leaving, owner), *containers(inner)]))
+        made = plans(model, groups, layouts_of(self._mesh), self._shards)
+        self._layers = CutLayers(made[self._mesh.coordinates.stage], self._shards)
+        if self._mesh.coordinates.replica == self.rank == 0:
+            self._layers.warn_of_gathered()
+
+    def install(self) -> None:
+        """Give each shard its part of the variables of the stage, and let the layers compute with it."""
+        if self._layers is not None:
+            self._layers.install()
+            self._installed = True
+
+    def uninstall(self, optimizer: Any, joined: bool) -> None:
+        """Undo ``install`` and ``take_optimizer``.
+
+        Parameters
+        ----------
+        joined : variables are whole again; otherwise they stay in parts.
+        """
+        if self._layers is not None and self._installed:
+            self._layers.uninstall(optimizer, joined)
+            self._installed = False
+
+    def take_optimizer(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Build an optimizer for the variables of the stage, or for their parts."""
+        if self._layers is not None:
+            self._layers.take_optimizer(optimizer, variables)
+        elif not optimizer.built:
+            optimizer.build(variables)
+
+    def totals(self) -> Totals:
+        """Return the sums over the shards, for an optimizer of parts."""
+        return [] if self._shards is None else [(self._shards.channel, self._shards.total)]
+
+    def check_rows(self, digest: int) -> None:
+        """Raise an error if the shards have different batches.
+
+        Parameters
+        ----------
+        digest : checksum of the batch of this rank.
+
+        Raises
+        ------
+        PartitionError : on all shards.
+        """
+        if self._shards is None:
+            return
+        extremes = np.array([digest, -digest], np.int64)
+        self._shards.channel.host.reduce(extremes, "max")
+        if extremes[0] != -extremes[1]:
+            raise PartitionError(
+                "the shards of a stage have different rows",
+                expected="the same rows on all ranks that hold parts of one replica",
+                found=f"batches with checksums from {-extremes[1]:08x} to {extremes[0]:08x}",
+                remedy="open the data with comm=mesh.data, and shuffle with a seed",
+            )
+
+    def all_failed(self) -> bool:
+        """Return whether all shards have failed, which then can agree on an error; one that waits in a graph cannot."""
+        if self._shards is None:
+            return True
+        return poll(self._shards.channel.host.comm.Ibarrier().Test, FAILURE_SECONDS)
