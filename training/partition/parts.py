@@ -79,15 +79,16 @@ class Nested:
 
     def __init__(self, inner: Part, outer: Part) -> None:
         self.channel, self.shape = inner.channel, outer.shape
-        self.inner, self.outer = inner, outer
+        self.outer: Part | None = outer
+        self._inner, self._outer = inner, outer
 
     def own(self, whole: Array) -> Array:
         """Return this rank's section of its part of a whole array."""
-        return self.inner.own(self.outer.own(whole))
+        return self._inner.own(self._outer.own(whole))
 
     def join(self, parts: Sequence[Array]) -> Array:
         """Return the part, of which all ranks hold these sections."""
-        return self.inner.join(parts)
+        return self._inner.join(parts)
 
 
 class PartVariable(keras.Variable):  # type: ignore[misc]  # Keras has no types
