@@ -28,6 +28,7 @@ from matex_data.training.launcher.checking.report import Report
 from matex_data.training.launcher.saving import local_model
 from matex_data.training.layouts.sharded import sharded_model
 from matex_data.training.mesh import Mesh
+from matex_data.training.partition.optimizer import Totals
 from matex_data.training.proof.model import own_method
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.sharding.batch_weights import batch_weights
@@ -252,13 +253,14 @@ class AfterTraining(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ha
         self._check.after_training()
 
 
-class ShardedTraining(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Callback that cuts a model over the shards of a mesh before training; it runs before all others.
+class PartTraining(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Callback that cuts a model, or the state of its optimizer, before training; it runs before all others.
 
     Parameters
     ----------
-    model : compiled Keras model.
-    mesh : ranks, and the layouts of the model.
+    distributed : compiled Keras model.
+    mesh : ranks, and the layouts of the model; None: its weights are not cut.
+    owned : cut the state of the optimizer over the replicas.
     spec : function that returns the element spec of the data.
 
     Attributes
@@ -266,16 +268,22 @@ class ShardedTraining(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
     stack : leaving it makes the model whole again.
     """
 
-    def __init__(self, model: Any, mesh: Mesh, spec: Callable[[], Any]) -> None:
+    def __init__(self, distributed: DistributedModel, mesh: Mesh | None, owned: bool, spec: Callable[[], Any]) -> None:
         super().__init__()
         self.stack = contextlib.ExitStack()
-        self._trained, self._mesh, self._spec = model, mesh, spec
+        self._distributed, self._mesh, self._owned, self._spec = distributed, mesh, owned, spec
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Build the model and cut it. *Collective*."""
-        build_without_optimizer(self._trained, self._spec())
-        self.stack.enter_context(sharded_model(self._trained, self._mesh))
-        self._trained.make_train_function(force=True)
+        model: Any = self._distributed.model
+        totals: Totals = []
+        build_without_optimizer(model, self._spec())
+        if self._mesh is not None:
+            owned = self._owned and self._mesh.shape[0] > 1
+            totals = self.stack.enter_context(sharded_model(model, self._mesh, owned)).totals()
+        if self._owned:
+            self.stack.enter_context(self._distributed.owned_optimizer(totals))
+        model.make_train_function(force=True)
 
 
 class KerasPatches:
@@ -292,7 +300,7 @@ class KerasPatches:
         self._proofs = ForwardProofs(channel, self._report)
         self._reducer = reducer
         self._sync_batch_norm = sync_batch_norm
-        self._warned = False
+        self._warned = self._warned_of_loop = False
         keras_trainer.TFEpochIterator = ShardedEpochIterator
         self._patch("fit", self._fit)
         self._patch("evaluate", self._evaluate)
@@ -300,19 +308,7 @@ class KerasPatches:
         self._patch("train_on_batch", self._train_on_batch)
 
     def use_mesh(self, mesh: Mesh) -> None:
-        """Cut the weights of the models that train from now on over the shards of a mesh. *Collective*.
-
-        Raises
-        ------
-        PartitionError : on all ranks, if the optimizer's state is to be cut, too.
-        """
-        if self._shard_optimizer and mesh.shape[2] > 1:
-            raise PartitionError(
-                "--shard-optimizer cuts the optimizer's state of whole weights",
-                expected="one of --shard-optimizer and --model, or keras.distribution.ModelParallel",
-                found=f"a mesh of shape {mesh.shape}",
-                remedy="leave out --shard-optimizer: each shard holds the state of its part of the weights already",
-            )
+        """Cut the weights of the models that train from now on over the shards of a mesh. *Collective*."""
         self._mesh = mesh
         self._channel = open_channel(mesh.data)
         self._reducer = Reducer(self._channel, self._reducer.strategy, wire_dtype=self._reducer.wire_dtype)
@@ -322,6 +318,8 @@ class KerasPatches:
 
     def check_loop(self) -> None:
         """Raise an error if a loop of the script's own trains a model that is to be cut over ranks.
+
+        Warn once if it keeps the state of an optimizer that is to be cut.
 
         Raises
         ------
@@ -334,6 +332,14 @@ class KerasPatches:
                 found=f"a gradient tape or an optimizer outside of them, on a mesh of shape {self._mesh.shape}",
                 remedy="train with model.fit, or run the script without --model and without ModelParallel",
             )
+        if self._shard_optimizer and not self._warned_of_loop:
+            self._warned_of_loop = True
+            if self._channel.rank == 0:
+                log.warning(
+                    "a training loop of this script keeps the whole state of its optimizer on every rank: "
+                    "--shard-optimizer cuts that of model.fit alone\n"
+                    "  remedy: train with model.fit"
+                )
 
     def _patch(self, name: str, method: Callable[..., Any]) -> None:
         original = getattr(keras.Model, name)
@@ -403,15 +409,12 @@ class KerasPatches:
                 distributed, user_callbacks, lambda: (call.spec, call.whole_batches), [AfterTraining(check)]
             )
         if self._shard_optimizer:
-            _check_built(model)
             check_callbacks(keras.tree.flatten(callbacks) if isinstance(callbacks, list | tuple) else [callbacks])
-            with distributed.owned_optimizer():
-                return call_within(call, original, options)
-        if self._mesh is None:
+        elif self._mesh is None:
             return call_within(call, original, options)
-        shards = ShardedTraining(model, self._mesh, lambda: call.spec)
-        options["callbacks"] = [shards, *options["callbacks"]]
-        with shards.stack:
+        parts = PartTraining(distributed, self._mesh, self._shard_optimizer, lambda: call.spec)
+        options["callbacks"] = [parts, *options["callbacks"]]
+        with parts.stack:
             return call_within(call, original, options)
 
     def _warn_of_generator(self, x: Any) -> None:
@@ -596,22 +599,6 @@ DEFAULT_BATCH = 32
 """Rows of a batch of Keras, unless the call says otherwise."""
 FEW = 16
 """Rows for each rank up to which a single batch is not shared out: that would cost more than it saves."""
-
-
-def _check_built(model: Any) -> None:
-    """Raise an error unless a model has its variables.
-
-    Raises
-    ------
-    PartitionError : it has none yet.
-    """
-    if not all(layer.built for layer in model._flatten_layers()):
-        raise PartitionError(
-            "--shard-optimizer needs a model whose weights exist when fit begins",
-            expected="a model with an Input, or one that was built or called",
-            found=f"{model.name}, which is not built",
-            remedy="begin with keras.Input, or call model.build",
-        )
 
 
 def _has_few_rows(options: dict[str, Any], size: int) -> bool:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from matex_data.errors import PartitionError
 from matex_data.io.sessions import prepare_process, read_sessions
 from matex_data.mpi import abort
 from matex_data.mpi.abort import exit_with, replace_exit, run_exit_handlers_first
@@ -160,14 +159,9 @@ def _patch(
     keras_api.check(channel.rank)
     seed_all_ranks(channel)
     if staged:
-        if model > 1 or shard_optimizer:
-            raise PartitionError(
-                "stages do not combine with --model and --shard-optimizer",
-                expected="--stages, or --model, or --shard-optimizer",
-                found=f"--stages {staged['stages']} with one of the others",
-                remedy="leave out one of them",
-            )
-        StagePatches(**staged, sync_batch_norm=sync_batch_norm, wire_dtype=wire_dtype)
+        options = {"sync_batch_norm": sync_batch_norm, "wire_dtype": wire_dtype, "shard_optimizer": shard_optimizer}
+        stage_patches = StagePatches(**staged, model=model, **options)
+        patch_distributions(channel, stage_patches.use_mesh)
     else:
         reducer = Reducer(channel, strategy, wire_dtype=wire_dtype)
         patches = KerasPatches(channel, reducer, sync_batch_norm, verify, shard_optimizer)

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from matex_data.errors import PartitionError
 from matex_data.mpi.activity import collective
+from matex_data.training.average.owned import check_callbacks
 from matex_data.training.callbacks import rank_callbacks
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.keras_api import keras_trainer
@@ -65,19 +66,26 @@ class StagePatches:
 
     Parameters
     ----------
-    stages : number of stages.
-    micro_batches, sync_batch_norm, wire_dtype : as in ``fit``.
+    stages, model : numbers of stages, and of shards of their layers.
+    micro_batches, sync_batch_norm, wire_dtype, shard_optimizer : as in ``fit``.
     """
 
     def __init__(
-        self, stages: int, micro_batches: int | None, sync_batch_norm: bool, wire_dtype: WireDtype | None
+        self,
+        stages: int,
+        micro_batches: int | None,
+        sync_batch_norm: bool,
+        wire_dtype: WireDtype | None,
+        shard_optimizer: bool,
+        model: int = 1,
     ) -> None:
-        self._mesh = Mesh(stages=stages)
+        self._mesh = Mesh(stages=stages, model=model)
         self._channel = open_channel(self._mesh.world)
         self._options: dict[str, Any] = {
             "micro_batches": micro_batches,
             "sync_batch_norm": sync_batch_norm,
             "wire_dtype": wire_dtype,
+            "shard_optimizer": shard_optimizer,
         }
         self._running: StagedModel | None = None
         keras_trainer.TFEpochIterator = ShardedEpochIterator
@@ -99,12 +107,28 @@ class StagePatches:
         keras.Model.fit, keras.Model.evaluate = fit, evaluate
         _refuse_own_loops()
 
+    def use_mesh(self, mesh: Mesh) -> None:
+        """Raise an error: the script distributes its models itself.
+
+        Raises
+        ------
+        PartitionError : always.
+        """
+        raise PartitionError(
+            "the script sets a distribution of its own, which matex run --stages does not cut into stages",
+            expected="a script without keras.distribution.ModelParallel, or no --stages",
+            found=f"ModelParallel over {mesh.shape[2]} devices",
+            remedy="leave it out and give --model, which proposes layouts; or leave out --stages",
+        )
+
     def _train(self, model: Any, options: dict[str, Any]) -> Any:
         """Train a model in stages, like ``fit``. *Collective*."""
         model._assert_compile_called("fit")
         check_same(self._channel, "fit()", [options.get(name) for name in ("x", "y", "sample_weight")])
         callbacks = options.get("callbacks")
         user_callbacks = keras.tree.flatten(callbacks) if callbacks is not None else []
+        if self._options["shard_optimizer"]:
+            check_callbacks(user_callbacks)
         staged = StagedModel(model, self._mesh, **self._options)
         call = ReplicaRows(staged.replicas)
         with without_keras_warnings(), unwrapped_errors(), collective("fit()"), self._in_stages(staged):

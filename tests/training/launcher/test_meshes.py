@@ -45,7 +45,12 @@ def _result(done):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "options"), [(2, ("--model", "2")), pytest.param(4, ("--model", "2"), marks=pytest.mark.slow)]
+    ("ranks", "options"),
+    [
+        (2, ("--model", "2")),
+        pytest.param(4, ("--model", "2"), marks=pytest.mark.slow),
+        pytest.param(4, ("--model", "2", "--shard-optimizer"), marks=pytest.mark.slow),
+    ],
 )
 def test_a_transformer_has_the_losses_of_one_process(tmp_path: Path, ranks: int, options: tuple[str, ...]) -> None:
     for name in ("one", "cut"):
@@ -75,6 +80,36 @@ held = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: print("HELD", mode
 """
 
 
+OWNED = """
+import keras, numpy as np, tensorflow as tf
+keras.utils.set_random_seed(2)
+model = keras.Sequential([keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])  # built by fit
+model.compile("adam", "mse")
+x, y = np.random.default_rng(0).normal(size=(2, 16, 4)).astype("float32")
+held = []
+count = keras.callbacks.LambdaCallback(
+    on_epoch_end=lambda *_: held.append(sum(v.numpy().size for v in model.optimizer.variables)))
+history = model.fit(x, y[:, :1], batch_size=8, epochs=2, verbose=0, callbacks=[count])
+for _ in range(2):  # a loop of its own
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(model(x) - y[:, :1]))
+    model.optimizer.apply(tape.gradient(loss, model.trainable_weights), model.trainable_weights)
+import json
+print("RESULT", json.dumps({"losses": history.history["loss"] + [float(loss)], "held": held[-1]}))
+"""
+
+
+def test_the_state_of_optimizers_is_cut_in_fit_and_whole_in_a_loop_that_says_so(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(OWNED)
+    one = _result(run_script(0, str(script), timeout=90))
+    done = run_script(2, LAUNCHER, "--shard-optimizer", str(script), timeout=90)
+    cut = _result(done)
+    np.testing.assert_allclose(cut["losses"], one["losses"], rtol=1e-5)
+    assert cut["held"] < 0.6 * one["held"]
+    assert done.stderr.count("keeps the whole state of its optimizer on every rank") == 1
+
+
 @pytest.mark.parametrize(
     ("kind", "train", "expected"),
     [
@@ -98,6 +133,12 @@ held = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: print("HELD", mode
             "keras.distribution.set_distribution(None)",
             "a distribution of models cannot end within a script",
         ),
+        (
+            "DataParallel(device_mesh=keras.distribution.DeviceMesh((2,), ('batch',), ['cpu:0', 'cpu:1']))",
+            "model.fit(np.ones((8, 4)), np.ones((8, 2)), callbacks=[held])",
+            "HELD 58",
+        ),
+        ("Distribution(mesh, 'batch')", "", "this kind of distribution does not exist on ranks"),
         ("ModelParallel(layout_map=layouts, batch_dim_name='model')", "", "a layout cuts a variable over the replicas"),
     ],
 )
@@ -109,3 +150,12 @@ def test_distributions_of_keras_are_over_ranks_or_an_error(
     done = run_script(2, LAUNCHER, str(script), timeout=90)
     assert expected in done.stdout + done.stderr, done.stderr
     assert (done.returncode == 0) == expected.startswith("HELD")
+
+
+@pytest.mark.slow
+def test_a_distribution_of_the_script_is_not_cut_into_stages(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(DISTRIBUTED.format(kind="ModelParallel(layout_map=layouts)", train=""))
+    done = run_script(2, LAUNCHER, "--stages", "2", str(script), timeout=90)
+    assert "which matex run --stages does not cut into stages" in done.stderr
+    assert done.returncode != 0

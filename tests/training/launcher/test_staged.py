@@ -12,10 +12,18 @@ SCRIPT = Path(__file__).parent / "scripts" / "stages.py"
 LAUNCHER = "from matex_data.training.launcher.run import main; main()"
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_a_script_prints_what_it_prints_in_one_process(ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (2, ()),
+        pytest.param(4, ("--shard-optimizer",), marks=pytest.mark.slow),
+        pytest.param(4, ("--model", "2", "--shard-optimizer"), marks=pytest.mark.slow),
+    ],
+)
+def test_a_script_prints_what_it_prints_in_one_process(ranks: int, options: tuple[str, ...]) -> None:
     plain = run_script(0, SCRIPT, timeout=120)
-    staged = run_script(ranks, LAUNCHER, "--stages", "2", "--micro-batches", "2", str(SCRIPT), timeout=120)
+    given = ("--stages", "2", "--micro-batches", "2", *options)
+    staged = run_script(ranks, LAUNCHER, *given, str(SCRIPT), timeout=180)
     assert plain.returncode == staged.returncode == 0, plain.stderr + staged.stderr
     assert staged.stdout == plain.stdout
     assert plain.stdout.count("\n") == 4

@@ -81,7 +81,6 @@ def _refused(comm):
     options = {"shard_optimizer": True, "mesh": replicas}
     cases = [
         ({"comm": comm, "mesh": shards}, {}),
-        ({"shard_optimizer": True, "mesh": shards}, {}),
         ({"micro_batches": 2, "mesh": shards}, {}),
         ({**options, "callbacks": [keras.callbacks.SwapEMAWeights()]}, {}),
         (options, {"constraint": "max_norm"}),
@@ -121,14 +120,13 @@ def _on_another_mesh(comm):
 def test_options_that_do_not_combine(ranks: Pools) -> None:
     expected = [
         "give comm or mesh, not both",
-        "shard_optimizer cuts the optimizer's state of whole weights",
         "micro_batches is an option of training in stages",
         "SwapEMAWeights needs whole moving averages",
         "a constraint of a weight may depend on elements that another rank has",
         "this optimizer may update an element of a weight depending on others",
     ]
     for texts in ranks(2).run(_refused):
-        assert [text.startswith(start) for text, start in zip(texts, expected, strict=True)] == [True] * 6, texts
+        assert [text.startswith(start) for text, start in zip(texts, expected, strict=True)] == [True] * 5, texts
     outcomes = ranks(2).outcomes(_on_another_mesh)
     assert [type(outcome) for outcome in outcomes] == [PartitionError] * 2
     assert str(outcomes[0]).startswith("this model is in parts on another mesh")
