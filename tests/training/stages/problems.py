@@ -182,6 +182,25 @@ def resumed(
     return weights_of(model)
 
 
+def predicted(comm: Any, file: str) -> list[tuple[Any, Any]]:
+    """Return predictions and an evaluation of a deferred model after a run, and predictions within runs."""
+    mesh, (x, *_) = Mesh(stages=2, comm=comm), samples("several")
+    found = []
+    for defer in (True, False):
+        model, within = build("several", defer=defer), []
+        data = dataset("several", mesh.coordinates.replica, mesh.shape[0])
+        predict = lambda *_, model=model, within=within: within.append(model.predict(x, batch_size=20, verbose=0))  # noqa: E731
+        callbacks = [keras.callbacks.LambdaCallback(on_epoch_end=predict)]
+        fit(model, data, epochs=1, verbose=0, mesh=mesh, micro_batches=3, callbacks=callbacks)
+        if defer:
+            save(model, file, comm=comm)
+            found.append(
+                (model.predict(x, batch_size=20, verbose=0), model.evaluate(data, verbose=0, return_dict=True))
+            )
+        found.append((within[0], None))
+    return found
+
+
 class Interrupted(Exception):
     """Interruption of a run."""
 

@@ -17,6 +17,7 @@ from tests.training.stages.problems import (
     build,
     deferred_in_stages,
     in_stages,
+    predicted,
     resumed,
     samples,
 )
@@ -95,6 +96,21 @@ def test_validation_is_that_of_one_process(ranks: Pools) -> None:
     assert ROWS % BATCH == 0
     assert [*expected] == ["loss", "mae"]
     np.testing.assert_allclose([logs[f"val_{key}"][0] for key in ("loss", "mae")], [*expected.values()], rtol=1e-5)
+
+
+@pytest.mark.rank_counts(2, slow=(4,))
+def test_predictions_and_evaluations_of_stages_are_those_of_one_process(pool: Pool, tmp_path: Path) -> None:
+    file = str(tmp_path / "model.weights.h5")
+    results = pool.run(predicted, file, timeout=120)
+    model = build("several")
+    model.load_weights(file)
+    x, y = samples("several")
+    expected = model.predict(x, batch_size=20, verbose=0)
+    evaluated = model.evaluate(x, y, batch_size=BATCH, verbose=0, return_dict=True)
+    for found in results:
+        assert found[0][1] == pytest.approx(evaluated, rel=1e-5)
+        for predictions, _ in found:
+            keras.tree.map_structure(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), predictions, expected)
 
 
 @pytest.mark.openmpi
