@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from matex_data.display import FieldTable, dataset_html, described_layout, draw_samples, save_picture
 from matex_data.epochs.batches import Batches
 from matex_data.epochs.costs import CHOICE_EFFORT, EpochCosts, estimate_costs
 from matex_data.epochs.epochs import (
@@ -22,12 +24,13 @@ from matex_data.epochs.epochs import (
     SingleRowEpochs,
     StreamedEpochs,
 )
-from matex_data.errors import PartitionError
+from matex_data.errors import DataError, PartitionError
 from matex_data.fields import ElementSpec, Schema
 from matex_data.index.chosen import Samples
 from matex_data.index.runs import Runs
 from matex_data.io.counters import Profile
 from matex_data.locks import cached_property
+from matex_data.memory import NAME as IN_MEMORY
 from matex_data.mpi.communicator import pickle_error
 from matex_data.reading.samples import SampleReader, batch_of, positions_of, sample_of
 from matex_data.reading.skipping import SkippedSample
@@ -49,10 +52,13 @@ from matex_data.sampling.state import OPTIONS, Fingerprint, State, identify_samp
 from matex_data.transforms.counts import class_weights, value_counts
 from matex_data.transforms.splits import SourceOf, SplitOptions, Whole
 from matex_data.transforms.statistics import Statistics, statistics
+from matex_data.words import counted
 
 if TYPE_CHECKING:
     import tensorflow as tf
+    from matplotlib.figure import Figure
 
+PREVIEW_SAMPLES, PREVIEW_BYTES = 256, 16 << 20  # of a picture of the data set, at most
 Shuffle = bool | Literal["global"]
 WORST_RATIO = 2.0  # of ``ShuffleQuality``; rank 0 warns of a higher one
 WORST_AMPLIFICATION = 1.5  # of ``EpochCosts``; likewise
@@ -109,7 +115,7 @@ class Dataset:
         >>> image.shape, image.dtype
         ((8, 8), dtype('uint8'))
         """
-        return MappingProxyType(self._source.index.fields)
+        return FieldTable(self._source.index.fields)
 
     @property
     def static(self) -> Mapping[str, NDArray[Any]]:
@@ -150,7 +156,26 @@ class Dataset:
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{f.name}: {f.dtype}{list(f.sample_shape)}" for f in self.schema.values())
-        return f"Dataset({len(self)} samples of {len(self._source.index.files)} files; {fields})"
+        return f"Dataset({counted(len(self), 'sample')} {self._origin}; {fields})"
+
+    def _repr_html_(self) -> str:
+        index = self._source.index
+        try:
+            first = self._first(PREVIEW_SAMPLES)
+        except DataError:  # a look at the schema needs no samples
+            first = {}
+        title = f"{counted(len(self), 'sample')} {self._origin}"
+        return dataset_html(title, index.fields, len(self), first, described_layout(index))
+
+    @property
+    def _origin(self) -> str:
+        paths = self._source.index.files.paths
+        return "in memory" if list(paths[:2]) == [IN_MEMORY] else f"of {counted(len(paths), 'file')}"
+
+    def _first(self, count: int) -> Mapping[str, NDArray[Any]]:
+        """Return the first samples by field, at most some megabytes of them."""
+        count = min(count, len(self), PREVIEW_BYTES // self._source.row_bytes)
+        return self._reader.take(np.arange(count)) if count > 0 else {}
 
     def __getitem__(self, key: int | slice | Sequence[int] | NDArray[Any]) -> Any:
         """Read samples by their positions. Each rank reads on its own, any samples of the data set.
@@ -214,6 +239,30 @@ class Dataset:
         array([0, 1, 2])
         """
         return self[: max(0, n)]
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
+        """Draw the first samples: images, curves of vectors, histograms of numbers. Each rank draws on its own.
+
+        Parameters
+        ----------
+        path : file of the picture, such as "samples.png". None: no file.
+
+        Returns
+        -------
+        ``matplotlib.figure.Figure``, which a notebook shows.
+
+        Raises
+        ------
+        DataError : matplotlib is not installed, a sample cannot be read, there is none, or the file cannot be written.
+
+        Examples
+        --------
+        >>> figure = md.open_dataset("events.h5").plot("samples.png")
+        """
+        figure = draw_samples(self.schema, self._first(PREVIEW_SAMPLES))
+        if path is not None:
+            save_picture(figure, path)
+        return figure
 
     @cached_property
     def _reader(self) -> SampleReader:

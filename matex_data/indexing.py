@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from matex_data import memory
 from matex_data.errors import DataError, FormatError
 from matex_data.index import stored
 from matex_data.index.files import FileColumns, FileColumnsBuilder, FileTable
@@ -43,12 +44,14 @@ class Reading:
     names : fields to read; None: all.
     options : of the reader.
     coordinate : add the coordinate of the samples, of a format that has one.
+    memory : arrays in memory, in place of files.
     """
 
     format: str | None
     names: list[str] | None
     options: Mapping[str, Any]
     coordinate: bool = False
+    memory: Index | None = None
 
     def key(self, files: Sequence[str]) -> str:
         """Return a text that is equal for two indexes of the same files, made in the same way by the same release."""
@@ -85,6 +88,8 @@ def index_files(comm: Communicator, files: Sequence[str], reading: Reading, path
     ------
     DataError : a file cannot be indexed; the file at ``path`` is no stored index.
     """
+    if reading.memory is not None:
+        return memory.select(reading.memory, reading.names)
     if path is None:
         return _index_all(comm, files, reading)
     known = _stored(comm, path, reading.key(files))

@@ -19,6 +19,7 @@ from matex_data.index.model import Index
 from matex_data.index.paths import PathTable
 from matex_data.indexing import Reading, index_files, share_facts, text_of
 from matex_data.io.sessions import read_sessions
+from matex_data.memory import NAME, digest, index_arrays, is_in_memory
 from matex_data.mpi.communicator import Communicator
 from matex_data.paths import existing_files, natural_sorted, partitioned_files
 from matex_data.readers import files_of_folder, folder_format, refuse_folder
@@ -39,11 +40,13 @@ if TYPE_CHECKING:
 
 STACKED = "inputs"  # name of the field of stack=True
 
+Arrays = Any
+"""Dict of arrays, ``pandas.DataFrame`` or ``xarray.Dataset``."""
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def open_dataset(
-    paths: Paths,
+    paths: Paths | Arrays,
     *,
     format: str | None = None,
     inputs: Names = None,
@@ -78,7 +81,9 @@ def open_dataset(
     Parameters
     ----------
     paths : str, path, or list of these. A path, a glob or a directory. The files of a glob or a directory are sorted by
-        name, with numbers by value: file2 before file10.
+        name, with numbers by value: file2 before file10. Or arrays in memory, equal on all ranks: a dict of arrays by
+        name, a ``pandas.DataFrame``, or an ``xarray.Dataset``, with ``sample_dim=`` if its samples are not along the
+        first dimension of its first variable.
     format : str, such as "hdf5". None: detected from the first bytes of the files, then from their suffix.
     inputs, targets : str, or list of str. Names of fields. Neither: an element is a dict of all fields. Only inputs:
         ``x``. Both: ``(x, y)``. A list gives a dict by name, and so does a pattern such as ``"Muon_*"``, which stands
@@ -160,7 +165,7 @@ def open_dataset(
     --------
     >>> import matex_data as md
     >>> md.open_dataset("events.h5")
-    Dataset(100 samples of 1 files; energy: float32[], image: uint8[8, 8], label: int64[])
+    Dataset(100 samples of 1 file; energy: float32[], image: uint8[8, 8], label: int64[])
     >>> data = md.open_dataset("events.h5", inputs="image", targets="label")
     >>> x, y = next(iter(data.batches(10)))
     >>> x.shape, y.shape
@@ -175,6 +180,8 @@ def open_dataset(
     ((10,), True)
     >>> len(md.open_dataset("events.h5", index="events.matex")), len(md.open_dataset("events.h5", index="events.matex"))
     (100, 100)
+    >>> md.open_dataset({"x": np.zeros((10, 3)), "y": np.arange(10)}, inputs="x", targets="y")
+    Dataset(10 samples in memory; x: float64[3], y: int64[])
     >>> years = {"year": {"events*": 2016, "more*": 2017}}
     >>> set(md.open_dataset("events.h5", inputs="energy", targets="year", file_fields=years).load()["year"].tolist())
     {2016}
@@ -185,15 +192,15 @@ def open_dataset(
     events = EventOptions(where, tuple(as_list(flatten)), pad or {}, keep)
     events.check(window, weights)
     sessions = read_sessions(comm)
-    files = _resolve(
-        sessions.comm,
-        paths,
-        format,
+    arguments = (
         f"{inputs=}, {targets=}, {weights=}, {format=}, {where=}, {file_fields=}, {flatten=}, {pad=}, {keep=}, "
         f"{stack=}, {window=}, {stride=}, {horizon=}, {lead=}, {along=}, {io=}, {window_bytes=}, {block_bytes=}, "
         f"{global_reads=}, {cache=}, "
-        f"{missing=}, {on_error=}, {index=}, options={text_of(options)}",
+        f"{missing=}, {on_error=}, {index=}, options={text_of(options)}"
     )
+    held = _hold(sessions.comm, paths, arguments, format, index, options) if is_in_memory(paths) else None
+    files = _resolve(sessions.comm, paths, format, arguments) if held is None else PathTable.of([NAME])
+    io = io if held is None else "independent"
     made = [STACKED] if stack else []
     masked = ["*"] if missing == "mask" else list(events.pad)
     names = events.fields_to_read(fields_to_read(elements.required, masked, *made))
@@ -202,7 +209,7 @@ def open_dataset(
     spans_files = shape is not None and len(files) > 1
     if names is not None and along is not None and spans_files:
         names = list(dict.fromkeys([*names, along]))
-    reading = Reading(format, names, options, coordinate=spans_files and along is None)
+    reading = Reading(format, names, options, coordinate=spans_files and along is None, memory=held)
     found = index_files(sessions.comm, files, reading, None if index is None else os.fspath(index))
     elements = elements.expanded(found.fields)
     found = add_file_fields(found, file_fields or {})
@@ -234,6 +241,41 @@ def open_dataset(
 
 def _unchanged(index: Index) -> Index:
     return index
+
+
+def _hold(
+    comm: Communicator,
+    arrays: Any,
+    arguments: str,
+    format: str | None,
+    stored: str | os.PathLike[str] | None,
+    options: dict[str, Any],
+) -> Index:
+    """Return the index of arrays in memory, after a look at whether all ranks have equal ones. *Collective*.
+
+    Raises
+    ------
+    DataError : the arrays are no data set; options are given that only files have.
+    PartitionError : the arguments, or the arrays, differ between the ranks.
+    """
+    held, error = None, None
+    try:
+        unknown = [name for name in options if name != "sample_dim"]
+        unknown += [name for name, value in (("format", format), ("index", stored)) if value is not None]
+        if unknown:
+            raise DataError(f"{unknown[0]}= is an option of files", expected="files", found="arrays in memory")
+        held = index_arrays(arrays, options.get("sample_dim"))
+    except DataError as failure:
+        error = failure
+    comm.agree(error)
+    assert held is not None
+    if comm.size > 1:
+        comm.check_equal(
+            f"{arguments}, {digest(held)}",
+            "the ranks open different arrays",
+            "give all samples on every rank, or write them to a file that all ranks open",
+        )
+    return held
 
 
 def _resolve(comm: Communicator, paths: Paths, format: str | None, arguments: str) -> PathTable:

@@ -33,7 +33,7 @@ def sample_data(name: str = "digits", folder: str | os.PathLike[str] | None = No
     Examples
     --------
     >>> md.open_dataset(md.sample_data("digits"), inputs="image", targets="label")
-    Dataset(1797 samples of 4 files; image: uint8[8, 8, 1], label: int64[])
+    Dataset(1,797 samples of 4 files; image: uint8[8, 8, 1], label: int64[])
     """
     from matex_data._sample_data.make import WRITERS
 

@@ -27,13 +27,14 @@ BELOW: dict[str, set[str]] = {
     "locks": set(),
     "paths": set(),
     "timeline": {"machine"},
+    "words": set(),
 }
 """Packages, and modules beside them, with what each may import; every package may import all that is below it."""
 for layer in (
     ["codecs"],
     ["index"],
     ["sampling"],
-    ["samples"],
+    ["samples", "memory", "display"],
     ["mpi"],
     ["io"],
     ["launching"],

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from matex_data.display import save_picture
 from matex_data.errors import DataError
 
 if TYPE_CHECKING:
@@ -57,7 +58,4 @@ def draw(path: Path, costs: Sequence[EpochCosts]) -> None:
         axis.set_yscale("log")
         axis.tick_params(labelsize=7)
         axis.grid(alpha=0.3)
-    try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:  # ValueError: an unknown suffix
-        raise DataError("the picture cannot be written", file=str(path), found=error) from error
+    save_picture(figure, path)

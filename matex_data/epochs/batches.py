@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matex_data._types import Array, Integers
+from matex_data.display import table_html
 from matex_data.epochs.epochs import Epochs
 from matex_data.epochs.window import LoadedWindow
 from matex_data.epochs.workers import WorkerEpochs
@@ -66,6 +67,26 @@ class Batches:
         self._epochs = epochs
         self._workers = WorkerEpochs()
         self._epoch, self._step = divmod(step, self.schedule.steps) if self.schedule.steps else (0, 0)
+
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{name}={value}" for name, value in self._summary().items())
+        return f"Batches({rows})"
+
+    def _repr_html_(self) -> str:
+        return table_html(("batches", ""), self._summary().items())
+
+    def _summary(self) -> dict[str, Any]:
+        schedule = self.schedule
+        order = "none" if schedule.seed is None else "global" if schedule.uniform else "blocks"
+        return {
+            "batch_size": schedule.batch_size,
+            "rows_of_this_rank": self.rows,
+            "steps": schedule.steps,
+            "shuffle": order,
+            "seed": schedule.seed,
+            "remainder": repr(schedule.remainder),
+            "next_epoch": self.epoch,
+        }
 
     @property
     def comm(self) -> Communicator:

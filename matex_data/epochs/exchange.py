@@ -23,6 +23,7 @@ from matex_data._types import Array, Bytes, Integers
 from matex_data.epochs.skipping import leave_out
 from matex_data.epochs.window import EpochReader, LoadedWindow, PendingWindow
 from matex_data.fields import Field
+from matex_data.index.ragged import RaggedOutput
 from matex_data.index.scatter import scatter
 from matex_data.io.counters import Profile
 from matex_data.io.files import Files
@@ -178,7 +179,11 @@ class ExchangedWindow(PendingWindow):
         """Copy the samples from this rank's own shard."""
         positions = self._drawn.positions
         for name, array in self.loaded.arrays.items():
-            np.take(self._samples.arrays[name], positions, axis=0, out=array[: len(positions)], mode="clip")
+            rows = self._samples.arrays[name]
+            if isinstance(array, RaggedOutput):
+                array[: len(positions)] = rows[positions]
+            else:
+                np.take(rows, positions, axis=0, out=array[: len(positions)], mode="clip")
 
 
 def exchange_rows(

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from matex_data.display import table_html
 from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import MASK, Field
 from matex_data.index.chosen import Samples
 from matex_data.reading.source import Source
+from matex_data.words import shortened
 
 Floats = NDArray[np.float64]
 TILE = 1 << 18  # numbers summed at once: their float64 copies stay in the processor's cache
@@ -105,6 +107,11 @@ class Statistics(Mapping[str, Moments]):
             for name, m in self._moments.items()
         ]
         return "Statistics(\n  " + "\n  ".join(rows) + "\n)"
+
+    def _repr_html_(self) -> str:
+        columns = ("mean", "std", "min", "max", "count", "missing")
+        rows = [[name, *(shortened(getattr(m, column)) for column in columns)] for name, m in self._moments.items()]
+        return table_html(("field", *columns), rows)
 
     def normalization(self, field: str) -> Any:
         """Return the ``keras.layers.Normalization`` layer that gives the field mean 0 and variance 1."""

@@ -1,0 +1,120 @@
+"""Arrays in memory as data sets: values of pandas, xarray and NumPy, equal on any number of ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+from mpi4py import MPI
+
+import matex_data as md
+from tests.support.ranks import Pool
+
+ROWS = 53
+
+
+def _table() -> pd.DataFrame:
+    rng = np.random.default_rng(1)
+    return pd.DataFrame(
+        {
+            "mass": rng.normal(size=ROWS).astype("f4"),
+            "count": pd.array([None, *range(1, ROWS)], dtype="Int64"),
+            "whole": pd.array(range(ROWS), dtype="Int32"),
+            "species": [None, *(f"Größe {i % 3}" for i in range(1, ROWS))],
+            "day": pd.date_range("2001-02-03T04:05:06.789", periods=ROWS, freq="D"),
+            "local": pd.date_range("2001-02-03", periods=ROWS, freq="h", tz="Europe/Berlin"),
+            "site": pd.Categorical([f"s{i % 2}" for i in range(ROWS)]),
+            "hits": [np.arange(i % 4, dtype="f4") for i in range(ROWS)],
+        }
+    )
+
+
+def _all(comm: MPI.Intracomm, shuffle: Any) -> list[dict[str, Any]]:
+    data = md.open_dataset(_table(), comm=comm)
+    batches = data.batches(12, shuffle=shuffle, seed=3, remainder="keep")
+    return [dict(batch) for batch in batches]
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "global"])
+def test_a_data_frame_has_the_values_of_pandas(pool: Pool, shuffle: Any) -> None:
+    table = _table()
+    by_rank = pool.run(_all, shuffle)
+    batches = [batch for of_step in zip(*by_rank, strict=True) for batch in of_step]
+    rows = [{name: array[i] for name, array in batch.items()} for batch in batches for i in range(len(batch["whole"]))]
+    order = [int(row["whole"]) for row in rows]
+    assert sorted(order) == list(range(ROWS))
+    assert (order == sorted(order)) is (shuffle is False)
+    for row in rows:
+        expected = table.iloc[int(row["whole"])]
+        assert row["mass"] == expected["mass"]
+        assert row["count"] == expected["count"] if expected["count"] is not pd.NA else np.isnan(row["count"])
+        assert row["species"].decode() == ("" if pd.isna(expected["species"]) else expected["species"])
+        assert row["day"] == pytest.approx(expected["day"].value / 1e9, abs=1e-6)
+        assert row["local"] == pytest.approx(expected["local"].value / 1e9, abs=1e-6)
+        assert row["site"].decode() == expected["site"]
+        np.testing.assert_array_equal(row["hits"], expected["hits"])
+
+
+def test_a_data_set_of_xarray() -> None:
+    times = pd.date_range("2010-01-01", periods=20, freq="6h")
+    z = xr.DataArray(np.arange(120.0).reshape(20, 2, 3), dims=("time", "lat", "lon"), attrs={"units": "m"})
+    dataset = xr.Dataset({"z": z, "terrain": (("lat", "lon"), np.ones((2, 3)))}, coords={"time": times})
+    data = md.open_dataset(dataset, inputs="z", window=4, lead=2, horizon=1)
+    x, y = data[3]
+    np.testing.assert_array_equal(x, dataset["z"][3:7])
+    np.testing.assert_array_equal(y, dataset["z"][8:9])
+    whole = md.open_dataset(dataset)
+    assert whole.schema["z"].attributes["units"] == "m"
+    assert whole.load()["time"][1] == times[1].value / 1e9
+    assert dict(whole.static).keys() == {"terrain"}
+    early, late = whole.split(at=["2010-01-03"], along="time")
+    assert (len(early), len(late)) == (8, 12)
+    with pytest.raises(md.FormatError, match="not the first dimension"):
+        md.open_dataset(dataset, sample_dim="lat")
+
+
+def test_options_of_samples_apply_to_arrays() -> None:
+    arrays = {"x": np.arange(40.0).reshape(20, 2), "y": np.arange(20) % 2, "name": np.array(["a", "bc"] * 10)}
+    data = md.open_dataset(arrays, inputs="x", targets="y", where="y == 1", cache="memory")
+    assert len(data) == 10
+    train, test = data.split(0.8, 0.2, seed=1)
+    state = train.state(1)
+    assert np.concatenate([y for _, y in train.batches(4, shuffle=True, seed=1)]).tolist() == [1] * 8
+    assert state["samples"] == 8
+    assert len(test) == 2
+    assert md.open_dataset(arrays).value_counts("name") == {"a": 10, "bc": 10}
+    assert "20 samples in memory" in repr(md.open_dataset(arrays))
+    integers = md.open_dataset({"big": np.arange(5, dtype=">i2")}).load()["big"]
+    assert (integers.dtype, integers.tolist()) == (np.dtype("i2"), [0, 1, 2, 3, 4])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "problem"),
+    [
+        ({}, {}, "no arrays"),
+        ({"x": 1.0}, {}, "no axis of samples"),
+        ({"x": np.zeros(3), "y": np.zeros(4)}, {}, "different numbers of samples"),
+        ({"x": np.array([{}, 1], object)}, {}, r"Python objects.*row 0"),
+        ({"x": np.zeros(3)}, {"inputs": "y"}, "no such array"),
+        ({"x": np.zeros(3)}, {"format": "hdf5"}, "format= is an option of files"),
+        ({"x": np.zeros(3)}, {"chunks": 3}, "chunks= is an option of files"),
+        ({"x": np.zeros(3)}, {"index": "x.matex"}, "index= is an option of files"),
+    ],
+)
+def test_what_is_no_data_set_is_an_error(arrays: Any, options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(md.DataError, match=f"(?s){problem}"):
+        md.open_dataset(arrays, **options)
+
+
+def _different(comm: MPI.Intracomm) -> str:
+    with pytest.raises(md.PartitionError, match="different arrays") as caught:
+        md.open_dataset({"x": np.full(4, comm.rank)}, comm=comm)
+    return str(caught.value)
+
+
+@pytest.mark.rank_counts(3)
+def test_ranks_with_different_arrays_are_an_error(pool: Pool) -> None:
+    assert len(set(pool.run(_different))) == 1
