@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import os
+import sysconfig
+import traceback
 from collections.abc import Iterable
 from typing import Any
+
+FULL_TRACEBACK = "MATEX_TRACEBACK"
+"""Environment variable; "full": the whole traceback of a ``DataError``."""
+_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 class DataError(Exception):
@@ -69,6 +76,10 @@ class DataError(Exception):
         kind, problem, facts = self.__reduce__()[1]
         return _rebuild(kind, problem, {**facts, "row": row})
 
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython shows."""
+        return traceback_text(self).splitlines()
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Ranks exchange facts as text: not every object can be pickled.
         facts = {
@@ -81,6 +92,27 @@ class DataError(Exception):
             "remedy": self.remedy,
         }
         return _rebuild, (type(self), self.problem, facts)
+
+
+def traceback_text(error: BaseException) -> str:
+    """Return a traceback; of a ``DataError`` the lines of the user's programs, and the last one of this package.
+
+    Lines of libraries, from which an error in the data cannot be understood, are counted. ``MATEX_TRACEBACK=full``
+    shows them.
+    """
+    if not isinstance(error, DataError) or os.environ.get(FULL_TRACEBACK) == "full":
+        return "".join(traceback.format_exception(error))
+    frames = traceback.extract_tb(error.__traceback__)
+    modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [number for number, module in enumerate(modules) if f"{module}.".startswith("matex_data.")]
+    libraries = ("<frozen", *_LIBRARIES)
+    shown = [number for number, frame in enumerate(frames) if not frame.filename.startswith(libraries)]
+    shown = [number for number in shown if number not in own[:-1]]
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list([frames[number] for number in shown])]
+    if len(shown) < len(frames):
+        hidden = len(frames) - len(shown)
+        lines.append(f"  ({hidden} more of matex_data and other libraries: {FULL_TRACEBACK}=full shows them)\n")
+    return "".join([*lines, *traceback.format_exception_only(error)])
 
 
 class FormatError(DataError):

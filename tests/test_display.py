@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 import matex_data as md
+from tests.support.launch import run_script
 
 
 @pytest.fixture(scope="module")
@@ -54,3 +55,24 @@ def test_schema_statistics_and_batches_are_tables(data: md.Dataset) -> None:
     assert "mean" in data.statistics("label")._repr_html_()
     assert "batch_size=6" in repr(data.batches(6))
     assert "steps" in data.batches(6)._repr_html_()
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_an_uncaught_data_error_shows_the_line_of_the_user(ranks: int, tmp_path: Path) -> None:
+    script = tmp_path / "typo.py"
+    script.write_text("import matex_data as md\nmd.open_dataset({'image': [1, 2]}, inputs='imgae')\n")
+    done = run_script(ranks, script, timeout=60)
+    assert done.returncode == 1
+    lines = done.stderr[done.stderr.index("Traceback") :].splitlines()
+    assert len(lines) < 14, done.stderr
+    assert "md.open_dataset({'image': [1, 2]}, inputs='imgae')" in done.stderr
+    assert re.search(r"MATEX_TRACEBACK=full", done.stderr)
+    assert re.search(r"FieldNotFound: there is no such array .*\n  expected: one of 'image'", done.stderr)
+    full = run_script(ranks, script, timeout=60, env={"MATEX_TRACEBACK": "full"})
+    assert len(full.stderr.splitlines()) > len(done.stderr.splitlines())
+
+
+def test_ipython_shows_the_brief_traceback() -> None:
+    with pytest.raises(md.DataError) as caught:
+        md.open_dataset({"image": [1, 2]}, inputs="imgae")
+    assert "MATEX_TRACEBACK" in "\n".join(caught.value._render_traceback_())

@@ -12,13 +12,13 @@ import os
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import TracebackType
 from typing import Any, NoReturn
 
+from matex_data.errors import DataError, traceback_text
 from matex_data.mpi.library import MPI
 from matex_data.mpi.liveness import stop_threads
 from matex_data.mpi.polling import poll
@@ -47,7 +47,11 @@ def install() -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
-        return _fail(kind, error, trace) if _several_ranks() else previous(kind, error, trace)
+        if _several_ranks():
+            _fail(kind, error)
+        if isinstance(error, DataError) and previous is sys.__excepthook__:
+            return sys.stderr.write(traceback_text(error))
+        return previous(kind, error, trace)
 
     sys.excepthook = hook
 
@@ -170,9 +174,9 @@ def _several_ranks() -> bool:
     return MPI.COMM_WORLD.size > 1
 
 
-def _fail(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
+def _fail(kind: type[BaseException], error: BaseException) -> NoReturn:
     """Print an uncaught error and end the job."""
-    text = "".join(traceback.format_exception(kind, error, trace))
+    text = traceback_text(error)
     comm = _comms[0] if _comms else MPI.COMM_WORLD
     unmute_stderr()
     all_fail = bool(_comms) and _all_arrive(comm)
