@@ -62,7 +62,7 @@ def test_an_uncaught_data_error_shows_the_line_of_the_user(ranks: int, tmp_path:
     script = tmp_path / "typo.py"
     script.write_text("import matex_data as md\nmd.open_dataset({'image': [1, 2]}, inputs='imgae')\n")
     done = run_script(ranks, script, timeout=60)
-    assert done.returncode == 1
+    assert done.returncode != 0
     lines = done.stderr[done.stderr.index("Traceback") :].splitlines()
     assert len(lines) < 14, done.stderr
     assert "md.open_dataset({'image': [1, 2]}, inputs='imgae')" in done.stderr
