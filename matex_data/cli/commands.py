@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,8 +15,10 @@ from rich.table import Table
 
 from matex_data import __version__
 from matex_data.cli.hash_seed import restart_with_hash_seed
+from matex_data.cli.report import report
 from matex_data.errors import DataError, NoMpiLibrary, RanksNotConnected
 from matex_data.mpi.launch_errors import print_launch_error
+from matex_data.words import counted
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, invoke_without_command=True)
 
@@ -50,24 +50,63 @@ def options(
         raise typer.Exit
 
 
-@app.command()
-def inspect(paths: Paths, format: Format = None, field: Inputs = None, batch_size: int = 256) -> None:
-    """Show the fields, the number of samples and the quality of the shuffle, without reading data."""
-    with _console() as console:
-        data = _open(paths, format, field)
-        console.print(f"{len(data):,} samples")
-        table = Table("field", "shape", "dtype", "attributes")
-        for name, value in data.schema.items():
-            dtype = f"{value.dtype} (ragged)" if value.ragged else str(value.dtype)
-            attributes = ", ".join(f"{key}={_short(text)}" for key, text in value.attributes.items())
-            table.add_row(name, str(value.sample_shape), dtype, attributes)
-        for name, array in data.static.items():
-            table.add_row(name, str(array.shape), str(array.dtype), "the same for all samples")
-        console.print(table)
-        console.print(_shuffle_quality(data, batch_size))
+Options = Annotated[list[str] | None, typer.Option("--option", help="Option of the reader: name=value; repeatable.")]
+Html = Annotated[Path | None, typer.Option(help="File of a page with the same tables, and pictures.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@app.command()
+@app.command(epilog='Example: matex inspect "run*.nc" --option sample_dim=time --plot samples.png')
+def inspect(
+    paths: Paths,
+    format: Format = None,
+    field: Inputs = None,
+    batch_size: Annotated[int, typer.Option(help="Samples of a global batch, for the quality of the shuffle.")] = 256,
+    option: Options = None,
+    plot: Annotated[Path | None, typer.Option(help="File of a picture of the first samples.")] = None,
+    as_json: Json = False,
+    html: Html = None,
+) -> None:
+    """Show files, fields, layout and first samples of a data set, and what may make it slow."""
+    from matex_data.cli import inspecting
+
+    with report(html, f"matex inspect {' '.join(paths)}") as output:
+        data = _open(paths, format, field, **inspecting.parse_options(option or []))
+        if output.console.quiet:
+            return
+        facts = inspecting.facts_of(data, _format_of(data, format), batch_size)
+        for item in [json.dumps(facts, indent=1)] if as_json else inspecting.tables(facts):
+            output.print(item)
+        if plot is not None or html is not None:
+            output.add_picture(data.plot(plot), "First samples of each field")
+
+
+@app.command(epilog='Example: mpiexec -n 4 matex stats "run*.h5" --field energy')
+def stats(
+    paths: Paths,
+    format: Format = None,
+    field: Inputs = None,
+    option: Options = None,
+    as_json: Json = False,
+    html: Html = None,
+) -> None:
+    """Show mean, standard deviation, range and missing values of all numeric fields, in one read of the data."""
+    from matex_data.cli.inspecting import parse_options
+
+    with report(html, f"matex stats {' '.join(paths)}") as output:
+        data = _open(paths, format, field, **parse_options(option or []))
+        moments = data.statistics(*_numeric(data))
+        columns = ("mean", "std", "min", "max", "count", "missing")
+        rows = {name: {column: float(getattr(row, column)) for column in columns} for name, row in moments.items()}
+        if as_json:
+            output.print(json.dumps(rows, indent=1))
+            return
+        table = Table("field", *columns)
+        for name, row in rows.items():
+            table.add_row(name, *(f"{row[c]:,.0f}" if c in ("count", "missing") else f"{row[c]:g}" for c in columns))
+        output.print(table)
+
+
+@app.command(epilog='Example: matex plan "run*.h5" --ranks 1024 --batch-size 65536')
 def plan(
     paths: Paths,
     ranks: Annotated[int, typer.Option(help="Number of ranks of the job.")],
@@ -84,7 +123,8 @@ def plan(
     """Show what an epoch costs on any number of ranks: bytes, reads, memory. No data are read."""
     from matex_data.cli import planning
 
-    with _console() as console:
+    with report() as output:
+        console = output.console
         if shuffle not in planning.SHUFFLES:
             raise DataError("unknown shuffle", expected=f"--shuffle of {list(planning.SHUFFLES)}", found=repr(shuffle))
         order = planning.SHUFFLES[shuffle]
@@ -97,15 +137,21 @@ def plan(
             planning.draw(plot, planning.costs_by_ranks(data, batch_size, ranks, order))
 
 
-@app.command()
+@app.command(epilog='Example: mpiexec -n 4 matex validate "run*.h5"')
 def validate(
-    paths: Paths, format: Format = None, field: Inputs = None, batch_size: int = 1024, limit: Limit = 60.0
+    paths: Paths,
+    format: Format = None,
+    field: Inputs = None,
+    batch_size: Annotated[int, typer.Option(help="Samples that are read at once.")] = 1024,
+    limit: Limit = 60.0,
+    html: Html = None,
 ) -> None:
     """Read and decode every sample, report damaged data, and count missing values.
 
     Open HDF5 and netCDF-4 files in a child process first, since the HDF5 library crashes on some damaged files.
     """
-    with _console() as console:
+    with report(html, f"matex validate {' '.join(paths)}") as output:
+        console = output.console
         _check_hdf5(paths, format, field, limit)
         data = _open(paths, format, field)
         ranks = data.ranks
@@ -113,20 +159,28 @@ def validate(
         with Progress(console=console, transient=True) as progress:
             for _ in progress.track(batches, total=len(batches), description="reading"):
                 pass
-        numbers = [name for name, value in data.schema.items() if value.dtype.kind in "biuf" and not value.ragged]
+        numbers = _numeric(data)
         table = Table("field", "missing", "min", "mean", "max")
         statistics = data.statistics(*numbers) if numbers else {}
         for name in numbers:
             row = statistics[name]
             table.add_row(name, f"{row.missing:,}", f"{row.min:g}", f"{row.mean:g}", f"{row.max:g}")
-        console.print(f"{len(data):,} samples are sound")
+        console.print(f"{counted(len(data), 'sample')} without damage")
         console.print(table)
 
 
-@app.command()
-def bench(paths: Paths, format: Format = None, field: Inputs = None, batch_size: int = 256, epochs: int = 3) -> None:
+@app.command(epilog='Example: mpiexec -n 2 matex bench "run*.h5" --batch-size 256')
+def bench(
+    paths: Paths,
+    format: Format = None,
+    field: Inputs = None,
+    batch_size: Annotated[int, typer.Option(help="Samples of a global batch.")] = 256,
+    epochs: Annotated[int, typer.Option(help="Number of epochs; the first one may find cold caches.")] = 3,
+    html: Html = None,
+) -> None:
     """Measure shuffled epochs, and the speed of plain reads of the same files."""
-    with _console() as console:
+    with report(html, f"matex bench {' '.join(paths)}") as output:
+        console = output.console
         data = _open(paths, format, field)
         ranks = data.ranks
         batches = data.batches(-(-batch_size // ranks) * ranks, shuffle=True, seed=0, remainder="keep")
@@ -144,7 +198,7 @@ def bench(paths: Paths, format: Format = None, field: Inputs = None, batch_size:
             )
         console.print(table)
         console.print(
-            f"{ranks} ranks; plain reads of the stored bytes: {_plain_speed(data.paths) / 1e6:,.0f} MB/s on a rank"
+            f"{counted(ranks, 'rank')}; plain reads of the stored bytes: {_plain_speed(data.paths) / 1e6:,.0f} MB/s on a rank"
         )
         console.print(_shuffle_quality(data, batches.schedule.batch_size))
 
@@ -211,24 +265,17 @@ def _check_hdf5(paths: list[str], format: str | None, fields: list[str] | None, 
         raise typer.Exit(1)
 
 
-@contextmanager
-def _console() -> Iterator[Console]:
-    """Context manager: a console that prints on rank 0; exit with the text of a ``DataError``, without a traceback."""
-    from matex_data.mpi.library import MPI
+def _format_of(data: Any, format: str | None) -> str:
+    """Return the format of the first file."""
+    from matex_data.readers import detect, folder_format, read_head
 
-    root = MPI.COMM_WORLD.rank == 0
-    console = Console(file=sys.stdout, quiet=not root)
-    try:
-        yield console
-    except DataError as error:
-        if root:
-            Console(stderr=True).print(str(error), style="red", markup=False, highlight=False)
-        raise typer.Exit(1) from None
+    path = data.paths[0]
+    return format or folder_format(path) or detect(path, read_head(path))
 
 
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else text[:39] + "…"
+def _numeric(data: Any) -> list[str]:
+    """Return the fields of numbers, without lists."""
+    return [name for name, field in data.schema.items() if field.dtype.kind in "biuf" and not field.ragged]
 
 
 def _plain_speed(paths: tuple[str, ...], limit: int = 1 << 30) -> float:

@@ -31,8 +31,34 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_inspect(path: str) -> None:
     done = run_script(1, CALL, "inspect", path)
     assert done.returncode == 0, done.stderr
-    for text in ("500 samples", "energy", "float32", "(30,)", "units=GeV", "blocks a window"):
+    for text in ("hdf5: 500 samples in 1 file;", "energy", "float32", "(30,)", "GeV", "blocks a window", "first samples"):
         assert text in done.stdout
+    assert max(map(len, done.stdout.splitlines()[:-1])) <= 80  # but for the line about the shuffle
+
+
+def test_inspect_writes_pictures_pages_and_json(path: str, tmp_path: Path) -> None:
+    picture, page = tmp_path / "samples.png", tmp_path / "page.html"
+    done = run_script(2, CALL, "inspect", path, "--plot", str(picture), "--html", str(page))
+    assert done.returncode == 0, done.stderr
+    with Image.open(picture) as image:
+        assert image.width > 500
+    text = page.read_text()
+    assert "500 samples" in text and "<img alt=" in text and "http" not in text
+    done = run_script(1, CALL, "inspect", path, "--json", "--option", "names=energy")
+    assert done.returncode == 1 and "option" in done.stderr
+    done = run_script(1, CALL, "inspect", path, "--json")
+    facts = json.loads(done.stdout)
+    assert (facts["samples"], facts["bytes_per_sample"], facts["format"]) == (500, 244, "hdf5")
+    assert facts["first"]["energy"] == ["0.0", "1.0", "2.0"]
+
+
+def test_stats_are_those_of_numpy(path: str) -> None:
+    done = run_script(3, CALL, "stats", path, "--json")
+    assert done.returncode == 0, done.stderr
+    energy = json.loads(done.stdout)["energy"]
+    expected = np.delete(np.arange(500.0), 7)
+    assert energy["mean"] == pytest.approx(expected.mean()) and energy["std"] == pytest.approx(expected.std())
+    assert (energy["count"], energy["missing"], energy["max"]) == (499, 1, 499)
 
 
 def test_plan(path: str, tmp_path: Path) -> None:
@@ -52,7 +78,7 @@ def test_plan(path: str, tmp_path: Path) -> None:
 def test_validate_counts_missing_values(path: str, size: int) -> None:
     done = run_script(size, CALL, "validate", path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("500 samples are sound") == 1
+    assert done.stdout.count("500 samples without damage") == 1
     assert "499" in done.stdout and "1" in done.stdout
 
 
