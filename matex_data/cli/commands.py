@@ -197,9 +197,8 @@ def bench(
                 str(epoch), f"{seconds:.2f}", f"{rate:,.0f}", f"{rate * row_bytes / 1e6:,.0f}", f"{share:.0%}"
             )
         console.print(table)
-        console.print(
-            f"{counted(ranks, 'rank')}; plain reads of the stored bytes: {_plain_speed(data.paths) / 1e6:,.0f} MB/s on a rank"
-        )
+        plain = _plain_speed(data.paths) / 1e6
+        console.print(f"{counted(ranks, 'rank')}; plain reads of the stored bytes: {plain:,.0f} MB/s on a rank")
         console.print(_shuffle_quality(data, batches.schedule.batch_size))
 
 

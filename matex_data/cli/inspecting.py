@@ -121,8 +121,8 @@ def _warnings(data: Dataset, first: dict[str, Any], remedy: str) -> Iterator[str
         block = layout.block_rows * data.schema[name].row_bytes
         if block > LARGE_BLOCK:
             yield (
-                f"{name!r} has blocks of {counted(layout.block_rows, 'row')}, {nbytes_text(block)}, which are read as a "
-                'whole. Write chunks of 1 to 4 MB, or give cache="memory".'
+                f"{name!r} has blocks of {counted(layout.block_rows, 'row')}, {nbytes_text(block)}, each of which is "
+                'read as a whole. Write chunks of 1 to 4 MB, or give cache="memory".'
             )
     for name, rows in first.items():
         array = np.asarray(rows)

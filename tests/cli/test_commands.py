@@ -31,7 +31,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_inspect(path: str) -> None:
     done = run_script(1, CALL, "inspect", path)
     assert done.returncode == 0, done.stderr
-    for text in ("hdf5: 500 samples in 1 file;", "energy", "float32", "(30,)", "GeV", "blocks a window", "first samples"):
+    for text in ("hdf5: 500 samples in 1 file;", "energy", "float32", "(30,)", "GeV", "blocks a window", "first sam"):
         assert text in done.stdout
     assert max(map(len, done.stdout.splitlines()[:-1])) <= 80  # but for the line about the shuffle
 
