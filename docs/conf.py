@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -13,6 +14,8 @@ import matex_data
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 """Files above this folder, with the page of the site that shows each."""
+MADE_BY_FUNCTIONS = ("matex_data.Dataset",)
+"""Classes that users do not construct: the parameters of their constructors are not shown."""
 
 os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}  # of the tutorials
 
@@ -77,6 +80,22 @@ def _link_pages(app: Sphinx, docname: str, source: list[str]) -> None:
         source[0] = source[0].replace(f"]({above}/{name}", f"]({target}")
 
 
+def _separate_descriptions(app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
+    """Put descriptions on lines of their own, as Napoleon wants them: it takes what follows a name for a type."""
+    if what == "property" and lines:
+        lines[0] = lines[0].replace(": ", " \N{EN DASH} ", 1)  # before a colon Napoleon sees a type
+    section, separated, skipped = "", [], False
+    for line, below in zip(lines, [*lines[1:], ""], strict=True):
+        if below.strip("-") == "" and len(below) > 3:
+            section = line
+        skipped = name in MADE_BY_FUNCTIONS and section == "Parameters"
+        entry = re.match(r"(\S[^:]*?) : (.*)", line) if section in ("Parameters", "Attributes", "Raises") else None
+        if not skipped:
+            separated += [entry[1], f"    {entry[2]}"] if entry else [line]
+    lines[:] = separated
+
+
 def setup(app: Sphinx) -> None:
     """Connect to Sphinx's events."""
     app.connect("source-read", _link_pages)
+    app.connect("autodoc-process-docstring", _separate_descriptions, priority=400)  # before Napoleon

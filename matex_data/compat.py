@@ -103,15 +103,39 @@ class DataSet:
         self._batches = {subset: self._cycle(subset, max(1, sizes[subset] // size)) for subset in sources}
 
     def next_train_batch(self) -> tuple[Array, Array]:
-        """Return data and labels of this rank's next training batch; the first one follows the last one."""
+        """Return data and labels of this rank's next training batch; the first one follows the last one.
+
+        Examples
+        --------
+        >>> data = md.DataSet("HDF5", train_file="digits.h5", train_batch_size=32)
+        >>> x, y = data.next_train_batch()
+        >>> x.shape, y.shape
+        ((32, 8, 8), (32, 10))
+        """
         return next(self._batches["training"])
 
     def next_validation_batch(self) -> tuple[Array, Array]:
-        """Like ``next_train_batch``, for the validation data."""
+        """Like ``next_train_batch``, for the validation data.
+
+        Examples
+        --------
+        >>> data = md.DataSet("HDF5", train_file="digits.h5", test_batch_size=10, valid_pct=20)
+        >>> x, y = data.next_validation_batch()
+        >>> x.shape, y.shape
+        ((10, 8, 8), (10, 10))
+        """
         return next(self._batches["validation"])
 
     def next_test_batch(self) -> tuple[Array, Array]:
-        """Like ``next_train_batch``, for the test data."""
+        """Like ``next_train_batch``, for the test data.
+
+        Examples
+        --------
+        >>> data = md.DataSet("HDF5", train_file="digits.h5", test_batch_size=10, test_pct=20)
+        >>> x, y = data.next_test_batch()
+        >>> x.shape, y.shape
+        ((10, 8, 8), (10, 10))
+        """
         return next(self._batches["testing"])
 
     def _cycle(self, subset: str, size: int) -> Iterator[tuple[Array, Array]]:

@@ -65,14 +65,26 @@ class DataError(Exception):
         return "\n".join(lines)
 
     def at(self, file: str, field: str | None) -> DataError:
-        """Return the error with this location, unless it has one already."""
+        """Return the error with this location, unless it has one already.
+
+        Examples
+        --------
+        >>> print(DataError("the file is empty").at("x.npy", None))
+        the file is empty (file 'x.npy')
+        """
         kind, problem, facts = self.__reduce__()[1]
         facts["file"] = self.file or file
         facts["field"] = self.field or field
         return _rebuild(kind, problem, facts)
 
     def at_row(self, row: int) -> DataError:
-        """Return the error with another row."""
+        """Return the error with another row.
+
+        Examples
+        --------
+        >>> DataError("a chunk does not decode", file="x.h5", row=0).at_row(1024).row
+        1024
+        """
         kind, problem, facts = self.__reduce__()[1]
         return _rebuild(kind, problem, {**facts, "row": row})
 
@@ -116,17 +128,44 @@ def traceback_text(error: BaseException) -> str:
 
 
 class FormatError(DataError):
-    """File of another format than it appears to be, or with features that cannot be read."""
+    """File of another format than it appears to be, or with features that cannot be read.
+
+    Examples
+    --------
+    >>> with open("text.h5", "w") as file:
+    ...     length = file.write("no HDF5")
+    >>> try:
+    ...     md.open_dataset("text.h5")
+    ... except md.FormatError as error:
+    ...     print(error.problem, error.file)
+    the file cannot be opened as HDF5 text.h5
+    """
 
 
 class FieldNotFound(DataError, KeyError):
-    """Name of a field that the data do not have."""
+    """Name of a field that the data do not have.
+
+    Examples
+    --------
+    >>> try:
+    ...     md.open_dataset("events.h5", inputs="imgae")
+    ... except md.FieldNotFound as error:
+    ...     print(f"{error.field}: {error.expected}")
+    imgae: one of 'image', 'label', 'energy'
+    """
 
     __str__ = Exception.__str__  # KeyError would print the repr of the text
 
 
 class DecodeError(DataError):
-    """Stored bytes that do not decode: a wrong checksum, corrupt compressed data, a truncated file."""
+    """Stored bytes that do not decode: a wrong checksum, corrupt compressed data, a truncated file.
+
+    Examples
+    --------
+    >>> error = DecodeError("a chunk does not decode", file="x.h5", field="image", row=1024, byte=14611)
+    >>> print(error)
+    a chunk does not decode (file 'x.h5', field 'image', row 1024, byte 14611)
+    """
 
 
 class ChangedFile(DecodeError):
@@ -134,7 +173,16 @@ class ChangedFile(DecodeError):
 
 
 class PartitionError(DataError, ValueError):
-    """Request that cannot be met: samples, batches or memory cannot be divided among the ranks like this."""
+    """Request that cannot be met: samples, batches or memory cannot be divided among the ranks like this.
+
+    Examples
+    --------
+    >>> try:
+    ...     md.open_dataset("events.h5").batches(1000)
+    ... except md.PartitionError as error:
+    ...     print(error.problem)
+    there are fewer samples than a batch has, of which an epoch would drop all
+    """
 
 
 class OutOfMemory(DataError, MemoryError):
@@ -185,7 +233,13 @@ def _rebuild(kind: type[DataError], problem: str, facts: dict[str, Any]) -> Data
 
 
 def near_matches(name: str, available: Iterable[str], limit: int = 5) -> str:
-    """Return the names closest to ``name`` as text, then the number of the others."""
+    """Return the names closest to ``name`` as text, then the number of the others.
+
+    Examples
+    --------
+    >>> near_matches("imgae", ["energy", "image", "label"], limit=1)
+    "'image' and 2 more"
+    """
     names = sorted(set(available))
     close = difflib.get_close_matches(name, names, n=limit, cutoff=0.4)
     shown = close + [other for other in names if other not in close][: limit - len(close)]

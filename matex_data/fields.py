@@ -44,41 +44,96 @@ class Field:
 
     @property
     def array_dtype(self) -> np.dtype[Any]:
-        """Dtype of an array of samples."""
+        """Dtype of an array of samples.
+
+        Examples
+        --------
+        >>> jets = Field("jets", (), np.dtype("f4"), ragged=True, inner=(None, 4))  # px, py, pz, E of each jet
+        >>> jets.array_dtype, Field("label", (), np.dtype("i8")).array_dtype
+        (dtype('O'), dtype('int64'))
+        """
         return np.dtype(object) if self.ragged else self.dtype
 
     @property
     def nested(self) -> bool:
-        """Return whether the elements of a sample are arrays of different lengths; available as NumPy arrays only."""
+        """Return whether the elements of a sample are arrays of different lengths; available as NumPy arrays only.
+
+        Examples
+        --------
+        >>> Field("hits", (), np.dtype("f4"), ragged=True, attributes={"nested": True}).nested
+        True
+        """
         return bool(self.attributes.get("nested", False))
 
     @property
     def element_shape(self) -> tuple[int, ...]:
-        """Shape of an element of a ragged sample: the axes behind the last one that varies, such as the channels."""
+        """Shape of an element of a ragged sample: the axes behind the last one that varies, such as the channels.
+
+        Examples
+        --------
+        >>> jets = Field("jets", (), np.dtype("f4"), ragged=True, inner=(None, 4))  # px, py, pz, E of each jet
+        >>> jets.element_shape
+        (4,)
+        """
         varying = [axis for axis, length in enumerate(self.inner) if length is None]
         return tuple(length for length in self.inner[max(varying, default=-1) + 1 :] if length is not None)
 
     @property
     def sample_shape(self) -> tuple[int | None, ...]:
-        """Shape of a sample, with None for the axes that vary."""
+        """Shape of a sample, with None for the axes that vary.
+
+        Examples
+        --------
+        >>> jets = Field("jets", (), np.dtype("f4"), ragged=True, inner=(None, 4))  # px, py, pz, E of each jet
+        >>> jets.sample_shape
+        (None, 4)
+        """
         return (*self.shape, *self.inner) if self.ragged else self.shape
 
     @property
     def description(self) -> str:
-        """Dtype and shape of a sample as text, for errors."""
+        """Dtype and shape of a sample as text, for errors.
+
+        Examples
+        --------
+        >>> jets = Field("jets", (), np.dtype("f4"), ragged=True, inner=(None, 4))  # px, py, pz, E of each jet
+        >>> jets.description
+        'float32 of shape (None, 4) (ragged)'
+        """
         return f"{self.dtype} of shape {self.sample_shape}" + (" (ragged)" if self.ragged else "")
 
     @property
     def row_bytes(self) -> int:
-        """Size of one sample in memory, in bytes; of an object, that of its reference."""
+        """Size of one sample in memory, in bytes; of an object, that of its reference.
+
+        Examples
+        --------
+        >>> Field("image", (28, 28), np.dtype("f4")).row_bytes
+        3136
+        """
         return int(np.prod(self.shape, dtype=np.int64)) * self.array_dtype.itemsize
 
     def empty(self, rows: int) -> np.ndarray[Any, Any]:
-        """Return an uninitialized array for ``rows`` samples."""
+        """Return an uninitialized array for ``rows`` samples.
+
+        Examples
+        --------
+        >>> Field("image", (28, 28), np.dtype("f4")).empty(10).shape
+        (10, 28, 28)
+        """
         return np.empty((rows, *self.shape), self.array_dtype)
 
     def blank(self, samples: np.ndarray[Any, Any]) -> None:
-        """Overwrite samples with padding: zeros, empty strings, empty arrays."""
+        """Overwrite samples with padding: zeros, empty strings, empty arrays.
+
+        Examples
+        --------
+        >>> label = Field("label", (), np.dtype("i8"))
+        >>> samples = np.array([3, 1, 4])
+        >>> label.blank(samples[1:])
+        >>> samples.tolist()
+        [3, 0, 0]
+        """
         if self.ragged:
             objects = samples.reshape(-1) if self.shape else samples
             for i in range(len(objects)):

@@ -93,11 +93,31 @@ class IterableDataset(BatchBase):  # type: ignore[misc]  # not checked against P
         yield from map(_as_tensors, itertools.islice(self._batches, first, None, step))
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next epoch, from 0 on, which begins with its first batch."""
+        """Set the number of the next epoch, from 0 on, which begins with its first batch.
+
+        Examples
+        --------
+        >>> import matex_data.torch
+        >>> batches = md.torch.IterableDataset(md.open_dataset("events.h5", inputs="energy"), 20, shuffle=True, seed=1)
+        >>> first = [batch.tolist() for batch in batches]
+        >>> batches.set_epoch(0)
+        >>> [batch.tolist() for batch in batches] == first
+        True
+        """
         self._batches.begin_at(epoch)
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return the state after ``step`` batches, counted from epoch 0, for ``start=``; see ``Dataset.state``."""
+        """Return the state after ``step`` batches, counted from epoch 0, for ``start=``; see ``Dataset.state``.
+
+        Examples
+        --------
+        >>> import matex_data.torch
+        >>> data = md.open_dataset("events.h5", inputs="energy")
+        >>> batches = md.torch.IterableDataset(data, 20, shuffle=True, seed=1)
+        >>> rest = md.torch.IterableDataset(data, 20, shuffle=True, start=batches.state(3))
+        >>> [batch.tolist() for batch in rest] == [batch.tolist() for batch in batches][3:]
+        True
+        """
         return self._batches.state(step)
 
 

@@ -15,16 +15,35 @@ class IndexingRanks(Protocol):
     Attributes
     ----------
     rank, size : number of this rank, and number of ranks.
+
+    Examples
+    --------
+    A single rank, as in a test of a reader:
+
+    >>> ranks: IndexingRanks = SingleRank()
+    >>> ranks.rank, ranks.size
+    (0, 1)
     """
 
     rank: int
     size: int
 
     def allgather(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, by rank. *Collective*."""
+        """Return the values of all ranks, by rank. *Collective*.
+
+        Examples
+        --------
+        >>> SingleRank().allgather("lines of this rank")
+        ['lines of this rank']
+        """
 
     def agree(self, error: Exception | None) -> None:
-        """Raise the error of the lowest rank that has one, on every rank. *Collective*."""
+        """Raise the error of the lowest rank that has one, on every rank. *Collective*.
+
+        Examples
+        --------
+        >>> SingleRank().agree(None)  # no rank has an error
+        """
 
     def read(self, path: str, offset: int, memory: Bytes) -> None:
         """Fill ``memory`` with the bytes of a file from ``offset`` on. *Collective*.
@@ -35,6 +54,16 @@ class IndexingRanks(Protocol):
         Raises
         ------
         DataError : the file is shorter, or cannot be read.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> with open("numbers.txt", "w") as file:
+        ...     length = file.write("1,2,3")
+        >>> memory = np.empty(3, np.uint8)
+        >>> SingleRank().read("numbers.txt", 2, memory)
+        >>> memory.tobytes()
+        b'2,3'
         """
 
 

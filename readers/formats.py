@@ -47,6 +47,12 @@ class Format:
     verified : the reader raises ``FormatError`` for every file without the magic bytes, unless options say otherwise.
         More files of this suffix then need no look at their first bytes before the reader opens them.
     stamped : False: the reader itself notices files that change, as it opens them; there may be very many.
+
+    Examples
+    --------
+    >>> points = Format("my_package:index", suffixes=(".points",), magic=((0, b"POINTS"),))
+    >>> points.matches_name("run1.points"), points.matches_magic(b"POINTS 17")
+    (True, True)
     """
 
     reader: str | Reader
@@ -62,20 +68,48 @@ class Format:
     stamped: bool = True
 
     def matches_name(self, path: str) -> bool:
-        """Return whether the file has a name of this format."""
+        """Return whether the file has a name of this format.
+
+        Examples
+        --------
+        >>> format = Format("my_package:index", (".pts",), magic=((0, b"PTS"),), text=rb"#points", sidecars=("*.log",))
+        >>> format.matches_name("data/run1.PTS"), format.matches_name("run1.csv")
+        (True, False)
+        """
         lower = Path(path.lower())
         return lower.name.endswith(self.suffixes) or any(lower.match(name) for name in self.names)
 
     def matches_magic(self, head: bytes) -> bool:
-        """Return whether a file that starts with ``head`` has the magic bytes of this format."""
+        """Return whether a file that starts with ``head`` has the magic bytes of this format.
+
+        Examples
+        --------
+        >>> format = Format("my_package:index", (".pts",), magic=((0, b"PTS"),), text=rb"#points", sidecars=("*.log",))
+        >>> format.matches_magic(b"PTS 1.0"), format.matches_magic(b"PNG")
+        (True, False)
+        """
         return any(head[offset : offset + len(magic)] == magic for offset, magic in self.magic)
 
     def matches_text(self, text: bytes) -> bool:
-        """Return whether a text that begins with ``text`` is of this format."""
+        """Return whether a text that begins with ``text`` is of this format.
+
+        Examples
+        --------
+        >>> format = Format("my_package:index", (".pts",), magic=((0, b"PTS"),), text=rb"#points", sidecars=("*.log",))
+        >>> format.matches_text(b"#points of run 1"), format.matches_text(b"x,y")
+        (True, False)
+        """
         return self.text is not None and re.match(self.text, text) is not None
 
     def is_sidecar(self, path: str) -> bool:
-        """Return whether the file belongs to another file of this format."""
+        """Return whether the file belongs to another file of this format.
+
+        Examples
+        --------
+        >>> format = Format("my_package:index", (".pts",), magic=((0, b"PTS"),), text=rb"#points", sidecars=("*.log",))
+        >>> format.is_sidecar("data/run1.log"), format.is_sidecar("run1.pts")
+        (True, False)
+        """
         return any(Path(path.lower()).match(name) for name in self.sidecars)
 
 

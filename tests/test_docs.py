@@ -37,8 +37,8 @@ def _blocks(page: Path, language: str) -> list[str]:
     """Return the code blocks of that language, without the indentation of lists, and what only notebooks know."""
     found = []
     for indent, kind, argument, code in BLOCK.findall(page.read_text()):
-        if language in (kind, argument if kind == "{code-cell}" else "") and not code.startswith("%%"):
-            outside = rf"^{indent}" if kind == language else r"^[%:].*$"
+        if language in (kind, argument if kind == "{code-cell}" else ""):
+            outside = rf"^{indent}" if kind == language else r"^[%:!].*$"
             found.append(re.sub(outside, "", code, flags=re.MULTILINE))
     return found
 

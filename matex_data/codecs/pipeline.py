@@ -43,6 +43,11 @@ class Filter:
     ----------
     number : in the HDF5 registry.
     options : the filter's client data values, as stored in the file.
+
+    Examples
+    --------
+    >>> Filter(DEFLATE, (4,))  # gzip of level 4
+    Filter(number=1, options=(4,))
     """
 
     number: int
@@ -82,6 +87,14 @@ class Pipeline:
     filters : in the order in which they were applied when the chunks were written.
     itemsize : size of one stored element, in bytes.
     nbytes : size of one decoded chunk, in bytes.
+
+    Examples
+    --------
+    Chunks of four 2-byte integers that went through the shuffle filter and through deflate:
+
+    >>> pipeline = Pipeline((Filter(SHUFFLE, (2,)), Filter(DEFLATE, (4,))), itemsize=2, nbytes=8)
+    >>> len(pipeline.filters)
+    2
     """
 
     filters: tuple[Filter, ...]
@@ -104,6 +117,13 @@ class Pipeline:
         Raises
         ------
         BrokenChunk : a checksum is wrong, or the compressed data are corrupt or of another length.
+
+        Examples
+        --------
+        >>> import zlib
+        >>> stored = np.frombuffer(zlib.compress(np.arange(4, dtype="u2").tobytes()), np.uint8)
+        >>> Pipeline((Filter(DEFLATE),), itemsize=2, nbytes=8).decode(stored).view("u2").tolist()
+        [0, 1, 2, 3]
         """
         data = stored
         for step, nbytes, is_last in self._steps(mask) if mask else self._all_steps:

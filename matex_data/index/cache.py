@@ -37,6 +37,13 @@ class ChunkCache:
     Parameters
     ----------
     nbytes : capacity: total size of the decoded chunks, in bytes. The newest chunk is kept whatever its size.
+
+    Examples
+    --------
+    >>> cache = ChunkCache(1000)
+    >>> cache.reserve("chunk 7", 400).set_result("decoded")
+    >>> cache.get("chunk 7").result()
+    'decoded'
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -44,22 +51,53 @@ class ChunkCache:
         self._reserved: list[ChunkFuture] = []
 
     def of_window(self) -> ChunkCache:
-        """Return the same cache for one window, which owns the chunks that it reserves."""
+        """Return the same cache for one window, which owns the chunks that it reserves.
+
+        Examples
+        --------
+        >>> cache = ChunkCache(1000)
+        >>> cache.of_window().reserve("chunk 7", 400).set_result("decoded")
+        >>> cache.get("chunk 7").result()
+        'decoded'
+        """
         cache = ChunkCache(0)
         cache._chunks = self._chunks
         return cache
 
     def fail_pending(self, error: BaseException) -> None:
-        """Fail the chunks that this window has reserved and that are not decoded with ``error``."""
+        """Fail the chunks that this window has reserved and that are not decoded with ``error``.
+
+        Examples
+        --------
+        >>> cache = ChunkCache(1000)
+        >>> chunk = cache.reserve("chunk 7", 400)
+        >>> cache.fail_pending(OSError("no such device"))
+        >>> chunk.exception()
+        OSError('no such device')
+        """
         for chunk in self._reserved:
             chunk.set_exception(error)
 
     def get(self, key: Hashable) -> ChunkFuture | None:
-        """Return the chunk, decoded or pending; None if it is not in the cache."""
+        """Return the chunk, decoded or pending; None if it is not in the cache.
+
+        Examples
+        --------
+        >>> ChunkCache(1000).get("chunk 7") is None
+        True
+        """
         return self._chunks.get(key)
 
     def reserve(self, key: Hashable, nbytes: int) -> ChunkFuture:
-        """Add a pending chunk of ``nbytes``, and return the future that the caller sets when it has decoded it."""
+        """Add a pending chunk of ``nbytes``, and return the future that the caller sets when it has decoded it.
+
+        Examples
+        --------
+        >>> cache = ChunkCache(1000)
+        >>> chunk = cache.reserve("chunk 7", 400)
+        >>> cache.get("chunk 7") is chunk, chunk.done()
+        (True, False)
+        """
         chunk = ChunkFuture()
         self._reserved.append(chunk)
         self._chunks.add(key, chunk, nbytes)

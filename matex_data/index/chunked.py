@@ -51,6 +51,19 @@ class Chunked(Layout):
     fill : one element, of ``dtype`` in native byte order.
     convert : writes the field's values for stored ones, element by element; None: they are equal.
     axis : position of the sample axis in the stored chunks. ``shape``, ``chunk_shape`` and ``number`` have it first.
+
+    Examples
+    --------
+    Six rows of two numbers in chunks of four rows, without filters; the first chunk is at byte 100, the second at 200:
+
+    >>> plain = Pipeline((), itemsize=4, nbytes=32)
+    >>> table = np.array([0, 1]), np.array([100, 200]), np.array([32, 32]), np.array([0, 0])
+    >>> layout = Chunked((6, 2), (4, 2), np.dtype("f4"), plain, *table, fill=np.float32(0))
+    >>> layout.rows, layout.block_rows, layout.end()
+    (6, 4, 232)
+    >>> selection = RowSelection(np.array([5]), np.array([6]), np.array([0]))
+    >>> [request.offset.tolist() for request in layout.requests(selection, np.empty((1, 2), "f4"), ChunkCache(0))]
+    [[200]]
     """
 
     shape: tuple[int, ...]

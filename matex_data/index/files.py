@@ -37,6 +37,12 @@ class FileIndex:
     rows : number of rows, equal for all fields.
     layouts : the layout of each field, by name.
     stamp : state of the file when it was indexed; None: unknown.
+
+    Examples
+    --------
+    >>> from matex_data.abc import MemoryRows
+    >>> FileIndex("run1.bin", 3, {"energy": MemoryRows(np.array([1.5, 2.5, 3.5]))}).rows
+    3
     """
 
     path: str

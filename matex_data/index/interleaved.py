@@ -158,7 +158,16 @@ def _are_columns(fields: Sequence[RecordField]) -> bool:
 
 
 def group_interleaved(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
-    """Return the layouts of one file with the interleaved fields among them as columns of one table."""
+    """Return the layouts of one file with the interleaved fields among them as columns of one table.
+
+    Examples
+    --------
+    Records of 8 bytes, with two numbers each:
+
+    >>> id, x = (Strided(5, offset, stride=8, dtype=np.dtype("i4"), shape=()) for offset in (0, 4))
+    >>> [type(layout).__name__ for layout in group_interleaved({"id": id, "x": x}).values()]
+    ['Column', 'Column']
+    """
     records = {
         name: layout
         for name, layout in layouts.items()

@@ -31,6 +31,12 @@ class Content:
     ----------
     layout : a row for each element.
     dtype : of the field, in native byte order.
+
+    Examples
+    --------
+    >>> from matex_data.index.strided import Strided
+    >>> Content(Strided(5, 0, 4, np.dtype(">f4"), ()), np.dtype("f4")).layout.rows
+    5
     """
 
     layout: Layout
@@ -171,6 +177,18 @@ def compact(offsets: Integers) -> Array:
 
 
 def jagged_columns(offsets: Integers, contents: Mapping[str, Content]) -> dict[str, Layout]:
-    """Return the layouts of the fields of one `Jagged` table, by name."""
+    """Return the layouts of the fields of one `Jagged` table, by name.
+
+    Examples
+    --------
+    Three samples of 2, 0 and 3 elements, whose momenta begin at byte 0 and whose charges begin at byte 20:
+
+    >>> from matex_data.index.strided import Strided
+    >>> momentum = Content(Strided(5, 0, 4, np.dtype("f4"), ()), np.dtype("f4"))
+    >>> charge = Content(Strided(5, 20, 1, np.dtype("i1"), ()), np.dtype("i1"))
+    >>> columns = jagged_columns(np.array([0, 2, 2, 5]), {"pt": momentum, "charge": charge})
+    >>> columns["pt"].rows, columns["pt"].inner_bytes(), columns["charge"].inner_bytes()
+    (3, 20, 5)
+    """
     table = Jagged(compact(offsets), dict(contents))
     return {name: Column(table, name) for name in contents}

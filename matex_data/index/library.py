@@ -21,6 +21,19 @@ class LibraryRows(Layout):
 
     A subclass implements `read`. Use it for data without byte ranges: variable-length strings, references, virtual
     and external datasets. Calls of the library do not overlap within a process, so decoding does not run in parallel.
+
+    Examples
+    --------
+    >>> class Texts(LibraryRows):
+    ...     rows, block_rows = 3, 1
+    ...
+    ...     def read(self, start, stop):
+    ...         return np.array([b"a", b"bb", b"ccc"], object)[start:stop]
+    >>> out, selection = np.empty(2, object), RowSelection(np.array([1]), np.array([3]), np.array([0, 1]))
+    >>> for request in Texts().requests(selection, out, ChunkCache(0)):
+    ...     request.on_complete(np.empty(0, np.uint8))
+    >>> out.tolist()
+    [b'bb', b'ccc']
     """
 
     rows: int
@@ -50,6 +63,11 @@ class MemoryRows(Layout):
     Parameters
     ----------
     values : [rows, ...], one element of the field per row.
+
+    Examples
+    --------
+    >>> MemoryRows(np.array([1.5, 2.5, 3.5])).rows
+    3
     """
 
     values: Array

@@ -54,12 +54,26 @@ class RowSelection:
 
     @property
     def numbers(self) -> Integers:
-        """Row numbers, int64 of the length of ``destination``, ascending."""
+        """Row numbers, int64 of the length of ``destination``, ascending.
+
+        Examples
+        --------
+        >>> selection = RowSelection(np.array([2, 7]), np.array([4, 8]), np.array([2, 1, 0]))
+        >>> selection.numbers.tolist()
+        [2, 3, 7]
+        """
         counts = self.stop - self.start
         return ranges(self.start, counts)
 
     def tiles(self, most: int) -> Iterator[RowSelection]:
-        """Yield the selection in consecutive selections of at most ``most`` rows."""
+        """Yield the selection in consecutive selections of at most ``most`` rows.
+
+        Examples
+        --------
+        >>> selection = RowSelection(np.array([2, 7]), np.array([4, 8]), np.array([2, 1, 0]))
+        >>> [tile.numbers.tolist() for tile in selection.tiles(2)]
+        [[2, 3], [7]]
+        """
         ends = np.cumsum(self.stop - self.start)
         for low in range(0, len(self.destination), most):
             high = min(low + most, len(self.destination))
@@ -102,6 +116,15 @@ class ReadRequest:
     files_ahead : number of files of the data set from that of the layout to the one that has the ranges; 0: its own.
     on_complete : called exactly once after the read, with the scratch memory (uint8, to be treated as read-only), or
         with an empty array if there is a target. Scratch memory is reused after the call.
+
+    Examples
+    --------
+    Two ranges of four bytes, read into one array one after the other:
+
+    >>> memory = np.empty(8, np.uint8)
+    >>> request = ReadRequest(np.array([100, 200]), np.array([4, 4]), target=memory, at=np.array([0, 4]))
+    >>> request.total
+    8
     """
 
     offset: Integers
@@ -119,7 +142,15 @@ class ReadRequest:
 
     @property
     def address(self) -> Integers | None:
-        """Memory address of each byte range, int64[k]; None for scratch memory."""
+        """Memory address of each byte range, int64[k]; None for scratch memory.
+
+        Examples
+        --------
+        >>> memory = np.empty(8, np.uint8)
+        >>> request = ReadRequest(np.array([100, 200]), np.array([4, 4]), memory, np.array([0, 4]))
+        >>> (request.address - memory.ctypes.data).tolist()
+        [0, 4]
+        """
         if self.target is None:
             return None
         at = np.cumsum(self.nbytes) - self.nbytes if self.at is None else self.at
@@ -179,6 +210,23 @@ class Layout(ABC):
     block_rows : rows of a block, the unit that is cheapest to read; blocks are counted from row 0. 1 if every row can
         be read alone.
     separate : neighbouring blocks are read no faster than others, as of files of their own: none are put together.
+
+    Examples
+    --------
+    Rows whose numbers follow from the row, without bytes of the file:
+
+    >>> class Squares(Layout):
+    ...     rows, block_rows = 10, 1
+    ...
+    ...     def requests(self, rows, out, cache):
+    ...         def fill(_):
+    ...             out[rows.destination] = rows.numbers**2
+    ...         yield ReadRequest(EMPTY, EMPTY, on_complete=fill)
+    >>> out, selection = np.zeros(2, int), RowSelection(np.array([3]), np.array([5]), np.array([0, 1]))
+    >>> for request in Squares().requests(selection, out, ChunkCache(0)):
+    ...     request.on_complete(np.empty(0, np.uint8))
+    >>> out.tolist()
+    [9, 16]
     """
 
     rows: int
@@ -271,7 +319,16 @@ class Index:
         return int(self.first_row[-1])
 
     def file_of(self, samples: Integers) -> Integers:
-        """Return the number of the file of each sample, int64 of the same length."""
+        """Return the number of the file of each sample, int64 of the same length.
+
+        Examples
+        --------
+        >>> from matex_data.abc import MemoryRows
+        >>> files = [FileIndex(f"{day}.bin", 2, {"t": MemoryRows(np.array([day, day + 0.5]))}) for day in (1, 2)]
+        >>> index = Index({"t": Field("t", (), np.dtype("f8"))}, files)
+        >>> index.file_of(np.array([0, 1, 2, 3])).tolist()
+        [0, 0, 1, 1]
+        """
         number: Integers = np.searchsorted(self.first_row, samples, side="right") - 1
         return number
 
@@ -281,28 +338,73 @@ class Index:
         return self if self.post_process is None else Index(self.fields, self.files, self.static, self.facts)
 
     def row_bytes(self, name: str) -> int:
-        """Return the mean size of a sample of a field in memory, in bytes, with the elements of ragged ones."""
+        """Return the mean size of a sample of a field in memory, in bytes, with the elements of ragged ones.
+
+        Examples
+        --------
+        >>> from matex_data.abc import MemoryRows
+        >>> files = [FileIndex(f"{day}.bin", 2, {"t": MemoryRows(np.array([day, day + 0.5]))}) for day in (1, 2)]
+        >>> index = Index({"t": Field("t", (), np.dtype("f8"))}, files)
+        >>> index.row_bytes("t")
+        8
+        """
         return self.fields[name].row_bytes + int(self.inner_bytes(name))
 
     def inner_bytes(self, name: str) -> float:
-        """Return the mean size of the elements of a sample of a field in memory, in bytes; 0 if it is not ragged."""
+        """Return the mean size of the elements of a sample of a field in memory, in bytes; 0 if it is not ragged.
+
+        Examples
+        --------
+        >>> from matex_data.abc import MemoryRows
+        >>> files = [FileIndex(f"{day}.bin", 2, {"t": MemoryRows(np.array([day, day + 0.5]))}) for day in (1, 2)]
+        >>> index = Index({"t": Field("t", (), np.dtype("f8"))}, files)
+        >>> index.inner_bytes("t")
+        0.0
+        """
         has_inner = self.fields[name].ragged and len(self.files)
         return self.files.facts[name].total_inner_bytes / max(1, len(self)) if has_inner else 0.0
 
     def select(self, names: Sequence[str]) -> Index:
-        """Return the index with only the named fields."""
+        """Return the index with only the named fields.
+
+        Examples
+        --------
+        >>> from matex_data.abc import MemoryRows
+        >>> files = [FileIndex(f"{day}.bin", 2, {"t": MemoryRows(np.array([day, day + 0.5]))}) for day in (1, 2)]
+        >>> index = Index({"t": Field("t", (), np.dtype("f8"))}, files)
+        >>> list(index.select(["t"]).fields)
+        ['t']
+        """
         if list(names) == list(self.fields):
             return self
         fields = {name: self.fields[name] for name in names}
         return Index(fields, _selected(self.files, names), self.static, self.facts, self.post_process)
 
     def in_columns(self) -> Index:
-        """Return the index with its files in columns, which take less memory; each is then made when it is needed."""
+        """Return the index with its files in columns, which take less memory; each is then made when it is needed.
+
+        Examples
+        --------
+        >>> from matex_data.abc import MemoryRows
+        >>> files = [FileIndex(f"{day}.bin", 2, {"t": MemoryRows(np.array([day, day + 0.5]))}) for day in (1, 2)]
+        >>> index = Index({"t": Field("t", (), np.dtype("f8"))}, files)
+        >>> len(index.in_columns())
+        4
+        """
         files = columns_of(self.files)
         return Index(self.fields, files, self.static, self.facts, self.post_process)
 
     def with_stamps(self, stamps: Mapping[str, Stamp | None]) -> Index:
-        """Return the index with the stamps of its files, given by path; other files keep theirs."""
+        """Return the index with the stamps of its files, given by path; other files keep theirs.
+
+        Examples
+        --------
+        >>> from matex_data.abc import MemoryRows
+        >>> files = [FileIndex(f"{day}.bin", 2, {"t": MemoryRows(np.array([day, day + 0.5]))}) for day in (1, 2)]
+        >>> index = Index({"t": Field("t", (), np.dtype("f8"))}, files)
+        >>> index.with_stamps({}).files[0].stamp is None
+        True
+        """
         files = FileList(replace(file, stamp=stamps.get(file.path, file.stamp)) for file in self.files)
         return Index(self.fields, files, self.static, self.facts, self.post_process)
 

@@ -199,6 +199,13 @@ def scatter_lists(out: Any, destination: RowIndices, offsets: Integers, content:
     destination : indices of ``out``.
     offsets : integers[k + 1], non-decreasing.
     content : elements, of the field's dtype in any byte order.
+
+    Examples
+    --------
+    >>> out = np.empty(2, object)
+    >>> scatter_lists(out, np.array([1, 0]), np.array([0, 2, 3]), np.array([1.5, 2.5, 3.5]))
+    >>> [sample.tolist() for sample in out]
+    [[3.5], [1.5, 2.5]]
     """
     if isinstance(out, RaggedOutput):
         out.scatter(destination, offsets, content)

@@ -28,6 +28,13 @@ def scatter(out: Array, destination: RowIndices, rows: Array, convert: Convert |
     destination : indices of ``out``, one for each row.
     rows : [k, ...], rows as they are stored.
     convert : writes the values of stored rows to rows of ``out``; None: assign them.
+
+    Examples
+    --------
+    >>> out = np.zeros(4, int)
+    >>> scatter(out, np.array([3, 0]), np.array([30, 10]))
+    >>> out.tolist()
+    [10, 0, 0, 30]
     """
     if isinstance(destination, slice):
         _assign(rows, out[destination], convert)

@@ -25,6 +25,16 @@ class Table(ABC):
     rows : number of rows.
     block_rows : rows of the longest block.
     width : number of columns.
+
+    Examples
+    --------
+    `jagged_columns` and `group_interleaved` make tables; `Column` is the layout of one of their fields:
+
+    >>> from matex_data.abc import Strided, group_interleaved
+    >>> id, x = (Strided(5, offset, stride=8, dtype=np.dtype("i4"), shape=()) for offset in (0, 4))
+    >>> columns = group_interleaved({"id": id, "x": x})
+    >>> columns["id"].table is columns["x"].table, columns["x"].table.width
+    (True, 2)
     """
 
     rows: int
@@ -64,6 +74,14 @@ class Column(Layout):
     ----------
     table : the table.
     name : of the column.
+
+    Examples
+    --------
+    >>> from matex_data.abc import Strided, group_interleaved
+    >>> id, x = (Strided(5, offset, stride=8, dtype=np.dtype("i4"), shape=()) for offset in (0, 4))
+    >>> column = group_interleaved({"id": id, "x": x})["x"]
+    >>> column.name, column.rows
+    ('x', 5)
     """
 
     table: Table

@@ -35,6 +35,15 @@ class Transposed(Layout):
     dtype : as stored, of either byte order.
     order : for each axis of a row, its position among the axes ``before + after``.
     convert : writes the field's values for the stored rows; None: they are equal.
+
+    Examples
+    --------
+    An array of shape (2, 5), of which the samples are the second axis: a sample is a column.
+
+    >>> layout = Transposed(5, offset=0, before=(2,), after=(), step=20, dtype=np.dtype("f4"), order=(0,))
+    >>> selection = RowSelection(np.array([1]), np.array([2]), np.array([0]))
+    >>> [request.offset.tolist() for request in layout.requests(selection, np.empty((1, 2), "f4"), ChunkCache(0))]
+    [[4, 24]]
     """
 
     rows: int

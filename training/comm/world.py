@@ -33,6 +33,13 @@ class World(NamedTuple):
     rank : 0 to ``size - 1``.
     size : number of ranks.
     local_rank : rank among those of this node, for the choice of a GPU; ``matex run`` chooses one itself.
+
+    Examples
+    --------
+    >>> import matex_data as md
+    >>> rank, size, local_rank = md.training.world()
+    >>> 0 <= rank < size
+    True
     """
 
     rank: int
