@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matex_data.display import FieldTable, dataset_html, described_layout, draw_samples, save_picture
-from matex_data.epochs.batches import Batches
+from matex_data.epochs.batches import Batches, BatchWindow
 from matex_data.epochs.costs import CHOICE_EFFORT, EpochCosts, estimate_costs
 from matex_data.epochs.epochs import (
     Epochs,
@@ -25,13 +25,15 @@ from matex_data.epochs.epochs import (
     StreamedEpochs,
 )
 from matex_data.errors import DataError, PartitionError
-from matex_data.fields import ElementSpec, Schema
+from matex_data.fields import ElementSpec, Names, Schema, mapped_elements
 from matex_data.index.chosen import Samples
 from matex_data.index.runs import Runs
 from matex_data.io.counters import Profile
 from matex_data.locks import cached_property
 from matex_data.memory import NAME as IN_MEMORY
 from matex_data.mpi.communicator import pickle_error
+from matex_data.reading.functions import Declared, SampleFunction
+from matex_data.reading.mapping import Mapped
 from matex_data.reading.samples import SampleReader, batch_of, positions_of, sample_of
 from matex_data.reading.skipping import SkippedSample
 from matex_data.reading.source import Source
@@ -370,6 +372,73 @@ class Dataset:
         options = SplitOptions(seed, gap, stratify, groups)
         return tuple((self._subset(a), self._subset(b)) for a, b in self._whole.folds(number, options))
 
+    def map(
+        self,
+        function: Callable[..., Any],
+        *,
+        schema: Declared | None = None,
+        fields: Sequence[str] | None = None,
+        inputs: Names = None,
+        targets: Names = None,
+        seed: int = 0,
+    ) -> Dataset:
+        """Return a data set with fields that a function computes, a window of samples at a time. *Collective*.
+
+        The function is called where windows are decoded, with the samples of one file that a window has, in threads of
+        each rank, several at once. What it returns for a sample has to depend on this sample alone; then the batches
+        are the same on every number of ranks, and after resuming. For random numbers it has a parameter ``seeds``:
+        int64, a seed of each sample, drawn from ``seed``, the epoch and the sample. In ``statistics``, ``load``,
+        ``data[i]`` and the like, the epoch is 0.
+
+        Parameters
+        ----------
+        function : callable. Gets a dict of field name to array (samples, *field shape), and returns a dict of arrays
+            with as many samples; or one array, if it returns one field.
+        schema : mapping of field name to (shape, dtype), to a dtype for one value per sample, or to a ``Field``. Fields
+            that the function returns, new ones or in place of others; a shape without the samples, with None for axes
+            that vary. None: the fields that it gets, of the same shapes and dtypes.
+        fields : sequence of str. Fields that the function gets. None: all.
+        inputs, targets : str or list of str. Structure of the batches, as of ``open_dataset``. None for both: that of
+            this data set, to whose inputs new fields are added. Fields that neither the batches nor the function need
+            are not read.
+        seed : int of 0 or more. Seed of the seeds.
+
+        Returns
+        -------
+        Dataset of the same samples.
+
+        Raises
+        ------
+        FieldNotFound : a field does not exist.
+        FormatError : a declaration is not understood.
+        FunctionError : from batches and other reads, on every rank: the function raises an error, or returns something
+            else than is declared.
+
+        Examples
+        --------
+        >>> data = md.open_dataset("events.h5", inputs="image", targets="label")
+        >>> unit = {"image": ((8, 8), "float32")}
+        >>> bright = data.map(lambda arrays: arrays["image"] / np.float32(255), schema=unit, fields=["image"])
+        >>> x, y = next(iter(bright.batches(50)))
+        >>> x.dtype, float(x.max())
+        (dtype('float32'), 1.0)
+        >>> def flip(arrays, seeds):
+        ...     left = seeds % 2 == 0
+        ...     image = np.where(left[:, None, None], arrays["image"][:, :, ::-1], arrays["image"])
+        ...     return {**arrays, "image": image}
+        >>> flipped = data.map(flip, seed=1)
+        >>> x, y = next(iter(flipped.batches(50, shuffle=True, seed=2)))
+        """
+        source = self._source
+        computes = SampleFunction.of(function, self.schema, fields, schema, seed)
+        known = {**self.schema, **computes.fields}
+        elements = mapped_elements(self._elements, self.schema, known, inputs, targets)
+        before = source.mapped or Mapped(source.index, (), ())
+        names = tuple(elements.required or known)
+        mapped = Mapped(before.index, (*before.functions, computes), names)
+        made = source.with_map(mapped, f"map {computes.name} {computes.seed}")
+        return Dataset(made, elements, self._samples, self._ties, self._further, self._mixture)
+
     @property
     def _whole(self) -> Whole:
         return Whole(self._source.comm, self._samples, self._ties, self._source_of, self._mixture)
@@ -479,6 +548,42 @@ class Dataset:
 
         batches = self.batches(batch_size, shuffle=shuffle, seed=seed, remainder=remainder, start=start)
         return as_tf_dataset(batches, self.schema)
+
+    def _input_batches(self, rows: int) -> Iterator[tuple[tf.data.Dataset, int]]:
+        """Yield the inputs of this rank's block of the samples, in order, a window at a time. *Collective*.
+
+        The samples are those of ``load``. Fields other than the inputs are not read, unless samples that cannot be read
+        are left out, which any field may decide.
+
+        Parameters
+        ----------
+        rows : samples of a batch.
+
+        Yields
+        ------
+        batches, samples : of a window. If this rank has no samples, one batch of a blank sample, which counts 0.
+        """
+        from matex_data.epochs.tfdata import window_as_tf_dataset
+
+        source, elements, total = self._source, replace(self._elements, weights=None), 0
+        if elements.inputs is not None:
+            elements = replace(elements, targets=None)
+        if elements.names is not None and source.skipped is None:
+            source = source.of_index(source.index.select(elements.names), source.transforms)
+            source.profile = self._source.profile
+        fields = source.index.fields
+        for arrays, absent in source.windows(source.block(self._samples)):
+            present = {n: np.delete(a, absent, axis=0) for n, a in arrays.items()} if len(absent) else arrays
+            samples = len(next(iter(present.values())))
+            total += samples
+            if samples:
+                sizes = np.diff([*range(0, samples, rows), samples])
+                yield window_as_tf_dataset(BatchWindow(present, sizes, None), elements, fields), samples
+        if not total:
+            blank = {name: field.empty(1) for name, field in fields.items()}
+            for name, array in blank.items():
+                fields[name].blank(array)
+            yield window_as_tf_dataset(BatchWindow(blank, np.array([1]), None), elements, fields), 0
 
     def load(self) -> dict[str, NDArray[Any]]:
         """Read this rank's block of the samples, in the order of the files. *Collective*.

@@ -172,6 +172,15 @@ class ChangedFile(DecodeError):
     """File that has changed since it was opened, is shorter or gone: an error with ``on_error="skip"``, too."""
 
 
+class FunctionError(DataError):
+    """Function of ``Dataset.map`` that fails, or returns something else than is declared."""
+
+    def of_rows(self, first: int, last: int) -> FunctionError:
+        """Return the error with the rows of the file that the function got."""
+        kind, problem, facts = self.__reduce__()[1]
+        return kind(f"{problem}, given samples of rows {first} to {last}", **facts)  # type: ignore[no-any-return]
+
+
 class PartitionError(DataError, ValueError):
     """Request that cannot be met: samples, batches or memory cannot be divided among the ranks like this.
 

@@ -173,6 +173,8 @@ MASK = "{}_mask"
 """Name of the field that is True for the numbers of another field that are there, neither missing nor padding."""
 EMPTY_IS_MISSING = "empty_is_missing"
 """Attribute of a field of texts: False if an empty text is a value."""
+RANDOM = "random"
+"""Attribute of a field whose samples are drawn anew in each epoch: True."""
 SAMPLE_COORDINATE = "sample_coordinate"
 """Attribute of the field that is the coordinate of the samples: True."""
 NO_MATCH = "no field matches the pattern"
@@ -288,6 +290,37 @@ class ElementSpec:
         if weight is not None:
             sides.append(weight)
         return sides[0] if len(sides) == 1 else tuple(sides)
+
+
+def mapped_elements(elements: ElementSpec, before: Schema, after: Schema, inputs: Names, targets: Names) -> ElementSpec:
+    """Return the structure of elements to which fields are added.
+
+    Parameters
+    ----------
+    elements : without the new fields.
+    before, after : fields of a sample, without and with the new ones.
+    inputs, targets : names of the new structure; None for both: the same one, with new fields among its inputs.
+
+    Raises
+    ------
+    FieldNotFound : there is no such field.
+
+    Examples
+    --------
+    >>> fields = {name: Field(name, (), np.dtype("f4")) for name in "abc"}
+    >>> mapped_elements(ElementSpec("a", "b"), {name: fields[name] for name in "ab"}, fields, None, None).inputs
+    ['a', 'c']
+    """
+    if inputs is not None or targets is not None:
+        chosen = replace(elements, inputs=inputs, targets=targets).expanded(after)
+        for name in chosen.names or ():
+            if name not in after:
+                raise FieldNotFound("no such field", field=name, expected=f"one of {near_matches(name, after)}")
+        return chosen
+    new = [name for name in after if name not in before]
+    if elements.names is None or not new:
+        return elements
+    return replace(elements, inputs=[*as_list(elements.inputs), *new])
 
 
 def _expanded(names: Names, available: Collection[str]) -> Names:

@@ -65,6 +65,7 @@ for layer in (
     ["training.stages"],
     ["training.callbacks"],
     ["training.trainer"],
+    ["training.inference"],
     ["training.launcher"],
     ["training"],
     ["cli"],

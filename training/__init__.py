@@ -15,9 +15,11 @@ from matex_data.training.comm.world import World, world
 
 if TYPE_CHECKING:
     from matex_data.training.average.optimizer import distribute
+    from matex_data.training.inference import evaluate, predict
     from matex_data.training.learning_rate import ScaledLearningRate
     from matex_data.training.mesh import Mesh
     from matex_data.training.partition.deferred import deferred
+    from matex_data.training.reduction.gathering import allgather, barrier, broadcast_object
     from matex_data.training.reduction.ops import allreduce
     from matex_data.training.saving import save
     from matex_data.training.sharding.shard import shard
@@ -28,11 +30,16 @@ __all__ = [
     "Mesh",
     "ScaledLearningRate",
     "World",
+    "allgather",
     "allreduce",
+    "barrier",
     "broadcast",
+    "broadcast_object",
     "deferred",
     "distribute",
+    "evaluate",
     "fit",
+    "predict",
     "save",
     "shard",
     "world",
@@ -41,11 +48,16 @@ __all__ = [
 _MODULES = {
     "Mesh": "mesh",
     "ScaledLearningRate": "learning_rate",
+    "allgather": "reduction.gathering",
     "allreduce": "reduction.ops",
+    "barrier": "reduction.gathering",
     "broadcast": "steps.variables",
+    "broadcast_object": "reduction.gathering",
     "deferred": "partition.deferred",
     "distribute": "average.optimizer",
+    "evaluate": "inference",
     "fit": "trainer",
+    "predict": "inference",
     "save": "saving",
     "shard": "sharding.shard",
 }

@@ -154,7 +154,7 @@ def fit(
         if world.rank > 0:
             options["verbose"] = 0
         if validation_data is not None:
-            validation_data = _validation_data(distributed, validation_data)
+            validation_data = evaluation_data(distributed, validation_data)
         history = model.fit(data, validation_data=validation_data, **options)
         if staged:
             staged.gather_weights()
@@ -200,7 +200,7 @@ def _optimizer_of(
     return contextlib.nullcontext()
 
 
-def _validation_data(distributed: DistributedModel | StagedModel, dataset: Any) -> Any:
+def evaluation_data(distributed: DistributedModel | StagedModel, dataset: Any) -> Any:
     """Return validation data with the same number of batches on all ranks, or without empty ones. *Collective*."""
     if isinstance(distributed, StagedModel):
         return distributed.pad_batches(dataset)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Integers
+from matex_data.epochs.computed import compute_fields
 from matex_data.epochs.exchange import ExchangeEpochReader, KeptSamples
 from matex_data.epochs.prefetcher import Prefetcher
 from matex_data.epochs.sharing import SharedEpochReader
@@ -194,12 +195,13 @@ class InMemoryEpochs(Epochs):
         whole = replace(schedule, window_steps=max(1, schedule.steps), fixed_block_order=True)
         super().__init__(source, whole)
         self.read_steps = max(1, read_bytes(source.comm) * self.size // max(1, schedule.batch_size * source.row_bytes))
+        self._kept, self._mapped = kept, _ = source.kept()
         shard = self._window(0).runs
         remedy = 'leave out cache="memory", or use more machines'
         source.comm.agree(
-            memory_shortage(shard.total * source.row_bytes, f"the shard of rank {self.rank}", remedy=remedy)
+            memory_shortage(shard.total * kept.row_bytes, f"the shard of rank {self.rank}", remedy=remedy)
         )
-        self._shard, absent = source.read(shard)
+        self._shard, absent = kept.read(shard)
         self._is_absent = np.zeros(shard.total, bool)
         self._is_absent[absent] = True
 
@@ -211,15 +213,16 @@ class InMemoryEpochs(Epochs):
         for first in range(start, len(window.sizes), self.read_steps):
             sizes = window.sizes[first : first + self.read_steps]
             begin = int(window.sizes[:first].sum())
-            yield self._take(number[begin : begin + int(sizes.sum())], sizes)
+            loaded = self._take(number[begin : begin + int(sizes.sum())], sizes)
+            yield loaded if self._mapped is None else compute_fields(loaded, self._mapped, epoch)
 
     def _window(self, epoch: int) -> Window:
         return self.schedule.epoch(epoch).window(0, self.schedule.steps, self.rank, self.size)
 
     def _take(self, number: Integers, sizes: Integers) -> LoadedWindow:
         """Copy rows of the shard; ``number`` is -1 for padding, which comes last."""
-        fields = self.source.index.fields
-        arrays = self.source.buffers.arrays(list(fields.values()), len(number))
+        fields = self._kept.index.fields
+        arrays = self._kept.buffers.arrays(list(fields.values()), len(number))
         samples = int((number >= 0).sum())
         for name, array in arrays.items():
             np.take(self._shard[name], number[:samples], axis=0, out=array[:samples], mode="clip")
@@ -256,23 +259,26 @@ class ExchangedEpochs(PrefetchedEpochs):
         self.read_steps = max(1, min(self.read_steps, most))
         comm, total = source.comm, schedule.segments.total
         comm.agree(_exchange_error(source))
+        self._kept, self._mapped = kept, _ = source.kept()
         start, stop = rank_range(total, self.rank, self.size)
         single = _single_row_error(source) is None
         remedy = 'global_reads="rows" (reads single rows in every epoch), ' if single else ""
         purpose = f'the shard of rank {self.rank} of {self.size}, which shuffle="global" keeps,'
         remedy = f"use {remedy}more machines, fewer fields, or shuffle=True"
-        comm.agree(memory_shortage((stop - start) * source.row_bytes, purpose, remedy=remedy))
-        arrays, absent = source.read(source.block(schedule.samples))
+        comm.agree(memory_shortage((stop - start) * kept.row_bytes, purpose, remedy=remedy))
+        arrays, absent = kept.read(kept.block(schedule.samples))
         if source.skipped is not None:
             absent = np.concatenate(comm.allgather(absent + start))
         self._samples = KeptSamples(comm, total, arrays, absent)
         self._opened()
 
     def _open(self) -> ReadContext:
-        return self.source.exchange_context()
+        context = self._kept.exchange_context()
+        return context if self._mapped is None else replace(context, lists=False)
 
     def _reader(self, context: ReadContext, epoch: int, start: int) -> EpochReader:
-        return ExchangeEpochReader(context, self.schedule, self._samples, epoch, start, self.read_steps)
+        steps = self.read_steps
+        return ExchangeEpochReader(context, self.schedule, self._samples, epoch, start, steps, self._mapped)
 
 
 def _exchange_error(source: Source) -> PartitionError | None:

@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
+from matex_data.epochs.computed import compute_fields
 from matex_data.epochs.skipping import leave_out
 from matex_data.epochs.window import EpochReader, LoadedWindow, PendingWindow
 from matex_data.fields import Field
@@ -30,6 +32,7 @@ from matex_data.io.files import Files
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.library import MPI
 from matex_data.reading.context import ReadContext
+from matex_data.reading.mapping import Mapped
 from matex_data.reading.plan import Arrays
 from matex_data.reading.pool import submit
 from matex_data.sampling.schedule import Schedule, StepPositions, rank_range
@@ -95,6 +98,7 @@ class ExchangeEpochReader(EpochReader):
     epoch : number of the epoch, from 0 on.
     start : first step.
     window_steps : steps of one window.
+    mapped : functions that compute fields in each epoch; None: there are none.
     """
 
     def __init__(
@@ -105,9 +109,10 @@ class ExchangeEpochReader(EpochReader):
         epoch: int,
         start: int,
         window_steps: int,
+        mapped: Mapped | None = None,
     ) -> None:
         super().__init__(context, schedule, epoch, start, window_steps)
-        self._samples = samples
+        self._samples, self._mapped = samples, mapped
 
     def plan(self, begin: int, end: int) -> PendingWindow:
         """Draw the samples of steps ``begin`` to ``end``, and allocate their arrays."""
@@ -117,7 +122,8 @@ class ExchangeEpochReader(EpochReader):
             arrays = self.context.allocate(drawn.rows, len(drawn.positions))
             loaded = LoadedWindow(arrays, drawn.sizes, np.arange(len(drawn.positions), drawn.rows))
             pad = self._schedule.remainder == "pad"
-            return ExchangedWindow(self.context, self._samples, drawn, loaded, pad)
+            finish = None if self._mapped is None else partial(compute_fields, mapped=self._mapped, epoch=self._number)
+            return ExchangedWindow(self.context, self._samples, drawn, loaded, pad, finish)
 
 
 class ExchangedWindow(PendingWindow):
@@ -130,12 +136,19 @@ class ExchangedWindow(PendingWindow):
     drawn : samples of the window.
     loaded : its arrays.
     pad : turn samples that could not be read into padding.
+    finish : called with the window once its rows are there; returns the window to deliver. None: nothing is left to do.
     """
 
     def __init__(
-        self, context: ReadContext, samples: KeptSamples, drawn: StepPositions, loaded: LoadedWindow, pad: bool
+        self,
+        context: ReadContext,
+        samples: KeptSamples,
+        drawn: StepPositions,
+        loaded: LoadedWindow,
+        pad: bool,
+        finish: Callable[[LoadedWindow], LoadedWindow] | None = None,
     ) -> None:
-        self.loaded, self._pad = loaded, pad
+        self.loaded, self._pad, self._finish = loaded, pad, finish
         self._context = context
         self._samples = samples
         self._drawn = drawn
@@ -173,6 +186,8 @@ class ExchangedWindow(PendingWindow):
             absent = np.flatnonzero(np.isin(self._drawn.positions, self._samples.absent))
             self.loaded = leave_out(self.loaded, absent, self._context.index.fields, self._pad)
             samples -= len(absent)
+        if self._finish is not None:
+            self.loaded = self._finish(self.loaded)
         profile.add(samples=samples)
 
     def _take(self) -> None:

@@ -79,7 +79,7 @@ class SharedEpochReader(EpochReader):
         skipped: SkippedSamples | None = None,
     ) -> None:
         super().__init__(context, schedule, epoch, start, window_steps, skipped)
-        self._chunks = ChunkCache(context.cache_bytes)
+        self._chunks = ChunkCache(context.cache_bytes, epoch)
 
     def plan(self, begin: int, end: int) -> PendingWindow:
         """Plan steps ``begin`` to ``end``, and start to read the blocks of this rank."""

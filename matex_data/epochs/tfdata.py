@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 from itertools import chain
 from typing import Any
 
@@ -16,7 +17,7 @@ import tensorflow as tf
 from matex_data._types import Array, Integers
 from matex_data.epochs.batches import Batches, BatchWindow
 from matex_data.errors import FormatError
-from matex_data.fields import Field, Schema
+from matex_data.fields import ElementSpec, Field, Schema
 from matex_data.index.ragged import RaggedArray
 
 
@@ -29,8 +30,7 @@ def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:
     """
     schedule = batches.schedule
     rows = batches.fixed_rows
-    names = batches.elements.names
-    columns = [_Column(f, _dtype(f), rows) for f in schema.values() if names is None or f.name in names]
+    columns = _columns(schema, batches.elements, rows)
     weighted = schedule.remainder == "pad" or batches.elements.weights is not None
 
     def windows() -> Iterator[tuple[Array, ...]]:
@@ -60,6 +60,32 @@ def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:
     dataset.matex_sharded = batches.comm  # the launcher must not shard it again
     batches.comm.note_sharded_data()
     return dataset
+
+
+def _columns(schema: Schema, elements: ElementSpec, rows: int | None) -> list[_Column]:
+    names = elements.names
+    return [_Column(f, _dtype(f), rows) for f in schema.values() if names is None or f.name in names]
+
+
+def window_as_tf_dataset(window: BatchWindow, elements: ElementSpec, schema: Schema) -> tf.data.Dataset:
+    """Return the batches of one window, copied, as a data set.
+
+    Parameters
+    ----------
+    window : at least one batch.
+    elements : structure of a batch; weights are left out.
+
+    Raises
+    ------
+    FormatError : a field has a dtype that TensorFlow does not have.
+    """
+    columns, parts = _columns(schema, elements, None), []
+    for even in _of_equal_size(window):
+        tensors = chain.from_iterable(column.arrays(even.arrays[column.field.name], even.sizes) for column in columns)
+        remaining = map(tf.constant, tensors)
+        values = {column.field.name: column.batches(remaining) for column in columns}
+        parts.append(tf.data.Dataset.from_tensor_slices(elements.assemble(values)))
+    return reduce(tf.data.Dataset.concatenate, parts)
 
 
 def _of_equal_size(window: BatchWindow) -> Iterator[BatchWindow]:

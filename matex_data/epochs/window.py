@@ -172,7 +172,7 @@ class FileEpochReader(EpochReader):
         skipped: SkippedSamples | None = None,
     ) -> None:
         super().__init__(context, schedule, epoch, start, window_steps, skipped)
-        self._chunks = ChunkCache(context.cache_bytes)
+        self._chunks = ChunkCache(context.cache_bytes, epoch)
 
     def plan(self, begin: int, end: int) -> PendingWindow:
         """Plan the reads of steps ``begin`` to ``end``, and allocate their arrays."""

@@ -37,6 +37,7 @@ class ChunkCache:
     Parameters
     ----------
     nbytes : capacity: total size of the decoded chunks, in bytes. The newest chunk is kept whatever its size.
+    epoch : number of the epoch whose windows are read, for layouts whose rows depend on it.
 
     Examples
     --------
@@ -46,7 +47,8 @@ class ChunkCache:
     'decoded'
     """
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, epoch: int = 0) -> None:
+        self.epoch = epoch
         self._chunks = _Chunks(nbytes)
         self._reserved: list[ChunkFuture] = []
 
@@ -60,7 +62,7 @@ class ChunkCache:
         >>> cache.get("chunk 7").result()
         'decoded'
         """
-        cache = ChunkCache(0)
+        cache = ChunkCache(0, self.epoch)
         cache._chunks = self._chunks
         return cache
 

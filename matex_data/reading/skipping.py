@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from matex_data._types import Integers
-from matex_data.errors import ChangedFile, DataError, FieldNotFound, OutOfMemory, PartitionError, UnsupportedVersion
+from matex_data.errors import (
+    ChangedFile,
+    DataError,
+    FieldNotFound,
+    FunctionError,
+    OutOfMemory,
+    PartitionError,
+    UnsupportedVersion,
+)
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs, compress
@@ -28,7 +36,7 @@ from matex_data.reading.plan import Arrays, ReadPlan, plan_reads
 ON_ERROR = ("raise", "skip")
 MOST_NAMED = 5  # samples in a warning
 PROBES = 9  # samples of a block that fail alone before all of it counts as damaged
-_OTHER_ERRORS = (ChangedFile, PartitionError, OutOfMemory, FieldNotFound, UnsupportedVersion)
+_OTHER_ERRORS = (ChangedFile, PartitionError, OutOfMemory, FieldNotFound, FunctionError, UnsupportedVersion)
 
 
 @dataclass(frozen=True)
@@ -188,6 +196,7 @@ class SkippingRead:
         arrays: Arrays,
     ) -> None:
         self._context, self._index, self._skipped, self._tally, self._arrays = context, index, skipped, tally, arrays
+        self._epoch = 0
         known = skipped.positions(runs)
         self._known = runs.numbers(known)
         self.absent = destination[known]
@@ -198,6 +207,7 @@ class SkippingRead:
 
     def plan(self, chunks: ChunkCache) -> ReadPlan:
         """Plan to read the samples at once."""
+        self._epoch = chunks.epoch
         return plan_reads(self._index, self.runs, self.destination, self._arrays, chunks, self._context.scratch)
 
     def finish(self, error: Exception | None) -> Exception | None:
@@ -258,7 +268,7 @@ class SkippingRead:
         The cache is a new one: a failed chunk fails others that are decoded after it.
         """
         runs = self.runs.slice(np.array([begin]), np.array([end - begin]))
-        chunks, files = ChunkCache(self._context.cache_bytes), self._context.session.files.independent()
+        chunks, files = ChunkCache(self._context.cache_bytes, self._epoch), self._context.session.files.independent()
         rows = self.destination[begin:end]
         try:
             plan = plan_reads(self._index, runs, rows, self._arrays, chunks, self._context.scratch)

@@ -13,6 +13,7 @@ import numpy as np
 
 from matex_data._types import Integers
 from matex_data.errors import DataError, PartitionError
+from matex_data.fields import RANDOM
 from matex_data.index.cache import ChunkCache
 from matex_data.index.chosen import Chosen, Samples
 from matex_data.index.model import Index
@@ -28,6 +29,7 @@ from matex_data.mpi.status import Status
 from matex_data.reading.buffers import BufferPool
 from matex_data.reading.context import NO_ROWS, ReadContext
 from matex_data.reading.execute import run
+from matex_data.reading.mapping import Mapped
 from matex_data.reading.plan import Arrays, ReadPlan, plan_reads
 from matex_data.reading.skipping import ON_ERROR, SkippedSamples, SkippingRead, Tally
 from matex_data.sampling.schedule import rank_range
@@ -57,6 +59,9 @@ class Source:
     Attributes
     ----------
     skipped : samples that cannot be read; None if they are not left out.
+    mapped : functions that compute fields of the index; None: there are none, or the index was made of others.
+    draws_within : the samples of the index itself differ between epochs: images of which a random section is decoded,
+        or functions with seeds in data sets of which it was made.
 
     Raises
     ------
@@ -101,6 +106,8 @@ class Source:
         self.profile = Profile()
         self.skipped = SkippedSamples(index, self.profile) if on_error == "skip" else None
         self.shared: bool | None = None  # whether ranks read blocks for one another; None: by the costs
+        self.mapped: Mapped | None = None
+        self.draws_within = any(field.attributes.get(RANDOM, False) for field in index.fields.values())
         self.repeats = False  # whether a sample may be in a window several times
         self.warned: set[str] = set()  # of a poor shuffle, and of chunks that are read again and again
         self.buffers, self.scratch = BufferPool(), BufferPool(kept=tasks_of_window())
@@ -127,6 +134,46 @@ class Source:
     def of_index(self, index: Index, transforms: str) -> Source:
         """Open the files of another index with the same options. *Collective*."""
         return Source(self._sessions, index, transforms=transforms, **self.options)
+
+    @property
+    def draws(self) -> bool:
+        """Whether a function that computes fields gets seeds, so that samples differ between epochs."""
+        return self.draws_within or (self.mapped is not None and self.mapped.draws)
+
+    def with_map(self, mapped: Mapped, identity: str) -> Source:
+        """Open the same files with fields that functions compute. *Collective*.
+
+        Parameters
+        ----------
+        mapped : functions, and the index of these samples without any.
+        identity : text that identifies the last function.
+        """
+        source = self.of_index(mapped.result(), self.transforms + identity)
+        source.mapped, source.draws_within = mapped, self.draws_within
+        source.repeats, source.shared = self.repeats, self.shared
+        return source
+
+    def kept(self) -> tuple[Source, Mapped | None]:
+        """Return what is kept in memory for many epochs, and the functions to call in each. *Collective*.
+
+        Functions that get seeds are called in each epoch anew, on their inputs, which are kept; others are called once.
+
+        Raises
+        ------
+        PartitionError : the samples themselves differ between epochs.
+        """
+        if self.draws_within:
+            raise PartitionError(
+                "the samples in memory would have the same random numbers in every epoch",
+                expected="samples that are decoded in every epoch, or functions that get seeds, called last",
+                found="images of which a random section is decoded, or data sets that were joined after map()",
+                remedy="read in every epoch (shuffle=True without cache), or call map() after concat, merge or mix",
+            )
+        if self.mapped is None or not self.mapped.draws:
+            return self, None
+        source = self.of_index(self.mapped.inputs(), self.transforms)
+        source.profile, source.skipped = self.profile, self.skipped
+        return source, self.mapped
 
     def alone(self) -> Source:
         """Return the opened files for reads that this process makes on its own."""

@@ -63,6 +63,26 @@ def orders(salt: NDArray[np.uint64], count: int) -> Integers:
     return mixed.view(np.int64)
 
 
+def sample_seeds(seed: int, epoch: int, numbers: Integers) -> Integers:
+    """Return a seed for each sample, int64 of 0 or more, independent of all others.
+
+    Parameters
+    ----------
+    seed, epoch : int of 0 or more.
+    numbers : int64[samples], numbers of the samples.
+
+    Examples
+    --------
+    >>> seeds = sample_seeds(1, 0, np.arange(1000))
+    >>> len(set(seeds.tolist())), bool((seeds == sample_seeds(1, 1, np.arange(1000))).any())
+    (1000, False)
+    """
+    mixed = numbers.astype(np.uint64) + np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)
+    _hash(mixed)
+    mixed >>= np.uint64(1)
+    return mixed.view(np.int64)
+
+
 class Permutation:
     """Pseudorandom permutation of the integers below ``total``, in memory that does not grow beyond a table.
 

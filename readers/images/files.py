@@ -21,6 +21,7 @@ from matex_data.readers.images.decoding import ImageOptions, decode_image
 from matex_data.readers.images.headers import read_file
 from matex_data.readers.images.listing import Classes
 from matex_data.readers.images.texts import Texts
+from matex_data.sampling.permutation import sample_seeds
 
 TASK_ROWS = 16  # most images of one task: its start costs as much as a tenth of the decoding of a small one
 TASK_BYTES = 1 << 20  # decoded: the files of a task are in memory at once
@@ -102,22 +103,29 @@ class ImageFiles(Layout):
         step = max(1, min(TASK_ROWS, TASK_BYTES // max(1, self._image_bytes), len(begins) // (4 * tasks_of_window())))
         starts = begins[::step].tolist()
         for low, high in zip(starts, [*starts[1:], len(numbers)], strict=True):
-            task = _Task(self, numbers[low:high], files[low:high], pages[low:high], rows.destination[low:high], out)
+            columns = (numbers[low:high], files[low:high], pages[low:high], rows.destination[low:high])
+            task = _Task(self, *columns, out, cache.epoch)
             yield ReadRequest(EMPTY, EMPTY, on_complete=task.decode, fetch=task.read)
 
     @property
     def _image_bytes(self) -> int:
         return self.mean_bytes if self.field.ragged else self.field.row_bytes
 
-    def decode(self, data: bytes, path: bytes, page: int, out: Array | None) -> Array:
-        """Return the image of a page, in ``out`` unless that is None.
+    def seeds(self, rows: Integers, epoch: int) -> list[int | None]:
+        """Return the seed of each row in an epoch; None if nothing about it is random."""
+        if not self.options.is_random:
+            return [None] * len(rows)
+        return list(sample_seeds(self.options.augment_seed, epoch, rows).tolist())
+
+    def decode(self, data: bytes, path: bytes, page: int, out: Array | None, seed: int | None = None) -> Array:
+        """Return the image of a page, in ``out`` unless that is None; see `decode_image`.
 
         Raises
         ------
         DataError : it does not decode, or has another dtype or shape than the others.
         """
         name = os.fsdecode(path)
-        image = decode_image(data, self.options, name, page, out)
+        image = decode_image(data, self.options, name, page, out, seed)
         expected = self.field.inner if self.field.ragged else self.field.shape
         fits = len(image.shape) == len(expected) and all(
             length in (None, found) for length, found in zip(expected, image.shape, strict=False)
@@ -140,6 +148,7 @@ class _Task:
     Parameters
     ----------
     rows, files, pages, destination : int64[images].
+    epoch : number of the epoch.
     contents : of the files that are read, or the error of reading them.
     """
 
@@ -149,6 +158,7 @@ class _Task:
     pages: Integers
     destination: Integers
     out: Array
+    epoch: int
     contents: dict[int, bytes | DataError] = dataclass_field(default_factory=dict)
 
     def read(self) -> None:
@@ -163,13 +173,14 @@ class _Task:
     def decode(self, _: Bytes) -> None:
         """Decode the images straight into the output array."""
         columns = (column.tolist() for column in (self.rows, self.files, self.pages, self.destination))
-        ragged = self.layout.field.ragged
-        for row, file, page, destination in zip(*columns, strict=True):
+        ragged, seeds = self.layout.field.ragged, self.layout.seeds(self.rows, self.epoch)
+        for row, file, page, destination, seed in zip(*columns, seeds, strict=True):
             data = self.contents[file]
             try:
                 if isinstance(data, DataError):
                     raise data
-                image = self.layout.decode(data, self._path(file), page, None if ragged else self.out[destination])
+                out = None if ragged else self.out[destination]
+                image = self.layout.decode(data, self._path(file), page, out, seed)
             except DataError as error:
                 raise error.at_row(row) from error
             if ragged:  # a batch of ragged images holds the images themselves

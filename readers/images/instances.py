@@ -74,18 +74,19 @@ class InstanceMasks(Layout):
         return pixels * NUMBERS.itemsize * self.rows
 
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
-        for row, destination in zip(rows.numbers.tolist(), rows.destination.tolist(), strict=True):
-            yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._join, row, destination, out))
+        seeds = self.masks.seeds(rows.numbers, cache.epoch)  # of the image
+        for row, destination, seed in zip(rows.numbers.tolist(), rows.destination.tolist(), seeds, strict=True):
+            yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._join, row, destination, out, seed))
 
-    def _join(self, row: int, destination: int, out: Array, _: Bytes) -> None:
+    def _join(self, row: int, destination: int, out: Array, seed: int | None, _: Bytes) -> None:
         try:
-            joined = self._joined(range(int(self.first[row]), int(self.first[row + 1])))
+            joined = self._joined(range(int(self.first[row]), int(self.first[row + 1])), seed)
         except DataError as error:
             raise error.at_row(row) from error
         out[destination] = joined
 
-    def _joined(self, numbers: Sequence[int]) -> Array:
-        """Return the joined masks of an image.
+    def _joined(self, numbers: Sequence[int], seed: int | None) -> Array:
+        """Return the joined masks of an image; ``seed`` is that of the image.
 
         Raises
         ------
@@ -94,7 +95,7 @@ class InstanceMasks(Layout):
         joined: Array | None = None
         for number, file in enumerate(numbers, start=1):
             path = self.masks.names.path(self.masks.root, file)
-            mask = self.masks.decode(read_file(path), path, 0, None) != 0
+            mask = self.masks.decode(read_file(path), path, 0, None, seed) != 0
             if joined is None:
                 joined = np.zeros(mask.shape, NUMBERS)
             if mask.shape != joined.shape:

@@ -60,7 +60,7 @@ class Listing:
     path : folder with a separator at its end, or manifest.
     root : folder that the names of the files are relative to.
     images : names of the files.
-    masks : of pairs, the masks of the images.
+    masks : of pairs, and of a manifest with two columns of files: the masks of the images.
     mask_counts : int64[images], masks of each image; None: one each.
     columns : values for each file, by the name of the field.
     """
@@ -142,7 +142,8 @@ def _kind(path: str, layout: str | None) -> str:
 
 def _list_manifest(path: str, root: str | None) -> Listing:
     manifest = read_manifest(path, root)
-    return Listing(path, manifest.root, Texts.of(manifest.files), columns=dict(manifest.columns))
+    masks = None if manifest.masks is None else Texts.of(manifest.masks)
+    return Listing(path, manifest.root, Texts.of(manifest.files), masks, columns=dict(manifest.columns))
 
 
 def _list_files(files: Sequence[str], layout: str | None) -> list[Listing]:

@@ -33,11 +33,13 @@ class Manifest:
     root : folder that its paths are relative to.
     files : of the images, relative to ``root`` or absolute.
     columns : the other columns, by name.
+    masks : files of a second column of images, likewise; None: there is none.
     """
 
     root: str
     files: list[str]
     columns: Mapping[str, Array | Texts]
+    masks: list[str] | None = None
 
 
 def names_images(path: str, head: bytes, root: str | None = None) -> bool:
@@ -64,7 +66,7 @@ def names_images(path: str, head: bytes, root: str | None = None) -> bool:
 
 
 def read_manifest(path: str, root: str | None = None) -> Manifest:
-    """Return the images that a table lists, and its other columns.
+    """Return the images that a table lists, the masks of a second column of images, and the other columns.
 
     Raises
     ------
@@ -77,15 +79,17 @@ def read_manifest(path: str, root: str | None = None) -> Manifest:
     header = not any(is_image(field.strip()) for field in records[0])
     names = column_names([_decoded(field.strip()) for field in records[0]]) if header else None
     rows = records[1:] if header else records
-    at = _image_column(path, rows[:1])
+    at = _image_columns(path, rows[:1])
     _check_widths(path, rows, len(records[0]))
     columns = [[row[i] for row in rows] for i in range(len(rows[0]))]
-    files = [_decoded(field.strip()) for field in columns.pop(at)]
     folder = _root(path, root)
-    _check_files(path, folder, files)
+    files = [[_decoded(field.strip()) for field in columns[column]] for column in at]
+    for of_column in files:
+        _check_files(path, folder, of_column)
     others = _others(names, at, len(columns))
-    _check_names(path, others)
-    return Manifest(folder, files, {name: _values(column) for name, column in zip(others, columns, strict=True)})
+    _check_names(path, others, len(at))
+    values = {name: _values(columns[column]) for column, name in others.items()}
+    return Manifest(folder, files[0], values, files[1] if len(at) > 1 else None)
 
 
 def _records(path: str) -> list[list[str]]:
@@ -113,11 +117,26 @@ def _root(path: str, root: str | None) -> str:
     return str(Path(path).parent) if root is None else root
 
 
-def _image_column(path: str, rows: Sequence[Sequence[str]]) -> int:
+def _image_columns(path: str, rows: Sequence[Sequence[str]]) -> list[int]:
+    """Return the column of images, and that of masks if there is one.
+
+    Raises
+    ------
+    FormatError : there are none, or more than two.
+    """
     fields = rows[0] if rows else []
-    for column, field in enumerate(fields):
-        if is_image(field.strip()):
-            return column
+    found = [column for column, field in enumerate(fields) if is_image(field.strip())]
+    if len(found) > 2:
+        raise FormatError(
+            "several columns of the manifest hold image files",
+            file=path,
+            row=0,
+            expected="one of images, or one of images and one of masks behind it",
+            found=f"{len(found)} columns: {[fields[column] for column in found]}",
+            remedy="write a table with two of them; md.merge puts the fields of two data sets side by side",
+        )
+    if found:
+        return found
     raise FormatError(
         "no column of the manifest holds image files",
         file=path,
@@ -162,21 +181,23 @@ def _check_files(path: str, root: str, files: Sequence[str]) -> None:
             )
 
 
-def _others(names: Sequence[str] | None, at: int, count: int) -> list[str]:
-    """Return the names of the columns beside that of the images."""
+def _others(names: Sequence[str] | None, at: Sequence[int], count: int) -> dict[int, str]:
+    """Return the columns beside those of files, with their names."""
+    others = [column for column in range(count) if column not in at]
     if names is not None:
-        return [name for column, name in enumerate(names) if column != at]
-    return ["label"] if count == 1 else [f"column_{column}" for column in range(count + 1) if column != at]
+        return {column: names[column] for column in others}
+    return {others[0]: "label"} if len(others) == 1 else {column: f"column_{column}" for column in others}
 
 
-def _check_names(path: str, names: Sequence[str]) -> None:
-    for name in names:
-        if name in ("image", "path"):
+def _check_names(path: str, names: Mapping[int, str], files: int) -> None:
+    own = ("image", "path", "mask")[: files + 1]
+    for name in names.values():
+        if name in own:
             raise FormatError(
                 "a column has the name of a field of its own",
                 file=path,
                 field=name,
-                expected="names other than 'image' and 'path', which are the pixels and the file of a sample",
+                expected=f"names other than {', '.join(map(repr, own))}, which are the pixels and the file of a sample",
                 found=f"the column {name!r}",
                 remedy="rename the column",
             )

@@ -10,7 +10,7 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.errors import FieldNotFound, FormatError, near_matches
-from matex_data.fields import Field
+from matex_data.fields import RANDOM, Field
 from matex_data.index.model import FileIndex, Index, Layout, concatenate
 from matex_data.readers.collective import IndexingRanks, SingleRank
 from matex_data.readers.images.decoding import MAX_PIXELS, ImageOptions
@@ -48,6 +48,11 @@ def index_collectively(
     pages: str = "all",
     root: str | None = None,
     max_pixels: int = MAX_PIXELS,
+    crop_to_aspect_ratio: bool = False,
+    pad_to_aspect_ratio: bool = False,
+    random_resized_crop: Any = False,
+    random_flip: str | None = None,
+    augment_seed: int = 0,
 ) -> Index:
     """Index image files. *Collective*.
 
@@ -64,6 +69,8 @@ def index_collectively(
     pairs : names of the folder of images and of the folder of masks, for names that are not known.
     mode, size, resample, dtype, max_pixels : of the images, see ``ImageOptions``. Masks are delivered in mode "native"
         and their own dtype, and resized by "nearest".
+    crop_to_aspect_ratio, pad_to_aspect_ratio, random_resized_crop, random_flip, augment_seed : sections and mirrored
+        images, see ``ImageOptions``. An image and its mask, of one size, get the same.
     ragged : images keep their own sizes. A batch is an object array, in TensorFlow a RaggedTensor.
     pages : "all": the pages of TIFF, GIF and WebP files are samples. "first": only the first one.
     root : folder that the paths of a manifest are relative to; None: its own.
@@ -76,7 +83,18 @@ def index_collectively(
     """
     if pages not in PAGES:
         raise FormatError("there is no such choice of pages", expected=f"one of {PAGES}", found=repr(pages))
-    options = ImageOptions(mode, size, resample, dtype, max_pixels)
+    options = ImageOptions(
+        mode,
+        size,
+        resample,
+        dtype,
+        max_pixels,
+        crop_to_aspect_ratio,
+        pad_to_aspect_ratio,
+        random_resized_crop,
+        random_flip,
+        augment_seed,
+    )
     if ragged and options.size is not None:
         raise FormatError("images of one size are not ragged", expected="size= or ragged=True", found="both")
     listings = _listings(ranks, lambda: list_images(paths, layout, root, pairs))
@@ -112,7 +130,7 @@ class _Reading:
 
     def index(self, listing: Listing, names: Sequence[str] | None) -> Index:
         """Return the index of a listing. *Collective*."""
-        if self._pages == "all" and not self._ragged:
+        if self._pages == "all" and not self._ragged and not self._options[IMAGE].takes_section:
             stacks = index_stacks(listing, names, self._options[IMAGE], self._ranks)
             if stacks is not None:
                 return stacks
@@ -143,6 +161,8 @@ class _Reading:
         counts = listing.mask_counts if name == MASK else None
         pages = pages if counts is None else Pages.of(len(files), None)
         field = facts.field(name, self._ragged)
+        if self._options[name].is_random:
+            field = replace(field, attributes={**field.attributes, RANDOM: True})
         images = ImageFiles(listing.root, files, pages, field, self._options[name], facts.mean_bytes)
         return images if counts is None else InstanceMasks.of(images, counts)
 

@@ -44,6 +44,8 @@ def index(
     resample: str = "bilinear",
     dtype: Any = None,
     max_pixels: int = MAX_PIXELS,
+    crop_to_aspect_ratio: bool = False,
+    pad_to_aspect_ratio: bool = False,
     ragged: bool = False,
     masks: Sequence[str] | None = None,
     raw: Sequence[str] = (),
@@ -56,7 +58,8 @@ def index(
     Parameters
     ----------
     names : selected fields; None: all.
-    mode, size, resample, dtype, max_pixels : of the images, see `ImageOptions`.
+    mode, size, resample, dtype, max_pixels, crop_to_aspect_ratio, pad_to_aspect_ratio : of the images, see
+        `ImageOptions`.
     ragged : images of different sizes are delivered as they are.
     masks : fields whose images hold numbers of classes: these are delivered as stored, and resized with "nearest".
         None: those with the word "mask" or "seg" in their extension, such as "seg.png".
@@ -67,7 +70,7 @@ def index(
     FieldNotFound : there is no such field.
     FormatError : the shard is compressed, damaged or truncated, a sample lacks a field, or images differ in size.
     """
-    options = ImageOptions(mode, size, resample, dtype, max_pixels)
+    options = ImageOptions(mode, size, resample, dtype, max_pixels, crop_to_aspect_ratio, pad_to_aspect_ratio)
     if ragged and size is not None:
         raise FormatError("images of one size are not ragged", expected="size= or ragged=True", found="both")
     shard = read_shard(path)

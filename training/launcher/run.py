@@ -184,12 +184,14 @@ def _check_backend() -> None:
 
 
 def _add_matex_data_set() -> None:
-    """Add MaTEx's ``DataSet`` to TensorFlow, where scripts for MaTEx expect it."""
+    """Add MaTEx's ``DataSet`` to TensorFlow, where scripts for MaTEx expect it, also those of TensorFlow 1."""
     import tensorflow as tf
+    import tensorflow.compat.v1 as tf1
 
     import matex_data
 
-    tf.DataSet = lambda *args, **kwargs: matex_data.DataSet(*args, **kwargs)
+    for module in (tf, tf1, tf.compat.v1):  # modules of their own, or one
+        module.DataSet = lambda *args, **kwargs: matex_data.DataSet(*args, **kwargs)
 
 
 def _mute_output() -> None:

@@ -18,6 +18,7 @@ from matex_data.training.comm.collectives import Op
 from matex_data.training.comm.thread import CommunicationPool
 from matex_data.training.reduction.buckets import ALONE_BYTES, BUCKET_BYTES, Bucket, plan_buckets
 from matex_data.training.reduction.graphs import in_session_graph
+from matex_data.training.reduction.integers import exact_sums
 from matex_data.training.reduction.payloads import DensePayload, Payload, SparsePayload
 from matex_data.training.reduction.rounding import WIRE_DTYPES, WireDtype
 from matex_data.training.reduction.sequence import SequenceCounter
@@ -36,7 +37,7 @@ def allreduce(tensors: Any, op: Op = "mean", *, comm: MPI.Intracomm | None = Non
     Parameters
     ----------
     tensors : tensor, or nested structure of tensors, of the same shapes and dtypes on every rank. None stays None.
-        Of ``tf.IndexedSlices``, "mean" and "sum" gather the slices of all ranks.
+        Of ``tf.IndexedSlices``, "mean" and "sum" gather the slices of all ranks. The sum of integers is exact.
     op : "mean", "sum", "max" or "min".
     comm : communicator; None: all ranks of the job.
 
@@ -48,6 +49,7 @@ def allreduce(tensors: Any, op: Op = "mean", *, comm: MPI.Intracomm | None = Non
     ------
     TypeError : the mean of integers, any operation on booleans or strings, or "max" or "min" of ``tf.IndexedSlices``.
     ValueError : ``op`` is none of the four.
+    tf.errors.InvalidArgumentError : on all ranks, if their dtype cannot hold a sum of integers.
 
     Examples
     --------
@@ -55,6 +57,8 @@ def allreduce(tensors: Any, op: Op = "mean", *, comm: MPI.Intracomm | None = Non
     >>> losses = tf.constant([0.5, 1.5])  # of the rows of this rank
     >>> float(md.training.allreduce(tf.reduce_mean(losses)))  # on one rank: its own mean
     1.0
+    >>> int(md.training.allreduce(len(losses), op="sum"))  # rows of all ranks
+    2
     """
     if op not in ("mean", "sum", "max", "min"):
         raise ValueError(f'op must be "mean", "sum", "max" or "min", not {op!r}')
@@ -69,14 +73,18 @@ def _allreduce(tensors: Any, op: Op, channel: Channel) -> Any:
     for leaf in leaves:
         _check(leaf, op)
     weight = 1 / channel.size if op == "mean" else None
-    return tf.nest.pack_sequence_as(tensors, Reducer(channel)(leaves, weight, op))
+    reducer = Reducer(channel)
+    if op == "sum" and channel.size > 1:
+        return tf.nest.pack_sequence_as(tensors, exact_sums(reducer, leaves))
+    return tf.nest.pack_sequence_as(tensors, reducer(leaves, weight, op))
 
 
 def _check(leaf: Any, op: Op) -> None:
     if leaf is None:
         return
     if leaf.dtype in (tf.bool, tf.string) or (op == "mean" and leaf.dtype.is_integer):
-        raise TypeError(f"cannot compute the {op} of {leaf.dtype.name} values; cast them first (tf.cast)")
+        instead = ', or give op="sum"' if leaf.dtype.is_integer else ""
+        raise TypeError(f"cannot compute the {op} of {leaf.dtype.name} values; cast them first (tf.cast){instead}")
     if isinstance(leaf, tf.IndexedSlices) and op in ("max", "min"):
         raise TypeError(f"cannot compute the {op} of tf.IndexedSlices; convert them first (tf.convert_to_tensor)")
 

@@ -37,6 +37,9 @@ from matex_data.training.steps.watch import Watch
 
 log = logging.getLogger("matex_data.training")
 
+CONTEXT = "_matex_context"
+"""Attribute of a model: the context that is open."""
+
 
 class DistributedModel:
     """Context manager: ``fit`` and ``evaluate`` of one compiled Keras model run data-parallel.
@@ -88,6 +91,7 @@ class DistributedModel:
         self._originals: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> DistributedModel:
+        self._replace(self.model, CONTEXT, self)
         self._replace(self.model, "train_step", self.step)
         self._replace(self.model, "train_function", None)
         self.test = DistributedTestStep(self.model, self._reducer, self._prepare_test)
@@ -319,6 +323,12 @@ class DistributedModel:
     def _replace(self, owner: Any, name: str, value: Any) -> None:
         self._originals.append((owner, name, vars(owner).get(name, _ABSENT)))
         object.__setattr__(owner, name, value)
+
+
+def open_context(model: Any) -> DistributedModel | None:
+    """Return the context in which ``fit`` trains a model at present, or which ``matex run`` has opened."""
+    found = vars(model).get(CONTEXT)
+    return found if isinstance(found, DistributedModel) else None
 
 
 _ABSENT = object()

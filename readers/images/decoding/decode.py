@@ -12,6 +12,7 @@ from matex_data._types import Array
 from matex_data.errors import DataError, DecodeError
 from matex_data.readers.images.decoding.convert import convert_image, convert_pixels, converted_shape
 from matex_data.readers.images.decoding.fits import decode_fits, fits_header
+from matex_data.readers.images.decoding.framing import cut, drawn, flipped, height_and_width
 from matex_data.readers.images.decoding.jpeg import decode_plain, jpeg_header
 from matex_data.readers.images.decoding.kinds import HEAD_BYTES, Data, as_buffer, image_kind
 from matex_data.readers.images.decoding.options import ImageInfo, ImageOptions
@@ -53,7 +54,12 @@ def image_info(
 
 
 def decode_image(
-    data: Data, options: ImageOptions, path: str | None = None, page: int = 0, out: Array | None = None
+    data: Data,
+    options: ImageOptions,
+    path: str | None = None,
+    page: int = 0,
+    out: Array | None = None,
+    seed: int | None = None,
 ) -> Array:
     """Return an image as an array, which may be read-only. Safe in several threads.
 
@@ -66,6 +72,7 @@ def decode_image(
     page : of a file with several.
     out : array that receives the image, if it has its shape and dtype. Otherwise the result is valid until this thread
         decodes the next image.
+    seed : of what is random about it, in every epoch another one; None: it is random in no way.
 
     Raises
     ------
@@ -75,7 +82,7 @@ def decode_image(
     try:
         buffer = as_buffer(data)
         kind = image_kind(bytes(buffer[:HEAD_BYTES]))
-        return deliver(_decode(buffer, kind, options, page, out), options, out)
+        return deliver(_decode(buffer, kind, options, page, out), options, out, seed)
     except MemoryError:
         raise
     except DataError as error:
@@ -131,8 +138,24 @@ def delivered_info(header: Header, options: ImageOptions) -> ImageInfo:
     return ImageInfo(shape, options.dtype or dtype, header.pages, attributes)
 
 
-def deliver(picture: Image.Image | Pixels, options: ImageOptions, out: Array | None = None) -> Array:
+def deliver(
+    picture: Image.Image | Pixels, options: ImageOptions, out: Array | None = None, seed: int | None = None
+) -> Array:
     """Return decoded pixels in the mode, size and dtype of the options; in ``out`` if it has this shape and dtype."""
+    if not options.takes_section:
+        return _resized(picture, options, out)
+    section, axes = drawn(options, *height_and_width(picture), seed)
+    picture = picture if section is None else cut(picture, section)
+    if not axes:
+        return _resized(picture, options, out)
+    array = flipped(_resized(picture, options, None), axes)
+    if out is None or (array.shape, array.dtype) != (out.shape, out.dtype):
+        return array
+    np.copyto(out, array)
+    return out
+
+
+def _resized(picture: Image.Image | Pixels, options: ImageOptions, out: Array | None) -> Array:
     wanted = (
         convert_image(picture, options.mode)
         if isinstance(picture, Image.Image)

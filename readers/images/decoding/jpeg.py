@@ -131,7 +131,7 @@ def decode_plain(data: bytes | memoryview, options: ImageOptions, out: Array | N
 def _memory(header: JpegHeader, options: ImageOptions, out: Array | None) -> Array | None:
     """Return memory for the pixels: new memory of this size would cost a fifth of the decoding, in page faults."""
     shape = (header.height, header.width) if header.components == 1 else (header.height, header.width, 3)
-    resized = options.size not in (None, header.turned[::-1])
+    resized = options.size is not None and (options.size != header.turned[::-1] or options.takes_section)
     if out is not None and not resized and header.orientation == 1 and options.dtype is None:
         fits = out.dtype == np.uint8 and out.flags.c_contiguous and out.shape[:2] == shape[:2]
         if fits and out.size == math.prod(shape):

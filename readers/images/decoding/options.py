@@ -9,11 +9,17 @@ from typing import Any
 import numpy as np
 
 from matex_data.errors import FormatError, near_matches
+from matex_data.sampling.permutation import check_seed
 
 MODES = ("native", "rgb", "gray")
 METHODS = ("nearest", "bilinear", "bicubic", "lanczos", "box")
 GAP = 2
 """Factor to the wanted size that an image keeps when it is scaled down while it is decoded."""
+FLIPS: dict[str, tuple[int, ...]] = {"horizontal": (1,), "vertical": (0,), "horizontal_and_vertical": (0, 1)}
+"""Axes of (height, width) that are mirrored at random, by the names of ``keras.layers.RandomFlip``."""
+SECTIONS = ("crop_to_aspect_ratio", "pad_to_aspect_ratio", "random_resized_crop")
+CROP_SCALE, CROP_RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+"""Areas and aspect ratios of ``torchvision.transforms.RandomResizedCrop``."""
 MAX_PIXELS = 178_956_970
 """Limit of Pillow: a quarter of a GiB, in pixels of three bytes, and half of this."""
 
@@ -36,6 +42,14 @@ class ImageOptions:
         indices and images of one bit are always resized by "nearest", as Pillow does.
     dtype : of the result; numbers are cast, never scaled. None: as stored.
     max_pixels : limit of width x height; a larger image is an error.
+    crop_to_aspect_ratio : resize the largest section around the center that has the aspect ratio of ``size``, as Keras
+        chooses it, instead of distorting the image.
+    pad_to_aspect_ratio : put zeros beside the image instead, as Keras does.
+    random_resized_crop : (least, largest) area of a random section, as fractions of that of the image, which is resized
+        to ``size``; True: (0.08, 1), as in torchvision. Its aspect ratio is from 3/4 to 4/3. Drawn anew for each sample
+        and epoch.
+    random_flip : "horizontal", "vertical" or "horizontal_and_vertical", as in Keras: mirror half of the images.
+    augment_seed : seed of both.
 
     Raises
     ------
@@ -52,6 +66,11 @@ class ImageOptions:
     resample: str = "bilinear"
     dtype: np.dtype[Any] | None = None
     max_pixels: int = MAX_PIXELS
+    crop_to_aspect_ratio: bool = False
+    pad_to_aspect_ratio: bool = False
+    random_resized_crop: Any = False
+    random_flip: str | None = None
+    augment_seed: int = 0
 
     def __post_init__(self) -> None:
         _check_choice("mode", self.mode, MODES)
@@ -64,6 +83,28 @@ class ImageOptions:
             raise FormatError(
                 "max_pixels is no limit", expected="a positive number of pixels", found=repr(self.max_pixels)
             )
+        if self.random_flip is not None:
+            _check_choice("random_flip", self.random_flip, tuple(FLIPS))
+        if self.random_resized_crop is not False:
+            object.__setattr__(self, "random_resized_crop", _checked_scale(self.random_resized_crop))
+        check_seed(self.augment_seed)
+        sections = [name for name in SECTIONS if getattr(self, name) is not False]
+        if len(sections) > 1:
+            raise FormatError("an image has one section", expected=f"one of {SECTIONS}", found=" and ".join(sections))
+        if sections and self.size is None:
+            raise FormatError(
+                f"{sections[0]} needs the size of the result", expected="size=(height, width)", found="size=None"
+            )
+
+    @property
+    def is_random(self) -> bool:
+        """Whether an image is decoded differently in each epoch."""
+        return self.random_resized_crop is not False or self.random_flip is not None
+
+    @property
+    def takes_section(self) -> bool:
+        """Whether a section of an image is resized, or it is mirrored."""
+        return self.crop_to_aspect_ratio or self.pad_to_aspect_ratio or self.is_random
 
     def reduces(self, width: int, height: int) -> bool:
         """Return whether a JPEG of this size is scaled down while it is decoded.
@@ -72,7 +113,7 @@ class ImageOptions:
         it. Photographs then differ from a resized whole image by 0.2 to 1.1 levels of 255 on average. (If twice as
         large were enough, by 0.4 to 1.8.)
         """
-        if self.size is None or self.resample == "nearest":
+        if self.size is None or self.resample == "nearest" or self.takes_section:
             return False
         return height >= 2 * GAP * self.size[0] and width >= 2 * GAP * self.size[1]
 
@@ -101,6 +142,23 @@ def _checked_size(size: Any) -> tuple[int, int]:
             remedy="for example size=(224, 224)",
         )
     return int(numbers[0]), int(numbers[1])
+
+
+def _checked_scale(scale: Any) -> tuple[float, float]:
+    if scale is True:
+        return CROP_SCALE
+    numbers = tuple(scale) if isinstance(scale, tuple | list) else ()
+    if (
+        len(numbers) != 2
+        or not all(isinstance(n, int | float) for n in numbers)
+        or not 0 < numbers[0] <= numbers[1] <= 1
+    ):
+        raise FormatError(
+            "random_resized_crop= is no range of areas",
+            expected="True, or the least and the largest fraction of the image, such as (0.5, 1)",
+            found=repr(scale),
+        )
+    return float(numbers[0]), float(numbers[1])
 
 
 def _checked_dtype(dtype: Any) -> np.dtype[Any]:

@@ -1,0 +1,336 @@
+"""``evaluate`` and ``predict``: Keras's methods on all ranks, each of which computes its share of the samples."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from matex_data._types import Integers
+from matex_data.errors import PartitionError
+from matex_data.mpi.library import MPI
+from matex_data.training import keras_api
+from matex_data.training.comm.channel import Channel, open_channel
+from matex_data.training.comm.world import alone, running_alone
+from matex_data.training.partition.deferred import initialize_absent
+from matex_data.training.partition.values import broadcast_in
+from matex_data.training.reduction.gathering import gathered
+from matex_data.training.sharding.batch_weights import batch_weights
+from matex_data.training.sharding.rows import batch_size as rows_of
+from matex_data.training.sharding.rows import dataset_element, sharded_source
+from matex_data.training.steps.distributed_model import DistributedModel, open_context
+from matex_data.training.steps.errors import unwrapped_errors
+from matex_data.training.steps.prediction import predict_stand_ins
+from matex_data.training.steps.variables import build_without_optimizer
+from matex_data.training.trainer import evaluation_data, sharded, without_keras_warnings
+
+BATCH = 32
+"""Samples of a batch, as in Keras; of a global batch, at least one for each rank."""
+
+
+def evaluate(
+    model: Any,
+    dataset: Any,
+    *,
+    batch_size: int | None = None,
+    comm: MPI.Intracomm | None = None,
+    **keras_evaluate_options: Any,
+) -> Any:
+    """Evaluate a compiled Keras model on all ranks, each of which computes its rows of every batch. *Collective*.
+
+    Loss and metrics are those of one process on all samples, each of which counts once, however unevenly the ranks
+    share them.
+
+    Parameters
+    ----------
+    model : compiled Keras model, the same on every rank; the weights of rank 0 are broadcast.
+    dataset : ``matex_data.Dataset``, of which all samples are evaluated; or a ``tf.data.Dataset`` with this rank's rows
+        of every global batch, as ``Dataset.tf_dataset(..., remainder="keep")`` and ``shard`` return it.
+    batch_size : samples of a global batch of a ``matex_data.Dataset``, a multiple of the number of ranks. None: 32, or
+        the next multiple.
+    comm : communicator; None: all ranks of the job.
+    keras_evaluate_options : other options of ``keras.Model.evaluate``, such as ``return_dict``.
+
+    Returns
+    -------
+    results : as of ``keras.Model.evaluate``, the same on every rank.
+
+    Raises
+    ------
+    TypeError : ``dataset`` is neither of these.
+    PartitionError : on all ranks, if their number does not divide ``batch_size``; in a callback that runs on one rank
+        alone; if the model had to be trained on whole batches under ``matex run``.
+    DataError : on all ranks, if samples cannot be read.
+
+    Examples
+    --------
+    >>> import keras, numpy as np, tensorflow as tf, matex_data as md
+    >>> x = np.arange(10, dtype="float32")[:, None]
+    >>> data = tf.data.Dataset.from_tensor_slices((x, x + 2)).batch(4)
+    >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Identity()])
+    >>> model.compile(loss="mse")
+    >>> md.training.evaluate(model, md.training.shard(data), verbose=0)
+    4.0
+    """
+    channel = _begin("evaluate()", dataset, comm)
+    if hasattr(dataset, "tf_dataset"):
+        batch_size = channel.size * -(-BATCH // channel.size) if batch_size is None else batch_size
+        dataset = dataset.tf_dataset(batch_size, remainder="keep")
+    options: dict[str, Any] = {"verbose": "auto", **keras_evaluate_options}
+    if channel.rank > 0:
+        options["verbose"] = 0
+    with (
+        without_keras_warnings(),
+        unwrapped_errors(),
+        batch_weights(channel.communicator).left_to_keras(),
+        _evaluating(model, channel, dataset) as (distributed, by_launcher),
+    ):
+        data = _marked(dataset, channel) if by_launcher else evaluation_data(distributed, dataset)
+        return model.evaluate(data, **options)
+
+
+@contextlib.contextmanager
+def _evaluating(model: Any, channel: Channel, dataset: tf.data.Dataset) -> Iterator[tuple[DistributedModel, bool]]:
+    """Context manager: evaluate on all ranks, also within ``fit``; whether ``matex run`` does it already. *Collective*.
+
+    Raises
+    ------
+    PartitionError : on all ranks, if the model is trained on whole batches.
+    """
+    within = open_context(model)
+    if within is None:
+        with sharded(model, None, dataset.element_spec, False):
+            build_without_optimizer(model, dataset.element_spec)
+            broadcast_in(channel, model.weights)
+            with DistributedModel(model, channel) as distributed:
+                yield distributed, False
+        return
+    if within.step.whole:
+        raise PartitionError(
+            f"{model.name} was trained on whole batches on every rank, since it cannot be trained on rows of them",
+            expected="a model that is the same function of each sample, whatever the batch",
+            remedy="evaluate it with model.evaluate, on data that every rank has as a whole",
+        )
+    with within.within_epoch():
+        yield within, vars(model).get("_matex_distributed") is within
+
+
+def predict(
+    model: Any,
+    dataset: Any,
+    *,
+    batch_size: int | None = None,
+    gather: bool = False,
+    comm: MPI.Intracomm | None = None,
+    **keras_predict_options: Any,
+) -> Any:
+    """Predict with a Keras model on all ranks, each of which computes its share of the samples. *Collective*.
+
+    Parameters
+    ----------
+    model : Keras model, the same on every rank; the weights of rank 0 are broadcast.
+    dataset : ``matex_data.Dataset``, of which each rank reads its block of the samples, some megabytes at a time, and
+        of those with targets the inputs alone. Or a ``tf.data.Dataset`` with this rank's rows of every global batch.
+    batch_size : samples that all ranks together predict at once, of a ``matex_data.Dataset``; results do not depend on
+        it. None: 32, or one for each rank.
+    gather : return the rows of all ranks on every rank. Otherwise each rank has its own in memory, and no other.
+    comm : communicator; None: all ranks of the job.
+    keras_predict_options : other options of ``keras.Model.predict``.
+
+    Returns
+    -------
+    outputs : ndarray of shape (samples, ...), or nested ones, as of ``keras.Model.predict``. Of a
+        ``matex_data.Dataset``: in the order of the files, for the samples that ``load`` returns on this rank, which may
+        be none; with ``gather`` for all samples. Of a ``tf.data.Dataset``: in the order of its rows; with ``gather``
+        batch by batch, and within a batch by rank.
+
+    Raises
+    ------
+    TypeError : ``dataset`` is neither of these; with ``gather``, an output is sparse or ragged.
+    PartitionError : on all ranks, in a callback that runs on one rank alone; outputs do not have one row per sample;
+        batches are padded.
+    DataError : on all ranks, if samples cannot be read.
+
+    Examples
+    --------
+    >>> import keras, numpy as np, tensorflow as tf, matex_data as md
+    >>> data = tf.data.Dataset.from_tensor_slices(np.arange(5, dtype="float32")[:, None]).batch(4)
+    >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Rescaling(2)])
+    >>> md.training.predict(model, md.training.shard(data), gather=True, verbose=0)[:, 0].tolist()
+    [0.0, 2.0, 4.0, 6.0, 8.0]
+    """
+    channel = _begin("predict()", dataset, comm)
+    options: dict[str, Any] = {"verbose": 0 if hasattr(dataset, "tf_dataset") else "auto", **keras_predict_options}
+    if channel.rank > 0:
+        options["verbose"] = 0
+    with without_keras_warnings(), unwrapped_errors(), batch_weights(channel.communicator).left_to_keras():
+        if open_context(model) is None:
+            initialize_absent(model)
+            broadcast_in(channel, model.weights)
+        run = _Prediction(model, channel, options)
+        if hasattr(dataset, "tf_dataset"):
+            size = BATCH if batch_size is None else batch_size
+            outputs = run.of_windows(dataset._input_batches(max(1, -(-size // channel.size))))
+            sizes = None
+        else:
+            outputs, sizes = run.of_batches(dataset)
+        return run.gathered(outputs, sizes) if gather else outputs
+
+
+class _Prediction:
+    """Predictions of this rank.
+
+    Parameters
+    ----------
+    model : Keras model.
+    channel : ranks that predict.
+    options : of ``keras.Model.predict``.
+    """
+
+    def __init__(self, model: Any, channel: Channel, options: dict[str, Any]) -> None:
+        self._model, self._channel, self._options = model, channel, options
+
+    def of_windows(self, windows: Iterator[tuple[tf.data.Dataset, int]]) -> Any:
+        """Return the outputs for windows of samples; the first has one to discard if this rank has none."""
+        outputs = [self._rows(batches, samples) for batches, samples in windows]
+        return outputs[0] if len(outputs) == 1 else keras.tree.map_structure(_joined, *outputs)
+
+    def of_batches(self, dataset: tf.data.Dataset) -> tuple[Any, list[int]]:
+        """Return the outputs for batches, and the rows of each batch."""
+        source = sharded_source(dataset)
+        if source is not None and hasattr(source, "matex_batches") and source.matex_batches.schedule.remainder == "pad":
+            raise PartitionError(
+                "predict() would predict the padding of batches, too",
+                expected="batches of samples",
+                found='tf_dataset(remainder="pad")',
+                remedy='give remainder="keep", or the matex_data.Dataset itself',
+            )
+        sizes: list[int] = []
+
+        def record(*elements: Any) -> Any:
+            data = dataset_element(dataset, elements)
+            with tf.control_dependencies([tf.numpy_function(sizes.append, [rows_of(data)], [])]):
+                return tf.nest.map_structure(tf.identity, data)
+
+        with _stand_ins(self._model):
+            try:
+                outputs = self._predict(dataset.map(record, deterministic=True))
+            except ValueError:
+                if sizes:
+                    raise
+                return self._none(dataset.element_spec), []
+        return self._checked(outputs, sum(sizes)), sizes
+
+    def _rows(self, batches: tf.data.Dataset, samples: int) -> Any:
+        outputs = self._predict(batches)
+        return self._checked(outputs, samples) if samples else keras.tree.map_structure(lambda o: o[:0], outputs)
+
+    def _predict(self, batches: tf.data.Dataset) -> Any:
+        with running_alone():  # ranks have different numbers of windows
+            return self._model.predict(batches, **self._options)
+
+    def _none(self, spec: Any) -> Any:
+        """Return the outputs for no samples."""
+        blank = tf.nest.map_structure(lambda s: tf.zeros([1, *(n or 1 for n in s.shape[1:])], s.dtype), spec)
+        return self._rows(tf.data.Dataset.from_tensors(blank), 0)
+
+    def _checked(self, outputs: Any, samples: int) -> Any:
+        """Return outputs, or raise ``PartitionError`` if one of them does not have a row for each sample."""
+        found = [output.shape[0] if len(output.shape) else None for output in _leaves(outputs)]
+        if set(found) - {samples}:
+            raise PartitionError(
+                f"{self._model.name} does not predict one row for each sample",
+                expected=f"{samples} rows for as many samples",
+                found=f"{found} rows in its outputs",
+                remedy="predict batch by batch, with model.predict_on_batch",
+            )
+        return outputs
+
+    def gathered(self, outputs: Any, sizes: list[int] | None) -> Any:
+        """Return the outputs of all ranks on every rank. *Collective*.
+
+        Parameters
+        ----------
+        outputs : of this rank.
+        sizes : rows of each batch of this rank, whose rows are in the order of batches; None: in that of ranks.
+        """
+        if any(isinstance(leaf, tf.SparseTensor | tf.RaggedTensor) for leaf in _leaves(outputs)):
+            raise TypeError("sparse and ragged outputs are not gathered\n  remedy: predict with gather=False")
+        rows = keras.tree.map_structure(lambda output: gathered(self._channel, output), outputs)
+        if sizes is None:
+            return rows
+        positions = _in_order_of_batches(self._channel.host.allgather_object(sizes))
+        return keras.tree.map_structure(lambda output: output[positions], rows)
+
+
+def _in_order_of_batches(sizes: list[list[int]]) -> Integers:
+    """Return for each row, batch by batch and within one by rank, its position among the rows of rank after rank.
+
+    Parameters
+    ----------
+    sizes : rows of each batch, by rank.
+
+    Examples
+    --------
+    >>> _in_order_of_batches([[2, 1], [1]]).tolist()
+    [0, 1, 3, 2]
+    """
+    steps = [np.repeat(np.arange(len(of_rank)), of_rank) for of_rank in sizes]
+    positions: Integers = np.argsort(np.concatenate([*steps, np.empty(0, np.int64)]), kind="stable")
+    return positions
+
+
+def _leaves(outputs: Any) -> list[Any]:
+    return list(keras.tree.flatten(outputs))
+
+
+def _joined(*outputs: Any) -> Any:
+    return np.concatenate(outputs) if isinstance(outputs[0], np.ndarray) else tf.concat(outputs, 0)
+
+
+@contextlib.contextmanager
+def _stand_ins(model: Any) -> Iterator[None]:
+    """Context manager: batches without rows can be predicted."""
+    before = {name: vars(model).get(name) for name in ("predict_step", "predict_function")}
+    predict_stand_ins(model)
+    try:
+        yield
+    finally:
+        if before["predict_step"] is None:
+            object.__delattr__(model, "predict_step")
+        object.__setattr__(model, "predict_function", before["predict_function"])
+
+
+def _begin(call: str, dataset: Any, comm: MPI.Intracomm | None) -> Channel:
+    """Return the ranks of a call, whose arguments are checked. *Collective*.
+
+    Raises
+    ------
+    TypeError : the data is no data set.
+    PartitionError : this rank runs a callback that the others do not run; data is padded.
+    """
+    if alone.get():
+        raise PartitionError(
+            f"{call} was called in a callback that writes files, which runs on one rank alone",
+            expected="a call on every rank",
+            remedy="derive the callback from keras.callbacks.Callback, whose hooks run on every rank",
+        )
+    if not hasattr(dataset, "tf_dataset") and not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(
+            f"{call} expects a matex_data.Dataset or a tf.data.Dataset, not {type(dataset).__name__}\n"
+            "  remedy: md.training.shard(tf.data.Dataset.from_tensor_slices(arrays).batch(n))"
+        )
+    channel = open_channel(comm)
+    keras_api.check(channel.rank)
+    return channel
+
+
+def _marked(dataset: tf.data.Dataset, channel: Channel) -> tf.data.Dataset:
+    """Return a data set that is known to have this rank's rows alone."""
+    marked = dataset.take(-1)
+    marked.matex_sharded = channel.communicator
+    return marked
