@@ -12,6 +12,29 @@ import numpy as np
 
 from matex_data.errors import FormatError, near_matches
 
+_SPLIT = "split the data set: train, valid = data.split(0.8, 0.2, seed=1)"
+_BATCHES = "give it to the batches: data.tf_dataset(batch_size, shuffle=True, seed=1), or data.batches(...)"
+_LABELS = 'labels are integers, for a sparse loss: targets="label"; without labels give inputs="image" alone'
+_CLASSES = 'the sorted names of the folders are data.schema["label"].attributes["class_names"]'
+_FUNCTION = "give the data set a function of NumPy arrays: data.map(function), or the model layers of Keras"
+ELSEWHERE = {
+    "image_size": "the size of images is size=(height, width)",
+    "target_size": "the size of images is size=(height, width)",
+    "interpolation": 'the method is resample="bilinear", "nearest", "bicubic", "lanczos" or "box"',
+    "color_mode": 'the colours are mode="rgb", "gray" or "native"',
+    **dict.fromkeys(("label_mode", "class_mode"), _LABELS),
+    "labels": 'labels are a field: targets="label"',
+    "class_names": _CLASSES,
+    "classes": _CLASSES,
+    "validation_split": _SPLIT,
+    "test_size": _SPLIT,
+    **dict.fromkeys(("batch_size", "shuffle", "seed", "drop_last", "drop_remainder", "prefetch_factor"), _BATCHES),
+    **dict.fromkeys(("transform", "transforms", "target_transform", "preprocessing_function"), _FUNCTION),
+    "num_workers": "threads of each rank read ahead; MATEX_READ_THREADS and MATEX_THREADS set their numbers",
+    "directory": "the folder is the first argument of open_dataset",
+    "data_format": "images have their channels last; data.map() moves them: a['image'].transpose(0, 3, 1, 2)",
+}
+"""What says the same here, by the names of options of Keras, torchvision, PyTorch and scikit-learn."""
 _ACCEPTED: dict[Any, tuple[type, ...]] = {
     int: (Integral,),
     float: (Real,),
@@ -62,7 +85,9 @@ def check_names(format: str, given: Iterable[str], known: Sequence[str]) -> None
             raise FormatError(
                 f"the reader of {format!r} files has no option {name!r}",
                 expected=f"one of {near_matches(name, known, len(known))}" if known else "no options",
-                remedy="check the spelling; help(matex_data.open_dataset) lists the options of all formats",
+                remedy=ELSEWHERE.get(
+                    name, "check the spelling; help(matex_data.open_dataset) lists the options of all formats"
+                ),
             )
 
 

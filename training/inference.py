@@ -218,7 +218,7 @@ class _Prediction:
 
         with _stand_ins(self._model):
             try:
-                outputs = self._predict(dataset.map(record, deterministic=True))
+                outputs = self._predict(dataset.map(record))
             except ValueError:
                 if sizes:
                     raise

@@ -16,6 +16,7 @@ from matex_data.readers.collective import IndexingRanks, SingleRank
 from matex_data.readers.images.decoding import MAX_PIXELS, ImageOptions
 from matex_data.readers.images.files import FileValues, ImageFiles, Pages
 from matex_data.readers.images.headers import ImageFacts, read_facts
+from matex_data.readers.images.hyperstacks import Hyperstack
 from matex_data.readers.images.instances import InstanceMasks
 from matex_data.readers.images.listing import Classes, Listing, list_images
 from matex_data.readers.images.stack_files import index_stacks
@@ -53,6 +54,8 @@ def index_collectively(
     random_resized_crop: Any = False,
     random_flip: str | None = None,
     augment_seed: int = 0,
+    axes: Any = None,
+    samples: str | None = None,
 ) -> Index:
     """Index image files. *Collective*.
 
@@ -73,6 +76,10 @@ def index_collectively(
         images, see ``ImageOptions``. An image and its mask, of one size, get the same.
     ragged : images keep their own sizes. A batch is an object array, in TensorFlow a RaggedTensor.
     pages : "all": the pages of TIFF, GIF and WebP files are samples. "first": only the first one.
+    axes : of TIFF files with several axes of planes: their names in the order of the file, "TZCYX", or the sizes of
+        those of the planes, ``{"T": 10, "Z": 5}``. None: as ImageJ's or OME's metadata say, if ``samples`` is given.
+    samples : axes of ``axes`` that count the samples, such as "T" or "TZ"; each sample has all others, in the order of
+        the file. None: the first one, if ``axes`` is given.
     root : folder that the paths of a manifest are relative to; None: its own.
 
     Raises
@@ -98,7 +105,14 @@ def index_collectively(
     if ragged and options.size is not None:
         raise FormatError("images of one size are not ragged", expected="size= or ragged=True", found="both")
     listings = _listings(ranks, lambda: list_images(paths, layout, root, pairs))
-    reading = _Reading(ranks, options, ragged, pages)
+    hyperstack = None if axes is None and samples is None else Hyperstack(axes, samples)
+    if hyperstack is not None and (options.takes_section or ragged or pages == "first"):
+        raise FormatError(
+            "samples of several planes are read as they are stored",
+            expected="axes= and samples= with mode=, size= and dtype= alone",
+            found="one of ragged=, pages=, or a section of an image",
+        )
+    reading = _Reading(ranks, options, ragged, pages, hyperstack)
     return concatenate([reading.index(listing, names) for listing in listings])
 
 
@@ -119,7 +133,9 @@ def _listings(ranks: IndexingRanks, list_all: Callable[[], list[Listing]]) -> li
 class _Reading:
     """Options by which listings become indexes."""
 
-    def __init__(self, ranks: IndexingRanks, options: ImageOptions, ragged: bool, pages: str) -> None:
+    def __init__(
+        self, ranks: IndexingRanks, options: ImageOptions, ragged: bool, pages: str, hyperstack: Hyperstack | None
+    ) -> None:
         self._ranks = ranks
         self._options = {
             IMAGE: options,
@@ -127,11 +143,12 @@ class _Reading:
         }
         self._ragged = ragged
         self._pages = pages
+        self._hyperstack = hyperstack
 
     def index(self, listing: Listing, names: Sequence[str] | None) -> Index:
         """Return the index of a listing. *Collective*."""
         if self._pages == "all" and not self._ragged and not self._options[IMAGE].takes_section:
-            stacks = index_stacks(listing, names, self._options[IMAGE], self._ranks)
+            stacks = index_stacks(listing, names, self._options[IMAGE], self._ranks, self._hyperstack)
             if stacks is not None:
                 return stacks
         files = {IMAGE: listing.images} | ({} if listing.masks is None else {MASK: listing.masks})

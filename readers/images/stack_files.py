@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from matex_data.errors import DataError
+from matex_data.errors import DataError, FormatError
 from matex_data.fields import Field
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.stamps import Stamp
 from matex_data.readers.collective import IndexingRanks
 from matex_data.readers.images.decoding import ImageOptions
 from matex_data.readers.images.files import FileValues, Pages
+from matex_data.readers.images.hyperstacks import Hyperstack
 from matex_data.readers.images.listing import Listing
 from matex_data.readers.images.texts import Texts
 
@@ -25,27 +26,48 @@ _Stack = tuple[Field, Layout, Stamp]
 
 
 def index_stacks(
-    listing: Listing, names: Sequence[str] | None, options: ImageOptions, ranks: IndexingRanks
+    listing: Listing,
+    names: Sequence[str] | None,
+    options: ImageOptions,
+    ranks: IndexingRanks,
+    hyperstack: Hyperstack | None = None,
 ) -> Index | None:
     """Return the index of a listing whose files are stacks of equal pages; None if it is another one. *Collective*.
+
+    Parameters
+    ----------
+    hyperstack : axes of the planes of a file; None: each plane is a sample.
 
     Raises
     ------
     DataError : a file is truncated, or cannot be read.
+    FormatError : the files are no hyperstacks, or differ in their axes.
     """
     selected = [IMAGE, PATH] if names is None else list(names)
     if not _may_be_stacks(listing) or not {IMAGE, PATH}.issuperset(selected):
-        return None
-    first = _of_ranks(listing, options, ranks, [0])[0]
-    if first is None or (len(listing.images) > 1 and first[1].rows < 2):
-        return None
-    found = _of_ranks(listing, options, ranks, range(len(listing.images)))
+        return _no_stacks(listing, hyperstack, f"fields {selected}")
+    first = _of_ranks(listing, options, ranks, [0], hyperstack)[0]
+    if first is None or (hyperstack is None and len(listing.images) > 1 and first[1].rows < 2):
+        return _no_stacks(listing, hyperstack, "another file, or pages that are stored differently")
+    found = _of_ranks(listing, options, ranks, range(len(listing.images)), hyperstack)
     if not all(stack is not None and stack[0] == first[0] for stack in found.values()):
-        return None
+        return _no_stacks(listing, hyperstack, "files that differ in their planes or axes")
     stacks = [(number, found[number]) for number in range(len(found))]
     files = [_file_index(listing, number, stack, selected) for number, stack in stacks if stack is not None]
     fields = {IMAGE: first[0], PATH: Field(PATH, (), np.dtype(object))}
     return Index({name: fields[name] for name in selected}, files)
+
+
+def _no_stacks(listing: Listing, hyperstack: Hyperstack | None, found: str) -> None:
+    """Return None, or raise ``FormatError`` if the files have to be hyperstacks."""
+    if hyperstack is not None:
+        raise FormatError(
+            "axes= and samples= are for hyperstacks",
+            file=listing.path,
+            expected="TIFF files whose planes are stored alike and without loss, and the fields 'image' and 'path'",
+            found=found,
+            remedy="leave out axes= and samples=: each plane then is a sample",
+        )
 
 
 def _may_be_stacks(listing: Listing) -> bool:
@@ -56,20 +78,25 @@ def _may_be_stacks(listing: Listing) -> bool:
 
 
 def _of_ranks(
-    listing: Listing, options: ImageOptions, ranks: IndexingRanks, numbers: Sequence[int]
+    listing: Listing,
+    options: ImageOptions,
+    ranks: IndexingRanks,
+    numbers: Sequence[int],
+    hyperstack: Hyperstack | None,
 ) -> dict[int, _Stack | None]:
     """Return fields and layouts by the number of the file; rank ``number % size`` looks at each. *Collective*."""
     own: dict[int, _Stack | None] = {}
     error: Exception | None = None
     try:
-        own = {number: _stack(listing, number, options) for number in numbers if number % ranks.size == ranks.rank}
+        mine = [number for number in numbers if number % ranks.size == ranks.rank]
+        own = {number: _stack(listing, number, options, hyperstack) for number in mine}
     except Exception as raised:  # every rank has to raise it
         error = raised
     ranks.agree(error)
     return {number: stack for stacks in ranks.allgather(own) for number, stack in stacks.items()}
 
 
-def _stack(listing: Listing, number: int, options: ImageOptions) -> _Stack | None:
+def _stack(listing: Listing, number: int, options: ImageOptions, hyperstack: Hyperstack | None) -> _Stack | None:
     try:
         from matex_data.readers.images.stacks import stack_layout
     except ModuleNotFoundError:  # without tifffile, pages are decoded one by one
@@ -78,6 +105,8 @@ def _stack(listing: Listing, number: int, options: ImageOptions) -> _Stack | Non
     try:
         stamp = Stamp.of(path)  # before the file is read: a change meanwhile has to show
         found = stack_layout(path, options)
+        if found is not None and hyperstack is not None:
+            found = hyperstack.applied(path, *found)
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error
     return None if found is None else (*found, stamp)

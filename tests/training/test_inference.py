@@ -98,8 +98,6 @@ def _of_pipelines(comm: Any, table: str) -> None:
         training.evaluate(model, x, comm=comm)
 
 
-
-
 def _within_fit(comm: Any, table: str) -> None:
     import keras
 
