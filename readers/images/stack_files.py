@@ -45,21 +45,24 @@ def index_stacks(
     """
     selected = [IMAGE, PATH] if names is None else list(names)
     if not _may_be_stacks(listing) or not {IMAGE, PATH}.issuperset(selected):
-        return _no_stacks(listing, hyperstack, f"fields {selected}")
+        _check_optional(listing, hyperstack, f"fields {selected}")
+        return None
     first = _of_ranks(listing, options, ranks, [0], hyperstack)[0]
     if first is None or (hyperstack is None and len(listing.images) > 1 and first[1].rows < 2):
-        return _no_stacks(listing, hyperstack, "another file, or pages that are stored differently")
+        _check_optional(listing, hyperstack, "another file, or pages that are stored differently")
+        return None
     found = _of_ranks(listing, options, ranks, range(len(listing.images)), hyperstack)
     if not all(stack is not None and stack[0] == first[0] for stack in found.values()):
-        return _no_stacks(listing, hyperstack, "files that differ in their planes or axes")
+        _check_optional(listing, hyperstack, "files that differ in their planes or axes")
+        return None
     stacks = [(number, found[number]) for number in range(len(found))]
     files = [_file_index(listing, number, stack, selected) for number, stack in stacks if stack is not None]
     fields = {IMAGE: first[0], PATH: Field(PATH, (), np.dtype(object))}
     return Index({name: fields[name] for name in selected}, files)
 
 
-def _no_stacks(listing: Listing, hyperstack: Hyperstack | None, found: str) -> None:
-    """Return None, or raise ``FormatError`` if the files have to be hyperstacks."""
+def _check_optional(listing: Listing, hyperstack: Hyperstack | None, found: str) -> None:
+    """Raise ``FormatError`` if the files have to be hyperstacks."""
     if hyperstack is not None:
         raise FormatError(
             "axes= and samples= are for hyperstacks",

@@ -129,7 +129,7 @@ def broadcast_object(value: Any, root: int = 0, *, comm: MPI.Intracomm | None = 
             expected="an object that can be pickled",
             found=f"on rank {root}: {bytes(content).decode()}",
         )
-    return value if channel.rank == root else pickle.loads(content)
+    return value if channel.rank == root else pickle.loads(content.tobytes())
 
 
 def _pickled(value: Any) -> tuple[bytes, str]:
