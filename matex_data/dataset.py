@@ -549,7 +549,7 @@ class Dataset:
         batches = self.batches(batch_size, shuffle=shuffle, seed=seed, remainder=remainder, start=start)
         return as_tf_dataset(batches, self.schema)
 
-    def _input_batches(self, rows: int) -> Iterator[tuple[tf.data.Dataset, int]]:
+    def _matex_input_batches(self, rows: int) -> Iterator[tuple[tf.data.Dataset, int]]:
         """Yield the inputs of this rank's block of the samples, in order, a window at a time. *Collective*.
 
         The samples are those of ``load``. Fields other than the inputs are not read, unless samples that cannot be read

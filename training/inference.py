@@ -174,7 +174,7 @@ def predict(
         run = _Prediction(model, channel, options)
         if hasattr(dataset, "tf_dataset"):
             size = BATCH if batch_size is None else batch_size
-            outputs = run.of_windows(dataset._input_batches(max(1, -(-size // channel.size))))
+            outputs = run.of_windows(dataset._matex_input_batches(max(1, -(-size // channel.size))))
             sizes = None
         else:
             outputs, sizes = run.of_batches(dataset)
