@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from matex_data.training.partition.deferred import deferred
     from matex_data.training.reduction.gathering import allgather, barrier, broadcast_object
     from matex_data.training.reduction.ops import allreduce
+    from matex_data.training.restart.preemption import EXIT_PREEMPTED, stop_requested
     from matex_data.training.saving import save
     from matex_data.training.sharding.shard import shard
     from matex_data.training.steps.variables import broadcast
     from matex_data.training.trainer import fit
 
 __all__ = [
+    "EXIT_PREEMPTED",
     "Mesh",
     "ScaledLearningRate",
     "World",
@@ -42,10 +44,12 @@ __all__ = [
     "predict",
     "save",
     "shard",
+    "stop_requested",
     "world",
 ]
 
 _MODULES = {
+    "EXIT_PREEMPTED": "restart.preemption",
     "Mesh": "mesh",
     "ScaledLearningRate": "learning_rate",
     "allgather": "reduction.gathering",
@@ -60,6 +64,7 @@ _MODULES = {
     "predict": "inference",
     "save": "saving",
     "shard": "sharding.shard",
+    "stop_requested": "restart.preemption",
 }
 
 

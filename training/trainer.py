@@ -27,6 +27,7 @@ from matex_data.training.partition.optimizer import Totals
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.rounding import WireDtype
 from matex_data.training.restart.checkpoint import ModelState
+from matex_data.training.restart.preemption import stopping_on_request
 from matex_data.training.restart.resume import TrainingRun
 from matex_data.training.sharding.batch_weights import batch_weights
 from matex_data.training.sharding.rows import batch_size
@@ -70,7 +71,9 @@ def fit(
     callbacks : Keras callbacks; they get the same logs on every rank. Callbacks that write files run on rank 0 alone.
     checkpoint : folder of one checkpoint, which is replaced after every epoch. If it holds one, training resumes there
         with the next global batch, on any number of ranks; within an epoch if ``dataset`` is a ``matex_data.Dataset``,
-        or a ``tf.data.Dataset`` with the same order in every epoch.
+        or a ``tf.data.Dataset`` with the same order in every epoch. If a rank receives SIGUSR1, SIGUSR2 or SIGTERM, or
+        the time limit of the job is near, all ranks save after the running step and exit with code 75, to be started
+        again.
     save_every : write a checkpoint after this number of steps within an epoch, too.
     comm : communicator; None: all ranks of the job.
     shard_optimizer : let each rank keep the state of the optimizer for its section of every weight alone; the weights
@@ -140,6 +143,7 @@ def fit(
         without_keras_warnings(),
         unwrapped_errors(),
         batch_weights(channel.communicator).left_to_keras(),
+        stopping_on_request() if checkpoint is not None else contextlib.nullcontext(),
     ):
         options = {"initial_epoch": training_run.start.epoch, **keras_fit_options, "shuffle": False}
         staged = distributed if isinstance(distributed, StagedModel) else None

@@ -79,6 +79,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shard-optimizer", action="store_true", help="cut the optimizer's state over the ranks")
     parser.add_argument("--stages", type=int, default=1, help="cut the layers of models over this number of ranks")
     parser.add_argument("--micro-batches", type=int, help="into which a batch is divided, with --stages")
+    parser.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="save training here, and go on from there")
+    parser.add_argument("--save-every", type=int, metavar="STEPS", help="save within epochs, too, with --checkpoint")
     parser.add_argument("--all-output", action="store_true", help="print the output of every rank, not of rank 0 alone")
     parser.add_argument(
         "-m",

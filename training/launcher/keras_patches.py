@@ -25,12 +25,15 @@ from matex_data.training.keras_api import EpochIterator, keras_trainer, pythonif
 from matex_data.training.launcher.checking.check import Mode, SelfCheck
 from matex_data.training.launcher.checking.forward import ForwardProofs
 from matex_data.training.launcher.checking.report import Report
+from matex_data.training.launcher.resuming import ScriptCheckpoints, ScriptRun
 from matex_data.training.launcher.saving import local_model
 from matex_data.training.layouts.sharded import sharded_model
 from matex_data.training.mesh import Mesh
 from matex_data.training.partition.optimizer import Totals
 from matex_data.training.proof.model import own_method
 from matex_data.training.reduction.ops import Reducer
+from matex_data.training.restart.checkpoint import ModelState
+from matex_data.training.restart.preemption import stopping_on_request
 from matex_data.training.sharding.batch_weights import batch_weights
 from matex_data.training.sharding.digests import check_same
 from matex_data.training.sharding.rows import (
@@ -65,6 +68,7 @@ class PatchedCall:
     record_sizes : record the sizes of the global batches.
     epochs : epochs that the call trains.
     may_evaluate : of ``fit``: returns whether the model evaluates shards of a dataset as it does all of it.
+    run : of ``fit``: its checkpoints; None without.
 
     Attributes
     ----------
@@ -82,7 +86,9 @@ class PatchedCall:
         record_sizes: bool = False,
         epochs: int = 1,
         may_evaluate: Callable[[Any], bool] | None = None,
+        run: ScriptRun | None = None,
     ) -> None:
+        self.run = run
         self._channel = channel
         self._distributed = distributed
         self._may_evaluate = may_evaluate
@@ -191,10 +197,18 @@ class ShardedEpochIterator(EpochIterator):  # type: ignore[misc]  # Keras has no
             self._matex_trains = call.trains()
             self.__dict__["_distributed_dataset"] = call.shard(self.__dict__["_distributed_dataset"], kwargs.get("x"))
 
+    def _get_iterator(self) -> Any:
+        call = self._matex_call
+        if call is not None and self._matex_trains and call.run is not None:
+            call.run.note_iterator(self._distributed_dataset)
+        return super()._get_iterator()
+
     def _enumerate_iterator(self) -> Iterator[Any]:
         steps, call = super()._enumerate_iterator(), self._matex_call
         if call is None or not self._matex_trains:
             return steps  # type: ignore[no-any-return]
+        if call.run is not None:
+            steps = call.run.steps(self, steps)
         return call.checked_steps(steps, self.steps_per_epoch or self._num_batches)  # type: ignore[no-any-return]
 
     def _pad(self, steps: int) -> None:
@@ -290,8 +304,15 @@ class KerasPatches:
     """Patches of ``keras.Model``. *Collective*."""
 
     def __init__(
-        self, channel: Channel, reducer: Reducer, sync_batch_norm: bool, verify: Mode, shard_optimizer: bool = False
+        self,
+        channel: Channel,
+        reducer: Reducer,
+        sync_batch_norm: bool,
+        verify: Mode,
+        shard_optimizer: bool = False,
+        checkpoints: ScriptCheckpoints | None = None,
     ) -> None:
+        self._checkpoints = checkpoints
         self._world = self._channel = channel
         self._mesh: Mesh | None = None
         self._shard_optimizer = shard_optimizer
@@ -390,6 +411,7 @@ class KerasPatches:
         distributed = self._distributed(model)
         self._warn_of_generator(options.get("x"))
         check = model._matex_check
+        run = self._resumed(options)
         epochs = options.get("epochs", 1) - (options.get("initial_epoch") or 0)
         call = PatchedCall(
             self._channel,
@@ -397,6 +419,7 @@ class KerasPatches:
             check,
             epochs=epochs,
             may_evaluate=lambda dataset: self._may_shard(model, "test_step", {"x": dataset}),
+            run=run,
         )
         if is_sharded(options.get("x")) and not isinstance(options["x"], tf.data.Dataset):
             batch = max(1, (options.get("batch_size") or 32) // self._channel.size)
@@ -405,9 +428,35 @@ class KerasPatches:
         callbacks = options.get("callbacks")
         if not isinstance(callbacks, keras.callbacks.CallbackList):
             user_callbacks = keras.tree.flatten(callbacks) if callbacks is not None else []
+            trailing: list[Any] = [AfterTraining(check)]
+            if run is not None and self._checkpoints is not None:
+                state = functools.partial(ModelState, model, self._channel)
+                trailing += run.trailing_callbacks(user_callbacks, self._checkpoints.save_every, state)
             options["callbacks"] = rank_callbacks(
-                distributed, user_callbacks, lambda: (call.spec, call.whole_batches), [AfterTraining(check)]
+                distributed, user_callbacks, lambda: (call.spec, call.whole_batches), trailing
             )
+        with stopping_on_request() if run is not None else contextlib.nullcontext():
+            return self._train(call, original, model, options, callbacks)
+
+    def _resumed(self, options: dict[str, Any]) -> ScriptRun | None:
+        """Return the run of a call of ``fit``, which goes on from its checkpoint; None without one. *Collective*."""
+        callbacks = options.get("callbacks")
+        if self._checkpoints is None:
+            return None
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            log.warning("this call of fit saves no checkpoint: give it a list of callbacks, not a CallbackList")
+            return None
+        run = self._checkpoints.next_run(self._world, self._channel, options)
+        user_callbacks = keras.tree.flatten(callbacks) if callbacks is not None else []
+        options["epochs"] = run.last_epoch(user_callbacks, options.get("epochs", 1))
+        options["initial_epoch"] = max(options.get("initial_epoch") or 0, run.start.epoch)
+        return run
+
+    def _train(
+        self, call: PatchedCall, original: Callable[..., Any], model: Any, options: dict[str, Any], callbacks: Any
+    ) -> Any:
+        """Call ``fit`` on a model that is whole, cut over a mesh, or has a cut optimizer. *Collective*."""
+        distributed = model._matex_distributed
         if self._shard_optimizer:
             check_callbacks(keras.tree.flatten(callbacks) if isinstance(callbacks, list | tuple) else [callbacks])
         elif self._mesh is None:

@@ -20,6 +20,7 @@ from matex_data.mpi.abort import exit_with, replace_exit, run_exit_handlers_firs
 from matex_data.mpi.node import local_rank
 from matex_data.training.comm.world import comm_or_world
 from matex_data.training.launcher.arguments import parse
+from matex_data.training.restart.preemption import Preempted
 
 log = logging.getLogger("matex_data.training")
 
@@ -43,6 +44,8 @@ def run(
     all_output: bool = False,
     stages: int = 1,
     micro_batches: int | None = None,
+    checkpoint: Path | None = None,
+    save_every: int | None = None,
 ) -> None:
     """Run a script like ``python script.py``, on all ranks. *Collective*. An error of the script ends the process.
 
@@ -60,6 +63,9 @@ def run(
     model : ranks over which the weights of each layer are cut, by proposed layouts; see ``Mesh``.
     shard_optimizer : cut the optimizer's state over the ranks; see ``fit``.
     stages, micro_batches : train in stages; see ``fit``.
+    checkpoint : folder of the checkpoints of all calls of ``fit``. A script that is started again goes on with the next
+        batch. None: neither save nor resume.
+    save_every : number of steps between checkpoints within an epoch; None: save after epochs only.
     all_output : print the output of every rank; otherwise only that of rank 0, and the errors of all ranks.
     """
     prepare_process()
@@ -69,8 +75,11 @@ def run(
         replace_exit()
         if comm.rank > 0 and not all_output:
             _mute_output()
+    if comm.size > 1 or checkpoint is not None:
         staged = {"stages": stages, "micro_batches": micro_batches} if stages != 1 else {}
-        _patch(strategy, wire_dtype, sync_batch_norm, verify, model, shard_optimizer, staged)
+        checkpoints = None if checkpoint is None else (checkpoint.absolute(), save_every)
+        _patch(strategy, wire_dtype, sync_batch_norm, verify, model, shard_optimizer, staged, checkpoints)
+    if comm.size > 1:
         _warn_of_hashes(comm)
         run_exit_handlers_first()
     _add_matex_data_set()
@@ -81,6 +90,8 @@ def run(
         else:
             sys.path.insert(0, str(Path(script).resolve().parent))
             runpy.run_path(str(script), run_name="__main__")
+    except Preempted:
+        raise  # an ordinary end: of one by os._exit, MPICH's launcher may report another exit code
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) or end.code is None else 1
         exit_with(code or 0, "" if end.code is None or isinstance(end.code, int) else f"{end.code}")
@@ -137,6 +148,7 @@ def _patch(
     model: int,
     shard_optimizer: bool,
     staged: dict[str, Any],
+    saved: tuple[Path, int | None] | None,
 ) -> None:
     """Choose a GPU, seed all ranks equally, and patch Keras and TensorFlow. *Collective*."""
     from matex_data.training import keras_api
@@ -145,6 +157,7 @@ def _patch(
     from matex_data.training.launcher.keras_patches import KerasPatches
     from matex_data.training.launcher.loops import LoopPatches
     from matex_data.training.launcher.meshes import patch_distributions
+    from matex_data.training.launcher.resuming import ScriptCheckpoints, script_seed
     from matex_data.training.launcher.saving import patch_saving
     from matex_data.training.launcher.staged import StagePatches
     from matex_data.training.launcher.tf1 import SessionPatches
@@ -157,20 +170,24 @@ def _patch(
     channel = open_channel(None)
     take_own_gpu(local_rank(channel.user), channel.rank)
     keras_api.check(channel.rank)
-    seed_all_ranks(channel)
+    seed_all_ranks(channel, None if saved is None else script_seed(saved[0], channel))
+    checkpoints = None if saved is None else ScriptCheckpoints(*saved)
+    if channel.size == 1:
+        verify = "never"  # nothing is shared out
     if staged:
         options = {"sync_batch_norm": sync_batch_norm, "wire_dtype": wire_dtype, "shard_optimizer": shard_optimizer}
-        stage_patches = StagePatches(**staged, model=model, **options)
+        stage_patches = StagePatches(**staged, model=model, **options, checkpoints=checkpoints)
         patch_distributions(channel, stage_patches.use_mesh)
     else:
         reducer = Reducer(channel, strategy, wire_dtype=wire_dtype)
-        patches = KerasPatches(channel, reducer, sync_batch_norm, verify, shard_optimizer)
+        patches = KerasPatches(channel, reducer, sync_batch_norm, verify, shard_optimizer, checkpoints)
         if model > 1:
             patches.use_mesh(Mesh(model=model))
         patch_distributions(channel, patches.use_mesh)
         SessionPatches(channel, LoopPatches(channel, reducer, patches.check_loop))
-    patch_saving(channel)
-    patch_strategies(channel)
+    if channel.size > 1:
+        patch_saving(channel)
+        patch_strategies(channel)
 
 
 def _check_backend() -> None:

@@ -18,8 +18,10 @@ from matex_data.training.callbacks import rank_callbacks
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.keras_api import keras_trainer
 from matex_data.training.launcher.keras_patches import ShardedEpochIterator, call_within
+from matex_data.training.launcher.resuming import ScriptCheckpoints, ScriptRun
 from matex_data.training.mesh import Mesh
 from matex_data.training.reduction.rounding import WireDtype
+from matex_data.training.restart.preemption import stopping_on_request
 from matex_data.training.sharding.digests import check_same
 from matex_data.training.sharding.rows import deterministic, is_sharded, shard_rows
 from matex_data.training.stages.model import StagedModel
@@ -34,6 +36,7 @@ class ReplicaRows:
     Parameters
     ----------
     replicas : replicas of the model.
+    run : of ``fit``: its checkpoints; None without.
 
     Attributes
     ----------
@@ -41,8 +44,8 @@ class ReplicaRows:
     steps : None; batches are not padded.
     """
 
-    def __init__(self, replicas: Channel) -> None:
-        self._replicas = replicas
+    def __init__(self, replicas: Channel, run: ScriptRun | None = None) -> None:
+        self._replicas, self.run = replicas, run
         self.spec: Any = None
         self.steps = None
 
@@ -57,8 +60,12 @@ class ReplicaRows:
         """Return None: all ranks have the same number of batches."""
 
     def trains(self) -> bool:
-        """Return False: no batch is checked before its step."""
-        return False
+        """Return whether the next dataset is that of training, with checkpoints."""
+        return self.run is not None and self.spec is None
+
+    def checked_steps(self, steps: Iterator[Any], per_epoch: int | None) -> Iterator[Any]:
+        """Return the steps of an epoch as they are: no batch is checked."""
+        return steps
 
 
 class StagePatches:
@@ -68,6 +75,7 @@ class StagePatches:
     ----------
     stages, model : numbers of stages, and of shards of their layers.
     micro_batches, sync_batch_norm, wire_dtype, shard_optimizer : as in ``fit``.
+    checkpoints : of the script; None without.
     """
 
     def __init__(
@@ -78,7 +86,9 @@ class StagePatches:
         wire_dtype: WireDtype | None,
         shard_optimizer: bool,
         model: int = 1,
+        checkpoints: ScriptCheckpoints | None = None,
     ) -> None:
+        self._checkpoints = checkpoints
         self._mesh = Mesh(stages=stages, model=model)
         self._channel = open_channel(self._mesh.world)
         self._options: dict[str, Any] = {
@@ -130,11 +140,18 @@ class StagePatches:
         if self._options["shard_optimizer"]:
             check_callbacks(user_callbacks)
         staged = StagedModel(model, self._mesh, **self._options)
-        call = ReplicaRows(staged.replicas)
-        with without_keras_warnings(), unwrapped_errors(), collective("fit()"), self._in_stages(staged):
+        run, trailing = None, list[Any]()
+        if self._checkpoints is not None:
+            run = self._checkpoints.next_run(self._channel, staged.replicas, options)
+            options["epochs"] = run.last_epoch(user_callbacks, options.get("epochs", 1))
+            options["initial_epoch"] = max(options.get("initial_epoch") or 0, run.start.epoch)
+            trailing = run.trailing_callbacks(user_callbacks, self._checkpoints.save_every, staged.state)
+        call = ReplicaRows(staged.replicas, run)
+        stopping = stopping_on_request() if run is not None else contextlib.nullcontext()
+        with without_keras_warnings(), unwrapped_errors(), collective("fit()"), stopping, self._in_stages(staged):
             options["callbacks"] = [
                 *staged.gathering_callbacks(user_callbacks),
-                *rank_callbacks(staged, user_callbacks, lambda: (call.spec, False)),
+                *rank_callbacks(staged, user_callbacks, lambda: (call.spec, False), trailing),
             ]
             if self._channel.rank > 0:
                 options["verbose"] = 0

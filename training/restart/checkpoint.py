@@ -9,6 +9,7 @@ values alone, and one whole variable at a time.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -31,9 +32,19 @@ from matex_data.training.steps.batch_norm import average_moving_statistics, movi
 from matex_data.training.steps.variables import replicated_variables
 
 FILE = "training.npz"
-VERSION = 3
+VERSION = 4
 _FACTS = "facts"
-_KINDS = {"position": dict, "data": list, "callbacks": list, "stopped": bool, "common": list, "own": list}
+_KINDS = {
+    "position": dict,
+    "data": list,
+    "pipeline": dict,
+    "callbacks": list,
+    "history": dict,
+    "stopped": bool,
+    "common": list,
+    "own": list,
+    "moving": list,
+}
 """Facts of a checkpoint and their types in JSON, beside the version and the dtypes and shapes of the arrays."""
 _POSITION = ("epoch", "step", "steps")
 _READ_BYTES = 1 << 20
@@ -247,7 +258,7 @@ def read(folder: Path) -> tuple[StoredArrays, dict[str, Any]] | None:
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
 
 
-def capture(model: Any, channel: Channel) -> tuple[Iterator[tuple[str, Array]], dict[str, Any]]:
+def capture(model: Any, channel: Channel, exact: bool = False) -> tuple[Iterator[tuple[str, Array]], dict[str, Any]]:
     """Return the variables of a model, and their names. *Collective*, and so is each step of the iterator.
 
     Moving statistics are averaged first, as at the end of an epoch, so that the run goes on with what is saved.
@@ -256,15 +267,27 @@ def capture(model: Any, channel: Channel) -> tuple[Iterator[tuple[str, Array]], 
     Parameters
     ----------
     channel : replicas of this rank's part of the model.
+    exact : return the moving statistics of each rank as well: a run that would not have saved goes on with these.
 
     Returns
     -------
     arrays : names and arrays; all of them on the first rank of all, fewer on others.
     facts : names of the variables.
     """
+    moving = moving_statistics(model) if exact and channel.size > 1 else []
+    moving = [] if any(part_of(variable) is not None for variable in moving) else moving
+    stacks = [channel.host.gather_at_root(np.array(v.value.numpy())) for v in moving]
     average_moving_statistics(model, channel)
     names = names_of(model, replicated_variables(model))
-    return _arrays(model, channel), {"common": names, "own": [v.path for v in rank_variables(model)]}
+    arrays = itertools.chain(_moving(stacks), _arrays(model, channel))
+    own = [v.path for v in rank_variables(model)]
+    return arrays, {"common": names, "own": own, "moving": [v.path for v in moving]}
+
+
+def _moving(stacks: Sequence[Array | None]) -> Iterator[tuple[str, Array]]:
+    for i, stack in enumerate(stacks):
+        if stack is not None:
+            yield f"moving{i}", stack
 
 
 def _arrays(model: Any, channel: Channel) -> Iterator[tuple[str, Array]]:
@@ -292,6 +315,9 @@ def restore(model: Any, found: Checkpoint) -> RankValues:
     for variable, i in zip(variables, positions, strict=True):
         part, whole = part_of(variable), found.pop(f"common{i}")
         variable.assign(whole if part is None else part.own(whole))
+    for i, variable in zip(range(len(found.facts["moving"])), moving_statistics(model), strict=False):
+        if found.facts["arrays"][f"moving{i}"][1] == [found.ranks, *variable.shape]:
+            variable.assign(found.pop_own(f"moving{i}"))
     names = [f"own{i}" for i in range(len(found.facts["own"]))]
     same_ranks = all(found.facts["arrays"][name][1][0] == found.ranks for name in names)
     return RankValues([found.pop_own(name) for name in names], same_ranks)
@@ -338,9 +364,9 @@ class ModelState:
     def __init__(self, model: Any, channel: Channel) -> None:
         self._model, self._channel = model, channel
 
-    def capture(self) -> tuple[Iterator[tuple[str, Array]], dict[str, Any]]:
+    def capture(self, exact: bool = False) -> tuple[Iterator[tuple[str, Array]], dict[str, Any]]:
         """Return variables and names as ``capture``. *Collective*."""
-        return capture(self._model, self._channel)
+        return capture(self._model, self._channel, exact)
 
     def restore(self, found: Checkpoint) -> RankValues:
         """Set variables as ``restore``. *Collective*."""
@@ -433,9 +459,11 @@ def _check(facts: Mapping[str, Any]) -> None:
     position = facts["position"]
     if position.keys() != set(_POSITION) or not all(isinstance(position[name], int) for name in _POSITION):
         raise ValueError(f"the position is {position}")
+    if facts["history"].keys() != {"epoch", "logs"}:
+        raise ValueError("facts of the history are missing")
     if not all({"class", "options", "state", "arrays"} <= entry.keys() for entry in facts["callbacks"]):
         raise ValueError("facts of callbacks are missing")
-    for kind in ("common", "own"):
+    for kind in ("common", "own", "moving"):
         if any(f"{kind}{i}" not in facts["arrays"] for i in range(len(facts[kind]))):
             raise ValueError(f"arrays of {kind} variables are missing")
 

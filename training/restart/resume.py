@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from matex_data.errors import DataError, PartitionError
 from matex_data.sampling.state import read_step
 from matex_data.training.comm.channel import Channel
 from matex_data.training.restart import callback_state, checkpoint
+from matex_data.training.restart.preemption import REQUESTS, exit_preempted, stop_agreement
 
 log = logging.getLogger("matex_data.training")
 
@@ -56,7 +58,10 @@ class TrainingRun:
     ----------
     found : checkpoint to resume from; None if there is none, or once it is restored.
     start : position at which the run begins or resumes.
+    counts_from_start : steps of a resumed epoch count from ``start`` on, since the data begins there.
     """
+
+    counts_from_start = True
 
     def __init__(self, channel: Channel, folder: Path | None, replicas: Channel | None = None) -> None:
         self.channel = channel
@@ -83,7 +88,7 @@ class TrainingRun:
             resumed = dataset.tf_dataset(given.pop("batch_size", 32), **given, start=self._state(dataset))
         else:
             resumed = self._pipeline(dataset)
-        self._batches = [(batches, batches.epoch) for batches in _sources(resumed)]
+        self._batches = [(batches, batches.epoch) for batches in sources(resumed)]
         if self.folder and self._batches and options.get("steps_per_epoch"):
             raise PartitionError(
                 "a checkpoint does not record the position of the data in epochs of steps_per_epoch",
@@ -110,7 +115,7 @@ class TrainingRun:
         """Return a pipeline from ``start`` on; datasets of this package in it begin with the epoch of ``start``."""
         if self.found is None:
             return dataset
-        batches, saved = _sources(dataset), self.found.facts["data"]
+        batches, saved = sources(dataset), self.found.facts["data"]
         if len(batches) != len(saved):
             raise _other_data(len(saved), len(batches))
         for source, state in zip(batches, saved, strict=True):
@@ -167,17 +172,31 @@ class TrainingRun:
             return [StepCheckpointSaver(self, user_callbacks, state, every)]
         return [CheckpointSaver(self, user_callbacks, state)]
 
-    def dataset_states(self, epoch: int) -> list[dict[str, Any]]:
-        """Return the states of this package's datasets in the pipeline at the beginning of an epoch."""
+    def began(self) -> None:
+        """Note that training begins, after the checkpoint was restored."""
+
+    def data_facts(self, epoch: int, step: int) -> dict[str, Any]:
+        """Return the facts of the data for a checkpoint: states of this package's datasets in the pipeline.
+
+        Parameters
+        ----------
+        epoch, step : position of the checkpoint; the states are those at the beginning of the epoch.
+        """
         done = epoch - self.start.epoch
-        return [batches.state((first + done) * batches.schedule.steps) for batches, first in self._batches]
+        states = [batches.state((first + done) * batches.schedule.steps) for batches, first in self._batches]
+        return {"data": states, "pipeline": {}}
 
 
 class SavedState(Protocol):
     """State of a model, on one rank or on several."""
 
-    def capture(self) -> tuple[Iterator[tuple[str, Any]], dict[str, Any]]:
-        """Return the variables of all ranks on rank 0, and their names. *Collective*, and so is each step."""
+    def capture(self, exact: bool = False) -> tuple[Iterator[tuple[str, Any]], dict[str, Any]]:
+        """Return the variables of all ranks on rank 0, and their names. *Collective*, and so is each step.
+
+        Parameters
+        ----------
+        exact : return also what a save would otherwise average over the ranks.
+        """
 
     def restore(self, found: checkpoint.Checkpoint) -> checkpoint.RankValues:
         """Set the variables that replicas have alike; return the values of the others. *Collective*."""
@@ -210,7 +229,11 @@ class PartialEpoch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has
 
 
 class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Callback that restores a run when training begins, and saves it after every epoch."""
+    """Callback that restores a run when training begins, and saves it after every epoch.
+
+    If a rank is asked to stop, all save the run after the running step and raise ``Preempted``. They agree when a batch
+    begins: hooks at its end would let Keras wait for the numbers of each step.
+    """
 
     def __init__(self, run: TrainingRun, user_callbacks: list[Any], state: Callable[[], SavedState]) -> None:
         super().__init__()
@@ -218,6 +241,8 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self._identities = [callback_state.identity(callback) for callback in user_callbacks]
         self._epoch = run.start.epoch
         self._rank_values = checkpoint.RankValues()
+        self._history: dict[str, Any] = {}
+        self._agreement = stop_agreement(run.channel.user)
 
     @property
     def restores(self) -> bool:
@@ -227,12 +252,13 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restore the model and the callbacks. *Collective*."""
         found = self._run.found
-        if found is None:
-            return
-        self._rank_values = self._model_state().restore(found)
-        self._model_state().restore_rank_variables(self._rank_values)
-        self._restore_callbacks(found)
-        self._run.found = None  # release the arrays that nothing has restored
+        if found is not None:
+            self._rank_values = self._model_state().restore(found)
+            self._model_state().restore_rank_variables(self._rank_values)
+            self._restore_callbacks(found)
+            self._history = found.facts["history"]
+            self._run.found = None  # release the arrays that nothing has restored
+        self._run.began()
 
     def _restore_callbacks(self, found: checkpoint.Checkpoint) -> None:
         """Restore the callbacks; broadcast the arrays that those of rank 0 need. *Collective*."""
@@ -254,30 +280,77 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Restore the metrics of a resumed epoch, which Keras has reset."""
         self._epoch = epoch
+        self._restore_history()
         if self._resumed():
             self._model_state().restore_rank_variables(self._rank_values)
         self._rank_values = checkpoint.RankValues()
 
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Save the run and end, if a rank was asked to before the previous step. *Collective*."""
+        reason = self._agreement.after_step()
+        if reason:
+            step = self.step_number(batch)
+            self.save(self._epoch, step, exact=True)
+            self._exit(reason, self._epoch, step)
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Save the run. *Collective*."""
-        self.save(epoch + 1, 0)
+        """Save the run, and end if a rank was asked to. *Collective*."""
+        self.save(epoch + 1, 0, logs)
+        reason = self._agreement.now()
+        if reason and epoch + 1 < self.params["epochs"] and not self.model.stop_training:
+            self._exit(reason, epoch + 1, 0)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Give the history the epochs before a restart, if none was left to train."""
+        self._restore_history()
+
+    def _exit(self, reason: int, epoch: int, step: int) -> None:
+        exit_preempted(reason, self._run.channel.rank, f"{self._run.folder} after {epoch} epochs and {step} steps")
+
+    def _restore_history(self) -> None:
+        """Give Keras's history the epochs before a restart, after Keras has emptied it."""
+        if self._history:
+            self.model.history.epoch = list(self._history["epoch"])
+            self.model.history.history = {name: list(values) for name, values in self._history["logs"].items()}
+            self._history = {}
+
+    def _history_with(self, epoch: int, logs: Any) -> dict[str, Any]:
+        """Return the history for a checkpoint, with the logs of an epoch that Keras is about to append."""
+        kept = getattr(self.model, "history", None)
+        epochs = [] if kept is None else list(kept.epoch)
+        of_epochs = {} if kept is None else {name: list(values) for name, values in kept.history.items()}
+        if logs is not None:
+            epochs.append(epoch)
+            for name, value in logs.items():
+                of_epochs.setdefault(name, []).append(value)
+        plain = {name: [np.asarray(value).tolist() for value in values] for name, values in of_epochs.items()}
+        return {"epoch": [int(number) for number in epochs], "logs": plain}
 
     def _resumed(self) -> bool:
         return self._epoch == self._run.start.epoch and self._run.start.step > 0
 
-    def save(self, epoch: int, step: int) -> None:
+    def step_number(self, batch: int) -> int:
+        """Return the number of steps of the epoch before a batch, those before a restart included."""
+        return batch + (self._run.start.step if self._resumed() and self._run.counts_from_start else 0)
+
+    def save(self, epoch: int, step: int, logs: Any = None, exact: bool = False) -> None:
         """Write a checkpoint on rank 0. *Collective*.
+
+        Parameters
+        ----------
+        logs : of an epoch that has just ended.
+        exact : save also what a save averages over the ranks, since an uninterrupted run would not have saved.
 
         Raises
         ------
         DataError : on all ranks, if the checkpoint cannot be written.
         """
-        run = self._run
-        arrays, names = self._model_state().capture()
+        run, begin = self._run, time.monotonic()
+        arrays, names = self._model_state().capture(exact)
         error: DataError | None = None
         try:
             if run.channel.rank == 0 and run.folder is not None:
-                self._write(run.folder, arrays, names, epoch, step)
+                self._write(run.folder, arrays, {**names, "history": self._history_with(epoch - 1, logs)}, epoch, step)
         except OSError as cause:
             if run.folder is not None:
                 error = DataError(
@@ -291,6 +364,7 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             deque(arrays, 0)  # sends the arrays that are left
         if run.channel.size > 1:
             error = run.channel.host.allgather_object(error)[0]
+        REQUESTS.limit.note_save(time.monotonic() - begin)
         if error is not None:
             raise error
 
@@ -305,7 +379,7 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
                 of_callbacks |= {f"callback{i}.{name}.{j}": value for j, value in enumerate(values)}
         facts = {
             "position": {**vars(run.start), "epoch": epoch, "step": step},
-            "data": run.dataset_states(epoch),
+            **run.data_facts(epoch, step),
             "callbacks": entries,
             "stopped": step == 0 and bool(self.model.stop_training),
         }
@@ -334,16 +408,17 @@ class StepCheckpointSaver(CheckpointSaver):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Save the run if a checkpoint is due. *Collective* then."""
-        step = batch + 1 + (self._run.start.step if self._resumed() else 0)
-        if step - self._last >= self._every and step < self._run.start.steps:
+        step = self.step_number(batch) + 1
+        steps = self._run.start.steps
+        if step - self._last >= self._every and (step < steps or steps <= 0):  # else the epoch ends
             self._last = step
             self.save(self._epoch, step)
 
 
-def _sources(dataset: tf.data.Dataset) -> list[Batches]:
+def sources(dataset: Any) -> list[Batches]:
     """Return the batches of this package that a pipeline reads."""
     found = getattr(dataset, "matex_batches", None)
-    return [found] if found is not None else [b for source in dataset._inputs() for b in _sources(source)]
+    return [found] if found is not None else [b for source in dataset._inputs() for b in sources(source)]
 
 
 def _other_data(expected: int, found: int) -> PartitionError:

@@ -21,13 +21,19 @@ from matex_data.training.sharding.digests import REMEDY, LeafDigest, compared, l
 log = logging.getLogger("matex_data.training")
 
 
-def seed_all_ranks(channel: Channel) -> None:
+def seed_all_ranks(channel: Channel, number: int | None = None) -> None:
     """Seed the random generators of all ranks with one number, also for scripts that set no seed. *Collective*.
 
+    Parameters
+    ----------
+    number : the number, below 2**128 and equal on all ranks; None: draw it.
+
+    Notes
+    -----
     ``np.random.default_rng()`` then splits data in the same way on all ranks. PyTorch is seeded, too, if the script
     imports it. Python's ``secrets``, ``uuid`` and ``tempfile`` still give different results.
     """
-    entropy = channel.host.allgather_object(secrets.randbits(128))[0]
+    entropy = channel.host.allgather_object(secrets.randbits(128))[0] if number is None else number
     keras.utils.set_random_seed(entropy % 2**32)
     generators: Any = np.random.bit_generator
     if hasattr(generators, "randbits"):  # NumPy's source of entropy, an undocumented name

@@ -71,10 +71,14 @@ class StagedState:
         self._model, self._layers, self._messages, self._replicas = model, layers, messages, replicas
         self._shard, self._holders = shard, holders
 
-    def capture(self) -> tuple[Iterator[tuple[str, Array]], dict[str, Any]]:
+    def capture(self, exact: bool = False) -> tuple[Iterator[tuple[str, Array]], dict[str, Any]]:
         """Return the variables of all stages, and their names. *Collective*, and so is each step of the iterator.
 
         Moving statistics are averaged first. Metrics and seeds, which differ between replicas, are stacked over these.
+
+        Parameters
+        ----------
+        exact : has no effect: moving statistics of replicas are averaged in any case.
 
         Returns
         -------
@@ -83,7 +87,7 @@ class StagedState:
         """
         average_moving_statistics(self._layers, self._replicas)
         names = names_of(self._model, [x.described for x in self._held()])
-        return self._arrays(), {"common": names, "own": [v.path for v in rank_variables(self._model)]}
+        return self._arrays(), {"common": names, "own": [v.path for v in rank_variables(self._model)], "moving": []}
 
     def _arrays(self) -> Iterator[tuple[str, Array]]:
         for i, variable in enumerate(rank_variables(self._model)):

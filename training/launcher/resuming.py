@@ -1,0 +1,220 @@
+"""Checkpoints of the calls of ``fit`` of an unchanged script, and going on from them with the next batch.
+
+The script runs again from its beginning, with the random numbers of its first start. Each call of ``fit`` has a folder
+of its own: one that had ended returns its history and weights at once, the interrupted one goes on. Its data is
+iterated over as before, since data sets of TensorFlow draw a seed for each iterator; the batches before the
+interruption are made and dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from matex_data.errors import FormatError, PartitionError
+from matex_data.training.comm.channel import Channel
+from matex_data.training.restart.preemption import REQUESTS
+from matex_data.training.restart.resume import TrainingRun, sources
+from matex_data.training.sharding.digests import leaf_digests
+from matex_data.training.sharding.rows import is_sharded
+
+log = logging.getLogger("matex_data.training")
+
+SEED_FILE = "seed.json"
+
+
+def script_seed(folder: Path, channel: Channel) -> int:
+    """Return the number that seeds all random generators of the script, drawn at its first start. *Collective*.
+
+    Parameters
+    ----------
+    folder : of the checkpoints; rank 0 creates it.
+
+    Raises
+    ------
+    FormatError : on all ranks, if the file of the number cannot be read or written.
+    """
+    found: Any = None
+    if channel.rank == 0:
+        path = folder / SEED_FILE
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not path.exists():
+                draft = path.with_suffix(f".{os.getpid()}")
+                draft.write_text(json.dumps({"seed": secrets.randbits(128)}))
+                draft.replace(path)
+            found = int(json.loads(path.read_text())["seed"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            found = FormatError(
+                "the checkpoints of this script cannot be used",
+                file=str(path),
+                expected="a folder that rank 0 can write to, and in it a number that an earlier start has drawn",
+                found=f"{type(error).__name__}: {error}",
+                remedy="give another folder to --checkpoint",
+            )
+    found = channel.host.allgather_object(found)[0] if channel.size > 1 else found
+    if isinstance(found, FormatError):
+        raise found
+    return int(found)
+
+
+class ScriptCheckpoints:
+    """Folders of the checkpoints of a script, one for each call of ``fit``.
+
+    Parameters
+    ----------
+    folder : folder above them.
+    save_every : number of steps between checkpoints within an epoch; None: save after epochs only.
+    """
+
+    def __init__(self, folder: Path, save_every: int | None = None) -> None:
+        self._folder, self.save_every = folder, save_every
+        self._calls = 0
+        REQUESTS.install()  # what comes before the first step is remembered
+
+    def next_run(self, world: Channel, replicas: Channel, options: dict[str, Any]) -> ScriptRun:
+        """Return the run of the next call of ``fit``. *Collective*.
+
+        Parameters
+        ----------
+        options : arguments of ``fit``.
+        """
+        self._calls += 1
+        return ScriptRun(world, self._folder / f"fit-{self._calls}", replicas, options)
+
+
+class ScriptRun(TrainingRun):
+    """Call of ``fit`` in a script, and its checkpoint. *Collective*.
+
+    Parameters
+    ----------
+    channel, folder, replicas : as of ``TrainingRun``.
+    options : arguments of ``fit``.
+
+    Raises
+    ------
+    PartitionError : on all ranks, if the interrupted call had other data or options.
+    """
+
+    counts_from_start = False
+
+    def __init__(self, channel: Channel, folder: Path, replicas: Channel, options: dict[str, Any]) -> None:
+        super().__init__(channel, folder, replicas)
+        self._digest = _digest(options)
+        self._iterators = 0  # made so far, the one of the running epoch included
+        self._consumed = 0  # batches of this iterator before the running epoch
+        self._epochs_of_sources: list[int] = []  # of this package's data sets, when this iterator was made
+        self._sources: list[Any] = []
+        self._iterator: Any = None
+        self._to_restore = self.found.facts if self.found else None
+        self._began = False
+        if self._to_restore is not None and self._to_restore["pipeline"].get("digest") != self._digest:
+            raise PartitionError(
+                f"call {folder.name.rpartition('-')[2]} of fit had other data or options when it was interrupted",
+                file=str(folder),
+                expected="the arrays, the batch size and the steps of the interrupted run",
+                found="others, or another order of the calls of fit",
+                remedy="run the script unchanged, with the same data; or give another folder to --checkpoint",
+            )
+
+    def began(self) -> None:
+        """Note that training begins: the next pass over the data is an epoch."""
+        self._began = True
+
+    def last_epoch(self, user_callbacks: list[Any], epochs: int) -> int:
+        """Return the epoch with which to end: at once, if a callback has ended the run."""
+        ended = self.found is not None and self.found.facts["stopped"]
+        return min(epochs, self.start.epoch) if ended else epochs
+
+    def leading_callbacks(self) -> list[Any]:
+        """Return no callbacks: the resumed epoch ends with the data."""
+        return []
+
+    def note_iterator(self, dataset: Any) -> None:
+        """Count an iterator over the training data that Keras is about to make."""
+        if not self._sources:
+            self._sources = sources(dataset)
+        self._iterators += 1
+        self._epochs_of_sources = [source.epoch for source in self._sources]
+
+    def steps(self, epoch_iterator: Any, steps: Iterator[Any]) -> Iterator[Any]:
+        """Yield the steps of an epoch that are left.
+
+        Parameters
+        ----------
+        epoch_iterator : epoch iterator of Keras.
+        steps : numbers of the first and of the last step of each execution, and the iterator over batches, as this
+            epoch iterator enumerates them.
+        """
+        self._iterator = epoch_iterator
+        restored, self._to_restore = (self._to_restore, None) if self._began else (None, self._to_restore)
+        self.start.steps, skipped = int(epoch_iterator.num_batches or 0), 0
+        if restored is not None:
+            self._restore(epoch_iterator, restored)
+            skipped = self.start.step
+        for first, last, batches in steps:
+            if first == 0:
+                self._consumed = max(0, epoch_iterator._steps_seen - epoch_iterator.steps_per_execution)
+            if first < skipped:
+                for _ in range(min(epoch_iterator.steps_per_execution, skipped - first)):
+                    next(batches)
+                continue
+            yield first, last, batches
+
+    def _restore(self, epoch_iterator: Any, facts: dict[str, Any]) -> None:
+        """Make the iterators of the epochs before, which draw seeds, and drop the batches of the last one."""
+        pipeline, dataset = facts["pipeline"], epoch_iterator._distributed_dataset
+        self._sources = sources(dataset)
+        if len(self._sources) != len(facts["data"]):
+            raise PartitionError(
+                "the interrupted run had other data",
+                expected=f"{len(facts['data'])} datasets of matex_data in the pipeline",
+                found=f"{len(self._sources)} datasets of matex_data in the pipeline",
+                remedy="run the script unchanged; or give another folder to --checkpoint",
+            )
+        for source, state in zip(self._sources, facts["data"], strict=True):
+            source.fingerprint.check(state)
+            source.begin_at(int(state["step"]) // max(1, source.schedule.steps))
+        while self._iterators < pipeline["iterators"] - 1:
+            iter(epoch_iterator._get_iterator())
+        if epoch_iterator.steps_per_epoch:
+            epoch_iterator._current_iterator = iter(epoch_iterator._get_iterator())
+            for _ in range(pipeline["consumed"]):
+                next(epoch_iterator._current_iterator)
+            epoch_iterator._steps_seen = pipeline["consumed"]
+
+    def data_facts(self, epoch: int, step: int) -> dict[str, Any]:
+        """Return the facts of the data at the beginning of an epoch; see ``TrainingRun.data_facts``."""
+        iterators, consumed, epochs = self._iterators, self._consumed, self._epochs_of_sources
+        if step == 0:  # Keras has not begun the next epoch
+            goes_on = self._iterator.steps_per_epoch and self._iterator._current_iterator is not None
+            iterators, consumed = (iterators, self._iterator._steps_seen) if goes_on else (iterators + 1, 0)
+            epochs = epochs if goes_on else [source.epoch for source in self._sources]
+        states = [
+            source.state(number * source.schedule.steps) for source, number in zip(self._sources, epochs, strict=True)
+        ]
+        return {
+            "data": states,
+            "pipeline": {"iterators": iterators, "consumed": consumed, "digest": self._digest},
+        }
+
+
+def _digest(options: dict[str, Any]) -> str:
+    """Return a digest of the data of a call of ``fit``, as far as it can be read without iterating over it."""
+    data = [options.get(name) for name in ("x", "y", "sample_weight")]
+    described: list[Any] = [
+        options.get(name) for name in ("batch_size", "steps_per_epoch", "shuffle", "validation_split")
+    ]
+    if is_sharded(data[0]):
+        described.append("sharded")
+    else:
+        with contextlib.suppress(Exception):  # data of any class
+            described += leaf_digests(data)
+    return hashlib.blake2b(repr(described).encode(), digest_size=16).hexdigest()
