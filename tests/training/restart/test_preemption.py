@@ -1,0 +1,137 @@
+"""Runs that are sent a signal, or near their time limit, save and end; started again they end like undisturbed ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from matex_data.errors import PartitionError
+from matex_data.training.restart import preemption
+from tests.support.launch import Completed, run_script
+
+SCRIPT = Path(__file__).with_name("preempted.py")
+LAUNCHER = "from matex_data.training.launcher.run import main; main()"
+PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h
+
+
+def _run(ranks: int, folder: Path, name: str, env: dict[str, str] | None = None, **options: Any) -> Completed:
+    command = [LAUNCHER, "--checkpoint", str(folder / name), "--all-output", str(SCRIPT)]
+    return run_script(ranks, *command, str(folder / f"{name}.npz"), json.dumps(options), env=env, timeout=180)
+
+
+def _undisturbed(ranks: int, folder: Path, **options: Any) -> None:
+    """Run the script with the seed of the interrupted run, and compare all results bit by bit."""
+    (folder / "whole").mkdir()
+    shutil.copy(folder / "broken" / "seed.json", folder / "whole")
+    done = _run(ranks, folder, "whole", **options)
+    assert done.returncode == 0, done.stderr
+    with np.load(folder / "broken.npz") as found, np.load(folder / "whole.npz") as expected:
+        assert found.files == expected.files
+        assert [found[name].tobytes() for name in found.files] == [expected[name].tobytes() for name in found.files]
+
+
+@pytest.mark.openmpi
+def test_a_signal_to_one_rank_saves_and_ends_all(tmp_path: Path) -> None:
+    done = _run(2, tmp_path, "broken", kind="arrays", when="train:9", handler=True)
+    assert done.returncode == PREEMPTED, done.stderr
+    assert "SIGUSR1 was received" in done.stderr and "after 1 epochs and 3 steps" in done.stderr
+    assert "the script's own handler 1" in done.stdout
+    assert "end" not in done.stdout
+    done = _run(2, tmp_path, "broken", kind="arrays")
+    assert done.returncode == 0, done.stderr
+    _undisturbed(2, tmp_path, kind="arrays")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (2, {"kind": "steps", "when": "train:11", "signal": "SIGTERM", "ranks": [0, 1]}),
+        (2, {"kind": "generator", "when": "train:11", "signal": "SIGUSR2", "times": 2}),
+        (2, {"kind": "pipeline", "when": "train:11"}),
+        (2, {"kind": "pipeline", "when": "test:1"}),
+        (2, {"kind": "arrays", "when": "epoch:1", "calls": 2}),
+        (2, {"kind": "arrays", "when": "train:25", "calls": 2}),
+        (3, {"kind": "arrays", "when": "begin"}),
+        (1, {"kind": "pipeline", "when": "train:11", "ranks": [0]}),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else str(value),
+)
+def test_scripts_of_every_kind_go_on_exactly(tmp_path: Path, ranks: int, options: dict[str, Any]) -> None:
+    done = _run(ranks, tmp_path, "broken", **options)
+    assert done.returncode == PREEMPTED, done.stderr
+    rest = {name: value for name, value in options.items() if name in ("kind", "calls")}
+    done = _run(ranks, tmp_path, "broken", **rest)
+    assert done.returncode == 0, done.stderr
+    _undisturbed(ranks, tmp_path, **rest)
+
+
+@pytest.mark.slow
+def test_a_run_saves_before_its_time_limit(tmp_path: Path) -> None:
+    limit = {"MATEX_END_TIME": str(time.time() + 40), "MATEX_END_MARGIN": "20"}
+    done = _run(2, tmp_path, "broken", env=limit, kind="arrays", pause=2.0)
+    assert done.returncode == PREEMPTED, done.stderr
+    assert "the time limit is near" in done.stderr
+    assert 5 < done.seconds < 40
+
+
+@pytest.mark.slow
+def test_other_data_are_refused(tmp_path: Path) -> None:
+    assert _run(2, tmp_path, "broken", kind="arrays", when="train:9").returncode == PREEMPTED
+    done = _run(2, tmp_path, "broken", kind="steps")
+    assert done.returncode not in (0, PREEMPTED)
+    assert "call 1 of fit had other data or options" in done.stderr
+
+
+OWN_LOOP = """
+import sys, os, signal
+import matex_data as md
+
+for step in range(100):
+    if step == 3 and md.training.world().rank == 1:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    if md.training.stop_requested():
+        print("stop", step)
+        sys.exit(md.training.EXIT_PREEMPTED)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.openmpi
+def test_own_loops_ask_for_the_agreement(tmp_path: Path) -> None:
+    done = run_script(2, OWN_LOOP)
+    assert done.returncode == PREEMPTED, done.stderr
+    assert done.stdout.split() == ["stop", "3", "stop", "3"]
+
+
+def test_the_margin_grows_with_saves_and_steps() -> None:
+    limit = preemption.TimeLimit(end=1000.0, margin=60.0, now=0.0)
+    assert [limit.is_near(now) for now in (700.0, 720.0, 900.0)] == [False, False, True]  # the next look: 1080 s
+    limit = preemption.TimeLimit(end=1000.0, margin=60.0, now=0.0)
+    limit.note_save(100.0)
+    assert [limit.is_near(now) for now in (735.0, 738.0, 741.0)] == [False, False, True]
+    assert preemption.TimeLimit(1000.0, 60.0, 0.0).is_near(941.0)
+    short = preemption.TimeLimit(end=40.0, margin=60.0, now=0.0)  # a job of 40 s still trains
+    assert not short.is_near(1.0) and short.is_near(21.0)
+    assert not preemption.TimeLimit(None, 60.0, 0.0).is_near(1e12)
+
+
+def test_the_environment_names_signals_and_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MATEX_SIGNALS", "SIGUSR1, SIGHUP")
+    assert [each.name for each in preemption.signals()] == ["SIGUSR1", "SIGHUP"]
+    monkeypatch.setenv("MATEX_SIGNALS", "none")
+    assert preemption.signals() == []
+    monkeypatch.setenv("MATEX_SIGNALS", "SIGKILL")
+    with pytest.raises(PartitionError, match="SIGKILL"):
+        preemption.signals()
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "1700000000")
+    assert preemption.end_time() == 1.7e9
+    monkeypatch.setenv("MATEX_END_TIME", "noon")
+    with pytest.raises(PartitionError, match="MATEX_END_TIME"):
+        preemption.end_time()
