@@ -187,4 +187,6 @@ def _connect(comm: MPI.Intracomm) -> ReadSessions:
     with waiting_for(None):
         abort.connect(comm)
         gather_cores(comm)
-        return ReadSessions(Communicator(comm.Dup(), Liveness(comm.Dup()) if threaded else None), threaded)
+        return ReadSessions(
+            Communicator(comm.Dup(), Liveness(comm.Dup(), abort.end_after_death) if threaded else None), threaded
+        )

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from matex_data.errors import DataError, traceback_text
 from matex_data.mpi.library import MPI
-from matex_data.mpi.liveness import stop_threads
+from matex_data.mpi.liveness import all_threads, stop_threads
 from matex_data.mpi.polling import poll
 from matex_data.mpi.processes import is_child_process
 
@@ -30,6 +30,8 @@ FLUSH_TIME = 0.2
 """Seconds between the last output of a rank and ``MPI_Abort``, in which the launcher forwards the output."""
 KILL_TIME = 5.0
 """Seconds that ``MPI_Finalize`` may take after an error on all ranks."""
+ABORT_TIME = 2.0
+"""Seconds that ``MPI_Abort`` may take until a rank exits by itself."""
 
 _comms: list[MPI.Intracomm] = []
 _exit = os._exit
@@ -208,9 +210,39 @@ def abort_job(reason: str = "", code: int = 1) -> NoReturn:
     if reason:
         sys.stderr.write(f"\n---- {reason}\n")
     _flush()
+    for liveness in all_threads():
+        liveness.announce_end()
     time.sleep(FLUSH_TIME)
+    threading.Thread(target=_exit_later, args=(code, ABORT_TIME), daemon=True).start()
     MPI.COMM_WORLD.Abort(code)
     _exit(code)  # MPI_Abort returns in some libraries
+
+
+def end_after_death(rank: int, first: bool) -> None:
+    """End the job, as the process of another rank has died; return at once.
+
+    Parameters
+    ----------
+    rank : the rank that has died.
+    first : this rank tells it, as a neighbour; others end by themselves where ``MPI_Abort`` does not end them.
+    """
+    threading.Thread(target=_end_after_death, args=(rank, first), daemon=True).start()
+
+
+def _end_after_death(rank: int, first: bool) -> None:
+    time.sleep(GRACE)  # programs may end by os._exit on all ranks
+    if MPI.Is_finalized():
+        return
+    world = MPI.COMM_WORLD
+    if not first:
+        _exit_later(1, ABORT_TIME)
+    abort_job(
+        f"rank {world.rank} of {world.size} ends the job: the process of rank {rank} has died without a message\n"
+        "  expected: all ranks run until the end of their programs\n"
+        f"  found: the system has closed the connection of rank {rank}\n"
+        "  remedy: look in the log of the scheduler and of the system (dmesg) whether it was killed for its memory, "
+        "or by hand; or it crashed, or called os._exit"
+    )
 
 
 def _finalize(comm: MPI.Intracomm, code: int) -> NoReturn:
@@ -223,6 +255,6 @@ def _finalize(comm: MPI.Intracomm, code: int) -> NoReturn:
     _exit(code)
 
 
-def _exit_later(code: int) -> None:
-    time.sleep(KILL_TIME)
+def _exit_later(code: int, seconds: float = KILL_TIME) -> None:
+    time.sleep(seconds)
     _exit(code)

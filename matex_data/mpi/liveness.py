@@ -13,6 +13,7 @@ from typing import Any
 from matex_data.mpi.activity import State, own_state
 from matex_data.mpi.census import ANSWER_TIME, Census, Message, Summary, longest, roots
 from matex_data.mpi.library import MPI
+from matex_data.mpi.links import Links, OnDeath, any_open
 from matex_data.mpi.polling import poll
 
 QUERY_INTERVAL = 0.1
@@ -32,6 +33,7 @@ class Liveness:
     Parameters
     ----------
     comm : communicator of several ranks, for this object alone. MPI has to provide ``MPI_THREAD_MULTIPLE``.
+    on_death : called in the thread when the process of a rank has died, if ``comm`` has all ranks of the job.
 
     Attributes
     ----------
@@ -39,8 +41,9 @@ class Liveness:
     sent : number of messages that this rank has sent.
     """
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    def __init__(self, comm: MPI.Intracomm, on_death: OnDeath = lambda rank, first: None) -> None:
         self._comm = comm
+        self._links = Links(comm, on_death) if comm.size == MPI.COMM_WORLD.size and not any_open() else None
         self.on_query: Callable[[bytes], bytes] = lambda query: b""
         self.sent = 0
         self.rank, self.size = comm.rank, comm.size
@@ -127,14 +130,35 @@ class Liveness:
         """End the thread."""
         _ALL.discard(self)
         self._ended.set()
+        if self._links is None:
+            self._thread.join(ANSWER_TIME)
+            return
+        self._links.wake()
         self._thread.join(ANSWER_TIME)
+        if not self._thread.is_alive():
+            self._links.close()
 
     def leave(self) -> MPI.Request:
         """Return a request that completes when all ranks have reached the end of their programs. *Collective*."""
         return self._comm.Ibarrier()
 
+    def announce_end(self) -> None:
+        """Tell the other ranks that this one is about to end the job, so that none reports its death."""
+        if self._links is not None and not self._ended.is_set():
+            self._links.announce_end()
+
+    def _pause(self) -> bool:
+        """Wait until the next look for messages, in which neighbours may die; return whether to go on."""
+        if self._links is None:
+            self._ended.wait(QUERY_INTERVAL)
+        else:
+            end = time.monotonic() + QUERY_INTERVAL
+            while not self._ended.is_set() and (left := end - time.monotonic()) > 0:
+                self._links.serve(left)
+        return not self._ended.is_set() and not MPI.Is_finalized()
+
     def _serve(self) -> None:
-        while not self._ended.wait(QUERY_INTERVAL) and not MPI.Is_finalized():
+        while self._pause():
             self._receive_all()
             with self._counting:
                 sent = self._census.tick(time.monotonic())
