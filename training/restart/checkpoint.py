@@ -46,6 +46,8 @@ _KINDS = {
     "moving": list,
 }
 """Facts of a checkpoint and their types in JSON, beside the version and the dtypes and shapes of the arrays."""
+_OPTIONAL: dict[str, Any] = {"pipeline": {}, "history": {"epoch": [], "logs": {}}, "moving": []}
+"""Facts that have these values unless they are given."""
 _POSITION = ("epoch", "step", "steps")
 _READ_BYTES = 1 << 20
 
@@ -209,7 +211,7 @@ def write(folder: Path, arrays: Iterable[tuple[str, Array]], facts: Mapping[str,
                 for name, array in arrays:
                     table[name] = [keras.backend.standardize_dtype(array.dtype), array.shape]
                     _add(archive, name, _plain(array))
-                text = json.dumps({**facts, "version": VERSION, "arrays": table}).encode()
+                text = json.dumps({**_OPTIONAL, **facts, "version": VERSION, "arrays": table}).encode()
                 _add(archive, _FACTS, np.frombuffer(text, np.uint8))
             file.flush()
             os.fsync(file.fileno())

@@ -1,6 +1,6 @@
 """Script that is preempted: arguments are the file of its results, and a JSON object of options.
 
-Options: ``kind`` of the data; ``signal``: name; ``ranks`` that send it to themselves; ``when``: "train:N" or "test:N",
+Options: ``kind`` of the data; ``signal``: name; ``senders``, the ranks that send it to themselves; ``when``: "train:N" or "test:N",
 the N-th batch of this process, "epoch:N" or "begin"; ``times``: signals; ``pause``: seconds after each batch; ``calls``
 of ``fit``; ``handler``: the script has a handler of its own.
 """
@@ -33,7 +33,7 @@ class SendSignal(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _count(self, kind: str) -> None:
         self.counts[kind] += 1
-        if OPTIONS.get("when") == f"{kind}:{self.counts[kind]}" and RANK in OPTIONS.get("ranks", [1]):
+        if OPTIONS.get("when") == f"{kind}:{self.counts[kind]}" and RANK in OPTIONS.get("senders", [1]):
             for _ in range(OPTIONS.get("times", 1)):
                 os.kill(os.getpid(), signal.Signals[OPTIONS.get("signal", "SIGUSR1")])
         if OPTIONS.get("pause"):
