@@ -121,7 +121,8 @@ class Cluster:
         for number in (1, 2):
             node = self._make_node(f"node{number}", f"{NETWORK}.{10 + number}")
             peer = ("peer", "name", "eth0", "netns", str(node.pid))
-            words = ("ip", "link", "add", f"to{number}", "type", "veth", *peer)  # with the machine's numbers of processes
+            words = ("ip", "link", "add", f"to{number}", "type", "veth", *peer)
+            # Not in its PID namespace: the number of the node's process is that of the machine.
             subprocess.run(["nsenter", f"--target={self.controller.pid}", "--net", *words], check=True, timeout=30)
             self._run(self.controller, "ip", "link", "set", f"to{number}", "master", "bridge", "up")
             self._run(node, "ip", "addr", "add", f"{node.address}/24", "dev", "eth0")

@@ -1,8 +1,8 @@
 """Script that is preempted: arguments are the file of its results, and a JSON object of options.
 
-Options: ``kind`` of the data; ``signal``: name; ``senders``, the ranks that send it to themselves; ``when``: "train:N" or "test:N",
-the N-th batch of this process, "epoch:N" or "begin"; ``times``: signals; ``pause``: seconds after each batch; ``calls``
-of ``fit``; ``handler``: the script has a handler of its own.
+Options: ``kind`` of the data; ``signal``: name; ``senders``: ranks that send it to themselves; ``when``: "train:N" or
+"test:N", the N-th batch of this process, "epoch:N" or "begin"; ``times``: signals; ``pause``: seconds after each batch;
+``calls`` of ``fit``; ``handler``: the script has a handler of its own.
 """
 
 from __future__ import annotations
