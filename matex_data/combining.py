@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -61,7 +61,7 @@ def concat(datasets: Sequence[Dataset]) -> Dataset:
     return Dataset(source, datasets[0]._elements, samples, ties, _FurtherOfAll(tuple(datasets)).open)
 
 
-def merge(first: Dataset, second: Dataset, *, on: str, how: str = "exact") -> Dataset:
+def merge(first: Dataset, second: Dataset, *, on: str, how: Literal["exact", "inner"] = "exact") -> Dataset:
     """Return the fields of two data sets side by side, where the values of a field are equal. *Collective*.
 
     For variables in folders of their own, such as those of a reanalysis. Each rank reads the field of its block once;
@@ -107,7 +107,13 @@ def merge(first: Dataset, second: Dataset, *, on: str, how: str = "exact") -> Da
     return Dataset(source, _merged_elements(first, second), pairs.samples, first._ties, first._further)
 
 
-def mix(datasets: Sequence[Dataset], *, weights: Sequence[float], seed: int = 0, stop: str = "first") -> Dataset:
+def mix(
+    datasets: Sequence[Dataset],
+    *,
+    weights: Sequence[float],
+    seed: int = 0,
+    stop: Literal["first", "longest"] = "first",
+) -> Dataset:
     """Return a data set whose batches have fixed shares of several data sets. *Collective*.
 
     Every global batch has these shares, rounded to whole samples, in an order of each data set that is shuffled like

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from matex_data._types import Remainder
 from matex_data.display import FieldTable, dataset_html, described_layout, draw_samples, save_picture
 from matex_data.epochs.batches import Batches, BatchWindow
 from matex_data.epochs.costs import CHOICE_EFFORT, EpochCosts, estimate_costs
@@ -458,7 +459,7 @@ class Dataset:
         *,
         shuffle: Shuffle = False,
         seed: int | None = None,
-        remainder: str = "drop",
+        remainder: Remainder = "drop",
         start: State | None = None,
     ) -> Batches:
         """Return an iterable over this rank's rows of every global batch, as NumPy arrays. *Collective*.
@@ -514,7 +515,7 @@ class Dataset:
         *,
         shuffle: Shuffle = False,
         seed: int | None = None,
-        remainder: str = "drop",
+        remainder: Remainder = "drop",
         start: State | None = None,
     ) -> tf.data.Dataset:
         """Return a ``tf.data.Dataset`` of this rank's rows of every global batch. *Collective*.
@@ -817,7 +818,7 @@ class Dataset:
         ranks: int,
         shuffle: Shuffle = True,
         seed: int = 0,
-        remainder: str = "drop",
+        remainder: Remainder = "drop",
         ranks_per_node: int | None = None,
     ) -> EpochCosts:
         """Return what an epoch costs on any number of ranks: bytes, reads, opened files, memory. No samples are read.

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from matex_data._types import Io
 from matex_data.dataset import Dataset
 from matex_data.errors import DataError, near_matches
 from matex_data.fields import ElementSpec, Names, as_list
@@ -64,13 +65,13 @@ def open_dataset(
     horizon: int | None = None,
     lead: int = 1,
     along: str | None = None,
-    io: str = "auto",
+    io: Io = "auto",
     window_bytes: int | None = None,
     block_bytes: int | None = None,
-    global_reads: str = "memory",
-    cache: str | None = None,
+    global_reads: Literal["memory", "rows"] = "memory",
+    cache: Literal["memory"] | None = None,
     missing: Missing = "nan",
-    on_error: str = "raise",
+    on_error: Literal["raise", "skip"] = "raise",
     index: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Dataset:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from matex_data._types import Remainder
 from matex_data.dataset import Dataset as Samples
 from matex_data.dataset import Shuffle
 from matex_data.sampling.state import State
@@ -74,7 +75,7 @@ class IterableDataset(BatchBase):  # type: ignore[misc]  # not checked against P
         *,
         shuffle: Shuffle = False,
         seed: int | None = None,
-        remainder: str = "drop",
+        remainder: Remainder = "drop",
         start: State | None = None,
     ) -> None:
         super().__init__()
