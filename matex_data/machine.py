@@ -225,11 +225,20 @@ def keep_freed_memory() -> None:
 def free_memory() -> int:
     """Return the memory that each rank of this machine may still allocate, in bytes; ``sys.maxsize`` if unknown.
 
-    The least of: the free memory of the machine, divided by its ranks; the memory left to the control groups of this
-    process, divided likewise; and the memory left by this process's limit (``ulimit -v``).
+    The least of `free_memory_by_limit`.
     """
-    available = min([_available(), *_left_in_groups()], default=sys.maxsize)
-    return max(0, min(available // local_size(), _left_to_process()))
+    return min(free_memory_by_limit().values())
+
+
+def free_memory_by_limit() -> dict[str, int]:
+    """Return the memory that each rank of this machine may still allocate by each limit, in bytes.
+
+    The free memory of the machine, divided by its ranks; the memory left to the control groups of this process, divided
+    likewise; and the memory left by this process's limit. ``sys.maxsize`` where there is no limit.
+    """
+    shared = {"machine": _available(), "control group": min(_left_in_groups(), default=sys.maxsize)}
+    own = {name: max(0, nbytes // local_size()) for name, nbytes in shared.items()}
+    return {**own, "ulimit -v": max(0, _left_to_process())}
 
 
 def memory_shortage(

@@ -68,6 +68,7 @@ for layer in (
     ["training.inference"],
     ["training.launcher"],
     ["training"],
+    ["doctor"],
     ["cli"],
     ["__main__", ""],
 ):

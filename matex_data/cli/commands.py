@@ -202,6 +202,22 @@ def bench(
         console.print(_shuffle_quality(data, batches.schedule.batch_size))
 
 
+@app.command()
+def doctor(
+    path: Annotated[str | None, typer.Argument(help="File or folder of data, whose file system is measured.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    tensorflow: Annotated[bool, typer.Option("--tensorflow", help="Also ask TensorFlow for its GPUs.")] = False,
+) -> None:
+    """Show what a job finds here, and what to change: MPI, launchers, cores, memory, storage. Exit with 1 on errors.
+
+    Alone, it tries each launcher on two ranks. Under a launcher, it tells about all nodes of the job.
+    """
+    from matex_data.doctor.examine import examine
+
+    if not examine(path, as_json=as_json, with_tensorflow=tensorflow):
+        raise typer.Exit(1)
+
+
 @app.command(
     add_help_option=False,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 from matex_data.launching.environment import without_rank
@@ -50,7 +51,7 @@ def batch_system() -> tuple[str, str] | None:
 
 
 def find_launchers(library: MpiLibrary | None) -> list[Launcher]:
-    """Return each ``mpiexec`` or ``mpirun`` that this process can find, the one to prefer first.
+    """Return each ``mpiexec``, or ``mpirun`` where there is none, that this process can find, the one to prefer first.
 
     The order: ``MATEX_MPIEXEC``; in a job of a batch system other than Slurm, the path of programs, where the site has
     put its own; beside the MPI library; beside Python; the path of programs.
@@ -104,10 +105,9 @@ def _on_path() -> Iterator[str]:
 
 
 def _in_folder(folder: Path, suffix: str = "") -> Iterator[str]:
-    for name in _NAMES:
-        path = folder / f"{name}{suffix}"
-        if path.is_file() and os.access(path, os.X_OK):
-            yield str(path)
+    """Yield the launcher of a folder: one of the two names, which are the same program."""
+    paths = (folder / f"{name}{suffix}" for name in _NAMES)
+    yield from islice((str(path) for path in paths if path.is_file() and os.access(path, os.X_OK)), 1)
 
 
 def _describe(path: str) -> Launcher:

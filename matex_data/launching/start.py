@@ -13,7 +13,7 @@ from matex_data import machine
 from matex_data.errors import PartitionError
 from matex_data.launching import slurm
 from matex_data.launching.environment import without_rank
-from matex_data.launching.launchers import MPIEXEC, batch_system, choose, find_launchers, find_srun
+from matex_data.launching.launchers import MPIEXEC, Launcher, batch_system, choose, find_launchers, find_srun
 from matex_data.launching.library import MpiLibrary, mpi_library
 
 AUTO = "auto"
@@ -109,17 +109,19 @@ def launcher_command(ranks: int, library: MpiLibrary) -> list[str]:
             remedy=f"put the bin folder of this MPI in front of PATH, or name its mpiexec in {MPIEXEC}; "
             "matex doctor shows what fits",
         )
-    return [chosen.path, "-n", str(ranks), *_placement(chosen.kind, ranks)]
+    return mpiexec_command(chosen, ranks)
 
 
-def _placement(kind: str, ranks: int) -> list[str]:
-    """Return options for Open MPI outside of a job.
+def mpiexec_command(launcher: Launcher, ranks: int) -> list[str]:
+    """Return the start of a command: a launcher other than ``srun`` with a number of ranks.
 
-    It would bind two ranks to one core each on a machine of any size, and refuse more ranks than cores.
+    Outside of a job Open MPI would bind two ranks to one core each on a machine of any size, and refuse more ranks than
+    cores.
     """
-    if kind != "openmpi" or batch_system():
-        return []
-    return ["--bind-to", "none", *(["--map-by", ":OVERSUBSCRIBE"] if ranks > machine.cores() else [])]
+    command = [launcher.path, "-n", str(ranks)]
+    if launcher.kind == "openmpi" and not batch_system():
+        command += ["--bind-to", "none", *(["--map-by", ":OVERSUBSCRIBE"] if ranks > machine.cores() else [])]
+    return command
 
 
 def _slots_of_job() -> int | None:

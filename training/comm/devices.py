@@ -18,6 +18,11 @@ _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES
 """Environment variables by which schedulers and users assign GPUs to a process."""
 
 
+def count_gpus() -> int:
+    """Return the number of GPUs that TensorFlow sees."""
+    return len(tf.config.list_physical_devices("GPU"))
+
+
 def choose_gpu(local: RankAndSize, gpus: int, assigned: bool) -> int | None:
     """Return the number of the GPU that a rank takes; None to leave the choice to TensorFlow.
 

@@ -1,0 +1,1 @@
+"""``matex doctor``: what a job finds on this machine, and what to change."""
