@@ -1,4 +1,4 @@
-"""File system of a path: its type, and what it takes to open and to read files of it."""
+"""Speed of a file system: what it takes to open and to read files of it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,6 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-NETWORK = frozenset(
-    (
-        *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "beegfs_nodev", "ceph", "cifs", "smb3", "9p", "virtiofs", "afs"),
-        *("pvfs2", "orangefs", "panfs", "wekafs", "glusterfs"),
-    )
-)
-"""Types of file systems that several machines share. FUSE may be either."""
 BLOCK = 4096
 """Bytes of a read whose time is the latency."""
 LARGE = 4 << 20
@@ -24,50 +17,6 @@ LARGE = 4 << 20
 SECONDS = 2.0
 """Time in which each of the two is measured."""
 _FILES = 200  # of a folder that are looked at
-
-
-class Mount(NamedTuple):
-    """Mounted file system.
-
-    Attributes
-    ----------
-    point : path at which it is mounted.
-    type : its name in the kernel: "ext4", "nfs4", "fuse.sshfs".
-    source : device or server.
-    """
-
-    point: str
-    type: str
-    source: str
-
-    @property
-    def shared(self) -> bool | None:
-        """Return whether several machines share it, by its type; None if the type does not tell."""
-        return None if self.type.startswith("fuse") else self.type in NETWORK
-
-
-def mount_of(path: str, table: str | None = None) -> Mount | None:
-    """Return the file system of a path; None if the system does not tell.
-
-    Parameters
-    ----------
-    path : of a file or a folder that exists.
-    table : text of ``/proc/self/mountinfo``; None: that of this process. See proc(5).
-    """
-    if table is None:
-        try:
-            table = Path("/proc/self/mountinfo").read_text()
-        except OSError:
-            return None
-    path, found = os.path.realpath(path), None
-    for line in table.splitlines():
-        before, _, behind = line.partition(" - ")
-        point = before.split()[4].encode().decode("unicode_escape")
-        inside = path == point or path.startswith(point.rstrip("/") + "/")
-        if inside and (found is None or len(point) >= len(found.point)):  # a later mount covers an earlier one
-            kind, source = behind.split()[:2]
-            found = Mount(point, kind, source)
-    return found
 
 
 class Speed(NamedTuple):

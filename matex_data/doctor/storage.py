@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from matex_data.doctor import filesystem
 from matex_data.doctor.section import Section, size
+from matex_data.io.mounts import mount_of
 
 if TYPE_CHECKING:
     from matex_data.mpi.library import MPI
@@ -72,7 +73,7 @@ def _look(path: str, measure: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"error": None, "mount": None, "same": None, "speed": None, "folder": Path(path).is_dir()}
     try:
         status = Path(path).stat()
-        mount = filesystem.mount_of(path)
+        mount = mount_of(path)
         found["mount"] = mount and mount._asdict()
         found["shared"] = mount and mount.shared
         if not found["folder"]:

@@ -22,13 +22,13 @@ import numpy as np
 from matex_data._types import Integers
 from matex_data.errors import DataError, DecodeError, PartitionError
 from matex_data.index.stamps import Stamp, changed
-from matex_data.io import preadv
+from matex_data.io import preadv, probe
 from matex_data.io.coalesce import ReadTask
 from matex_data.io.counters import Profile
 from matex_data.locks import Lock
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.library import MPI
-from matex_data.mpi.watchdog import waiting_for
+from matex_data.mpi.watchdog import reading, waiting_for
 
 MODES = ("auto", "collective", "independent")
 MOST_SHARED_FILES = 64  # that all ranks open; of more files, each rank opens those that it reads
@@ -99,7 +99,7 @@ class Files:
 
     Attributes
     ----------
-    collective : whether the mode is "collective".
+    collective : whether the mode is "collective", and a probe has found nothing against it.
     shared : number of files that all ranks read together: all of them, or 0.
     """
 
@@ -121,19 +121,52 @@ class Files:
         self._open: OrderedDict[int, Any] = OrderedDict()
         self._lock = Lock()
         if self.collective:
+            self._open_collectively()
+
+    def _open_collectively(self) -> None:
+        """Open all files on all ranks; read independently if the ranks do not see the same, or MPI does not read well.
+
+        *Collective*.
+        """
+        regular = {number: path for number, path in enumerate(self.paths) if not path.endswith(os.sep)}
+        reason = probe.obstacle(self._comm, list(regular.values())) if regular else None
+        if reason is None:
             info = MPI.Info.Create(hints())
-            for number, path in enumerate(self.paths):
-                if path.endswith(os.sep):
-                    continue
+            for number, path in regular.items():
                 error: DataError | None = None
-                comm.barrier()
+                self._comm.barrier()
                 try:
-                    with waiting_for(comm.liveness):
-                        self._open[number] = MPI.File.Open(comm.mpi, path, MPI.MODE_RDONLY, info)
+                    with waiting_for(self._comm.liveness, f"File.Open of {path!r}"):
+                        self._open[number] = MPI.File.Open(self._comm.mpi, path, MPI.MODE_RDONLY, info)
                 except MPI.Exception as mpi_error:
                     error = _unreadable(path, mpi_error)
-                comm.agree(error)
+                self._comm.agree(error)
             info.Free()
+            reason = self._fault_of_reading(*next(iter(regular.items()))) if regular else None
+        if reason is not None:
+            self.close()
+            self.collective, self.shared = False, 0
+            if self._comm.rank == 0:
+                probe.tell(reason)
+
+    def _fault_of_reading(self, number: int, path: str) -> str | None:
+        """Return what is wrong with a collective read of a pattern of two blocks; None if nothing is. *Collective*."""
+        try:
+            found = probe.pattern(path, self._comm.rank)
+        except OSError:
+            found = None  # the reads to come raise it
+        wrong = False
+        if found is None:
+            self.read_nothing(number, 1)
+        else:
+            task, memory, expected = found
+            try:
+                wrong = self._read_collectively(number, task) != len(expected)
+            except DataError:
+                wrong = True
+            wrong |= not probe.is_as_expected(memory, expected)
+        (any_wrong,) = self._comm.maximum(wrong)
+        return f"MPI reads other bytes of {path!r} than the system" if any_wrong else None
 
     def independent(self) -> Files:
         """Return the files for reads of this rank alone."""
@@ -188,7 +221,7 @@ class Files:
         try:
             offsets = task.offset[task.first].tolist()
             statuses = [MPI.Status() for _ in offsets]
-            with _mpi_buffers(task) as buffers:
+            with _mpi_buffers(task) as buffers, reading(f"File.Read_at_all of {self.paths[number]!r}"):
                 for offset, buffer, status in zip(offsets, buffers, statuses, strict=True):
                     pending -= 1
                     handle.Read_at_all(offset, buffer, status)
@@ -222,8 +255,10 @@ class Files:
         number : of the file.
         calls : number of collective calls.
         """
-        for _ in range(calls if self.collective else 0):
-            self._open[number].Read_at_all(0, [bytearray(), 0, MPI.BYTE])
+        if self.collective and calls:
+            with reading(f"File.Read_at_all of {self.paths[number]!r}"):
+                for _ in range(calls):
+                    self._open[number].Read_at_all(0, [bytearray(), 0, MPI.BYTE])
 
     def _opened(self, number: int) -> _OpenFile:
         """Return a file, opened by the first thread that needs it; other files open at the same time."""
@@ -273,9 +308,9 @@ class Files:
         if self.collective and self._open:
             self._comm.barrier()
         while self._open:
-            _, handle = self._open.popitem(last=False)  # in the order of opening, the same on every rank
+            number, handle = self._open.popitem(last=False)  # in the order of opening, the same on every rank
             if self.collective:
-                with waiting_for(self._comm.liveness):
+                with waiting_for(self._comm.liveness, f"File.Close of {self.paths[number]!r}"):
                     handle.Close()
 
 

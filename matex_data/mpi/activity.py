@@ -29,6 +29,7 @@ class State(IntEnum):
 _busy: dict[int, str] = {}  # by thread: the activity
 _waiting: dict[int, int] = {}  # by thread: depth of nested waits
 _calls: dict[int, str] = {}  # by thread: the collective call of the user
+_inside: dict[int, str] = {}  # by thread: the call of MPI, with its file
 _left = False
 
 
@@ -72,6 +73,22 @@ def collective(call: str) -> Iterator[None]:
             del _calls[thread]
 
 
+@contextmanager
+def inside(call: str) -> Iterator[None]:
+    """Context manager: name the call of MPI that this thread makes, beside the location of this rank. Do not nest it.
+
+    Parameters
+    ----------
+    call : name of the function, and of the file.
+    """
+    thread = threading.get_ident()
+    _inside[thread] = call
+    try:
+        yield
+    finally:
+        del _inside[thread]
+
+
 def collective_call() -> str | None:
     """Return the collective call of the user that this rank is in; None if it has no name."""
     return next(iter(list(_calls.values())), None)
@@ -101,7 +118,12 @@ def waits_for_ranks() -> bool:
 
 
 def user_location() -> str:
-    """Return file, line and function of the user's program that the main thread executes."""
+    """Return file, line and function of the user's program that the main thread executes, and what MPI does."""
+    calls = "".join(f"; MPI: {call}" for call in list(_inside.values())[:2])
+    return _line_of_user() + calls
+
+
+def _line_of_user() -> str:
     main = threading.main_thread().ident
     frame: FrameType | None = sys._current_frames().get(main) if main is not None else None
     innermost = frame

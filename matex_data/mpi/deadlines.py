@@ -43,14 +43,16 @@ class Wait:
     Parameters
     ----------
     liveness : of the ranks; None if MPI allows no thread that could query them.
+    call : of MPI, with its file, that does not return; "": it has no name.
 
     Attributes
     ----------
     next_check : time (``time.monotonic``) of the next ``check``.
     """
 
-    def __init__(self, liveness: Liveness | None) -> None:
+    def __init__(self, liveness: Liveness | None, call: str = "") -> None:
         self._liveness = liveness
+        self._call = call
         self._begin, self._seconds = time.monotonic(), timeout()
         self._deadline = self._begin + self._seconds
         self._interval = CHECK_INTERVAL if liveness is not None else self._seconds
@@ -80,7 +82,7 @@ class Wait:
                 self._warned = True
                 log.warning("waiting for another rank for %.0f s: it is busy with %s", now - self._begin, activity)
         if now >= self._deadline:
-            return _absent_error(states, own, now - self._begin)
+            return _absent_error(states, own, now - self._begin, self._call)
         messages = [moment for moment in (self._begin + MESSAGE_AFTER, self._begin + self._seconds) if moment > now]
         self.next_check = min(self._deadline, now + self._interval, *messages)
         return None
@@ -89,7 +91,7 @@ class Wait:
         """Log which ranks are missing, on the first rank that waits for them."""
         missing = _described(states, own, (State.RUNNING, State.BUSY, State.SILENT))
         if missing and own <= min(states.ranks(State.WAITING), default=own):
-            call = collective_call() or "a collective operation"
+            call = collective_call() or self._call or "a collective operation"
             log.warning("waiting in %s for %.0f s: %s", call, seconds, missing)
 
 
@@ -130,8 +132,16 @@ def _left_error(states: Summary) -> PartitionError:
     )
 
 
-def _absent_error(states: Summary, own: int, seconds: float) -> PartitionError:
+def _absent_error(states: Summary, own: int, seconds: float, call: str) -> PartitionError:
     order = (State.RUNNING, State.BUSY, State.SILENT, State.WAITING)
+    if call:
+        return PartitionError(
+            f"MPI does not return from {call}: this rank has waited {seconds:.0f} s",
+            expected="a storage that answers, and one file that all ranks see",
+            found="; ".join(filter(None, [f"this rank is at {user_location()}", _described(states, own, order)])),
+            remedy='see with matex doctor whether all nodes see the same file, or read with io="independent"; '
+            "if the storage may take longer, set MATEX_TIMEOUT to more seconds",
+        )
     return PartitionError(
         f"another rank does not take part: this one has waited {seconds:.0f} s",
         expected=f"{_expected()}, and none is slower than the others by so much",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from matex_data.mpi.abort import abort_job
-from matex_data.mpi.activity import waiting
+from matex_data.mpi.activity import inside, waiting
 from matex_data.mpi.deadlines import Wait
 from matex_data.mpi.library import MPI
 from matex_data.mpi.liveness import Liveness
@@ -45,18 +45,38 @@ _WATCHDOG = Watchdog()
 
 
 @contextmanager
-def waiting_for(ranks: Liveness | None) -> Iterator[None]:
+def waiting_for(ranks: Liveness | None, call: str = "") -> Iterator[None]:
     """Context manager: let the watchdog check this thread, which is inside an MPI call. Do not nest it.
 
     Parameters
     ----------
     ranks : liveness of the ranks that take part in the call; None if they cannot be queried.
+    call : of MPI, with its file, for the error; "": it has no name.
     """
+    with waiting(), inside(call) if call else nullcontext(), _watched(Wait(ranks, call)):
+        yield
+
+
+@contextmanager
+def reading(call: str) -> Iterator[None]:
+    """Context manager: let the watchdog end the job if a read of this thread does not return. Do not nest it.
+
+    The thread waits for the storage, not for other ranks: it does so longer than others that have left, too.
+
+    Parameters
+    ----------
+    call : of MPI, with its file, for the error.
+    """
+    with inside(call), _watched(Wait(None, call)):
+        yield
+
+
+@contextmanager
+def _watched(wait: Wait) -> Iterator[None]:
     thread = threading.get_ident()
-    with waiting():
-        _WATCHDOG.waits[thread] = Wait(ranks)
-        _WATCHDOG.start()
-        try:
-            yield
-        finally:
-            del _WATCHDOG.waits[thread]
+    _WATCHDOG.waits[thread] = wait
+    _WATCHDOG.start()
+    try:
+        yield
+    finally:
+        del _WATCHDOG.waits[thread]

@@ -12,9 +12,12 @@ from typing import Any
 import psutil
 import pytest
 
-from matex_data.doctor import filesystem, limits, storage
+from matex_data.doctor import limits, storage
 from matex_data.doctor.section import Section
 from matex_data.launching import trial
+from matex_data.launching.launchers import choose, find_launchers
+from matex_data.launching.library import mpi_library
+from matex_data.launching.start import mpiexec_command
 from tests.cli.test_commands import CALL
 from tests.support.launch import Completed, mpiexec, run_script
 
@@ -87,37 +90,16 @@ def test_without_an_mpi_library() -> None:
 
 @pytest.mark.openmpi
 def test_trials_of_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert trial.start_ranks([mpiexec(), "-n", "2", *(["--oversubscribe"] if "OPAL_PREFIX" in os.environ else [])], 2)
+    launcher = choose(find_launchers(mpi_library()), mpi_library())
+    assert launcher is not None
+    assert trial.start_ranks(mpiexec_command(launcher, 2), 2).connected
     assert trial.start_alone().connected and trial.start_alone().level == 3
     apart = trial.start_ranks(["env"], 2)
     assert not apart.connected and apart.text == "does not fit: each of 1 processes is rank 0 of 1"
     broken = trial.start_ranks(["sh", "-c", "echo loading; echo 'error: no slots'>&2; exit 4"], 2)
     assert broken.text == "fails: error: no slots" and broken.level is None
     monkeypatch.setattr(trial, "SECONDS", 0.3)
-    assert trial.start_ranks(["sleep", "60"], 2).text.startswith("hangs")
-
-
-TABLE = r"""
-22 27 8:1 / / rw,relatime - ext4 /dev/root rw
-30 22 0:40 / /scratch rw - lustre 10.0.0.1@tcp:/fs rw
-31 22 0:41 / /scratch/on\040disk rw shared:1 - xfs /dev/sdb rw
-32 22 0:42 / /data rw - fuse.sshfs host:/data rw
-"""
-
-
-@pytest.mark.parametrize(
-    ("path", "kind", "shared"),
-    [
-        ("/home/x", "ext4", False),
-        ("/scratch/x.h5", "lustre", True),
-        ("/scratchy", "ext4", False),
-        ("/scratch/on disk/x", "xfs", False),
-        ("/data/x", "fuse.sshfs", None),
-    ],
-)
-def test_file_system_of_a_path(path: str, kind: str, shared: bool | None) -> None:
-    found = filesystem.mount_of(path, TABLE.strip())
-    assert found is not None and found.type == kind and found.shared is shared
+    assert trial.start_ranks(["sh", "-c", "sleep 60"], 2).text.startswith("hangs")
 
 
 def _file(digest: str, inode: int = 1, size: int = 10) -> dict[str, Any]:

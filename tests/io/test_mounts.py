@@ -1,0 +1,32 @@
+"""Mounted file systems."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from matex_data.io.mounts import mount_of, mounts_by_device
+
+TABLE = r"""
+22 27 8:1 / / rw,relatime - ext4 /dev/root rw
+30 22 0:40 / /scratch rw - lustre 10.0.0.1@tcp:/fs rw
+31 22 0:41 / /scratch/on\040disk rw shared:1 - xfs /dev/sdb rw
+32 22 0:42 / /data rw - fuse.sshfs host:/data rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "shared"),
+    [
+        ("/home/x", "ext4", False),
+        ("/scratch/x.h5", "lustre", True),
+        ("/scratchy", "ext4", False),
+        ("/scratch/on disk/x", "xfs", False),
+        ("/data/x", "fuse.sshfs", None),
+    ],
+)
+def test_file_system_of_a_path(path: str, kind: str, shared: bool | None) -> None:
+    found = mount_of(path, TABLE.strip())
+    assert found is not None and found.type == kind and found.shared is shared
+    assert mounts_by_device(TABLE.strip())[os.makedev(0, 40)].type == "lustre"
