@@ -26,9 +26,11 @@ from matex_data.reading.source import Source
 
 RANKS = (8, 256, 1024, 10_000)
 ROWS_PER_RANK = 64  # of a batch
-REAL_RANKS = (2, 8, 16)
+REAL_RANKS = (2, 8, 16, 32)
 REAL_BATCH = 64
 SAME = 0.02  # part by which the bytes that real ranks read may differ from those of the plan
+FILE_RANKS = 16  # that open many files
+FILE_BYTES = 500  # most of memory for each of many files, on a node
 SIZES: dict[str, dict[str, int]] = {"windows of 128 MiB": {"window_bytes": 128 << 20}, "by default": {}}
 """Options of ``open_dataset`` to compare, by their names in the table."""
 
@@ -100,7 +102,8 @@ def opened(file: Stored, window_bytes: int | None = None) -> Dataset:
 
 def planned(setup: Setup) -> Measured:
     """Compute what an epoch costs on up to 10,000 ranks."""
-    columns = ["file", "sizes", "ranks", "batch", "read / needed", "reads of a rank", "MB a read", "MB of memory"]
+    columns = ["file", "sizes", "ranks", "batch", "read / needed", "reads of a rank", "MB a read"]
+    columns += ["MB of memory", "messages a step", "at most"]
     rows: list[list[str]] = []
     worst = dict.fromkeys(SIZES, 0.0)
     for file in FILES[:: 2 if setup.quick else 1]:
@@ -112,7 +115,8 @@ def planned(setup: Setup) -> Measured:
                 worst[name] = max(worst[name], costs.amplification)
                 figures = (f"{costs.amplification:.2f}", f"{costs.reads_per_rank:,.0f}")
                 megabytes = (f"{costs.mean_read_bytes / MB:.3g}", f"{costs.bytes_per_rank / MB:,.0f}")
-                rows.append([file.text, name, f"{ranks:,}", f"{batch_size:,}", *figures, *megabytes])
+                messages = [f"{n:,.0f}" for n in (costs.messages_per_step, costs.most_messages_per_step)]
+                rows.append([file.text, name, f"{ranks:,}", f"{batch_size:,}", *figures, *megabytes, *messages])
     goals = [Goal("bytes read / needed, by default", worst["by default"], GOOD_AMPLIFICATION, most=True)]
     return Measured("Shuffled epochs on many ranks, computed from their schedules", [], goals, columns, rows)
 
@@ -139,4 +143,21 @@ def real(setup: Setup) -> Measured:
     return Measured("Bytes that real ranks read in an epoch", [], goals, columns, rows)
 
 
-CASES: dict[str, list[Callable[[Setup], Measured]]] = {"scale": [planned, real]}
+def many_files(setup: Setup) -> Measured:
+    """Open 100,000 files of a row each on 16 ranks."""
+    task = data.many_files(setup.folder, setup.quick)
+    reader = Reader(f"{FILE_RANKS} ranks", "ours", "scale.opening", {}, ranks=FILE_RANKS)
+    (result,) = interleaved_afresh(task, [reader], 1)
+    seconds, index, memory = (result.figure(name) for name in ("seconds", "index", "memory"))
+    columns = ["files", "ranks", "seconds to open", "minutes for a million", "bytes of the index a file", "of memory"]
+    million = seconds / task.samples * 10**6 / 60
+    figures = [f"{seconds:.1f}", f"{million:.1f}", *(f"{nbytes / task.samples:.0f}" for nbytes in (index, memory))]
+    goals = [
+        Goal("bytes of memory of a node for each file", memory / task.samples, FILE_BYTES, most=True, unit=" B"),
+        Goal("minutes to open a million files, by these", million, 10, most=True, unit=" min"),
+    ]
+    rows = [[f"{task.samples:,}", f"{FILE_RANKS}", *figures]]
+    return Measured("Many files, opened by ranks that share two cores", [], goals, columns, rows)
+
+
+CASES: dict[str, list[Callable[[Setup], Measured]]] = {"scale": [planned, real, many_files]}

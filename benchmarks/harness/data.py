@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +100,23 @@ def rows(folder: Path, quick: bool = False) -> Task:
 
     path = _made(folder / f"rows-{count}.h5", write)
     return Task(path, "x", "y", 1024, count, 28 * 4, 8 * 1024)
+
+
+def many_files(folder: Path, quick: bool = False) -> Task:
+    """Write 100,000 npy files of a row of 16 float32 each, a thousand in a folder."""
+    count = 100_000 // (10 if quick else 1)
+    root = folder / f"many-{count}"
+    if not root.exists():
+        stream = io.BytesIO()
+        np.save(stream, np.zeros((1, 16), np.float32))
+        partial = root.with_suffix(".partial")
+        for number in range(count):
+            inner = partial / f"{number // 1000}"
+            if number % 1000 == 0:
+                inner.mkdir(parents=True, exist_ok=True)
+            (inner / f"{number:06}.npy").write_bytes(stream.getvalue())
+        partial.rename(root)
+    return Task(str(root), "", "", 64, count, 64, count)
 
 
 def sparse(folder: Path) -> Task:

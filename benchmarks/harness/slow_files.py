@@ -80,7 +80,7 @@ def main() -> None:
             time.sleep(METADATA_SECONDS)
 
         def init_with_config(self, connection: Any, config: Any) -> None:
-            connection.max_background, connection.max_write = 256, READ_BYTES
+            connection.max_background = 256
 
         def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
             if path == COUNTS:

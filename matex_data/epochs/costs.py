@@ -44,6 +44,7 @@ MOST_WINDOWS = 512  # that are planned to obtain the costs
 SAMPLED_RANKS = 8
 SAMPLED_WINDOWS = 8
 UNLIMITED = 1 << 62  # bytes of a cache
+SAMPLED_PARTNERS = 4  # ranks whose messages are counted
 SECTIONS = 8  # of the data set, whose reads in the order of the files are planned
 
 
@@ -71,6 +72,7 @@ class EpochCosts:
     uncounted : fields that the library of the format reads: their bytes and reads are unknown, and left out.
     remedies : what to change where a figure is bad.
     shared : whether each block is read by one rank, which sends its rows to those that need them.
+    most_messages_per_step : messages of the rank that sends most: that of a block whose rows many ranks need.
     """
 
     ranks: int
@@ -90,6 +92,7 @@ class EpochCosts:
     uncounted: tuple[str, ...]
     remedies: tuple[str, ...]
     shared: bool = False
+    most_messages_per_step: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures as plain values, which can be stored as JSON; an unknown amplification is None."""
@@ -109,7 +112,8 @@ class EpochCosts:
             *(["each chunk is read by one rank, which sends its rows to the others"] if self.shared else []),
             f"samples shuffled at a time: {self.samples_mixed:,}; lanes: {self.lanes:,}",
             f"memory for samples: {_size(self.bytes_per_rank)} a rank{node}",
-            f"messages of a rank: {self.messages_per_step:,.2f} a step, without those of the training",
+            f"messages of a rank: {self.messages_per_step:,.2f} a step on average, at most "
+            f"{self.most_messages_per_step:,.2f}, without those of the training",
         ]
         if self.uncounted:
             lines.append(f"not counted, since the library of the format reads them: {', '.join(self.uncounted)}")
@@ -165,6 +169,7 @@ def estimate_costs(
         _uncounted(source.index),
         (),
         shared,
+        access.most_messages_per_step(),
     )
     return replace(costs, remedies=tuple(_remedies(costs, access)))
 
@@ -258,6 +263,10 @@ class _Access(ABC):
         """Return the messages that a rank sends for the data of a step: one reduction for each window."""
         return int(np.ceil(np.log2(self.ranks))) / self.read_steps
 
+    def most_messages_per_step(self) -> float:
+        """Return the messages of the rank that sends most."""
+        return self.messages_per_step()
+
 
 class _Streamed(_Access):
     """Windows that are read in every epoch."""
@@ -322,9 +331,32 @@ class _Shared(_Streamed):
         return super().memory() + WINDOWS_IN_MEMORY // 2 * blocks
 
     def messages_per_step(self) -> float:
-        exchanges = 3 + len(self.source.index.fields)  # of counts, positions, samples left out, and each field
-        partners = min(self.ranks - 1, self._blocks)
-        return 2 * super().messages_per_step() + exchanges * partners / self.read_steps
+        # Agreements, of the window, on the memory for the exchange and on its rows; and the exchange of counts, which
+        # MPI libraries make in as many messages.
+        return 4 * super().messages_per_step() + self._partners * self._exchanges / self.read_steps
+
+    def most_messages_per_step(self) -> float:
+        blocks = -(-self._blocks // self.ranks)
+        rows = max(1, self._block_bytes // self.source.row_bytes)
+        needed_by = min(rows, self.ranks - 1, -(-self.ranks // self.schedule.lanes) + 1)
+        sent = blocks * needed_by * (self._exchanges - 1) + self._partners
+        return max(self.messages_per_step(), 4 * super().messages_per_step() + sent / self.read_steps)
+
+    @property
+    def _exchanges(self) -> int:
+        """Number of messages to each partner: positions, samples left out, and each field."""
+        return 2 + len(self.source.index.fields)
+
+    @cached_property
+    def _partners(self) -> float:
+        """Number of other ranks that read what a rank needs of a window, the mean of some ranks."""
+        rng, partners = np.random.default_rng(0), []
+        begin = self.windows // 2 * self.read_steps
+        for rank in rng.choice(self.ranks, min(self.ranks, SAMPLED_PARTNERS), replace=False).tolist():
+            runs = self.epoch.window(begin, min(begin + self.read_steps, self.schedule.steps), rank, self.ranks).runs
+            owners = np.unique(self.epoch.owners(runs.numbers(np.arange(runs.total)), self.ranks))
+            partners.append(len(owners[owners != rank]))
+        return float(np.mean(partners))
 
 
 class _Kept(_Access):
@@ -368,8 +400,9 @@ class _Kept(_Access):
     def messages_per_step(self) -> float:
         if not self.schedule.uniform or self.ranks == 1:
             return 0.0
-        exchanges = 2 + len(self.source.index.fields)  # of counts, of positions, and of each field
-        return super().messages_per_step() + exchanges * (self.ranks - 1) / self.read_steps
+        exchanges = 1 + len(self.source.index.fields)  # of positions, and of each field
+        partners = min(self.ranks - 1, self.schedule.batch_size // self.ranks * self.read_steps)
+        return 4 * super().messages_per_step() + exchanges * partners / self.read_steps
 
 
 def _access(source: Source, schedule: Schedule, ranks: int) -> _Access:

@@ -3,9 +3,9 @@
 Each rank holds a share of the samples: of all samples, for as long as the data set is open, or of one window that the
 ranks have read for one another. It sends the positions of the samples that it needs to the ranks that hold them, and
 receives the rows: one exchange of counts, one of positions, and one of rows for every field. The ranks meet, and agree
-before rows are sent, by non-blocking calls that they poll. After that all of them take part, and the exchange takes as
-long as MPI needs to move the data. A rank that has left the epoch, or has failed, participates in the exchanges agreed
-before.
+before positions and before rows are sent, by non-blocking calls that they poll. After that all of them take part, and
+the exchange takes as long as MPI needs to move the data. A rank that has left the epoch, or has failed, participates in
+the exchanges agreed before.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from matex_data.reading.pool import submit
 from matex_data.sampling.schedule import Schedule, StepPositions, rank_range
 
 _NO_BYTES = np.empty(0, np.uint8)
+_NO_POSITIONS = np.empty(0, np.int64)
 
 
 class DistributedSamples(ABC):
@@ -229,20 +230,30 @@ def exchange_rows(
     Exception : ``first_error``, or that of a lack of memory on this rank. The other ranks have been informed.
     """
     comm = context.session.comm
-    owner = samples.owners(positions)
-    order = np.argsort(owner, kind="stable")
-    wanted = _RankCounts.of(np.bincount(owner, minlength=comm.size))
+    order = sent = received = _NO_POSITIONS
+    wanted = _RankCounts.of(np.zeros(comm.size, np.int64))
+    try:
+        if first_error is None:
+            owner = samples.owners(positions)
+            order = np.argsort(owner, kind="stable")
+            sent, wanted = positions[order], _RankCounts.of(np.bincount(owner, minlength=comm.size))
+    except Exception as error:  # of any kind: the other ranks have to stop, too
+        first_error = error
     requested = wanted.exchanged(comm)
-    received = np.empty(requested.total, np.int64)
-    comm.wait(comm.mpi.Ialltoallv([positions[order], *wanted, MPI.INT64_T], [received, *requested, MPI.INT64_T]))
+    try:
+        received = np.empty(requested.total, np.int64)
+    except MemoryError as error:
+        first_error = first_error or error
+    if _any_failed(comm, first_error):
+        return []
+    comm.wait(comm.mpi.Ialltoallv([sent, *wanted, MPI.INT64_T], [received, *requested, MPI.INT64_T]))
     transfers: dict[str, _Transfer] = {}
-    if first_error is None:
-        try:
-            local = samples.local(received)
-            for name, field in fields.items():
-                transfers[name] = _pack(field, samples.arrays[name], local, requested, wanted, context)
-        except Exception as error:  # of any kind: the other ranks have to stop, too
-            first_error = error
+    try:
+        local = samples.local(received)
+        for name, field in fields.items():
+            transfers[name] = _pack(field, samples.arrays[name], local, requested, wanted, context)
+    except Exception as error:  # as above
+        first_error = error
     for name, field in fields.items():
         if field.array_dtype.hasobject:
             transfer = transfers.get(name)
@@ -255,15 +266,20 @@ def exchange_rows(
             transfer.allocate(context)
     except Exception as error:  # as above
         first_error = first_error or error
-    (failed,) = comm.start_maximum([first_error is not None]).result()
-    if first_error is not None:
-        raise first_error
-    if failed:
+    if _any_failed(comm, first_error):
         return []
     for transfer in transfers.values():
         transfer.exchange(comm)
     context.profile.add(exchanged=sum(transfer.from_others(comm.rank) for transfer in transfers.values()))
     return [submit(transfer.unpack, arrays[name], order) for name, transfer in transfers.items()]
+
+
+def _any_failed(comm: Communicator, error: Exception | None) -> bool:
+    """Raise the error of this rank, if there is one; else return whether another rank has one. *Collective*."""
+    (failed,) = comm.start_maximum([error is not None]).result()
+    if error is not None:
+        raise error
+    return bool(failed)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from matex_data.index.runs import Runs
 from matex_data.io.counters import Profile
 from matex_data.io.files import Files
 from matex_data.mpi.communicator import Communicator
-from matex_data.reading.context import ReadContext
+from matex_data.reading.context import NO_ROWS, ReadContext
 from matex_data.reading.execute import execute, first_error
 from matex_data.reading.plan import Arrays, plan_reads
 from matex_data.reading.pool import wait_for_all
@@ -154,7 +154,7 @@ class SharedWindow(PendingWindow):
         ------
         MemoryError : memory has run out on this rank. The other ranks have been informed.
         """
-        window, owned, error = self._window, self._owned, None
+        window, owned, error, positions = self._window, self._owned, None, NO_ROWS
         assert owned is not None
         fields = {**self._context.index.fields, "": _ABSENT}
         arrays: Arrays = {}
@@ -166,10 +166,10 @@ class SharedWindow(PendingWindow):
                 samples = window.runs.total
                 arrays = self._context.allocate(window.rows, samples)
                 self.loaded = LoadedWindow(dict(arrays), window.sizes, np.arange(samples, window.rows))
+                positions = np.empty(samples, np.int64)
+                positions[window.destination] = ranges(window.runs.start, window.runs.count)
             except Exception as failure:  # of any kind: the other ranks have to raise it
                 error = failure
-            positions = np.empty(window.runs.total, np.int64)
-            positions[window.destination] = ranges(window.runs.start, window.runs.count)
             self._owned = None  # its memory is free once the rows are sent
             arrays[""] = self._absent
             try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import gcd
 from numbers import Integral
 from typing import Any
 
@@ -217,7 +218,8 @@ class EpochOrder:
         """Return the samples, ascending, that a rank reads for all where the ranks share what they read.
 
         The samples of steps ``begin`` to ``end`` lie in blocks, each of which one rank reads: its turn, so that the
-        blocks of any window are divided evenly, and a block that two windows or two lanes share has one reader.
+        blocks of any window are divided evenly, and a block that two windows or two lanes share has one reader. The
+        reader is one of the ranks that need the lane, or a neighbour of theirs.
 
         >>> segments = Runs(np.array([0, 2, 4]), np.array([2, 2, 2]))
         >>> order = Schedule(segments, 2, lanes=1, window_steps=1, seed=None, blocks=np.arange(3)).epoch(0)
@@ -234,36 +236,62 @@ class EpochOrder:
             start = np.append(start, schedule.full_steps * schedule.batch_size)
             count = np.append(count, schedule.left_over)
         section, run = self.sequence.overlaps(start, count)
-        own = self._turns[run] % size == rank
+        own = self._readers(run, size) == rank
         section, run = section[own], run[own]
-        return _sort_runs(self.sequence.common(start[section], (start + count)[section], run))
+        runs = _sort_runs(self.sequence.common(start[section], (start + count)[section], run))
+        return schedule.of_positions(runs)
 
     def owners(self, samples: Integers, size: int) -> Integers:
         """Return the rank of ``size`` ranks that reads the block of each sample, int64[samples]; see `owned`."""
-        segment = np.searchsorted(self.schedule.segments.start, samples, side="right") - 1
-        found: Integers = self._turns_by_segment[segment] % size
-        return found
-
-    @cached_property
-    def _turns_by_segment(self) -> Integers:
-        """Like ``_turns``, but in the order of the files."""
-        if self.order is None:
-            return self._turns
-        turns = np.empty_like(self._turns)
-        turns[self.order] = self._turns
-        return turns
-
-    @cached_property
-    def _turns(self) -> Integers:
-        """Turn of the block of each segment: the first block of each lane, then the second of each lane, and so on."""
         schedule = self.schedule
-        begins = np.diff(schedule.blocks if self.order is None else schedule.blocks[self.order], prepend=-1) != 0
+        positions = samples if schedule.chosen is None else schedule.chosen.rank(samples)
+        segment = np.searchsorted(schedule.segments.start, positions, side="right") - 1
+        return self._readers(segment if self.order is None else self._position_of_segment[segment], size)
+
+    def _readers(self, segments: Integers, size: int) -> Integers:
+        """Return the rank that reads the block of each segment, by the position of the segment in the sequence.
+
+        As many neighbouring lanes as possible share neighbouring ranks, which take turns: the first block of each of
+        these lanes, then the second one of each, and so on.
+        """
+        lanes = self.schedule.lanes
+        groups = gcd(size, lanes)
+        group, inner = np.divmod(self._lane_of_block[segments], lanes // groups)
+        turn = self._number_in_lane[segments] * (lanes // groups) + inner
+        readers: Integers = group * (size // groups) + turn % (size // groups)
+        return readers
+
+    @cached_property
+    def _position_of_segment(self) -> Integers:
+        """Position in the sequence of each segment, in the order of the files."""
+        assert self.order is not None
+        position = np.empty_like(self.order)
+        position[self.order] = np.arange(len(self.order))
+        return position
+
+    @cached_property
+    def _lane_of_block(self) -> Integers:
+        """Lane in which the block of each segment of the sequence begins."""
+        schedule = self.schedule
         length = max(1, schedule.full_steps * (schedule.batch_size // schedule.lanes))
-        lane = np.minimum(self.sequence.first[:-1][begins] // length, schedule.lanes - 1)
+        lane = np.minimum(self.sequence.first[:-1][self._begins_block] // length, schedule.lanes - 1)
+        lanes: Integers = lane[np.cumsum(self._begins_block) - 1]
+        return lanes
+
+    @cached_property
+    def _number_in_lane(self) -> Integers:
+        """Number of the block of each segment of the sequence in its lane, in the order in which it is read."""
+        lane = self._lane_of_block[self._begins_block]
         number, low, high = np.arange(len(lane)), *(np.searchsorted(lane, lane, side) for side in ("left", "right"))
-        turn = np.where(lane % 2, high - 1 - number, number - low) * schedule.lanes + lane
-        turns: Integers = turn[np.cumsum(begins) - 1]
-        return turns
+        numbers: Integers = np.where(lane % 2, high - 1 - number, number - low)[np.cumsum(self._begins_block) - 1]
+        return numbers
+
+    @cached_property
+    def _begins_block(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Whether a block begins at each segment of the sequence."""
+        blocks = self.schedule.blocks if self.order is None else self.schedule.blocks[self.order]
+        begins: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.diff(blocks, prepend=-1) != 0
+        return begins
 
     def step_positions(self, begin: int, end: int, rank: int, size: int) -> StepPositions:
         """Return the samples of a rank in steps ``begin`` to ``end`` of a uniform permutation."""

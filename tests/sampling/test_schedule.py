@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from matex_data.errors import PartitionError
+from matex_data.index.chosen import Chosen
 from matex_data.index.model import ranges
 from matex_data.index.runs import Runs, compress, cut, merge
 from matex_data.sampling.schedule import Schedule, check_ranks, rank_range
@@ -107,6 +108,24 @@ def test_the_ranks_own_each_sample_of_a_window_once_and_whole_blocks(
                 assert owner_of_block.setdefault(block, rank) == rank
 
 
+def test_the_ranks_own_chosen_samples() -> None:
+    mask = np.random.default_rng(0).random(4000) < 0.4
+    chosen = Chosen.of(mask)
+    schedule = make_schedule(
+        chosen, np.arange(0, 4000, 100), 48, 1000, 400_000, seed=2, remainder="drop", least_window_bytes=0
+    )
+    order, step = schedule.epoch(1), schedule.window_steps
+    seen: list[int] = []
+    for begin in range(0, schedule.steps, step):
+        owned = [_numbers(order.owned(begin, min(begin + step, schedule.steps), rank, 3)) for rank in range(3)]
+        needed = [_numbers(order.window(begin, min(begin + step, schedule.steps), rank, 3).runs) for rank in range(3)]
+        assert sorted(n for rows in owned for n in rows) == sorted(n for rows in needed for n in rows)
+        for rank, rows in enumerate(owned):
+            assert order.owners(np.array(rows, np.int64), 3).tolist() == [rank] * len(rows)
+        seen += [n for rows in owned for n in rows]
+    assert mask[seen].all() and len(set(seen)) == len(seen) == schedule.steps * 48
+
+
 @pytest.mark.parametrize("size", [3, 7, 64, 100])
 def test_the_blocks_of_a_window_are_owned_evenly(size: int) -> None:
     segments = Runs(np.arange(0, 64_000, 50), np.full(1280, 50))
@@ -118,6 +137,21 @@ def test_the_blocks_of_a_window_are_owned_evenly(size: int) -> None:
             for rank in range(size)
         ]
         assert max(blocks) - min(blocks) <= 2, step  # of some 128 blocks, or 192 where the borders do not meet
+
+
+@pytest.mark.parametrize(("lanes", "size"), [(40, 10_000), (400, 10_000), (480, 256), (64, 96), (3, 64)])
+def test_a_rank_needs_blocks_of_few_others_which_are_its_neighbours(lanes: int, size: int) -> None:
+    batch_size = 2 * np.lcm(lanes, size)
+    total = 8 * batch_size
+    rows = batch_size // lanes  # a window of two steps has two blocks of a lane
+    segments = Runs(np.arange(0, total, rows), np.full(total // rows, rows))
+    order = Schedule(segments, batch_size, lanes, 2, 3, np.arange(total // rows)).epoch(2)
+    distance = 2 * max(size // lanes, size // int(np.gcd(lanes, size)), 1)
+    for rank in (0, size // 3, size - 1):
+        owners = np.unique(order.owners(np.array(_numbers(order.window(2, 4, rank, size).runs)), size))
+        others = owners[owners != rank]
+        assert len(others) <= 4 * max(1, -(-lanes // size) + 1)
+        assert not len(others) or np.abs(others - rank).max() <= distance
 
 
 @given(_schedules())
