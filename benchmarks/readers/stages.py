@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from functools import partial
 from typing import Any
 
@@ -12,10 +14,10 @@ from benchmarks.readers.ceiling import Pass
 from benchmarks.readers.epochs_of_fit import passes
 from benchmarks.readers.steps import one_thread
 
-SHAPES = {"resnet": (32, 32, 3), "mlp": (1024,), "memory": (1024,)}
-BATCH = {"resnet": 256, "mlp": 1024, "memory": 128}
-STEPS = {"resnet": 2, "mlp": 4, "memory": 1}
-MICRO_BATCHES = {"resnet": 8, "mlp": 4, "memory": 4}
+SHAPES = {"resnet": (32, 32, 3), "deep": (32, 32, 3), "mlp": (1024,), "memory": (1024,)}
+BATCH = {"resnet": 256, "deep": 8, "mlp": 1024, "memory": 128}
+STEPS = {"resnet": 2, "deep": 3, "mlp": 4, "memory": 1}
+MICRO_BATCHES = {"resnet": 8, "deep": 4, "mlp": 4, "memory": 4}
 LAYERS = {"mlp": 16, "memory": 32}
 CLASSES = 10
 
@@ -45,13 +47,38 @@ def resnet(depth: int = 20) -> Any:
     return keras.Model(inputs, layers.Dense(CLASSES)(layers.GlobalAveragePooling2D()(x)))
 
 
+def bottlenecks(depth: int = 1001) -> Any:
+    """Return a ResNet v2 of bottlenecks, of depth 9 n + 2, for images of 32 x 32 pixels (He et al. 2016, section 4)."""
+    import keras
+    from keras import layers
+
+    def activated(x: Any) -> Any:
+        return layers.ReLU()(layers.BatchNormalization()(x))
+
+    def convolution(x: Any, filters: int, size: int = 1, stride: int = 1) -> Any:
+        return layers.Conv2D(filters, size, stride, padding="same", use_bias=False)(x)
+
+    sys.setrecursionlimit(1 << 15)  # Keras follows a model from layer to layer
+    inputs = keras.Input(SHAPES["deep"])
+    x = convolution(inputs, 16, 3)
+    for width in (16, 32, 64):
+        for block in range((depth - 2) // 9):
+            stride = 2 if width > 16 and block == 0 else 1
+            y = activated(x)
+            shortcut = convolution(y, 4 * width, 1, stride) if block == 0 else x
+            y = activated(convolution(y, width, 1, stride))
+            y = activated(convolution(y, width, 3))
+            x = layers.Add()([shortcut, convolution(y, 4 * width)])
+    return keras.Model(inputs, layers.Dense(CLASSES)(layers.GlobalAveragePooling2D()(activated(x))))
+
+
 def _network(model: str) -> Any:
     import keras
     from keras import layers
 
     keras.utils.set_random_seed(0)
-    if model == "resnet":
-        return resnet()
+    if model in ("resnet", "deep"):
+        return resnet() if model == "resnet" else bottlenecks()
     hidden = [layers.Dense(1024, "relu") for _ in range(LAYERS[model])]
     return keras.Sequential([keras.Input(SHAPES[model]), *hidden, layers.Dense(CLASSES)])
 
@@ -108,10 +135,14 @@ def fit(task: Task, way: str) -> Pass:
 
 
 def memory(task: Task, way: str) -> Any:
-    """Return a probe: the peak of a rank's memory above that of the imports, in MB, on the rank with the most."""
+    """Return a probe: the peak of a rank's memory above that of the imports, in MB, and seconds of the first steps.
+
+    They are those of the rank with the most: "built" until training begins, "first" step with tracing, "later" step.
+    """
     import resource
 
     import keras
+    import numpy as np
     import tensorflow as tf
 
     import matex_data as md
@@ -123,13 +154,18 @@ def memory(task: Task, way: str) -> Any:
 
     def run() -> dict[str, float]:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        _fit(task.path, way, epochs=2)
+        times = [time.monotonic()]
+        clock = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda *_: times.append(time.monotonic()),
+            on_train_batch_end=lambda *_: times.append(time.monotonic()),
+        )
+        _fit(task.path, way, epochs=1 if STEPS[task.path] > 1 else 2, callbacks=[clock])
         peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-        world = md.training.world()
-        if world.size > 1:
+        found = np.array([peak, times[1] - times[0], times[2] - times[1], times[-1] - times[-2]])
+        if md.training.world().size > 1:
             from mpi4py import MPI
 
-            peak = MPI.COMM_WORLD.allreduce(peak, MPI.MAX)
-        return {"megabytes": peak}
+            MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, found, MPI.MAX)
+        return dict(zip(("megabytes", "built", "first", "later"), map(float, found), strict=True))
 
     return run

@@ -161,6 +161,15 @@ FAULTS: list[Fault] = [
     Fault("step_raises", "one rank raises within its train step", ranks=BOTH, text=LEFT, printed=FAILS, training=True),
     Fault("generator_raises", "one rank raises in its generator", ranks=(2,), text=LEFT, printed=FAILS, training=True),
     Fault("file_in_training", "bytes of a chunk changed, in fit", ranks=(2,), text="data", training=True),
+    Fault("callback_of_stage_raises", "a stage raises", ranks=BOTH, text=LEFT, printed=FAILS, training=True),
+    Fault("callback_of_stage_exits", "a stage calls sys.exit(0)", ranks=(2,), text="rank", training=True),
+    Fault("killed_stage", "a stage is killed", ranks=(2,), text="(?i)kill|rank", training=True),
+    Fault("stopped_stage", "a stage is stopped", ranks=BOTH, text="rank", within=WAITED, training=True),
+    Fault("step_of_stage_raises", "a stage raises within its step", ranks=(2,), error="ValueError", training=True),
+    Fault(
+        "step_of_shard_raises", "a shard of a stage raises within its step", ranks=(4,), within=WAITED, training=True
+    ),
+    Fault("file_of_stage", "bytes of a chunk changed, in stages", ranks=(2,), text="data", training=True),
     Fault(
         "unequal_steps",
         "ranks have different numbers of steps",

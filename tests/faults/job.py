@@ -620,6 +620,81 @@ def file_in_training(job: Job) -> None:
     _train(job)
 
 
+def _in_stages(job: Job, *callbacks: Any, shards: int = 1, harm: Callable[[Any], Any] | None = None) -> None:
+    """Train in two stages.
+
+    Parameters
+    ----------
+    shards : of the layers of each stage.
+    harm : function of arrays, within a layer of the second stage.
+    """
+    import keras
+    import tensorflow as tf
+
+    from matex_data import training
+
+    class Harmed(keras.layers.Layer):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            return tf.ensure_shape(tf.numpy_function(harm, [x], tf.float32), x.shape)
+
+    keras.utils.set_random_seed(1)
+    wide = [keras.layers.Dense(64, name="wide0"), keras.layers.Dense(64, name="wide1")]
+    if harm is not None:
+        wide.append(Harmed())
+    layers = [keras.Input((files.WIDTH,)), keras.layers.Rescaling(1e-4), *wide, keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile("sgd", "mse")
+    mesh = training.Mesh(stages=2, model=shards)
+    mesh.layout_map()[".*wide./kernel"] = (None, "model")
+    data = job.open(comm=mesh.data).tf_dataset(files.BATCH)
+    pairs = data.map(lambda element: (tf.cast(element["x"], tf.float32), element["x"][:, :1] * 0))
+    options = {"mesh": mesh, "micro_batches": 2, "split_after": ["wide0"], "callbacks": list(callbacks)}
+    training.fit(model, pairs, epochs=2, verbose=0, **options)
+
+
+def callback_of_stage_raises(job: Job) -> None:
+    _in_stages(job, _callback(job, 1, _fail))
+
+
+def callback_of_stage_exits(job: Job) -> None:
+    _in_stages(job, _callback(job, 1, lambda: sys.exit(0)))
+
+
+def killed_stage(job: Job) -> None:
+    _in_stages(job, _callback(job, 1, lambda: os.kill(os.getpid(), signal.SIGKILL)))
+
+
+def stopped_stage(job: Job) -> None:
+    _in_stages(job, _callback(job, 1, lambda: os.kill(os.getpid(), signal.SIGSTOP)))
+
+
+def _step_raises(job: Job, rank: int) -> Callable[[Any], Any]:
+    taken = [0]
+
+    def harm(x: Any) -> Any:
+        taken[0] += 1
+        if job.rank == rank and taken[0] == AT:
+            job.inject("rank" if job.size > 2 else "file")
+            _fail()
+        return x
+
+    return harm
+
+
+def step_of_stage_raises(job: Job) -> None:
+    _in_stages(job, harm=_step_raises(job, 1))
+
+
+def step_of_shard_raises(job: Job) -> None:
+    _in_stages(job, shards=2, harm=_step_raises(job, 3))
+
+
+def file_of_stage(job: Job) -> None:
+    _model()  # so that TensorFlow is there
+    job.damage(lambda: files.corrupt(job.path, job.kind))
+    _in_stages(job)
+
+
 def unequal_steps(job: Job) -> None:
     import tensorflow as tf
 

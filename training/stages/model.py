@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -16,7 +16,7 @@ from matex_data.errors import PartitionError
 from matex_data.training.average.gradients import GradientAverage
 from matex_data.training.average.owned import OwnedOptimizer
 from matex_data.training.average.state import step_state
-from matex_data.training.comm.channel import Channel, open_channel
+from matex_data.training.comm.channel import open_channel
 from matex_data.training.comm.world import alone
 from matex_data.training.keras_api import pythonify_logs
 from matex_data.training.layouts.sharded import another_mesh
@@ -31,6 +31,7 @@ from matex_data.training.partition.values import broadcast_in
 from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.rounding import WireDtype
+from matex_data.training.stages.agreement import Agreement
 from matex_data.training.stages.checks import (
     check_model,
     check_optimizer,
@@ -41,8 +42,9 @@ from matex_data.training.stages.checks import (
 )
 from matex_data.training.stages.gathering import gathering_callbacks
 from matex_data.training.stages.layers import StageLayers
-from matex_data.training.stages.messages import Line, StepFailed
-from matex_data.training.stages.micro_batches import Batch, default_micro_batches, read_batch
+from matex_data.training.stages.losses import replaced_losses, replaced_metrics
+from matex_data.training.stages.messages import Line
+from matex_data.training.stages.micro_batches import Batch, default_micro_batches
 from matex_data.training.stages.pipeline import Pipeline
 from matex_data.training.stages.sharding import StageShards
 from matex_data.training.stages.stage import Edge, LastStage, Stage
@@ -51,10 +53,8 @@ from matex_data.training.stages.sums import GradientSums
 from matex_data.training.stages.update import StageUpdate
 from matex_data.training.steps.attributes import kept_by_calls
 from matex_data.training.steps.batch_norm import average_moving_statistics
-from matex_data.training.steps.errors import unwrapped_errors
 from matex_data.training.steps.evaluation import append_empty_batches
-from matex_data.training.steps.losses import DistributedLoss
-from matex_data.training.steps.metrics import combine_states, custom_metrics
+from matex_data.training.steps.metrics import combine_states
 from matex_data.training.steps.variables import separate_seeds
 from matex_data.training.steps.watch import Watch
 
@@ -114,10 +114,11 @@ class StagedModel:
         self.deferred = any(map(is_deferred, model.weights))
         self.channel = self.replicas if self.deferred or self.shards.size > 1 else self.world
         self._messages = Line(self.line)
+        self._agreement = Agreement(self.world, self.replicas, self._messages, self.shards)
         self._logs: dict[str, Any] = {}
         self._samples_seen = eager_variable(0, tf.int64)
         self.traces = 0
-        self._started = False  # every replica has sums of gradients from then on
+        self._prepared = False
         self.watch = Watch(self)
         self.plans: list[StagePlan] = []
 
@@ -125,7 +126,7 @@ class StagedModel:
         before: StagedModel | None = vars(self.model).pop("_matex_staged", None)
         if before is not None:
             before.release()
-        self._agree(self._check_options)
+        self._agreement.check(self._check_options)
         self._replace(self.model, "train_function", self._train_function)
         self._replace(self.model, "test_function", self._test_function)
         self._replace(self.model, "predict_function", self._predict_function)
@@ -134,7 +135,7 @@ class StagedModel:
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
         self._optimizing.__exit__(kind, error, trace)
-        if self._started and self.deferred:
+        if self._prepared and self.deferred:
             object.__setattr__(self.model, "train_function", None)
             object.__setattr__(self.model, "_matex_staged", self)
         else:
@@ -162,7 +163,7 @@ class StagedModel:
         ------
         PartitionError : on all ranks, if the model cannot be trained in stages.
         """
-        self._agree(lambda: self._cut(element_spec))
+        self._agreement.check(lambda: self._cut(element_spec))
         own, held = self._plan, variable_holders(self.plans)
         if not self.deferred:
             self.broadcast()
@@ -173,7 +174,7 @@ class StagedModel:
         separate_seeds(self.model, self.replicas.rank)
         own_ids = {id(v) for v in self.layers.trainable_variables}
         self.variables = [v for v in self.model.trainable_variables if id(v) in own_ids]
-        self._agree(lambda: check_optimizer(self.model.optimizer, self.variables))
+        self._agreement.check(lambda: check_optimizer(self.model.optimizer, self.variables))
         self._state = StagedState(self.model, self.layers, self._messages, self.shards.rank, self.replicas, held)
         sums = GradientSums(self.variables)
         trained = trained_stages(self.plans)
@@ -181,12 +182,14 @@ class StagedModel:
         reducer = None if self._owns else self._reducer
         state = step_state(self.replicas)
         self._update = StageUpdate(self.model.optimizer, sums, reducer, state, self.line, held, trained)
-        self._agree(self._replace_metrics)
-        self._replace_losses()
+        self._agreement.check(self._replace_metrics)
+        for replacement in replaced_losses(self.model, self._reducer, self._micro_batches != 1):
+            self._replace(*replacement)
         positions = [self._graph.inputs.index(number) for number in own.inputs]
         last = own.number == len(self.plans) - 1
         self._pipeline = Pipeline(self._messages, lambda receives: self._stage(receives, sums, last), positions)
         self._warn_of_normalizations()
+        self._prepared = True
 
     def _take_optimizer(self, held: Mapping[int, Sequence[int]]) -> None:
         """Build the optimizer, for the weights of this stage or the sections that this rank updates. *Collective*."""
@@ -320,39 +323,27 @@ class StagedModel:
         return LastStage(self.model, self.layers, sums, receives, structure, step_state(self.replicas))
 
     def _replace_metrics(self) -> None:
-        """Let metric functions that return one number for a batch raise an error, if batches are divided.
+        """Let metrics of whole batches raise an error, if batches are divided.
 
         Raises
         ------
-        PartitionError : a metric is of a class of the user's, whose state may depend on whole batches.
+        PartitionError : a metric is of a class of the user's.
         """
-        if self._micro_batches == 1 and self.replicas.size == 1:
-            return
-        for metric, function in custom_metrics(self.model):
-            if function is None:
-                raise _batch_metric(metric.name)
-            self._replace(metric, "_fn", functools.partial(_per_sample, metric.name, function))
-
-    def _replace_losses(self) -> None:
-        """Make losses that are sums, or whose divisors are not the numbers of rows, exact or an error."""
-        compiled = self.model._compile_loss
-        if compiled is not None and compiled._flat_losses:
-            divisors: Any = self._reducer if self._micro_batches == 1 else _UnknownDivisors(self.replicas)
-            losses = [entry._replace(loss=DistributedLoss(entry.loss, divisors)) for entry in compiled._flat_losses]
-            self._replace(compiled, "_flat_losses", losses)
+        if self._micro_batches != 1 or self.replicas.size > 1:
+            for replacement in replaced_metrics(self.model):
+                self._replace(*replacement)
 
     def _train_function(self, iterator: Any) -> Any:
         """Run training steps, as Keras's function does. *Collective*."""
 
-        def step(batch: Batch, rows: int) -> None:
-            self._guarded("train", batch, lambda: self._accumulate(batch, rows))
+        for batch, rows in self._batches(iterator):
+            self._agreement.step(functools.partial(self._accumulate, batch, rows))
             self._update()
             self._samples_seen.assign_add(rows)
-
-        self._run_steps(iterator, step)
         return dict(self._logs)
 
     def _accumulate(self, batch: Batch, rows: int) -> None:
+        self._prepare("train", batch)
         scale = self.model.optimizer.scale_loss
         logs = self._pipeline.train(batch, self._count(batch), rows, scale, self._metrics)
         self._logs = logs or self._logs
@@ -361,11 +352,7 @@ class StagedModel:
         """Evaluate batches, as Keras's function does. *Collective*."""
         if alone.get():
             raise _alone("evaluate()")
-
-        def step(batch: Batch, rows: int) -> None:
-            self._guarded("test", batch, lambda: self._forward("test", batch, rows))
-
-        self._run_steps(iterator, step)
+        self._forward("test", iterator)
         return {}
 
     def _predict_function(self, data: Any) -> Any:
@@ -379,120 +366,44 @@ class StagedModel:
             if self.channel is not self.world:
                 raise _alone("predict()")
             return _joined([self.model.predict_step(batch) for batch in data])
-        found: list[Any] = []
-
-        def step(batch: Batch, rows: int) -> None:
-            self._guarded("predict", batch, lambda: found.extend(self._forward("predict", batch, rows)))
-
-        self._run_steps(iter(data), step)
+        found = self._forward("predict", iter(data))
         return self._pipeline.broadcast(_joined(found) if self._pipeline.last else None)
 
-    def _forward(self, mode: str, batch: Batch, rows: int) -> list[Any]:
-        return self._pipeline.forward(mode, batch, self._count(batch), rows)
+    def _forward(self, mode: str, iterator: Any) -> list[Any]:
+        """Evaluate or predict batches; return the predictions, on the last stage. *Collective*."""
+        found: list[Any] = []
 
-    def _run_steps(self, iterator: Any, run: Callable[[Batch, int], None]) -> None:
-        """Run the steps of one execution.
+        def run(batch: Batch, rows: int) -> None:
+            self._prepare(mode, batch)
+            found.extend(self._pipeline.forward(mode, batch, self._count(batch), rows))
 
-        Parameters
-        ----------
-        run : runs a step on a batch of this replica; it gets the number of rows of all replicas, too.
+        for batch, rows in self._batches(iterator):
+            self._agreement.step(functools.partial(run, batch, rows))
+        return found
+
+    def _prepare(self, mode: str, batch: Batch) -> None:
+        """Compare the batches of the shards, and trace the computations once."""
+        self.shards.check_rows(batch.digest)
+        self._pipeline.prepare(mode, batch)
+
+    def _batches(self, iterator: Any) -> Iterator[tuple[Batch, int]]:
+        """Yield the batches of one execution, each with the rows of all replicas. *Collective*.
 
         Raises
         ------
-        StopIteration : there is no batch.
+        OutOfRangeError : there is no batch; a generator cannot raise ``StopIteration``.
         """
         for step in range(self.model.steps_per_execution):
-            batch, rows = self._next(iterator)
+            batch, rows = self._agreement.next_batch(self._graph.functional, iterator)
             if batch is None:
                 if step == 0:
-                    raise StopIteration
+                    raise tf.errors.OutOfRangeError(None, None, "the data has ended")
                 return
-            run(batch, rows)
+            yield batch, rows
 
     def _count(self, batch: Batch) -> int:
         """Return the number of micro-batches of a batch."""
         return self._micro_batches or default_micro_batches(batch.rows)
-
-    def _next(self, iterator: Any) -> tuple[Batch | None, int]:
-        """Return the next batch, and the rows of those of all replicas; no batch at the end of the data. *Collective*.
-
-        Raises
-        ------
-        DataError : on all ranks, that of the lowest rank that cannot read its batch.
-        PartitionError : on all ranks, if some have no further batch.
-        """
-        batch: Batch | None = None
-        error: BaseException | None = None
-        try:
-            with unwrapped_errors():
-                batch = read_batch(self._graph.functional, next(iterator))
-        except (StopIteration, tf.errors.OutOfRangeError):
-            pass
-        except Exception as found:  # whatever it is, the other ranks wait for this one
-            error = found
-        communicator, rows = self.world.communicator, 0 if batch is None else batch.rows
-        state = (error is not None, error is None and batch is None, batch is not None, rows, -rows)
-        failed, ended, going, most, least = communicator.maximum(*map(int, state))
-        if failed:
-            raise communicator.first_error(error) or StepFailed
-        if ended and going:
-            raise PartitionError(
-                "some ranks have a further batch, and others do not",
-                expected="the same number of batches on all ranks",
-                found=f"{'another' if batch is not None else 'no further'} batch on rank {self.world.rank}",
-                remedy="give all stages the same data, and all replicas data with the same number of steps",
-            )
-        if going and not least and not self._started:
-            raise PartitionError(
-                "a replica has no row of the first batch",
-                expected=f"at least {self.replicas.size} rows, one for each replica",
-                found="a batch with fewer rows",
-                remedy="choose a larger batch size, or more stages and fewer replicas",
-            )
-        self._started = True
-        if most == -least:
-            return batch, rows * self.replicas.size
-        total = np.array([rows], np.int64)
-        self.replicas.host.reduce(total)
-        return batch, int(total[0])
-
-    def _guarded(self, mode: str, batch: Batch, run: Callable[[], Any]) -> None:
-        """Run the computations of a step; if a rank fails, raise its error on all ranks. *Collective*.
-
-        Raises
-        ------
-        Exception : the error of the lowest rank that has failed; on this rank alone, if other shards of its stage have
-            not failed, which wait for it in their graphs.
-        """
-        error: BaseException | None = None
-        failed = False
-        try:
-            self.shards.check_rows(batch.digest)
-            self._pipeline.prepare(mode, batch)
-            run()
-        except StepFailed:
-            failed = True
-        except Exception as found:  # whatever it is, the other ranks wait for this one
-            error = found
-        if failed or error is not None:
-            self._messages.fail()
-        if error is not None and not self.shards.all_failed():
-            raise error
-        communicator = self.world.communicator
-        (any_failed,) = communicator.maximum(int(failed or error is not None))
-        if any_failed:
-            first = communicator.first_error(error)
-            self._messages.drain()
-            raise first or StepFailed
-
-    def _agree(self, run: Callable[[], None]) -> None:
-        """Run a check; if it fails on any rank, raise the error of the lowest of these on all ranks. *Collective*."""
-        error: BaseException | None = None
-        try:
-            run()
-        except Exception as found:  # whatever it is, the other ranks wait for this one
-            error = found
-        self.world.communicator.agree(error)
 
     def _metrics(self) -> dict[str, Any]:
         """Return the logs of this rank's rows, on the last stage."""
@@ -547,45 +458,3 @@ def _alone(call: str) -> PartitionError:
         expected="the same calls on all ranks, since the stages are on different ranks",
         remedy="derive the callback from keras.callbacks.Callback, whose hooks run on every rank",
     )
-
-
-def _per_sample(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return what a metric function returns.
-
-    Raises
-    ------
-    PartitionError : it is one number.
-    """
-    values = function(*args, **kwargs)
-    if len(keras.ops.shape(values)) == 0:
-        raise _batch_metric(name)
-    return values
-
-
-def _batch_metric(name: str) -> PartitionError:
-    return PartitionError(
-        f"the metric {name} depends on whole batches, which are divided into micro-batches and over replicas",
-        expected="metrics of Keras, or functions that return a number for each sample",
-        found="a metric class of the user's, or a function that returns one number",
-        remedy="return a number for each sample, or train one replica with micro_batches=1",
-    )
-
-
-class _UnknownDivisors:
-    """Reducer for losses whose divisors over all micro-batches are not known before the last of them.
-
-    Parameters
-    ----------
-    channel : replicas.
-    """
-
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-
-    def __call__(self, tensors: Sequence[Any]) -> Any:
-        raise PartitionError(
-            "the divisor of this loss is known after the last micro-batch only",
-            expected="a mean over all samples, or a sum",
-            found="a mean over the samples of a mask, or over sample weights",
-            remedy="compile the loss with reduction='sum' or 'sum_over_batch_size', without a mask",
-        )

@@ -1,0 +1,126 @@
+"""What the ranks of a model in stages agree on: errors, further batches, and the end of a step that has failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from matex_data.errors import PartitionError
+from matex_data.training.comm.channel import Channel
+from matex_data.training.stages.messages import Line, StepFailed
+from matex_data.training.stages.micro_batches import Batch, read_batch
+from matex_data.training.stages.sharding import StageShards
+from matex_data.training.steps.errors import unwrapped_errors
+
+
+class Agreement:
+    """Agreement of all ranks. Each method is *collective*.
+
+    Parameters
+    ----------
+    world : all ranks.
+    replicas : replicas of this rank's part of the model.
+    messages : between the stages of this replica.
+    shards : shards of this stage.
+    """
+
+    def __init__(self, world: Channel, replicas: Channel, messages: Line, shards: StageShards) -> None:
+        self._world, self._replicas, self._messages, self._shards = world, replicas, messages, shards
+        self._started = False  # every replica has sums of gradients from then on
+
+    def check(self, run: Callable[[], Any]) -> None:
+        """Run a check; if it fails on any rank, raise the error of the lowest of these on all ranks."""
+        self._world.communicator.agree(_error_of(run))
+
+    def next_batch(self, functional: Any, iterator: Any) -> tuple[Batch | None, int]:
+        """Return the next batch, and the rows of those of all replicas; no batch at the end of the data.
+
+        Parameters
+        ----------
+        functional : model that takes the inputs.
+        iterator : yields what Keras gives a step.
+
+        Raises
+        ------
+        DataError : on all ranks, that of the lowest rank that cannot read its batch.
+        PartitionError : on all ranks, if some have no further batch.
+        """
+        read: list[Batch] = []
+
+        def read_next() -> None:
+            try:
+                with unwrapped_errors():
+                    read.append(read_batch(functional, next(iterator)))
+            except (StopIteration, tf.errors.OutOfRangeError):
+                pass
+
+        error = _error_of(read_next)
+        batch = read[0] if read else None
+        communicator, rows = self._world.communicator, 0 if batch is None else batch.rows
+        state = (error is not None, error is None and batch is None, batch is not None, rows, -rows)
+        failed, ended, going, most, least = communicator.maximum(*map(int, state))
+        if failed:
+            raise communicator.first_error(error) or StepFailed
+        if ended and going:
+            raise PartitionError(
+                "some ranks have a further batch, and others do not",
+                expected="the same number of batches on all ranks",
+                found=f"{'another' if batch is not None else 'no further'} batch on rank {self._world.rank}",
+                remedy="give all stages the same data, and all replicas data with the same number of steps",
+            )
+        if going and not least and not self._started:
+            raise PartitionError(
+                "a replica has no row of the first batch",
+                expected=f"at least {self._replicas.size} rows, one for each replica",
+                found="a batch with fewer rows",
+                remedy="choose a larger batch size, or more stages and fewer replicas",
+            )
+        self._started = True
+        if most == -least:
+            return batch, rows * self._replicas.size
+        total = np.array([rows], np.int64)
+        self._replicas.host.reduce(total)
+        return batch, int(total[0])
+
+    def step(self, run: Callable[[], Any]) -> None:
+        """Run the computations of a step; if a rank fails, raise its error on all ranks.
+
+        Raises
+        ------
+        Exception : the error of the lowest rank that has failed; on this rank alone, if other shards of its stage have
+            not failed, which wait for it in their graphs.
+        """
+        error, failed = None, False
+        try:
+            error = _error_of(run)
+        except StepFailed:
+            failed = True
+        if failed or error is not None:
+            self._messages.fail()
+        if error is not None and not self._shards.all_failed():
+            raise error
+        communicator = self._world.communicator
+        (any_failed,) = communicator.maximum(int(failed or error is not None))
+        if any_failed:
+            first = communicator.first_error(error)
+            self._messages.drain()
+            raise first or StepFailed
+
+
+def _error_of(run: Callable[[], Any]) -> BaseException | None:
+    """Run a function; return its error, whatever it is, since the other ranks wait for this one.
+
+    Raises
+    ------
+    StepFailed : another stage has failed.
+    """
+    try:
+        run()
+    except StepFailed:
+        raise
+    except Exception as error:
+        return error
+    return None
