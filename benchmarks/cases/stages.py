@@ -12,9 +12,10 @@ WANTED = {"resnet": 1.5, "mlp": 1.5}
 TITLES = {
     "resnet": "ResNet-20, 32 x 32 x 3, batch 256 in 8 micro-batches, two stages",
     "mlp": "MLP of 16 layers of 1024, batch 1024 in 4 micro-batches, two stages",
+    "deep": "ResNet-1001-v2, 32 x 32 x 3, batch 8 in 4 micro-batches, deferred, each in new processes",
     "memory": "Memory of MLP of 32 layers of 1024, Adam, batch 128 in 4 micro-batches, two stages",
 }
-OF_ONE, OF_DATA = 0.7, 0.5
+OF_ONE, OF_DATA, OF_DEEP = 0.7, 0.5, 0.7
 RANKS = 2
 
 
@@ -49,4 +50,22 @@ def memory(setup: Setup) -> Measured:
     return Measured(TITLES["memory"], [], goals, ["", "MB of a rank", "of one process"], rows)
 
 
-CASES = {"stages": [*(partial(speed, model=model) for model in WANTED), memory]}
+def deep(setup: Setup) -> Measured:
+    """Measure the first steps of a ResNet of 1,001 layers on two and four ranks, and in one process."""
+    readers = [
+        Reader("two stages", "ours", "stages.memory", {"way": "stages"}, ranks=2, pinned=True),
+        Reader("four stages", "ours", "stages.memory", {"way": "stages"}, ranks=4, pinned=True),
+        Reader("one process, one core", "ceiling", "stages.memory", {"way": "one"}, pinned=True),
+    ]
+    results = interleaved_afresh(stages.task_of("deep"), readers, 1)
+    names = ("megabytes", "built", "first", "later")
+    found = [[result.figure(name) for name in names] for result in results]
+    rows = [
+        [x.reader.name, *(f"{figure:.3g}" for figure in figures)] for x, figures in zip(results, found, strict=True)
+    ]
+    goals = [Goal("memory of a rank, two stages / one process", found[0][0] / found[2][0], OF_DEEP, most=True)]
+    head = ["", "MB of a rank", "s to build", "s of the first step", "s of a step"]
+    return Measured(TITLES["deep"], [], goals, head, rows)
+
+
+CASES = {"stages": [*(partial(speed, model=model) for model in WANTED), memory, deep]}
