@@ -76,7 +76,10 @@ def _trained(
     if stages > 1:
         options["micro_batches"] = 2
     given = {"mesh": mesh, "verbose": 0, "checkpoint": folder, "callbacks": [count]}
-    history = training.fit(model, data, epochs=epochs, **given, **options)
+    for first in range(epochs - 1 if folder is None else 0):  # each fit takes up the parts that the one before has left
+        training.fit(model, data, initial_epoch=first, epochs=first + 1, **given, **options)
+    last = {} if folder else {"initial_epoch": epochs - 1}
+    history = training.fit(model, data, epochs=epochs, **last, **given, **options)
     weights = {v.path: whole_on_all(v) for v in model.weights if not is_absent(v)}
     file = None if folder is None else Path(folder) / "model.weights.h5"
     if file is not None:
