@@ -15,10 +15,10 @@ from matex_data.training.partition.optimizer import PartOptimizer, Totals, check
 from matex_data.training.partition.parts import (
     Nested,
     Part,
+    all_leave,
     channels_of,
     hold,
     hold_alike,
-    is_agreed,
     join,
     part_of,
     slots,
@@ -77,7 +77,7 @@ class OwnedOptimizer:
         if self._before is not None:
             object.__setattr__(self._optimizer, "apply", self._before)
         self._clipping.__exit__()
-        for slot in self._optimizer.variables if is_agreed(kind) else ():
+        for slot in self._optimizer.variables if all_leave(self._average.channel, kind) else ():
             if self._average.channel in channels_of(slot):
                 join(slot)
         note_variables(self._optimizer, self._weights)

@@ -19,7 +19,7 @@ from matex_data.training.layouts.shards import Shards
 from matex_data.training.mesh import Mesh, RankLayoutMap
 from matex_data.training.partition.deferred import is_deferred
 from matex_data.training.partition.optimizer import PartOptimizer, Totals, check_elementwise, inner_optimizer
-from matex_data.training.partition.parts import hiding_parts, is_agreed
+from matex_data.training.partition.parts import all_leave, hiding_parts
 
 log = logging.getLogger("matex_data.training")
 
@@ -109,7 +109,7 @@ class ShardedModel:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._kept or not is_agreed(kind):
+        if self._kept or not all_leave(self.shards.channel, kind):
             return
         object.__delattr__(self.model, "_matex_sharded")
         if self._entropy is not None:

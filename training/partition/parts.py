@@ -13,10 +13,13 @@ import tensorflow as tf
 
 from matex_data._types import Array
 from matex_data.errors import DataError, PartitionError
+from matex_data.mpi.polling import poll
 from matex_data.training import keras_api
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.collectives import segments
 
+LEAVE_SECONDS = 5.0
+"""Seconds that a rank waits for the others to leave by the same error, or to fail like this one."""
 _hidden: ContextVar[bool] = ContextVar("hidden", default=False)
 """True while a model is called, whose layers read parts only where a rule combines their results."""
 
@@ -284,14 +287,17 @@ def _joined(part: Part, value: Array) -> Array:
     return part.join([value] if part.channel.size == 1 else list(part.channel.host.gather(value[None])))
 
 
-def is_agreed(kind: type[BaseException] | None) -> bool:
-    """Return whether all ranks leave a context by an exception of this class, so that they can join parts.
+def all_leave(channel: Channel, kind: type[BaseException] | None) -> bool:
+    """Return whether all ranks leave a context, so that they can join parts. *Collective* if they do.
 
     Parameters
     ----------
-    kind : class of the exception; None: there is none. A ``DataError`` is raised on all ranks; others may be of one.
+    kind : class of the exception by which this rank leaves; None: there is none. Nearly every ``DataError`` is raised
+        on all ranks; an error of another class may be of one, and ends the job.
     """
-    return kind is None or issubclass(kind, DataError)
+    if kind is None:
+        return True
+    return issubclass(kind, DataError) and poll(channel.host.comm.Ibarrier().Test, LEAVE_SECONDS)
 
 
 @contextlib.contextmanager

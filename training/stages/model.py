@@ -26,7 +26,7 @@ from matex_data.training.partition.cut import StagePlan, cut_after, cut_by_cost,
 from matex_data.training.partition.deferred import initialize, is_absent, is_deferred
 from matex_data.training.partition.graph import ModelGraph, model_graph
 from matex_data.training.partition.optimizer import PartOptimizer
-from matex_data.training.partition.parts import as_whole, empty_whole, is_agreed, part_of, whole_on_all, whole_shape
+from matex_data.training.partition.parts import as_whole, empty_whole, part_of, whole_on_all, whole_shape
 from matex_data.training.partition.values import broadcast_in
 from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import Reducer
@@ -139,7 +139,7 @@ class StagedModel:
             object.__setattr__(self.model, "train_function", None)
             object.__setattr__(self.model, "_matex_staged", self)
         else:
-            self.release(is_agreed(kind))
+            self.release(joined=self.shards.all_leave(kind))
 
     def release(self, joined: bool = False) -> None:
         """Restore what entering has replaced.

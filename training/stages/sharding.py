@@ -17,12 +17,9 @@ from matex_data.training.layouts.shards import Shards
 from matex_data.training.mesh import Mesh
 from matex_data.training.partition.cut import StagePlan
 from matex_data.training.partition.optimizer import Totals, check_elementwise
-from matex_data.training.partition.parts import part_of
+from matex_data.training.partition.parts import LEAVE_SECONDS, all_leave, part_of
 from matex_data.training.stages.checks import layers_of
 from matex_data.training.stages.layers import StageLayers, stage_container
-
-FAILURE_SECONDS = 5.0
-"""Seconds that a shard which has failed waits for the same failure on the other shards of its stage."""
 
 
 class StageShards:
@@ -128,8 +125,12 @@ class StageShards:
                 remedy="open the data with comm=mesh.data, and shuffle with a seed",
             )
 
+    def all_leave(self, kind: type[BaseException] | None) -> bool:
+        """Return whether all shards leave a context; see ``parts.all_leave``."""
+        return self._shards is None or all_leave(self._shards.channel, kind)
+
     def all_failed(self) -> bool:
         """Return whether all shards have failed, which then can agree on an error; one that waits in a graph cannot."""
         if self._shards is None:
             return True
-        return poll(self._shards.channel.host.comm.Ibarrier().Test, FAILURE_SECONDS)
+        return poll(self._shards.channel.host.comm.Ibarrier().Test, LEAVE_SECONDS)
