@@ -208,9 +208,9 @@ def normalization(
     ----------
     axis : axes of a batch with a mean and a variance of their own; None: none.
     mean, variance : float64 of the shape of these axes.
-    shape : shape of a sample; None: unknown.
+    shape : shape of a sample; None or (): the layer is built by its first batch, which may have more axes.
     """
     layer = tf.keras.layers.Normalization(axis=axis, mean=mean, variance=variance)
-    if shape is not None:  # built within the graph of a step, Keras's layer keeps tensors that no other graph can use
+    if shape:  # built within the graph of a step, Keras's layer keeps tensors that no other graph can use
         layer.build((None, *shape))
     return layer

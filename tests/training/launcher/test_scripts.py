@@ -164,7 +164,8 @@ def _arrays(path: Path) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def jobs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Jobs:
     """Return the jobs of the scripts for which a test is selected."""
-    called = [getattr(item, "callspec", None) for item in request.session.items]
+    own = [item for item in request.session.items if item.path == Path(__file__)]
+    called = [getattr(item, "callspec", None) for item in own]
     selected = [call.params["script"] for call in called if call is not None and "script" in call.params]
     return Jobs(tmp_path_factory.mktemp("scripts"), selected)
 
