@@ -27,6 +27,7 @@ class Field:
         arrays themselves.
     inner : shape of a ragged sample, with None for the axes that vary: ``(None,)`` for lists, ``(None, None, 3)`` for
         colour images.
+    scratch_bytes : memory that a sample takes while it is made of other fields, in bytes.
 
     Examples
     --------
@@ -41,6 +42,7 @@ class Field:
     ragged: bool = False
     attributes: Mapping[str, Any] = field(default_factory=dict, compare=False)
     inner: tuple[int | None, ...] = (None,)
+    scratch_bytes: int = field(default=0, compare=False)
 
     @property
     def array_dtype(self) -> np.dtype[Any]:

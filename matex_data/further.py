@@ -15,6 +15,7 @@ from matex_data.indexing import Reading, index_files
 from matex_data.mpi.communicator import Communicator
 from matex_data.reading.source import Source
 from matex_data.transforms.continuity import sample_coordinate
+from matex_data.transforms.new_fields import NewFields
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class FurtherFields:
     comm : the ranks.
     files : paths of the files.
     reading : how they were read.
+    created : fields that are added to theirs.
     rows : integers[files], rows of each file.
     opened : function that opens the files of an index. *Collective*.
     reshape : function that turns an index of the rows of the files into one of the samples of the data set.
@@ -34,6 +36,7 @@ class FurtherFields:
     comm: Communicator
     files: Sequence[str]
     reading: Reading
+    created: NewFields
     rows: Array
     opened: Callable[[Index], Source]
     reshape: Callable[[Index], Index]
@@ -54,8 +57,11 @@ class FurtherFields:
         FieldNotFound : there is no such field, or no coordinate.
         FormatError : the files have changed.
         """
-        names = self.reading.names if name is None else [name]
+        names = self.reading.names if name is None else self.created.to_read([name])
+        if name is not None and names is None:  # of the names of the files alone
+            names = self.reading.names
         index = index_files(self.comm, self.files, replace(self.reading, names=names, coordinate=name is None), None)
+        index = index if name is None else self.created.add(index, [name])
         found = name or sample_coordinate(index.fields)
         if found is None:
             raise FieldNotFound(

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from matex_data._types import Io
 from matex_data.dataset import Dataset
-from matex_data.errors import DataError, near_matches
-from matex_data.fields import ElementSpec, Names, as_list
+from matex_data.errors import DataError, FormatError, near_matches
+from matex_data.fields import WEIGHT, ElementSpec, Names, as_list
 from matex_data.further import FurtherFields
 from matex_data.index.chosen import Samples
 from matex_data.index.model import Index
@@ -27,10 +27,13 @@ from matex_data.readers import files_of_folder, folder_format, refuse_folder
 from matex_data.reading.source import Source
 from matex_data.sampling.split import Ties
 from matex_data.transforms.continuity import find_continuing, sample_coordinate
+from matex_data.transforms.evaluation import missing_engine
 from matex_data.transforms.events import EventOptions
-from matex_data.transforms.file_fields import FileFields, add_file_fields
+from matex_data.transforms.expressions import parse
+from matex_data.transforms.file_fields import FileFields
 from matex_data.transforms.missing import Missing, check_missing, fill_missing, find_complete
 from matex_data.transforms.names import fields_to_read
+from matex_data.transforms.new_fields import Derive, NewFields, named_by
 from matex_data.transforms.pad import FIRST, Keep, Pad
 from matex_data.transforms.stack import stack_fields
 from matex_data.transforms.weights import check_elements, check_weights
@@ -56,6 +59,7 @@ def open_dataset(
     comm: MPI.Intracomm | None = None,
     where: str | None = None,
     file_fields: FileFields | None = None,
+    derive: Derive | None = None,
     flatten: Names = None,
     pad: Pad | None = None,
     keep: Keep = FIRST,
@@ -89,16 +93,21 @@ def open_dataset(
     inputs, targets : str, or list of str. Names of fields. Neither: an element is a dict of all fields. Only inputs:
         ``x``. Both: ``(x, y)``. A list gives a dict by name, and so does a pattern such as ``"Muon_*"``, which stands
         for all fields that match it.
-    weights : str. Name of a numeric field whose values, as float32, are the sample weights: elements are ``(x, y, w)``,
-        or dicts with ``"sample_weight"``.
+    weights : str. Name of a numeric field, or an expression as of ``derive``, such as ``"genWeight * xsec"``, whose
+        values, as float32, are the sample weights: elements are ``(x, y, w)``, or dicts with ``"sample_weight"``.
     comm : mpi4py.MPI.Intracomm. The ranks that share the data. None: all ranks.
-    where : str. Select the events for which an expression is true, such as ``"(MET > 30) & (nJet < 4)"``, of fields
-        with one number for each event; numexpr evaluates it when the data are opened. A name that is no Python
-        identifier stands in backticks: ``"`jets/pt` > 30"``.
+    where : str. Select the samples for which an expression is true when the data are opened:
+        ``"(MET > 30) & (count(Jet_pt > 30) >= 2)"``, ``"species == 'Adelie'"``. See ``derive``.
     file_fields : dict of fields that follow from the name of the file, each a dict of values by pattern:
         ``{"label": {"sig_*.root": 1, "bkg_*.root": 0}}``. Numbers or texts; each file fits exactly one pattern of a
         field, which may name folders: ``"signal/*.root"``. They are fields like others, for ``targets``, ``weights``
         and ``where``, but patterns of ``inputs`` do not stand for them.
+    derive : dict of fields that are made of others, each an expression by name: ``{"log_pt": "log(pt)"}``. Expressions
+        have fields, numbers, ``+ - * / % **``, comparisons, ``& | ~`` and numexpr's functions. A name that is no Python
+        identifier stands in backticks: ``"`jets/pt` > 30"``. Of ragged fields ``"Jet_pt > 30"`` has as many elements;
+        ``sum``, ``count``, ``min``, ``max``, ``mean``, ``any`` and ``all`` make one number for each sample, of fields
+        with a shape as well. Texts and categories are compared with texts. The fields are like others, for inputs,
+        targets, ``where``, other derived fields and splits; patterns of ``inputs`` do not stand for them.
     flatten : str, or list of str. Names or patterns (``"Muon_*"``) of ragged fields of the same objects. The objects
         are the samples; the other fields of their event are repeated.
     pad : dict of int by name or pattern, such as ``{"Muon_*": 8}``. The ragged field becomes dense, of shape (8,), with
@@ -149,7 +158,8 @@ def open_dataset(
         they refer to (external and virtual datasets of HDF5).
     options : options of the format's reader.
 
-    These options apply in the order ``where``, ``flatten``, ``pad``, ``stack``, ``window``, ``missing``.
+    These options apply in the order ``file_fields``, ``derive``, ``where``, ``flatten``, ``pad``, ``stack``,
+    ``window``, ``missing``.
 
     Returns
     -------
@@ -186,26 +196,36 @@ def open_dataset(
     >>> years = {"year": {"events*": 2016, "more*": 2017}}
     >>> set(md.open_dataset("events.h5", inputs="energy", targets="year", file_fields=years).load()["year"].tolist())
     {2016}
+    >>> made = {"log_energy": "log(energy + 1)", "brightest": "max(image)"}
+    >>> data = md.open_dataset("events.h5", inputs=["log_energy", "brightest"], derive=made, where="brightest > 200")
+    >>> data.schema["brightest"].shape, bool((data.load()["brightest"] > 200).all())
+    ((), True)
     """
     check_missing(missing)
     elements = ElementSpec(inputs, targets, weights)
     check_elements(elements)
     events = EventOptions(where, tuple(as_list(flatten)), pad or {}, keep)
     events.check(window, weights)
+    created = NewFields.of(file_fields, derive)
     sessions = read_sessions(comm)
     arguments = (
-        f"{inputs=}, {targets=}, {weights=}, {format=}, {where=}, {file_fields=}, {flatten=}, {pad=}, {keep=}, "
-        f"{stack=}, {window=}, {stride=}, {horizon=}, {lead=}, {along=}, {io=}, {window_bytes=}, {block_bytes=}, "
+        f"{inputs=}, {targets=}, {weights=}, {format=}, {where=}, {file_fields=}, {derive=}, {flatten=}, "
+        f"{pad=}, {keep=}, {stack=}, {window=}, {stride=}, {horizon=}, {lead=}, {along=}, {io=}, {window_bytes=}, {block_bytes=}, "
         f"{global_reads=}, {cache=}, "
         f"{missing=}, {on_error=}, {index=}, options={text_of(options)}"
     )
     held = _hold(sessions.comm, paths, arguments, format, index, options) if is_in_memory(paths) else None
     files = _resolve(sessions.comm, paths, format, arguments) if held is None else PathTable.of([NAME])
     io = io if held is None else "independent"
+    if weights is not None and weights not in created:
+        probe = Reading(format, [weights], options, memory=held)
+        elements, created = _with_weights(sessions.comm, files, probe, elements, created)
+    if created.expressions or where is not None:
+        sessions.comm.agree(missing_engine())
     made = [STACKED] if stack else []
     masked = ["*"] if missing == "mask" else list(events.pad)
-    names = events.fields_to_read(fields_to_read(elements.required, masked, *made))
-    names = names and ([name for name in names if name not in (file_fields or {})] or None)
+    names = events.fields_to_read(fields_to_read(elements.required, masked, *made, *created.expressions))
+    names = created.to_read(None if names is None else [*names, *created.expressions])
     shape = None if window is None else window_shape(window, stride, horizon, lead, targets)
     spans_files = shape is not None and len(files) > 1
     if names is not None and along is not None and spans_files:
@@ -213,7 +233,7 @@ def open_dataset(
     reading = Reading(format, names, options, coordinate=spans_files and along is None, memory=held)
     found = index_files(sessions.comm, files, reading, None if index is None else os.fspath(index))
     elements = elements.expanded(found.fields)
-    found = add_file_fields(found, file_fields or {})
+    found = created.add(found)
     opened = partial(Source, sessions, io=io, window_bytes=window_bytes, cache=None, on_error=on_error)
     along = along or sample_coordinate(found.fields)
     continues = find_continuing(opened, found, along) if spans_files and along is not None else None
@@ -222,7 +242,7 @@ def open_dataset(
     found, samples, identity, flat = events.apply(found, opened, elements)
     check_weights(elements, found.fields)
     if stack:
-        others = dict.fromkeys([*as_list(elements.targets), *as_list(weights)])
+        others = dict.fromkeys([*as_list(elements.targets), *as_list(elements.weights)])
         kept = [name for name in others if name in found.fields]
         found = stack_fields(found, as_list(elements.inputs), STACKED, kept)
         elements = replace(elements, inputs=STACKED)
@@ -236,7 +256,7 @@ def open_dataset(
     share_facts(sessions.comm, filled.files)
     source = Source(sessions, filled, io, window_bytes, cache, block_bytes, global_reads, identity, on_error)
     samples = find_complete(source, samples) if missing == "drop" else samples
-    further = FurtherFields(sessions.comm, files, reading, rows, opened, reshape)
+    further = FurtherFields(sessions.comm, files, reading, created, rows, opened, reshape)
     return Dataset(source, elements, samples, ties, further.open)
 
 
@@ -277,6 +297,39 @@ def _hold(
             "give all samples on every rank, or write them to a file that all ranks open",
         )
     return held
+
+
+def _with_weights(
+    comm: Communicator, files: Sequence[str], reading: Reading, elements: ElementSpec, created: NewFields
+) -> tuple[ElementSpec, NewFields]:
+    """Return the elements with the name of the weights, and the new fields with their expression. *Collective*.
+
+    A field of the first file is no expression, although ``jets/weight`` might be one.
+
+    Parameters
+    ----------
+    comm : the ranks.
+    files : paths of the files.
+    reading : of a field with the name of the weights.
+    elements, created : as the user gave them.
+    """
+    text = elements.weights or ""
+    wrong: FormatError | None = None
+    try:
+        expression = parse(text, "weights=")
+        name = named_by(expression)
+        if name is not None:
+            return replace(elements, weights=name), created
+    except FormatError as error:
+        wrong = error
+    try:
+        index_files(comm, files[:1], reading, None)
+    except DataError as no_field:  # opening all files raises any other one as well
+        if wrong is not None:
+            raise (wrong if set(text) & set("()*+") else no_field) from wrong
+        expressions = {**created.expressions, WEIGHT: expression}
+        return replace(elements, weights=WEIGHT), replace(created, expressions=expressions)
+    return elements, created
 
 
 def _resolve(comm: Communicator, paths: Paths, format: str | None, arguments: str) -> PathTable:

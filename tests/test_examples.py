@@ -22,15 +22,10 @@ MODULES = (
     *("codecs.pipeline", "readers.formats", "readers.collective", "training.comm.world"),
     *(() if find_spec("torch") is None else ("torch",)),
     *(f"sampling.{name}" for name in ("permutation", "schedule", "sizing", "split", "mixing")),
-    *(
-        "cli.planning",
-        "doctor.section",
-        "launching.library",
-        "launching.slurm",
-        "machine",
-        "training.launcher.arguments",
-    ),
-    *("transforms.names", "transforms.pad", "transforms.strata", "transforms.where"),
+    *("cli.planning", "doctor.section", "launching.library", "launching.slurm", "machine"),
+    "training.launcher.arguments",
+    *("transforms.names", "transforms.pad", "transforms.strata", "transforms.expressions", "transforms.evaluation"),
+    "transforms.new_fields",
     *(f"training.proof.{name}" for name in ("model", "propagate", "shapes", "sizes")),
 )
 EXAMPLES = [

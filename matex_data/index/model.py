@@ -340,6 +340,8 @@ class Index:
     def row_bytes(self, name: str) -> int:
         """Return the mean size of a sample of a field in memory, in bytes, with the elements of ragged ones.
 
+        The memory that samples take while they are made counts, too.
+
         Examples
         --------
         >>> from matex_data.abc import MemoryRows
@@ -348,7 +350,8 @@ class Index:
         >>> index.row_bytes("t")
         8
         """
-        return self.fields[name].row_bytes + int(self.inner_bytes(name))
+        field = self.fields[name]
+        return field.row_bytes + field.scratch_bytes + int(self.inner_bytes(name))
 
     def inner_bytes(self, name: str) -> float:
         """Return the mean size of the elements of a sample of a field in memory, in bytes; 0 if it is not ragged.

@@ -14,10 +14,11 @@ from matex_data.index.model import Index
 from matex_data.index.runs import Runs
 from matex_data.locks import cached_property
 from matex_data.reading.source import Source
+from matex_data.transforms.expressions import Expression, parse
 from matex_data.transforms.flatten import Flat, flatten_fields
 from matex_data.transforms.names import matches
 from matex_data.transforms.pad import FIRST, Keep, check_pad, pad_fields, sort_fields
-from matex_data.transforms.where import Expression, check_where, find_where, parse
+from matex_data.transforms.where import find_where
 
 
 @dataclass(frozen=True)
@@ -87,15 +88,12 @@ class EventOptions:
         samples: Samples | None = None
         flat: Flat | None = None
         if self.expression is not None or self.flatten:
-            if self.expression is not None:
-                check_where(self.expression, index.fields)
-            source = opened(index)
             samples = Runs(np.array([0]), np.array([len(index)]))
-            if self.expression is not None:
-                samples = find_where(source, samples, self.expression)
-            if self.flatten:
-                flat, samples = flatten_fields(source, samples, self.flatten), None
-                index, identity = flat.index, flat.digest
+        if self.expression is not None and samples is not None:
+            samples = find_where(opened, index, samples, self.expression)
+        if self.flatten and samples is not None:
+            flat, samples = flatten_fields(opened(index), samples, self.flatten), None
+            index, identity = flat.index, flat.digest
         if self.pad:
             index = pad_fields(index, self.pad, self.keep, elements.names)
             identity += repr(self.keep) if self.keep != FIRST else ""

@@ -1,0 +1,334 @@
+"""Expressions of fields, parsed: conditions of ``where=``, fields of ``derive=``, sample weights.
+
+An expression is a Python expression of field names, numbers, ``+ - * / % **``, comparisons, ``& | ~`` and numexpr's
+functions. A name that is no Python identifier stands in backticks, as in ``pandas.DataFrame.query``:
+```jets/pt` > 30``. `REDUCTIONS` make one number for each sample of all numbers of the sample. Fields of texts and
+categories are compared with a text by ``==``, ``!=`` and ``in``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from matex_data.errors import FormatError, near_matches
+from matex_data.fields import Schema
+
+REDUCTIONS = ("sum", "count", "min", "max", "mean", "any", "all")
+"""Functions of one argument that has several numbers for each sample."""
+FUNCTIONS = (
+    *("where", "abs", "sqrt", "exp", "expm1", "log", "log10", "log1p", "floor", "ceil"),
+    *("sin", "cos", "tan", "arcsin", "arccos", "arctan", "arctan2"),
+    *("sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh"),
+)
+"""Functions of numexpr that yield a number for each number, and that all its versions have."""
+REMEDY = {
+    "where=": "combine comparisons of per-event columns with & | ~ and parentheses: (MET > 30) & (nJet < 4); "
+    "reduce lists to one value for each event: count(Jet_pt > 30) >= 2",
+    "derive=": "use field names, numbers, operators and functions: log(pt), sum(Jet_pt), (MET > 30) & (nJet < 4)",
+    "weights=": "use field names, numbers, operators and functions: genWeight * xsec",
+}
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Field of numbers in an expression.
+
+    Parameters
+    ----------
+    name : of the field.
+    """
+
+    name: str
+
+
+@dataclass(frozen=True)
+class TextTest:
+    """Comparison of a field of texts or categories with a text: True for those that are equal.
+
+    Parameters
+    ----------
+    name : of the field.
+    value : the text; of categories the code, or None for the name of no category.
+    """
+
+    name: str
+    value: str | int | None
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """One number for each sample, made of several ones.
+
+    Parameters
+    ----------
+    function : one of ``REDUCTIONS``.
+    argument : of the function.
+    """
+
+    function: str
+    argument: Expression
+
+
+Operand = Numbers | TextTest | Reduction
+
+
+@dataclass(frozen=True)
+class Expression:
+    """Parsed expression.
+
+    Parameters
+    ----------
+    option : for which the user wrote it, such as ``"where="``, for errors.
+    text : as the user wrote it.
+    code : the expression for numexpr, with variables.
+    operands : the operand that each variable of ``code`` stands for.
+    """
+
+    option: str
+    text: str
+    code: str
+    operands: Mapping[str, Operand]
+
+    @property
+    def fields(self) -> list[str]:
+        """Names of all fields, those in the arguments of reductions too, without duplicates."""
+        found: dict[str, None] = {}
+        for operand in self.operands.values():
+            inner = operand.argument.fields if isinstance(operand, Reduction) else [operand.name]
+            found.update(dict.fromkeys(inner))
+        return list(found)
+
+    @property
+    def outside(self) -> list[str]:
+        """Names of the fields that are not in the arguments of reductions."""
+        operands = self.operands.values()
+        return list(dict.fromkeys(operand.name for operand in operands if not isinstance(operand, Reduction)))
+
+    @property
+    def numbers(self) -> list[str]:
+        """Names of the fields whose numbers are used, without those that are compared with texts."""
+        found: dict[str, None] = {}
+        for operand in self.operands.values():
+            if isinstance(operand, Reduction):
+                found.update(dict.fromkeys(operand.argument.numbers))
+            elif isinstance(operand, Numbers):
+                found[operand.name] = None
+        return list(found)
+
+    def bound(self, fields: Schema) -> Expression:
+        """Return the expression with texts that are compared with categories replaced by their codes."""
+        return replace(self, operands={key: _bound(operand, fields) for key, operand in self.operands.items()})
+
+    def error(self, found: object, *, field: str | None = None, expected: str | None = None) -> FormatError:
+        """Return the error of an expression that cannot be evaluated."""
+        wanted = "one truth value for each sample" if self.option == "where=" else "an expression of fields"
+        return FormatError(
+            f"{self.option} has an expression that cannot be evaluated: {self.text!r}",
+            field=field,
+            expected=expected or wanted,
+            found=found,
+            remedy=REMEDY[self.option],
+        )
+
+
+def _bound(operand: Operand, fields: Schema) -> Operand:
+    if isinstance(operand, Reduction):
+        return replace(operand, argument=operand.argument.bound(fields))
+    if isinstance(operand, TextTest) and isinstance(operand.value, str) and operand.name in fields:
+        categories = fields[operand.name].attributes.get("categories")
+        if fields[operand.name].dtype.kind == "i" and isinstance(categories, Sequence):
+            known = {str(category): code for code, category in enumerate(categories)}
+            return replace(operand, value=known.get(operand.value, None if operand.value else -1))  # -1 is missing
+    return operand
+
+
+def parse(text: str, option: str = "where=") -> Expression:
+    """Parse an expression; nothing is evaluated.
+
+    Parameters
+    ----------
+    text : the expression.
+    option : for which the user wrote it.
+
+    Raises
+    ------
+    FormatError : it is no expression, or names no field.
+
+    Examples
+    --------
+    >>> parse("(`jets/pt` > 30) & (MET < 4)").fields
+    ['jets/pt', 'MET']
+    >>> expression = parse("count(Jet_pt > 30) >= 2")
+    >>> expression.code, expression.fields
+    ('operand_0 >= 2', ['Jet_pt'])
+    """
+    quoted: dict[str, str] = {}
+
+    def variable(found: re.Match[str]) -> str:
+        name = f"quoted_{len(quoted)}"
+        while name in text:
+            name += "_"
+        quoted[name] = found[1]
+        return f" {name} "
+
+    whole = Expression(option, text, "", {})
+    if not isinstance(text, str):
+        raise whole.error(f"{type(text).__name__}")
+    try:
+        tree = ast.parse(re.sub("`([^`]+)`", variable, text).strip(), mode="eval")
+    except (SyntaxError, ValueError) as error:
+        raise whole.error(error) from error
+    _check_syntax(whole, tree)
+    return _level(whole, quoted, tree.body)
+
+
+def _level(whole: Expression, quoted: Mapping[str, str], tree: ast.expr) -> Expression:
+    """Return the expression of a syntax tree: the whole one, or the argument of a reduction."""
+    operands = _Operands(whole, quoted)
+    code = ast.unparse(operands.visit(tree))
+    if not operands.found:
+        raise whole.error("an expression without a field")
+    return replace(whole, code=code, operands=operands.found)
+
+
+def _check_syntax(whole: Expression, tree: ast.Expression) -> None:
+    """Raise ``FormatError`` unless the expression has nothing but fields, constants, operators and functions."""
+    for node in ast.walk(tree):
+        chained = isinstance(node, ast.Compare) and len(node.ops) > 1
+        if not isinstance(node, _SYNTAX) or chained or (isinstance(node, ast.Call) and not _is_call(node)):
+            found = f"the syntax {ast.unparse(node)!r}" if isinstance(node, ast.expr) else ast.dump(node)
+            raise whole.error(found)
+        if isinstance(node, ast.Constant) and not isinstance(node.value, bool | int | float | str):
+            raise whole.error(f"the constant {node.value!r}")
+
+
+def _is_call(node: ast.Call) -> bool:
+    return isinstance(node.func, ast.Name) and not node.keywords
+
+
+_SYNTAX = (
+    *(ast.Expression, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Call, ast.Name, ast.Constant, ast.expr_context),
+    *(ast.operator, ast.UAdd, ast.USub, ast.Invert, ast.List, ast.Tuple),
+    *(ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn),
+)
+
+
+class _Operands(ast.NodeTransformer):
+    """Transformer that puts variables in place of the operands: no function of numexpr has their names.
+
+    Parameters
+    ----------
+    whole : the expression, for errors.
+    quoted : field name for each variable that stands for a name in backticks.
+    """
+
+    def __init__(self, whole: Expression, quoted: Mapping[str, str]) -> None:
+        self._whole, self._quoted = whole, quoted
+        self.found: dict[str, Operand] = {}
+        self._variables: dict[str, str] = {}  # for equal operands
+
+    def _variable(self, operand: Operand) -> ast.Name:
+        variable = self._variables.setdefault(repr(operand), f"operand_{len(self._variables)}")
+        self.found.setdefault(variable, operand)
+        return ast.Name(variable, ast.Load())
+
+    def _field(self, node: ast.expr) -> str | None:
+        return self._quoted.get(node.id, node.id) if isinstance(node, ast.Name) else None
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return self._variable(Numbers(self._quoted.get(node.id, node.id)))
+
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        if isinstance(node.value, str):
+            raise self._whole.error(f"the text {node.value!r} outside of a comparison of a field: field == 'text'")
+        return node
+
+    def visit_List(self, node: ast.List) -> ast.expr:
+        raise self._whole.error(f"the list {ast.unparse(node)!r} outside of a comparison: field in [...]")
+
+    def visit_Tuple(self, node: ast.Tuple) -> ast.expr:
+        raise self._whole.error(f"the list {ast.unparse(node)!r} outside of a comparison: field in (...)")
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        operator, other = node.ops[0], node.comparators[0]
+        if isinstance(operator, ast.In | ast.NotIn):
+            return self._membership(node, other, isinstance(operator, ast.NotIn))
+        left, right = (isinstance(side, ast.Constant) and isinstance(side.value, str) for side in (node.left, other))
+        if not left and not right:
+            return self.generic_visit(node)  # type: ignore[return-value]
+        field, text = self._field(other if left else node.left), node.left if left else other
+        if field is None or not isinstance(text, ast.Constant) or not isinstance(operator, ast.Eq | ast.NotEq):
+            raise self._whole.error(f"{ast.unparse(node)!r}", expected="texts are compared by field == 'text'")
+        test = self._variable(TextTest(field, str(text.value)))
+        return test if isinstance(operator, ast.Eq) else ast.UnaryOp(ast.Invert(), test)
+
+    def _membership(self, node: ast.Compare, values: ast.expr, negative: bool) -> ast.expr:
+        """Return ``field in [a, b]`` as comparisons."""
+        if not isinstance(values, ast.List | ast.Tuple) or not values.elts:
+            raise self._whole.error(f"{ast.unparse(node)!r}", expected="a list of constants: field in [1, 2]")
+        tests = [self.visit_Compare(ast.Compare(node.left, [ast.Eq()], [value])) for value in values.elts]
+        any_of = tests[0]
+        for test in tests[1:]:
+            any_of = ast.BinOp(any_of, ast.BitOr(), test)
+        return ast.UnaryOp(ast.Invert(), any_of) if negative else any_of
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        assert isinstance(node.func, ast.Name)
+        name = node.func.id
+        if name not in REDUCTIONS:
+            if name not in FUNCTIONS:
+                near = near_matches(name, (*REDUCTIONS, *FUNCTIONS), 8)
+                raise self._whole.error(f"the function {name!r}", expected=f"one of {near}")
+            node.args = [self.visit(argument) for argument in node.args]
+            return node
+        if len(node.args) != 1:
+            raise self._whole.error(
+                f"{ast.unparse(node)!r}",
+                expected=f"{name}() of one argument with several numbers for each sample; of two: where(a > b, a, b)",
+            )
+        return self._variable(Reduction(name, _level(self._whole, self._quoted, node.args[0])))
+
+
+def in_order(expressions: Mapping[str, Expression], wanted: Iterable[str]) -> list[str]:
+    """Return the wanted derived fields and those that they are made of, each behind all that it is made of.
+
+    Parameters
+    ----------
+    expressions : by name of the derived field.
+    wanted : names, of which those that are not derived are left out.
+
+    Raises
+    ------
+    FormatError : derived fields are made of one another in a circle.
+
+    Examples
+    --------
+    >>> expressions = {"c": parse("b + a"), "b": parse("a * 2"), "unused": parse("x")}
+    >>> in_order(expressions, ["c", "a"])
+    ['b', 'c']
+    """
+    ordered: dict[str, None] = {}
+    pending = [(name, False) for name in reversed(list(wanted)) if name in expressions]
+    open_names: dict[str, None] = {}
+    while pending:
+        name, is_complete = pending.pop()
+        if is_complete:
+            del open_names[name]
+            ordered[name] = None
+        elif name in open_names:
+            circle = [*list(open_names)[list(open_names).index(name) :], name]
+            raise FormatError(
+                "derive= has fields that are made of one another",
+                field=name,
+                expected="fields that are made of fields of the files, in the end",
+                found=" <- ".join(circle),
+                remedy="give a derived field another name than those of the fields that it is made of",
+            )
+        elif name not in ordered:
+            open_names[name] = None
+            pending.append((name, True))
+            pending += [(inner, False) for inner in expressions[name].fields if inner in expressions]
+    return list(ordered)

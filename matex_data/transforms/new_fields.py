@@ -1,0 +1,91 @@
+"""Fields that the files do not have: those of the names of files, and those that are made of other fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from matex_data.errors import FormatError
+from matex_data.index.model import Index
+from matex_data.transforms.derive import add_expressions
+from matex_data.transforms.expressions import Expression, Numbers, in_order, parse
+from matex_data.transforms.file_fields import FileFields, add_file_fields
+
+Derive = Mapping[str, str]
+"""Expression of each derived field, by name."""
+
+
+@dataclass(frozen=True)
+class NewFields:
+    """Fields that ``open_dataset`` adds to those of the files.
+
+    Parameters
+    ----------
+    file_fields : value ``file_fields=``.
+    expressions : of derived fields, by name.
+    """
+
+    file_fields: FileFields
+    expressions: Mapping[str, Expression]
+
+    @classmethod
+    def of(cls, file_fields: FileFields | None, derive: Derive | None) -> NewFields:
+        """Return the new fields of these options.
+
+        Raises
+        ------
+        FormatError : ``derive`` is no dict of expressions, or its fields are made of one another.
+        """
+        if not isinstance(derive or {}, Mapping):
+            raise FormatError(
+                "derive= needs an expression for each new field",
+                expected='a dict such as {"log_pt": "log(pt)"}',
+                found=repr(derive),
+            )
+        expressions = {name: parse(text, "derive=") for name, text in (derive or {}).items()}
+        in_order(expressions, expressions)
+        return cls(file_fields or {}, expressions)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.file_fields or name in self.expressions
+
+    def to_read(self, names: Sequence[str] | None) -> list[str] | None:
+        """Return the fields of the files to read: those of the names, and those of which new fields are made.
+
+        Parameters
+        ----------
+        names : of fields; None: all fields of the files, which the result is then, too.
+        """
+        if names is None:
+            return None
+        derived = [field for name in in_order(self.expressions, names) for field in self.expressions[name].fields]
+        return [name for name in dict.fromkeys([*names, *derived]) if name not in self] or None
+
+    def add(self, index: Index, names: Sequence[str] | None = None) -> Index:
+        """Return the index with the new fields.
+
+        Parameters
+        ----------
+        index : of the files.
+        names : of the fields that are wanted; None: all.
+
+        Raises
+        ------
+        FieldNotFound, FormatError, PartitionError : see `add_file_fields` and `add_expressions`.
+        """
+        ordered = in_order(self.expressions, self.expressions if names is None else names)
+        used = {*(names or ()), *(field for name in ordered for field in self.expressions[name].fields)}
+        of_files = {name: values for name, values in self.file_fields.items() if names is None or name in used}
+        return add_expressions(add_file_fields(index, of_files), {name: self.expressions[name] for name in ordered})
+
+
+def named_by(expression: Expression) -> str | None:
+    """Return the field that an expression consists of; None: it is made of fields and operators.
+
+    Examples
+    --------
+    >>> named_by(parse("genWeight")), named_by(parse("`jets/weight`")), named_by(parse("genWeight * xsec"))
+    ('genWeight', 'jets/weight', None)
+    """
+    first = next(iter(expression.operands.values()))
+    return first.name if expression.code == "operand_0" and isinstance(first, Numbers) else None
