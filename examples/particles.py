@@ -31,7 +31,7 @@ PIPELINES: dict[str, dict[str, Any]] = {
         "inputs": [*PARTICLES, "constituent_pt_mask"],
         "pad": {"constituent_*": 16},
         "keep": "constituent_pt",
-        "stack": True,  # of shape (4, 16): the mask is the last row
+        "stack": True,  # of shape (16, 4): the mask is the last column
     },
     "flattened": {"inputs": PARTICLES, "flatten": "constituent_*", "stack": True},
     "table": {"inputs": ["jets/pt", "jets/mass", "jets/constituents"], "stack": True},
@@ -48,12 +48,12 @@ class DeepSet(keras.Model):  # type: ignore[misc]
         self.jet = keras.Sequential([keras.layers.Dense(32, "tanh"), keras.layers.Dense(1)])
 
     def call(self, x: Any) -> Any:
-        """Return the logits of jets: of a dict of ragged fields, or of an array (jets, fields and mask, particles)."""
+        """Return the logits of jets: of a dict of ragged fields, or of an array (jets, particles, fields and mask)."""
         if isinstance(x, dict):
             values = tf.stack([x[name].flat_values for name in PARTICLES], axis=-1) / SCALE
             jet_of = x[PARTICLES[0]].value_rowids()
             return self.jet(tf.math.segment_sum(self.particle(values), jet_of) / SIZE)
-        values, mask = tf.transpose(x[:, :3], [0, 2, 1]) / SCALE, x[:, 3, :, None]
+        values, mask = x[:, :, :3] / SCALE, x[:, :, 3:]
         return self.jet(tf.reduce_sum(self.particle(values) * mask, axis=1) / SIZE)
 
 

@@ -32,7 +32,7 @@ def network(normalization: keras.layers.Layer, terrain: Any, mean: float, std: f
 def train(folder: str, epochs: int = 15, batch_size: int = 24, picture: str | None = None) -> dict[str, Any]:
     """Train, and return the weights, the logs, and errors (m) of the model and of persistence. *Collective*."""
     keras.utils.set_random_seed(1)
-    levels = {"inputs": ["z500", "z850"], "stack": True}
+    levels = {"inputs": ["z500", "z850"], "stack": "first"}
     data = md.open_dataset(folder, **levels, targets="z500", window=2, lead=12)  # 12 steps of six hours
     training, held_out, test = data.split(at=["2011-04-01", "2011-06-01"])
     height = training.statistics("z500_ahead")

@@ -179,6 +179,8 @@ RANDOM = "random"
 """Attribute of a field whose samples are drawn anew in each epoch: True."""
 SAMPLE_COORDINATE = "sample_coordinate"
 """Attribute of the field that is the coordinate of the samples: True."""
+LISTED = "samples that sel= lists"
+"""Fact of an index: number of samples that the files have to have together, as text."""
 NO_MATCH = "no field matches the pattern"
 Names = str | Sequence[str] | None
 """Field names or patterns: a single one, a list, or none."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from matex_data._types import Io
 from matex_data.dataset import Dataset
 from matex_data.errors import DataError, FormatError, near_matches
-from matex_data.fields import WEIGHT, ElementSpec, Names, as_list
+from matex_data.fields import LISTED, WEIGHT, ElementSpec, Names, as_list
 from matex_data.further import FurtherFields
 from matex_data.index.chosen import Samples
 from matex_data.index.model import Index
@@ -35,7 +35,8 @@ from matex_data.transforms.missing import Missing, check_missing, fill_missing, 
 from matex_data.transforms.names import fields_to_read
 from matex_data.transforms.new_fields import Derive, NewFields, named_by
 from matex_data.transforms.pad import FIRST, Keep, Pad
-from matex_data.transforms.stack import stack_fields
+from matex_data.transforms.stack import Stack, check_stack, stack_fields
+from matex_data.transforms.static_fields import add_static_fields
 from matex_data.transforms.weights import check_elements, check_weights
 from matex_data.transforms.windows import sliding_windows, window_shape
 
@@ -63,7 +64,8 @@ def open_dataset(
     flatten: Names = None,
     pad: Pad | None = None,
     keep: Keep = FIRST,
-    stack: bool = False,
+    stack: Stack = False,
+    static_as_inputs: bool = False,
     window: int | None = None,
     stride: int = 1,
     horizon: int | None = None,
@@ -114,8 +116,12 @@ def open_dataset(
         zeros behind, and the field ``<name>_mask`` is True for real elements.
     keep : elements that ``pad`` keeps if there are more. "first"; or the name of a ragged field of the same objects,
         by which they are sorted in descending order; or a dict of these by name or pattern of the padded fields.
-    stack : bool. Stack ``inputs``, numeric fields of one shape, into one array of shape (samples, fields, ...), the
-        field "inputs".
+    stack : bool or str. Stack ``inputs``, numeric fields of one shape, into one array, the field "inputs". True or
+        "last": the fields are the last axis, in the order of ``inputs``, as channels of Keras: (samples, ..., fields).
+        "first": (samples, fields, ...). A field with one more axis in front, such as levels, gives as many channels.
+    static_as_inputs : bool. Arrays that belong to no sample, such as an orography in a netCDF file, may be named by
+        ``inputs`` and ``targets``, and each sample has the whole array, that of the first file. Without names, all
+        such arrays with two or more axes are fields.
     window : int, in samples. Each sample of the data set is ``window`` consecutive samples of the files, of shape
         (window, ...). With ``horizon`` or ``targets``, the target is the ``horizon`` samples behind the window, of
         shape (horizon, ...): those of ``targets``, or else those of ``inputs``.
@@ -202,6 +208,7 @@ def open_dataset(
     ((), True)
     """
     check_missing(missing)
+    check_stack(stack)
     elements = ElementSpec(inputs, targets, weights)
     check_elements(elements)
     events = EventOptions(where, tuple(as_list(flatten)), pad or {}, keep)
@@ -210,13 +217,15 @@ def open_dataset(
     sessions = read_sessions(comm)
     arguments = (
         f"{inputs=}, {targets=}, {weights=}, {format=}, {where=}, {file_fields=}, {derive=}, {flatten=}, "
-        f"{pad=}, {keep=}, {stack=}, {window=}, {stride=}, {horizon=}, {lead=}, {along=}, {io=}, {window_bytes=}, {block_bytes=}, "
-        f"{global_reads=}, {cache=}, "
+        f"{pad=}, {keep=}, {stack=}, {static_as_inputs=}, {window=}, {stride=}, {horizon=}, {lead=}, {along=}, {io=}, "
+        f"{window_bytes=}, {block_bytes=}, {global_reads=}, {cache=}, "
         f"{missing=}, {on_error=}, {index=}, options={text_of(options)}"
     )
     held = _hold(sessions.comm, paths, arguments, format, index, options) if is_in_memory(paths) else None
     files = _resolve(sessions.comm, paths, format, arguments) if held is None else PathTable.of([NAME])
     io = io if held is None else "independent"
+    if static_as_inputs:
+        options["static_as_inputs"] = True
     if weights is not None and weights not in created:
         probe = Reading(format, [weights], options, memory=held)
         elements, created = _with_weights(sessions.comm, files, probe, elements, created)
@@ -233,7 +242,8 @@ def open_dataset(
     reading = Reading(format, names, options, coordinate=spans_files and along is None, memory=held)
     found = index_files(sessions.comm, files, reading, None if index is None else os.fspath(index))
     elements = elements.expanded(found.fields)
-    found = created.add(found)
+    _check_listed(found)
+    found = created.add(add_static_fields(found, names) if static_as_inputs else found)
     opened = partial(Source, sessions, io=io, window_bytes=window_bytes, cache=None, on_error=on_error)
     along = along or sample_coordinate(found.fields)
     continues = find_continuing(opened, found, along) if spans_files and along is not None else None
@@ -244,7 +254,7 @@ def open_dataset(
     if stack:
         others = dict.fromkeys([*as_list(elements.targets), *as_list(elements.weights)])
         kept = [name for name in others if name in found.fields]
-        found = stack_fields(found, as_list(elements.inputs), STACKED, kept)
+        found = stack_fields(found, as_list(elements.inputs), STACKED, kept, stack)
         elements = replace(elements, inputs=STACKED)
     ties = Ties() if flat is None else Ties(events=flat.events)
     reshape = _unchanged if flat is None else flat.reshape
@@ -258,6 +268,19 @@ def open_dataset(
     samples = find_complete(source, samples) if missing == "drop" else samples
     further = FurtherFields(sessions.comm, files, reading, created, rows, opened, reshape)
     return Dataset(source, elements, samples, ties, further.open)
+
+
+def _check_listed(index: Index) -> None:
+    """Raise ``FormatError`` unless the files have all samples that ``sel=`` lists by value."""
+    wanted = index.facts.get(LISTED)
+    if wanted is not None and len(index) != int(wanted):
+        raise FormatError(
+            "sel= lists samples that the files do not have",
+            file=index.files.paths[0],
+            expected=f"{wanted} samples, one for each value",
+            found=f"{len(index)}",
+            remedy='correct the values, or select with a slice, such as slice("2015-01", "2015-03")',
+        )
 
 
 def _unchanged(index: Index) -> Index:

@@ -74,6 +74,31 @@ class Decoding:
         return out
 
 
+@dataclass(frozen=True)
+class Narrowed:
+    """Conversion to floats of 32 bits, after that to another dtype: numbers are rounded once.
+
+    Parameters
+    ----------
+    wide : conversion to the other dtype.
+    """
+
+    wide: Decoding
+
+    def __call__(self, rows: Array, out: Array) -> None:
+        for stored, narrow in _cache_blocks(rows, out):
+            np.copyto(narrow, self._wide(stored), casting="same_kind")
+
+    def _wide(self, stored: Array) -> Array:
+        wide = np.empty(stored.shape, self.wide.dtype)
+        self.wide(stored, wide)
+        return wide
+
+    def decode(self, stored: Array) -> Array:
+        """Return a whole array, decoded."""
+        return self._wide(stored).astype(np.float32)
+
+
 def _or(a: Array | None, b: Array) -> Array:
     return b if a is None else np.logical_or(a, b, out=a)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,8 @@ MemberPath = tuple[str, ...]
 _Rows = tuple[RowIndices, RowIndices]
 """Rows within a chunk, and their destinations."""
 _NO_ROWS: _Rows = (EMPTY, EMPTY)
-_Cell = tuple[tuple[slice, ...], tuple[slice, ...]]
+_Along = slice | Integers
+_Cell = tuple[tuple[slice, ...], tuple[_Along, ...]]
 """Region of a chunk in the output array (all rows), and in a row of the chunk."""
 
 
@@ -51,6 +53,7 @@ class Chunked(Layout):
     fill : one element, of ``dtype`` in native byte order.
     convert : writes the field's values for stored ones, element by element; None: they are equal.
     axis : position of the sample axis in the stored chunks. ``shape``, ``chunk_shape`` and ``number`` have it first.
+    chosen : ascending entries of each axis of a row that are read, or None for all; (): all of all axes.
 
     Examples
     --------
@@ -77,6 +80,7 @@ class Chunked(Layout):
     fill: Any
     convert: Convert | None = None
     axis: int = 0
+    chosen: tuple[range | tuple[int, ...] | None, ...] = ()
 
     @property
     def rows(self) -> int:  # type: ignore[override]
@@ -87,7 +91,9 @@ class Chunked(Layout):
         return self.chunk_shape[0]
 
     def stored_bytes(self) -> int:
-        return int(self.nbytes.sum())
+        if not self.chosen:
+            return int(self.nbytes.sum())
+        return int(self.nbytes[np.isin(self.number % self._band_cells, self._numbers)].sum())
 
     def end(self) -> int:
         return int((self.offset + self.nbytes).max()) if len(self.offset) else 0
@@ -108,7 +114,7 @@ class Chunked(Layout):
         """
         depth, cells = self.chunk_shape[0], len(self._cells)
         bands = even_blocks(rows, depth)
-        number = (bands.number[:, None] * cells + np.arange(cells)).reshape(-1)
+        number = (bands.number[:, None] * self._band_cells + self._numbers).reshape(-1)
         entry = self._entries(number)
         selection = _Selection(bands, entry, outs, {})
         whole = np.repeat(bands.count == np.minimum(depth, self.rows - bands.number * depth), cells)
@@ -134,15 +140,31 @@ class Chunked(Layout):
         return np.where(found & (entry >= 0), entry, -1)
 
     @cached_property
+    def _band_cells(self) -> int:
+        """Number of chunks that share their rows (a band)."""
+        return prod(-(-n // c) for n, c in zip(self.shape[1:], self.chunk_shape[1:], strict=True))
+
+    @cached_property
+    def _numbers(self) -> Integers:
+        """Numbers within a band of the chunks that are read, int64, ascending."""
+        numbers = np.zeros(1, np.int64)
+        edges = zip(self.shape[1:], self.chunk_shape[1:], self._axes, strict=True)
+        for length, chunk, along in edges:
+            numbers = (numbers[:, None] * -(-length // chunk) + np.array([n for n, _ in along], np.int64)).reshape(-1)
+        return numbers
+
+    @cached_property
     def _cells(self) -> list[_Cell]:
-        """Regions of the chunks that share their rows (a band), in the order of their numbers."""
-        edges = [
-            [slice(a, min(a + c, n)) for a in range(0, n, c)]
-            for n, c in zip(self.shape[1:], self.chunk_shape[1:], strict=True)
-        ]
-        return [
-            ((slice(None), *cell), tuple(slice(0, edge.stop - edge.start) for edge in cell)) for cell in product(*edges)
-        ]
+        """Regions of the chunks of a band that are read, in the order of their numbers."""
+        cells = product(*([region for _, region in along] for along in self._axes))
+        return [((slice(None), *(outer for outer, _ in cell)), tuple(inner for _, inner in cell)) for cell in cells]
+
+    @property
+    def _axes(self) -> list[list[tuple[int, tuple[slice, _Along]]]]:
+        """Chunks along each axis of a row: number, region in the output array, and region in the chunk."""
+        chosen = self.chosen or (None,) * (len(self.shape) - 1)
+        lengths = zip(self.shape[1:], self.chunk_shape[1:], chosen, strict=True)
+        return [list(_along(length, chunk, numbers)) for length, chunk, numbers in lengths]
 
     def _groups(self, chunks: Integers) -> Iterator[Integers]:
         """Split the chunks into groups for one thread each: large ones, but enough for all threads."""
@@ -170,7 +192,7 @@ class Chunked(Layout):
     def _located(self, entry: int, error: BrokenChunk) -> DecodeError:
         return DecodeError(
             "a chunk does not decode",
-            row=int(self.number[entry]) // len(self._cells) * self.chunk_shape[0],
+            row=int(self.number[entry]) // self._band_cells * self.chunk_shape[0],
             byte=int(self.offset[entry]),
             found=error,
             remedy="the file is damaged there: restore it from its source",
@@ -203,7 +225,7 @@ class Chunked(Layout):
 
     def _has_same_rows(self, out: Array) -> bool:
         """Return whether the decoded bytes of a chunk are those of whole rows of ``out``."""
-        whole = self.chunk_shape[1:] == out.shape[1:] and not self.axis
+        whole = self.chunk_shape[1:] == out.shape[1:] and not self.axis and not self.chosen
         return whole and self.convert is None and self.dtype == out.dtype and out.flags.c_contiguous
 
     def _rows(self, selection: _Selection, i: int) -> _Rows:
@@ -216,19 +238,52 @@ class Chunked(Layout):
         local, destination = rows
         outer, inner = self._cells[i % len(self._cells)]
         for path, out in selection.outs:
-            scatter(out[outer], destination, member(chunk, path)[(local, *inner)], self.convert)
+            scatter(out[outer], destination, _region(member(chunk, path), local, inner), self.convert)
 
     def _copy_cached(self, selection: _Selection, i: int, chunk: ChunkFuture, _: Bytes) -> None:
         self._scatter(selection, i, self._rows(selection, i), chunk.result())
 
     def _fill(self, selection: _Selection, i: int, _: Bytes) -> None:
         """Fill the rows of a chunk that was never written."""
-        outer, inner = self._cells[i % len(self._cells)]
+        outer = self._cells[i % len(self._cells)][0]
         destination = selection.bands.destinations(i // len(self._cells))
         count = destination.stop - destination.start if isinstance(destination, slice) else len(destination)
-        rows = np.broadcast_to(self.fill, (count, *(edge.stop for edge in inner)))
+        rows = np.broadcast_to(self.fill, (count, *(edge.stop - edge.start for edge in outer[1:])))
         for path, out in selection.outs:
             scatter(out[outer], destination, member(rows, path), self.convert)
+
+
+def _along(
+    length: int, chunk: int, chosen: range | tuple[int, ...] | None
+) -> Iterator[tuple[int, tuple[slice, _Along]]]:
+    """Yield the chunks along an axis: number, region in the output array, and region in the chunk.
+
+    Parameters
+    ----------
+    length, chunk : of the axis, and of a chunk along it.
+    chosen : ascending entries that are read; None: all.
+    """
+    if chosen is None:
+        for first in range(0, length, chunk):
+            stop = min(first + chunk, length)
+            yield first // chunk, (slice(first, stop), slice(0, stop - first))
+        return
+    entries = np.array(chosen, np.int64)
+    numbers, begin = np.unique(entries // chunk, return_index=True)
+    for number, low, high in zip(numbers.tolist(), begin.tolist(), [*begin[1:].tolist(), len(entries)], strict=True):
+        inner = entries[low:high] - number * chunk
+        regular = isinstance(chosen, range)
+        step = chosen.step if isinstance(chosen, range) else 1
+        yield number, (slice(low, high), slice(int(inner[0]), int(inner[-1]) + 1, step) if regular else inner)
+
+
+def _region(chunk: Array, rows: RowIndices, inner: tuple[_Along, ...]) -> Array:
+    """Return rows of a chunk, and of these the regions along each axis."""
+    region = chunk[(rows, *(along if isinstance(along, slice) else slice(None) for along in inner))]
+    for axis, along in enumerate(inner, 1):
+        if not isinstance(along, slice):
+            region = region[(slice(None),) * axis + (along,)]
+    return region
 
 
 @dataclass(frozen=True)

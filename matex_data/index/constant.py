@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -15,18 +16,18 @@ from matex_data.index.model import EMPTY, Layout, Limits, ReadRequest, RowSelect
 EXACT = 1 << 53  # integers below are exact in float64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Constant(Layout):
     """One value for all rows; nothing is read.
 
     Parameters
     ----------
     rows : number of rows.
-    value : number, or bytes.
+    value : number, bytes, or an array of the shape of a sample.
     """
 
     rows: int
-    value: bool | int | float | bytes
+    value: Any
     block_rows: int = 1
 
     def limits(self) -> Limits | None:

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from matex_data._types import Array, Integers
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Layout, Limits, ReadRequest, RowSelection
@@ -117,14 +119,18 @@ class Column(Layout):
 
 @dataclass(frozen=True, eq=False)
 class Matrix(Layout):
-    """Stack of fields of equal shape: element i along the first axis of a row is field i.
+    """Stack of fields of equal shape: element i along one axis of a row is field i.
 
     Parameters
     ----------
     layouts : of the fields, at least one.
+    axis : of an array of rows along which they are stacked: 1, or -1 for the last one.
+    counts : number of entries of each field along this axis, which is its first one; None: one, without the axis.
     """
 
     layouts: tuple[Layout, ...]
+    axis: int = 1
+    counts: tuple[int | None, ...] = ()
 
     @property
     def rows(self) -> int:  # type: ignore[override]
@@ -145,8 +151,16 @@ class Matrix(Layout):
 
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         named = {str(i): layout for i, layout in enumerate(self.layouts)}
-        arrays = {str(i): out[:, i] for i in range(len(self.layouts))}
+        arrays = {str(i): self.of_field(out, i) for i in range(len(self.layouts))}
         return (request for _, request in plan_reads(named, rows, arrays, cache))
+
+    def of_field(self, out: Array, number: int) -> Array:
+        """Return the view of rows that one of the fields fills."""
+        counts = self.counts or (None,) * len(self.layouts)
+        begin, count = sum(one or 1 for one in counts[:number]), counts[number]
+        if count is None:
+            return out[:, begin] if self.axis == 1 else out[..., begin]
+        return out[:, begin : begin + count] if self.axis == 1 else np.moveaxis(out[..., begin : begin + count], -1, 1)
 
 
 def plan_reads(
@@ -176,6 +190,6 @@ def _unstack(layout: Layout, out: Array) -> Iterator[tuple[Layout, Array]]:
     """Yield the layouts inside a matrix, each with its view of ``out``."""
     if isinstance(layout, Matrix):
         for i, inner in enumerate(layout.layouts):
-            yield from _unstack(inner, out[:, i])
+            yield from _unstack(inner, layout.of_field(out, i))
     else:
         yield layout, out

@@ -16,8 +16,9 @@ from matex_data.errors import FormatError, PartitionError
 from matex_data.fields import Field
 from matex_data.index.columns import compact
 from matex_data.index.constant import Constant
-from matex_data.index.files import DerivedFiles, FileIndex, LayoutFacts
+from matex_data.index.files import DerivedFiles, FileIndex
 from matex_data.index.model import Index
+from matex_data.transforms.static_fields import constant_facts
 
 FileFields = Mapping[str, Mapping[str, bool | int | float | str]]
 """By name of a field, its value for the files that fit a pattern: ``{"label": {"sig_*.root": 1, "bkg_*.root": 0}}``."""
@@ -51,7 +52,11 @@ def add_file_fields(index: Index, file_fields: FileFields) -> Index:
         fields[name] = Field(name, (), dtype)
         columns[name] = stored, _pattern_of_files(name, list(values), index.files.paths)
     files = index.files
-    facts = {**files.facts, **dict.fromkeys(columns, _facts(len(files)))} if files.has_facts and len(files) else None
+    facts = (
+        {**files.facts, **dict.fromkeys(columns, constant_facts(len(files)))}
+        if files.has_facts and len(files)
+        else None
+    )
     derived = DerivedFiles(files, partial(_with_values, columns), facts=facts)
     return Index(fields, derived, index.static, index.facts, index.post_process)
 
@@ -59,11 +64,6 @@ def add_file_fields(index: Index, file_fields: FileFields) -> Index:
 def _with_values(columns: Mapping[str, tuple[_Values, Array]], number: int, file: FileIndex) -> FileIndex:
     constants = {name: Constant(file.rows, values[int(of[number])]) for name, (values, of) in columns.items()}
     return replace(file, layouts={**file.layouts, **constants})
-
-
-def _facts(files: int) -> LayoutFacts:
-    no = np.zeros(files, bool)
-    return LayoutFacts(np.ones(files, np.uint8), np.zeros(files, np.uint8), no, no)
 
 
 def _typed(name: str, values: Sequence[Any]) -> tuple[np.dtype[Any], _Values]:

@@ -14,18 +14,30 @@ from matex_data.index.files import DerivedFiles
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.table import Matrix
 
+AXES = {"last": -1, "first": 1}
+"""Axis of an array of rows along which ``stack=`` puts the fields."""
+Stack = bool | str
 
-def stack_fields(index: Index, names: Sequence[str], name: str, kept: Sequence[str]) -> Index:
+
+def check_stack(stack: Stack) -> None:
+    """Raise ``FormatError`` if ``stack`` is no valid value of ``stack=``."""
+    if not isinstance(stack, bool | np.bool_) and stack not in AXES:
+        raise FormatError("unknown stack", expected='stack= True, "last" or "first"', found=repr(stack))
+
+
+def stack_fields(index: Index, names: Sequence[str], name: str, kept: Sequence[str], stack: Stack) -> Index:
     """Return an index with the fields ``names`` stacked into the field ``name``, beside the fields ``kept``.
 
-    Element i along the first axis of a stacked sample is the sample of ``names[i]``.
+    The fields lie along the last axis of a stacked sample, or along its first one, in the order of ``names``. A field
+    with one more axis in front, such as pressure levels, gives one entry for each of its own.
 
     Parameters
     ----------
     index : index of the data set.
-    names : numeric fields of one shape.
-    name : name of the new field, of shape (len(names), *field shape).
+    names : numeric fields of one shape, or of several of these.
+    name : name of the new field, of shape (*field shape, fields), or (fields, *field shape).
     kept : other fields of the result.
+    stack : True or "last": the fields are the last axis, as Keras's channels; "first": the first one.
 
     Raises
     ------
@@ -43,24 +55,45 @@ def stack_fields(index: Index, names: Sequence[str], name: str, kept: Sequence[s
             remedy=f"leave it out; the mask of the stack is the field {name + '_mask'!r}, which targets= may name",
         )
     fields = [index.fields[n] for n in names]
-    odd = next((f for f in fields if f.shape != fields[0].shape or f.ragged or f.dtype.kind not in "biuf"), None)
+    shape = min((field.shape for field in fields), key=len)
+    odd = next((f for f in fields if not _fits(f, shape)), None)
     if odd is not None:
         raise FormatError(
             "the field does not fit into a matrix with the others",
             field=odd.name,
-            expected=f"numbers of shape {fields[0].shape}, as in {fields[0].name!r}",
+            expected=f"numbers of shape {shape}, or of several of these",
             found=f"{odd.dtype} of shape {odd.shape}",
             remedy="stack numeric fields of one shape, or leave out stack=True",
         )
     if name in kept:
         raise FormatError(f"another field already has the name of the stack, {name!r}", field=name)
+    counts = tuple(None if field.shape == shape else field.shape[0] for field in fields)
+    columns = [column for field, count in zip(fields, counts, strict=True) for column in _columns(field.name, count)]
+    axis = AXES["last" if isinstance(stack, bool | np.bool_) else stack]
     dtype = np.result_type(*(f.dtype for f in fields))
-    stack = Field(name, (len(fields), *fields[0].shape), dtype, attributes={"columns": list(names)})
-    schema = {name: stack, **{n: index.fields[n] for n in kept}}
-    return Index(schema, DerivedFiles(index.files, partial(_stacked, tuple(names), name, tuple(kept))), index.static)
+    whole = (*shape, len(columns)) if axis == -1 else (len(columns), *shape)
+    schema = {name: Field(name, whole, dtype, attributes={"columns": columns}), **{n: index.fields[n] for n in kept}}
+    files = DerivedFiles(index.files, partial(_stacked, tuple(names), name, tuple(kept), axis, counts))
+    return Index(schema, files, index.static)
 
 
-def _stacked(names: Sequence[str], name: str, kept: Sequence[str], _: int, file: FileIndex) -> FileIndex:
+def _fits(field: Field, shape: tuple[int, ...]) -> bool:
+    return not field.ragged and field.dtype.kind in "biuf" and shape in (field.shape, field.shape[1:])
+
+
+def _columns(name: str, count: int | None) -> list[str]:
+    return [name] if count is None else [f"{name}[{number}]" for number in range(count)]
+
+
+def _stacked(
+    names: Sequence[str],
+    name: str,
+    kept: Sequence[str],
+    axis: int,
+    counts: tuple[int | None, ...],
+    _: int,
+    file: FileIndex,
+) -> FileIndex:
     """Return the index of a file with fields stacked."""
-    layouts: dict[str, Layout] = {name: Matrix(tuple(file.layouts[n] for n in names))}
+    layouts: dict[str, Layout] = {name: Matrix(tuple(file.layouts[n] for n in names), axis, counts)}
     return replace(file, layouts={**layouts, **{n: file.layouts[n] for n in kept}})

@@ -17,7 +17,7 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.errors import FormatError
-from matex_data.readers.decoding import Decoding
+from matex_data.readers.decoding import Decoding, Narrowed
 
 PACKING_ATTRIBUTES = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 """Attributes that describe the storage of the numbers, and do not apply to the decoded ones."""
@@ -49,8 +49,15 @@ class CfDecoding:
     """
 
     dtype: np.dtype[Any]
-    convert: Decoding | None
+    convert: Decoding | Narrowed | None
     attributes: Mapping[str, Any]
+
+    def narrowed(self) -> CfDecoding:
+        """Return the decoding to floats of 32 bits; of anything but floats of 64 bits, and of times, unchanged."""
+        if self.dtype != np.float64 or self.attributes.get("origin") == ORIGIN or isinstance(self.convert, Narrowed):
+            return self
+        wide = self.convert or Decoding(self.dtype)
+        return replace(self, dtype=np.dtype(np.float32), convert=Narrowed(wide))
 
     def decode(self, stored: Array) -> Array:
         """Return the decoded values. Letters along the last axis become texts if ``dtype`` is longer than one."""

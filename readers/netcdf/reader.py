@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from matex_data._types import Array
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
-from matex_data.fields import SAMPLE_COORDINATE, Field
+from matex_data.fields import LISTED, SAMPLE_COORDINATE, Field
 from matex_data.index.interleaved import group_interleaved
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.machine import check_fits
@@ -21,6 +22,7 @@ from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.hdf5.rows import open_file
 from matex_data.readers.netcdf import classic, netcdf4
 from matex_data.readers.netcdf.cf import PACKING_ATTRIBUTES, CfDecoding, cf_decoding
+from matex_data.readers.netcdf.selection import Selection, select
 from matex_data.readers.netcdf.variables import FileContent, Variable
 
 COMMON_ATTRIBUTES = ("units", "calendar", "standard_name", "positive", "flag_values", "flag_masks", "flag_meanings")
@@ -39,6 +41,10 @@ def index(
     mask_and_scale: bool | None = None,
     valid_range: bool | None = None,
     static: bool = True,
+    static_as_inputs: bool = False,
+    sel: Mapping[str, Any] | None = None,
+    isel: Mapping[str, Any] | None = None,
+    dtype: str | None = None,
     coordinate: bool = False,
 ) -> Index:
     """Index the variables of a netCDF file along one of its dimensions.
@@ -46,7 +52,9 @@ def index(
     Parameters
     ----------
     names : variables; with groups, for example, ``"forecast/t2m"``. None: all that have the sample dimension.
-    sample_dim : dimension that counts the samples. None: the unlimited one, else the first one of all variables.
+    sample_dim : dimension that counts the samples. None: the one whose coordinate is a time by its units ("hours since
+        2000-01-01"), else the unlimited one, else the first one of all variables. Dimensions of groups that have its
+        name and its values are the same one.
     decode : decode times, packed and missing numbers, and letters along the last axis to texts. False: values as they
         are stored.
     decode_times : convert times to seconds since 1970. None: as ``decode``.
@@ -56,6 +64,14 @@ def index(
         only of variables that become floats and have neither ``_FillValue`` nor ``missing_value``.
     static : read the variables without the sample dimension too, up to ``MAX_STATIC_BYTES`` each. A data set uses
         those of its first file.
+    static_as_inputs : take the variables without the sample dimension that are named for fields of every sample.
+    sel : values of coordinates by dimension: one (the axis is dropped), a list, or a slice, both ends included:
+        ``{"level": [500, 850], "lat": slice(20, 70)}``. Values are exact; along a descending coordinate a slice may
+        begin at either end. Of the sample dimension dates as text, such as ``slice("2015", "2016-06")``. Only the
+        bytes of the selection are read, where they lie as such.
+    isel : positions, likewise, by dimension of a sample: an int, a list, or a slice as of Python.
+    dtype : of packed variables and of other floats of 64 bits but times: "float32". They are decoded in double
+        precision, and then rounded. None: as xarray decodes them.
     coordinate : add the coordinate of the samples, if there is one, to the variables that are named: windows need it.
 
     Raises
@@ -65,7 +81,12 @@ def index(
     """
     times = decode if decode_times is None else decode_times
     packing = decode if mask_and_scale is None else mask_and_scale
-    options = _Options(names, sample_dim, static, decode, times, packing, valid_range, coordinate)
+    if dtype not in (None, "float32", "float64"):
+        raise FormatError("unknown dtype of decoded numbers", expected='dtype="float32"', found=repr(dtype))
+    narrow = dtype == "float32"
+    options = _Options(
+        names, sample_dim, static, decode, times, packing, valid_range, coordinate, static_as_inputs, sel, isel, narrow
+    )
     with Path(path).open("rb") as file:
         head = file.read(max(offset + len(magic) for offset, magic in HDF5_MAGIC))
     magic = head[:3]
@@ -99,6 +120,10 @@ class _Options:
     packing: bool
     valid_range: bool | None
     coordinate: bool
+    static_as_inputs: bool
+    sel: Mapping[str, Any] | None
+    isel: Mapping[str, Any] | None
+    narrow: bool
 
 
 def _index(content: FileContent, options: _Options) -> Index:
@@ -106,27 +131,39 @@ def _index(content: FileContent, options: _Options) -> Index:
     selected = _select(content, options.names) if options.names is not None else content.variables
     dimension = content.sample_dimension(selected, options.sample_dim)
     time_attributes = _attributes_of_bounds(content.variables)
+
+    def decoding(variable: Variable, axis: int | None) -> CfDecoding:
+        return _decoding(variable, axis, path, time_attributes, options)
+
+    def values(variable: Variable) -> tuple[Array, Mapping[str, Any]]:
+        of_variable = decoding(variable, None)
+        return of_variable.decode(variable.values()), of_variable.attributes
+
+    selection = select(content, dimension, options.sel, options.isel, values)
+    along = content.alike(dimension)
     fields: dict[str, Field] = {}
     layouts: dict[str, Layout] = {}
     for variable in _with_coordinate(selected, content, dimension) if options.coordinate else selected:
-        if dimension in variable.dimensions:
-            axis = variable.dimensions.index(dimension)
-            decoding = _decoding(variable, axis, path, time_attributes, options)
-            field, layouts[variable.name] = variable.rows(axis, decoding)
+        axis = next((number for number, name in enumerate(variable.dimensions) if name in along), None)
+        if axis is not None:
+            field, layout = variable.rows(axis, decoding(variable, axis))
+            inner = (*variable.dimensions[:axis], *variable.dimensions[axis + 1 :])
+            field, layouts[variable.name] = selection.field(field, layout, inner)
             fields[variable.name] = _marked(field) if _is_coordinate(variable, dimension) else field
-        elif options.names is not None:
+        elif options.names is not None and not options.static_as_inputs:
             raise _no_samples(path, variable, dimension)
     if not fields:
         found = f"{len(content.variables)} variables without it"
         raise FormatError("the file has no samples", file=path, expected=f"a variable along {dimension!r}", found=found)
     static = {
-        variable.name: _decoding(variable, None, path, time_attributes, options).decode(variable.values())
+        variable.name: selection.values(values(variable)[0], variable.dimensions)
         for variable in content.variables
-        if options.static and dimension not in variable.dimensions and _fits_static(variable, path)
+        if options.static and along.isdisjoint(variable.dimensions) and _fits_static(variable, path)
     }
     indexed = [variable for variable in selected if variable.name in fields]
-    facts = _facts(content, indexed, fields, dimension, options.packing)
-    files = [FileIndex(path, content.dimensions[dimension], group_interleaved(layouts))]
+    facts = _facts(content, indexed, fields, dimension, options.packing, selection)
+    rows = content.dimensions[dimension] if selection.rows is None else len(selection.rows)
+    files = [FileIndex(path, rows, group_interleaved(layouts))]
     return Index(fields, files, static, facts)
 
 
@@ -145,7 +182,12 @@ def _marked(field: Field) -> Field:
 
 
 def _facts(
-    content: FileContent, indexed: Sequence[Variable], fields: Mapping[str, Field], dimension: str, packing: bool
+    content: FileContent,
+    indexed: Sequence[Variable],
+    fields: Mapping[str, Field],
+    dimension: str,
+    packing: bool,
+    selection: Selection,
 ) -> dict[str, str]:
     """Return facts that all files of a data set have in common: units, calendars, and the other coordinates."""
     keys = COMMON_ATTRIBUTES if packing else COMMON_ATTRIBUTES + PACKING_ATTRIBUTES
@@ -156,10 +198,12 @@ def _facts(
     others = {name for variable in indexed for name in variable.dimensions} - {dimension}
     for variable in content.variables:
         if variable.name in others and len(variable.dimensions) == 1 and variable.nbytes <= MAX_STATIC_BYTES:
-            numbers = variable.values()
+            numbers = np.atleast_1d(selection.values(variable.values(), variable.dimensions))
             numbers = np.ascontiguousarray(numbers, _native(numbers.dtype))
             digest = hashlib.sha256(numbers.tobytes()).hexdigest()[:16] if not numbers.dtype.hasobject else ""
             facts[f"the coordinates {variable.name!r}"] = f"{len(numbers)} values (checksum {digest})"
+    if selection.listed is not None:
+        facts[LISTED] = str(selection.listed)
     return facts
 
 
@@ -182,7 +226,8 @@ def _no_samples(path: str, variable: Variable, dimension: str) -> FormatError:
         field=variable.name,
         expected=f"a variable along {dimension!r}, which counts the samples",
         found=f"dimensions {variable.dimensions}" if variable.dimensions else "a single value",
-        remedy="take it from Dataset.static, or name one of its dimensions with sample_dim=",
+        remedy="take it from Dataset.static, or give it to every sample with static_as_inputs=True, or name one of its "
+        "dimensions with sample_dim=",
     )
 
 
@@ -230,7 +275,8 @@ def _decoding(
         texts = dtype.itemsize == 1 and variable.shape and variable.shape[-1] > 1 and axis != last
         return CfDecoding(np.dtype(f"S{variable.shape[-1]}") if texts else dtype, None, variable.attributes)
     attributes = {**time_attributes.get(variable.name, {}), **variable.attributes}
-    return cf_decoding(dtype, attributes, path, variable.name, options.valid_range, options.times, options.packing)
+    found = cf_decoding(dtype, attributes, path, variable.name, options.valid_range, options.times, options.packing)
+    return found.narrowed() if options.narrow else found
 
 
 def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -14,7 +14,7 @@ from matex_data._types import Array
 from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.index.model import Layout
-from matex_data.readers.netcdf.cf import CfDecoding
+from matex_data.readers.netcdf.cf import CfDecoding, time_origin
 
 HDF5_SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5")
 MAX_SHOWN = 24  # dimensions in an error
@@ -52,6 +52,14 @@ class Variable(ABC):
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
+def _units(variable: Variable) -> tuple[Any, Any]:
+    return variable.attributes.get("units"), variable.attributes.get("calendar")
+
+
+def _is_time(variable: Variable) -> bool:
+    return time_origin(*_units(variable)) is not None
+
+
 @dataclass(frozen=True)
 class FileContent:
     """Variables and dimensions of one file.
@@ -75,8 +83,8 @@ class FileContent:
         Parameters
         ----------
         selected : variables that are to have it.
-        requested : its name; None: the unlimited dimension, or the first one that all selected variables have in
-            common.
+        requested : its name; None: the one whose coordinate is a time by its units, else the unlimited dimension, else
+            the first one that all selected variables have in common.
 
         Raises
         ------
@@ -84,6 +92,13 @@ class FileContent:
         """
         if requested is not None:
             return self._find(requested)
+        times = self._times(selected)
+        growing = [name for name in times if name in self.unlimited]
+        for candidates in (times, growing, [name for name in times if "/" not in name]):
+            if len(candidates) == 1:
+                return candidates[0]
+        if len({name.rpartition("/")[2] for name in times}) == 1:
+            return times[0]  # of several groups; those of equal values are one dimension
         used = [name for name in self.unlimited if any(name in v.dimensions for v in selected)]
         for candidates in (used, [name for name in used if "/" not in name]):
             if len(candidates) == 1:
@@ -96,6 +111,25 @@ class FileContent:
             raise self._error("the file has no samples", "a variable with a dimension", None)
         problem = "more than one dimension of the file may count the samples"
         raise self._error(problem, "one unlimited or one common first dimension", next(iter(first)))
+
+    def _times(self, selected: Sequence[Variable]) -> list[str]:
+        """Return the dimensions of the selected variables whose coordinate is a time by its units."""
+        used = {name for variable in selected for name in variable.dimensions}
+        return [v.name for v in self.variables if v.name in used and v.dimensions == (v.name,) and _is_time(v)]
+
+    def alike(self, dimension: str) -> set[str]:
+        """Return the dimension, and those of other groups with the same name and coordinate: each may have its own."""
+        coordinates = {v.name: v for v in self.variables if v.dimensions == (v.name,)}
+        found, last, own = {dimension}, dimension.rpartition("/")[2], coordinates.get(dimension)
+        for name, length in self.dimensions.items():
+            other = coordinates.get(name)
+            if name == dimension or name.rpartition("/")[2] != last or length != self.dimensions[dimension]:
+                continue
+            if own is None or other is None or _units(own) != _units(other):
+                continue
+            if np.array_equal(own.values(), other.values()):
+                found.add(name)
+        return found
 
     def _find(self, requested: str) -> str:
         name = requested.strip("/")

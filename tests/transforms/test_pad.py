@@ -90,7 +90,7 @@ def test_a_stack_of_fields_and_a_mask(folder: Path, events: ak.Array) -> None:
     data = open_dataset(str(folder), inputs=names, targets="MET", pad={"Muon_*": 4}, stack=True, comm=SELF)
     x, _ = next(iter(data.batches(50)))
     pt, mask = _padded(events["Muon_pt"], 4)
-    np.testing.assert_array_equal(x, np.stack([pt, _padded(events["Muon_charge"], 4)[0], mask], 1)[:50])
+    np.testing.assert_array_equal(x, np.stack([pt, _padded(events["Muon_charge"], 4)[0], mask], -1)[:50])
 
 
 def test_numbers_for_missing_ones_leave_the_mask(tmp_path: Path) -> None:
