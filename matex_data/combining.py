@@ -188,6 +188,13 @@ def _sources(datasets: Sequence[Dataset]) -> list[Source]:
             found=named(sources[mixed[0] - 1], mixed[0]),
             remedy="concatenate and merge first, and mix the results",
         )
+    fitted = next((number for number, data in enumerate(datasets, 1) if data._imputation is not None), None)
+    if fitted is not None:
+        raise PartitionError(
+            f"data set {fitted} has means in place of missing values, which a split of the result could not compute anew",
+            expected='missing= without "mean" and "mode"',
+            remedy="leave out missing=, or give a number, such as the mean of a training set",
+        )
     return sources
 
 

@@ -52,7 +52,8 @@ from matex_data.sampling.sizing import (
 )
 from matex_data.sampling.split import Ties
 from matex_data.sampling.state import OPTIONS, Fingerprint, State, identify_samples, read_seed, read_step
-from matex_data.transforms.counts import class_weights, value_counts
+from matex_data.transforms.counts import by_value, class_weights, value_counts
+from matex_data.transforms.imputing import Imputation
 from matex_data.transforms.splits import SourceOf, SplitOptions, Whole
 from matex_data.transforms.statistics import Statistics, statistics
 from matex_data.words import counted
@@ -78,6 +79,7 @@ class Dataset:
     ties : samples that belong together.
     further : opens fields of the files that the index of ``source`` does not have.
     mixture : shares of several data sets in each batch; None: it is one.
+    imputation : treatment of missing values by statistics of the first set of a split; None: there is none.
 
     Examples
     --------
@@ -98,12 +100,14 @@ class Dataset:
         ties: Ties | None = None,
         further: SourceOf | None = None,
         mixture: Mixture | None = None,
+        imputation: Imputation | None = None,
     ) -> None:
         self._source = source
         self._elements = elements
         self._ties = ties or Ties()
         self._further = further
         self._mixture = mixture
+        self._imputation = imputation
         self._samples: Samples = samples or Runs(np.array([0]), np.array([len(source.index)]))
         self._latest: Fingerprint | None = None
         self._seeds: dict[Any, dict[int, bool]] = {}  # for batches of equal options: each seed, and if it was drawn
@@ -283,7 +287,8 @@ class Dataset:
     ) -> tuple[Dataset, ...]:
         """Split the samples into disjoint data sets, equal for every number of ranks.
 
-        *Collective* with ``stratify``, ``groups`` or ``at``, for which each rank reads one field of its block.
+        *Collective* with ``stratify``, ``groups`` or ``at``, for which each rank reads one field of its block, and with
+        ``missing={"age": "mean"}`` of ``open_dataset``: all sets then get the mean of the first one.
 
         Windows of consecutive rows (``window=`` of ``open_dataset``) that lie close together share rows. Where a set
         ends and another one begins in the same series, such windows in front of the border are left out, so that no row
@@ -336,7 +341,7 @@ class Dataset:
         [91, 37, 45]
         """
         options = SplitOptions(seed, gap, stratify, groups, at, along)
-        return tuple(self._subset(samples) for samples in self._whole.split(fractions, options))
+        return self._subsets(self._whole.split(fractions, options))
 
     def kfold(
         self,
@@ -349,7 +354,7 @@ class Dataset:
     ) -> tuple[tuple[Dataset, Dataset], ...]:
         """Split the samples into folds, and return each of them behind the union of all others.
 
-        *Collective* with ``stratify`` or ``groups``.
+        *Collective* with ``stratify`` or ``groups``, and with means for missing values: those of the other folds.
 
         Parameters
         ----------
@@ -371,7 +376,8 @@ class Dataset:
         [(80, 20), (80, 20), (80, 20), (80, 20), (80, 20)]
         """
         options = SplitOptions(seed, gap, stratify, groups)
-        return tuple((self._subset(a), self._subset(b)) for a, b in self._whole.folds(number, options))
+        pairs = (self._subsets(pair) for pair in self._whole.folds(number, options))
+        return tuple((training, held_out) for training, held_out in pairs)
 
     def map(
         self,
@@ -444,8 +450,10 @@ class Dataset:
     def _whole(self) -> Whole:
         return Whole(self._source.comm, self._samples, self._ties, self._source_of, self._mixture)
 
-    def _subset(self, samples: Samples) -> Dataset:
-        return Dataset(self._source, self._elements, samples, self._ties, self._further, self._mixture)
+    def _subsets(self, parts: Sequence[Samples]) -> tuple[Dataset, ...]:
+        source = self._source if self._imputation is None else self._imputation.fitted(self._source, parts[0])
+        rest = self._ties, self._further, self._mixture, self._imputation
+        return tuple(Dataset(source, self._elements, samples, *rest) for samples in parts)
 
     def _source_of(self, name: str | None) -> tuple[Source, str]:
         """Return opened files that have a field, and its name; see ``SourceOf``. *Collective*."""
@@ -671,7 +679,8 @@ class Dataset:
 
         Parameters
         ----------
-        field : str. Name of a field of integers, booleans, floats or texts. Of arrays and lists, all elements count.
+        field : str. Name of a field of integers, booleans, floats or texts, which may be one of the files that batches
+            do not have. Of arrays and lists, all elements count.
 
         Returns
         -------
@@ -688,7 +697,31 @@ class Dataset:
         >>> md.open_dataset("events.h5", where="label < 3").value_counts("label")
         {0: 10, 1: 10, 2: 10}
         """
-        return value_counts(self._source, self._samples, field)
+        return value_counts(*self._source_of(field), self._samples)
+
+    def vocabulary(self, field: str) -> dict[Any, int]:
+        """Return the different values of a field in all samples with their counts, in the order of the values.
+
+        Equal on all ranks. *Collective*.
+
+        Parameters
+        ----------
+        field : str. Name of a field of integers, booleans, floats or texts; see ``value_counts``.
+
+        Returns
+        -------
+        Dict of value (int, bool, float or str) to count; its keys are the vocabulary.
+
+        Raises
+        ------
+        FieldNotFound, FormatError, DataError : see ``value_counts``.
+
+        Examples
+        --------
+        >>> list(md.open_dataset("events.h5").vocabulary("label"))
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+        """
+        return by_value(self.value_counts(field))
 
     def class_weights(self, field: str) -> dict[Any, float]:
         """Return the weight of each class that gives all classes the same sum, for Keras's ``class_weight``.

@@ -185,7 +185,7 @@ def _index_all(
     ----------
     known : index of an earlier job; its files are not indexed again, but for those of the numbers ``stale``.
     """
-    resolved = _resolve_format(comm, files[0], reading.format, reading.options)
+    resolved = resolve_format(comm, files[0], reading.format, reading.options)
     reading = reading.resolved(resolved)
     read_all = collective_reader(resolved)
     index: Index | None = None
@@ -298,7 +298,7 @@ def _index_share(comm: Communicator, files: Sequence[str], index_one: Callable[[
     return _Share(table.build(), first, other, failure)
 
 
-def _resolve_format(comm: Communicator, path: str, format: str | None, options: Mapping[str, Any]) -> str:
+def resolve_format(comm: Communicator, path: str, format: str | None, options: Mapping[str, Any]) -> str:
     """Return the requested format, or the one that rank 0 detects. *Collective*."""
     if format is not None:
         return format

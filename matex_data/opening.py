@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from matex_data._types import Io
 from matex_data.dataset import Dataset
@@ -18,7 +20,8 @@ from matex_data.further import FurtherFields
 from matex_data.index.chosen import Samples
 from matex_data.index.model import Index
 from matex_data.index.paths import PathTable
-from matex_data.indexing import Reading, index_files, share_facts, text_of
+from matex_data.index.runs import Runs
+from matex_data.indexing import Reading, index_files, resolve_format, share_facts, text_of
 from matex_data.io.sessions import read_sessions
 from matex_data.memory import NAME, digest, index_arrays, is_in_memory
 from matex_data.mpi.communicator import Communicator
@@ -26,11 +29,14 @@ from matex_data.paths import existing_files, natural_sorted, partitioned_files
 from matex_data.readers import files_of_folder, folder_format, refuse_folder
 from matex_data.reading.source import Source
 from matex_data.sampling.split import Ties
+from matex_data.transforms.categories import encode_categories, requested_categories, without_categories
+from matex_data.transforms.categories import one_hot as make_one_hot
 from matex_data.transforms.continuity import find_continuing, sample_coordinate
 from matex_data.transforms.evaluation import missing_engine
 from matex_data.transforms.events import EventOptions
 from matex_data.transforms.expressions import parse
 from matex_data.transforms.file_fields import FileFields
+from matex_data.transforms.imputing import Imputation, check_rules
 from matex_data.transforms.missing import Missing, check_missing, fill_missing, find_complete
 from matex_data.transforms.names import fields_to_read
 from matex_data.transforms.new_fields import Derive, NewFields, named_by
@@ -43,6 +49,7 @@ from matex_data.transforms.windows import sliding_windows, window_shape
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+WITH_CATEGORIES = ("csv",)  # formats whose readers know all values of a column
 STACKED = "inputs"  # name of the field of stack=True
 
 Arrays = Any
@@ -61,6 +68,7 @@ def open_dataset(
     where: str | None = None,
     file_fields: FileFields | None = None,
     derive: Derive | None = None,
+    one_hot: Names = None,
     flatten: Names = None,
     pad: Pad | None = None,
     keep: Keep = FIRST,
@@ -110,6 +118,9 @@ def open_dataset(
         ``sum``, ``count``, ``min``, ``max``, ``mean``, ``any`` and ``all`` make one number for each sample, of fields
         with a shape as well. Texts and categories are compared with texts. The fields are like others, for inputs,
         targets, ``where``, other derived fields and splits; patterns of ``inputs`` do not stand for them.
+    one_hot : str, or list of str. Fields of texts, categories or integers that become vectors of float32 with an entry
+        for each of the sorted values of all samples, which the attribute ``categories`` of the field lists. Missing
+        values have zeros alone.
     flatten : str, or list of str. Names or patterns (``"Muon_*"``) of ragged fields of the same objects. The objects
         are the samples; the other fields of their event are repeated.
     pad : dict of int by name or pattern, such as ``{"Muon_*": 8}``. The ragged field becomes dense, of shape (8,), with
@@ -152,7 +163,9 @@ def open_dataset(
     missing : treatment of missing numbers, which are NaN. "nan": keep them. A number: replace them by it. "mask":
         replace them by 0; the field ``<name>_mask`` is True for all other numbers. "drop": leave out samples with any,
         and those with missing texts, which are empty, or codes of no category, which are -1; this takes one read of
-        the data when it is opened.
+        the data when it is opened. A dict by field or pattern, ``{"age": "mean", "sex": "mode", "*": 0}``: numbers,
+        the mean, the most frequent value of numbers, texts or categories, or "nan" to keep them. Means and modes are
+        those of all samples, and after ``split`` or ``kfold`` those of the first set, which all sets get.
     on_error : treatment of samples that cannot be read: damaged chunks and images, rows that do not parse. "raise": all
         ranks raise the error. "skip": leave them out of their batches, which become smaller (with ``remainder="pad"``,
         padding of sample weight 0 replaces them). The number of steps stays. Rank 0 warns at the end of each epoch, and
@@ -162,10 +175,12 @@ def open_dataset(
         writes it, and later ones only compare the sizes and times of the files with it, each rank of its share. Files
         that have changed are indexed anew, with a warning. Only the files of the data set are compared, not those that
         they refer to (external and virtual datasets of HDF5).
-    options : options of the format's reader.
+    options : options of the format's reader. ``dtype={"species": "category"}`` is one of every format: the field has
+        codes, int32, which are positions in the sorted values of all samples, and -1 for missing ones; the attribute
+        ``categories`` of the field lists the values.
 
-    These options apply in the order ``file_fields``, ``derive``, ``where``, ``flatten``, ``pad``, ``stack``,
-    ``window``, ``missing``.
+    These options apply in the order ``file_fields``, ``derive``, ``where``, ``flatten``, ``pad``, ``one_hot``,
+    ``stack``, ``window``, ``missing``.
 
     Returns
     -------
@@ -208,6 +223,8 @@ def open_dataset(
     ((), True)
     """
     check_missing(missing)
+    if isinstance(missing, Mapping):
+        check_rules(missing)
     check_stack(stack)
     elements = ElementSpec(inputs, targets, weights)
     check_elements(elements)
@@ -216,7 +233,7 @@ def open_dataset(
     created = NewFields.of(file_fields, derive)
     sessions = read_sessions(comm)
     arguments = (
-        f"{inputs=}, {targets=}, {weights=}, {format=}, {where=}, {file_fields=}, {derive=}, {flatten=}, "
+        f"{inputs=}, {targets=}, {weights=}, {format=}, {where=}, {file_fields=}, {derive=}, {one_hot=}, {flatten=}, "
         f"{pad=}, {keep=}, {stack=}, {static_as_inputs=}, {window=}, {stride=}, {horizon=}, {lead=}, {along=}, {io=}, "
         f"{window_bytes=}, {block_bytes=}, {global_reads=}, {cache=}, "
         f"{missing=}, {on_error=}, {index=}, options={text_of(options)}"
@@ -226,13 +243,18 @@ def open_dataset(
     io = io if held is None else "independent"
     if static_as_inputs:
         options["static_as_inputs"] = True
+    categories = requested_categories(options)
+    if categories and (held is not None or _makes_no_categories(sessions.comm, files[0], format, options)):
+        options = without_categories(options)
+    else:
+        categories = []
     if weights is not None and weights not in created:
         probe = Reading(format, [weights], options, memory=held)
         elements, created = _with_weights(sessions.comm, files, probe, elements, created)
     if created.expressions or where is not None:
         sessions.comm.agree(missing_engine())
     made = [STACKED] if stack else []
-    masked = ["*"] if missing == "mask" else list(events.pad)
+    masked = ["*"] if missing == "mask" or isinstance(missing, Mapping) else list(events.pad)
     names = events.fields_to_read(fields_to_read(elements.required, masked, *made, *created.expressions))
     names = created.to_read(None if names is None else [*names, *created.expressions])
     shape = None if window is None else window_shape(window, stride, horizon, lead, targets)
@@ -242,15 +264,18 @@ def open_dataset(
     reading = Reading(format, names, options, coordinate=spans_files and along is None, memory=held)
     found = index_files(sessions.comm, files, reading, None if index is None else os.fspath(index))
     elements = elements.expanded(found.fields)
-    _check_listed(found)
-    found = created.add(add_static_fields(found, names) if static_as_inputs else found)
+    _check_selected(found, "sel" in options)
     opened = partial(Source, sessions, io=io, window_bytes=window_bytes, cache=None, on_error=on_error)
+    coded = [name for name in categories if names is None or name in names or name in created]
+    encode = partial(encode_categories, names=coded, opened=opened)
+    found = created.add(add_static_fields(found, names) if static_as_inputs else found, encode=encode)
     along = along or sample_coordinate(found.fields)
     continues = find_continuing(opened, found, along) if spans_files and along is not None else None
     samples: Samples | None
     rows = found.files.rows
     found, samples, identity, flat = events.apply(found, opened, elements)
     check_weights(elements, found.fields)
+    found = make_one_hot(found, as_list(one_hot), opened)
     if stack:
         others = dict.fromkeys([*as_list(elements.targets), *as_list(elements.weights)])
         kept = [name for name in others if name in found.fields]
@@ -266,25 +291,34 @@ def open_dataset(
     share_facts(sessions.comm, filled.files)
     source = Source(sessions, filled, io, window_bytes, cache, block_bytes, global_reads, identity, on_error)
     samples = find_complete(source, samples) if missing == "drop" else samples
+    imputation = Imputation.of(missing, filled.fields, identity) if isinstance(missing, Mapping) else None
+    if imputation is not None:
+        source = imputation.fitted(source, samples or Runs(np.array([0]), np.array([len(filled)])))
+        imputation = imputation if imputation.learns else None
     further = FurtherFields(sessions.comm, files, reading, created, rows, opened, reshape)
-    return Dataset(source, elements, samples, ties, further.open)
+    return Dataset(source, elements, samples, ties, further.open, imputation=imputation)
 
 
-def _check_listed(index: Index) -> None:
-    """Raise ``FormatError`` unless the files have all samples that ``sel=`` lists by value."""
-    wanted = index.facts.get(LISTED)
-    if wanted is not None and len(index) != int(wanted):
+def _check_selected(index: Index, by_value: bool) -> None:
+    """Raise ``FormatError`` if ``sel=`` selects no sample, or lists samples by value that the files do not have."""
+    listed = index.facts.get(LISTED)
+    if len(index) != int(listed) if listed is not None else by_value and not len(index):
         raise FormatError(
-            "sel= lists samples that the files do not have",
+            "sel= names samples that the files do not have",
             file=index.files.paths[0],
-            expected=f"{wanted} samples, one for each value",
+            expected="one sample at least" if listed is None else f"{listed} samples, one for each value",
             found=f"{len(index)}",
-            remedy='correct the values, or select with a slice, such as slice("2015-01", "2015-03")',
+            remedy='correct the values; a slice selects what there is, such as slice("2015-01", "2015-03")',
         )
 
 
 def _unchanged(index: Index) -> Index:
     return index
+
+
+def _makes_no_categories(comm: Communicator, path: str, format: str | None, options: dict[str, Any]) -> bool:
+    """Return whether the reader of a file knows no vocabularies, which are then made here. *Collective*."""
+    return resolve_format(comm, path, format, options) not in WITH_CATEGORIES
 
 
 def _hold(

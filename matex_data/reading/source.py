@@ -175,6 +175,12 @@ class Source:
         source.profile, source.skipped = self.profile, self.skipped
         return source, self.mapped
 
+    def with_index(self, index: Index, transforms: str) -> Source:
+        """Return the same opened files with another index, whose rows are the same; they share memory and counters."""
+        source = copy(self)
+        source.index, source.transforms = index, transforms
+        return source
+
     def alone(self) -> Source:
         """Return the opened files for reads that this process makes on its own."""
         source = copy(self)

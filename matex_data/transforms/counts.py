@@ -21,14 +21,14 @@ MOST_VALUES = 1_000_000  # that all ranks keep: some 100 MB of Python objects
 Counts = Mapping[Any, int]
 
 
-def value_counts(source: Source, samples: Samples, name: str) -> dict[Any, int]:
+def value_counts(source: Source, name: str, samples: Samples) -> dict[Any, int]:
     """Return how often each value of a field occurs. *Collective*: each rank reads its block.
 
     Parameters
     ----------
     source : the opened files.
-    samples : samples of all ranks, ascending.
     name : of the field. Of arrays and lists, all elements count.
+    samples : samples of all ranks, ascending.
 
     Raises
     ------
@@ -47,6 +47,11 @@ def value_counts(source: Source, samples: Samples, name: str) -> dict[Any, int]:
     source.comm.agree(first_error)
     counts = merged_counts(source.comm, name, own)
     return dict(sorted(sorted(counts.items()), key=lambda item: -item[1]))
+
+
+def by_value(counts: Counts) -> dict[Any, int]:
+    """Return the counts in the order of the values."""
+    return dict(sorted(counts.items()))
 
 
 def class_weights(counts: Counts) -> dict[Any, float]:

@@ -29,16 +29,18 @@ from matex_data.transforms.select import select_samples
 
 MODES = ("nan", "mask", "drop")
 TILE = 1 << 18  # numbers tested at once: temporary arrays stay in the processor's cache
-Missing = str | float
+Missing = str | float | Mapping[str, str | float]
 
 
 def check_missing(missing: Missing) -> None:
-    """Raise ``FormatError`` if ``missing`` is no valid value of ``missing=``."""
+    """Raise ``FormatError`` if ``missing`` is no valid value of ``missing=``; see `check_rules` for dicts."""
+    if isinstance(missing, Mapping):
+        return
     number = isinstance(missing, Real) and not isinstance(missing, bool)
     if not number and missing not in MODES:
         raise FormatError(
             "unknown treatment of missing values",
-            expected=f"missing= one of {MODES}, or a number that replaces them",
+            expected=f"missing= one of {MODES}, a number that replaces them, or a dict by field",
             found=repr(missing),
         )
 
@@ -49,7 +51,8 @@ def fill_missing(index: Index, missing: Missing, names: Sequence[str] | None) ->
     Parameters
     ----------
     index : index with missing numbers as NaN.
-    missing : value of ``missing=``; for "nan" and "drop" the index is returned as it is.
+    missing : value of ``missing=``; for "nan" and "drop" the index is returned as it is. Of a dict, only the masks that
+        are requested are made.
     names : requested fields, masks among them; None: all.
 
     Raises
@@ -58,8 +61,11 @@ def fill_missing(index: Index, missing: Missing, names: Sequence[str] | None) ->
     """
     if isinstance(missing, str) and missing != "mask":
         return index
+    by_field = isinstance(missing, Mapping)
     floats = [field for field in index.fields.values() if field.dtype.kind == "f" and not field.ragged]
-    masked = [f for f in floats if missing == "mask" and (names is None or MASK.format(f.name) in names)]
+    whole = names is None and not by_field
+    masked = [f for f in floats if whole or MASK.format(f.name) in (names or ())]
+    masked = masked if by_field or missing == "mask" else []
     masks = {MASK.format(field.name): field for field in masked}
     for name in masks:
         if name in index.fields:
@@ -72,6 +78,8 @@ def fill_missing(index: Index, missing: Missing, names: Sequence[str] | None) ->
     files = index.files
     if masks:
         files = DerivedFiles(files, partial(_masked, {name: field.name for name, field in masks.items()}))
+    if isinstance(missing, Mapping):
+        return Index(fields, files, index.static, index.facts)
     number = 0.0 if isinstance(missing, str) else float(missing)
     mask_of = {field.name: MASK.format(field.name) if field in masked else None for field in floats}
     post_process = partial(_replace, mask_of, number)
@@ -127,6 +135,27 @@ def _replace_in(array: Array, mask: Array | None, number: float, destination: In
         if absent.any():
             rows[absent] = number
             array[selected] = rows
+
+
+def replace_missing(array: Array, field: Field, value: Any, destination: Integers) -> None:
+    """Replace the missing values in rows of an array.
+
+    Parameters
+    ----------
+    array : [n, ...], which may be a view of one column.
+    field : of which the values are.
+    value : that replaces missing ones; a text for texts.
+    destination : the rows.
+    """
+    if array.dtype.kind == "f":
+        _replace_in(array, None, float(value), destination)
+        return
+    rows = array[destination]
+    absent = is_missing(rows, field)
+    if absent.any():
+        text = isinstance(value, str) and array.dtype.kind != "U"
+        rows[absent] = value.encode("utf-8", "surrogateescape") if text else value
+        array[destination] = rows
 
 
 def find_complete(source: Source, samples: Samples | None) -> Samples:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from matex_data.errors import FormatError
@@ -61,13 +61,16 @@ class NewFields:
         derived = [field for name in in_order(self.expressions, names) for field in self.expressions[name].fields]
         return [name for name in dict.fromkeys([*names, *derived]) if name not in self] or None
 
-    def add(self, index: Index, names: Sequence[str] | None = None) -> Index:
+    def add(
+        self, index: Index, names: Sequence[str] | None = None, encode: Callable[[Index], Index] | None = None
+    ) -> Index:
         """Return the index with the new fields.
 
         Parameters
         ----------
         index : of the files.
         names : of the fields that are wanted; None: all.
+        encode : called with the index of all fields that are not derived, makes categories of texts; None: nothing.
 
         Raises
         ------
@@ -76,7 +79,9 @@ class NewFields:
         ordered = in_order(self.expressions, self.expressions if names is None else names)
         used = {*(names or ()), *(field for name in ordered for field in self.expressions[name].fields)}
         of_files = {name: values for name, values in self.file_fields.items() if names is None or name in used}
-        return add_expressions(add_file_fields(index, of_files), {name: self.expressions[name] for name in ordered})
+        index = add_file_fields(index, of_files)
+        index = index if encode is None else encode(index)
+        return add_expressions(index, {name: self.expressions[name] for name in ordered})
 
 
 def named_by(expression: Expression) -> str | None:

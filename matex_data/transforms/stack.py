@@ -16,6 +16,8 @@ from matex_data.index.table import Matrix
 
 AXES = {"last": -1, "first": 1}
 """Axis of an array of rows along which ``stack=`` puts the fields."""
+COLUMNS_AXIS = "columns_axis"
+"""Attribute of a stack: axis of an array of rows along which the columns lie."""
 Stack = bool | str
 
 
@@ -68,21 +70,34 @@ def stack_fields(index: Index, names: Sequence[str], name: str, kept: Sequence[s
     if name in kept:
         raise FormatError(f"another field already has the name of the stack, {name!r}", field=name)
     counts = tuple(None if field.shape == shape else field.shape[0] for field in fields)
-    columns = [column for field, count in zip(fields, counts, strict=True) for column in _columns(field.name, count)]
+    columns = [column for field, count in zip(fields, counts, strict=True) for column in _columns(field, count)]
     axis = AXES["last" if isinstance(stack, bool | np.bool_) else stack]
     dtype = np.result_type(*(f.dtype for f in fields))
     whole = (*shape, len(columns)) if axis == -1 else (len(columns), *shape)
-    schema = {name: Field(name, whole, dtype, attributes={"columns": columns}), **{n: index.fields[n] for n in kept}}
+    schema = {
+        name: Field(name, whole, dtype, attributes={"columns": columns, COLUMNS_AXIS: axis}),
+        **{n: index.fields[n] for n in kept},
+    }
     files = DerivedFiles(index.files, partial(_stacked, tuple(names), name, tuple(kept), axis, counts))
     return Index(schema, files, index.static)
+
+
+def column_axis(field: Field) -> int | None:
+    """Return the axis of an array of rows along which the columns of a stack lie; None: the field is no stack."""
+    return field.attributes.get(COLUMNS_AXIS)
 
 
 def _fits(field: Field, shape: tuple[int, ...]) -> bool:
     return not field.ragged and field.dtype.kind in "biuf" and shape in (field.shape, field.shape[1:])
 
 
-def _columns(name: str, count: int | None) -> list[str]:
-    return [name] if count is None else [f"{name}[{number}]" for number in range(count)]
+def _columns(field: Field, count: int | None) -> list[str]:
+    if count is None:
+        return [field.name]
+    categories = field.attributes.get("categories")
+    if isinstance(categories, list) and len(categories) == count:  # one-hot
+        return [f"{field.name}[{category}]" for category in categories]
+    return [f"{field.name}[{number}]" for number in range(count)]
 
 
 def _stacked(

@@ -1,0 +1,277 @@
+"""Missing values by field: numbers, means and most frequent values, of the samples of a training set.
+
+The statistics are those of the first set of a split, which validation and test sets share: nothing of these leaks into
+what the training set is filled with. Before a split they are those of all samples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from matex_data._types import Array, Integers
+from matex_data.errors import FieldNotFound, FormatError, near_matches
+from matex_data.fields import MASK, Field, Schema
+from matex_data.index.chosen import Samples
+from matex_data.index.model import Index
+from matex_data.mpi.communicator import Communicator
+from matex_data.reading.source import Source
+from matex_data.transforms.counts import merged_counts
+from matex_data.transforms.missing import is_missing, replace_missing
+from matex_data.transforms.names import is_pattern, matches
+from matex_data.transforms.stack import column_axis
+
+KEEP, MEAN, MODE = "nan", "mean", "mode"
+Rule = str | float
+Rules = Mapping[str, Rule]
+"""Treatment of missing values by field name or pattern: a number, "mean", "mode", or "nan" to keep them."""
+
+
+def check_rules(rules: Rules) -> None:
+    """Raise ``FormatError`` if the rules are no valid value of ``missing=``."""
+    for name, rule in rules.items():
+        number = isinstance(rule, Real) and not isinstance(rule, bool)
+        if not number and rule not in (KEEP, MEAN, MODE):
+            raise FormatError(
+                "unknown treatment of missing values",
+                field=name,
+                expected='a number, "mean", "mode" or "nan"',
+                found=repr(rule),
+            )
+
+
+@dataclass(frozen=True)
+class Column:
+    """Field, or column of a stack, whose missing values are replaced.
+
+    Parameters
+    ----------
+    name : of the field.
+    number : of the column; None: the whole field.
+    axis : of an array of rows, along which the columns lie.
+    rule : the treatment.
+    """
+
+    name: str
+    number: int | None
+    axis: int
+    rule: Rule
+
+    def of(self, array: Array) -> Array:
+        """Return the view of an array of rows that has the column."""
+        if self.number is None:
+            return array
+        return array[:, self.number] if self.axis == 1 else array[..., self.number]
+
+
+def find_columns(fields: Schema, rules: Rules) -> list[Column]:
+    """Return the columns that the rules apply to; names come before patterns, patterns in their order.
+
+    Raises
+    ------
+    FieldNotFound : a name is no field.
+    FormatError : a named field cannot have missing values, or has no mean.
+    """
+    ordered = sorted(rules, key=is_pattern)
+    found: list[Column] = []
+    used: set[str] = set()
+    for field in fields.values():
+        for column, number, axis in _columns(field):
+            pattern = next((one for one in ordered if matches(one, column)), None)
+            if pattern is None:
+                continue
+            used.add(pattern)
+            rule = rules[pattern]
+            if rule == KEEP or not _applies(field, column, rule, named=pattern == column):
+                continue
+            found.append(Column(field.name, number, axis, rule))
+    unused = next((name for name in ordered if name not in used and not is_pattern(name)), None)
+    if unused is not None:
+        known = [column for field in fields.values() for column, _, _ in _columns(field)]
+        raise FieldNotFound("missing= names no field", field=unused, expected=f"one of {near_matches(unused, known)}")
+    return found
+
+
+def _columns(field: Field) -> Iterator[tuple[str, int | None, int]]:
+    """Yield name, number and axis of each column of a field."""
+    names = field.attributes.get("columns")
+    axis = column_axis(field)
+    if axis is None or not isinstance(names, list):
+        yield field.name, None, 0
+        return
+    for number, name in enumerate(names):
+        yield name.partition("[")[0], number, axis
+
+
+def _applies(field: Field, name: str, rule: Rule, named: bool) -> bool:
+    """Return whether a rule applies to a field; raise ``FormatError`` if it is one for this field that cannot."""
+    numbers = field.dtype.kind == "f" and not field.ragged
+    classes = not field.ragged and (field.dtype.kind in "SUO" or isinstance(field.attributes.get("categories"), list))
+    if numbers or (classes and rule == MODE):
+        return True
+    if named and not (field.dtype.kind in "biu" and not classes):  # integers have no missing values
+        raise FormatError(
+            f"missing= has no such treatment of {name!r}",
+            field=name,
+            expected='"mode", the most frequent value' if classes else "a field of numbers",
+            found=f"{rule!r} for {field.description}",
+        )
+    return False
+
+
+@dataclass(frozen=True)
+class Imputation:
+    """Treatment of missing values whose statistics follow from samples.
+
+    Parameters
+    ----------
+    columns : that are treated.
+    masks : field of the mask of a field, by the name of the latter.
+    transforms : text that identifies the samples without it, see `Source`.
+    """
+
+    columns: Sequence[Column]
+    masks: Mapping[str, str]
+    transforms: str
+
+    @classmethod
+    def of(cls, rules: Rules, fields: Schema, transforms: str) -> Imputation:
+        """Return the treatment of the fields of a data set by the rules of ``missing=``."""
+        masks = {name: MASK.format(name) for name in fields if MASK.format(name) in fields}
+        return cls(find_columns(fields, rules), masks, transforms)
+
+    @property
+    def learns(self) -> bool:
+        """Return whether any value depends on samples."""
+        return any(column.rule in (MEAN, MODE) for column in self.columns)
+
+    def fitted(self, source: Source, samples: Samples) -> Source:
+        """Return the opened files with the statistics of some samples. *Collective*.
+
+        Each rank reads its block of the samples once. The result is equal on any number of ranks, to the last bit.
+
+        Raises
+        ------
+        FormatError : a column has no value at all, or infinite ones.
+        DataError : the first error of any rank, on every rank.
+        """
+        names = list(dict.fromkeys(c.name for c in self.columns if c.rule in (MEAN, MODE)))
+        fields = source.index.fields
+        tallies = [_TALLIES[c.rule](c, fields[c.name]) if c.rule in _TALLIES else None for c in self.columns]
+        error: Exception | None = None
+        for _, arrays in source.blocks(samples, names) if names else ():
+            try:
+                if error is None:
+                    for column, tally in zip(self.columns, tallies, strict=True):
+                        if tally is not None:
+                            tally.add(column.of(arrays[column.name]))
+            except (
+                Exception
+            ) as raised:  # of any kind: the other ranks have to raise it, once they have read their blocks
+                error = raised
+        source.comm.agree(error)
+        merged = [c.rule if t is None else t.merged(source.comm) for c, t in zip(self.columns, tallies, strict=True)]
+        index = source.index
+        fill = partial(_fill, tuple(zip(self.columns, merged, strict=True)), self.masks, fields)
+        filled = Index(fields, index.files, index.static, index.facts, fill)
+        digest = hashlib.blake2b(repr(merged).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+        return source.with_index(filled, f"{self.transforms}missing {digest}")
+
+
+def _fill(
+    values: Sequence[tuple[Column, Any]],
+    masks: Mapping[str, str],
+    fields: Schema,
+    arrays: Mapping[str, Array],
+    destination: Integers,
+) -> None:
+    """Replace the missing values in the rows ``destination`` of the arrays, and fill the masks."""
+    for name, mask in masks.items():
+        if name in arrays and mask in arrays and fields[name].dtype.kind == "f":
+            arrays[mask][destination] = ~np.isnan(arrays[name][destination])
+    for column, value in values:
+        if column.name in arrays:
+            replace_missing(column.of(arrays[column.name]), fields[column.name], value, destination)
+
+
+class _Mean:
+    """Mean of numbers, exact before it is rounded, so that it depends on no order.
+
+    A float is an integer of 53 bits times a power of two. The integers are added by power, in halves that do not
+    overflow.
+    """
+
+    def __init__(self, column: Column, field: Field) -> None:
+        self._column, self._dtype = column, field.dtype
+        self._sums: dict[int, int] = {}
+        self._count = 0
+
+    def add(self, array: Array) -> None:
+        """Add numbers; NaN do not count."""
+        values = array[~np.isnan(array)].astype(np.float64)
+        if not np.isfinite(values).all():
+            raise FormatError(
+                "a field with infinite numbers has no mean", field=self._column.name, expected="finite numbers"
+            )
+        fraction, exponent = np.frexp(values)
+        mantissa = np.ldexp(fraction, 53).astype(np.int64)
+        powers, group = np.unique(exponent, return_inverse=True)
+        high, low = np.zeros(len(powers), np.int64), np.zeros(len(powers), np.int64)
+        np.add.at(high, group, mantissa >> 26)
+        np.add.at(low, group, mantissa & (1 << 26) - 1)
+        for power, upper, lower in zip(powers.tolist(), high.tolist(), low.tolist(), strict=True):
+            self._sums[power] = self._sums.get(power, 0) + (upper << 26) + lower
+        self._count += len(values)
+
+    def merged(self, comm: Communicator) -> float:
+        """Return the mean of the numbers of all ranks. *Collective*."""
+        total, count = Fraction(0), 0
+        for sums, of_rank in comm.allgather((self._sums, self._count)):
+            total += sum(
+                (Fraction(number) * Fraction(2) ** (power - 53) for power, number in sums.items()), Fraction(0)
+            )
+            count += of_rank
+        if not count:
+            raise _no_value(self._column)
+        return float(self._dtype.type(float(total / count)))
+
+
+class _Mode:
+    """Most frequent value; of several the smallest."""
+
+    def __init__(self, column: Column, field: Field) -> None:
+        self._column, self._field = column, field
+        self._counts: dict[Any, int] = {}
+
+    def add(self, array: Array) -> None:
+        """Count values; missing ones do not count."""
+        values = array[~is_missing(array, self._field)]
+        unique, counts = np.unique(values, return_counts=True)
+        for value, count in zip(unique.tolist(), counts.tolist(), strict=True):
+            self._counts[value] = self._counts.get(value, 0) + count
+
+    def merged(self, comm: Communicator) -> Any:
+        """Return the most frequent value of all ranks. *Collective*."""
+        counts = merged_counts(comm, self._column.name, self._counts)
+        if not counts:
+            raise _no_value(self._column)
+        return min(counts, key=lambda value: (-counts[value], value))
+
+
+_TALLIES: dict[Any, Callable[[Column, Field], _Mean | _Mode]] = {MEAN: _Mean, MODE: _Mode}
+
+
+def _no_value(column: Column) -> FormatError:
+    return FormatError(
+        f"missing= needs the {column.rule} of a field without values",
+        field=column.name,
+        expected="one value at least in the samples that count",
+        remedy="give a number in its place",
+    )
