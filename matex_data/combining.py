@@ -191,7 +191,7 @@ def _sources(datasets: Sequence[Dataset]) -> list[Source]:
     fitted = next((number for number, data in enumerate(datasets, 1) if data._imputation is not None), None)
     if fitted is not None:
         raise PartitionError(
-            f"data set {fitted} has means in place of missing values, which a split of the result could not compute anew",
+            f"data set {fitted} has means for missing values, which a split of the result could not compute anew",
             expected='missing= without "mean" and "mode"',
             remedy="leave out missing=, or give a number, such as the mean of a training set",
         )
