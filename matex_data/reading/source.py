@@ -177,8 +177,8 @@ class Source:
 
     def with_index(self, index: Index, transforms: str) -> Source:
         """Return the same opened files with another index, whose rows are the same; they share memory and counters."""
-        source = copy(self)
-        source.index, source.transforms = index, transforms
+        source = object.__new__(Source)  # a copy would share no communicator
+        source.__dict__.update({**self.__dict__, "index": index, "transforms": transforms})
         return source
 
     def alone(self) -> Source:
