@@ -20,6 +20,7 @@ from matex_data.index.model import Index
 from matex_data.index.stamps import Stamp
 from matex_data.readers import compression
 from matex_data.readers.collective import IndexingRanks
+from matex_data.readers.fits.headers import holds_rows
 from matex_data.readers.formats import (
     FORMATS,
     HDF5_MAGIC,
@@ -98,7 +99,8 @@ def detect(path: str, head: bytes, options: Mapping[str, Any] | None = None) -> 
 
     Magic bytes decide first, also those of formats without a reader, then the begin of the text, then the name. Text
     tables have neither: all of ``head`` is parsed. An HDF5 file is netCDF-4 or openPMD if it has the marks of these,
-    and a table whose first record names an image file is a manifest of images.
+    and a table whose first record names an image file is a manifest of images. A FITS file whose first data are a
+    table or a cube is no image.
 
     Parameters
     ----------
@@ -117,6 +119,8 @@ def detect(path: str, head: bytes, options: Mapping[str, Any] | None = None) -> 
     by_text = [name for name, format in formats.items() if format.matches_text(text)]
     by_name_alone = [name for name in by_name if name != "csv" and not formats[name].magic]
     for name in (*by_both, *by_magic, *by_text, *by_name_alone):
+        if name == "images" and (holds_rows(path, head) or {"hdu", "sample_axis"} & set(options or {})):
+            return "fits"
         return _kind_of_hdf5(path) if name == "hdf5" else name
     _refuse_content(path, head, text, by_name)
     for name in by_name:

@@ -212,6 +212,7 @@ FORMATS: dict[str, Format] = {
         folder="matex_data.readers.images.probing:is_image_folder",
         stamped=False,
     ),
+    "fits": Format("matex_data.readers.fits.reader:index"),  # FITS files that begin with a table or a cube
     "cifar": Format("matex_data.readers.cifar:index", names=(*CIFAR_NAMES, *(f"{name}.bin" for name in CIFAR_NAMES))),
 }
 """Built-in formats by name. They take precedence over those of other packages."""

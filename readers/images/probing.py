@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from matex_data.paths import natural_sorted
+from matex_data.readers.fits.headers import holds_rows
 from matex_data.readers.formats import FORMATS, TABLE_SUFFIXES, TEXT_SUFFIXES
 from matex_data.readers.images.folders import is_hidden, is_image
 from matex_data.readers.images.manifest import names_images
@@ -26,7 +27,7 @@ def is_image_folder(path: str) -> bool:
     images = sum(is_image(name) for name in files)
     data = sum(_is_data(name) for name in files)
     if images or data:
-        return images > data
+        return images > data and not _are_tables(path, files)
     if any(name.lower().endswith(TABLE_SUFFIXES) for name in files):
         return (
             len(folders) > 1
@@ -66,6 +67,12 @@ def _image_folders(path: str, folders: Sequence[str]) -> Iterator[str]:
             yield top
         else:
             waiting += [(f"{name}/{other}", top) for other in below]
+
+
+def _are_tables(path: str, files: Sequence[str]) -> bool:
+    """Return whether the first of the images is a FITS file of a table or a cube."""
+    first = natural_sorted(name for name in files if is_image(name))[:1]
+    return any(holds_rows(str(Path(path, name)), _head(Path(path, name))) for name in first)
 
 
 def _manifests(path: str, files: Sequence[str]) -> list[str]:

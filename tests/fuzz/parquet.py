@@ -27,7 +27,12 @@ def write(folder: Path) -> list[Path]:
 def read(path: Path) -> dict[str, Any]:
     """Return the values by pyarrow's own conversions, as far as the schema is that of the files written above."""
     checked = pq.ParquetFile(path, page_checksum_verification=True).read(use_threads=False)
-    return {name: values for column in checked.column_names for name, values in _fields(column, checked[column])}
+    return values(checked)
+
+
+def values(table: pa.Table) -> dict[str, Any]:
+    """Return the fields of a table by pyarrow's own conversions."""
+    return {name: found for column in table.column_names for name, found in _fields(column, table[column])}
 
 
 def _fields(name: str, column: pa.ChunkedArray) -> list[tuple[str, Any]]:

@@ -20,7 +20,7 @@ from PIL import Image
 
 from matex_data import DataError
 from matex_data.readers.event_text.lhe import CLOSE
-from tests.fuzz import parquet
+from tests.fuzz import parquet, tables
 from tests.fuzz.readings import (
     EQUAL,
     WRONG,
@@ -54,7 +54,7 @@ INTEGERS = {"pid", "status", "id", "mother1", "mother2", "color1", "color2", "np
 def check_particles(format: str, path: Path, stage: Stage) -> Verdict:
     """Read a file by this package, then independently of it in a process of its own, and compare all fields of both."""
     stage("ours")
-    found = attempt(lambda: ours(path, format=format))
+    found = attempt(lambda: ours(path, format=NAMES.get(format, format)))
     if isinstance(found, Verdict):
         return found
     stage("reference")
@@ -213,8 +213,12 @@ REFERENCES: dict[str, Callable[[Path], Fields]] = {
     "root": read_root,
     "openpmd": read_openpmd,
     "parquet": parquet.read,
+    "arrow": tables.read_arrow,
+    "fits_table": tables.read_fits,
     "tar": read_tar,
 }
+NAMES = {"fits_table": "fits"}
+"""Format of the package, where the images of the same name are another one."""
 FORMATS = (*REFERENCES, "manifest")
 
 
@@ -280,4 +284,6 @@ WRITERS: dict[str, Callable[[Path], list[Path]]] = {
     "root": _write_root,
     "openpmd": _write_openpmd,
     "parquet": parquet.write,
+    "arrow": tables.write_arrow,
+    "fits_table": tables.write_fits,
 }

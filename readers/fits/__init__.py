@@ -1,0 +1,1 @@
+"""FITS files of astronomy: tables, and images whose planes or extensions are samples."""

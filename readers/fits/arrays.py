@@ -1,0 +1,168 @@
+"""Samples along an axis of a FITS image, or one in each of several image extensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from matex_data._types import Array
+from matex_data.codecs.pipeline import Pipeline
+from matex_data.errors import DecodeError, FormatError
+from matex_data.fields import Field
+from matex_data.index.chunked import Chunked
+from matex_data.index.library import LibraryRows
+from matex_data.index.model import FileIndex, Index, Layout
+from matex_data.index.scatter import Convert
+from matex_data.index.strided import Strided
+from matex_data.index.transposed import Transposed
+from matex_data.readers.decoding import Decoding
+from matex_data.readers.fits.columns import Biased
+from matex_data.readers.fits.headers import RESTORE, Unit
+
+DTYPES = {8: "u1", 16: ">i2", 32: ">i4", 64: ">i8", -32: ">f4", -64: ">f8"}
+_UNSIGNED = {(8, -128): "i1", (16, 2**15): "u2", (32, 2**31): "u4", (64, 2**63): "u8"}
+
+
+def array_index(path: str, unit: Unit, field: str, axis: int) -> Index:
+    """Return the index of the samples along an axis of an image.
+
+    Parameters
+    ----------
+    field : name of the field.
+    axis : of the samples, as NumPy counts axes: the slowest is 0.
+
+    Raises
+    ------
+    FormatError : the image has no such axis, or its header is damaged.
+    """
+    if unit.cards.get("ZIMAGE"):
+        return _compressed_index(path, unit, field, axis)
+    stored, dtype, convert = _values(path, unit)
+    shape = unit.shape
+    axis = _checked_axis(path, shape, axis)
+    sample = (*shape[:axis], *shape[axis + 1 :])
+    layout: Layout
+    if axis == 0:
+        layout = Strided(shape[0], unit.begin, prod(sample) * stored.itemsize, stored, sample, convert=convert)
+    else:
+        step = prod(shape[1:]) * stored.itemsize
+        before, after = shape[:axis], shape[axis + 1 :]
+        layout = Transposed(shape[axis], unit.begin, before, after, step, stored, tuple(range(len(sample))), convert)
+    return Index({field: Field(field, sample, dtype)}, [FileIndex(path, shape[axis], {field: layout})])
+
+
+def extensions_index(path: str, units: Sequence[Unit], field: str) -> Index:
+    """Return the index of image extensions of one shape and type, each of which is a sample.
+
+    Raises
+    ------
+    FormatError : they differ, or are compressed.
+    """
+    first = units[0]
+    stored, dtype, convert = _values(path, first)
+    keywords = ("BITPIX", "BSCALE", "BZERO", "BLANK")
+    for unit in units:
+        same = unit.shape == first.shape and all(unit.cards.get(k) == first.cards.get(k) for k in keywords)
+        if not same or unit.kind != "IMAGE":
+            raise FormatError(
+                "the extensions differ",
+                file=path,
+                expected=f"images of {dtype} of shape {first.shape}, without compression",
+                found=f"{unit.kind} of shape {unit.shape} in extension {unit.number}",
+                remedy="choose equal ones with hdu=",
+            )
+    count, nbytes = len(units), first.nbytes
+    layout = Chunked(
+        (count, *first.shape),
+        (1, *first.shape),
+        stored,
+        Pipeline((), stored.itemsize, nbytes),
+        np.arange(count),
+        np.array([unit.begin for unit in units], np.int64),
+        np.full(count, nbytes, np.int64),
+        np.zeros(count, np.int64),
+        np.zeros((), dtype),
+        convert,
+    )
+    return Index({field: Field(field, first.shape, dtype)}, [FileIndex(path, count, {field: layout})])
+
+
+def _values(path: str, unit: Unit) -> tuple[np.dtype[Any], np.dtype[Any], Convert | None]:
+    """Return the dtype of the stored pixels, that of the decoded ones, and the conversion, as astropy has them."""
+    bits, scale, zero = unit.cards.get("BITPIX"), unit.cards.get("BSCALE", 1), unit.cards.get("BZERO", 0)
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (scale, zero))
+    if bits not in DTYPES or not numbers:
+        found = f"BITPIX = {bits!r}, BSCALE = {scale!r}, BZERO = {zero!r}"
+        raise FormatError("the header of the image is damaged", file=path, found=found, remedy=RESTORE)
+    stored = np.dtype(DTYPES[bits])
+    blank = unit.cards.get("BLANK")
+    missing = (blank,) if type(blank) is int and bits > 0 else ()
+    if scale == 1 and not missing and (bits, zero) in _UNSIGNED:
+        unsigned = np.dtype(_UNSIGNED[bits, int(zero)])
+        return stored, unsigned, Biased(unsigned)
+    native = stored.newbyteorder("=")
+    if scale == 1 and zero == 0 and not missing:
+        return stored, native, None if stored == native else Decoding(native)
+    dtype = np.dtype("f4" if bits in (8, 16, -32) else "f8")
+    numbers_of = (None if scale == 1 else float(scale)), (None if zero == 0 else float(zero))
+    nulls = tuple(dtype.type(value) for value in missing)
+    return stored, dtype, Decoding(dtype, missing=nulls, scale=numbers_of[0], offset=numbers_of[1])
+
+
+def _checked_axis(path: str, shape: tuple[int, ...], axis: int) -> int:
+    if not -len(shape) <= axis < len(shape):
+        raise FormatError(
+            "the image has no such axis", file=path, expected=f"one of {len(shape)} axes", found=f"sample_axis={axis}"
+        )
+    return axis % len(shape)
+
+
+def _compressed_index(path: str, unit: Unit, field: str, axis: int) -> Index:
+    from astropy.io import fits
+
+    try:
+        with fits.open(path, memmap=False) as file:
+            section = file[unit.number].section
+            shape = tuple(section.shape)
+            dtype = section[tuple(slice(0, 1) for _ in shape)].dtype.newbyteorder("=")
+    except Exception as error:  # astropy raises errors of many kinds
+        raise FormatError("the compressed image cannot be read", file=path, found=error, remedy=RESTORE) from error
+    axis = _checked_axis(path, shape, axis)
+    sample = (*shape[:axis], *shape[axis + 1 :])
+    tile = unit.cards.get(f"ZTILE{len(shape) - axis}", 1)
+    layout = CompressedRows(path, unit.number, shape[axis], max(1, tile if type(tile) is int else 1), axis, dtype)
+    return Index({field: Field(field, sample, dtype)}, [FileIndex(path, shape[axis], {field: layout})])
+
+
+class CompressedRows(LibraryRows):
+    """Rows of a compressed image, which astropy reads.
+
+    Parameters
+    ----------
+    path : of the file.
+    number : of the unit.
+    rows, axis : length and position of the sample axis.
+    block_rows : rows of a tile.
+    dtype : of the rows.
+    """
+
+    def __init__(self, path: str, number: int, rows: int, block_rows: int, axis: int, dtype: np.dtype[Any]) -> None:
+        self.path, self.number, self.rows, self.block_rows = path, number, rows, min(block_rows, max(1, rows))
+        self.axis, self.dtype = axis, dtype
+
+    def read(self, start: int, stop: int) -> Array:
+        """Read rows, decompressed and scaled."""
+        from astropy.io import fits
+
+        try:
+            with fits.open(self.path, memmap=False) as file:
+                rows = file[self.number].section[(*(slice(None),) * self.axis, slice(start, stop))]
+        except Exception as error:  # astropy raises errors of many kinds
+            raise DecodeError(
+                "the compressed image cannot be read", file=self.path, row=start, found=error, remedy=RESTORE
+            ) from error
+        found: Array = np.moveaxis(rows, self.axis, 0).astype(self.dtype)
+        return found

@@ -1,0 +1,254 @@
+"""Columns of a FITS table: type, shape and scaling of each.
+
+Format: FITS standard 4.0, sections 7.2 (ASCII tables) and 7.3 (binary tables).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from matex_data._types import Array
+from matex_data.errors import DecodeError
+from matex_data.index.scatter import Convert
+from matex_data.readers.decoding import Decoding
+from matex_data.readers.fits.headers import Unit
+
+_FORM = re.compile(r"(\d*)([LXBIJKAEDCMPQ])(.*)$")
+_TEXT_FORM = re.compile(r"([AIFED])(\d+)(?:\.(\d+))?$")
+_DIM = re.compile(r"\(\s*\d+(?:\s*,\s*\d+)*\s*\)$")
+DTYPES = {"B": "u1", "I": ">i2", "J": ">i4", "K": ">i8", "E": ">f4", "D": ">f8", "C": ">c8", "M": ">c16", "L": "u1"}
+_UNSIGNED = {("B", -128): "i1", ("I", 2**15): "u2", ("J", 2**31): "u4", ("K", 2**63): "u8"}
+
+
+class UnreadableColumn(Exception):
+    """Column without an equivalent as NumPy arrays; the message says why."""
+
+
+@dataclass(frozen=True)
+class FitsColumn:
+    """Column of a table.
+
+    Parameters
+    ----------
+    name, unit : of the column.
+    offset : first byte in a row.
+    stored : dtype of an element in the file.
+    shape : of a row; of an element, if the rows are of variable length.
+    dtype : of the decoded values.
+    convert : writes decoded values for stored ones; None: they are equal.
+    descriptor : bytes of each of two integers, length and position of a row of variable length; 0: rows of one length.
+    is_text : the elements are texts.
+    """
+
+    name: str
+    unit: str
+    offset: int
+    stored: np.dtype[Any]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    convert: Convert | None
+    descriptor: int = 0
+    is_text: bool = False
+
+
+def binary_columns(unit: Unit) -> list[FitsColumn | tuple[str, str]]:
+    """Return the columns of a binary table; for one that cannot be read, its name and the reason.
+
+    Raises
+    ------
+    ValueError : the header is damaged.
+    """
+    found: list[FitsColumn | tuple[str, str]] = []
+    offset = 0
+    for number in range(1, unit.integer("TFIELDS") + 1):
+        form = _FORM.match(str(unit.cards.get(f"TFORM{number}", "")).strip().upper())
+        name = str(unit.cards.get(f"TTYPE{number}", f"col{number}")).strip() or f"col{number}"
+        if form is None:
+            raise ValueError(f"TFORM{number} = {unit.cards.get(f'TFORM{number}')!r}")
+        repeat, code = int(form[1] or 1), form[2]
+        width = _width(code, repeat)
+        try:
+            found.append(_binary_column(unit, number, name, repeat, code, form[3], offset))
+        except UnreadableColumn as reason:
+            found.append((name, str(reason)))
+        offset += width
+    if offset > unit.shape[-1]:
+        raise ValueError(f"columns of {offset} bytes in rows of {unit.shape[-1]} bytes")
+    return found
+
+
+def _width(code: str, repeat: int) -> int:
+    """Return the bytes of a column in a row."""
+    if code == "X":
+        return -(-repeat // 8)
+    return repeat * {"A": 1, "P": 8, "Q": 16}.get(code, 0) or repeat * np.dtype(DTYPES.get(code, "V0")).itemsize
+
+
+def _binary_column(unit: Unit, number: int, name: str, repeat: int, code: str, further: str, offset: int) -> FitsColumn:
+    descriptor = {"P": 4, "Q": 8}.get(code, 0)
+    if descriptor:
+        if repeat != 1 or not further or further[0] not in {*DTYPES, "A"}:
+            raise UnreadableColumn(f"rows of variable length of the type {further!r}")
+        code = further[0]
+    shape = _shape(unit, number, repeat) if not descriptor else ()
+    label = name, str(unit.cards.get(f"TUNIT{number}", "")).strip(), offset
+    if code == "A":
+        length = 1 if descriptor else (shape[-1] if len(shape) > 1 else repeat)
+        stored = np.dtype(f"S{max(1, length)}")
+        if not descriptor and not repeat:
+            raise UnreadableColumn("it has no bytes")
+        return FitsColumn(*label, stored, shape[:-1], stored, strip, descriptor, is_text=True)
+    if code == "X":
+        if not repeat:
+            raise UnreadableColumn("it has no bits")
+        stored = np.dtype((np.void, max(1, -(-repeat // 8))))
+        return FitsColumn(*label, stored, (), np.dtype(bool), Bits(repeat))
+    if code == "L":
+        return FitsColumn(*label, np.dtype("u1"), shape, np.dtype(bool), logical, descriptor)
+    return FitsColumn(*label, np.dtype(DTYPES[code]), shape, *scaling(unit, number, code), descriptor)
+
+
+def _shape(unit: Unit, number: int, repeat: int) -> tuple[int, ...]:
+    dim = str(unit.cards.get(f"TDIM{number}", "")).strip()
+    if _DIM.match(dim):
+        shape = tuple(int(length) for length in reversed(dim[1:-1].split(",")))
+        if prod(shape) <= repeat:  # further bytes are undefined
+            return shape
+    return () if repeat == 1 else (repeat,)
+
+
+def scaling(unit: Unit, number: int, code: str) -> tuple[np.dtype[Any], Convert | None]:
+    """Return the dtype of decoded numbers, and the conversion to them."""
+    stored = np.dtype(DTYPES[code])
+    scale, zero = _number(unit, f"TSCAL{number}", 1), _number(unit, f"TZERO{number}", 0)
+    null = unit.cards.get(f"TNULL{number}")
+    missing = (np.float64(null),) if isinstance(null, int) and code in "BIJK" else ()
+    if scale == 1 and not missing and (code, zero) in _UNSIGNED:
+        dtype = np.dtype(_UNSIGNED[code, int(zero)])
+        return dtype, Biased(dtype)
+    if scale == 1 and zero == 0 and not missing:
+        native = stored.newbyteorder("=")
+        return native, None if stored == native else Decoding(native)
+    if code in "CM":
+        raise UnreadableColumn("complex numbers with a scale")
+    numbers = (None if scale == 1 else float(scale)), (None if zero == 0 else float(zero))
+    return np.dtype("f8"), Decoding(np.dtype("f8"), missing=missing, scale=numbers[0], offset=numbers[1])
+
+
+def _number(unit: Unit, keyword: str, default: int) -> int | float:
+    value = unit.cards.get(keyword, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{keyword} = {value!r}")
+    return value
+
+
+def text_columns(unit: Unit) -> list[FitsColumn | tuple[str, str]]:
+    """Return the columns of an ASCII table.
+
+    Raises
+    ------
+    ValueError : the header is damaged.
+    """
+    found: list[FitsColumn | tuple[str, str]] = []
+    for number in range(1, unit.integer("TFIELDS") + 1):
+        form = _TEXT_FORM.match(str(unit.cards.get(f"TFORM{number}", "")).strip())
+        name = str(unit.cards.get(f"TTYPE{number}", f"col{number}")).strip() or f"col{number}"
+        begin = unit.integer(f"TBCOL{number}") - 1
+        if form is None or begin < 0 or not int(form[2]) or begin + int(form[2]) > unit.shape[-1]:
+            raise ValueError(f"TFORM{number} = {unit.cards.get(f'TFORM{number}')!r}, TBCOL{number} = {begin + 1}")
+        stored = np.dtype(f"S{form[2]}")
+        label = name, str(unit.cards.get(f"TUNIT{number}", "")).strip(), begin, stored, ()
+        if form[1] == "A":
+            found.append(FitsColumn(*label, stored, strip, is_text=True))
+            continue
+        scale, zero = _number(unit, f"TSCAL{number}", 1), _number(unit, f"TZERO{number}", 0)
+        null = unit.cards.get(f"TNULL{number}")
+        is_whole = form[1] == "I" and scale == 1 and zero == 0 and null is None
+        dtype = np.dtype(("i2" if int(form[2]) <= 4 else "i4" if int(form[2]) <= 9 else "i8") if is_whole else "f8")
+        text = None if null is None else str(null).strip().encode()
+        found.append(FitsColumn(*label, dtype, TextNumbers(dtype, text, float(scale), float(zero))))
+    return found
+
+
+def strip(rows: Array, out: Array) -> None:
+    """Write texts without the blanks at their ends; a text ends with its first NUL."""
+    texts = np.ascontiguousarray(rows)
+    letters = texts.view(np.uint8).reshape(*texts.shape, texts.itemsize)
+    ended = np.cumsum(letters == 0, axis=-1, dtype=bool)
+    cleaned = np.where(ended, 0, letters).astype(np.uint8).view(texts.dtype)[..., 0]
+    out[...] = np.strings.rstrip(cleaned)
+
+
+def logical(rows: Array, out: Array) -> None:
+    """Write logical values, of which those that are undefined (NUL) are False."""
+    np.equal(rows, ord("T"), out=out)
+
+
+@dataclass(frozen=True)
+class Biased:
+    """Conversion of integers that are stored with the other sign, of which the first bit differs.
+
+    Parameters
+    ----------
+    dtype : of the decoded integers, in native byte order.
+    """
+
+    dtype: np.dtype[Any]
+
+    def __call__(self, rows: Array, out: Array) -> None:
+        unsigned = np.dtype(f"u{self.dtype.itemsize}")
+        bits = rows.astype(rows.dtype.newbyteorder("=")).view(unsigned)
+        out[...] = (bits ^ unsigned.type(1 << (8 * self.dtype.itemsize - 1))).view(self.dtype)
+
+
+@dataclass(frozen=True)
+class Bits:
+    """Conversion of bits to truth values, the highest bit of a byte first.
+
+    Parameters
+    ----------
+    count : bits of a row.
+    """
+
+    count: int
+
+    def __call__(self, rows: Array, out: Array) -> None:
+        octets = np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), -1)
+        out[...] = np.unpackbits(octets, axis=1, count=self.count).astype(bool)
+
+
+@dataclass(frozen=True)
+class TextNumbers:
+    """Conversion of the texts of an ASCII table to numbers.
+
+    Parameters
+    ----------
+    dtype : of the numbers.
+    null : text of a missing number, without blanks; None: there is none.
+    scale, zero : the number is ``text * scale + zero``.
+    """
+
+    dtype: np.dtype[Any]
+    null: bytes | None
+    scale: float
+    zero: float
+
+    def __call__(self, rows: Array, out: Array) -> None:
+        texts = np.strings.strip(np.ascontiguousarray(rows))
+        is_missing = texts == (b"" if self.null is None else self.null)
+        texts = np.where(is_missing | (texts == b""), b"0", np.strings.replace(texts, b"D", b"E"))
+        try:
+            numbers = texts.astype(self.dtype)
+        except (ValueError, OverflowError) as error:
+            remedy = "the file is damaged: restore it from its source"
+            raise DecodeError("a text is no number", expected=self.dtype, found=error, remedy=remedy) from error
+        if self.dtype.kind == "f":
+            numbers = numbers * self.scale + self.zero
+            if self.null is not None:
+                numbers[is_missing] = np.nan
+        out[...] = numbers

@@ -1,0 +1,171 @@
+"""Headers of a FITS file: which of its extensions hold a table or an array, and where their data lie.
+
+Format: FITS standard 4.0, https://fits.gsfc.nasa.gov/fits_standard.html, sections 3 and 4.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from matex_data.errors import FormatError
+
+BLOCK = 2880  # bytes, of which headers and data are multiples
+CARD = 80  # bytes
+MAX_HEADER = 1 << 24  # bytes
+_VALUE = re.compile(r"\s*(?:'((?:[^']|'')*)'|([^/]*))")
+RESTORE = "the file is damaged: restore it from its source"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Header and data unit (HDU) of a file.
+
+    Parameters
+    ----------
+    number : of the unit; 0 is the primary one.
+    cards : values of the header by keyword.
+    begin : first byte of the data in the file.
+    """
+
+    number: int
+    cards: Mapping[str, Any]
+    begin: int
+
+    @property
+    def kind(self) -> str:
+        """Return "BINTABLE", "TABLE", "IMAGE", or another extension's name; that of the primary unit is "IMAGE"."""
+        return str(self.cards.get("XTENSION", "IMAGE")).strip()
+
+    @property
+    def name(self) -> str:
+        """Return the name of the unit, in capitals; "" if it has none."""
+        return str(self.cards.get("EXTNAME", "")).strip().upper()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the lengths of the axes, the slowest first, as NumPy has them."""
+        return tuple(self.integer(f"NAXIS{axis}") for axis in range(self.integer("NAXIS"), 0, -1))
+
+    @property
+    def nbytes(self) -> int:
+        """Return the number of bytes of the data, without padding."""
+        if not self.shape:
+            return 0
+        items = prod(self.shape) if not self.cards.get("GROUPS") else prod(self.shape[:-1])
+        return abs(self.integer("BITPIX")) // 8 * self.integer("GCOUNT", 1) * (self.integer("PCOUNT") + items)
+
+    @property
+    def is_table(self) -> bool:
+        """Return whether the unit is a table, and no compressed image or table."""
+        return self.kind in ("BINTABLE", "TABLE") and not self.cards.get("ZIMAGE") and not self.cards.get("ZTABLE")
+
+    def integer(self, keyword: str, default: int = 0) -> int:
+        """Return a whole number that is not negative, but for BITPIX.
+
+        Raises
+        ------
+        ValueError : the value is of another kind.
+        """
+        value = self.cards.get(keyword, default)
+        if type(value) is not int or (value < 0 and keyword != "BITPIX"):
+            raise ValueError(f"{keyword} = {value!r}")
+        return value
+
+
+def units(path: str, file: BinaryIO, size: int) -> Iterator[Unit]:
+    """Yield the units of a file. Their data are not read.
+
+    Raises
+    ------
+    FormatError : the file is damaged or truncated.
+    """
+    position = number = 0
+    while position < size:
+        file.seek(position)
+        try:
+            cards, length = _read_cards(file)
+            unit = Unit(number, cards, position + length)
+            end = unit.begin + unit.nbytes
+        except ValueError as error:
+            file.seek(position)
+            if number and not file.read(CARD).startswith(b"XTENSION"):
+                return  # bytes behind the last unit, which the standard allows
+            raise FormatError(
+                "a header is damaged",
+                file=path,
+                byte=position,
+                expected="cards of 80 bytes",
+                found=error,
+                remedy=RESTORE,
+            ) from error
+        if end > size:
+            raise FormatError(
+                "the file is truncated",
+                file=path,
+                byte=size,
+                expected=f"{end} bytes",
+                found=f"{size} bytes",
+                remedy="copy it again from its source",
+            )
+        yield unit
+        position = unit.begin - (-unit.nbytes // BLOCK) * BLOCK
+        number += 1
+
+
+def _read_cards(file: BinaryIO) -> tuple[dict[str, Any], int]:
+    """Return the cards of a header, and its length in bytes."""
+    cards: dict[str, Any] = {}
+    length = 0
+    while length < MAX_HEADER:
+        block = file.read(BLOCK)
+        length += BLOCK
+        if len(block) < BLOCK or not block[:8].strip(b" ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") == b"":
+            raise ValueError(f"{block[:CARD]!r}")
+        for at in range(0, BLOCK, CARD):
+            text = block[at : at + CARD].decode("latin-1")
+            keyword = text[:8].rstrip()
+            if keyword == "END":
+                return cards, length
+            if text[8:10] == "= ":
+                cards.setdefault(keyword, _value(text[10:]))
+    raise ValueError("no END")
+
+
+def _value(text: str) -> Any:
+    found = _VALUE.match(text)
+    if found is None or found[1] is not None:
+        return found[1].replace("''", "'").rstrip() if found else ""
+    word = found[2].strip()
+    if word in ("T", "F"):
+        return word == "T"
+    for kind in (int, float):
+        try:
+            return kind(word.replace("D", "E"))
+        except ValueError:
+            continue
+    return word
+
+
+def holds_rows(path: str, head: bytes) -> bool:
+    """Return whether the first data of a FITS file are a table, or an array of more than two axes.
+
+    Parameters
+    ----------
+    head : first bytes of the file, which tell the kind of most files.
+    """
+    if not head.startswith(b"SIMPLE  ="):
+        return False
+    try:
+        with Path(path).open("rb") as file:
+            for unit in units(path, file, file.seek(0, 2)):
+                if unit.nbytes and (unit.number == 0 or unit.kind in ("IMAGE", "BINTABLE", "TABLE")):
+                    is_cube = unit.kind == "IMAGE" and prod(unit.shape[:-2]) > 1
+                    return unit.is_table or is_cube
+    except (OSError, FormatError, ValueError):
+        return False
+    return False

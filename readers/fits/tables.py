@@ -1,0 +1,97 @@
+"""Fields and layouts of a FITS table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from matex_data._types import Array, Integers
+from matex_data.errors import FieldNotFound, FormatError, near_matches
+from matex_data.fields import Field
+from matex_data.index.interleaved import group_interleaved
+from matex_data.index.model import FileIndex, Index, Layout
+from matex_data.index.strided import Strided
+from matex_data.readers import left_out
+from matex_data.readers.fits.columns import Bits, FitsColumn, binary_columns, text_columns
+from matex_data.readers.fits.headers import RESTORE, Unit
+from matex_data.readers.fits.heap import heap_rows
+
+
+def table_index(path: str, unit: Unit, names: Sequence[str] | None) -> Index:
+    """Return the index of a table; its rows are the samples.
+
+    Raises
+    ------
+    FieldNotFound : there is no column of that name.
+    FormatError : the header is damaged, or a column cannot be read.
+    """
+    try:
+        columns = (binary_columns if unit.kind == "BINTABLE" else text_columns)(unit)
+        rows, width = unit.shape
+        if unit.integer("BITPIX") != 8 or unit.integer("GCOUNT", 1) != 1:
+            raise ValueError("BITPIX or GCOUNT")
+        heap = unit.integer("THEAP", rows * width)
+    except ValueError as error:
+        raise FormatError(
+            "the header of the table is damaged", file=path, byte=unit.begin, found=error, remedy=RESTORE
+        ) from error
+    unread = {column[0]: column[1] for column in columns if isinstance(column, tuple)}
+    known = {column.name: column for column in columns if isinstance(column, FitsColumn)}
+    chosen = _chosen(path, known, unread, names)
+    fields: dict[str, Field] = {}
+    layouts: dict[str, Layout] = {}
+    for column in chosen:
+        fields[column.name] = _field(column)
+        if column.descriptor:
+            pairs = _descriptors(path, unit.begin + column.offset, rows, width, column.descriptor)
+            end = unit.begin + unit.nbytes
+            begin = unit.begin + heap
+            kind = column.stored, column.dtype, column.convert, column.is_text
+            layouts[column.name] = heap_rows(path, column.name, pairs, begin, max(0, end - begin), *kind)
+        else:
+            begin = unit.begin + column.offset
+            layouts[column.name] = Strided(rows, begin, width, column.stored, column.shape, convert=column.convert)
+    return Index(fields, [FileIndex(path, rows, group_interleaved(layouts))])
+
+
+def _chosen(
+    path: str, known: Mapping[str, FitsColumn], unread: Mapping[str, str], names: Sequence[str] | None
+) -> list[FitsColumn]:
+    if names is None:
+        if not known:
+            raise FormatError("the table has no column that can be read", file=path, found=left_out.shown(unread))
+        if unread:
+            left_out.warn(f"{path}: {len(unread)} columns", unread)
+        return list(known.values())
+    for name in names:
+        if name in unread:
+            raise FormatError("the column cannot be read", file=path, field=name, found=unread[name])
+        if name not in known:
+            raise FieldNotFound(
+                "the table has no such column",
+                file=path,
+                field=name,
+                expected=f"one of {near_matches(name, [*known, *unread])}",
+                found=f"{len(known) + len(unread)} columns",
+            )
+    return [known[name] for name in names]
+
+
+def _field(column: FitsColumn) -> Field:
+    attributes = {"units": column.unit} if column.unit else {}
+    if not column.descriptor:
+        shape = (column.convert.count,) if isinstance(column.convert, Bits) else column.shape
+        return Field(column.name, shape, column.dtype, attributes=attributes)
+    if column.is_text:
+        return Field(column.name, (), np.dtype(object), attributes=attributes)
+    return Field(column.name, (), column.dtype, True, attributes)
+
+
+def _descriptors(path: str, begin: int, rows: int, width: int, nbytes: int) -> Integers:
+    """Return number of elements and position of each row, int64[rows, 2]: they are read, but for pages between them."""
+    if not rows:
+        return np.zeros((0, 2), np.int64)
+    memory: Array = np.memmap(path, np.uint8, "r", begin, ((rows - 1) * width + 2 * nbytes,))
+    pairs = np.lib.stride_tricks.as_strided(memory, (rows, 2 * nbytes), (width, 1))
+    return np.ascontiguousarray(pairs).view(f">i{nbytes}").astype(np.int64)

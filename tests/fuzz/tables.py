@@ -1,0 +1,43 @@
+"""Arrow files and FITS tables to damage, and their values by pyarrow and astropy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from astropy.io import fits
+
+from tests.fuzz import parquet
+from tests.readers.fits import test_reader as fits_reader
+from tests.readers.parquet import test_ipc, test_reader
+
+
+def write_arrow(folder: Path) -> list[Path]:
+    """Write files and streams of some batches, compressed and not."""
+    content = test_reader.table(30)
+    kinds: dict[str, dict[str, Any]] = {"plain": {}, "zstd": {"compression": "zstd"}, "stream": {"stream": True}}
+    return [Path(test_ipc.write(folder / f"own_{kind}.arrow", content, **kinds[kind])) for kind in kinds]
+
+
+def read_arrow(path: Path) -> dict[str, Any]:
+    """Return the values by pyarrow, once it has checked them."""
+    with path.open("rb") as file:
+        is_file = file.read(6) == b"ARROW1"
+    table = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(pa.OSFile(str(path))).read_all()
+    table.validate(full=True)
+    return parquet.values(table)
+
+
+def write_fits(folder: Path) -> list[Path]:
+    """Write a binary table of all kinds of columns, an ASCII table and a cube."""
+    paths = [folder / "own_binary.fits", folder / "own_ascii.fits"]
+    fits_reader.write(paths[0], 30)
+    columns = [fits.Column("n", "I7", array=range(20)), fits.Column("x", "E15.7", array=[i / 7 for i in range(20)])]
+    fits.TableHDU.from_columns(columns).writeto(paths[1])
+    return paths
+
+
+def read_fits(path: Path) -> dict[str, Any]:
+    """Return the columns by astropy."""
+    return fits_reader.expected(str(path))
