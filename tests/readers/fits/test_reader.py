@@ -73,7 +73,7 @@ def expected(path: str, unit: int = 1) -> dict[str, Any]:
             column = file[unit].columns[name]
             dims = (column.dim or "").strip("() ").split(",")[0] or column.format.strip("A") or "1"
             dtype = f"S{dims}" if values.dtype.kind == "U" else values.dtype.newbyteorder("=")
-            found[name] = values.astype(dtype)
+            found[name] = np.char.rstrip(values).astype(dtype) if values.dtype.kind == "U" else values.astype(dtype)
     return found
 
 
