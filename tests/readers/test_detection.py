@@ -82,7 +82,7 @@ def test_tables_are_detected_by_content(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_other_texts_are_no_tables(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(FormatError, match=r"cannot tell the format(.|\n)*'cifar', 'csv', 'hdf5'(.|\n)*format="):
+    with pytest.raises(FormatError, match=r"cannot tell the format(.|\n)*'cifar', 'csv', 'fits', 'hdf5'(.|\n)*format="):
         detected(tmp_path, OTHERS[kind], "data.out")
 
 
@@ -166,7 +166,7 @@ def test_every_file_of_the_corpus_has_its_format() -> None:
             "rank.train" if path.name == "rank.train" else path.relative_to(CORPUS or ".").parts[0], set()
         ).add(kind)
     assert found["csv"] == {"csv"}
-    assert found["rank.train"] == {"unknown"} and found["images"] == {"images"}
+    assert found["rank.train"] == {"unknown"} and found["images"] == {"images", "fits"}
     assert {"lhe", "hepmc", "root"} <= found["particle"] <= {"root", "hdf5", "openpmd", "lhe", "hepmc"}
     assert found["hdf5"] | found["netcdf"] <= {"hdf5", "netcdf"}
 
