@@ -131,7 +131,7 @@ def test_only_one_module_of_the_data_path_imports_tensorflow() -> None:
     assert {user for user in users if not user.startswith("training/")} == {"matex_data/epochs/tfdata.py"}
 
 
-PURE = ("_types", "errors", "fields", "index/model", "index/runs", "io/coalesce", "sampling/schedule")
+PURE = ("_types", "fields", "index/model", "index/runs", "io/coalesce", "sampling/schedule")
 
 
 @pytest.mark.parametrize("name", PURE)

@@ -1,4 +1,4 @@
-"""What a command shows: a console that prints on rank 0, and a page with the same tables and pictures."""
+"""Output of a command: a console that prints on rank 0, and a page with the same tables and pictures."""
 
 from __future__ import annotations
 

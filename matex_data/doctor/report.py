@@ -1,4 +1,4 @@
-"""What ``matex doctor`` prints: tables for a screen of 80 columns, or JSON."""
+"""Output of ``matex doctor``: tables for a screen of 80 columns, or JSON."""
 
 from __future__ import annotations
 

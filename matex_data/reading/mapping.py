@@ -48,7 +48,7 @@ class Mapped:
 
     @property
     def draws(self) -> bool:
-        """Whether a function gets seeds."""
+        """True if a function gets seeds."""
         return any(function.seeds_as is not None for function in self.functions)
 
     @property

@@ -137,7 +137,7 @@ class Source:
 
     @property
     def draws(self) -> bool:
-        """Whether a function that computes fields gets seeds, so that samples differ between epochs."""
+        """True if a function that computes fields gets seeds, so that samples differ between epochs."""
         return self.draws_within or (self.mapped is not None and self.mapped.draws)
 
     def with_map(self, mapped: Mapped, identity: str) -> Source:

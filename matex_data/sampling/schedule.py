@@ -288,7 +288,7 @@ class EpochOrder:
 
     @cached_property
     def _begins_block(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Whether a block begins at each segment of the sequence."""
+        """True where a block begins, for each segment of the sequence."""
         blocks = self.schedule.blocks if self.order is None else self.schedule.blocks[self.order]
         begins: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.diff(blocks, prepend=-1) != 0
         return begins

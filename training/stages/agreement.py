@@ -1,4 +1,4 @@
-"""What the ranks of a model in stages agree on: errors, further batches, and the end of a step that has failed."""
+"""Agreement of the ranks of a model in stages: errors, further batches, and the end of a step that has failed."""
 
 from __future__ import annotations
 

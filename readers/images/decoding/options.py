@@ -98,12 +98,12 @@ class ImageOptions:
 
     @property
     def is_random(self) -> bool:
-        """Whether an image is decoded differently in each epoch."""
+        """True if an image is decoded differently in each epoch."""
         return self.random_resized_crop is not False or self.random_flip is not None
 
     @property
     def takes_section(self) -> bool:
-        """Whether a section of an image is resized, or it is mirrored."""
+        """True if a section of an image is resized, or it is mirrored."""
         return self.crop_to_aspect_ratio or self.pad_to_aspect_ratio or self.is_random
 
     def reduces(self, width: int, height: int) -> bool:
