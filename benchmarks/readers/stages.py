@@ -156,8 +156,8 @@ def memory(task: Task, way: str) -> Any:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         times = [time.monotonic()]
         clock = keras.callbacks.LambdaCallback(
-            on_epoch_begin=lambda *_: times.append(time.monotonic()),
-            on_train_batch_end=lambda *_: times.append(time.monotonic()),
+            on_epoch_begin=lambda epoch, logs=None: times.append(time.monotonic()),
+            on_train_batch_end=lambda batch, logs=None: times.append(time.monotonic()),
         )
         _fit(task.path, way, epochs=1 if STEPS[task.path] > 1 else 2, callbacks=[clock])
         peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024

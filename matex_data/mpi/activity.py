@@ -26,7 +26,7 @@ class State(IntEnum):
     SILENT = 4  # it did not answer
 
 
-_busy: dict[int, str] = {}  # by thread: the activity
+_busy: dict[object, tuple[int, str]] = {}  # by entry of the context: thread and activity, the innermost last
 _waiting: dict[int, int] = {}  # by thread: depth of nested waits
 _calls: dict[int, str] = {}  # by thread: the collective call of the user
 _inside: dict[int, str] = {}  # by thread: the call of MPI, with its file
@@ -35,16 +35,17 @@ _left = False
 
 @contextmanager
 def busy(activity: str) -> Iterator[None]:
-    """Context manager: extend the waits of other ranks for this one as long as the activity takes."""
-    thread = threading.get_ident()
-    outer = _busy.get(thread)
-    _busy[thread] = activity
+    """Context manager: extend the waits of other ranks for this one as long as the activity takes.
+
+    After an exception the context may end late, when Python collects the callback that holds it; so it removes its own
+    entry, whatever the thread has begun since.
+    """
+    entry = object()
+    _busy[entry] = threading.get_ident(), activity
     try:
         yield
     finally:
-        _busy.pop(thread)
-        if outer is not None:
-            _busy[thread] = outer
+        del _busy[entry]
 
 
 @contextmanager
@@ -105,7 +106,7 @@ def own_state() -> tuple[State, str]:
     """Return the state of this rank, and its activity or its location."""
     if _left:
         return State.LEFT, ""
-    for thread, activity in list(_busy.items()):
+    for thread, activity in reversed(list(_busy.values())):
         if thread not in _waiting:
             return State.BUSY, activity
     return (State.WAITING if _waiting else State.RUNNING), user_location()

@@ -11,7 +11,7 @@ import pytest
 from mpi4py import MPI
 
 from matex_data.mpi import liveness as module
-from matex_data.mpi.activity import State
+from matex_data.mpi.activity import State, busy, own_state
 from matex_data.mpi.liveness import Liveness
 from tests.support.launch import run_script
 
@@ -165,3 +165,13 @@ def test_a_rank_may_be_busy_for_longer_than_the_time_limit(ranks: int) -> None:
     assert len(seconds) == ranks and max(seconds) < busy + 3, seconds
     assert "busy with its save" in errors
     assert messages < 4.5 * ranks * 7  # a census every sixth of the time
+
+
+def test_an_activity_that_ends_late_leaves_the_next_one_alone() -> None:
+    late, ended = busy("the first"), busy("the second")
+    late.__enter__()
+    ended.__enter__()
+    late.__exit__(None, None, None)
+    assert own_state() == (State.BUSY, "the second")
+    ended.__exit__(None, None, None)
+    assert own_state()[0] is not State.BUSY

@@ -76,18 +76,20 @@ def _trained(
     if stages > 1:
         options["micro_batches"] = 2
     given = {"mesh": mesh, "verbose": 0, "checkpoint": folder, "callbacks": [count]}
+    losses: list[float] = []
     for first in range(epochs - 1 if folder is None else 0):  # each fit takes up the parts that the one before has left
-        training.fit(model, data, initial_epoch=first, epochs=first + 1, **given, **options)
+        history = training.fit(model, data, initial_epoch=first, epochs=first + 1, **given, **options)
+        losses += history.history["loss"]
     last = {} if folder else {"initial_epoch": epochs - 1}
     history = training.fit(model, data, epochs=epochs, **last, **given, **options)
     weights = {v.path: whole_on_all(v) for v in model.weights if not is_absent(v)}
     file = None if folder is None else Path(folder) / "model.weights.h5"
     if file is not None:
         training.save(model, file, comm=comm)
-    return {"weights": weights, "losses": history.history.get("loss", []), "held": max(held, default=0)}
+    return {"weights": weights, "losses": [*losses, *history.history["loss"]], "held": max(held, default=0)}
 
 
-def _check(results: list[dict[str, Any]], expected: dict[str, Any], last: int = 0) -> None:
+def _check(results: list[dict[str, Any]], expected: dict[str, Any]) -> None:
     found: set[str] = set()
     for result in results:
         for path, value in result["weights"].items():
