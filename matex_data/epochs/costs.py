@@ -149,7 +149,7 @@ def estimate_costs(
     reads = counted.reads / max(1, counted.samples) * total / ranks
     files = len(source.index.files)
     opens = files if files <= MOST_SHARED_FILES and ranks > 1 else counted.opens(total / ranks)
-    read_at_once = counted.nbytes / max(1, counted.windows) * access.sampled_ranks / ranks
+    read_at_once = counted.nbytes / max(1, counted.windows) * counted.ranks / ranks
     memory = access.memory() + int(2 * read_at_once)
     costs = EpochCosts(
         ranks,
@@ -252,8 +252,14 @@ class _Access(ABC):
         return read_ahead_steps(schedule.steps, schedule.window_steps, READ_BYTES // step_bytes)
 
     @abstractmethod
-    def window(self, rank: int, number: int) -> tuple[Runs, Integers, int]:
-        """Return the samples of a window of a rank, their rows in its arrays, and the length of these."""
+    def window(self, rank: int, number: int, ranks: int) -> tuple[Runs, Integers, int]:
+        """Return the samples of a window of a rank, their rows in its arrays, and the length of these.
+
+        Parameters
+        ----------
+        rank, number : of the rank, and of the window.
+        ranks : number of ranks among which the samples are divided: all, or ``sampled_ranks``.
+        """
 
     @abstractmethod
     def memory(self) -> int:
@@ -281,10 +287,10 @@ class _Streamed(_Access):
             self.effort = schedule.batch_size // ranks * self.read_steps
             self.samples_mixed = schedule.segments.total
 
-    def window(self, rank: int, number: int) -> tuple[Runs, Integers, int]:
+    def window(self, rank: int, number: int, ranks: int) -> tuple[Runs, Integers, int]:
         begin = number * self.read_steps
         end = min(begin + self.read_steps, self.schedule.steps)
-        window = self.epoch.window(begin, end, rank, self.ranks)
+        window = self.epoch.window(begin, end, rank, ranks)
         return window.runs, window.destination, window.rows
 
     def memory(self) -> int:
@@ -300,8 +306,6 @@ class _Shared(_Streamed):
     @property
     def sampled_ranks(self) -> int:
         """Return the number of ranks, but no more than there are some blocks for each: else most would read nothing."""
-        if self.ranks * self.windows <= MOST_WINDOWS:
-            return self.ranks
         return min(self.ranks, max(1, self._blocks // SHARED_SAMPLE))
 
     @cached_property
@@ -321,9 +325,9 @@ class _Shared(_Streamed):
     def read_steps(self) -> int:
         return exchanged_steps(self.source, self.schedule, self.ranks)
 
-    def window(self, rank: int, number: int) -> tuple[Runs, Integers, int]:
+    def window(self, rank: int, number: int, ranks: int) -> tuple[Runs, Integers, int]:
         begin = number * self.read_steps
-        runs = self.epoch.owned(begin, min(begin + self.read_steps, self.schedule.steps), rank, self.sampled_ranks)
+        runs = self.epoch.owned(begin, min(begin + self.read_steps, self.schedule.steps), rank, ranks)
         return runs, np.arange(runs.total), runs.total
 
     def memory(self) -> int:
@@ -371,7 +375,7 @@ class _Kept(_Access):
         self.effort = min(share, self._step)
         self.samples_mixed = schedule.segments.total if schedule.uniform else share
 
-    def window(self, rank: int, number: int) -> tuple[Runs, Integers, int]:
+    def window(self, rank: int, number: int, ranks: int) -> tuple[Runs, Integers, int]:
         if self._shard is None or self._shard[0] != rank:
             self._shard = rank, self._samples(rank)
         shard = self._shard[1]
@@ -416,9 +420,14 @@ class _Counted:
     Attributes
     ----------
     samples, nbytes, reads, windows : of all windows that were counted.
+
+    Parameters
+    ----------
+    ranks : number of ranks among which the samples are divided.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int = 1) -> None:
+        self.ranks = ranks
         self.samples = self.nbytes = self.reads = self.windows = 0
         self._opens = self._files = 0
 
@@ -442,14 +451,14 @@ class _Counted:
 
 def _plan_windows(access: _Access, effort: int) -> tuple[_Counted, bool]:
     """Plan all windows, or a sample of them; return the sums, and whether it is all."""
-    ranks = access.sampled_ranks
-    every = ranks * access.windows
-    counted = _Counted()
+    every = access.ranks * access.windows
     if every <= MOST_WINDOWS and every * access.effort <= effort:
-        for rank in range(ranks):
+        counted = _Counted(access.ranks)
+        for rank in range(access.ranks):
             _plan_rank(access, rank, 0, access.windows, counted)
         return counted, True
-    rng = np.random.default_rng(0)
+    ranks = access.sampled_ranks
+    counted, rng = _Counted(ranks), np.random.default_rng(0)
     count = max(1, min(SAMPLED_RANKS, ranks, effort // (2 * access.effort)))
     length = min(access.windows, max(1, min(SAMPLED_WINDOWS, effort // (count * access.effort) - 1)))
     for rank in np.sort(rng.choice(ranks, count, replace=False)).tolist():
@@ -461,12 +470,12 @@ def _plan_windows(access: _Access, effort: int) -> tuple[_Counted, bool]:
 def _plan_rank(access: _Access, rank: int, first: int, stop: int, counted: _Counted) -> None:
     """Plan windows of a rank, and the one before them, which is not counted."""
     index = access.source.index
-    of_sample = access.cache_bytes * access.ranks // access.sampled_ranks
+    of_sample = access.cache_bytes * access.ranks // counted.ranks
     chunks, scratch = ChunkCache(of_sample), BufferPool()
     opened: OrderedDict[int, None] = OrderedDict()
     misses, touched = 0, set[int]()
     for number in range(max(0, first - 1), stop):
-        runs, destination, rows = access.window(rank, number)
+        runs, destination, rows = access.window(rank, number, counted.ranks)
         plan = _planned(index, runs, destination, rows, chunks, scratch)
         for file in plan.tasks:
             misses += file not in opened and number >= first
