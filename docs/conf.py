@@ -92,7 +92,10 @@ def _separate_descriptions(app: Sphinx, what: str, name: str, value: object, opt
         entry = re.match(r"(\S[^:]*?) : (.*)", line) if section in ("Parameters", "Attributes", "Raises") else None
         if not skipped:
             separated += [entry[1], f"    {entry[2]}"] if entry else [line]
-    lines[:] = separated
+    # The star of a shape such as "(samples, *field shape)" is no emphasis.
+    lines[:] = [
+        line if "``" in line else re.sub(r"\(([^()*]*, )\*([^()*]*)\)", r"(\1\\*\2)", line) for line in separated
+    ]
 
 
 def setup(app: Sphinx) -> None:
