@@ -179,8 +179,10 @@ def open_dataset(
         codes, int32, which are positions in the sorted values of all samples, and -1 for missing ones; the attribute
         ``categories`` of the field lists the values.
 
-    These options apply in the order ``file_fields``, ``derive``, ``where``, ``flatten``, ``pad``, ``one_hot``,
-    ``stack``, ``window``, ``missing``.
+    Notes
+    -----
+    The options apply in the order ``file_fields``, ``derive``, ``where``, ``flatten``, ``pad``, ``one_hot``, ``stack``,
+    ``window``, ``missing``.
 
     Returns
     -------
