@@ -41,7 +41,7 @@ class FitsColumn:
     shape : of a row; of an element, if the rows are of variable length.
     dtype : of the decoded values.
     convert : writes decoded values for stored ones; None: they are equal.
-    descriptor : bytes of each of two integers, length and position of a row of variable length; 0: rows of one length.
+    pointer_bytes : of each of two integers, length and position of a row of variable length; 0: rows of one length.
     is_text : the elements are texts.
     """
 
@@ -52,7 +52,7 @@ class FitsColumn:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     convert: Convert | None
-    descriptor: int = 0
+    pointer_bytes: int = 0
     is_text: bool = False
 
 
@@ -90,27 +90,27 @@ def _width(code: str, repeat: int) -> int:
 
 
 def _binary_column(unit: Unit, number: int, name: str, repeat: int, code: str, further: str, offset: int) -> FitsColumn:
-    descriptor = {"P": 4, "Q": 8}.get(code, 0)
-    if descriptor:
+    pointer_bytes = {"P": 4, "Q": 8}.get(code, 0)
+    if pointer_bytes:
         if repeat != 1 or not further or further[0] not in {*DTYPES, "A"}:
             raise UnreadableColumn(f"rows of variable length of the type {further!r}")
         code = further[0]
-    shape = _shape(unit, number, repeat) if not descriptor else ()
+    shape = _shape(unit, number, repeat) if not pointer_bytes else ()
     label = name, str(unit.cards.get(f"TUNIT{number}", "")).strip(), offset
     if code == "A":
-        length = 1 if descriptor else (shape[-1] if len(shape) > 1 else repeat)
+        length = 1 if pointer_bytes else (shape[-1] if len(shape) > 1 else repeat)
         stored = np.dtype(f"S{max(1, length)}")
-        if not descriptor and not repeat:
+        if not pointer_bytes and not repeat:
             raise UnreadableColumn("it has no bytes")
-        return FitsColumn(*label, stored, shape[:-1], stored, strip, descriptor, is_text=True)
+        return FitsColumn(*label, stored, shape[:-1], stored, strip, pointer_bytes, is_text=True)
     if code == "X":
         if not repeat:
             raise UnreadableColumn("it has no bits")
         stored = np.dtype((np.void, max(1, -(-repeat // 8))))
         return FitsColumn(*label, stored, (), np.dtype(bool), Bits(repeat))
     if code == "L":
-        return FitsColumn(*label, np.dtype("u1"), shape, np.dtype(bool), logical, descriptor)
-    return FitsColumn(*label, np.dtype(DTYPES[code]), shape, *scaling(unit, number, code), descriptor)
+        return FitsColumn(*label, np.dtype("u1"), shape, np.dtype(bool), logical, pointer_bytes)
+    return FitsColumn(*label, np.dtype(DTYPES[code]), shape, *scaling(unit, number, code), pointer_bytes)
 
 
 def _shape(unit: Unit, number: int, repeat: int) -> tuple[int, ...]:

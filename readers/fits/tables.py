@@ -43,8 +43,8 @@ def table_index(path: str, unit: Unit, names: Sequence[str] | None) -> Index:
     layouts: dict[str, Layout] = {}
     for column in chosen:
         fields[column.name] = _field(column)
-        if column.descriptor:
-            pairs = _descriptors(path, unit.begin + column.offset, rows, width, column.descriptor)
+        if column.pointer_bytes:
+            pairs = _descriptors(path, unit.begin + column.offset, rows, width, column.pointer_bytes)
             end = unit.begin + unit.nbytes
             begin = unit.begin + heap
             kind = column.stored, column.dtype, column.convert, column.is_text
@@ -80,7 +80,7 @@ def _chosen(
 
 def _field(column: FitsColumn) -> Field:
     attributes = {"units": column.unit} if column.unit else {}
-    if not column.descriptor:
+    if not column.pointer_bytes:
         shape = (column.convert.count,) if isinstance(column.convert, Bits) else column.shape
         return Field(column.name, shape, column.dtype, attributes=attributes)
     if column.is_text:

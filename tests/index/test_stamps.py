@@ -105,7 +105,7 @@ def test_derived_indexes_keep_the_stamps(tmp_path: Path) -> None:
         index.select(["data"]),
         index.raw,
         sliding_windows(index, ["data"], None, window_shape(2, 1, None, 1, None)).index,
-        stack_fields(index, ["data"], "inputs", []),
+        stack_fields(index, ["data"], "inputs", [], "last"),
         index.with_stamps({file.path: file.stamp for file in index.files}),
     ):
         assert [file.stamp for file in other.files] == stamps

@@ -297,7 +297,7 @@ def test_checksums_of_pages_are_compared(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[4000] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DataError, match="row group does not decode"):
+    with pytest.raises(DataError, match="block of rows does not decode"):
         read(str(path))
 
 
