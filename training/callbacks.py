@@ -15,11 +15,11 @@ import keras
 import numpy as np
 
 from matex_data.errors import PartitionError
-from matex_data.io.counters import process_profile
 from matex_data.mpi.activity import busy
 from matex_data.timeline import timeline
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import running_alone
+from matex_data.training.progress import ThroughputBar
 from matex_data.training.saving import saving_together
 from matex_data.training.steps.watch import Watch
 
@@ -320,49 +320,3 @@ class BatchSynchronization(EpochSynchronization):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Synchronize the learning rate and the stop flag. *Collective*."""
         self._synchronize(of_batch=True)
-
-
-class ThroughputBar(keras.callbacks.ProgbarLogger):  # type: ignore[misc]  # Keras has no types
-    """Keras's progress bar with the samples per second of all ranks, and the time that rank 0 waits for data.
-
-    Parameters
-    ----------
-    samples_seen : function that returns the samples of all ranks since training began.
-    """
-
-    async_safe = True
-
-    def __init__(self, samples_seen: Callable[[], int]) -> None:
-        super().__init__()
-        self._samples_seen = samples_seen
-        self._first = 0
-        self._start = 0.0
-        self._paused = 0.0
-        self._waited = 0.0
-        self._waiting_fraction = 0.0
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Start the clock."""
-        super().on_epoch_begin(epoch, logs)
-        self._first, self._start, self._paused = self._samples_seen(), time.monotonic(), 0.0
-        self._waited = process_profile().waiting
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        """Stop the clock during validation."""
-        super().on_test_begin(logs)
-        self._paused = self._paused or time.monotonic()
-
-    def _speed(self) -> dict[str, Any]:
-        """Return the logs of this epoch so far, without validation: samples per second, and percent of time waiting."""
-        now = self._paused or time.monotonic()
-        seconds = max(now - self._start, 1e-9)
-        if not self._paused:
-            self._waiting_fraction = (process_profile().waiting - self._waited) / seconds
-        rate = (self._samples_seen() - self._first) / seconds
-        return {"samples/s": np.round(rate), "waiting for data %": np.round(100 * self._waiting_fraction)}
-
-    def _update_progbar(self, batch: int, logs: Any = None) -> None:
-        super()._update_progbar(batch, {**(logs or {}), **self._speed()} if self.verbose else logs)
-
-    def _finalize_progbar(self, logs: Any) -> None:
-        super()._finalize_progbar({**(logs or {}), **self._speed()})

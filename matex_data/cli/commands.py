@@ -10,12 +10,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import track
 from rich.table import Table
 
 from matex_data import __version__
 from matex_data.cli.hash_seed import restart_with_hash_seed
-from matex_data.cli.report import report
+from matex_data.cli.progress import shown
+from matex_data.cli.report import Report, report
 from matex_data.errors import DataError, NoMpiLibrary, RanksNotConnected
 from matex_data.mpi.launch_errors import print_launch_error
 from matex_data.words import counted
@@ -70,7 +71,7 @@ def inspect(
     from matex_data.cli import inspecting
 
     with report(html, f"matex inspect {' '.join(paths)}") as output:
-        data = _open(paths, format, field, **inspecting.parse_options(option or []))
+        data = _open(output, paths, format, field, **inspecting.parse_options(option or []))
         if output.console.quiet:
             return
         facts = inspecting.facts_of(data, _format_of(data, format), batch_size)
@@ -93,8 +94,9 @@ def stats(
     from matex_data.cli.inspecting import parse_options
 
     with report(html, f"matex stats {' '.join(paths)}") as output:
-        data = _open(paths, format, field, **parse_options(option or []))
-        moments = data.statistics(*_numeric(data))
+        data = _open(output, paths, format, field, **parse_options(option or []))
+        with shown(output.console, "reading"):
+            moments = data.statistics(*_numeric(data))
         columns = ("mean", "std", "min", "max", "count", "missing")
         rows = {name: {column: float(getattr(row, column)) for column in columns} for name, row in moments.items()}
         if as_json:
@@ -129,7 +131,7 @@ def plan(
             raise DataError("unknown shuffle", expected=f"--shuffle of {list(planning.SHUFFLES)}", found=repr(shuffle))
         order = planning.SHUFFLES[shuffle]
         sizes = {"window_bytes": window_bytes, "block_bytes": block_bytes}
-        data = _open(paths, format, field, **{name: size for name, size in sizes.items() if size is not None})
+        data = _open(output, paths, format, field, **{name: size for name, size in sizes.items() if size is not None})
         costs = data.read_plan(batch_size, ranks=ranks, shuffle=order, ranks_per_node=ranks_per_node)
         text = json.dumps(costs.as_dict(), indent=1) if as_json else str(costs)
         console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -153,15 +155,15 @@ def validate(
     with report(html, f"matex validate {' '.join(paths)}") as output:
         console = output.console
         _check_hdf5(paths, format, field, limit)
-        data = _open(paths, format, field)
+        data = _open(output, paths, format, field)
         ranks = data.ranks
         batches = data.batches(-(-batch_size // ranks) * ranks, remainder="keep")
-        with Progress(console=console, transient=True) as progress:
-            for _ in progress.track(batches, total=len(batches), description="reading"):
-                pass
+        for _ in track(batches, "reading", total=len(batches), console=console, transient=True):
+            pass
         numbers = _numeric(data)
         table = Table("field", "missing", "min", "mean", "max")
-        statistics = data.statistics(*numbers) if numbers else {}
+        with shown(console, "counting missing values"):
+            statistics = data.statistics(*numbers) if numbers else {}
         for name in numbers:
             row = statistics[name]
             table.add_row(name, f"{row.missing:,}", f"{row.min:g}", f"{row.mean:g}", f"{row.max:g}")
@@ -181,7 +183,7 @@ def bench(
     """Measure shuffled epochs, and the speed of plain reads of the same files."""
     with report(html, f"matex bench {' '.join(paths)}") as output:
         console = output.console
-        data = _open(paths, format, field)
+        data = _open(output, paths, format, field)
         ranks = data.ranks
         batches = data.batches(-(-batch_size // ranks) * ranks, shuffle=True, seed=0, remainder="keep")
         table = Table("epoch", "seconds", "samples/s", "decoded MB/s", "waiting for data")
@@ -251,10 +253,11 @@ def _start_unless_started(ranks: str, arguments: list[str]) -> None:
         raise typer.Exit(1) from None
 
 
-def _open(paths: list[str], format: str | None, fields: list[str] | None, **options: Any) -> Any:
+def _open(output: Report, paths: list[str], format: str | None, fields: list[str] | None, **options: Any) -> Any:
     from matex_data.opening import open_dataset
 
-    return open_dataset(paths if len(paths) > 1 else paths[0], format=format, inputs=fields or None, **options)
+    with shown(output.console, "opening files"):
+        return open_dataset(paths if len(paths) > 1 else paths[0], format=format, inputs=fields or None, **options)
 
 
 def _shuffle_quality(data: Any, batch_size: int) -> str:
