@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, whose plural has an s.
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun, whose plural has an s if it is not given.
 
-    >>> counted(1, "file"), counted(2000, "file")
-    ('1 file', '2,000 files')
+    >>> counted(1, "file"), counted(2000, "file"), counted(3, "entry", "entries")
+    ('1 file', '2,000 files', '3 entries')
     """
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def nbytes_text(nbytes: float) -> str:

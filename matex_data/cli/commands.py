@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from matex_data import __version__
 from matex_data.cli.hash_seed import restart_with_hash_seed
 from matex_data.cli.progress import shown
 from matex_data.cli.report import Report, report
-from matex_data.errors import DataError, NoMpiLibrary, RanksNotConnected
+from matex_data.errors import DataError, FormatError, NoMpiLibrary, RanksNotConnected
 from matex_data.mpi.launch_errors import print_launch_error
 from matex_data.words import counted
 
@@ -71,10 +72,17 @@ def inspect(
     from matex_data.cli import inspecting
 
     with report(html, f"matex inspect {' '.join(paths)}") as output:
-        data = _open(output, paths, format, field, **inspecting.parse_options(option or []))
+        try:
+            data = _open(output, paths, format, field, **inspecting.parse_options(option or []))
+        except FormatError as error:  # such as fields of different lengths, of which one has to select some
+            if not output.console.quiet and not as_json and error.file is not None:
+                _print_tree(output, error.file, format)
+            raise
         if output.console.quiet:
             return
-        facts = inspecting.facts_of(data, _format_of(data, format), batch_size)
+        if not as_json:
+            _print_tree(output, data.paths[0], format)
+        facts = inspecting.facts_of(data, _format_of(data.paths[0], format), batch_size)
         for item in [json.dumps(facts, indent=1)] if as_json else inspecting.tables(facts):
             output.print(item)
         if plot is not None or html is not None:
@@ -283,11 +291,20 @@ def _check_hdf5(paths: list[str], format: str | None, fields: list[str] | None, 
         raise typer.Exit(1)
 
 
-def _format_of(data: Any, format: str | None) -> str:
-    """Return the format of the first file."""
+def _print_tree(output: Report, path: str, format: str | None) -> None:
+    """Print the groups of a file, unless its format has none, or its library cannot read it."""
+    from matex_data.cli.contents import tree
+
+    with suppress(DataError, OSError, RuntimeError, ValueError, KeyError):
+        groups = tree(path, _format_of(path, format))
+        if groups is not None:
+            output.print(groups)
+
+
+def _format_of(path: str, format: str | None) -> str:
+    """Return the format of a file."""
     from matex_data.readers import detect, folder_format, read_head
 
-    path = data.paths[0]
     return format or folder_format(path) or detect(path, read_head(path))
 
 

@@ -16,6 +16,7 @@ from matex_data.index.files import LayoutFacts
 from matex_data.index.model import Index, ranges
 from matex_data.index.runs import Runs, cut
 from matex_data.sampling.schedule import REMAINDERS, Schedule
+from matex_data.words import counted
 
 BLOCK_BYTES = (64 << 10, 256 << 10)
 """Least and most of a block where any row can be read alone: large enough to read fast, small enough to mix well."""
@@ -271,7 +272,7 @@ class ShuffleQuality:
     def __str__(self) -> str:
         return (
             f"{self.blocks_per_window:,} of {self.blocks:,} blocks a window ({self.samples_per_window:,} samples), "
-            f"{self.lanes:,} lanes; the share of a class in a batch of {self.batch_size:,} varies "
+            f"{counted(self.lanes, 'lane')}; the share of a class in a batch of {self.batch_size:,} varies "
             f"{self.ratio:.2f} times as much as if drawn from all samples"
         )
 

@@ -33,7 +33,15 @@ def test_inspect(path: str) -> None:
     assert done.returncode == 0, done.stderr
     for text in ("hdf5: 500 samples in 1 file;", "energy", "float32", "(30,)", "GeV", "blocks a window", "first sam"):
         assert text in done.stdout
-    assert max(len(line) for line in done.stdout.splitlines() if line[0] in "│┃") <= 80
+    assert max(len(line) for line in done.stdout.splitlines() if line[:1] in "│┃") <= 80
+
+
+def test_inspect_shows_the_tree_of_a_file_that_is_no_data_set_yet(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["run/image"], file["run/edges"] = np.zeros((10, 4)), np.zeros(11)
+    done = run_script(2, CALL, "inspect", str(tmp_path / "a.h5"))
+    assert done.returncode == 1 and "different numbers of samples" in done.stderr
+    assert done.stdout.count("image  (10, 4) float64") == 1 and "edges  (11,) float64" in done.stdout
 
 
 def test_inspect_writes_pictures_pages_and_json(path: str, tmp_path: Path) -> None:

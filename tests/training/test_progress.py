@@ -23,7 +23,9 @@ def _printed(capsys: pytest.CaptureFixture[str], verbose: str | int) -> str:
 def test_lines_in_a_log(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
     lines = _printed(capsys, "auto").splitlines()
-    assert [line.split(",")[0] for line in lines if line.startswith("step")] == [f"step {i}/4" for i in (1, 2, 3, 4)] * 2
+    assert [line.split(",")[0] for line in lines if line.startswith("step")] == [
+        f"step {i}/4" for i in (1, 2, 3, 4)
+    ] * 2
     assert re.fullmatch(r"step 1/4, samples/s: 0, waiting for data %: \d+, \d+ s left", lines[1])
     assert sum(line.startswith("4/4") and "samples/s" in line for line in lines) == 2
 
@@ -33,7 +35,9 @@ def test_a_line_an_epoch_while_epochs_are_short(capsys: pytest.CaptureFixture[st
     assert "step 1/4" not in printed and "\r" not in printed and "\x1b" not in printed
 
 
-def test_a_bar_in_a_terminal_and_on_request(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_in_a_terminal_and_on_request(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "━" in _printed(capsys, 1)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert "━" in _printed(capsys, "auto")

@@ -1,0 +1,65 @@
+"""The tree of a file that ``matex inspect`` prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py
+import netCDF4
+import numpy as np
+import pytest
+import uproot
+from rich.console import Console
+
+from matex_data.cli import contents
+
+
+def _lines(path: Path, format: str) -> list[str]:
+    tree = contents.tree(str(path), format)
+    assert tree is not None
+    console = Console(width=200, color_system=None)
+    with console.capture() as capture:
+        console.print(tree)
+    return [line.strip("│├└─ ") for line in capture.get().splitlines()[1:]]
+
+
+def test_hdf5_with_datasets_of_different_lengths(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("run/image", data=np.zeros((10, 4), "u2"), chunks=(5, 4), compression="gzip")
+        file["run/table"] = np.zeros(3, [("pt", "f4"), ("eta", "f4")])
+        file["comment"] = "text"
+        file["loop"] = file["run"]
+    assert _lines(tmp_path / "a.h5", "hdf5") == [
+        "comment  () object",
+        "loop",
+        "image  (10, 4) uint16, chunks (5, 4), gzip",
+        "table  (3,) table of pt, eta",
+    ]
+
+
+def test_netcdf_with_groups(tmp_path: Path) -> None:
+    with netCDF4.Dataset(tmp_path / "a.nc", "w") as file:
+        file.createDimension("time", 5)
+        file.createVariable("t2m", "f4", ("time",))
+        file.createGroup("forecast").createVariable("z", "i2", ("time",))
+    assert _lines(tmp_path / "a.nc", "netcdf") == ["t2m  (time: 5) float32", "forecast", "z  (time: 5) int16"]
+
+
+def test_root_files(tmp_path: Path) -> None:
+    with uproot.recreate(tmp_path / "a.root") as file:
+        file["dir/events"] = {"x": np.arange(7.0)}
+    lines = _lines(tmp_path / "a.root", "root")
+    assert lines[0].startswith("dir  TDirectory")
+    assert lines[1] in ("events  TTree, 7 entries", "events  ROOT::RNTuple, 7 entries")
+
+
+def test_long_files_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "SHOWN", 3)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for i in range(5):
+            file[f"x{i}"] = np.arange(3)
+    assert _lines(tmp_path / "a.h5", "hdf5")[-1] == "and 2 further entries"
+
+
+def test_formats_without_groups() -> None:
+    assert contents.tree("a.csv", "csv") is None
