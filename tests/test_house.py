@@ -63,6 +63,7 @@ for layer in (
     ["training.saving"],
     ["training.restart"],
     ["training.stages"],
+    ["training.progress"],
     ["training.callbacks"],
     ["training.trainer"],
     ["training.inference"],
