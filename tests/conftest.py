@@ -22,6 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "rank_counts(*counts, slow=()): sizes of the fixture pool")
     config.addinivalue_line("markers", "slow: left out by `make test`, run by `make test-all`")
     config.addinivalue_line("markers", "openmpi: run with Open MPI, too")
+    config.addinivalue_line("markers", "cluster: jobs of an emulated cluster, run by `make test-cluster`")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -1,0 +1,1 @@
+"""Jobs of Slurm on an emulated cluster: two nodes of one machine, each in namespaces of its own."""
