@@ -30,7 +30,7 @@ OPENMPI_TESTS := --timeout 240 -m 'openmpi and not slow' -k 'not 1ranks'
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo docs coverage test test-all test-oldest faults fuzz lint bench clean
+.PHONY: help demo docs coverage test test-all test-oldest test-cluster test-cluster-all faults fuzz lint bench clean
 
 help:
 	@echo "make demo      train a small network on two ranks and look at the result"
@@ -39,6 +39,7 @@ help:
 	@echo "make docs      write the site of the documentation to build/docs"
 	@echo "make coverage  lines and branches covered by the tests of make test"
 	@echo "make test-oldest  some tests with the oldest TensorFlow and Keras that are allowed"
+	@echo "make test-cluster  jobs of an emulated Slurm cluster, as root; test-cluster-all: those that take long, too"
 	@echo "make faults    break things in running jobs, and write down what happens"
 	@echo "make fuzz      read thousands of damaged files"
 	@echo "make lint      ruff and mypy alone"
@@ -61,6 +62,13 @@ test test-all: lint $(OPENMPI)/installed
 test-oldest: $(OLDEST)/installed
 	@echo "== Tests with $(OLDEST_VERSIONS)"
 	@$(OLDEST)/bin/python -m pytest $(OLDEST_TESTS)
+
+# Root's, since the nodes are namespaces; installs Slurm on Debian. MATEX_CLUSTER: no test is skipped.
+test-cluster: TESTS := cluster and not slow
+test-cluster-all: TESTS := cluster
+test-cluster test-cluster-all: $(OPENMPI)/installed
+	@echo "== Tests on an emulated cluster"
+	@MATEX_CLUSTER=1 $(BIN)/python -m pytest tests/cluster -m '$(TESTS)'
 
 # Warnings are errors. Tutorials are executed where they have changed; MPI's commands are those of the environment.
 docs: $(VENV)/installed-docs

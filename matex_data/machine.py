@@ -203,6 +203,28 @@ def _count(variable: str) -> int | None:
     return int(text)
 
 
+def seconds_of(variable: str, default: float) -> float:
+    """Return the seconds in an environment variable, ``default`` if it is empty or not set.
+
+    Raises
+    ------
+    PartitionError : the variable is no finite number from 0 on.
+    """
+    text = os.environ.get(variable, "").strip()
+    try:
+        seconds = float(text or default)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise PartitionError(
+            f"the environment variable {variable} is not a number of seconds",
+            expected="a finite number from 0 on",
+            found=repr(text),
+            remedy=f"set it to another value, or unset {variable}",
+        )
+    return seconds
+
+
 def tasks_of_window() -> int:
     """Return the number of tasks into which the reads of a window are divided: two or more for each thread."""
     return max(2 * threads(), reading_threads())

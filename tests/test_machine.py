@@ -162,6 +162,18 @@ def test_cores_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.threads() == 2
 
 
+def test_seconds_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MATEX_TIMEOUT", raising=False)
+    assert machine.seconds_of("MATEX_TIMEOUT", 600.0) == 600.0
+    for text, seconds in (("", 600.0), (" 2.5 ", 2.5), ("0", 0.0)):
+        monkeypatch.setenv("MATEX_TIMEOUT", text)
+        assert machine.seconds_of("MATEX_TIMEOUT", 600.0) == seconds
+    for text in ("soon", "-1", "nan", "inf"):
+        monkeypatch.setenv("MATEX_TIMEOUT", text)
+        with pytest.raises(PartitionError, match=f"MATEX_TIMEOUT is not a number(.|\n)*found: '{text}'"):
+            machine.seconds_of("MATEX_TIMEOUT", 600.0)
+
+
 SETS = st.lists(st.frozensets(st.integers(0, 40), min_size=1), min_size=1, max_size=9)
 
 

@@ -21,7 +21,7 @@ from matex_data.machine import keep_freed_memory, reading_threads, threads
 from matex_data.mpi import abort
 from matex_data.mpi.attributes import attached
 from matex_data.mpi.communicator import Communicator
-from matex_data.mpi.deadlines import wait_until
+from matex_data.mpi.deadlines import check_timeout, wait_until
 from matex_data.mpi.library import MPI
 from matex_data.mpi.liveness import Liveness
 from matex_data.mpi.node import gather_cores
@@ -148,15 +148,19 @@ class ReadSessions:
 
 @cache
 def prepare_process() -> None:
-    """Make the changes to this process that reading and training need, which no import makes. Once in a process.
+    """Make the changes to this process that reading and training need, which no import makes. Once in a process."""
+    abort.install()
+    keep_freed_memory()
+
+
+def check_environment() -> None:
+    """Raise the errors of environment variables that threads use, which could not raise them.
 
     Raises
     ------
-    PartitionError : a number of threads in the environment is none; the threads that use it could not raise it.
+    PartitionError : a number of threads, or ``MATEX_TIMEOUT``, is not a number.
     """
-    threads(), reading_threads()
-    abort.install()
-    keep_freed_memory()
+    threads(), reading_threads(), check_timeout()
 
 
 def read_sessions(comm: MPI.Intracomm | None) -> ReadSessions:
@@ -169,13 +173,12 @@ def read_sessions(comm: MPI.Intracomm | None) -> ReadSessions:
 
     Raises
     ------
-    PartitionError : another rank does not make this call.
+    PartitionError : another rank does not make this call, or a variable of the environment is not a number.
     """
     prepare_process()
-    if is_child_process():
-        return ReadSessions(Communicator())
     comm = MPI.COMM_WORLD if comm is None else comm
-    if comm.size == 1:
+    if is_child_process() or comm.size == 1:
+        check_environment()
         return ReadSessions(Communicator())
     return attached(comm, _connect)
 
@@ -185,7 +188,8 @@ def _connect(comm: MPI.Intracomm) -> ReadSessions:
     arrival = comm.Ibarrier()
     wait_until(lambda seconds: poll(lambda: bool(arrival.Test()), seconds), None)
     with waiting_for(None):
-        abort.connect(comm)
+        abort.connect(comm)  # first, so that an error of all ranks is printed once
+        check_environment()
         gather_cores(comm)
         return ReadSessions(
             Communicator(comm.Dup(), Liveness(comm.Dup(), abort.end_after_death) if threaded else None), threaded

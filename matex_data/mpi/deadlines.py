@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import time
 from collections.abc import Callable
 
 from matex_data.errors import PartitionError
+from matex_data.machine import seconds_of
 from matex_data.mpi.abort import abort_job
 from matex_data.mpi.activity import State, collective_call, note_end, user_location, waiting
 from matex_data.mpi.census import Summary
@@ -29,12 +29,30 @@ CHECK_INTERVAL = 5.0
 """Seconds from the begin of a wait to the first census, and from each census to the next."""
 MESSAGE_AFTER = 60.0
 """Seconds from the begin of a wait to a message about the missing ranks."""
+TIMEOUT = 600.0
+"""Seconds that a rank waits for another one, unless ``MATEX_TIMEOUT`` is set."""
 _DESCRIBED = 4  # ranks in a message
 
 
 def timeout() -> float:
-    """Return the limit in seconds of a wait for another rank: the environment variable ``MATEX_TIMEOUT``."""
-    return float(os.environ.get("MATEX_TIMEOUT", "600"))
+    """Return the limit in seconds of a wait for another rank: ``MATEX_TIMEOUT``, or 600.
+
+    A text that is no number counts as 600: ranks wait for one another before they raise the error of `check_timeout`.
+    """
+    try:
+        return check_timeout()
+    except PartitionError:
+        return TIMEOUT
+
+
+def check_timeout() -> float:
+    """Return the seconds in the environment variable ``MATEX_TIMEOUT``; 600 if it is not set.
+
+    Raises
+    ------
+    PartitionError : it is no finite number from 0 on.
+    """
+    return seconds_of("MATEX_TIMEOUT", TIMEOUT)
 
 
 class Wait:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from matex_data.errors import NoMpiLibrary, RanksNotConnected
 from matex_data.machine import launch
 from matex_data.mpi.launch_errors import print_in_one_line
+from matex_data.mpi.netmod import short_addresses
 from matex_data.mpi.processes import is_child_process, is_descendant_of_rank, mark_rank
 
 __all__ = ["MPI"]
@@ -28,7 +29,8 @@ else:
     try:
         if is_child_process():
             raise ImportError("a process that a rank has started must not initialize MPI")
-        from mpi4py import MPI
+        with short_addresses():
+            from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         if _launch is not None and _launch.size > 1:
             print_in_one_line()

@@ -8,10 +8,11 @@ import signal
 import sys
 import time
 
+import h5py  # noqa: F401  # before MPI, as programs do
 import numpy as np
-from mpi4py import MPI
 
 import matex_data as md
+from matex_data.mpi.library import MPI
 
 COMM = MPI.COMM_WORLD
 

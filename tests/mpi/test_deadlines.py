@@ -77,6 +77,13 @@ def test_the_error_names_the_absent_rank_and_its_location(case: str, path: str) 
     assert "MATEX_TIMEOUT" in done.stderr and "end" not in done.stdout
 
 
+def test_a_time_limit_that_is_no_number_is_one_error(path: str) -> None:
+    done = run_script(2, SCRIPT, "end", path, env={"MATEX_TIMEOUT": "soon"}, timeout=60)
+    assert done.returncode != 0
+    assert done.stderr.count("the environment variable MATEX_TIMEOUT is not a number of seconds") == 1
+    assert "uncaught error on all 2 ranks" in done.stderr and "found: 'soon'" in done.stderr
+
+
 @pytest.mark.openmpi
 def test_an_error_before_the_first_data_set_ends_the_job_soon(path: str) -> None:
     done = run_script(2, SCRIPT, "raise-before", path, timeout=60)  # an import sets no exception hook

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from matex_data.errors import PartitionError
+from matex_data.machine import seconds_of
 from matex_data.mpi.attributes import attached
 from matex_data.training.comm.channel import open_channel
 
@@ -90,7 +91,7 @@ class StopRequests:
     def limit(self) -> TimeLimit:
         """Return the time limit of the environment."""
         if self._limit is None:
-            self._limit = TimeLimit(end_time(), float(os.environ.get(MARGIN) or DEFAULT_MARGIN), time.time())
+            self._limit = TimeLimit(end_time(), seconds_of(MARGIN, DEFAULT_MARGIN), time.time())
         return self._limit
 
     def reason(self) -> int:
