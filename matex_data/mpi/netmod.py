@@ -1,6 +1,6 @@
 """The network module of MPICH under ``srun --mpi=pmi2``, where that of UCX may hang in ``MPI_Init``.
 
-MPICH from PyPI has two network modules, and prefers UCX. MPICH cuts the addresses of a node into texts of the length that
+MPICH from PyPI has two network modules, and prefers UCX. It cuts a node's addresses into texts of the length that
 Slurm's PMI allows for a value, but with command and key such a line is longer than the buffer of ``slurmstepd``: it
 reports "value not properly terminated in client request", and the ranks wait for ever (tried: MPICH 5.0, Slurm 22.05,
 two ranks on each of two nodes). Addresses of libfabric fit into a line.
