@@ -26,7 +26,7 @@ from matex_data.io.sessions import read_sessions
 from matex_data.memory import NAME, digest, index_arrays, is_in_memory
 from matex_data.mpi.communicator import Communicator
 from matex_data.paths import existing_files, natural_sorted, partitioned_files
-from matex_data.readers import files_of_folder, folder_format, refuse_folder
+from matex_data.readers import data_folders, files_of_folder, folder_format, refuse_folder
 from matex_data.reading.source import Source
 from matex_data.sampling.split import Ties
 from matex_data.transforms.categories import encode_categories, requested_categories, without_categories
@@ -452,9 +452,11 @@ def _expand_one(path: str, format: str | None) -> list[str]:
         with os.scandir(path) as listed:  # of which most file systems tell the type at once
             entries = list(listed)
         refuse_folder(path, {entry.name for entry in entries})
-        files = files_of_folder([file.path for file in partitioned_files(entries)])
+        folders = data_folders([entry.path for entry in entries if entry.is_dir()])
+        files = folders or files_of_folder([file.path for file in partitioned_files(entries)])
     else:
-        files = list(existing_files(glob.glob(path, recursive=True)))  # noqa: PTH207 (absolute too)
+        found = glob.glob(path, recursive=True)  # noqa: PTH207 (absolute too)
+        files = [*existing_files(found), *data_folders(found)]
     if files:
         return natural_sorted(files)
     folder = location.parent

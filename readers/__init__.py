@@ -45,6 +45,7 @@ __all__ = [
     "FORMATS",
     "HEAD_BYTES",
     "collective_reader",
+    "data_folders",
     "detect",
     "files_of_folder",
     "folder_format",
@@ -92,6 +93,13 @@ def folder_format(path: str, name: str | None = None) -> str | None:
         if known.folder is not None and load_function(format, known.folder)(path):
             return format
     return None
+
+
+def data_folders(paths: Sequence[str]) -> list[str]:
+    """Return the directories among the paths that are data sets as a whole, as their names tell, such as ``a.zarr``."""
+    named = [format for format in all_formats().values() if format.folder is not None]
+    likely = [path for path in paths if any(format.matches_name(path) for format in named)]
+    return [path for path in likely if folder_format(path) is not None]
 
 
 def detect(path: str, head: bytes, options: Mapping[str, Any] | None = None) -> str:
@@ -189,11 +197,15 @@ def index_another(
         try:
             return _without_static(likely, path, names, options, stamp)
         except FormatError:
-            if named or detect(path, read_head(path)) == likely:
+            if named or _detected(path) == likely:
                 raise
     with ExitStack() as opened:
         kind = _kind_of_open_hdf5(path, opened) if likely in ("hdf5", "openpmd") else None
-        return _without_static(kind or detect(path, read_head(path)), path, names, options, stamp)
+        return _without_static(kind or _detected(path), path, names, options, stamp)
+
+
+def _detected(path: str) -> str:
+    return folder_format(path) or detect(path, read_head(path))
 
 
 def _without_static(

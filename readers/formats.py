@@ -129,6 +129,9 @@ IMAGE_MAGIC = (
     (8, b"WEBP"),
 )
 BMP_BEGIN = rb"(?s)BM.{4}\0\0\0\0.{4}[\x0c\x28\x34\x38\x40\x6c\x7c]\0\0\0"  # "BM" alone begins texts, too
+ZARR_ZIP = (
+    rb"(?s)PK\x03\x04.{26}(?:[^\0]{0,200}/)?(?:\.zgroup|\.zattrs|\.zarray|\.zmetadata|zarr\.json)"  # its first member
+)
 IDX_NAMES = tuple(f"*[-.]idx[1-9]-*byte{end}" for end in ("", ".gz"))
 CIFAR_NAMES = ("data_batch_[1-5]", "test_batch", "cifar-100-*/train", "cifar-100-*/test")
 
@@ -166,6 +169,13 @@ FORMATS: dict[str, Format] = {
         text=rb"(?s)\xff{4}..\0\0[\x04-\x40]\0\0\0",  # a stream: length and begin of its schema
         extra="matex_data[csv]",
         verified=True,
+    ),
+    "zarr": Format(
+        "matex_data.readers.zarr.reader:index",
+        suffixes=(".zarr", ".zarr.zip"),
+        text=ZARR_ZIP,
+        extra="matex_data[zarr]",
+        folder="matex_data.readers.zarr.stores:is_store",
     ),
     "root": Format(
         "matex_data.readers.root.reader:index",

@@ -311,16 +311,6 @@ UNSUPPORTED = (
         'the columns of tf.data.TFRecordDataset("{file}"), parsed by tf.io.parse_example, to Parquet',
         suffixes=(".tfrecord", ".tfrecords", ".tfrec"),
     ),
-    UnsupportedFormat(
-        "a Zarr store",
-        'xarray.open_zarr("{file}").to_netcdf("{stem}.nc")',
-        begin=_ZIP + rb"(?:[^\0]{0,200}/)?(?:\.zgroup|\.zattrs|\.zarray|\.zmetadata|zarr\.json)",
-        suffixes=(".zarr", ".zarr.zip"),
-    ),
-    *(
-        UnsupportedFormat("a Zarr store", 'xarray.open_zarr("{file}").to_netcdf("{stem}.nc")', folder=(name,))
-        for name in (".zgroup", ".zarray", "zarr.json")
-    ),
     # Archives, and files that stand for others
     UnsupportedFormat(
         "an archive of NumPy arrays under another name",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -93,7 +93,7 @@ class Chunked(Layout):
     def stored_bytes(self) -> int:
         if not self.chosen:
             return int(self.nbytes.sum())
-        return int(self.nbytes[np.isin(self.number % self._band_cells, self._numbers)].sum())
+        return int(self.nbytes[np.isin(self.number % self.band_cells, self._numbers)].sum())
 
     def end(self) -> int:
         return int((self.offset + self.nbytes).max()) if len(self.offset) else 0
@@ -114,9 +114,9 @@ class Chunked(Layout):
         """
         depth, cells = self.chunk_shape[0], len(self._cells)
         bands = even_blocks(rows, depth)
-        number = (bands.number[:, None] * self._band_cells + self._numbers).reshape(-1)
-        entry = self._entries(number)
-        selection = _Selection(bands, entry, outs, {})
+        number = (bands.number[:, None] * self.band_cells + self._numbers).reshape(-1)
+        entry = self.entries(number)
+        selection = Selection(bands, entry, outs, {})
         whole = np.repeat(bands.count == np.minimum(depth, self.rows - bands.number * depth), cells)
         to_read = whole & (entry >= 0)
         for i in np.flatnonzero(entry < 0).tolist():
@@ -130,17 +130,21 @@ class Chunked(Layout):
             selection.pending[i] = cache.reserve(key, self.pipeline.nbytes)
             to_read[i] = True
         for chunks in self._groups(np.flatnonzero(to_read)):
-            at = entry[chunks]
-            yield ReadRequest(self.offset[at], self.nbytes[at], on_complete=partial(self._decode, selection, chunks))
+            yield self.read_chunks(selection, chunks)
 
-    def _entries(self, number: Integers) -> Integers:
+    def read_chunks(self, selection: Selection, chunks: Integers) -> ReadRequest:
+        """Return the read of a group of chunks, which one thread decodes."""
+        at = selection.entry[chunks]
+        return ReadRequest(self.offset[at], self.nbytes[at], on_complete=partial(self._decode, selection, chunks))
+
+    def entries(self, number: Integers) -> Integers:
         """Return the positions of these chunks in the table; -1 for missing ones."""
         entry = np.searchsorted(self.number, number, side="right") - 1
         found = self.number[entry] == number if len(self.number) else np.zeros(number.shape, bool)
         return np.where(found & (entry >= 0), entry, -1)
 
     @cached_property
-    def _band_cells(self) -> int:
+    def band_cells(self) -> int:
         """Number of chunks that share their rows (a band)."""
         return prod(-(-n // c) for n, c in zip(self.shape[1:], self.chunk_shape[1:], strict=True))
 
@@ -172,34 +176,50 @@ class Chunked(Layout):
         count = max(1, min(most, max(least, len(chunks) * each // tasks_of_window())) // each)
         return (chunks[start : start + count] for start in range(0, len(chunks), count))
 
-    def _decode(self, selection: _Selection, chunks: Integers, stored: Bytes) -> None:
-        """Decode a group of chunks; on an error, fail the pending futures of all that are left."""
+    def _decode(self, selection: Selection, chunks: Integers, stored: Bytes) -> None:
+        """Decode a group of chunks."""
+        ends = np.cumsum(self.nbytes[selection.entry[chunks]]).tolist()
+        self.decode_chunks(
+            selection, chunks, (stored[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True))
+        )
+
+    def decode_chunks(self, selection: Selection, chunks: Integers, stored: Iterable[Bytes | None]) -> None:
+        """Decode chunks; on an error, fail the pending futures of all that are left.
+
+        Parameters
+        ----------
+        chunks : numbers within the selection.
+        stored : of each chunk its bytes, or None if it was never written.
+        """
         numbers, entries = chunks.tolist(), selection.entry[chunks].tolist()
-        cells, band, rows, end = len(self._cells), -1, _NO_ROWS, 0
-        for done, (i, entry) in enumerate(zip(numbers, entries, strict=True)):
-            begin, end = end, end + int(self.nbytes[entry])
+        cells, band, rows = len(self._cells), -1, _NO_ROWS
+        for done, (i, entry, data) in enumerate(zip(numbers, entries, stored, strict=True)):
             try:
+                if data is None:
+                    self._fill_pending(selection, i)
+                    continue
                 if i // cells != band:
                     band, rows = i // cells, self._rows(selection, i)
-                self._decode_chunk(selection, i, entry, rows, stored[begin:end])
+                self._decode_chunk(selection, i, entry, rows, data)
             except Exception as error:
-                located = self._located(entry, error) if isinstance(error, BrokenChunk) else error
+                located = self.located(entry, error) if isinstance(error, BrokenChunk) else error
                 for future in map(selection.pending.get, numbers[done:]):
                     if future is not None:
                         future.set_exception(located)
                 raise located from error
 
-    def _located(self, entry: int, error: BrokenChunk) -> DecodeError:
+    def located(self, entry: int, error: BrokenChunk) -> DecodeError:
+        """Return the error for a chunk that does not decode."""
         return DecodeError(
             "a chunk does not decode",
-            row=int(self.number[entry]) // self._band_cells * self.chunk_shape[0],
+            row=int(self.number[entry]) // self.band_cells * self.chunk_shape[0],
             byte=int(self.offset[entry]),
             found=error,
             remedy="the file is damaged there: restore it from its source",
         )
 
-    def _decode_chunk(self, selection: _Selection, i: int, entry: int, rows: _Rows, stored: Bytes) -> None:
-        future, mask = selection.pending.get(i), int(self.mask[entry])
+    def _decode_chunk(self, selection: Selection, i: int, entry: int, rows: _Rows, stored: Bytes) -> None:
+        future, mask = selection.pending.get(i), self.mask_of(entry)
         (path, out), *others = selection.outs
         if future is None and not (path or others) and self._decode_in_place(rows, out, stored, mask):
             return
@@ -213,6 +233,10 @@ class Chunked(Layout):
             chunk = chunk.copy() if np.may_share_memory(data, stored) else chunk  # the read's memory is reused
             future.set_result(chunk)
         self._scatter(selection, i, rows, chunk)
+
+    def mask_of(self, entry: int) -> int:
+        """Return the filter mask of a chunk."""
+        return int(self.mask[entry])
 
     def _decode_in_place(self, rows: _Rows, out: Array, stored: Bytes, mask: int) -> bool:
         """Decode a whole chunk straight to its destinations, and return True; return False if that is not possible."""
@@ -228,22 +252,29 @@ class Chunked(Layout):
         whole = self.chunk_shape[1:] == out.shape[1:] and not self.axis and not self.chosen
         return whole and self.convert is None and self.dtype == out.dtype and out.flags.c_contiguous
 
-    def _rows(self, selection: _Selection, i: int) -> _Rows:
+    def _rows(self, selection: Selection, i: int) -> _Rows:
         """Return the selected rows of a chunk, counted from its first one, and their destinations."""
         band = i // len(self._cells)
         begin = int(selection.bands.number[band]) * self.chunk_shape[0]
         return selection.bands.rows(band, begin), selection.bands.destinations(band)
 
-    def _scatter(self, selection: _Selection, i: int, rows: _Rows, chunk: Array) -> None:
+    def _scatter(self, selection: Selection, i: int, rows: _Rows, chunk: Array) -> None:
         local, destination = rows
         outer, inner = self._cells[i % len(self._cells)]
         for path, out in selection.outs:
             scatter(out[outer], destination, _region(member(chunk, path), local, inner), self.convert)
 
-    def _copy_cached(self, selection: _Selection, i: int, chunk: ChunkFuture, _: Bytes) -> None:
+    def _copy_cached(self, selection: Selection, i: int, chunk: ChunkFuture, _: Bytes) -> None:
         self._scatter(selection, i, self._rows(selection, i), chunk.result())
 
-    def _fill(self, selection: _Selection, i: int, _: Bytes) -> None:
+    def _fill_pending(self, selection: Selection, i: int) -> None:
+        """Fill the rows of a chunk that turned out to be missing, and pass it on to the windows that wait for it."""
+        future = selection.pending.get(i)
+        if future is not None:
+            future.set_result(np.broadcast_to(self.fill, self.chunk_shape))
+        self._fill(selection, i, EMPTY.view(np.uint8))
+
+    def _fill(self, selection: Selection, i: int, _: Bytes) -> None:
         """Fill the rows of a chunk that was never written."""
         outer = self._cells[i % len(self._cells)][0]
         destination = selection.bands.destinations(i // len(self._cells))
@@ -287,7 +318,7 @@ def _region(chunk: Array, rows: RowIndices, inner: tuple[_Along, ...]) -> Array:
 
 
 @dataclass(frozen=True)
-class _Selection:
+class Selection:
     """Chunks that hold selected rows, numbered band by band.
 
     Parameters

@@ -209,7 +209,7 @@ class Hdf5Variable(Variable):
         if field.ragged or decoding.dtype.kind not in "iufbS":
             return replace(field, name=self.name, shape=shape, attributes=self.attributes), layout
         if decoding.dtype.kind == "S":
-            return _join_letters(Field(self.name, shape, field.dtype, attributes=self.attributes), layout, decoding)
+            return join_letters(Field(self.name, shape, field.dtype, attributes=self.attributes), layout, decoding)
         decoded = Field(self.name, shape, decoding.dtype, attributes=decoding.attributes)
         return decoded, layout if decoding.convert is None else decode_layout(layout, decoding.convert, decoding)
 
@@ -242,7 +242,7 @@ def _extend(layout: Layout, rows: int, variable: Hdf5Variable) -> Layout:
     )
 
 
-def _join_letters(field: Field, layout: Layout, decoding: CfDecoding) -> tuple[Field, Layout]:
+def join_letters(field: Field, layout: Layout, decoding: CfDecoding) -> tuple[Field, Layout]:
     """Return letters along the last axis as texts, if the letters of each text are contiguous; else unchanged."""
     dtype, length = decoding.dtype, decoding.dtype.itemsize
     if field.shape and field.shape[-1] == length and field.dtype.itemsize == 1 < length:

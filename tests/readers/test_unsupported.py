@@ -207,7 +207,6 @@ def test_tables_stay_tables(tmp_path: Path, content: bytes) -> None:
 FOLDERS = {
     "run.bp": (("data.0", "md.0", "md.idx", "mmd.0"), "ADIOS2", "openpmd-pipe"),
     "run.lmdb": (("data.mdb", "lock.mdb"), "LMDB", "lmdb.open"),
-    "run.zarr": ((".zattrs", ".zgroup"), "Zarr", "open_zarr"),
 }
 
 

@@ -1,0 +1,218 @@
+"""Stored chunks of an array by their number: in files of their own, in shards, or at known byte ranges."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from matex_data._types import Bytes, Integers
+from matex_data.readers.zarr.arrays import ArrayMetadata, Shards
+from matex_data.readers.zarr.shards import inner_extents, shard_index
+from matex_data.readers.zarr.stores import Extent, Store, read, read_file
+
+
+class StoredBytes(ABC):
+    """Chunks as they are stored."""
+
+    @abstractmethod
+    def read(self, numbers: Sequence[int]) -> list[Bytes | None]:
+        """Read chunks; None for one that was never written.
+
+        Raises
+        ------
+        DataError : a file cannot be read.
+        DecodeError : a file is truncated, or the index of a shard is damaged.
+        """
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Numbers of the chunks of an array: the chunks of equal samples are consecutive, whatever the sample axis.
+
+    Parameters
+    ----------
+    counts : chunks along each axis.
+    axis : position of the sample axis, by which chunks are numbered first.
+
+    Examples
+    --------
+    >>> grid = Grid((2, 5), axis=1)
+    >>> grid.position(3), grid.number((1, 1)), grid.number((2, 1))
+    ((1, 1), 3, None)
+    """
+
+    counts: tuple[int, ...]
+    axis: int = 0
+
+    @classmethod
+    def of(cls, shape: Sequence[int], chunk_shape: Sequence[int], axis: int) -> Grid:
+        """Return the grid of an array."""
+        return cls(tuple(-(-length // chunk) for length, chunk in zip(shape, chunk_shape, strict=True)), axis)
+
+    @property
+    def _order(self) -> list[int]:
+        axes = range(len(self.counts))
+        return [*axes[self.axis : self.axis + 1], *(axis for axis in axes if axis != self.axis)]
+
+    def position(self, number: int) -> tuple[int, ...]:
+        """Return the position of a chunk along each axis."""
+        found = {}
+        for axis in reversed(self._order):
+            number, found[axis] = divmod(number, self.counts[axis])
+        return tuple(found[axis] for axis in range(len(self.counts)))
+
+    def number(self, position: Sequence[int]) -> int | None:
+        """Return the number of a chunk; None outside of the array."""
+        if any(at >= count for at, count in zip(position, self.counts, strict=True)):
+            return None
+        number = 0
+        for axis in self._order:
+            number = number * self.counts[axis] + position[axis]
+        return number
+
+
+@dataclass(frozen=True)
+class ChunkFiles(StoredBytes):
+    """Chunks, or shards of chunks, in files of their own, which the rank that needs them opens.
+
+    Parameters
+    ----------
+    folder : of the array.
+    prefix, separator : of the names of the files.
+    grid : numbers of the chunks.
+    shards : None: each chunk is a file.
+    """
+
+    folder: str
+    prefix: str
+    separator: str
+    grid: Grid
+    shards: Shards | None = None
+
+    def path(self, position: Sequence[int]) -> str:
+        """Return the path of the file of a chunk, or of a shard.
+
+        Examples
+        --------
+        >>> ChunkFiles("x", "c", "/", Grid((2, 5))).path((1, 4))
+        'x/c/1/4'
+        """
+        names = [*([self.prefix] if self.prefix else []), *map(str, position)] or ["0"]
+        return f"{self.folder}/{self.separator.join(names)}"
+
+    def read(self, numbers: Sequence[int]) -> list[Bytes | None]:
+        if self.shards is None:
+            return [read_file(self.path(self.grid.position(number))) for number in numbers]
+        return [self._read_inner(self.grid.position(number), self.shards) for number in numbers]
+
+    def _read_inner(self, position: tuple[int, ...], shards: Shards) -> Bytes | None:
+        path = self.path([at // count for at, count in zip(position, shards.counts, strict=True)])
+        inner = [at % count for at, count in zip(position, shards.counts, strict=True)]
+        index = shard_index(path, shards)
+        if index is None:
+            return None
+        extent = index.extent(int(np.ravel_multi_index(inner, shards.counts)))
+        return None if extent is None else read(extent)
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkExtents(StoredBytes):
+    """Chunks at known byte ranges.
+
+    Parameters
+    ----------
+    paths : the files.
+    number : int64[n], of the chunks, ascending.
+    file, offset, nbytes : int64[n], file and byte range of each.
+    """
+
+    paths: tuple[str, ...]
+    number: Integers
+    file: Integers
+    offset: Integers
+    nbytes: Integers
+
+    @classmethod
+    def of(cls, found: Iterator[tuple[int, Extent]]) -> ChunkExtents:
+        """Return the table of chunks in any order."""
+        numbered = sorted(dict(found).items())
+        paths = list(dict.fromkeys(extent.path for _, extent in numbered))
+        numbers = {path: number for number, path in enumerate(paths)}
+        rows = [(number, numbers[e.path], e.offset, e.nbytes) for number, e in numbered]
+        columns = np.array(rows, np.int64).reshape(-1, 4).T.copy()
+        return cls(tuple(paths), *columns)
+
+    def read(self, numbers: Sequence[int]) -> list[Bytes | None]:
+        entries = np.searchsorted(self.number, numbers).tolist()
+        return [self._read(number, entry) for number, entry in zip(numbers, entries, strict=True)]
+
+    def _read(self, number: int, entry: int) -> Bytes | None:
+        if entry == len(self.number) or int(self.number[entry]) != number:
+            return None
+        path = self.paths[int(self.file[entry])]
+        return read(Extent(path, int(self.offset[entry]), int(self.nbytes[entry])))
+
+
+def stored_chunks(store: Store, folder: str, metadata: ArrayMetadata, axis: int) -> StoredBytes:
+    """Return the chunks of an array.
+
+    Parameters
+    ----------
+    folder : of the array in the store.
+    axis : position of the sample axis.
+
+    Raises
+    ------
+    DecodeError : the index of a shard within one file is damaged.
+    """
+    grid = Grid.of(metadata.shape, metadata.chunk_shape, axis)
+    extents = store.extents(folder)
+    if extents is None:
+        location = f"{store.path}/{folder}".rstrip("/")
+        return ChunkFiles(location, metadata.prefix, metadata.separator, grid, metadata.shards)
+    return ChunkExtents.of(_numbered(extents, metadata, grid))
+
+
+def _numbered(
+    extents: Iterator[tuple[str, Extent]], metadata: ArrayMetadata, grid: Grid
+) -> Iterator[tuple[int, Extent]]:
+    """Yield number and byte range of each chunk of an array, those within shards too."""
+    prefix = f"{metadata.prefix}{metadata.separator}" if metadata.prefix and metadata.shape else metadata.prefix
+    for key, extent in extents:
+        position = _position(key, prefix, metadata)
+        if position is None:
+            continue
+        shards = metadata.shards
+        if shards is None:
+            inner = [(position, extent)]
+        else:
+            inner = [
+                (tuple(at * count + i for at, count, i in zip(position, shards.counts, offset, strict=True)), chunk)
+                for offset, chunk in inner_extents(extent, shards)
+            ]
+        for found, chunk in inner:
+            number = grid.number(found)
+            if number is not None:
+                yield number, chunk
+
+
+def _position(key: str, prefix: str, metadata: ArrayMetadata) -> tuple[int, ...] | None:
+    """Return the position of the chunk, or the shard, of a key; None if it is that of something else."""
+    if not key.startswith(prefix):
+        return None
+    text, axes = key[len(prefix) :], len(metadata.shape)
+    if not axes:
+        return () if text == ("" if prefix else "0") else None
+    names = text.split(metadata.separator)
+    if len(names) != axes or not all(name.isascii() and name.isdecimal() and len(name) < 19 for name in names):
+        return None
+    return tuple(map(int, names))
+
+
+def chunk_count(metadata: ArrayMetadata) -> int:
+    """Return the number of chunks of an array."""
+    return prod(Grid.of(metadata.shape, metadata.chunk_shape, 0).counts)

@@ -1,0 +1,203 @@
+"""Layouts of arrays whose chunks lie in other files than the data set's own, and of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from matex_data._types import Array, Bytes, Integers
+from matex_data.codecs.pipeline import BrokenChunk
+from matex_data.errors import DecodeError
+from matex_data.index.chunked import Chunked, Selection
+from matex_data.index.library import LibraryRows
+from matex_data.index.model import EMPTY, ReadRequest
+from matex_data.readers.zarr.arrays import ArrayMetadata
+from matex_data.readers.zarr.chunks import ChunkExtents, ChunkFiles, Grid, StoredBytes
+from matex_data.readers.zarr.codecs import StoreCodecs
+
+DAMAGED = "the store is damaged there: restore it from its source"
+
+
+class _Fetched:
+    """Chunks that are read at once, as they are stored."""
+
+    def __init__(self, source: StoredBytes, numbers: Sequence[int]) -> None:
+        self._source, self._numbers = source, numbers
+        self.chunks: list[Bytes | None] = []
+
+    def read(self) -> None:
+        """Read the chunks, in a thread that waits for the storage."""
+        self.chunks = self._source.read(self._numbers)
+
+
+@dataclass(frozen=True, eq=False)
+class FetchedChunks(Chunked):
+    """Chunks in files of their own. The table of `Chunked` is empty: whether a chunk was written shows as it is read.
+
+    Parameters
+    ----------
+    source : of the stored chunks.
+    """
+
+    source: StoredBytes = field(kw_only=True)
+
+    @property
+    def separate(self) -> bool:  # type: ignore[override]
+        return isinstance(self.source, ChunkFiles) and self.source.shards is None
+
+    def stored_bytes(self) -> int:
+        """Return the size of the rows without compression: nobody has looked at their files."""
+        chosen = self.chosen or (None,) * (len(self.shape) - 1)
+        lengths = [n if along is None else len(along) for n, along in zip(self.shape[1:], chosen, strict=True)]
+        return self.rows * prod(lengths) * self.dtype.itemsize
+
+    def end(self) -> int:
+        return 0
+
+    def entries(self, number: Integers) -> Integers:
+        return number
+
+    def mask_of(self, entry: int) -> int:
+        return 0
+
+    def read_chunks(self, selection: Selection, chunks: Integers) -> ReadRequest:
+        fetched = _Fetched(self.source, selection.entry[chunks].tolist())
+        on_complete = partial(self._decode_fetched, selection, chunks, fetched)
+        return ReadRequest(EMPTY, EMPTY, fetch=fetched.read, on_complete=on_complete)
+
+    def _decode_fetched(self, selection: Selection, chunks: Integers, fetched: _Fetched, _: Bytes) -> None:
+        self.decode_chunks(selection, chunks, fetched.chunks)
+
+    def located(self, entry: int, error: BrokenChunk) -> DecodeError:
+        row = entry // self.band_cells * self.chunk_shape[0]
+        return DecodeError("a chunk does not decode", row=row, found=error, remedy=DAMAGED)
+
+
+@dataclass(frozen=True, eq=False)
+class StoredArray:
+    """Array of a store that is read by the chunk, with its sample axis first.
+
+    Parameters
+    ----------
+    metadata : of the array.
+    codecs : of its chunks.
+    source : its stored chunks.
+    axis : position of the sample axis.
+    """
+
+    metadata: ArrayMetadata
+    codecs: StoreCodecs
+    source: StoredBytes
+    axis: int = 0
+
+    def read(self, start: int, stop: int) -> Array:
+        """Read rows: numbers and byte strings as they are stored, texts as objects, byte strings in UTF-8.
+
+        Raises
+        ------
+        DecodeError : a chunk does not decode.
+        """
+        shape, chunk_shape = self._first(self.metadata.shape), self._first(self.metadata.chunk_shape)
+        fill = self._plain(np.array(self.metadata.fill, self.metadata.dtype))
+        out = np.full((stop - start, *shape[1:]), fill, fill.dtype)
+        counts = Grid.of(shape, chunk_shape, 0).counts
+        depth = chunk_shape[0]
+        positions = product(range(start // depth, -(-stop // depth)), *map(range, counts[1:]))
+        for position in positions:
+            number = int(np.ravel_multi_index(position, counts))
+            chunk = self._chunk(number, position[0] * depth)
+            if chunk is None:
+                continue
+            low, high = max(start, position[0] * depth), min(stop, (position[0] + 1) * depth)
+            begins = [at * length for at, length in zip(position[1:], chunk_shape[1:], strict=True)]
+            ends = [min(b + c, n) for b, c, n in zip(begins, chunk_shape[1:], shape[1:], strict=True)]
+            inner = (slice(0, end - begin) for begin, end in zip(begins, ends, strict=True))
+            region = (slice(low - start, high - start), *map(slice, begins, ends))
+            out[region] = chunk[(slice(low - position[0] * depth, high - position[0] * depth), *inner)]
+        return out
+
+    def values(self) -> Array:
+        """Read all values; see `read`."""
+        if self.metadata.shape:
+            return np.moveaxis(self.read(0, self.metadata.shape[self.axis]), 0, self.axis)
+        chunk = self._chunk(0, 0)
+        return self._plain(np.array(self.metadata.fill, self.metadata.dtype)) if chunk is None else chunk
+
+    def _first(self, lengths: Sequence[int]) -> tuple[int, ...]:
+        return (lengths[self.axis], *lengths[: self.axis], *lengths[self.axis + 1 :])
+
+    def _chunk(self, number: int, row: int) -> Array | None:
+        (stored,) = self.source.read([number])
+        if stored is None:
+            return None
+        try:
+            if self.metadata.dtype.kind == "O":
+                chunk = self._plain(self.codecs.decode_texts(stored))
+            else:
+                data = self.codecs.decode(stored).view(self.metadata.dtype)
+                chunk = self._plain(data.reshape(self.metadata.chunk_shape))
+        except (BrokenChunk, UnicodeError) as error:
+            raise DecodeError("a chunk does not decode", row=row, found=error, remedy=DAMAGED) from error
+        return np.moveaxis(chunk, self.axis, 0) if chunk.ndim else chunk
+
+    def _plain(self, values: Array) -> Array:
+        """Return the values; texts as objects, byte strings in UTF-8."""
+        if values.dtype.kind not in "UO":
+            return values
+        texts = [text.encode() if isinstance(text, str) else bytes(text) for text in values.ravel().tolist()]
+        out = np.empty(len(texts), object)
+        out[:] = texts
+        return out.reshape(values.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class TextRows(LibraryRows):
+    """Texts, which are decoded to objects of Python, one thread at a time.
+
+    Parameters
+    ----------
+    array : the texts.
+    """
+
+    array: StoredArray
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]
+        return self.array.metadata.shape[self.array.axis]
+
+    @property
+    def block_rows(self) -> int:  # type: ignore[override]
+        return self.array.metadata.chunk_shape[self.array.axis]
+
+    def read(self, start: int, stop: int) -> Array:
+        return self.array.read(start, stop)
+
+
+def rows_of(array: StoredArray, convert: Any) -> Chunked | TextRows:
+    """Return the layout of the rows of an array.
+
+    Parameters
+    ----------
+    convert : of the stored numbers; None: they are the values.
+    """
+    metadata, axis = array.metadata, array.axis
+    if metadata.dtype.kind in "UO":
+        return TextRows(array)
+
+    def first(lengths: Sequence[int]) -> tuple[int, ...]:
+        return (lengths[axis], *lengths[:axis], *lengths[axis + 1 :])
+
+    shape, chunk_shape = first(metadata.shape), first(metadata.chunk_shape)
+    source = array.source
+    common = {"fill": metadata.fill, "convert": convert, "axis": axis}
+    if isinstance(source, ChunkExtents) and len(source.paths) <= 1:
+        table = (source.number, source.offset, source.nbytes, np.zeros_like(source.number))
+        return Chunked(shape, chunk_shape, metadata.dtype, array.codecs, *table, **common)
+    table = (EMPTY, EMPTY, EMPTY, EMPTY)
+    return FetchedChunks(shape, chunk_shape, metadata.dtype, array.codecs, *table, **common, source=source)

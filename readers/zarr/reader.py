@@ -1,0 +1,140 @@
+"""Index of Zarr stores: arrays along the sample dimension, decoded by the CF conventions as xarray does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matex_data._types import Array
+from matex_data.errors import FormatError
+from matex_data.fields import Field
+from matex_data.index.model import Index, Layout
+from matex_data.readers.left_out import warn
+from matex_data.readers.netcdf.cf import CfDecoding
+from matex_data.readers.netcdf.netcdf4 import join_letters
+from matex_data.readers.netcdf.samples import Options, index_content
+from matex_data.readers.netcdf.variables import FileContent, Variable
+from matex_data.readers.zarr.arrays import TEXT, ArrayMetadata
+from matex_data.readers.zarr.chunks import stored_chunks
+from matex_data.readers.zarr.codecs import StoreCodecs
+from matex_data.readers.zarr.dimensions import named_dimensions
+from matex_data.readers.zarr.hierarchy import ROOT_NAME, read_arrays
+from matex_data.readers.zarr.layouts import StoredArray, rows_of
+from matex_data.readers.zarr.stores import Store, open_store
+
+
+def index(
+    path: str,
+    names: Sequence[str] | None = None,
+    *,
+    sample_dim: str | None = None,
+    decode: bool = True,
+    decode_times: bool | None = None,
+    mask_and_scale: bool | None = None,
+    valid_range: bool | None = None,
+    static: bool = True,
+    static_as_inputs: bool = False,
+    sel: Mapping[str, Any] | None = None,
+    isel: Mapping[str, Any] | None = None,
+    dtype: str | None = None,
+    coordinate: bool = False,
+) -> Index:
+    """Index the arrays of a Zarr store along one of their dimensions.
+
+    Parameters
+    ----------
+    path : of the store: a folder, a group or an array within it, or a zip file.
+    names : arrays; with groups, for example, ``"forecast/t2m"``. None: all that have the sample dimension. An array
+        that is the root of its store is named ``"data"``.
+    sample_dim : dimension that counts the samples. None: the one whose coordinate is a time by its units, else the
+        first one of all arrays. Axes without names are called ``dim_0``, ``dim_1``: axes of equal length are equal.
+    decode, decode_times, mask_and_scale, valid_range, static, static_as_inputs, sel, isel, dtype, coordinate :
+        see `matex_data.readers.netcdf.reader.index`.
+
+    Raises
+    ------
+    FieldNotFound : there is no array of that name.
+    FormatError : the metadata are damaged, or do not determine the sample dimension, or an array cannot be read.
+    """
+    options = Options(
+        names=names,
+        sample_dim=sample_dim,
+        decode=decode,
+        decode_times=decode_times,
+        mask_and_scale=mask_and_scale,
+        valid_range=valid_range,
+        static=static,
+        static_as_inputs=static_as_inputs,
+        sel=sel,
+        isel=isel,
+        dtype=dtype,
+        coordinate=coordinate,
+    )
+    return index_store(open_store(path), options)
+
+
+def index_store(store: Store, options: Options) -> Index:
+    """Index the arrays of a store; see `index`."""
+    arrays, unread = read_arrays(store)
+    for name in options.names or ():
+        if name.strip("/") in unread:
+            raise FormatError("the array cannot be read", file=store.path, field=name, found=unread[name.strip("/")])
+    if unread and options.names is None:
+        warn(f"{store.path}: {len(unread)} arrays", unread)
+    return index_content(_content(store, arrays), options)
+
+
+def _content(store: Store, arrays: Mapping[str, ArrayMetadata]) -> FileContent:
+    axes = named_dimensions({name: (array.shape, array.dimensions) for name, array in arrays.items()})
+    variables = [
+        ZarrVariable(
+            name=name or ROOT_NAME,
+            dimensions=axes[name],
+            shape=array.shape,
+            dtype=array.dtype,
+            attributes=array.attributes,
+            store=store,
+            folder=name,
+            metadata=array,
+        )
+        for name, array in arrays.items()
+    ]
+    lengths = {name: n for v in variables for name, n in zip(v.dimensions, v.shape, strict=True)}
+    return FileContent(store.path, variables, lengths, [])
+
+
+@dataclass(frozen=True)
+class ZarrVariable(Variable):
+    """Array of a store.
+
+    Parameters
+    ----------
+    folder : of the array in the store.
+    metadata : of the array.
+    """
+
+    store: Store
+    folder: str
+    metadata: ArrayMetadata
+
+    def rows(self, axis: int, decoding: CfDecoding) -> tuple[Field, Layout]:
+        field = Field(
+            self.name, self.shape[:axis] + self.shape[axis + 1 :], decoding.dtype, attributes=decoding.attributes
+        )
+        if decoding.dtype.kind == "S":
+            stored = rows_of(self._array(axis), None)
+            return join_letters(
+                Field(self.name, field.shape, self.dtype, attributes=field.attributes), stored, decoding
+            )
+        if self.dtype.kind in "UO":
+            field = Field(self.name, field.shape, TEXT, attributes=field.attributes)
+        return field, rows_of(self._array(axis), decoding.convert)
+
+    def values(self) -> Array:
+        return self._array(0).values()
+
+    def _array(self, axis: int) -> StoredArray:
+        metadata = self.metadata
+        codecs = StoreCodecs.of(metadata.codecs, metadata.chunk_shape, metadata.order, metadata.dtype.itemsize)
+        return StoredArray(metadata, codecs, stored_chunks(self.store, self.folder, metadata, axis), axis)

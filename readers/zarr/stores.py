@@ -1,0 +1,191 @@
+"""Bytes of a Zarr store by key: a folder of files, or a zip file.
+
+https://zarr-specs.readthedocs.io/en/latest/v3/stores/index.html
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from matex_data._types import Bytes
+from matex_data.errors import DataError, DecodeError, FormatError
+from matex_data.locks import cached_property
+
+MARKS = ("zarr.json", ".zmetadata", ".zgroup", ".zarray")
+"""Names of which a store has one."""
+MAX_READ = 1 << 30  # bytes of one call: the system reads at most 2 GiB
+_LOCAL_HEADER = 30  # bytes of the fixed begin of a member of a zip file, the lengths of name and extra field at 26
+
+
+class Extent(NamedTuple):
+    """Byte range of a file."""
+
+    path: str
+    offset: int
+    nbytes: int
+
+
+class Store(ABC):
+    """Bytes by key, such as ``temperature/c/0/1``.
+
+    Attributes
+    ----------
+    path : as the user names it.
+    """
+
+    path: str
+
+    @abstractmethod
+    def get(self, key: str) -> bytes | None:
+        """Read the value of a key; None if there is none."""
+
+    @abstractmethod
+    def folders(self, folder: str) -> list[str]:
+        """Return the names of the folders within a folder, sorted; "" is the root."""
+
+    @abstractmethod
+    def extents(self, folder: str) -> Iterator[tuple[str, Extent]] | None:
+        """Return the keys within a folder, without its name, and where their bytes lie; None: each key is a file."""
+
+
+@dataclass(frozen=True)
+class Directory(Store):
+    """Folder, in which each key is a file."""
+
+    path: str
+
+    def get(self, key: str) -> bytes | None:
+        try:
+            return Path(self.path, key).read_bytes()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        except OSError as error:
+            raise DataError("the file cannot be read", file=f"{self.path}/{key}", found=error) from error
+
+    def folders(self, folder: str) -> list[str]:
+        with os.scandir(Path(self.path, folder)) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir())
+
+    def extents(self, folder: str) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class ZipFile(Store):
+    """Zip file, in which each key is a member that is not compressed by zip itself."""
+
+    path: str
+
+    def get(self, key: str) -> bytes | None:
+        extent = self._members.get(key)
+        data = None if extent is None else read(extent)
+        return None if data is None else data.tobytes()
+
+    def folders(self, folder: str) -> list[str]:
+        prefix = f"{folder}/" if folder else ""
+        inner = (key[len(prefix) :] for key in self._members if key.startswith(prefix))
+        return sorted({name.partition("/")[0] for name in inner if "/" in name})
+
+    def extents(self, folder: str) -> Iterator[tuple[str, Extent]]:
+        prefix = f"{folder}/" if folder else ""
+        found = self._members.items()
+        return ((key.removeprefix(prefix), extent) for key, extent in found if key.startswith(prefix))
+
+    @cached_property
+    def _members(self) -> dict[str, Extent]:
+        try:
+            with zipfile.ZipFile(self.path) as file, Path(self.path).open("rb") as raw:
+                return dict(self._extents(file, raw.fileno()))
+        except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError) as error:
+            raise FormatError("the zip file is damaged", file=self.path, found=error) from error
+        except OSError as error:
+            raise DataError("the file cannot be read", file=self.path, found=error) from error
+
+    def _extents(self, file: zipfile.ZipFile, descriptor: int) -> Iterator[tuple[str, Extent]]:
+        for member in file.infolist():
+            if member.compress_type != zipfile.ZIP_STORED:
+                raise FormatError(
+                    "the members of the zip file are compressed by zip",
+                    file=self.path,
+                    expected="members as they are: their chunks are compressed by codecs of Zarr",
+                    found=f"{member.filename!r} with compression method {member.compress_type}",
+                    remedy="unpack it, or write it with zip -0",
+                )
+            header = os.pread(descriptor, _LOCAL_HEADER, member.header_offset)
+            if len(header) < _LOCAL_HEADER or header[:4] != b"PK\x03\x04":
+                raise FormatError("the zip file is damaged", file=self.path, byte=member.header_offset)
+            begin = member.header_offset + _LOCAL_HEADER + sum(np.frombuffer(header[26:30], "<u2").tolist())
+            yield member.filename, Extent(self.path, begin, member.file_size)
+
+
+def is_store(path: str) -> bool:
+    """Return whether a directory is a store, or a group or an array of one.
+
+    Examples
+    --------
+    >>> is_store("/")
+    False
+    """
+    return any(Path(path, mark).is_file() for mark in MARKS)
+
+
+def open_store(path: str) -> Store:
+    """Return the store of a path, which may also lead to a group or an array within a folder."""
+    return Directory(path.rstrip("/") or "/") if Path(path).is_dir() else ZipFile(path)
+
+
+def read(extent: Extent) -> Bytes | None:
+    """Read a byte range, uint8[nbytes]; None if there is no such file.
+
+    Raises
+    ------
+    DecodeError : the file is shorter.
+    DataError : it cannot be read.
+    """
+    try:
+        descriptor = os.open(extent.path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DataError("the file cannot be read", file=extent.path, found=error) from error
+    try:
+        return _read_all(descriptor, extent)
+    except OSError as error:
+        raise DataError("the file cannot be read", file=extent.path, found=error) from error
+    finally:
+        os.close(descriptor)
+
+
+def read_file(path: str) -> Bytes | None:
+    """Read a whole file, uint8[n]; None if there is no such file. See `read`."""
+    try:
+        size = os.stat(path).st_size  # noqa: PTH116 (a Path takes twice as long)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DataError("the file cannot be read", file=path, found=error) from error
+    return read(Extent(path, 0, size))
+
+
+def _read_all(descriptor: int, extent: Extent) -> Bytes:
+    size = os.fstat(descriptor).st_size
+    if extent.offset < 0 or extent.nbytes < 0 or extent.offset + extent.nbytes > size:
+        expected = f"{extent.offset + extent.nbytes} bytes"
+        raise DecodeError(
+            "the file is truncated", file=extent.path, byte=size, expected=expected, found=f"{size} bytes"
+        )
+    data, done = np.empty(extent.nbytes, np.uint8), 0
+    while done < extent.nbytes:
+        step = os.preadv(descriptor, [memoryview(data)[done : done + MAX_READ]], extent.offset + done)
+        if not step:
+            raise DecodeError("the file was truncated while it was read", file=extent.path, byte=extent.offset + done)
+        done += step
+    return data
