@@ -32,6 +32,7 @@ from matex_data.locks import cached_property
 ENTRY_POINTS = "matex_data.codecs"
 
 DEFLATE, SHUFFLE, FLETCHER32, SZIP = 1, 2, 3, 4
+BLOSC_HEADER = 16  # bytes
 LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2 = 32000, 32001, 32004, 32008, 32015, 32026
 
 
@@ -234,6 +235,21 @@ def _verify(data: Bytes, options: tuple[int, ...], nbytes: int | None, memory: M
     return body
 
 
+def check_blosc(data: Bytes) -> None:
+    """Raise ``BrokenChunk`` for a Blosc frame that is shorter than its header says: Blosc would read beyond its end.
+
+    https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst
+    """
+    stated = int.from_bytes(bytes(data[12:16]), "little")
+    if data.nbytes < BLOSC_HEADER or stated > data.nbytes:
+        raise BrokenChunk(f"a frame of {data.nbytes} bytes, and {stated} according to its header")
+
+
+def _blosc(data: Bytes, options: tuple[int, ...], nbytes: int | None, memory: Memory) -> Bytes:
+    check_blosc(data)
+    return _as_array(imagecodecs.blosc_decode(data, out=None if nbytes is None else memory(nbytes), numthreads=1))
+
+
 def _szip(data: Bytes, options: tuple[int, ...], nbytes: int | None, memory: Memory) -> Bytes:
     """Decode szip. The options are those of H5Pget_filter; the decoded size in front of the data is checked here."""
     if nbytes is not None and int.from_bytes(bytes(data[:4]), "little") != nbytes:
@@ -250,7 +266,7 @@ _DECODERS: dict[int, Decode] = {
     FLETCHER32: _verify,
     SZIP: _szip,
     LZF: _by(imagecodecs.lzf_decode, header=False),
-    BLOSC: _by(imagecodecs.blosc_decode, numthreads=1),
+    BLOSC: _blosc,
     LZ4: _by(imagecodecs.lz4h5_decode),
     BITSHUFFLE: bitshuffle.decode,
     ZSTD: _by(imagecodecs.zstd_decode),

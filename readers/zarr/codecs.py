@@ -14,7 +14,7 @@ import numcodecs
 import numpy as np
 
 from matex_data._types import Array, Bytes
-from matex_data.codecs.pipeline import BrokenChunk, Filter, Pipeline
+from matex_data.codecs.pipeline import BrokenChunk, Filter, Pipeline, check_blosc
 
 _INTO_MEMORY: dict[str, Callable[..., Any]] = {
     "blosc": lambda data, out: imagecodecs.blosc_decode(data, out=out, numthreads=1),
@@ -90,6 +90,8 @@ class StoreCodecs(Pipeline):
         """Return what the codecs give for a chunk; the last one writes to ``out`` where it can."""
         for number, configuration in reversed(list(enumerate(self.codecs))):
             name, codec = _codec(configuration)
+            if name == "blosc":
+                check_blosc(_as_bytes(data))
             try:
                 into = _INTO_MEMORY.get(name) if number == 0 and out is not None else None
                 data = codec.decode(data) if into is None else into(data, out)

@@ -197,10 +197,11 @@ def _unzip(data: bytes) -> dict[str, bytes] | None:
 
 def _zip(members: dict[str, bytes]) -> bytes:
     memory = io.BytesIO()
+    is_store = "zarr.json" in members or ".zgroup" in members  # of which zip compresses no member
     with zipfile.ZipFile(memory, "w") as archive:
         for number, (name, data) in enumerate(members.items()):
             info = zipfile.ZipInfo(name, (2000, 1, 1, 0, 0, 0))
-            archive.writestr(info, data, zipfile.ZIP_DEFLATED if number % 2 else zipfile.ZIP_STORED)
+            archive.writestr(info, data, zipfile.ZIP_DEFLATED if number % 2 and not is_store else zipfile.ZIP_STORED)
     return memory.getvalue()
 
 

@@ -215,6 +215,7 @@ REFERENCES: dict[str, Callable[[Path], Fields]] = {
     "parquet": parquet.read,
     "arrow": tables.read_arrow,
     "fits_table": tables.read_fits,
+    "zarr": tables.read_zarr,
     "tar": read_tar,
 }
 NAMES = {"fits_table": "fits"}
@@ -286,4 +287,5 @@ WRITERS: dict[str, Callable[[Path], list[Path]]] = {
     "parquet": parquet.write,
     "arrow": tables.write_arrow,
     "fits_table": tables.write_fits,
+    "zarr": tables.write_zarr,
 }

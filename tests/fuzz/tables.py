@@ -1,4 +1,4 @@
-"""Arrow files and FITS tables to damage, and their values by pyarrow and astropy."""
+"""Arrow files, FITS tables and Zarr stores to damage, and their values by pyarrow, astropy and zarr."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from astropy.io import fits
 from tests.fuzz import parquet
 from tests.readers.fits import test_reader as fits_reader
 from tests.readers.parquet import test_ipc, test_reader
+from tests.readers.zarr import test_reader as zarr_reader
 
 
 def write_arrow(folder: Path) -> list[Path]:
@@ -41,3 +42,15 @@ def write_fits(folder: Path) -> list[Path]:
 def read_fits(path: Path) -> dict[str, Any]:
     """Return the columns by astropy."""
     return fits_reader.expected(str(path))
+
+
+def write_zarr(folder: Path) -> list[Path]:
+    """Write zip files of both versions, with shards and without."""
+    kinds = {"two": (2, False), "three": (3, False), "shards": (3, True)}
+    content = zarr_reader.arrays(40)
+    return [Path(zarr_reader.write(folder / f"own_{name}.zarr.zip", content, *kind)) for name, kind in kinds.items()]
+
+
+def read_zarr(path: Path) -> dict[str, Any]:
+    """Return the arrays by the zarr package."""
+    return zarr_reader.expected(str(path))
