@@ -54,12 +54,12 @@ class Options:
 
     @property
     def times(self) -> bool:
-        """Whether times are decoded."""
+        """Choice to decode times."""
         return self.decode if self.decode_times is None else self.decode_times
 
     @property
     def packing(self) -> bool:
-        """Whether packed and missing numbers are decoded."""
+        """Choice to decode packed and missing numbers."""
         return self.decode if self.mask_and_scale is None else self.mask_and_scale
 
 

@@ -184,7 +184,7 @@ def _read_all(descriptor: int, extent: Extent) -> Bytes:
         )
     data, done = np.empty(extent.nbytes, np.uint8), 0
     while done < extent.nbytes:
-        step = os.preadv(descriptor, [memoryview(data)[done : done + MAX_READ]], extent.offset + done)
+        step = os.preadv(descriptor, [data[done : done + MAX_READ].data], extent.offset + done)
         if not step:
             raise DecodeError("the file was truncated while it was read", file=extent.path, byte=extent.offset + done)
         done += step
