@@ -170,6 +170,11 @@ FORMATS: dict[str, Format] = {
         extra="matex_data[csv]",
         verified=True,
     ),
+    "jsonl": Format(
+        "matex_data.readers.json_lines:index",
+        suffixes=(".jsonl", ".ndjson", ".jsonlines"),
+        extra="matex_data[csv]",
+    ),
     "zarr": Format(
         "matex_data.readers.zarr.reader:index",
         suffixes=(".zarr", ".zarr.zip"),

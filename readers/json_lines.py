@@ -1,0 +1,173 @@
+"""Index of JSON Lines: an object on each line, whose members are the fields. Blocks of lines are decoded by pyarrow.
+
+https://jsonlines.org
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import json as arrow_json
+
+from matex_data._types import Bytes, Integers
+from matex_data.errors import DataError, FormatError
+from matex_data.index.decoded import Selection
+from matex_data.index.model import FileIndex, Index, ReadRequest
+from matex_data.index.table import Column
+from matex_data.readers.parquet.blocks import ArrowBlocks
+from matex_data.readers.parquet.columns import choose
+from matex_data.readers.parquet.partitions import add_partitions
+from matex_data.readers.parquet.values import Values
+
+BLOCK_BYTES = 256 << 10  # of whole lines
+READ_BYTES = 8 << 20
+MAX_LINE = 256 << 20  # bytes: of a longer one, and of a file without ends of lines, no block can be made
+INFERRED = 64  # blocks, evenly over the file, from which the types follow
+RATIO = 2.0  # bytes in memory for each byte of a text, about
+
+
+def index(path: str, names: Sequence[str] | None = None, *, dtype: Mapping[str, Any] | None = None) -> Index:
+    """Index a file of JSON Lines. It is read once for the ends of its lines, and some blocks are parsed for the types.
+
+    Parameters
+    ----------
+    names : members of the objects, those of inner ones as ``outer.inner``; None: all.
+    dtype : of numbers, by name or pattern, for members whose type shows in few lines: ``{"x": "float64"}``.
+
+    Raises
+    ------
+    FieldNotFound : there is no member of that name.
+    FormatError : the file is damaged, or a member cannot be read.
+    """
+    return add_partitions(path, names, dtype or {}, lambda chosen: _index(path, chosen, dtype or {}))
+
+
+def _index(path: str, names: Sequence[str] | None, dtype: Mapping[str, Any]) -> Index:
+    try:
+        with Path(path).open("rb") as file:
+            offset, nbytes, edges = _blocks(path, file)
+            schema, missing = _infer(path, file, offset, nbytes, dtype)
+    except OSError as error:
+        raise DataError("the file cannot be read", file=path, found=error) from error
+    chosen = choose(path, schema, names, dtype)
+    members = {name: m.with_missing() if m.column in missing else m for name, (m, _) in chosen.items()}
+    columns = {member.column for member in members.values()}
+    wanted = pa.schema([field for field in schema if field.name in columns])
+    table = LineBlocks(path, edges, members, offset, nbytes, RATIO, wanted.serialize().to_pybytes())
+    fields = {name: member.field for name, member in members.items()}
+    return Index(fields, [FileIndex(path, table.rows, {name: Column(table, name) for name in fields})])
+
+
+def _blocks(path: str, file: BinaryIO) -> tuple[Integers, Integers, Integers]:
+    """Return offset and length in bytes of the blocks of lines, and their first rows, with the number of rows."""
+    size, begin, row, at = file.seek(0, io.SEEK_END), 0, 0, 0
+    starts, edges, left = [], [0], b""
+    while begin + len(left) < size:
+        file.seek(begin + len(left))
+        data = left + file.read(READ_BYTES)
+        is_last = begin + len(data) >= size
+        end = len(data) if is_last else data.rfind(b"\n") + 1
+        if len(data) == len(left) or (not end and len(data) > MAX_LINE):
+            raise FormatError(
+                "the file has no ends of lines", file=path, byte=begin, remedy="write an object on each line"
+            )
+        at = 0
+        while at < end:  # a block ends with the line in which it becomes long enough
+            stop = end if at + BLOCK_BYTES >= end else data.find(b"\n", at + BLOCK_BYTES, end) + 1 or end
+            rows = sum(not line.isspace() for line in data[at:stop].splitlines() if line)
+            if rows:
+                starts.append((begin + at, stop - at))
+                edges.append(row := row + rows)
+            at = stop
+        begin, left = begin + end, data[end:]
+    if not starts:
+        raise FormatError("the file has no lines", file=path, expected="an object on each line")
+    offset, nbytes = np.array(starts, np.int64).T.copy()
+    return offset, nbytes, np.array(edges, np.int64)
+
+
+def _infer(
+    path: str, file: BinaryIO, offset: Integers, nbytes: Integers, dtype: Mapping[str, Any]
+) -> tuple[pa.Schema, set[str]]:
+    """Return the schema, and the names of the columns of which values are missing."""
+    numbers = np.unique(np.linspace(0, len(offset) - 1, min(INFERRED, len(offset))).astype(np.int64))
+    schemas, missing, seen = [], set(), []
+    for number in numbers.tolist():
+        file.seek(int(offset[number]))
+        try:
+            table = _parse(file.read(int(nbytes[number])), None)
+            schemas.append(table.schema)
+        except (pa.ArrowException, ValueError) as error:
+            at = int(offset[number])
+            raise FormatError("the lines are no JSON objects", file=path, byte=at, found=error) from error
+        missing |= {name for name in table.column_names if table[name].null_count}
+        seen.append(set(table.column_names))
+    try:
+        schema = pa.unify_schemas(schemas, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise FormatError("lines differ in the type of a member", file=path, found=error) from error
+    missing |= {name for name in schema.names if any(name not in of_block for of_block in seen)}
+    return pa.schema([_requested(field, dtype) for field in schema]), missing
+
+
+def _requested(field: pa.Field, dtype: Mapping[str, Any]) -> pa.Field:
+    """Return the column with the type that the user requests for its numbers."""
+    kind = next((kind for pattern, kind in dtype.items() if fnmatchcase(field.name, pattern)), None)
+    is_number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_null(field.type)
+    return field.with_type(pa.from_numpy_dtype(np.dtype(kind))) if kind is not None and is_number else field
+
+
+def _parse(data: Any, schema: pa.Schema | None) -> pa.Table:
+    options = arrow_json.ParseOptions(
+        explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "ignore"
+    )
+    whole = arrow_json.ReadOptions(use_threads=False, block_size=max(1, len(data)) + 1)
+    return arrow_json.read_json(pa.BufferReader(pa.py_buffer(data)), whole, options)
+
+
+@dataclass(frozen=True, eq=False)
+class LineBlocks(ArrowBlocks):
+    """Members of the objects on the lines of a file; a block is a range of whole lines.
+
+    Parameters
+    ----------
+    schema : of the members that are read, serialized.
+    """
+
+    schema: bytes
+
+    def columns(self, names: Sequence[str]) -> list[int]:
+        return [0]  # a line is read as a whole
+
+    def end(self) -> int:
+        return int((self.offset + self.nbytes).max(initial=0))
+
+    def block_requests(self, selection: Selection, positions: Integers) -> Iterator[ReadRequest]:
+        for i in positions.tolist():
+            offset, nbytes = self.ranges(int(selection.blocks.number[i]), [0])
+            yield ReadRequest(offset, nbytes, on_complete=partial(self._decode, selection, i))
+
+    def _decode(self, selection: Selection, i: int, stored: Bytes) -> None:
+        try:
+            decoded = self._values(int(selection.blocks.number[i]), [name for name, _ in selection.outs], stored)
+        except Exception as error:
+            selection.fail([i], error)
+            raise
+        self.complete(selection, i, decoded)
+
+    def _values(self, block: int, names: Sequence[str], stored: Bytes) -> dict[str, Values]:
+        columns = {self.members[name].column for name in names}
+        schema = pa.ipc.read_schema(pa.py_buffer(self.schema))
+        try:
+            table = _parse(stored, pa.schema([field for field in schema if field.name in columns]))
+        except (pa.ArrowException, ValueError) as error:
+            raise self.undecodable(block, names, int(self.offset[block]), error) from error
+        return self.values(block, table, names)
