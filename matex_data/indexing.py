@@ -195,9 +195,10 @@ def _index_all(
             index = read_all(list(files), reading.names, ranks, **reading.options)
         finally:
             ranks.close()
-        if len(index.files) == 1:
-            return index
-        index = index.in_columns() if comm.rank == 0 else None
+        if comm.rank != 0:
+            index = None  # rank 0 has all files
+        elif len(files) > 1:
+            index = index.in_columns()
     else:
         own = _index_share(comm, files, partial(_index_one, reading, resolved, known, stale))
         by_rank = comm.gather(own)

@@ -241,7 +241,7 @@ def open_dataset(
         f"{missing=}, {on_error=}, {index=}, options={text_of(options)}"
     )
     held = _hold(sessions.comm, paths, arguments, format, index, options) if is_in_memory(paths) else None
-    files = _resolve(sessions.comm, paths, format, arguments) if held is None else PathTable.of([NAME])
+    files: Sequence[str] = _resolve(sessions.comm, paths, format, arguments) if held is None else PathTable.of([NAME])
     io = io if held is None else "independent"
     if static_as_inputs:
         options["static_as_inputs"] = True
@@ -265,6 +265,8 @@ def open_dataset(
         names = list(dict.fromkeys([*names, along]))
     reading = Reading(format, names, options, coordinate=spans_files and along is None, memory=held)
     found = index_files(sessions.comm, files, reading, None if index is None else os.fspath(index))
+    if files == found.files.paths:  # which the ranks of a machine have once
+        files = found.files.paths
     elements = elements.expanded(found.fields)
     _check_selected(found, "sel" in options)
     opened = partial(Source, sessions, io=io, window_bytes=window_bytes, cache=None, on_error=on_error)

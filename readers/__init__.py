@@ -19,7 +19,7 @@ from matex_data.fields import NO_MATCH, expand_names, is_pattern
 from matex_data.index.model import Index
 from matex_data.index.stamps import Stamp
 from matex_data.readers import compression
-from matex_data.readers.collective import IndexingRanks
+from matex_data.readers.collective import IndexingRanks, StampingRanks
 from matex_data.readers.fits.headers import holds_rows
 from matex_data.readers.formats import (
     FORMATS,
@@ -322,7 +322,8 @@ def collective_reader(name: str) -> Reader | None:
     """Return the function by which all ranks index the files of a format; None if one rank indexes each file.
 
     The function has the signature ``index_collectively(paths, names, ranks, **options) -> Index`` and is *Collective*.
-    Each rank takes the stamps of its block of the files.
+    Each rank takes the stamps of its block of the files. Rank 0 gets the index of all files; other ranks may get that
+    of their own files.
 
     Raises
     ------
@@ -339,7 +340,10 @@ def collective_reader(name: str) -> Reader | None:
     ) -> Index:
         check_options(name, function, options, leading=3)
         own = {path: _stamp(path) for path in paths[slice(*rank_range(len(paths), ranks.rank, ranks.size))] if stamped}
-        index = _with_patterns(names, paths[0], lambda chosen: function(paths, chosen, ranks, **options))
+        stamping = StampingRanks(ranks, own)
+        index = _with_patterns(names, paths[0], lambda chosen: function(paths, chosen, stamping, **options))
+        if stamping.gathered:
+            return index
         return index.with_stamps({path: stamp for stamps in ranks.allgather(own) for path, stamp in stamps.items()})
 
     return index_collectively

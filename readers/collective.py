@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from matex_data._types import Bytes
 from matex_data.errors import DataError
+from matex_data.index.model import FileIndex
+from matex_data.index.stamps import Stamp
 
 
 class IndexingRanks(Protocol):
@@ -45,6 +49,17 @@ class IndexingRanks(Protocol):
         >>> SingleRank().agree(None)  # no rank has an error
         """
 
+    def gather_files(self, files: Sequence[FileIndex]) -> Sequence[FileIndex]:
+        """Return the files of all ranks, by rank, on rank 0; elsewhere those of this rank, or all. *Collective*.
+
+        Of many files each rank then has the entries of its own in memory, not those of all.
+
+        Examples
+        --------
+        >>> SingleRank().gather_files([])
+        []
+        """
+
     def read(self, path: str, offset: int, memory: Bytes) -> None:
         """Fill ``memory`` with the bytes of a file from ``offset`` on. *Collective*.
 
@@ -80,6 +95,9 @@ class SingleRank:
         if error is not None:
             raise error
 
+    def gather_files(self, files: Sequence[FileIndex]) -> Sequence[FileIndex]:
+        return files
+
     def read(self, path: str, offset: int, memory: Bytes) -> None:
         with Path(path).open("rb") as file:
             file.seek(offset)
@@ -98,7 +116,62 @@ class SingleRank:
 KEPT_BYTES = 64 << 20  # more than the blocks of a large text from which types are inferred
 
 
-class KeepingRanks:
+class _ForwardingRanks:
+    """Ranks that are asked by way of this object.
+
+    Parameters
+    ----------
+    ranks : the ranks.
+    """
+
+    def __init__(self, ranks: IndexingRanks) -> None:
+        self._ranks = ranks
+        self.rank, self.size = ranks.rank, ranks.size
+
+    def allgather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, by rank. *Collective*."""
+        return self._ranks.allgather(value)
+
+    def agree(self, error: Exception | None) -> None:
+        """Raise the error of the lowest rank that has one, on every rank. *Collective*."""
+        self._ranks.agree(error)
+
+    def gather_files(self, files: Sequence[FileIndex]) -> Sequence[FileIndex]:
+        """Return files like ``IndexingRanks.gather_files``. *Collective*."""
+        return self._ranks.gather_files(files)
+
+    def read(self, path: str, offset: int, memory: Bytes) -> None:
+        """Fill ``memory`` like ``IndexingRanks.read``. *Collective*."""
+        self._ranks.read(path, offset, memory)
+
+
+class StampingRanks(_ForwardingRanks):
+    """Ranks whose files get stamps as they are gathered.
+
+    Parameters
+    ----------
+    ranks : the ranks.
+    stamps : of the files of this rank, by path.
+
+    Attributes
+    ----------
+    gathered : whether files have been gathered.
+    """
+
+    def __init__(self, ranks: IndexingRanks, stamps: Mapping[str, Stamp | None]) -> None:
+        super().__init__(ranks)
+        self._stamps = stamps
+        self.gathered = False
+
+    def gather_files(self, files: Sequence[FileIndex]) -> Sequence[FileIndex]:
+        """Return stamped files like ``IndexingRanks.gather_files``. *Collective*."""
+        self.gathered = True
+        return self._ranks.gather_files(
+            [replace(file, stamp=self._stamps.get(file.path, file.stamp)) for file in files]
+        )
+
+
+class KeepingRanks(_ForwardingRanks):
     """Ranks that keep the first bytes that they read in memory, so that a second read of them costs nothing.
 
     Parameters
@@ -118,18 +191,9 @@ class KeepingRanks:
     """
 
     def __init__(self, ranks: IndexingRanks) -> None:
-        self._ranks = ranks
-        self.rank, self.size = ranks.rank, ranks.size
+        super().__init__(ranks)
         self._kept: list[tuple[str, int, Bytes]] = []
         self._free = KEPT_BYTES
-
-    def allgather(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, by rank. *Collective*."""
-        return self._ranks.allgather(value)
-
-    def agree(self, error: Exception | None) -> None:
-        """Raise the error of the lowest rank that has one, on every rank. *Collective*."""
-        self._ranks.agree(error)
 
     def read(self, path: str, offset: int, memory: Bytes) -> None:
         """Fill ``memory`` like ``IndexingRanks.read``, or from what is kept. *Collective*."""

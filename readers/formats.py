@@ -39,7 +39,8 @@ class Format:
     names : patterns of file names without a telling suffix, as of ``pathlib.PurePath.match``, in lower case.
     sidecars : patterns of files that belong to other files. A directory is opened without them.
     collective_reader : function ``index_collectively(paths, names, ranks, **options) -> Index``, or its address, for a
-        format whose files all ranks index collectively; None: one rank indexes each file.
+        format whose files all ranks index collectively; None: one rank indexes each file. Its index has all files on
+        rank 0, and on the others all or their own; see ``IndexingRanks.gather_files``.
     extra : pip requirement that brings the packages that the reader imports, for example ``"matex_data[csv]"``.
         The error for a missing package shows it.
     folder : function ``is_folder(path) -> bool``, or its address, that tells whether a directory is a data set as a

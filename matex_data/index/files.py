@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from matex_data._types import Array
+from matex_data._types import Array, Integers
 from matex_data.index.columns import Folded, Lists, compact, folded, joined, unfolded
 from matex_data.index.paths import PathTable
 from matex_data.index.prototypes import Group, Separated, join, merge_groups, separate
@@ -114,6 +114,13 @@ class FileTable(Sequence[FileIndex], ABC):
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @cached_property
+    def first_row(self) -> Integers:
+        """First sample of each file in all files, int64[files + 1]; at the end the number of all samples."""
+        first: Integers = np.zeros(len(self.rows) + 1, np.int64)
+        np.cumsum(self.rows, out=first[1:])
+        return first
 
     @overload
     def __getitem__(self, number: int) -> FileIndex: ...
@@ -227,12 +234,15 @@ class DerivedFiles(FileTable):
         self._files, self._derive = files, derive
         self.paths = files.paths
         self.rows = files.rows if rows is None else rows
+        if rows is None:  # one copy for all tables of these files
+            self.__dict__["first_row"] = files.first_row
         if facts is not None:
             self.__dict__["facts"] = facts
         self._recent = _Recent()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DerivedFiles, (self._files, self._derive, self.rows, self.__dict__.get("facts"))
+        rows = None if self.rows is self._files.rows else self.rows
+        return DerivedFiles, (self._files, self._derive, rows, self.__dict__.get("facts"))
 
     def _entry(self, number: int) -> FileIndex:
         return self._recent.get(number, self._made)
@@ -276,7 +286,7 @@ class FileColumns(FileTable):
 
     def __reduce__(self) -> tuple[Any, ...]:
         columns = (folded(column) for column in (self.rows, self._group, self._position))
-        return _file_columns, (self.paths, self._stamps, self._groups, self.facts, *columns)
+        return _file_columns, (self.paths, self._stamps, self._groups, self.facts, self.first_row, *columns)
 
     def _entry(self, number: int) -> FileIndex:
         return self._recent.get(number, self._made)
@@ -325,13 +335,20 @@ class FileColumns(FileTable):
 
 
 def _file_columns(
-    paths: PathTable, stamps: StampTable, groups: Sequence[Group], facts: Facts, *columns: Folded
+    paths: PathTable,
+    stamps: StampTable,
+    groups: Sequence[Group],
+    facts: Facts,
+    first_row: Integers,
+    *columns: Folded,
 ) -> FileColumns:
     rows, group, position = map(unfolded, columns)
-    return FileColumns(paths, rows, stamps, groups, group, position, facts)
+    files = FileColumns(paths, rows, stamps, groups, group, position, facts)
+    files.__dict__["first_row"] = first_row  # in the memory that the ranks share
+    return files
 
 
-TABLE_FILES = 1024  # that are kept as objects until they become columns
+TABLE_FILES = 256  # that are kept as objects until they become columns
 
 
 class FileColumnsBuilder:

@@ -308,12 +308,16 @@ class Index:
         self.static = dict(static or {})
         self.facts = dict(facts or {})
         self.post_process = post_process
-        self.first_row: Integers = np.concatenate([[0], np.cumsum(self.files.rows, dtype=np.int64)]).astype(np.int64)
 
     def _checked(self, files: Sequence[FileIndex]) -> FileTable:
         for file in files:
             _check_file(file, self.fields)
         return FileList(files)
+
+    @property
+    def first_row(self) -> Integers:
+        """First sample of each file, int64[files + 1]; at the end the number of all samples."""
+        return self.files.first_row
 
     def __len__(self) -> int:
         return int(self.first_row[-1])

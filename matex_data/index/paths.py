@@ -61,7 +61,11 @@ class PathTable(Sequence[str]):
         return (self[number] for number in range(len(self)))
 
     def __eq__(self, other: Any) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
+        if not isinstance(other, Sequence) or len(self) != len(other):
+            return False
+        if isinstance(other, PathTable) and self.prefix == other.prefix:
+            return np.array_equal(self.ends, other.ends) and np.array_equal(self.endings, other.endings)
+        return list(self) == list(other)
 
     def __hash__(self) -> int:
         return hash((self.prefix, len(self)))

@@ -76,7 +76,10 @@ def from_bytes(data: bytes | memoryview, packages: Collection[str] | None = ()) 
         at += -at % _ALIGNMENT
         columns.append(view[at : at + size])
         at += size
-    return _Unpickler(stream, columns, packages).load()
+    try:
+        return _Unpickler(stream, columns, packages).load()
+    except (AttributeError, TypeError, ValueError) as error:  # classes with other attributes
+        raise _damaged(f"it is of another release: {error}") from error
 
 
 class _Unpickler(pickle.Unpickler):

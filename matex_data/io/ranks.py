@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from matex_data.index.files import FileColumns, columns_of
+from matex_data.index.model import FileIndex
 from matex_data.io.coalesce import ReadTask
 from matex_data.io.files import Files, mode_for
 from matex_data.mpi.communicator import Communicator
@@ -33,6 +36,23 @@ class MpiRanks:
     def agree(self, error: Exception | None) -> None:
         """Raise the error of the lowest rank that has one, on every rank. *Collective*."""
         self._comm.agree(error)
+
+    def gather_files(self, files: Sequence[FileIndex]) -> Sequence[FileIndex]:
+        """Return the files of all ranks, by rank and in columns, on rank 0; elsewhere those of this rank. *Collective*.
+
+        Raises
+        ------
+        Exception : a layout cannot be pickled.
+        """
+        own: FileColumns | None = None
+        failure: Exception | None = None
+        try:
+            own = columns_of(files)
+        except Exception as error:  # of any kind: every rank has to raise it
+            failure = error
+        self._comm.agree(failure)
+        by_rank = self._comm.gather(own)
+        return files if by_rank is None else FileColumns.joined(by_rank)
 
     def read(self, path: str, offset: int, memory: NDArray[np.uint8]) -> None:
         """Read bytes of a file; each rank has its own, or none. *Collective*.

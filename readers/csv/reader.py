@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from matex_data.readers.csv.records import (
     scan_text,
 )
 from matex_data.readers.csv.rows import TextRows
-from matex_data.readers.csv.types import TEXT, Summary, inferred_type, merge_summaries, requested_type
+from matex_data.readers.csv.types import TEXT, ColumnType, Summary, inferred_type, merge_summaries, requested_type
 from matex_data.sampling.schedule import rank_range
 
 SMALL_BYTES = 4 << 20  # a smaller file is indexed by one rank
@@ -58,7 +58,8 @@ def index_collectively(
 ) -> Index:
     """Index the records of text files with the same columns. *Collective*.
 
-    Each small file is indexed by one rank; of a large one each rank scans a segment.
+    Each small file is indexed by one rank; of a large one each rank scans a segment. Rank 0 gets the index of all
+    files, the others that of their block of them.
 
     Parameters
     ----------
@@ -74,23 +75,25 @@ def index_collectively(
     """
     checked = check_options(options)
     ranks = KeepingRanks(ranks)  # types are inferred from bytes that the search for records has read
-
-    def inspect_own() -> list[_TextFile]:
-        return [_inspect(path, names, checked) for path in paths[ranks.rank :: ranks.size]]
-
-    by_rank = ranks.allgather(_agreed(inspect_own, ranks))
-    files: list[_TextFile] = [by_rank[i % ranks.size][i // ranks.size] for i in range(len(paths))]
-    for file in files:
-        if file.records is None:
-            _scan_large(file, checked, ranks)
-    _check_same_columns(files)
-    columns = _select_columns(files[0], names, checked)
-    for file in files:
-        if file.summaries is None:
-            file.summaries = _summarize_large(file, columns, checked, ranks)
-    if ranks.rank == 0:
-        _warn_of_compression(files)
-    return _build_index(files, columns, checked)
+    own = range(*rank_range(len(paths), ranks.rank, ranks.size))
+    files: list[_TextFile] = _agreed(lambda: [_inspect(paths[i], names, checked) for i in own], ranks)
+    first = ranks.allgather(files[0] if ranks.rank == 0 else None)[0]
+    _agreed(lambda: _check_same_columns(first, files), ranks)
+    columns = _select_columns(first, names, checked)
+    large = ranks.allgather([number for number, file in zip(own, files, strict=True) if file.records is None])
+    for number in (number for of_rank in large for number in of_rank):
+        file = next(filter(None, ranks.allgather(files[number - own.start] if number in own else None)))
+        _scan_large(file, checked, ranks)
+        file.summaries = _summarize_large(file, columns, checked, ranks)
+        if number in own:
+            files[number - own.start] = file
+    _warn_of_compression(files, len(paths), ranks)
+    summaries = merge_summaries(ranks.allgather(merge_summaries(file.summaries or {} for file in files)))
+    first = ranks.allgather(files[0] if ranks.rank == 0 else None)[0]
+    fields, types = _fields(first, columns, checked, summaries)
+    if len(paths) == 1:
+        return Index(fields, [_indexed(first, columns, types)])
+    return Index(fields, ranks.gather_files([_indexed(file, columns, types) for file in files]))
 
 
 def _agreed(task: Callable[[], Any], ranks: IndexingRanks) -> Any:
@@ -377,31 +380,36 @@ def _check_found(path: str, names: Iterable[str], columns: Sequence[str]) -> Non
             )
 
 
-def _check_same_columns(files: Sequence[_TextFile]) -> None:
-    first = files[0].parser
-    for file in files[1:]:
-        if file.parser.names != first.names:
+def _check_same_columns(first: _TextFile, files: Iterable[_TextFile]) -> None:
+    for file in files:
+        if file.parser.names != first.parser.names:
             raise FormatError(
                 "the files do not have the same columns",
                 file=file.parser.path,
-                expected=f"{', '.join(first.names)}, as in {first.path!r}",
+                expected=f"{', '.join(first.parser.names)}, as in {first.parser.path!r}",
                 found=", ".join(file.parser.names),
                 remedy="open files with the same columns, or give names= and header=",
             )
 
 
-def _warn_of_compression(files: Sequence[_TextFile]) -> None:
-    stored = [file for file in files if file.stored]
-    if stored:
+def _warn_of_compression(files: Sequence[_TextFile], total: int, ranks: IndexingRanks) -> None:
+    """Warn, on rank 0, if files have to be unpacked as a whole. *Collective*."""
+    stored = [(file.parser.path, file.stored) for file in files if file.stored]
+    by_rank = ranks.allgather((len(stored), stored[:1]))
+    named = [one for _, some in by_rank for one in some]
+    if named and ranks.rank == 0:
+        path, kind = named[0]
         warnings.warn(
-            f"{stored[0].parser.path!r} is stored as {stored[0].stored}, of which no part can be read alone: every "
-            f"rank that needs rows of it unpacks all of it ({len(stored)} of {len(files)} files)",
+            f"{path!r} is stored as {kind}, of which no part can be read alone: every rank that needs rows of it "
+            f"unpacks all of it ({sum(count for count, _ in by_rank)} of {total} files)",
             stacklevel=2,
         )
 
 
-def _build_index(files: Sequence[_TextFile], columns: Sequence[str], options: Options) -> Index:
-    summaries = merge_summaries(file.summaries or {} for file in files)
+def _fields(
+    first: _TextFile, columns: Sequence[str], options: Options, summaries: Mapping[str, Summary]
+) -> tuple[dict[str, Field], dict[str, ColumnType]]:
+    """Return the fields, and the types of their columns, from the first file and the summaries of all."""
     types = {}
     for name in columns:
         dtype, summary = options.requested_dtype(name), summaries.get(name, Summary())
@@ -409,18 +417,20 @@ def _build_index(files: Sequence[_TextFile], columns: Sequence[str], options: Op
             types[name] = inferred_type(summary, options.parse_dates)
         else:
             types[name] = requested_type(name, dtype, sorted(summary.values))
-    parser, dialect = files[0].parser, files[0].parser.dialect
+    parser, dialect = first.parser, first.parser.dialect
     shown = {name: getattr(dialect, name) for name in ("sep", "quotechar", "escapechar", "comment", "decimal")}
-    shown["encoding"] = files[0].stored if files[0].stored.startswith("utf") else dialect.encoding
+    shown["encoding"] = first.stored if first.stored.startswith("utf") else dialect.encoding
     shown["header"] = parser.header
     shown[EMPTY_IS_MISSING] = bool(options.missing_texts)
     fields = {}
     for name in columns:
         attributes = {"column": parser.names.index(name), **shown, **types[name].attributes}
         fields[name] = Field(name, (), types[name].dtype, attributes=attributes)
-    indexed = []
-    for file in files:
-        offset, first, line = file.blocks()
-        rows = TextRows(file.parser, types, int(first[-1]), offset, first, line, file.stored, file.start)
-        indexed.append(FileIndex(file.parser.path, rows.rows, {name: Column(rows, name) for name in columns}))
-    return Index(fields, indexed)
+    return fields, types
+
+
+def _indexed(file: _TextFile, columns: Sequence[str], types: Mapping[str, ColumnType]) -> FileIndex:
+    """Return the entry of a file."""
+    offset, first, line = file.blocks()
+    rows = TextRows(file.parser, types, int(first[-1]), offset, first, line, file.stored, file.start)
+    return FileIndex(file.parser.path, rows.rows, {name: Column(rows, name) for name in columns})

@@ -14,12 +14,13 @@ import numpy as np
 from matex_data._types import Bytes
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field
-from matex_data.index.model import FileIndex, Index, concatenate
+from matex_data.index.model import FileIndex, Index, check_same
 from matex_data.index.table import Column
 from matex_data.readers.collective import IndexingRanks
 from matex_data.readers.compression import plain_text, stored_as
 from matex_data.readers.event_text.rows import EventParser, EventRows
 from matex_data.readers.event_text.scan import Events, EventSyntax, scan_file, scan_text
+from matex_data.sampling.schedule import rank_range
 
 SMALL_BYTES = 4 << 20  # a smaller file is indexed by one rank
 HEADER_BYTES = 64 << 20  # largest header
@@ -71,6 +72,8 @@ class _File:
 def index_files(format: EventFormat, paths: Sequence[str], names: Sequence[str] | None, ranks: IndexingRanks) -> Index:
     """Index the events of text files with the same fields. *Collective*.
 
+    Rank 0 gets the index of all files, the others that of their block of them.
+
     Parameters
     ----------
     names : fields; None: all.
@@ -81,23 +84,36 @@ def index_files(format: EventFormat, paths: Sequence[str], names: Sequence[str] 
     FormatError : a file is truncated or of another format, or the files have different fields.
     DataError : a file cannot be read.
     """
-    own: list[_File] = []
+    own = range(*rank_range(len(paths), ranks.rank, ranks.size))
+    files: list[_File] = _agreed(lambda: [_inspect(format, paths[number]) for number in own], ranks)
+    large = ranks.allgather([number for number, file in zip(own, files, strict=True) if file.events is None])
+    for number in (number for of_rank in large for number in of_rank):
+        mine = files[number - own.start] if number in own else None
+        file = next(filter(None, ranks.allgather(mine)))
+        events = scan_file(file.path, file.header.begin, file.size, format.syntax, ranks)
+        if not events.count:
+            raise header_error(file.path, "the file has no events", expected="an event", found=f"{file.size} bytes")
+        if mine is not None:
+            mine.events = events
+    _warn_of_compression(files, len(paths), ranks)
+    indexes: list[Index] = _agreed(lambda: [_index(file, names) for file in files], ranks)
+    first = ranks.allgather(indexes[0] if ranks.rank == 0 else None)[0]
+    _agreed(lambda: [check_same(first, index) for index in indexes], ranks)
+    if len(paths) == 1:
+        return first
+    return Index(first.fields, ranks.gather_files([index.files[0] for index in indexes]), facts=first.facts)
+
+
+def _agreed(task: Callable[[], Any], ranks: IndexingRanks) -> Any:
+    """Return the result of a task, or raise the first error of any rank. *Collective*."""
+    result: Any = None
     error: Exception | None = None
     try:
-        own = [_inspect(format, path) for path in paths[ranks.rank :: ranks.size]]
+        result = task()
     except Exception as raised:  # every rank has to raise it
         error = raised
     ranks.agree(error)
-    by_rank = ranks.allgather(own)
-    files: list[_File] = [by_rank[i % ranks.size][i // ranks.size] for i in range(len(paths))]
-    for file in files:
-        if file.events is None:
-            file.events = scan_file(file.path, file.header.begin, file.size, format.syntax, ranks)
-            if not file.events.count:
-                raise header_error(file.path, "the file has no events", expected="an event", found=f"{file.size} bytes")
-    if ranks.rank == 0:
-        _warn_of_compression(files)
-    return concatenate([_index(file, file.events, names) for file in files if file.events is not None])
+    return result
 
 
 def _inspect(format: EventFormat, path: str) -> _File:
@@ -137,17 +153,24 @@ def _unpacked(path: str, data: Bytes, stored: str) -> Bytes:
         raise error.at(path, None) from error
 
 
-def _warn_of_compression(files: Sequence[_File]) -> None:
+def _warn_of_compression(files: Sequence[_File], total: int, ranks: IndexingRanks) -> None:
+    """Warn, on rank 0, if files have to be unpacked as a whole, and are not small. *Collective*."""
     stored = [file for file in files if file.stored]
-    if stored and sum(file.size for file in stored) > SMALL_BYTES:
+    named = [(file.path, file.stored) for file in stored[:1]]
+    by_rank = ranks.allgather((len(stored), sum(file.size for file in stored), named))
+    if ranks.rank == 0 and sum(size for _, size, _ in by_rank) > SMALL_BYTES:
+        path, kind = next(one for _, _, of_rank in by_rank for one in of_rank)
         warnings.warn(
-            f"{stored[0].path!r} is stored as {stored[0].stored}, of which no part can be read alone: every rank that "
-            f"needs events of it unpacks all of it ({len(stored)} of {len(files)} files)",
+            f"{path!r} is stored as {kind}, of which no part can be read alone: every rank that needs events of it "
+            f"unpacks all of it ({sum(count for count, _, _ in by_rank)} of {total} files)",
             stacklevel=2,
         )
 
 
-def _index(file: _File, events: Events, names: Sequence[str] | None) -> Index:
+def _index(file: _File, names: Sequence[str] | None) -> Index:
+    """Return the index of a file whose events are known."""
+    events = file.events
+    assert events is not None
     fields, facts = file.header.schema(file.path, events)
     selected = list(fields) if names is None else list(names)
     for name in selected:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from matex_data._types import Array, Integers
+from matex_data._types import Array, Bytes, Integers
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,7 +17,7 @@ class Texts:
 
     Parameters
     ----------
-    data : all bytes.
+    data : uint8[bytes], all bytes: an array, which the ranks of a machine share.
     end : integers[n], end of each text in ``data``.
 
     Examples
@@ -27,7 +27,7 @@ class Texts:
     (2, b'b.png', [b'b.png', b'a.png'])
     """
 
-    data: bytes
+    data: Bytes
     end: Integers
 
     @classmethod
@@ -35,19 +35,19 @@ class Texts:
         """Return texts, encoded as the system encodes file names."""
         encoded = [os.fsencode(text) for text in texts]
         end = np.cumsum([len(text) for text in encoded], dtype=np.int64)
-        data = b"".join(encoded)
+        data = np.frombuffer(b"".join(encoded), np.uint8)
         return cls(data, end.astype(np.int32) if len(data) < 2**31 else end)
 
     def __len__(self) -> int:
         return len(self.end)
 
     def __getitem__(self, number: int) -> bytes:
-        return self.data[int(self.end[number - 1]) if number else 0 : int(self.end[number])]
+        return self.data[int(self.end[number - 1]) if number else 0 : int(self.end[number])].tobytes()
 
     def __iter__(self) -> Iterator[bytes]:
-        begin = 0
+        begin, data = 0, self.data.tobytes()
         for end in self.end.tolist():
-            yield self.data[begin:end]
+            yield data[begin:end]
             begin = end
 
     def text(self, number: int) -> str:

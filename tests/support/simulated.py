@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from matex_data._types import Bytes
+from matex_data.index.model import FileIndex
 
 TIMEOUT = 20.0
 """Seconds that a rank waits for the others in a collective call."""
@@ -37,6 +38,10 @@ class _Simulated:
         first_error = next((found for found in self.allgather(error) if found is not None), None)
         if first_error is not None:
             raise first_error
+
+    def gather_files(self, files: Sequence[FileIndex]) -> list[FileIndex]:
+        """Return the files of all ranks, on every rank."""
+        return [file for of_rank in self.allgather(list(files)) for file in of_rank]
 
     def read(self, path: str, offset: int, memory: Bytes) -> None:
         self.allgather("read")
