@@ -97,8 +97,13 @@ def index_files(format: EventFormat, paths: Sequence[str], names: Sequence[str] 
             mine.events = events
     _warn_of_compression(files, len(paths), ranks)
     indexes: list[Index] = _agreed(lambda: [_index(file, names) for file in files], ranks)
-    first = ranks.allgather(indexes[0] if ranks.rank == 0 else None)[0]
-    _agreed(lambda: [check_same(first, index) for index in indexes], ranks)
+    first: Index = ranks.allgather(indexes[0] if ranks.rank == 0 else None)[0]
+
+    def check_own() -> None:
+        for index in indexes:
+            check_same(first, index)
+
+    _agreed(check_own, ranks)
     if len(paths) == 1:
         return first
     return Index(first.fields, ranks.gather_files([index.files[0] for index in indexes]), facts=first.facts)
