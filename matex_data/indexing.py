@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from matex_data import memory
+from matex_data.ahead import made_ahead
 from matex_data.errors import DataError, FormatError
 from matex_data.index import stored
 from matex_data.index.files import FileColumns, FileColumnsBuilder, FileTable
@@ -26,7 +27,7 @@ from matex_data.io.ranks import MpiRanks
 from matex_data.mpi.communicator import Communicator, pickle_error
 from matex_data.mpi.shared import share
 from matex_data.readers import collective_reader, detect, folder_format, index_another, read_head, reader
-from matex_data.readers.formats import GROUP
+from matex_data.readers.formats import GROUP, format_named
 from matex_data.sampling.schedule import rank_range
 
 NETCDF = "netcdf"  # the format whose samples have a coordinate
@@ -200,7 +201,8 @@ def _index_all(
         elif len(files) > 1:
             index = index.in_columns()
     else:
-        own = _index_share(comm, files, partial(_index_one, reading, resolved, known, stale))
+        index_one = partial(_index_one, reading, resolved, known, stale)
+        own = _index_share(comm, files, index_one, format_named(resolved).concurrent)
         by_rank = comm.gather(own)
         error: Exception | None = None
         if by_rank is not None:
@@ -271,7 +273,9 @@ class _Share:
     error: bytes | None = None
 
 
-def _index_share(comm: Communicator, files: Sequence[str], index_one: Callable[[str, int], Index]) -> _Share:
+def _index_share(
+    comm: Communicator, files: Sequence[str], index_one: Callable[[str, int], Index], concurrent: bool
+) -> _Share:
     """Index this rank's files, up to the first one that fails. A single rank raises the error.
 
     Parameters
@@ -279,11 +283,17 @@ def _index_share(comm: Communicator, files: Sequence[str], index_one: Callable[[
     comm : the ranks.
     files : of all ranks.
     index_one : indexes a file, given its path and number.
+    concurrent : threads may index files at the same time.
     """
     table, first, other, failure = FileColumnsBuilder(), None, None, None
-    for number in range(*rank_range(len(files), comm.rank, comm.size)):
-        try:
-            index = index_one(files[number], number)
+    own = range(*rank_range(len(files), comm.rank, comm.size))
+
+    def index_own(number: int) -> Index:
+        return index_one(files[number], number)
+
+    try:
+        for result in made_ahead(index_own, own) if concurrent else (partial(index_own, number) for number in own):
+            index = result()
             first = first or Index(index.fields, index.files, index.static, index.facts)
             if (index.fields, index.facts) != (first.fields, first.facts):
                 other = index
@@ -291,11 +301,10 @@ def _index_share(comm: Communicator, files: Sequence[str], index_one: Callable[[
             if len(files) > 1:
                 for file in index.files:
                     table.add(file)
-        except Exception as error:  # of any kind: every rank has to raise it
-            if comm.size == 1:
-                raise
-            failure = pickle_error(error)
-            break
+    except Exception as error:  # of any kind: every rank has to raise it
+        if comm.size == 1:
+            raise
+        failure = pickle_error(error)
     return _Share(table.build(), first, other, failure)
 
 

@@ -8,15 +8,18 @@ import os
 import platform
 import resource
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from matex_data.errors import OutOfMemory, PartitionError
 
+A = TypeVar("A")
+T = TypeVar("T")
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 MOST_SHARING = 16  # cores of a process whose threads share an arena
 _M_ARENA_MAX = -8  # of malloc.h
@@ -186,6 +189,46 @@ def reading_threads() -> int:
     PartitionError : the variable is not a number.
     """
     return _count("MATEX_READ_THREADS") or READING_THREADS
+
+
+SHORT_WAIT = 50e-6  # seconds for a file: about what a look at its header takes
+
+
+class Waiting:
+    """Measure of how long a thread waits for the storage.
+
+    Attributes
+    ----------
+    seconds : time that the thread has not computed.
+    waits : how often it has waited; another program that takes its core is no wait. Only Linux tells.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.waits = 0
+
+    def measured(self, task: Callable[[A], T], argument: A) -> T:
+        """Return the result of a task, and measure its waits."""
+        seconds, waits = _waited()
+        try:
+            return task(argument)
+        finally:
+            now, count = _waited()
+            self.seconds += now - seconds
+            self.waits += count - waits
+
+    def is_long(self, files: int) -> bool:
+        """Return whether threads are worth it, after tasks on so many files."""
+        return self.seconds > SHORT_WAIT * files and (not _OF_THREAD or self.waits >= files)
+
+
+_OF_THREAD = getattr(resource, "RUSAGE_THREAD", None)
+
+
+def _waited() -> tuple[float, int]:
+    """Return the seconds that this thread has not computed, and how often it has waited."""
+    count = resource.getrusage(_OF_THREAD).ru_nvcsw if _OF_THREAD else 0
+    return time.perf_counter() - time.thread_time(), count
 
 
 def _count(variable: str) -> int | None:

@@ -48,6 +48,7 @@ class Format:
     verified : the reader raises ``FormatError`` for every file without the magic bytes, unless options say otherwise.
         More files of this suffix then need no look at their first bytes before the reader opens them.
     stamped : False: the reader itself notices files that change, as it opens them; there may be very many.
+    concurrent : threads may index several files at the same time, and do not wait for a lock of the format's library.
 
     Examples
     --------
@@ -67,6 +68,7 @@ class Format:
     folder: str | Callable[[str], bool] | None = None
     verified: bool = False
     stamped: bool = True
+    concurrent: bool = False
 
     def matches_name(self, path: str) -> bool:
         """Return whether the file has a name of this format.
@@ -208,15 +210,23 @@ FORMATS: dict[str, Format] = {
         "matex_data.readers.images.tar:index",
         suffixes=(*(f".tar{end}" for end in COMPRESSED), ".tgz"),
         magic=((257, b"ustar"),),
+        concurrent=True,
     ),
-    "npy": Format("matex_data.readers.arrays:index", suffixes=(".npy",), magic=((0, b"\x93NUMPY"),), verified=True),
-    "npz": Format("matex_data.readers.arrays:index", suffixes=(".npz",)),
-    "raw": Format("matex_data.readers.arrays:index", suffixes=(".raw",)),
+    "npy": Format(
+        "matex_data.readers.arrays:index",
+        suffixes=(".npy",),
+        magic=((0, b"\x93NUMPY"),),
+        verified=True,
+        concurrent=True,
+    ),
+    "npz": Format("matex_data.readers.arrays:index", suffixes=(".npz",), concurrent=True),
+    "raw": Format("matex_data.readers.arrays:index", suffixes=(".raw",), concurrent=True),
     "idx": Format(
         "matex_data.readers.idx:index",
         suffixes=(".idx", ".idx.gz"),
         names=IDX_NAMES,
         sidecars=("*labels[-.]idx1-*",),
+        concurrent=True,
     ),
     "images": Format(
         "matex_data.readers.images.reader:index",

@@ -24,6 +24,7 @@ BELOW: dict[str, set[str]] = {
     "errors": set(),
     "fields": {"_types", "errors"},
     "machine": {"errors"},
+    "ahead": {"machine"},
     "locks": set(),
     "paths": set(),
     "timeline": {"machine"},

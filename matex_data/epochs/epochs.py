@@ -293,8 +293,10 @@ def _exchange_error(source: Source) -> PartitionError | None:
 
 
 def _single_row_error(source: Source) -> PartitionError | None:
-    """Return the error, with the first field at fault, if rows cannot be read singly, else None."""
-    for file in source.index.files:
+    """Return the error if rows cannot be read singly, else None. Of many files each rank looks at its block."""
+    table, comm = source.index.files, source.comm
+    for number in dict.fromkeys([0, *range(*rank_range(len(table), comm.rank, comm.size))]):
+        file = table[number]
         for name in source.index.fields:
             layout = file.layouts[name]
             if layout.block_rows > 1 or layout.borders() is not None or isinstance(layout, LibraryRows):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ import numpy as np
 from matex_data._types import Array, Integers
 from matex_data.errors import DataError, FormatError
 from matex_data.fields import Field
-from matex_data.machine import reading_threads
+from matex_data.machine import Waiting, reading_threads
 from matex_data.readers.collective import IndexingRanks
 from matex_data.readers.images.decoding import ImageInfo, ImageOptions, image_info
 from matex_data.readers.images.texts import Texts
@@ -28,7 +27,6 @@ BEGINS_WITH_HEADER = (b".jpg", b".jpeg", b".jpe", b".jfif", b".png", b".bmp", b"
 SAMPLED = 32  # files by which the size of images of different sizes is estimated
 PART = 64  # files of one task of a thread
 FIRST = 16  # files whose reads tell how long the storage keeps one waiting
-SHORT_WAIT = 50e-6  # seconds for a file: about what its header takes
 
 
 def read_file(path: bytes, most: int = -1) -> bytes:
@@ -181,10 +179,9 @@ class _Reading:
         Threads would take twice as long for files in memory: each waits for Python's lock after each file.
         """
         parts = [part.tolist() for part in np.split(numbers, range(FIRST, len(numbers), PART))]
-        begin = time.perf_counter() - time.thread_time()
-        first = [self._read(part) for part in parts[:1]]
-        waited = time.perf_counter() - time.thread_time() - begin
-        if waited < SHORT_WAIT * FIRST:
+        waiting = Waiting()
+        first = [waiting.measured(self._read, part) for part in parts[:1]]
+        if not waiting.is_long(FIRST):
             return _merge(chain(first, map(self._read, parts[1:])))
         with ThreadPoolExecutor(reading_threads(), thread_name_prefix="matex-headers") as pool:
             return _merge(chain(first, pool.map(self._read, parts[1:])))
