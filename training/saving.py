@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -18,8 +18,10 @@ from matex_data.mpi.activity import busy
 from matex_data.mpi.library import MPI
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.world import running_alone
-from matex_data.training.partition.deferred import is_absent
-from matex_data.training.partition.parts import as_whole, empty_whole, part_of, whole_at_root
+from matex_data.training.partition.deferred import AbsentVariable, is_absent
+from matex_data.training.partition.optimizer import inner_optimizer
+from matex_data.training.partition.parts import PartVariable, as_whole, empty_whole, part_of, whole_at_root
+from matex_data.training.partition.whole_optimizer import whole_optimizer
 
 _END = -1
 
@@ -74,6 +76,19 @@ def save(model: Any, path: str | os.PathLike[str], *, comm: MPI.Intracomm | None
         raise error
 
 
+class _Stored(NamedTuple):
+    """Variable of the whole model.
+
+    Attributes
+    ----------
+    described : variable with its path, shape and dtype.
+    held : Keras variable with its values, or a part of them; None on ranks that have none.
+    """
+
+    described: Any
+    held: Any
+
+
 class ValuesElsewhere:
     """Values of variables of which rank 0 has a part or nothing. *Collective*.
 
@@ -81,32 +96,55 @@ class ValuesElsewhere:
 
     Parameters
     ----------
-    model : model with an optimizer; of its weights each rank may have some, or parts of them.
+    model : model with an optimizer; of its weights and of the state for them each rank may have some, or parts of them.
     channel : ranks that have all of its weights between them.
     """
 
     def __init__(self, model: Any, channel: Channel) -> None:
-        self._channel = channel
-        state = [] if getattr(model, "optimizer", None) is None else model.optimizer.variables
-        own = [v for v in [*model.variables, *state] if part_of(v) is not None]
-        weights = {id(v) for v in model.weights}
-        # Stages have other numbers of slots. Rank 0 saves those of its own: its stage alone joins their parts.
-        self._variables = [*model.weights, *(v for v in own if id(v) not in weights)]
-        self._shared = len(model.weights)
-        holders = [channel.size if is_absent(v) else channel.rank for v in self._variables[: self._shared]]
-        cut = [part_of(v) is not None for v in self._variables[: self._shared]]
-        self._holders, self._cut = np.array(holders, np.int64), np.array(cut, np.int64)
-        if channel.size > 1 and holders:
-            channel.host.reduce(self._holders, "min")
-            channel.host.reduce(self._cut, "max")
+        self._channel, self._optimizer = channel, getattr(model, "optimizer", None)
+        state = [] if self._optimizer is None else self._optimizer.variables
+        weights = {id(v): _Stored(v, None if is_absent(v) else v) for v in model.weights}
+        whole = self._whole_optimizer(model)
+        if whole is None:
+            cut = [v for v in [*model.variables, *state] if part_of(v) is not None and id(v) not in weights]
+            self._locate([*weights.values(), *(_Stored(v, v) for v in cut)])
+        else:
+            own = {v.path: v for v in state}
+            self._locate([*weights.values(), *(_Stored(v, own.get(v.path)) for v in whole.variables)])
+            if (self._holders[len(weights) :] == channel.size).any():  # no rank has trained some weight
+                whole = None
+        self._whole = whole
+
+    def _whole_optimizer(self, model: Any) -> Any:
+        """Return the optimizer for all weights, without values; None unless ranks have the state for some of them."""
+        lacks = 0
+        if self._optimizer is not None and self._optimizer.built:
+            trained = inner_optimizer(self._optimizer)._trainable_variables
+            lacks = int(len(trained) < len(model.trainable_variables))
+        if self._channel.size == 1 or not self._channel.communicator.maximum(lacks)[0]:
+            return None
+        return whole_optimizer(self._optimizer, model.trainable_variables)
+
+    def _locate(self, variables: Sequence[_Stored]) -> None:
+        """Find the lowest rank that holds each variable, and whether it is cut. *Collective*."""
+        self._variables = list(variables)
+        holders = [self._channel.size if held is None else self._channel.rank for _, held in variables]
+        self._holders = np.array(holders, np.int64)
+        self._cut = np.array([held is not None and part_of(held) is not None for _, held in variables], np.int64)
+        if self._channel.size > 1 and holders:
+            self._channel.host.reduce(self._holders, "min")
+            self._channel.host.reduce(self._cut, "max")
 
     @contextlib.contextmanager
     def fetched(self) -> Iterator[None]:
-        """Context manager on rank 0: reading a variable fetches it."""
-        needed = np.flatnonzero((self._holders > 0) | (self._cut > 0)).tolist()
-        needed += range(self._shared, len(self._variables))
+        """Context manager on rank 0: reading a variable fetches it, and saving the optimizer fetches its state."""
+        wholes = []
+        for i, (described, held) in enumerate(self._variables):
+            variable = described if held is None else held
+            if self._is_elsewhere(i) and isinstance(variable, (PartVariable, AbsentVariable)):
+                wholes.append((variable, functools.partial(self._fetch, i)))
         try:
-            with as_whole([(self._variables[i], functools.partial(self._fetch, i)) for i in needed]):
+            with as_whole(wholes), self._saving_whole_state():
                 yield
         finally:
             if self._channel.size > 1:
@@ -121,6 +159,36 @@ class ValuesElsewhere:
                 return
             self._sent(int(number[0]))
 
+    def _is_elsewhere(self, number: int) -> bool:
+        """Return whether another rank has a variable, or a part of it."""
+        return bool(0 < self._holders[number] < self._channel.size or self._cut[number])
+
+    @contextlib.contextmanager
+    def _saving_whole_state(self) -> Iterator[None]:
+        """Context manager on rank 0: the optimizer saves its state for all weights, as that of one process does."""
+        if self._whole is None:
+            yield
+            return
+        numbers = {stored.described.path: i for i, stored in enumerate(self._variables)}
+        pairs = [(self._optimizer, self._whole)]
+        if inner_optimizer(self._whole) is not self._whole:
+            pairs.append((inner_optimizer(self._optimizer), inner_optimizer(self._whole)))
+        for optimizer, whole in pairs:
+
+            def write(store: Any, whole: Any = whole) -> None:
+                for i, variable in enumerate(whole.variables):
+                    store[str(i)] = np.asarray(self._value(numbers[variable.path]))
+
+            object.__setattr__(optimizer, "save_own_variables", write)
+        try:
+            yield
+        finally:
+            for optimizer, _ in pairs:
+                object.__delattr__(optimizer, "save_own_variables")
+
+    def _value(self, number: int) -> Any:
+        return self._fetch(number) if self._is_elsewhere(number) else self._variables[number].held.numpy()
+
     def _fetch(self, number: int) -> Any:
         if self._channel.size > 1:
             self._channel.host.broadcast(np.array([number], np.int64))
@@ -128,24 +196,22 @@ class ValuesElsewhere:
 
     def _sent(self, number: int) -> Array | None:
         """Return a variable on rank 0. *Collective*."""
-        holder = int(self._holders[number]) if number < self._shared else 0
+        holder = int(self._holders[number])
         whole = self._joined(number, holder)
         if holder == 0:
             return whole
-        value = empty_whole(self._variables[number]) if whole is None else whole
+        value = empty_whole(self._variables[number].described) if whole is None else whole
         self._channel.host.broadcast(value.reshape(-1), holder)
         return value
 
     def _joined(self, number: int, holder: int) -> Array | None:
         """Return a variable on its holder; on the others None, or what they have themselves."""
-        if number >= len(self._variables):  # of another stage
+        variable = self._variables[number].held
+        if variable is None:
             return None
-        variable = self._variables[number]
         part = part_of(variable)
         nested = part is not None and part.outer is not None
-        if is_absent(variable) or not (nested or self._is_among(holder, part)):
-            return None
-        return whole_at_root(variable)
+        return whole_at_root(variable) if nested or self._is_among(holder, part) else None
 
     def _is_among(self, holder: int, part: Any) -> bool:
         """Return whether a rank is among those that hold the other parts of a variable, or is this one."""

@@ -165,11 +165,25 @@ FAULTS: list[Fault] = [
     Fault("callback_of_stage_exits", "a stage calls sys.exit(0)", ranks=(2,), text="rank", training=True),
     Fault("killed_stage", "a stage is killed", ranks=(2,), text="(?i)kill|rank", training=True),
     Fault("stopped_stage", "a stage is stopped", ranks=BOTH, text="rank", within=WAITED, training=True),
-    Fault("step_of_stage_raises", "a stage raises within its step", ranks=(2,), error="ValueError", training=True),
+    Fault(
+        "step_of_stage_raises",
+        "a stage raises within its step",
+        ranks=(2,),
+        error="InvalidArgumentError",
+        text="this rank fails",
+        training=True,
+    ),
     Fault(
         "step_of_shard_raises", "a shard of a stage raises within its step", ranks=(4,), within=WAITED, training=True
     ),
-    Fault("file_of_stage", "bytes of a chunk changed, in stages", ranks=(2,), text="data", training=True),
+    Fault(
+        "file_of_stage",
+        "bytes of a chunk changed, in stages",
+        ranks=(2,),
+        error="DecodeError",
+        text="file '.*data.*', field 'x'",
+        training=True,
+    ),
     Fault(
         "unequal_steps",
         "ranks have different numbers of steps",

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.support.ranks import Pools
+from tests.support.ranks import Pool, Pools
 
 OPTIMIZERS = {
     "adamw": lambda: keras.optimizers.AdamW(0.01, global_clipnorm=0.5),
@@ -16,7 +16,7 @@ OPTIMIZERS = {
 }
 
 
-def _train(comm, name, shard, fits=1):
+def _train(comm, name, shard, fits=1, **options):
     """Train on this rank's rows; return weights, state of the optimizer and the largest state within training."""
     import tensorflow as tf
 
@@ -36,7 +36,7 @@ def _train(comm, name, shard, fits=1):
         on_epoch_end=lambda epoch, logs: held.append(sum(int(np.prod(v.shape)) for v in model.optimizer.variables))
     )
     for _ in range(fits):
-        training.fit(model, data, epochs=2, comm=comm, shard_optimizer=shard, verbose=0, callbacks=[count])
+        training.fit(model, data, epochs=2, comm=comm, shard_optimizer=shard, verbose=0, callbacks=[count], **options)
     state = {v.path: v.numpy() for v in model.optimizer.variables}
     return {v.path: v.numpy() for v in model.weights}, state, max(held)
 
@@ -64,3 +64,15 @@ def test_more_ranks(ranks: Pools, count: int) -> None:
     plain, cut = ranks(count).run(_train, "sgd", False), ranks(count).run(_train, "sgd", True)
     for path, value in plain[0][0].items():
         np.testing.assert_allclose(cut[0][0][path], value, rtol=0, atol=1e-6)
+
+
+@pytest.mark.openmpi
+@pytest.mark.parametrize("wire_dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+@pytest.mark.rank_counts(3, slow=(2, 4))
+def test_gradients_are_rounded_as_in_an_allreduce(pool: Pool, wire_dtype: str) -> None:
+    (exact, *_), *_ = pool.run(_train, "sgd", True)
+    plain = pool.run(_train, "sgd", False, wire_dtype=wire_dtype)
+    for (expected, *_), (found, *_) in zip(plain, pool.run(_train, "sgd", True, wire_dtype=wire_dtype), strict=True):
+        for path, value in expected.items():
+            np.testing.assert_array_equal(found[path], value, err_msg=path)
+        assert any((found[path] != value).any() for path, value in exact.items())

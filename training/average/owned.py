@@ -118,10 +118,15 @@ class OwnedOptimizer:
         dense = [tf.convert_to_tensor(g) for g in gradients]
         averaged = [state.averaged or state.is_average(g) for g in gradients]
         local = [k for k, done in enumerate(averaged) if not done]
-        if local:
-            forms = [self._forms[numbers[k]] for k in local]
-            summed = summed_sections(forms, [dense[k] for k in local], self._average.weight())
-            found.update(zip(local, summed, strict=True))
+        slices = [k for k in local if isinstance(gradients[k], tf.IndexedSlices)]  # never rounded, as without sections
+        for group, wire_dtype in (
+            ([k for k in local if k not in slices], self._average.reducer.wire_dtype),
+            (slices, None),
+        ):
+            if group:
+                forms = [self._forms[numbers[k]] for k in group]
+                summed = summed_sections(forms, [dense[k] for k in group], self._average.weight(), wire_dtype)
+                found.update(zip(group, summed, strict=True))
         rank = self._average.channel.rank
         return [found[k] if k in found else self._forms[i].rows(dense[k])[rank] for k, i in enumerate(numbers)]
 

@@ -7,6 +7,7 @@ sections of all others (allgather). Both send as much as an allreduce sends.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from matex_data.training.comm.collectives import Collectives
 from matex_data.training.reduction.buckets import Bucket, plan_buckets, scaled
 from matex_data.training.reduction.ops import run_chained
 from matex_data.training.reduction.payloads import WHOLE, Payload
+from matex_data.training.reduction.rounding import WIRE_DTYPES, WireDtype, scattered_rounded
 
 LARGE, ALIGNED = 1 << 10, 16
 """Sections of so many elements have a multiple of ``ALIGNED``.
@@ -64,16 +66,20 @@ class Flat:
         return tf.reshape(tf.reshape(rows, [-1])[: self.size], self.shape)
 
 
-def summed_sections(parts: Sequence[Flat], gradients: Sequence[Any], weight: Any) -> list[Any]:
+def summed_sections(
+    parts: Sequence[Flat], gradients: Sequence[Any], weight: Any, wire_dtype: WireDtype | None = None
+) -> list[Any]:
     """Return this rank's sections of the sums over all ranks of ``weight`` times each gradient. *Collective*.
 
     Parameters
     ----------
     gradients : dense tensors, of the shapes of the parts.
     weight : factor of this rank, a number or a scalar tensor.
+    wire_dtype : dtype in which float32 sums are sent; None: as they are.
     """
     rows = [part.rows(gradient) for part, gradient in zip(parts, gradients, strict=True)]
-    return _run(parts, rows, Scattered, weight)
+    wire = None if wire_dtype is None else WIRE_DTYPES[wire_dtype]
+    return _run(parts, rows, partial(Scattered, wire_dtype=wire), weight)
 
 
 def gathered_wholes(parts: Sequence[Flat], sections: Sequence[Any]) -> list[Any]:
@@ -82,7 +88,7 @@ def gathered_wholes(parts: Sequence[Flat], sections: Sequence[Any]) -> list[Any]
     return [part.whole(found) for part, found in zip(parts, rows, strict=True)]
 
 
-def _run(parts: Sequence[Flat], rows: Sequence[Any], kind: type[SectionPayload], weight: Any) -> list[Any]:
+def _run(parts: Sequence[Flat], rows: Sequence[Any], kind: Callable[..., SectionPayload], weight: Any) -> list[Any]:
     """Return the results of one kind of operation on rows of sections, packed into buckets. *Collective*."""
     channel = parts[0].channel
     dtypes = [np.dtype(tensor.dtype.as_numpy_dtype) for tensor in rows]
@@ -124,7 +130,20 @@ class SectionPayload(Payload):
 
 
 class Scattered(SectionPayload):
-    """Sums over all ranks, of which each gets its row."""
+    """Sums over all ranks, of which each gets its row.
+
+    Parameters
+    ----------
+    wire_dtype : dtype of 16 bits in which float32 sums are sent; None: as they are.
+    """
+
+    def __init__(
+        self, channel: Channel, bucket: Bucket, rows: Sequence[Any], wire_dtype: np.dtype[Any] | None = None
+    ) -> None:
+        super().__init__(channel, bucket, rows)
+        self._wire_dtype = wire_dtype if bucket.dtype == np.float32 else None
+        if self._wire_dtype is not None:
+            self._operation += f" sent as {self._wire_dtype.name}"
 
     @property
     def sent_dtype(self) -> Any:
@@ -139,6 +158,8 @@ class Scattered(SectionPayload):
             if weight == WHOLE:
                 return [rows[self._channel.rank]]
             self._channel.check_same(self._operation, collectives)
+            if self._wire_dtype is not None:
+                return [scattered_rounded(collectives, rows, self._wire_dtype)]
             return [collectives.reduce_scatter(rows)]
 
         return communicate

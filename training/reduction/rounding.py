@@ -1,4 +1,4 @@
-"""Sums of float32 arrays over all ranks that are sent in 16 bits."""
+"""Sums of float32 arrays over all ranks that are sent in 16 bits: whole on all ranks, or a section on each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from matex_data._types import Array
 from matex_data.timeline import timeline
-from matex_data.training.comm.collectives import Collectives, segments
+from matex_data.training.comm.collectives import CALL_BYTES, Collectives, segments
 
 WireDtype = Literal["float16", "bfloat16"]
 
@@ -39,6 +39,27 @@ def sum_rounded(collectives: Collectives, flat: Array, wire_dtype: np.dtype[Any]
         with span, np.errstate(over="ignore", invalid="ignore"):
             total = _sum_of_rows(collectives.exchange(_cast(segment, wire_dtype)))
             segment[...] = _cast(collectives.gather(_cast(total, wire_dtype)), np.float32)
+
+
+def scattered_rounded(collectives: Collectives, rows: Array, wire_dtype: np.dtype[Any]) -> Array:
+    """Return row r of the sum of the arrays of all ranks on rank r, sent as ``wire_dtype``. *Collective*.
+
+    The sum is rounded, too, though it is not sent: it has the bits that ``sum_rounded`` would give it.
+
+    Parameters
+    ----------
+    rows : float32 array of shape (ranks, elements), of the same shape on every rank.
+    wire_dtype : one of ``WIRE_DTYPES``.
+    """
+    out = np.empty(rows.shape[1], np.float32)
+    step = max(1, CALL_BYTES // (len(rows) * wire_dtype.itemsize))
+    for start in range(0, len(out), step):
+        section = np.ascontiguousarray(rows[:, start : start + step])
+        span = timeline.span(f"sum of {section.nbytes:,} bytes as {wire_dtype.name}, scattered", "communication")
+        with span, np.errstate(over="ignore", invalid="ignore"):
+            total = _sum_of_rows(collectives.exchange(_cast(section.reshape(-1), wire_dtype)))
+            out[start : start + step] = _cast(_cast(total, wire_dtype), np.float32)
+    return out
 
 
 def _sum_of_rows(sections: Array) -> Array:

@@ -13,6 +13,7 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.training.comm.channel import Channel
 from matex_data.training.partition.parts import part_of, whole_of_replicas
+from matex_data.training.partition.whole_optimizer import whole_optimizer
 from matex_data.training.restart.checkpoint import (
     Checkpoint,
     RankValues,
@@ -24,7 +25,6 @@ from matex_data.training.restart.checkpoint import (
 )
 from matex_data.training.stages.layers import StageLayers
 from matex_data.training.stages.messages import ACTIVATIONS, Line
-from matex_data.training.stages.whole_optimizer import whole_optimizer_variables
 from matex_data.training.steps.batch_norm import average_moving_statistics
 
 _STATE = 0
@@ -135,7 +135,7 @@ class StagedState:
         optimizer = self._model.optimizer
         own = {v.path: v for v in optimizer.variables}
         first = {v.path.replace("/", "_"): self._stage_of(v) for v in self._model.trainable_variables}
-        for variable in whole_optimizer_variables(optimizer, self._model.trainable_variables):
+        for variable in whole_optimizer(optimizer, self._model.trainable_variables).variables:
             slot = variable.path.rpartition("/")[2]
             reference = max((path for path in first if slot.startswith(f"{path}_")), key=len, default=None)
             yield _Held(variable, first.get(reference or "", 0), own.get(variable.path))

@@ -2,20 +2,48 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from matex_data import errors
+
+_RAISED = re.compile(r"^matex_data\.errors\.(\w+): (.+?)\n\n", re.DOTALL | re.MULTILINE)
+_VALUE = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\d+"
+_LOCATION = re.compile(rf" \(((?:(?:, )?(?:file|field|row|byte) (?:{_VALUE}))+)\)$")
+_FACT = re.compile(r"\n  (expected|found|remedy): ")
 
 
 @contextlib.contextmanager
 def unwrapped_errors() -> Iterator[None]:
-    """Context manager: raise the ``DataError`` that TensorFlow has wrapped in an error of its own."""
+    """Context manager: raise the ``DataError`` that TensorFlow has wrapped in an error of its own.
+
+    TensorFlow keeps the text of a traceback alone, from which the attributes of the error are read.
+    """
     try:
         yield
     except Exception as error:
-        found = re.search(r"^matex_data\.errors\.(\w+): (.+?)\n\n", str(error), re.DOTALL | re.MULTILINE)
-        if found is None or isinstance(error, errors.DataError):
+        found = _RAISED.findall(str(error))
+        if not found or isinstance(error, errors.DataError):
             raise
-        raise getattr(errors, found[1])(found[2]) from error.__cause__
+        kind, text = found[-1]  # the ones before are its causes, which lack what was added to them
+        problem, facts = parsed(text)
+        raise getattr(errors, kind)(problem, **facts) from error.__cause__
+
+
+def parsed(text: str) -> tuple[str, dict[str, Any]]:
+    """Return the problem and the facts of a ``DataError`` that has this text.
+
+    Examples
+    --------
+    >>> parsed("a chunk (of 4 rows) does not decode (file 'x.h5', row 1024)\\n  remedy: restore it")
+    ('a chunk (of 4 rows) does not decode', {'file': 'x.h5', 'row': 1024, 'remedy': 'restore it'})
+    """
+    problem, *rest = _FACT.split(text)
+    location, facts = _LOCATION.search(problem), dict[str, Any]()
+    if location is not None:
+        problem = problem[: location.start()]
+        facts = {name: ast.literal_eval(value) for name, value in re.findall(rf"(\w+) ({_VALUE})", location[1])}
+    return problem, facts | dict(zip(rest[::2], rest[1::2], strict=True))

@@ -97,6 +97,12 @@ def dataset(name: str, replica: int = 0, replicas: int = 1) -> tf.data.Dataset:
 
 def accumulated(name: str, optimizer: str, micro_batches: int, replicas: int, epochs: int) -> tuple[Any, Any]:
     """Return the weights and the losses of one process, after steps that accumulate the same micro-batches."""
+    model, losses = trained_model(name, optimizer, micro_batches, replicas, epochs)
+    return weights_of(model), losses
+
+
+def trained_model(name: str, optimizer: str, micro_batches: int, replicas: int, epochs: int) -> tuple[Any, Any]:
+    """Return the model and the losses of one process, after steps that accumulate the same micro-batches."""
     model = build(name, optimizer)
     model.optimizer.build(model.trainable_variables)
     metric = keras.metrics.Mean()
@@ -124,7 +130,7 @@ def accumulated(name: str, optimizer: str, micro_batches: int, replicas: int, ep
             model.optimizer.apply(total, model.trainable_variables)
         losses.append(float(metric.result()))
     model.optimizer.finalize_variable_values(model.trainable_variables)
-    return weights_of(model), losses
+    return model, losses
 
 
 def weights_of(model: Any) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import pytest
 
-from matex_data.training.stages.whole_optimizer import whole_optimizer_variables
+from matex_data.training.partition.whole_optimizer import whole_optimizer
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "adam": lambda: keras.optimizers.Adam(use_ema=True, amsgrad=True),
@@ -26,7 +26,7 @@ def test_variables_are_those_of_a_real_optimizer(name: str) -> None:
     layers = [keras.layers.Dense(3, name="a"), keras.layers.Dense(2, name="b")]
     model = keras.Sequential([keras.Input((4,)), *layers], name="net")
     optimizer = OPTIMIZERS[name]()
-    found = whole_optimizer_variables(optimizer, model.trainable_variables)
+    found = whole_optimizer(optimizer, model.trainable_variables).variables
     optimizer.build(model.trainable_variables)
 
     def described(variables: list[Any]) -> list[Any]:

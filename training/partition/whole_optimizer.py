@@ -1,4 +1,4 @@
-"""Variables that an optimizer would have for the weights of all stages: their names and shapes, without memory."""
+"""Optimizer for the weights of all stages: names and shapes of its variables, without memory."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import tensorflow as tf
 from matex_data.training.partition.parts import whole_shape
 
 
-def whole_optimizer_variables(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
-    """Return the variables of a new optimizer of this kind, built for these variables, in its order.
+def whole_optimizer(optimizer: Any, variables: Sequence[Any]) -> Any:
+    """Return a new optimizer of this kind, built for these variables.
 
-    They are in a graph of their own that never runs, so that they have paths, shapes and dtypes, but no memory.
+    Its variables are in a graph that never runs, so that they have paths, shapes and dtypes, but no memory.
 
     Parameters
     ----------
@@ -26,14 +26,14 @@ def whole_optimizer_variables(optimizer: Any, variables: Sequence[Any]) -> list[
     --------
     >>> import keras
     >>> kernel = keras.Variable(1.0, name="kernel")
-    >>> [v.path for v in whole_optimizer_variables(keras.optimizers.SGD(momentum=0.9), [kernel])]
+    >>> [v.path for v in whole_optimizer(keras.optimizers.SGD(momentum=0.9), [kernel]).variables]
     ['sgd/iteration', 'sgd/learning_rate', 'sgd/kernel_momentum']
     """
     config = optimizer.get_config()
     with tf.Graph().as_default():
         twin = type(optimizer).from_config(config)
         twin.build([_twin(variable) for variable in variables])
-        return list(twin.variables)
+        return twin
 
 
 def _twin(variable: Any) -> Any:
