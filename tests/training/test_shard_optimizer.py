@@ -16,7 +16,7 @@ OPTIMIZERS = {
 }
 
 
-def _train(comm, name, shard, fits=1, **options):
+def _train(comm, name, shard, fits=1, embedding=False, **options):
     """Train on this rank's rows; return weights, state of the optimizer and the largest state within training."""
     import tensorflow as tf
 
@@ -24,11 +24,13 @@ def _train(comm, name, shard, fits=1, **options):
 
     keras.backend.clear_session()
     keras.utils.set_random_seed(3)
-    layers = [keras.Input((5,)), keras.layers.Dense(7, activation="relu"), keras.layers.Dense(1)]
+    first = [keras.layers.Embedding(3, 4), keras.layers.Flatten()] if embedding else []
+    layers = [keras.Input((5,)), *first, keras.layers.Dense(7, activation="relu"), keras.layers.Dense(1)]
     model = keras.Sequential(layers)
     model.compile(OPTIMIZERS[name](), "mse", jit_compile=False)
     rng = np.random.default_rng(2)
     x, y = rng.normal(size=(4, 12, 5)).astype("float32"), rng.normal(size=(4, 12, 1)).astype("float32")
+    x = (np.abs(x) * 2).clip(0, 2).astype("int32") if embedding else x
     own = slice(comm.rank * 12 // comm.size, (comm.rank + 1) * 12 // comm.size)
     data = tf.data.Dataset.from_tensor_slices((x[:, own], y[:, own]))
     held = []
@@ -76,3 +78,12 @@ def test_gradients_are_rounded_as_in_an_allreduce(pool: Pool, wire_dtype: str) -
         for path, value in expected.items():
             np.testing.assert_array_equal(found[path], value, err_msg=path)
         assert any((found[path] != value).any() for path, value in exact.items())
+
+
+@pytest.mark.rank_counts(3, slow=(2,))
+def test_rows_of_an_embedding_count_as_often_as_they_occur(pool: Pool) -> None:
+    """Compare with Adam, which squares each of them: another sum than the square of their sum."""
+    plain, cut = pool.run(_train, "scaled", False, 1, True), pool.run(_train, "scaled", True, 1, True)
+    for (weights, state, _), (own, own_state, _) in zip(plain, cut, strict=True):
+        for path, value in {**weights, **state}.items():
+            np.testing.assert_allclose({**own, **own_state}[path], value, rtol=0, atol=1e-6, err_msg=path)

@@ -107,28 +107,27 @@ class OwnedOptimizer:
         numbers = [i for _, i in pairs]
         own = self._own([g for g, _ in pairs], numbers)
         for i in numbers:
-            self._sections[i].assign(self._forms[i].rows(self._weights[i].value)[self._average.channel.rank])
+            self._sections[i].assign(self._forms[i].section(self._weights[i].value))
         with self._average.state.only_averages():
             self._apply(own, [self._sections[i] for i in numbers])
         self._publish(numbers)
 
     def _own(self, gradients: list[Any], numbers: list[int]) -> list[Any]:
         """Return this rank's sections of the averages of gradients. *Collective*."""
-        state, found = self._average.state, dict[int, Any]()
-        dense = [tf.convert_to_tensor(g) for g in gradients]
-        averaged = [state.averaged or state.is_average(g) for g in gradients]
-        local = [k for k, done in enumerate(averaged) if not done]
-        slices = [k for k in local if isinstance(gradients[k], tf.IndexedSlices)]  # never rounded, as without sections
-        for group, wire_dtype in (
-            ([k for k in local if k not in slices], self._average.reducer.wire_dtype),
-            (slices, None),
-        ):
-            if group:
-                forms = [self._forms[numbers[k]] for k in group]
-                summed = summed_sections(forms, [dense[k] for k in group], self._average.weight(), wire_dtype)
-                found.update(zip(group, summed, strict=True))
-        rank = self._average.channel.rank
-        return [found[k] if k in found else self._forms[i].rows(dense[k])[rank] for k, i in enumerate(numbers)]
+        state, reducer, found = self._average.state, self._average.reducer, dict[int, Any]()
+        local = [k for k, g in enumerate(gradients) if not (state.averaged or state.is_average(g))]
+        slices = [k for k in local if isinstance(gradients[k], tf.IndexedSlices)]
+        dense = [k for k in local if k not in slices]
+        weight = self._average.weight() if local else None
+        if dense:
+            forms = [self._forms[numbers[k]] for k in dense]
+            summed = summed_sections(forms, [gradients[k] for k in dense], weight, reducer.wire_dtype)
+            found.update(zip(dense, summed, strict=True))
+        averages = dict(zip(slices, reducer.average([gradients[k] for k in slices], weight), strict=True))
+        return [
+            found[k] if k in found else self._forms[i].section(averages.get(k, gradients[k]))
+            for k, i in enumerate(numbers)
+        ]
 
     def _publish(self, numbers: list[int]) -> None:
         """Set weights to the sections of all ranks. *Collective*."""

@@ -40,7 +40,7 @@ class Shards:
         self.rank, self.size = self.channel.rank, self.channel.size
         # One sequence for replicas and shards: with two, a rank that waits for its replica could keep a shard waiting.
         self.channel.counters = open_channel(mesh.data).counters
-        self._reducer = Reducer(self.channel)
+        self._reducer = Reducer(self.channel, scope="matex_shards")  # what is computed from one replica's rows stays so
 
     def total(self, tensor: Any, op: Any = "sum") -> Any:
         """Return the sum over all shards, without a gradient. *Collective*."""

@@ -25,7 +25,7 @@ from matex_data.training.reduction.sequence import SequenceCounter
 
 Strategy = Literal["chained", "funneled", "concurrent"]
 REDUCED = "matex_reduction"
-"""Scope of the operations that reduce over the ranks."""
+"""Scope of the operations that reduce over the ranks, which have different rows."""
 
 THREADS = {"chained": 0, "funneled": 1, "concurrent": 4}
 """Communication threads of each strategy; with none, the threads of the graph communicate."""
@@ -100,6 +100,7 @@ class Reducer:
     dense_share : fraction of the rows of a variable, counted over all ranks, from which ``tf.IndexedSlices`` are
         summed as a dense tensor; with fewer rows all slices are kept. None: always keep them.
     wire_dtype : "float16" or "bfloat16": dtype in which ``average`` sends dense gradients; None: as they are.
+    scope : name scope of the operations.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Reducer:
         bucket_bytes: int = BUCKET_BYTES,
         dense_share: float | None = None,
         wire_dtype: WireDtype | None = None,
+        scope: str = REDUCED,
     ) -> None:
         if strategy not in THREADS:
             raise ValueError(f"strategy must be one of {', '.join(THREADS)}, not {strategy!r}")
@@ -119,6 +121,7 @@ class Reducer:
         self.bucket_bytes = bucket_bytes
         self.dense_share = dense_share
         self.wire_dtype: WireDtype | None = wire_dtype
+        self._scope = scope
         self._pool = channel.pool(THREADS[strategy]) if THREADS[strategy] and channel.size > 1 else None
 
     def average(self, gradients: Sequence[Any], weight: Any, unless_equal: bool = False) -> list[Any]:
@@ -171,7 +174,7 @@ class Reducer:
             for bucket in buckets
         ]
         payloads += [SparsePayload(self.channel, tensors[i], self.dense_share, unless_equal) for i in sparse]
-        with tf.name_scope(REDUCED):
+        with tf.name_scope(self._scope):
             results = self._run(payloads, weight) if payloads else []
         for at, payload, outputs in zip(positions, payloads, results, strict=True):
             for i, tensor in zip(at, payload.unpack(outputs), strict=True):

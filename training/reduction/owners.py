@@ -61,6 +61,20 @@ class Flat:
         flat = tf.reshape(whole, [-1])
         return tf.reshape(tf.pad(flat, [[0, self.elements * self.channel.size - self.size]]), [self.channel.size, -1])
 
+    def section(self, whole: Any) -> Any:
+        """Return this rank's section of a whole tensor; that of ``tf.IndexedSlices`` as slices of single elements.
+
+        Rows that occur twice stay two: optimizers square each of them, not their sum.
+        """
+        if not isinstance(whole, tf.IndexedSlices):
+            return self.rows(whole)[self.channel.rank]
+        width = int(np.prod(self.shape[1:], dtype=np.int64))
+        first = tf.cast(whole.indices, tf.int64) * width - self.channel.rank * self.elements
+        elements = tf.reshape(first[:, None] + tf.range(width, dtype=tf.int64), [-1])
+        own = (elements >= 0) & (elements < self.elements)
+        values = tf.boolean_mask(tf.reshape(whole.values, [-1]), own)
+        return tf.IndexedSlices(values, tf.boolean_mask(elements, own), tf.constant([self.elements], tf.int64))
+
     def whole(self, rows: Any) -> Any:
         """Return the whole tensor of the sections of all ranks."""
         return tf.reshape(tf.reshape(rows, [-1])[: self.size], self.shape)
