@@ -128,6 +128,16 @@ class PartVariable(keras.Variable):  # type: ignore[misc]  # Keras has no types
             return super().shape
         return tf.TensorShape(part_of(self).shape) if callable(found) else found.shape  # type: ignore[union-attr]
 
+    def assign(self, value: Any) -> Any:
+        """Set the part; where the whole is shown, to this rank's part of a whole value."""
+        if vars(self).get("_matex_shown") is None:
+            return super().assign(value)
+        whole, part = tf.convert_to_tensor(value, self._dtype), part_of(self)
+        with hidden_wholes([self]):
+            super().assign(part.own(whole))  # type: ignore[union-attr]
+        show_whole(self, whole)
+        return whole
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """Return the whole values within ``as_whole``.
 
@@ -318,10 +328,38 @@ def as_whole(values: Sequence[tuple[Any, Any]]) -> Iterator[None]:
     ----------
     values : variables, each with its tensor, or with a function that returns it whenever it is read.
     """
+    variables = [variable for variable, _ in values]
+    with hidden_wholes(variables):
+        try:
+            for variable, whole in values:
+                object.__setattr__(variable, "_matex_whole", whole)
+            yield
+        finally:
+            for variable in variables:
+                vars(variable).pop("_matex_whole", None)
+
+
+def show_whole(variable: Any, whole: Any) -> None:
+    """Let a variable of which this rank holds a part have whole values, for code of the user outside of steps.
+
+    Assigning whole values then sets the part. All ranks that hold parts show the whole, and hide it before a step.
+    """
+    object.__setattr__(variable, "_matex_shown", True)
+    object.__setattr__(variable, "_matex_whole", tf.convert_to_tensor(whole))
+
+
+def hide_wholes(variables: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Undo ``show_whole``; return the variables that were shown, with their whole values."""
+    shown = [v for v in variables if vars(v).pop("_matex_shown", False)]
+    return [(v, vars(v).pop("_matex_whole")) for v in shown]
+
+
+@contextlib.contextmanager
+def hidden_wholes(variables: Sequence[Any]) -> Iterator[None]:
+    """Context manager: variables whose wholes are shown have their parts in this block."""
+    shown = hide_wholes(variables)
     try:
-        for variable, whole in values:
-            object.__setattr__(variable, "_matex_whole", whole)
         yield
     finally:
-        for variable, _ in values:
-            vars(variable).pop("_matex_whole", None)
+        for variable, whole in shown:
+            show_whole(variable, whole)

@@ -26,7 +26,16 @@ from matex_data.training.partition.cut import StagePlan, cut_after, cut_by_cost,
 from matex_data.training.partition.deferred import initialize, is_absent, is_deferred
 from matex_data.training.partition.graph import ModelGraph, model_graph
 from matex_data.training.partition.optimizer import PartOptimizer
-from matex_data.training.partition.parts import as_whole, empty_whole, part_of, whole_on_all, whole_shape
+from matex_data.training.partition.parts import (
+    as_whole,
+    empty_whole,
+    hidden_wholes,
+    hide_wholes,
+    part_of,
+    show_whole,
+    whole_on_all,
+    whole_shape,
+)
 from matex_data.training.partition.values import broadcast_in
 from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import Reducer
@@ -154,6 +163,7 @@ class StagedModel:
             else:
                 object.__setattr__(owner, name, value)
         self._originals.clear()
+        hide_wholes(self.model.weights)
         self.shards.uninstall(self.model.optimizer, joined and not self.deferred)
 
     def prepare(self, element_spec: Any, whole_batches: bool = False) -> None:
@@ -249,7 +259,10 @@ class StagedModel:
         return gathering_callbacks(self.gather_weights, user_callbacks)
 
     def gather_weights(self) -> None:
-        """Give every rank the weights of all stages, unless the model is deferred. *Collective*."""
+        """Give every rank the weights of all stages, unless the model is deferred. *Collective*.
+
+        Those of which a rank has a part are whole until the next step.
+        """
         if self.deferred:
             return
         held = variable_holders(self.plans)
@@ -264,6 +277,8 @@ class StagedModel:
                 self.line.host.broadcast(value.reshape(-1), plan.number)
                 if part_of(variable) is None:
                     variable.assign(value)
+                else:
+                    show_whole(variable, value)
 
     def _initialize(self, layers: Sequence[Any]) -> None:
         """Give the weights of these layers of a deferred model their initial values."""
@@ -335,7 +350,7 @@ class StagedModel:
 
     def _train_function(self, iterator: Any) -> Any:
         """Run training steps, as Keras's function does. *Collective*."""
-
+        hide_wholes(self.model.weights)
         for batch, rows in self._batches(iterator):
             self._agreement.step(functools.partial(self._accumulate, batch, rows))
             self._update()
@@ -377,8 +392,9 @@ class StagedModel:
             self._prepare(mode, batch)
             found.extend(self._pipeline.forward(mode, batch, self._count(batch), rows))
 
-        for batch, rows in self._batches(iterator):
-            self._agreement.step(functools.partial(run, batch, rows))
+        with hidden_wholes(self.model.weights):  # a callback may evaluate before it reads them
+            for batch, rows in self._batches(iterator):
+                self._agreement.step(functools.partial(run, batch, rows))
         return found
 
     def _prepare(self, mode: str, batch: Batch) -> None:
