@@ -7,10 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from matex_data.errors import PartitionError
 from matex_data.mpi.library import MPI
 from matex_data.training.average.gradients import GradientAverage
-from matex_data.training.comm.channel import open_channel
+from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.devices import warn_of_shared_gpu
+from matex_data.training.partition.parts import channels_of
 from matex_data.training.reduction.buckets import BUCKET_BYTES
 from matex_data.training.reduction.ops import Reducer, Strategy
 from matex_data.training.reduction.rounding import WireDtype
@@ -102,7 +104,29 @@ class _AveragingApply:
         return tf.autograph.experimental.do_not_convert(self._apply_averages)(grads, trainable_variables)
 
     def _apply_averages(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None) -> Any:
+        _check_parts(self._average.channel, trainable_variables or ())
         if self._average.state.averaged:
             return self._apply(grads, trainable_variables)
         with self._average.state.only_averages():
             return self._apply(self._average.applied(list(grads)), trainable_variables)
+
+
+def _check_parts(channel: Channel, variables: Sequence[Any]) -> None:
+    """Raise an error if the ranks hold different parts of a variable, whose gradients have no average.
+
+    Raises
+    ------
+    PartitionError : they do.
+    """
+    for variable in variables:
+        for parts in channels_of(variable):
+            holders = list(range(parts.size))
+            among = parts.user.group.Translate_ranks(holders, channel.user.group)
+            if sum(rank != MPI.UNDEFINED for rank in among) > 1:
+                raise PartitionError(
+                    "the ranks that average gradients hold different parts of a variable",
+                    field=variable.path,
+                    expected="training.fit(model, data, mesh=mesh), which trains models in parts",
+                    found=f"an average over {channel.size} ranks, {parts.size} of which hold parts",
+                    remedy="train with training.fit, or build the model without training.deferred",
+                )

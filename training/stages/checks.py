@@ -17,8 +17,12 @@ _OWN_METHODS = ("train_step", "test_step", "predict_step", "compute_loss", "comp
 """Methods of a model that decide what a step computes, beside its layers."""
 
 
-def check_model(model: Any, sync_batch_norm: bool) -> None:
-    """Raise an error if a model computes its steps by code of its own, or is to normalize by global batches.
+def check_model(model: Any, sync_batch_norm: bool, divided: bool) -> None:
+    """Raise an error if a model computes its steps by code of its own, or needs whole batches.
+
+    Parameters
+    ----------
+    divided : batches are divided into micro-batches.
 
     Raises
     ------
@@ -42,6 +46,14 @@ def check_model(model: Any, sync_batch_norm: bool) -> None:
             expected="the optimizer as it is",
             found="an optimizer from training.distribute",
             remedy="leave out training.distribute: fit(mesh=...) averages over the replicas",
+        )
+    stateful = [x for x in model._flatten_layers() if getattr(x, "stateful", False)]
+    if divided and stateful:
+        raise PartitionError(
+            f"the layer {stateful[0].name} keeps a state of each row of a batch, which micro-batches do not have",
+            expected="layers without stateful=True, or micro_batches=1",
+            found=f"{type(stateful[0]).__name__}(stateful=True)",
+            remedy="give micro_batches=1, or leave out stateful=True",
         )
     normalizations = [x for x in model._flatten_layers() if isinstance(x, keras.layers.BatchNormalization)]
     if sync_batch_norm or any(layer.synchronized for layer in normalizations):

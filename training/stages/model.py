@@ -287,7 +287,7 @@ class StagedModel:
                 initialize(variable)
 
     def _check_options(self) -> None:
-        check_model(self.model, self._sync_batch_norm)
+        check_model(self.model, self._sync_batch_norm, self._micro_batches != 1)
         if "_matex_sharded" in vars(self.model):
             raise another_mesh(self.mesh.shape)
         if self._micro_batches is not None and self._micro_batches < 1:

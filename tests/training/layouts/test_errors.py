@@ -117,6 +117,31 @@ def _on_another_mesh(comm):
     training.fit(model, data, mesh=training.Mesh(model=2, comm=comm), verbose=0)
 
 
+def _loop_after_fit(comm):
+    import tensorflow as tf
+
+    from matex_data import training
+
+    mesh = training.Mesh(model=2, comm=comm)
+    layouts = mesh.layout_map()
+    layouts["net/up/kernel"] = (None, "model")
+    with training.deferred(layouts):
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6, name="up")], name="net")
+    model.compile("sgd", "mse", jit_compile=False)
+    x = np.ones((4, 4), np.float32)
+    training.fit(model, tf.data.Dataset.from_tensors((x, np.ones((4, 6), np.float32))), mesh=mesh, verbose=0)
+    optimizer = training.distribute(keras.optimizers.SGD(), comm)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(x))
+    optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+
+def test_a_loop_does_not_average_parts(ranks: Pools) -> None:
+    outcomes = ranks(2).outcomes(_loop_after_fit)
+    assert [type(outcome) for outcome in outcomes] == [PartitionError] * 2
+    assert str(outcomes[0]).startswith("the ranks that average gradients hold different parts of a variable")
+
+
 def test_options_that_do_not_combine(ranks: Pools) -> None:
     expected = [
         "give comm or mesh, not both",

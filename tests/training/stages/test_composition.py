@@ -25,10 +25,11 @@ def _train(
     name: str = "mlp",
     folder: str | None = None,
     deferred: bool = True,
+    precision: str = "float64",
     **options: Any,
 ) -> dict[str, Any]:
-    """Train in double precision; return weights by path on the ranks that have them, losses, and elements of slots."""
-    with models.precision("float64"):
+    """Train; return weights by path on the ranks that have them, losses, and the number of elements of slots."""
+    with models.precision(precision):
         return _trained(comm, shape, optimizer, epochs, name, folder, deferred, **options)
 
 
@@ -74,7 +75,7 @@ def _trained(
         on_epoch_end=lambda epoch, logs: held.append(sum(int(np.prod(v.shape)) for v in model.optimizer.variables))
     )
     if stages > 1:
-        options["micro_batches"] = 2
+        options.setdefault("micro_batches", 2)
     given = {"mesh": mesh, "verbose": 0, "checkpoint": folder, "callbacks": [count]}
     losses: list[float] = []
     for first in range(epochs - 1 if folder is None else 0):  # each fit takes up the parts that the one before has left
@@ -89,13 +90,13 @@ def _trained(
     return {"weights": weights, "losses": [*losses, *history.history["loss"]], "held": max(held, default=0)}
 
 
-def _check(results: list[dict[str, Any]], expected: dict[str, Any]) -> None:
+def _check(results: list[dict[str, Any]], expected: dict[str, Any], atol: float = 1e-11, rtol: float = 1e-9) -> None:
     found: set[str] = set()
     for result in results:
         for path, value in result["weights"].items():
-            np.testing.assert_allclose(value, expected["weights"][path], rtol=0, atol=1e-11, err_msg=path)
+            np.testing.assert_allclose(value, expected["weights"][path], rtol=0, atol=atol, err_msg=path)
         found |= result["weights"].keys()
-        np.testing.assert_allclose(result["losses"], expected["losses"][-len(result["losses"]) :], rtol=1e-9)
+        np.testing.assert_allclose(result["losses"], expected["losses"][-len(result["losses"]) :], rtol=rtol)
     assert found == expected["weights"].keys()
 
 
@@ -142,6 +143,16 @@ def test_weights_are_those_of_one_process(
 
 
 NOT_OWNED = {"shard_optimizer": False}
+
+
+@pytest.mark.slow
+@pytest.mark.openmpi
+@pytest.mark.parametrize(("optimizer", "atol"), [("sgd", 1e-6), ("adam", 1e-5)])
+@pytest.mark.parametrize("options", [{}, {"micro_batches": 3, "recompute": True}], ids=["even", "uneven"])
+def test_single_precision(ranks: Pools, optimizer: str, atol: float, options: dict[str, Any]) -> None:
+    (expected,) = ranks(1).run(_train, ONE, optimizer, precision="float32", timeout=200)
+    results = ranks(4).run(_train, STAGES_AND_SHARDS, optimizer, precision="float32", timeout=200, **options)
+    _check(results, expected, atol, rtol=1e-5)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param("sgd", marks=pytest.mark.slow)])

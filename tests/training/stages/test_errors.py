@@ -57,6 +57,12 @@ def _masked() -> Any:
     return _compiled(keras.Model(x, keras.layers.Dense(1)(keras.layers.Dense(6)(y))))
 
 
+def _stateful() -> Any:
+    x = keras.Input(batch_shape=(4, 6))
+    y = keras.layers.LSTM(4, stateful=True, name="memory")(keras.layers.Reshape((6, 1))(x))
+    return _compiled(keras.Model(x, keras.layers.Dense(1)(y)))
+
+
 def _trained() -> Any:
     model = build("chain")
     model.optimizer.build(model.trainable_variables)
@@ -89,6 +95,7 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
         "the layer shared is called in several stages",
     ),
     "global normalization": (lambda: build("normalized"), {"sync_batch_norm": True}, "found: sync_batch_norm=True"),
+    "state of rows": (_stateful, {}, "the layer memory keeps a state of each row"),
     "unknown name": (lambda: build("chain"), {"split_after": ["dense7"]}, "the model has no \\['dense7'\\]"),
     "no micro-batch": (lambda: build("chain"), {"micro_batches": 0}, "expected: micro_batches >= 1"),
     "mask": (_masked, {}, "the divisor of this loss"),
