@@ -1,4 +1,4 @@
-"""Find the cells in images of a microscope with a small U-Net, from a folder of images and a folder of masks.
+"""Find the cells in images of a microscope with a small U-Net, from mirrored images and masks, and draw what it finds.
 
 python sample_data/make.py cells
 mpiexec -n 2 python examples/cells.py
@@ -6,17 +6,16 @@ mpiexec -n 2 python examples/cells.py
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import keras
+import matplotlib.pyplot as plt
 import numpy as np
-from mpi4py import MPI
 
 import matex_data as md
 
-ROOT = Path(__file__).resolve().parent.parent
+FOLDER = Path(__file__).resolve().parent.parent / "sample_data" / "cells"
 
 
 def network(normalization: keras.layers.Layer) -> keras.Model:
@@ -25,9 +24,8 @@ def network(normalization: keras.layers.Layer) -> keras.Model:
     image = keras.Input((64, 64, 1))
     fine = _convolutions(normalization(image), 8)
     coarse = _convolutions(layers.AveragePooling2D(2)(fine), 16)
-    expanded = layers.Conv2DTranspose(8, 2, strides=2)(coarse)
-    joined = _convolutions(layers.Concatenate()([fine, expanded]), 8)
-    return keras.Model(image, layers.Conv2D(1, 1)(joined))
+    joined = _convolutions(layers.Concatenate()([fine, layers.Conv2DTranspose(8, 2, strides=2)(coarse)]), 8)
+    return keras.Model(image, layers.Conv2D(1, 1, activation="sigmoid")(joined))
 
 
 def _convolutions(x: Any, filters: int) -> Any:
@@ -36,38 +34,26 @@ def _convolutions(x: Any, filters: int) -> Any:
     return x
 
 
-def train(folder: str, epochs: int = 5, batch_size: int = 12) -> dict[str, Any]:
+def train(folder: str, epochs: int = 5, batch_size: int = 12, picture: str | None = None) -> dict[str, Any]:
     """Train, and return the weights of the network and its logs. *Collective*."""
     keras.utils.set_random_seed(1)
-    data = md.open_dataset(folder, inputs="image", targets="mask", mode="gray")
-    training, held_out = data.split(0.75, 0.25, seed=1)
+    options: dict[str, Any] = {"inputs": "image", "targets": "mask", "mode": "gray"}
+    whole = md.open_dataset(folder, **options)
+    drawn = md.open_dataset(folder, **options, random_flip="horizontal_and_vertical")  # image and mask alike
+    training, held_out = drawn.split(0.75, 0.25, seed=1)[0], whole.split(0.75, 0.25, seed=1)[1]
     model = network(training.normalization("image", axis=None))
-    model.compile(
-        keras.optimizers.Adam(0.005),
-        keras.losses.BinaryCrossentropy(from_logits=True),
-        metrics=[keras.metrics.BinaryAccuracy(name="accuracy", threshold=0.0)],
-    )
-    history = md.training.fit(
-        model,
-        training.tf_dataset(batch_size, shuffle=True, seed=1),
-        validation_data=held_out.tf_dataset(batch_size, remainder="keep"),
-        epochs=epochs,
-        verbose=2,
-    )
+    model.compile(keras.optimizers.Adam(0.005), "bce", metrics=["accuracy"])
+    sets = training.tf_dataset(batch_size, shuffle=True, seed=1), held_out.tf_dataset(batch_size, remainder="keep")
+    history = md.training.fit(model, sets[0], validation_data=sets[1], epochs=epochs, verbose=2)
+    if picture and md.training.world().rank == 0:
+        image, mask = held_out[0]
+        found = model.predict(image[None], verbose=0)[0] > 0.5
+        plt.imshow(np.concatenate([image / image.max(), mask, found], axis=1), cmap="gray")
+        plt.savefig(picture)
     return {"weights": np.concatenate([np.ravel(weight) for weight in model.get_weights()]), **history.history}
 
 
-def main() -> None:
-    """Read the command line, train, and show the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", default=str(ROOT / "sample_data" / "cells"), help="default: %(default)s")
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch-size", type=int, default=12, help="of all ranks together (default: %(default)s)")
-    arguments = parser.parse_args()
-    result = train(arguments.folder, arguments.epochs, arguments.batch_size)
-    if MPI.COMM_WORLD.rank == 0:
-        print(f"pixels on the right side, of held-out images: {result['val_accuracy'][-1]:.3f}")
-
-
 if __name__ == "__main__":
-    main()
+    result = train(str(FOLDER), picture="cells.png")
+    if md.training.world().rank == 0:
+        print(f"pixels on the right side: {result['val_accuracy'][-1]:.3f}, see cells.png")

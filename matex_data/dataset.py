@@ -18,6 +18,7 @@ from matex_data.display import FieldTable, dataset_html, described_layout, draw_
 from matex_data.epochs.batches import Batches, BatchWindow
 from matex_data.epochs.costs import CHOICE_EFFORT, EpochCosts, estimate_costs
 from matex_data.epochs.epochs import (
+    ComputedEpochs,
     Epochs,
     ExchangedEpochs,
     InMemoryEpochs,
@@ -939,7 +940,8 @@ class Dataset:
         if schedule.uniform:
             return SingleRowEpochs if self._source.global_reads == "rows" else ExchangedEpochs
         if self._source.cache == "memory":
-            return InMemoryEpochs
+            mapped = self._source.mapped
+            return ComputedEpochs if mapped is not None and mapped.draws else InMemoryEpochs
         return SharedEpochs if shared else StreamedEpochs
 
     def _check_costs(self, schedule: Schedule) -> bool:

@@ -18,7 +18,8 @@ def sample_data(name: str = "digits", folder: str | os.PathLike[str] | None = No
     Parameters
     ----------
     name : "digits" (HDF5: images of handwritten digits, and labels), "jets" (HDF5: particles of simulated jets),
-        "photos" (JPEG tiles in a folder for each class), "cells" (PNG images and masks), or "weather" (netCDF).
+        "photos" (JPEG tiles in a folder for each class), "cells" (PNG images and masks), "weather" (netCDF),
+        "collisions" (ROOT: simulated signal and background), or "passengers" (CSV: texts and missing values).
     folder : path. Folder that holds the data sets. None: ``matex_data`` in the user's cache, ``$XDG_CACHE_HOME`` or
         ``~/.cache``.
 

@@ -1,9 +1,10 @@
-"""Write small data sets for the examples, the same each time: digits, jets, photographs, cells and weather.
+"""Write small data sets for the examples, the same each time: digits, jets, photographs, cells, weather and more.
 
 The digits are 1,797 of the "Optical Recognition of Handwritten Digits" of the UCI repository (E. Alpaydin, C. Kaynak,
 1998, https://doi.org/10.24432/C50P49, CC BY 4.0) and lie beside this script. The photographs of a temple and a flower
 come with scikit-learn. The jets are drawn from a toy model of particles in one core, or in the two cores of a heavy
 particle's decay. The cells are bright ellipses in noise, and the weather consists of waves that travel eastwards.
+Collisions are events with jets, and the passengers of a ship are a table; both are drawn from simple distributions.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def write_cells(out: Path) -> list[Path]:
 
 
 def write_weather(out: Path) -> list[Path]:
-    """Files ``2010-01.nc``, ...: a month of six-hourly heights ``z500`` and ``z850``, and the static ``terrain``, in m.
+    """Files ``2010-01.nc``, ...: a month of six-hourly heights ``z`` of three levels, and the static ``terrain``, in m.
 
     Each of four waves around the globe has a speed of its own; a mountain bends the flow; noise is added.
     """
@@ -136,22 +137,77 @@ def write_weather(out: Path) -> list[Path]:
     import xarray as xr
 
     rng, times = np.random.default_rng(3), pd.date_range("2010-01-01", "2011-06-30T18", freq="6h")
-    lat, lon = np.linspace(30, 65, 8), np.arange(0, 360, 22.5)
+    lat, lon, levels = np.linspace(30, 65, 8), np.arange(0, 360, 22.5), [250, 500, 850]  # hPa
     terrain = 1500 * np.exp(-(((lat[:, None] - 45) / 9) ** 2) - ((lon - 110) / 30) ** 2)
     days, shape = np.arange(len(times))[:, None, None] / 4, np.exp(-(((lat - 48) / 14) ** 2))[:, None]
-    z500 = 5500 - 8 * (lat[:, None] - 48) + 0.05 * terrain + rng.normal(0, 4, (len(times), 8, 16))
-    z850 = 1450 + 0.02 * terrain + rng.normal(0, 4, (len(times), 8, 16))
+    mean = np.array([10400, 5500, 1450])[:, None, None] - np.array([14, 8, 0])[:, None, None] * (lat[:, None] - 48)
+    z = mean + np.array([0.06, 0.05, 0.02])[:, None, None] * terrain + rng.normal(0, 4, (len(times), 3, 8, 16))
     for waves, speed in ((3, 9.0), (4, 12.0), (5, 14.0), (6, 16.0)):  # degrees of longitude a day
         phase = waves * np.deg2rad(lon - speed * days) + rng.uniform(0, 6)
-        z500, z850 = z500 + 60 * shape * np.sin(phase), z850 + 30 * shape * np.sin(phase - 0.5)
-    axes = ("time", "lat", "lon")
-    fields = {"z500": (axes, z500.astype("f4")), "z850": (axes, z850.astype("f4")), "terrain": (axes[1:], terrain)}
-    series = xr.Dataset(fields, coords={"time": times, "lat": lat, "lon": lon})
+        for level, (height, lag) in enumerate(((80, -0.2), (60, 0.0), (30, 0.5))):
+            z[:, level] += height * shape * np.sin(phase - lag)
+    axes = ("time", "level", "lat", "lon")
+    fields = {"z": (axes, z.astype("f4")), "terrain": (axes[2:], terrain.astype("f4"))}
+    series = xr.Dataset(fields, coords={"time": times, "level": levels, "lat": lat, "lon": lon})
     out.mkdir(parents=True, exist_ok=True)
     months = np.unique(times.strftime("%Y-%m"))
     for month in months:
         series.sel(time=month).to_netcdf(out / f"{month}.nc", unlimited_dims="time")
     return [out / f"{month}.nc" for month in months]
+
+
+def write_collisions(out: Path) -> list[Path]:
+    """Files ``signal.root``, ``background_soft.root`` and ``background_hard.root`` with a tree ``Events``.
+
+    Each event has the transverse momenta ``Jet_pt`` of its jets, what is missing, ``MET_pt`` (float32, GeV), and the
+    generator's weight ``genWeight``, which is 1 at the mean.
+    """
+    import awkward as ak  # the other data sets do without these
+    import uproot
+
+    rng = np.random.default_rng(4)
+    out.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, events, jets, hardness, missing in (
+        ("signal", 900, 3.5, 55.0, 60.0),
+        ("background_soft", 1400, 2.0, 25.0, 15.0),
+        ("background_hard", 1000, 2.5, 45.0, 20.0),
+    ):
+        counts = 1 + rng.poisson(jets, events)
+        columns = {
+            "Jet_pt": ak.unflatten((15 + rng.exponential(hardness, counts.sum())).astype("f4"), counts),
+            "MET_pt": rng.exponential(missing, events).astype("f4"),
+            "genWeight": rng.uniform(0.5, 1.5, events).astype("f4"),
+        }
+        paths.append(out / f"{name}.root")
+        with uproot.recreate(paths[-1]) as file:
+            tree = file.mktree("Events", {key: "var * float32" if key == "Jet_pt" else "float32" for key in columns})
+            for begin in range(0, events, 250):
+                tree.extend({key: values[begin : begin + 250] for key, values in columns.items()})
+    return paths
+
+
+def write_passengers(out: Path) -> list[Path]:
+    """Files ``passengers-0.csv``, ... of a ship's list: texts, numbers and texts that are missing, and who survived."""
+    rng = np.random.default_rng(5)
+    out.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for number, rows in enumerate((400, 317, 174)):
+        level, woman = rng.choice(3, rows, p=[0.25, 0.2, 0.55]), rng.random(rows) < 0.37
+        age = np.maximum(1, rng.normal(38 - 6 * level, 13))
+        chance = 1 / (1 + np.exp(0.4 - 2.4 * woman + 0.9 * level + 0.025 * (age - 30)))
+        columns = [
+            np.array(["first", "second", "third"])[level],
+            np.where(woman, "female", "male"),
+            np.where(rng.random(rows) < 0.2, "", np.char.mod("%.0f", age)),
+            rng.choice(["Southampton", "Cherbourg", "Queenstown", ""], rows, p=[0.7, 0.19, 0.09, 0.02]),
+            np.char.mod("%.2f", rng.gamma(2, np.array([40, 12, 5])[level])),
+            (rng.random(rows) < chance).astype(int).astype(str),
+        ]
+        paths.append(out / f"passengers-{number}.csv")
+        lines = ["class,sex,age,port,fare,survived", *map(",".join, zip(*columns, strict=True))]
+        paths[-1].write_text("\n".join(lines) + "\n")
+    return paths
 
 
 def _write_ragged(file: h5py.File, name: str, rows: list[NDArray[Any]]) -> None:
@@ -173,6 +229,8 @@ WRITERS = {
     "photos": write_photos,
     "cells": write_cells,
     "weather": write_weather,
+    "collisions": write_collisions,
+    "passengers": write_passengers,
 }
 
 

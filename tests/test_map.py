@@ -56,25 +56,25 @@ def doubled(arrays: dict[str, Any]) -> Any:
 def _epochs(comm: MPI.Intracomm, folder: str, shuffle: Any, cache: Any, start: Any) -> Any:
     """Return this rank's images and numbers of each batch of two epochs, and the state of the second one."""
     data = _noisy(_open(comm, folder, cache=cache)).map(doubled, schema={"image": (SHAPE, "f4")}, fields=["image"])
-    train, _ = data.split(0.75, 0.25, seed=3, stratify="number")
-    batches = train.batches(30, shuffle=shuffle, seed=2, start=start)
-    return [(x[:, 0, 0].copy(), y.copy()) for _ in range(2) for x, y in batches], batches.state(4)
+    train, _ = data.split(0.8, 0.2, seed=3, stratify="number")
+    batches = train.batches(24, shuffle=shuffle, seed=2, start=start)
+    return [(x[:, 0, 0].copy(), y.copy()) for _ in range(2) for x, y in batches], batches.state(5)
 
 
 @pytest.mark.parametrize(("shuffle", "cache"), [(False, None), (True, None), ("global", None), (True, "memory")])
 def test_random_numbers_of_samples_do_not_depend_on_ranks(folder: str, pool: Pool, shuffle: Any, cache: Any) -> None:
     expected, state = _epochs(MPI.COMM_SELF, folder, shuffle, cache, None)
-    for (first, numbers), (second, again) in zip(expected[:3], expected[3:], strict=True):
+    for (first, numbers), (second, again) in zip(expected[:4], expected[4:], strict=True):
         for images, of in ((first, numbers), (second, again)):
             noise = images / 2 - of
             assert (noise >= 0).all() and (noise < 100).all() and len(set(noise.tolist())) > 10
     one, two = (
         dict(zip(*map(np.concatenate, (n, x)), strict=True))
-        for x, n in (zip(*expected[:3], strict=True), zip(*expected[3:], strict=True))
+        for x, n in (zip(*expected[:4], strict=True), zip(*expected[4:], strict=True))
     )
     assert sum(one[number] == two[number] for number in one) < 10  # each epoch draws anew
     by_rank = pool.run(_epochs, folder, shuffle, cache, state)
-    for step, (images, numbers) in enumerate(expected[4:]):
+    for step, (images, numbers) in enumerate(expected[5:]):
         for at, whole in ((0, images), (1, numbers)):
             np.testing.assert_array_equal(np.concatenate([batches[step][at] for batches, _ in by_rank]), whole)
 
@@ -156,10 +156,14 @@ def _fails_late(arrays: dict[str, Any]) -> Any:
     return arrays["number"]
 
 
-def _failure(comm: MPI.Intracomm, folder: str, shuffle: Any, on_error: str) -> str:
-    data = _open(comm, folder, on_error=on_error).map(_fails_late, schema={"number": "i8"}, fields=["number"])
+def _fails_in_epoch(arrays: dict[str, Any], seeds: Any) -> Any:
+    return _fails_late(arrays)
+
+
+def _failure(comm: MPI.Intracomm, folder: str, shuffle: Any, function: Any, **options: Any) -> str:
+    data = _open(comm, folder, **options).map(function, schema={"number": "i8"}, fields=["number"])
     try:
-        for _ in data.batches(30, shuffle=shuffle, seed=1):
+        for _ in data.batches(24, shuffle=shuffle, seed=1):
             pass
     except FunctionError as error:
         return str(error)
@@ -168,10 +172,13 @@ def _failure(comm: MPI.Intracomm, folder: str, shuffle: Any, on_error: str) -> s
 
 @pytest.mark.parametrize("shuffle", [True, "global"])
 def test_an_error_of_the_function_is_that_of_all_ranks(folder: str, pool: Pool, shuffle: Any) -> None:
-    errors = pool.run(_failure, folder, shuffle, "skip" if shuffle is True else "raise")
+    errors = pool.run(_failure, folder, shuffle, _fails_late, on_error="skip" if shuffle is True else "raise")
     assert len(set(errors)) == 1
     assert "_fails_late() of map() raises an error, given samples of rows" in errors[0]
     assert "1.h5" in errors[0] and "ValueError: no hundred" in errors[0]
+    from_memory = pool.run(_failure, folder, shuffle, _fails_in_epoch, cache="memory" if shuffle is True else None)
+    assert len(set(from_memory)) == 1
+    assert "_fails_in_epoch() of map() raises an error" in from_memory[0] and "no hundred" in from_memory[0]
 
 
 WRONG = {

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray as xr
 from mpi4py import MPI
 
 from sample_data.make import write_weather
@@ -33,6 +34,10 @@ def test_the_forecast_is_better_than_persistence(folder: Path, ranks: Pools, tmp
     picture = tmp_path / "weather.png"
     (found,) = ranks(1).run(_train, str(folder), epochs=4, picture=str(picture), timeout=120)
     forecast, persistence = found["errors"]
+    with xr.open_mfdataset(str(folder / "*.nc")) as files:
+        height = files.z.sel(level=500).sortby("time").load()
+    test = height.sel(time=slice("2011-06-01", None)).to_numpy()  # of which a window has two rows, and lead is 12
+    assert persistence == pytest.approx(np.sqrt(np.mean((test[13:] - test[1:-12]) ** 2)), rel=1e-5)
     assert forecast < persistence / 4 and picture.read_bytes()[:4] == b"\x89PNG"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,15 @@ from matex_data.epochs.exchange import ExchangeEpochReader, KeptSamples
 from matex_data.epochs.prefetcher import Prefetcher
 from matex_data.epochs.sharing import SharedEpochReader
 from matex_data.epochs.skipping import SkippingEpochReader, leave_out
-from matex_data.epochs.window import EpochReader, LoadedWindow, StrictEpochReader
+from matex_data.epochs.window import EpochReader, LoadedWindow, PendingWindow, StrictEpochReader, WholeWindow
 from matex_data.errors import PartitionError
 from matex_data.index.library import LibraryRows
+from matex_data.locks import cached_property
 from matex_data.machine import free_memory, memory_shortage
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.processes import is_child_process
 from matex_data.reading.context import ReadContext
+from matex_data.reading.mapping import Mapped
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import Schedule, Window, rank_range
 from matex_data.sampling.sizing import WINDOW_LIMIT
@@ -183,6 +185,25 @@ def mean_block_bytes(source: Source, schedule: Schedule) -> int:
     return schedule.segments.total * source.row_bytes // (int(schedule.blocks.max(initial=0)) + 1)
 
 
+@dataclass(frozen=True)
+class RowsOfSteps:
+    """Rows of a shard in the order of an epoch.
+
+    Parameters
+    ----------
+    number : int64, the rows of all steps, one step after the other; -1 for padding, which comes last in a step.
+    sizes : int64[steps], rows of each step.
+    """
+
+    number: Integers
+    sizes: Integers
+
+    def of(self, begin: int, end: int) -> tuple[Integers, Integers]:
+        """Return the rows, and the sizes, of steps ``begin`` to ``end``."""
+        sizes, first = self.sizes[begin:end], int(self.sizes[:begin].sum())
+        return self.number[first : first + int(sizes.sum())], sizes
+
+
 class InMemoryEpochs(Epochs):
     """Epochs over samples that each rank reads once, keeps, and shuffles as a whole every time. *Collective*.
 
@@ -195,7 +216,7 @@ class InMemoryEpochs(Epochs):
         whole = replace(schedule, window_steps=max(1, schedule.steps), fixed_block_order=True)
         super().__init__(source, whole)
         self.read_steps = max(1, read_bytes(source.comm) * self.size // max(1, schedule.batch_size * source.row_bytes))
-        self._kept, self._mapped = kept, _ = source.kept()
+        self._kept = kept = source.kept()[0]
         shard = self._window(0).runs
         remedy = 'leave out cache="memory", or use more machines'
         source.comm.agree(
@@ -207,20 +228,23 @@ class InMemoryEpochs(Epochs):
 
     def windows(self, epoch: int, start: int) -> Iterator[LoadedWindow]:
         """Yield this rank's windows from step ``start`` on, copied from its shard."""
+        taken = self.order(epoch)
+        for first in range(start, self.schedule.steps, self.read_steps):
+            yield self.take(taken, first, first + self.read_steps)
+
+    def order(self, epoch: int) -> RowsOfSteps:
+        """Return the rows of the shard in the order of an epoch."""
         window = self._window(epoch)
         number = np.full(window.rows, -1, np.int64)
         number[window.destination] = np.arange(window.runs.total)
-        for first in range(start, len(window.sizes), self.read_steps):
-            sizes = window.sizes[first : first + self.read_steps]
-            begin = int(window.sizes[:first].sum())
-            loaded = self._take(number[begin : begin + int(sizes.sum())], sizes)
-            yield loaded if self._mapped is None else compute_fields(loaded, self._mapped, epoch)
+        return RowsOfSteps(number, window.sizes)
 
     def _window(self, epoch: int) -> Window:
         return self.schedule.epoch(epoch).window(0, self.schedule.steps, self.rank, self.size)
 
-    def _take(self, number: Integers, sizes: Integers) -> LoadedWindow:
-        """Copy rows of the shard; ``number`` is -1 for padding, which comes last."""
+    def take(self, order: RowsOfSteps, begin: int, end: int) -> LoadedWindow:
+        """Copy the rows of steps ``begin`` to ``end`` from the shard."""
+        number, sizes = order.of(begin, end)
         fields = self._kept.index.fields
         arrays = self._kept.buffers.arrays(list(fields.values()), len(number))
         samples = int((number >= 0).sum())
@@ -230,6 +254,61 @@ class InMemoryEpochs(Epochs):
         loaded = LoadedWindow(arrays, sizes, np.arange(samples, len(number)))
         absent = np.flatnonzero(self._is_absent[number[:samples]])
         return leave_out(loaded, absent, fields, self.schedule.remainder == "pad")
+
+
+class ComputedEpochs(PrefetchedEpochs):
+    """Epochs over samples in memory, of which functions compute fields anew in each epoch. *Collective*.
+
+    The functions run in the pool, and all ranks raise the error of one; they read no files.
+
+    Raises
+    ------
+    PartitionError : the shard of a rank does not fit into its memory.
+    """
+
+    def __init__(self, source: Source, schedule: Schedule) -> None:
+        self._memory = InMemoryEpochs(source, schedule)
+        super().__init__(source, self._memory.schedule)
+        self.read_steps = self._memory.read_steps
+        self._opened()
+
+    def _open(self) -> ReadContext:
+        return replace(self.source.read_context(mode="independent"), changed_file=_unchanged)
+
+    def _reader(self, context: ReadContext, epoch: int, start: int) -> EpochReader:
+        mapped = self.source.mapped
+        assert mapped is not None
+        return ComputingEpochReader(context, self._memory, mapped, epoch, start)
+
+
+def _unchanged() -> None:
+    """Return None, since files that have been read whole may change."""
+
+
+class ComputingEpochReader(EpochReader):
+    """Windows of an epoch of ``ComputedEpochs``.
+
+    Parameters
+    ----------
+    context : a communicator for these epochs alone.
+    memory : samples of this rank.
+    mapped : functions that compute fields.
+    epoch : number of the epoch, from 0 on.
+    start : first step.
+    """
+
+    def __init__(self, context: ReadContext, memory: InMemoryEpochs, mapped: Mapped, epoch: int, start: int) -> None:
+        super().__init__(context, memory.schedule, epoch, start, memory.read_steps)
+        self._memory, self._mapped = memory, mapped
+
+    @cached_property
+    def _order(self) -> RowsOfSteps:
+        return self._memory.order(self._number)
+
+    def plan(self, begin: int, end: int) -> PendingWindow:
+        """Copy the samples of steps ``begin`` to ``end``, and compute their fields."""
+        loaded = self._memory.take(self._order, begin, end)
+        return WholeWindow(compute_fields(loaded, self._mapped, self._number))
 
 
 class SingleRowEpochs(StreamedEpochs):
