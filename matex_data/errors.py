@@ -6,7 +6,9 @@ import difflib
 import os
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 FULL_TRACEBACK = "MATEX_TRACEBACK"
@@ -239,6 +241,31 @@ class RanksNotConnected(PartitionError):
 
 def _rebuild(kind: type[DataError], problem: str, facts: dict[str, Any]) -> DataError:
     return kind(problem, **facts)
+
+
+_HINTS = ContextVar("hints", default=True)
+
+
+@contextmanager
+def without_hints() -> Iterator[None]:
+    """Run a block whose errors nobody reads: a question whether a name exists. It need not look for similar names.
+
+    Examples
+    --------
+    >>> with without_hints():
+    ...     wants_hints()
+    False
+    """
+    token = _HINTS.set(False)
+    try:
+        yield
+    finally:
+        _HINTS.reset(token)
+
+
+def wants_hints() -> bool:
+    """Return whether an error needs names that are similar to a wrong one, though it takes time to find them."""
+    return _HINTS.get()
 
 
 def near_matches(name: str, available: Iterable[str], limit: int = 5) -> str:

@@ -90,7 +90,7 @@ def index_files(comm: Communicator, files: Sequence[str], reading: Reading, path
     DataError : a file cannot be indexed; the file at ``path`` is no stored index.
     """
     if reading.memory is not None:
-        return memory.select(reading.memory, reading.names)
+        return memory.select(reading.memory, reading.names, bool(reading.options.get("static_as_inputs")))
     if path is None:
         return _index_all(comm, files, reading)
     known = _stored(comm, path, reading.key(files))

@@ -72,8 +72,14 @@ def index_arrays(data: Any, sample_dim: str | None = None) -> Index:
     return Index({field.name: field for field, _ in read}, [FileIndex(NAME, rows, layouts)], static)
 
 
-def select(index: Index, names: Sequence[str] | None) -> Index:
+def select(index: Index, names: Sequence[str] | None, static: bool = False) -> Index:
     """Return the index with the named fields, and those of the patterns; None: all.
+
+    Parameters
+    ----------
+    index : of arrays in memory.
+    names : of fields, or patterns.
+    static : names may be of arrays that belong to no sample, which stay what they are.
 
     Raises
     ------
@@ -81,7 +87,7 @@ def select(index: Index, names: Sequence[str] | None) -> Index:
     """
     if names is None:
         return index
-    chosen = expand_names(names, list(index.fields))
+    chosen = expand_names([name for name in names if not (static and name in index.static)], list(index.fields))
     for name in chosen:
         if name not in index.fields:
             known = near_matches(name, list(index.fields))

@@ -1,60 +1,42 @@
-"""``open_dataset``: resolve the paths, index the files, and apply the transforms."""
+"""``open_dataset``: look at the options, index the files, and make a data set of them."""
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from matex_data._types import Io
+from matex_data.assembly import Request, assemble
 from matex_data.dataset import Dataset
-from matex_data.errors import DataError, FormatError, near_matches
-from matex_data.fields import LISTED, WEIGHT, ElementSpec, Names, as_list
+from matex_data.fields import ElementSpec, Names, as_list
 from matex_data.further import FurtherFields
-from matex_data.index.chosen import Samples
-from matex_data.index.model import Index
-from matex_data.index.paths import PathTable
+from matex_data.given import Arrays, Given, Paths
 from matex_data.index.runs import Runs
 from matex_data.indexing import Reading, index_files, resolve_format, share_facts, text_of
 from matex_data.io.sessions import read_sessions
-from matex_data.memory import NAME, digest, index_arrays, is_in_memory
+from matex_data.lookups import refuse_hidden, with_weights
 from matex_data.mpi.communicator import Communicator
-from matex_data.paths import existing_files, natural_sorted, partitioned_files
-from matex_data.readers import data_folders, files_of_folder, folder_format, refuse_folder
 from matex_data.reading.source import Source
-from matex_data.sampling.split import Ties
-from matex_data.transforms.categories import encode_categories, requested_categories, without_categories
-from matex_data.transforms.categories import one_hot as make_one_hot
-from matex_data.transforms.continuity import find_continuing, sample_coordinate
+from matex_data.transforms.categories import requested_categories, without_categories
 from matex_data.transforms.evaluation import missing_engine
 from matex_data.transforms.events import EventOptions
-from matex_data.transforms.expressions import parse
 from matex_data.transforms.file_fields import FileFields
-from matex_data.transforms.imputing import Imputation, check_rules
-from matex_data.transforms.missing import Missing, check_missing, fill_missing, find_complete
-from matex_data.transforms.names import fields_to_read
-from matex_data.transforms.new_fields import Derive, NewFields, named_by
+from matex_data.transforms.imputing import Imputation
+from matex_data.transforms.missing import Missing, find_complete
+from matex_data.transforms.new_fields import Derive, NewFields
 from matex_data.transforms.pad import FIRST, Keep, Pad
-from matex_data.transforms.stack import Stack, check_stack, stack_fields
-from matex_data.transforms.static_fields import add_static_fields
-from matex_data.transforms.weights import check_elements, check_weights
-from matex_data.transforms.windows import sliding_windows, window_shape
+from matex_data.transforms.stack import Stack
+from matex_data.transforms.windows import window_shape
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 WITH_CATEGORIES = ("csv",)  # formats whose readers know all values of a column
-STACKED = "inputs"  # name of the field of stack=True
-
-Arrays = Any
-"""Dict of arrays, ``pandas.DataFrame`` or ``xarray.Dataset``."""
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def open_dataset(
@@ -224,15 +206,12 @@ def open_dataset(
     >>> data.schema["brightest"].shape, bool((data.load()["brightest"] > 200).all())
     ((), True)
     """
-    check_missing(missing)
-    if isinstance(missing, Mapping):
-        check_rules(missing)
-    check_stack(stack)
     elements = ElementSpec(inputs, targets, weights)
-    check_elements(elements)
     events = EventOptions(where, tuple(as_list(flatten)), pad or {}, keep)
     events.check(window, weights)
-    created = NewFields.of(file_fields, derive)
+    shape = None if window is None else window_shape(window, stride, horizon, lead, targets)
+    created, hot = NewFields.of(file_fields, derive), tuple(as_list(one_hot))
+    request = Request(elements, events, created, shape, hot, stack, static_as_inputs, along, missing)
     sessions = read_sessions(comm)
     arguments = (
         f"{inputs=}, {targets=}, {weights=}, {format=}, {where=}, {file_fields=}, {derive=}, {one_hot=}, {flatten=}, "
@@ -240,232 +219,62 @@ def open_dataset(
         f"{window_bytes=}, {block_bytes=}, {global_reads=}, {cache=}, "
         f"{missing=}, {on_error=}, {index=}, options={text_of(options)}"
     )
-    held = _hold(sessions.comm, paths, arguments, format, index, options) if is_in_memory(paths) else None
-    files: Sequence[str] = _resolve(sessions.comm, paths, format, arguments) if held is None else PathTable.of([NAME])
-    io = io if held is None else "independent"
-    if static_as_inputs:
+    given = Given.of(sessions.comm, paths, arguments, format, index, without_categories(options))
+    io = io if given.memory is None else "independent"
+    request, reading = _prepare(sessions.comm, given, request, Reading(format, None, options, memory=given.memory))
+    found = index_files(sessions.comm, given.files, reading, None if index is None else os.fspath(index))
+    # The ranks of a machine have the paths of the index once.
+    files: Sequence[str] = found.files.paths if given.files == found.files.paths else given.files
+    opened = partial(Source, sessions, io=io, window_bytes=window_bytes, cache=None, on_error=on_error)
+    made = assemble(request, found, reading.names, "sel" in options, opened)
+    share_facts(sessions.comm, made.index.files)
+    source = Source(sessions, made.index, io, window_bytes, cache, block_bytes, global_reads, made.identity, on_error)
+    samples = find_complete(source, made.samples) if missing == "drop" else made.samples
+    imputation = None
+    if isinstance(missing, Mapping):
+        imputation = Imputation.of(missing, made.index.fields, made.identity)
+        source = imputation.fitted(source, samples or Runs(np.array([0]), np.array([len(made.index)])))
+        imputation = imputation if imputation.learns else None
+    rows = found.files.rows
+    further = FurtherFields(sessions.comm, files, reading, request.created, rows, opened, made.reshape)
+    return Dataset(source, made.elements, samples, made.ties, further.open, imputation=imputation)
+
+
+def _prepare(comm: Communicator, given: Given, request: Request, reading: Reading) -> tuple[Request, Reading]:
+    """Return the request with its categories and weights, and how the files are read for it. *Collective*.
+
+    Parameters
+    ----------
+    comm : the ranks.
+    given : the files.
+    request : options of the samples.
+    reading : with the options of the reader, as the user gave them.
+
+    Raises
+    ------
+    FormatError : an expression is not understood; a new field has the name of a field of the files.
+    DataError : numexpr is missing; a file cannot be read.
+    """
+    options = dict(reading.options)
+    if request.static_as_inputs:
         options["static_as_inputs"] = True
     categories = requested_categories(options)
-    if categories and (held is not None or _makes_no_categories(sessions.comm, files[0], format, options)):
-        options = without_categories(options)
-    else:
-        categories = []
-    if weights is not None and weights not in created:
-        probe = Reading(format, [weights], options, memory=held)
-        elements, created = _with_weights(sessions.comm, files, probe, elements, created)
-    if created.expressions or where is not None:
-        sessions.comm.agree(missing_engine())
-    made = [STACKED] if stack else []
-    masked = ["*"] if missing == "mask" or isinstance(missing, Mapping) else list(events.pad)
-    names = events.fields_to_read(fields_to_read(elements.required, masked, *made, *created.expressions))
-    names = created.to_read(None if names is None else [*names, *created.expressions])
-    shape = None if window is None else window_shape(window, stride, horizon, lead, targets)
-    spans_files = shape is not None and len(files) > 1
-    if names is not None and along is not None and spans_files:
-        names = list(dict.fromkeys([*names, along]))
-    reading = Reading(format, names, options, coordinate=spans_files and along is None, memory=held)
-    found = index_files(sessions.comm, files, reading, None if index is None else os.fspath(index))
-    if files == found.files.paths:  # which the ranks of a machine have once
-        files = found.files.paths
-    elements = elements.expanded(found.fields)
-    _check_selected(found, "sel" in options)
-    opened = partial(Source, sessions, io=io, window_bytes=window_bytes, cache=None, on_error=on_error)
-    coded = [name for name in categories if names is None or name in names or name in created]
-    encode = partial(encode_categories, names=coded, opened=opened)
-    found = created.add(add_static_fields(found, names) if static_as_inputs else found, encode=encode)
-    along = along or sample_coordinate(found.fields)
-    continues = find_continuing(opened, found, along) if spans_files and along is not None else None
-    samples: Samples | None
-    rows = found.files.rows
-    found, samples, identity, flat = events.apply(found, opened, elements)
-    check_weights(elements, found.fields)
-    found = make_one_hot(found, as_list(one_hot), opened)
-    if stack:
-        others = dict.fromkeys([*as_list(elements.targets), *as_list(elements.weights)])
-        kept = [name for name in others if name in found.fields]
-        found = stack_fields(found, as_list(elements.inputs), STACKED, kept, stack)
-        elements = replace(elements, inputs=STACKED)
-    ties = Ties() if flat is None else Ties(events=flat.events)
-    reshape = _unchanged if flat is None else flat.reshape
-    if shape is not None:
-        slid = sliding_windows(found, elements.inputs, elements.targets, shape, continues)
-        found, elements, ties = slid.index, ElementSpec(elements.inputs, slid.targets), slid.ties
-        reshape = slid.reshape
-    filled = fill_missing(found, missing, elements.names)
-    share_facts(sessions.comm, filled.files)
-    source = Source(sessions, filled, io, window_bytes, cache, block_bytes, global_reads, identity, on_error)
-    samples = find_complete(source, samples) if missing == "drop" else samples
-    imputation = Imputation.of(missing, filled.fields, identity) if isinstance(missing, Mapping) else None
-    if imputation is not None:
-        source = imputation.fitted(source, samples or Runs(np.array([0]), np.array([len(filled)])))
-        imputation = imputation if imputation.learns else None
-    further = FurtherFields(sessions.comm, files, reading, created, rows, opened, reshape)
-    return Dataset(source, elements, samples, ties, further.open, imputation=imputation)
-
-
-def _check_selected(index: Index, by_value: bool) -> None:
-    """Raise ``FormatError`` if ``sel=`` selects no sample, or lists samples by value that the files do not have."""
-    listed = index.facts.get(LISTED)
-    if len(index) != int(listed) if listed is not None else by_value and not len(index):
-        raise FormatError(
-            "sel= names samples that the files do not have",
-            file=index.files.paths[0],
-            expected="one sample at least" if listed is None else f"{listed} samples, one for each value",
-            found=f"{len(index)}",
-            remedy='correct the values; a slice selects what there is, such as slice("2015-01", "2015-03")',
-        )
-
-
-def _unchanged(index: Index) -> Index:
-    return index
+    if categories and (given.memory is not None or _makes_no_categories(comm, given.files[0], reading.format, options)):
+        request, options = replace(request, categories=tuple(categories)), without_categories(options)
+    reading = replace(reading, options=options)
+    weights = request.elements.weights
+    if weights is not None and weights not in request.created:
+        probe = replace(reading, names=[weights])
+        elements, created = with_weights(comm, given.files, probe, request.elements, request.created)
+        request = replace(request, elements=elements, created=created)
+    if request.evaluates:
+        comm.agree(missing_engine())
+    files = len(given.files)
+    reading = replace(reading, names=request.names(files), coordinate=request.spans(files) and request.along is None)
+    refuse_hidden(comm, given.files, reading, request.created)
+    return request, reading
 
 
 def _makes_no_categories(comm: Communicator, path: str, format: str | None, options: dict[str, Any]) -> bool:
     """Return whether the reader of a file knows no vocabularies, which are then made here. *Collective*."""
     return resolve_format(comm, path, format, options) not in WITH_CATEGORIES
-
-
-def _hold(
-    comm: Communicator,
-    arrays: Any,
-    arguments: str,
-    format: str | None,
-    stored: str | os.PathLike[str] | None,
-    options: dict[str, Any],
-) -> Index:
-    """Return the index of arrays in memory, after a look at whether all ranks have equal ones. *Collective*.
-
-    Raises
-    ------
-    DataError : the arrays are no data set; options are given that only files have.
-    PartitionError : the arguments, or the arrays, differ between the ranks.
-    """
-    held, error = None, None
-    try:
-        unknown = [name for name in options if name != "sample_dim"]
-        unknown += [name for name, value in (("format", format), ("index", stored)) if value is not None]
-        if unknown:
-            raise DataError(f"{unknown[0]}= is an option of files", expected="files", found="arrays in memory")
-        held = index_arrays(arrays, options.get("sample_dim"))
-    except DataError as failure:
-        error = failure
-    comm.agree(error)
-    assert held is not None
-    if comm.size > 1:
-        comm.check_equal(
-            f"{arguments}, {digest(held)}",
-            "the ranks open different arrays",
-            "give all samples on every rank, or write them to a file that all ranks open",
-        )
-    return held
-
-
-def _with_weights(
-    comm: Communicator, files: Sequence[str], reading: Reading, elements: ElementSpec, created: NewFields
-) -> tuple[ElementSpec, NewFields]:
-    """Return the elements with the name of the weights, and the new fields with their expression. *Collective*.
-
-    A field of the first file is no expression, although ``jets/weight`` might be one.
-
-    Parameters
-    ----------
-    comm : the ranks.
-    files : paths of the files.
-    reading : of a field with the name of the weights.
-    elements, created : as the user gave them.
-    """
-    text = elements.weights or ""
-    wrong: FormatError | None = None
-    try:
-        expression = parse(text, "weights=")
-        name = named_by(expression)
-        if name is not None:
-            return replace(elements, weights=name), created
-    except FormatError as error:
-        wrong = error
-    try:
-        index_files(comm, files[:1], reading, None)
-    except DataError as no_field:  # opening all files raises any other one as well
-        if wrong is not None:
-            raise (wrong if set(text) & set("()*+") else no_field) from wrong
-        expressions = {**created.expressions, WEIGHT: expression}
-        return replace(elements, weights=WEIGHT), replace(created, expressions=expressions)
-    return elements, created
-
-
-def _resolve(comm: Communicator, paths: Paths, format: str | None, arguments: str) -> PathTable:
-    """Return the files of ``paths``, as rank 0 finds them; so a thousand ranks do not list a folder. *Collective*.
-
-    Parameters
-    ----------
-    comm : the ranks.
-    paths, format : arguments of ``open_dataset``.
-    arguments : all its other arguments as text, which the ranks compare.
-
-    Raises
-    ------
-    DataError : there are no such files.
-    PartitionError : the arguments differ between the ranks.
-    """
-    files: list[str] = []
-    error: DataError | None = None
-    if comm.rank == 0:
-        try:
-            files = expand(paths, format)
-        except DataError as not_found:
-            error = not_found
-    comm.agree(error)
-    packed: PathTable = comm.broadcast(PathTable.of(files))
-    remedy = "call open_dataset with the same arguments on every rank"
-    comm.check_equal(arguments, "the ranks open different data sets", remedy)
-    return packed
-
-
-def expand(paths: Paths, format: str | None = None) -> list[str]:
-    """Return the files of a path, a glob, a directory or a list of these, sorted within each.
-
-    A directory that is a data set as a whole, such as a folder of images, stands for itself.
-
-    Parameters
-    ----------
-    format : name of the format; None: detected.
-
-    Raises
-    ------
-    DataError : there are no such files.
-    """
-    if isinstance(paths, str | os.PathLike):
-        return _expand_one(os.fspath(paths), format)
-    given = [os.fspath(path) for path in paths]
-    files = existing_files(given)
-    expanded = [file for path in given for file in ([path] if path in files else _expand_one(path, format))]
-    if not expanded:
-        raise DataError("the list of files is empty", expected="at least one path", found=paths)
-    return expanded
-
-
-def _expand_one(path: str, format: str | None) -> list[str]:
-    location = Path(path)
-    if location.is_file():
-        return [path]
-    if location.is_dir():
-        if folder_format(path, format):
-            return [path]
-        with os.scandir(path) as listed:  # of which most file systems tell the type at once
-            entries = list(listed)
-        refuse_folder(path, {entry.name for entry in entries})
-        folders = data_folders([entry.path for entry in entries if entry.is_dir()])
-        files = folders or files_of_folder([file.path for file in partitioned_files(entries)])
-    else:
-        found = glob.glob(path, recursive=True)  # noqa: PTH207 (absolute too)
-        files = [*existing_files(found), *data_folders(found)]
-    if files:
-        return natural_sorted(files)
-    folder = location.parent
-    siblings = [p.name for p in folder.iterdir()] if folder.is_dir() else []
-    raise DataError(
-        "no such file" if not location.is_dir() else "the directory holds no files",
-        file=path,
-        found=f"in its folder: {near_matches(location.name, siblings)}" if siblings else f"no folder {str(folder)!r}",
-        remedy="check the path; a relative path begins at the working directory",
-    )

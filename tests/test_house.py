@@ -47,7 +47,7 @@ for layer in (
     ["dataset"],
     ["torch"],
     ["indexing"],
-    ["further", "combining"],
+    ["further", "combining", "given", "assembly", "lookups"],
     ["opening"],
     ["compat"],
     ["training.keras_api"],

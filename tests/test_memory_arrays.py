@@ -91,6 +91,51 @@ def test_options_of_samples_apply_to_arrays() -> None:
     assert (integers.dtype, integers.tolist()) == (np.dtype("i2"), [0, 1, 2, 3, 4])
 
 
+def _composed(comm: MPI.Intracomm, start: Any) -> Any:
+    """Return this rank's batches of a table with expressions, categories and filled gaps, and the state after two."""
+    data = md.open_dataset(
+        _table(),
+        inputs=["heavy", "species", "site", "count", "double"],
+        targets="whole",
+        weights="double + 1",
+        derive={"heavy": "mass > 0.5", "hits_sum": "sum(hits)", "double": "hits_sum * 2"},
+        where="(hits_sum > 0) & (species != 'Größe 1')",
+        dtype={"species": "category"},
+        one_hot="site",
+        missing={"species": "mode", "count": "mean"},
+        comm=comm,
+    )
+    assert data.schema["species"].attributes["categories"] == [f"Größe {i}" for i in range(3)]
+    batches = data.batches(6, shuffle=True, seed=1, start=start)
+    return [(dict(x), y, w) for x, y, w in batches], batches.state(2)
+
+
+def test_expressions_categories_and_missing_values_are_those_of_pandas(pool: Pool) -> None:
+    table = _table()
+    double = table.hits.map(np.sum) * 2
+    chosen = table[(double > 0) & (table.species != "Größe 1")]
+    alone, state = _composed(MPI.COMM_SELF, None)
+    assert sorted(np.concatenate([y for _, y, _ in alone]).tolist())[:2] != [0, 1]
+    assert len(alone) == len(chosen) // 6
+    for x, y, w in alone:
+        rows = chosen.loc[y]
+        np.testing.assert_array_equal(x["heavy"], rows.mass > 0.5)
+        np.testing.assert_array_equal(x["species"], rows.species.fillna(chosen.species.mode()[0]).str[-1].astype(int))
+        np.testing.assert_array_equal(x["site"], pd.get_dummies(rows.site))
+        np.testing.assert_allclose(x["count"], rows["count"].astype(float).fillna(chosen["count"].mean()))
+        np.testing.assert_allclose(x["double"], double[y], rtol=1e-6)
+        np.testing.assert_allclose(w, double[y] + 1, rtol=1e-6)
+    for step, (_, y, _) in enumerate(alone[2:]):
+        resumed = [batches[step][1] for batches, _ in pool.run(_composed, state)]
+        np.testing.assert_array_equal(np.concatenate(resumed), y)
+
+
+def test_static_arrays_of_xarray_are_inputs() -> None:
+    fields = {"z": (("time", "lat"), np.arange(12.0).reshape(4, 3)), "terrain": ("lat", np.arange(3.0))}
+    data = md.open_dataset(xr.Dataset(fields), inputs=["z", "terrain"], static_as_inputs=True, stack=True)
+    np.testing.assert_array_equal(data[2], np.stack([fields["z"][1][2], np.arange(3)], axis=-1))
+
+
 @pytest.mark.parametrize(
     ("arrays", "options", "problem"),
     [
@@ -101,6 +146,8 @@ def test_options_of_samples_apply_to_arrays() -> None:
         ({"x": np.zeros(3)}, {"inputs": "y"}, "no such array"),
         ({"x": np.zeros(3)}, {"format": "hdf5"}, "format= is an option of files"),
         ({"x": np.zeros(3)}, {"chunks": 3}, "chunks= is an option of files"),
+        ({"x": np.zeros(3)}, {"dtype": {"x": "float32"}}, "dtype= is an option of files"),
+        ({"x": np.zeros(3), "y": np.ones(3)}, {"inputs": "y", "derive": {"x": "2 * y"}}, "this name already.*'x'"),
         ({"x": np.zeros(3)}, {"index": "x.matex"}, "index= is an option of files"),
     ],
 )

@@ -277,8 +277,8 @@ def _shuffle_quality(data: Any, batch_size: int) -> str:
 def _check_hdf5(paths: list[str], format: str | None, fields: list[str] | None, limit: float) -> None:
     """Exit with the errors of all files that the HDF5 library cannot open. *Collective*."""
     from matex_data.cli.probing import is_hdf5, probe
+    from matex_data.given import expand
     from matex_data.mpi.library import MPI
-    from matex_data.opening import expand
 
     comm = MPI.COMM_WORLD
     files = [file for file in expand(paths, format) if is_hdf5(file)][comm.rank :: comm.size]

@@ -36,6 +36,8 @@ def requested_categories(options: Mapping[str, Any]) -> list[str]:
 
 def without_categories(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a reader without the dtypes that ask for categories."""
+    if not isinstance(options.get("dtype"), Mapping):
+        return dict(options)
     rest = {name: wanted for name, wanted in options["dtype"].items() if not _is_category(wanted)}
     return {**{key: value for key, value in options.items() if key != "dtype"}, **({"dtype": rest} if rest else {})}
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import h5py
 
-from matex_data.errors import FieldNotFound, FormatError, near_matches
+from matex_data.errors import FieldNotFound, FormatError, near_matches, wants_hints
 from matex_data.machine import environment_without_mpi
 
 MAX_OBJECTS = 20_000  # in a file that is listed
@@ -70,6 +70,8 @@ def _list_in_child(path: str) -> list[str]:
 
     A child process lists them, since HDF5 crashes on the listing of some damaged files.
     """
+    if not wants_hints():
+        return []
     command = [sys.executable, "-m", __name__, path]
     try:
         listed = subprocess.run(

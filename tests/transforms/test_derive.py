@@ -230,8 +230,6 @@ def test_images_of_netcdf(tmp_path: Path) -> None:
 )
 def test_no_derived_field(folder: Path, events: ak.Array, derive: Any, kind: type[DataError], text: str) -> None:
     for inputs in (None, ["a", "MET"] if "a" in derive else "MET"):
-        if inputs is not None and "number" in derive:
-            continue  # the field of the file is not read then
         with pytest.raises(kind, match=text):
             open_dataset(str(folder), derive=derive, inputs=inputs, comm=SELF).load()
 

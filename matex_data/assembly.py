@@ -1,0 +1,183 @@
+"""What the options of ``open_dataset`` make of the fields of the files: new fields, events, windows, no gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from matex_data._types import Array
+from matex_data.errors import FormatError
+from matex_data.fields import LISTED, ElementSpec, as_list
+from matex_data.index.chosen import Samples
+from matex_data.index.model import Index
+from matex_data.reading.source import Source
+from matex_data.sampling.split import Ties
+from matex_data.transforms.categories import encode_categories
+from matex_data.transforms.categories import one_hot as make_one_hot
+from matex_data.transforms.continuity import find_continuing, sample_coordinate
+from matex_data.transforms.events import EventOptions
+from matex_data.transforms.imputing import check_rules
+from matex_data.transforms.missing import Missing, check_missing, fill_missing
+from matex_data.transforms.names import fields_to_read
+from matex_data.transforms.new_fields import NewFields
+from matex_data.transforms.stack import Stack, check_stack, stack_fields
+from matex_data.transforms.static_fields import add_static_fields
+from matex_data.transforms.weights import check_elements, check_weights
+from matex_data.transforms.windows import WindowShape, sliding_windows
+
+STACKED = "inputs"  # name of the field of stack=True
+
+
+@dataclass(frozen=True)
+class Request:
+    """Options of ``open_dataset`` that make samples of the rows of the files.
+
+    Parameters
+    ----------
+    elements, events, created, window : structure of a batch, selection, new fields, extent of windows.
+    categories : fields that become codes.
+    one_hot, stack, static_as_inputs, along, missing : arguments of ``open_dataset``.
+
+    Raises
+    ------
+    FormatError, PartitionError : an option is not valid, or excludes another one.
+    """
+
+    elements: ElementSpec
+    events: EventOptions
+    created: NewFields
+    window: WindowShape | None
+    one_hot: tuple[str, ...]
+    stack: Stack
+    static_as_inputs: bool
+    along: str | None
+    missing: Missing
+    categories: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_missing(self.missing)
+        if isinstance(self.missing, Mapping):
+            check_rules(self.missing)
+        check_stack(self.stack)
+        check_elements(self.elements)
+
+    @property
+    def evaluates(self) -> bool:
+        """True if an expression is evaluated."""
+        return bool(self.created.expressions) or self.events.expression is not None
+
+    def names(self, files: int) -> list[str] | None:
+        """Return the fields of the files to read; None: all.
+
+        Parameters
+        ----------
+        files : number of the files.
+        """
+        made = [STACKED] if self.stack else []
+        masked = ["*"] if self.missing == "mask" or isinstance(self.missing, Mapping) else list(self.events.pad)
+        named = fields_to_read(self.elements.required, masked, *made, *self.created.expressions)
+        named = self.events.fields_to_read(named)
+        named = self.created.to_read(None if named is None else [*named, *self.created.expressions])
+        if named is not None and self.along is not None and self.spans(files):
+            named = list(dict.fromkeys([*named, self.along]))
+        return named
+
+    def spans(self, files: int) -> bool:
+        """Return whether windows may reach from one file into the next."""
+        return self.window is not None and files > 1
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """Samples, before their missing values are known.
+
+    Parameters
+    ----------
+    index : of the samples.
+    elements : structure of a batch.
+    samples : the selected ones; None: all.
+    ties : samples that belong together.
+    identity : text that identifies the transforms.
+    reshape : turns an index of rows of the files into one of these samples.
+    """
+
+    index: Index
+    elements: ElementSpec
+    samples: Samples | None
+    ties: Ties
+    identity: str
+    reshape: Callable[[Index], Index]
+
+
+def assemble(
+    request: Request, index: Index, names: list[str] | None, by_value: bool, opened: Callable[[Index], Source]
+) -> Assembled:
+    """Return the samples that a request makes of the rows of the files. *Collective*.
+
+    Parameters
+    ----------
+    request : the options.
+    index : of the files.
+    names : fields that were read; None: all.
+    by_value : the rows were selected by ``sel=``.
+    opened : opens the files of an index. *Collective*.
+
+    Raises
+    ------
+    DataError : the options do not fit the fields of the files; a file cannot be read.
+    """
+    elements = request.elements.expanded(index.fields)
+    _check_selected(index, by_value)
+    created, events = request.created, request.events
+    coded = [name for name in request.categories if names is None or name in names or name in created]
+    index = add_static_fields(index, names) if request.static_as_inputs else index
+    index = created.add(index, encode=partial(encode_categories, names=coded, opened=opened))
+    continues = _continuing(request, index, opened)
+    index, samples, identity, flat = events.apply(index, opened, elements)
+    check_weights(elements, index.fields)
+    index = make_one_hot(index, list(request.one_hot), opened)
+    if request.stack:
+        index, elements = _stacked(index, elements, request.stack)
+    if request.window is not None:
+        slid = sliding_windows(index, elements.inputs, elements.targets, request.window, continues)
+        index, elements = slid.index, ElementSpec(elements.inputs, slid.targets)
+        ties, reshape = slid.ties, slid.reshape
+    else:
+        ties = Ties() if flat is None else Ties(events=flat.events)
+        reshape = _unchanged if flat is None else flat.reshape
+    index = fill_missing(index, request.missing, elements.names)
+    return Assembled(index, elements, samples, ties, identity, reshape)
+
+
+def _continuing(request: Request, index: Index, opened: Callable[[Index], Source]) -> Array | None:
+    """Return which files continue the one before, for windows that span files; None: none. *Collective*."""
+    along = request.along or sample_coordinate(index.fields)
+    if along is None or not request.spans(len(index.files)):
+        return None
+    return find_continuing(opened, index, along)
+
+
+def _stacked(index: Index, elements: ElementSpec, stack: Stack) -> tuple[Index, ElementSpec]:
+    """Return the index with all inputs as one field, and the elements with its name."""
+    others = dict.fromkeys([*as_list(elements.targets), *as_list(elements.weights)])
+    kept = [name for name in others if name in index.fields]
+    index = stack_fields(index, as_list(elements.inputs), STACKED, kept, stack)
+    return index, replace(elements, inputs=STACKED)
+
+
+def _check_selected(index: Index, by_value: bool) -> None:
+    """Raise ``FormatError`` if ``sel=`` selects no sample, or lists samples by value that the files do not have."""
+    listed = index.facts.get(LISTED)
+    if len(index) != int(listed) if listed is not None else by_value and not len(index):
+        raise FormatError(
+            "sel= names samples that the files do not have",
+            file=index.files.paths[0],
+            expected="one sample at least" if listed is None else f"{listed} samples, one for each value",
+            found=f"{len(index)}",
+            remedy='correct the values; a slice selects what there is, such as slice("2015-01", "2015-03")',
+        )
+
+
+def _unchanged(index: Index) -> Index:
+    return index

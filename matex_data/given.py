@@ -1,0 +1,160 @@
+"""The data that ``open_dataset`` is given: paths of files, or arrays in memory, equal on all ranks."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matex_data.errors import DataError, near_matches
+from matex_data.index.model import Index
+from matex_data.index.paths import PathTable
+from matex_data.memory import NAME, digest, index_arrays, is_in_memory
+from matex_data.mpi.communicator import Communicator
+from matex_data.paths import existing_files, natural_sorted, partitioned_files
+from matex_data.readers import data_folders, files_of_folder, folder_format, refuse_folder
+
+Arrays = Any
+"""Dict of arrays, ``pandas.DataFrame`` or ``xarray.Dataset``."""
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+@dataclass(frozen=True)
+class Given:
+    """Files, or arrays in memory.
+
+    Parameters
+    ----------
+    files : paths of the files; of arrays one name that is no path.
+    memory : the arrays; None: files.
+    """
+
+    files: PathTable
+    memory: Index | None
+
+    @classmethod
+    def of(
+        cls,
+        comm: Communicator,
+        data: Paths | Arrays,
+        arguments: str,
+        format: str | None,
+        stored: str | os.PathLike[str] | None,
+        options: dict[str, Any],
+    ) -> Given:
+        """Return what all ranks are given. *Collective*.
+
+        Parameters
+        ----------
+        comm : the ranks.
+        data, format : arguments of ``open_dataset``.
+        arguments : all its other arguments as text, which the ranks compare.
+        stored : path of the stored index.
+        options : of the reader.
+
+        Raises
+        ------
+        DataError : there are no such files; the arrays are no data set, or options are given that only files have.
+        PartitionError : the arguments, or the arrays, differ between the ranks.
+        """
+        if is_in_memory(data):
+            return cls(PathTable.of([NAME]), _hold(comm, data, arguments, format, stored, options))
+        return cls(_resolve(comm, data, format, arguments), None)
+
+
+def _hold(
+    comm: Communicator,
+    arrays: Any,
+    arguments: str,
+    format: str | None,
+    stored: str | os.PathLike[str] | None,
+    options: dict[str, Any],
+) -> Index:
+    """Return the index of arrays in memory, after a look at whether all ranks have equal ones. *Collective*."""
+    held, error = None, None
+    try:
+        unknown = [name for name in options if name != "sample_dim"]
+        unknown += [name for name, value in (("format", format), ("index", stored)) if value is not None]
+        if unknown:
+            raise DataError(f"{unknown[0]}= is an option of files", expected="files", found="arrays in memory")
+        held = index_arrays(arrays, options.get("sample_dim"))
+    except DataError as failure:
+        error = failure
+    comm.agree(error)
+    assert held is not None
+    if comm.size > 1:
+        comm.check_equal(
+            f"{arguments}, {digest(held)}",
+            "the ranks open different arrays",
+            "give all samples on every rank, or write them to a file that all ranks open",
+        )
+    return held
+
+
+def _resolve(comm: Communicator, paths: Paths, format: str | None, arguments: str) -> PathTable:
+    """Return the files of ``paths``, as rank 0 finds them; so a thousand ranks do not list a folder. *Collective*."""
+    files: list[str] = []
+    error: DataError | None = None
+    if comm.rank == 0:
+        try:
+            files = expand(paths, format)
+        except DataError as not_found:
+            error = not_found
+    comm.agree(error)
+    packed: PathTable = comm.broadcast(PathTable.of(files))
+    remedy = "call open_dataset with the same arguments on every rank"
+    comm.check_equal(arguments, "the ranks open different data sets", remedy)
+    return packed
+
+
+def expand(paths: Paths, format: str | None = None) -> list[str]:
+    """Return the files of a path, a glob, a directory or a list of these, sorted within each.
+
+    A directory that is a data set as a whole, such as a folder of images, stands for itself.
+
+    Parameters
+    ----------
+    format : name of the format; None: detected.
+
+    Raises
+    ------
+    DataError : there are no such files.
+    """
+    if isinstance(paths, str | os.PathLike):
+        return _expand_one(os.fspath(paths), format)
+    given = [os.fspath(path) for path in paths]
+    files = existing_files(given)
+    expanded = [file for path in given for file in ([path] if path in files else _expand_one(path, format))]
+    if not expanded:
+        raise DataError("the list of files is empty", expected="at least one path", found=paths)
+    return expanded
+
+
+def _expand_one(path: str, format: str | None) -> list[str]:
+    location = Path(path)
+    if location.is_file():
+        return [path]
+    if location.is_dir():
+        if folder_format(path, format):
+            return [path]
+        with os.scandir(path) as listed:  # of which most file systems tell the type at once
+            entries = list(listed)
+        refuse_folder(path, {entry.name for entry in entries})
+        folders = data_folders([entry.path for entry in entries if entry.is_dir()])
+        files = folders or files_of_folder([file.path for file in partitioned_files(entries)])
+    else:
+        found = glob.glob(path, recursive=True)  # noqa: PTH207 (absolute too)
+        files = [*existing_files(found), *data_folders(found)]
+    if files:
+        return natural_sorted(files)
+    folder = location.parent
+    siblings = [p.name for p in folder.iterdir()] if folder.is_dir() else []
+    raise DataError(
+        "no such file" if not location.is_dir() else "the directory holds no files",
+        file=path,
+        found=f"in its folder: {near_matches(location.name, siblings)}" if siblings else f"no folder {str(folder)!r}",
+        remedy="check the path; a relative path begins at the working directory",
+    )
