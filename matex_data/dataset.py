@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import os
-import pickle
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from matex_data._types import Remainder
+from matex_data.batching import Batching, Shuffle
 from matex_data.display import FieldTable, dataset_html, described_layout, draw_samples, save_picture
-from matex_data.epochs.batches import Batches, BatchWindow
-from matex_data.epochs.costs import CHOICE_EFFORT, EpochCosts, estimate_costs
-from matex_data.epochs.epochs import (
-    ComputedEpochs,
-    Epochs,
-    ExchangedEpochs,
-    InMemoryEpochs,
-    SharedEpochs,
-    SingleRowEpochs,
-    StreamedEpochs,
-)
+from matex_data.epochs.batches import Batches
+from matex_data.epochs.costs import EpochCosts
 from matex_data.errors import DataError, PartitionError
 from matex_data.fields import ElementSpec, Names, Schema, mapped_elements
 from matex_data.index.chosen import Samples
@@ -33,26 +22,15 @@ from matex_data.index.runs import Runs
 from matex_data.io.counters import Profile
 from matex_data.locks import cached_property
 from matex_data.memory import NAME as IN_MEMORY
-from matex_data.mpi.communicator import pickle_error
 from matex_data.reading.functions import Declared, SampleFunction
 from matex_data.reading.mapping import Mapped
 from matex_data.reading.samples import SampleReader, batch_of, positions_of, sample_of
 from matex_data.reading.skipping import SkippedSample
 from matex_data.reading.source import Source
-from matex_data.sampling.mixing import MixedSchedule, Mixture
-from matex_data.sampling.permutation import check_seed
-from matex_data.sampling.schedule import Schedule, check_ranks
-from matex_data.sampling.sizing import (
-    ShuffleQuality,
-    block_borders,
-    choose_block_bytes,
-    choose_least_window,
-    estimate_quality,
-    make_schedule,
-    most_window_bytes,
-)
+from matex_data.sampling.mixing import Mixture
+from matex_data.sampling.sizing import ShuffleQuality
 from matex_data.sampling.split import Ties
-from matex_data.sampling.state import OPTIONS, Fingerprint, State, identify_samples, read_seed, read_step
+from matex_data.sampling.state import State
 from matex_data.transforms.counts import by_value, class_weights, value_counts
 from matex_data.transforms.imputing import Imputation
 from matex_data.transforms.splits import SourceOf, SplitOptions, Whole
@@ -64,9 +42,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PREVIEW_SAMPLES, PREVIEW_BYTES = 256, 16 << 20  # of a picture of the data set, at most
-Shuffle = bool | Literal["global"]
-WORST_RATIO = 2.0  # of ``ShuffleQuality``; rank 0 warns of a higher one
-WORST_AMPLIFICATION = 1.5  # of ``EpochCosts``; likewise
 
 
 class Dataset:
@@ -110,8 +85,7 @@ class Dataset:
         self._mixture = mixture
         self._imputation = imputation
         self._samples: Samples = samples or Runs(np.array([0]), np.array([len(source.index)]))
-        self._latest: Fingerprint | None = None
-        self._seeds: dict[Any, dict[int, bool]] = {}  # for batches of equal options: each seed, and if it was drawn
+        self._batching = Batching(source, elements, self._samples, self._ties, mixture)
 
     @property
     def schema(self) -> Schema:
@@ -445,14 +419,22 @@ class Dataset:
         names = tuple(elements.required or known)
         mapped = Mapped(before.index, (*before.functions, computes), names)
         made = source.with_map(mapped, f"map {computes.name} {computes.seed}")
-        return Dataset(made, elements, self._samples, self._ties, self._further, self._mixture)
+        return Dataset(made, elements, self._samples, self._ties, self._further, self._mixture, self._imputation)
 
     @property
     def _whole(self) -> Whole:
         return Whole(self._source.comm, self._samples, self._ties, self._source_of, self._mixture)
 
     def _subsets(self, parts: Sequence[Samples]) -> tuple[Dataset, ...]:
-        source = self._source if self._imputation is None else self._imputation.fitted(self._source, parts[0])
+        source = self._source
+        if self._imputation is not None:
+            if source.mapped is not None:
+                raise PartitionError(
+                    "a split after map() cannot compute the means of missing values anew, which functions have got",
+                    expected="data sets that are split before map()",
+                    remedy="split first, and call map() of each set",
+                )
+            source = self._imputation.fitted(source, parts[0])
         rest = self._ties, self._further, self._mixture, self._imputation
         return tuple(Dataset(source, self._elements, samples, *rest) for samples in parts)
 
@@ -504,19 +486,7 @@ class Dataset:
         >>> [len(y) for x, y in batches]
         [40, 40, 20]
         """
-        drawn = bool(shuffle) and seed is None and start is None
-        fingerprint, step, own_error = None, 0, None
-        try:
-            fingerprint = self._fingerprint(batch_size, shuffle, seed, remainder, start)
-            step = 0 if start is None else read_step(start)
-        except PartitionError as error:
-            own_error = error
-        fingerprint = self._agree(fingerprint, step, drawn, own_error)
-        shared = self._check_costs(fingerprint.schedule)
-        epochs = self._epochs_class(fingerprint.schedule, shared)(self._source, fingerprint.schedule)
-        batches = Batches(epochs, self._elements, fingerprint, step)
-        self._remember(fingerprint, drawn)
-        return batches
+        return self._batching.batches(batch_size, shuffle, seed, remainder, start)
 
     def tf_dataset(
         self,
@@ -560,40 +530,10 @@ class Dataset:
         return as_tf_dataset(batches, self.schema)
 
     def _matex_input_batches(self, rows: int) -> Iterator[tuple[tf.data.Dataset, int]]:
-        """Yield the inputs of this rank's block of the samples, in order, a window at a time. *Collective*.
+        """Yield the inputs of this rank's block of the samples; see ``input_batches``. *Collective*."""
+        from matex_data.epochs.tfdata import input_batches
 
-        The samples are those of ``load``. Fields other than the inputs are not read, unless samples that cannot be read
-        are left out, which any field may decide.
-
-        Parameters
-        ----------
-        rows : samples of a batch.
-
-        Yields
-        ------
-        batches, samples : of a window. If this rank has no samples, one batch of a blank sample, which counts 0.
-        """
-        from matex_data.epochs.tfdata import window_as_tf_dataset
-
-        source, elements, total = self._source, replace(self._elements, weights=None), 0
-        if elements.inputs is not None:
-            elements = replace(elements, targets=None)
-        if elements.names is not None and source.skipped is None:
-            source = source.of_index(source.index.select(elements.names), source.transforms)
-            source.profile = self._source.profile
-        fields = source.index.fields
-        for arrays, absent in source.windows(source.block(self._samples)):
-            present = {n: np.delete(a, absent, axis=0) for n, a in arrays.items()} if len(absent) else arrays
-            samples = len(next(iter(present.values())))
-            total += samples
-            if samples:
-                sizes = np.diff([*range(0, samples, rows), samples])
-                yield window_as_tf_dataset(BatchWindow(present, sizes, None), elements, fields), samples
-        if not total:
-            blank = {name: field.empty(1) for name, field in fields.items()}
-            for name, array in blank.items():
-                fields[name].blank(array)
-            yield window_as_tf_dataset(BatchWindow(blank, np.array([1]), None), elements, fields), 0
+        return input_batches(self._source, self._elements, self._samples, rows)
 
     def load(self) -> dict[str, NDArray[Any]]:
         """Read this rank's block of the samples, in the order of the files. *Collective*.
@@ -808,17 +748,7 @@ class Dataset:
         >>> np.array_equal(next(iter(resumed)), second)
         True
         """
-        if self._latest is None:
-            return {"step": int(step), **self._facts}
-        seeds = self._seeds.get(_without_seed(self._latest), {})
-        if len(seeds) > 1 and any(seeds.values()):
-            raise PartitionError(
-                "the state is ambiguous: batches of this data set were shuffled by different seeds that were drawn",
-                expected="one seed for all batches of equal options",
-                found=f"seeds {sorted(seeds)}",
-                remedy="give seed=, or use the state of the batches themselves: data.batches(...).state(step)",
-            )
-        return self._latest.state(step)
+        return self._batching.state(step)
 
     def shuffle_quality(self, batch_size: int) -> ShuffleQuality:
         """Return how well ``shuffle=True`` mixes files that are sorted by class. No samples are read.
@@ -842,8 +772,7 @@ class Dataset:
         >>> md.open_dataset("events.h5").shuffle_quality(10).ratio < 1.1
         True
         """
-        schedule = self._shuffled_schedule(self._schedule(batch_size, 0, "drop"))
-        return estimate_quality(schedule, self._source.row_bytes)
+        return self._batching.quality(batch_size)
 
     def read_plan(
         self,
@@ -884,160 +813,4 @@ class Dataset:
         >>> costs.steps, round(costs.amplification, 1), costs.remedies
         (2, 1.0, ())
         """
-        for name, value in (("ranks", ranks), ("ranks_per_node", 1 if ranks_per_node is None else ranks_per_node)):
-            if value < 1:
-                raise PartitionError(f"{name}= is too small", expected=f"{name}= of 1 or more", found=value)
-        schedule = self._batch_schedule(batch_size, ranks, shuffle, check_seed(seed), remainder)
-        return estimate_costs(self._source, schedule, ranks, ranks_per_node)
-
-    def _batch_schedule(
-        self, batch_size: int, ranks: int, shuffle: Shuffle, seed: int | None, remainder: str
-    ) -> Schedule:
-        """Return the schedule of batches for a number of ranks; raise ``PartitionError`` if there is none."""
-        check_ranks(batch_size, ranks)
-        if isinstance(shuffle, str) and shuffle != "global":
-            raise PartitionError("unknown shuffle", expected='True, False or "global"', found=repr(shuffle))
-        schedule = self._schedule(batch_size, seed if shuffle else None, remainder, uniform=shuffle == "global")
-        if remainder == "drop" and not schedule.full_steps:
-            raise PartitionError(
-                "there are fewer samples than a batch has, of which an epoch would drop all",
-                expected=f"at least {batch_size} samples, as batch_size= says",
-                found=f"{len(self)} samples",
-                remedy='give remainder="keep" or remainder="pad", or a smaller batch_size',
-            )
-        return schedule
-
-    def _schedule(self, batch_size: int, seed: int | None, remainder: str, uniform: bool = False) -> Schedule:
-        source = self._source
-        total_bytes = len(source.index) * source.row_bytes
-        window_bytes = source.window_bytes or most_window_bytes(max(1, batch_size), source.row_bytes, total_bytes)
-        blocks = source.block_bytes or choose_block_bytes(max(1, batch_size), window_bytes, total_bytes)
-        borders, least = block_borders(source.index, blocks), choose_least_window(source.index)
-
-        def schedule_of(samples: Samples, size: int) -> Schedule:
-            window_bytes = None if source.window_bytes is None else max(1, source.window_bytes * size // batch_size)
-            return make_schedule(
-                samples,
-                borders,
-                size,
-                source.row_bytes,
-                window_bytes,
-                seed=seed,
-                remainder=remainder,
-                uniform=uniform,
-                least_window_bytes=least,
-            )
-
-        whole = schedule_of(self._samples, int(batch_size))
-        return whole if self._mixture is None else MixedSchedule.of(self._mixture, self._samples, whole, schedule_of)
-
-    def _shuffled_schedule(self, schedule: Schedule) -> Schedule:
-        """Return the schedule with the windows in effect: a shard in memory is shuffled as a whole."""
-        in_memory = self._source.cache == "memory" and not schedule.uniform
-        return replace(schedule, window_steps=max(1, schedule.steps)) if in_memory else schedule
-
-    def _epochs_class(self, schedule: Schedule, shared: bool) -> type[Epochs]:
-        if schedule.uniform:
-            return SingleRowEpochs if self._source.global_reads == "rows" else ExchangedEpochs
-        if self._source.cache == "memory":
-            mapped = self._source.mapped
-            return ComputedEpochs if mapped is not None and mapped.draws else InMemoryEpochs
-        return SharedEpochs if shared else StreamedEpochs
-
-    def _check_costs(self, schedule: Schedule) -> bool:
-        """Return whether the ranks read blocks for one another; warn once of what an epoch costs. *Collective*."""
-        source, shared = self._source, False
-        comm, step_by_step = source.comm, source.cache is None and not schedule.uniform
-        if comm.rank == 0:
-            self._warn_of_order(schedule)
-            if comm.size > 1 and step_by_step:
-                costs = estimate_costs(source, schedule, comm.size, effort=CHOICE_EFFORT)
-                shared = costs.shared
-                self._warn_of_costs(costs)
-        return bool(comm.broadcast(shared)) if step_by_step and not comm.alone else False
-
-    def _warn_of_order(self, schedule: Schedule) -> None:
-        """Warn once if sorted files would not be shuffled well."""
-        source = self._source
-        if schedule.seed is None or schedule.uniform:
-            return
-        quality = estimate_quality(self._shuffled_schedule(schedule), source.row_bytes)
-        if quality.ratio > WORST_RATIO and "quality" not in source.warned:
-            source.warned.add("quality")
-            remedy = quality.remedy_for_windows if self._ties.overlap else quality.remedy
-            warnings.warn(
-                "batches of files that are sorted (by class, run or time) would not be well mixed: "
-                f"{quality}. {remedy}",
-                stacklevel=4,
-            )
-
-    def _warn_of_costs(self, costs: EpochCosts) -> None:
-        """Warn once if bytes are read again and again."""
-        if costs.amplification > WORST_AMPLIFICATION and "costs" not in self._source.warned:
-            self._source.warned.add("costs")
-            warnings.warn(
-                f"{costs.ranks:,} ranks read {costs.amplification:.1f} times the bytes of an epoch, and decode as many "
-                f"chunks again. {'. '.join(costs.remedies)}",
-                stacklevel=4,
-            )
-
-    @cached_property
-    def _facts(self) -> dict[str, Any]:
-        return identify_samples(self._source.index, self._elements, self._samples, self._source.transforms)
-
-    def _fingerprint(
-        self, batch_size: int, shuffle: Shuffle, seed: int | None, remainder: str, start: State | None
-    ) -> Fingerprint:
-        if start is not None:
-            read_step(start)
-        seed = None if seed is None else check_seed(seed)
-        if shuffle and seed is None:
-            seed = int(np.random.SeedSequence().generate_state(1)[0]) if start is None else read_seed(start)
-        schedule = self._batch_schedule(batch_size, self._source.comm.size, shuffle, seed, remainder)
-        fingerprint = Fingerprint(self._facts, schedule, self._source.cache)
-        if start is not None:
-            fingerprint.check(start)
-        return fingerprint
-
-    def _agree(
-        self, fingerprint: Fingerprint | None, step: int, drawn: bool, own_error: PartitionError | None
-    ) -> Fingerprint:
-        """Check that the batches are equal on all ranks, and return them with the seed of rank 0. *Collective*.
-
-        Raises
-        ------
-        PartitionError : the error of the lowest rank that has one, or the options that differ between the ranks.
-        """
-        options = {} if fingerprint is None else {"step": step, **fingerprint.options}
-        seed = options.pop("seed", None)
-        own = (pickle_error(own_error), {**options, "seed": "drawn" if drawn else seed}, seed)
-        comm = self._source.comm
-        # A forked process raises an error if its seed is drawn, because rank 0 cannot send it one.
-        by_rank = comm.allgather(own) if drawn or not comm.alone else [own]
-        first_error = next((error for error, *_ in by_rank if error is not None), None)
-        if first_error is not None:
-            raise pickle.loads(first_error) from own_error
-        assert fingerprint is not None
-        _, expected, seed = by_rank[0]
-        for rank, (_, found, _) in enumerate(by_rank):
-            differ = [name for name in ("step", *OPTIONS) if found[name] != expected[name]]
-            if differ:
-                raise PartitionError(
-                    "the options of the batches differ between the ranks",
-                    expected="on every rank " + ", ".join(f"{name}={expected[name]!r}" for name in differ),
-                    found=f"on rank {rank} " + ", ".join(f"{name}={found[name]!r}" for name in differ),
-                    remedy="give the same options, and the same start=, on every rank",
-                )
-        return replace(fingerprint, schedule=replace(fingerprint.schedule, seed=seed))
-
-    def _remember(self, fingerprint: Fingerprint, drawn: bool) -> None:
-        self._latest = fingerprint
-        seed = fingerprint.schedule.seed
-        if seed is not None:
-            seeds = self._seeds.setdefault(_without_seed(fingerprint), {})
-            seeds[seed] = drawn or seeds.get(seed, False)
-
-
-def _without_seed(fingerprint: Fingerprint) -> tuple[int, str, bool]:
-    """Return the options of batches that ``start=`` compares, without the seed."""
-    return fingerprint.schedule.batch_size, fingerprint.schedule.remainder, fingerprint.schedule.uniform
+        return self._batching.costs(batch_size, ranks, shuffle, seed, remainder, ranks_per_node)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from matex_data._types import Remainder
+from matex_data.batching import Shuffle
 from matex_data.dataset import Dataset as Samples
-from matex_data.dataset import Shuffle
 from matex_data.sampling.state import State
 
 if TYPE_CHECKING:

@@ -44,6 +44,7 @@ for layer in (
     ["reading"],
     ["epochs"],
     ["transforms"],
+    ["batching"],
     ["dataset"],
     ["torch"],
     ["indexing"],

@@ -6,7 +6,7 @@ Python passes windows of many batches to TensorFlow, which slices them without a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain
 from typing import Any
@@ -18,7 +18,9 @@ from matex_data._types import Array, Integers
 from matex_data.epochs.batches import Batches, BatchWindow
 from matex_data.errors import FormatError
 from matex_data.fields import ElementSpec, Field, Schema
+from matex_data.index.chosen import Samples
 from matex_data.index.ragged import RaggedArray
+from matex_data.reading.source import Source
 
 
 def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:
@@ -86,6 +88,45 @@ def window_as_tf_dataset(window: BatchWindow, elements: ElementSpec, schema: Sch
         values = {column.field.name: column.batches(remaining) for column in columns}
         parts.append(tf.data.Dataset.from_tensor_slices(elements.assemble(values)))
     return reduce(tf.data.Dataset.concatenate, parts)
+
+
+def input_batches(
+    source: Source, elements: ElementSpec, samples: Samples, rows: int
+) -> Iterator[tuple[tf.data.Dataset, int]]:
+    """Yield the inputs of this rank's block of the samples, in order, a window at a time. *Collective*.
+
+    The samples are those of ``Dataset.load``. Fields other than the inputs are not read, unless samples that cannot be
+    read are left out, which any field may decide.
+
+    Parameters
+    ----------
+    source : the opened files.
+    elements : structure of a batch.
+    samples : of all ranks, ascending.
+    rows : samples of a batch.
+
+    Yields
+    ------
+    batches, samples : of a window. If this rank has no samples, one batch of a blank sample, which counts 0.
+    """
+    profile, total = source.profile, 0
+    elements = replace(elements, weights=None, targets=None if elements.inputs is not None else elements.targets)
+    if elements.names is not None and source.skipped is None:
+        source = source.of_index(source.index.select(elements.names), source.transforms)
+        source.profile = profile
+    fields = source.index.fields
+    for arrays, absent in source.windows(source.block(samples)):
+        present = {n: np.delete(a, absent, axis=0) for n, a in arrays.items()} if len(absent) else arrays
+        count = len(next(iter(present.values())))
+        total += count
+        if count:
+            sizes = np.diff([*range(0, count, rows), count])
+            yield window_as_tf_dataset(BatchWindow(present, sizes, None), elements, fields), count
+    if not total:
+        blank = {name: field.empty(1) for name, field in fields.items()}
+        for name, array in blank.items():
+            fields[name].blank(array)
+        yield window_as_tf_dataset(BatchWindow(blank, np.array([1]), None), elements, fields), 0
 
 
 def _of_equal_size(window: BatchWindow) -> Iterator[BatchWindow]:

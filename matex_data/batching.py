@@ -1,0 +1,268 @@
+"""Batches of a data set: their schedule, the agreement of the ranks on their options, warnings of their costs."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from matex_data.epochs.batches import Batches
+from matex_data.epochs.costs import CHOICE_EFFORT, EpochCosts, estimate_costs
+from matex_data.epochs.epochs import (
+    ComputedEpochs,
+    Epochs,
+    ExchangedEpochs,
+    InMemoryEpochs,
+    SharedEpochs,
+    SingleRowEpochs,
+    StreamedEpochs,
+)
+from matex_data.errors import PartitionError
+from matex_data.fields import ElementSpec
+from matex_data.index.chosen import Samples
+from matex_data.locks import cached_property
+from matex_data.mpi.communicator import pickle_error
+from matex_data.reading.source import Source
+from matex_data.sampling.mixing import MixedSchedule, Mixture
+from matex_data.sampling.permutation import check_seed
+from matex_data.sampling.schedule import Schedule, check_ranks
+from matex_data.sampling.sizing import (
+    ShuffleQuality,
+    block_borders,
+    choose_block_bytes,
+    choose_least_window,
+    estimate_quality,
+    make_schedule,
+    most_window_bytes,
+)
+from matex_data.sampling.split import Ties
+from matex_data.sampling.state import OPTIONS, Fingerprint, State, identify_samples, read_seed, read_step
+
+Shuffle = bool | Literal["global"]
+WORST_RATIO = 2.0  # of ``ShuffleQuality``; rank 0 warns of a higher one
+WORST_AMPLIFICATION = 1.5  # of ``EpochCosts``; likewise
+
+
+@dataclass(eq=False)
+class Batching:
+    """Batches of the samples of a data set.
+
+    Parameters
+    ----------
+    source : the opened files.
+    elements : structure of a batch.
+    samples : the samples, ascending.
+    ties : samples that belong together.
+    mixture : shares of several data sets in each batch; None: it is one.
+    """
+
+    source: Source
+    elements: ElementSpec
+    samples: Samples
+    ties: Ties
+    mixture: Mixture | None
+    _latest: Fingerprint | None = None
+    _seeds: dict[Any, dict[int, bool]] = field(default_factory=dict)
+    """For batches of equal options: each seed, and whether it was drawn."""
+
+    def batches(
+        self, batch_size: int, shuffle: Shuffle, seed: int | None, remainder: str, start: State | None
+    ) -> Batches:
+        """Return this rank's rows of every batch; see ``Dataset.batches``. *Collective*."""
+        drawn = bool(shuffle) and seed is None and start is None
+        fingerprint, step, own_error = None, 0, None
+        try:
+            fingerprint = self._fingerprint(batch_size, shuffle, seed, remainder, start)
+            step = 0 if start is None else read_step(start)
+        except PartitionError as error:
+            own_error = error
+        fingerprint = self._agree(fingerprint, step, drawn, own_error)
+        shared = self._check_costs(fingerprint.schedule)
+        epochs = self._epochs_class(fingerprint.schedule, shared)(self.source, fingerprint.schedule)
+        batches = Batches(epochs, self.elements, fingerprint, step)
+        self._remember(fingerprint, drawn)
+        return batches
+
+    def state(self, step: int) -> dict[str, Any]:
+        """Return the state of a run after ``step`` batches; see ``Dataset.state``."""
+        if self._latest is None:
+            return {"step": int(step), **self._facts}
+        seeds = self._seeds.get(_without_seed(self._latest), {})
+        if len(seeds) > 1 and any(seeds.values()):
+            raise PartitionError(
+                "the state is ambiguous: batches of this data set were shuffled by different seeds that were drawn",
+                expected="one seed for all batches of equal options",
+                found=f"seeds {sorted(seeds)}",
+                remedy="give seed=, or use the state of the batches themselves: data.batches(...).state(step)",
+            )
+        return self._latest.state(step)
+
+    def quality(self, batch_size: int) -> ShuffleQuality:
+        """Return how well a shuffle mixes files that are sorted by class."""
+        schedule = self._shuffled_schedule(self._schedule(batch_size, 0, "drop"))
+        return estimate_quality(schedule, self.source.row_bytes)
+
+    def costs(
+        self, batch_size: int, ranks: int, shuffle: Shuffle, seed: int, remainder: str, ranks_per_node: int | None
+    ) -> EpochCosts:
+        """Return what an epoch costs; see ``Dataset.read_plan``."""
+        for name, value in (("ranks", ranks), ("ranks_per_node", 1 if ranks_per_node is None else ranks_per_node)):
+            if value < 1:
+                raise PartitionError(f"{name}= is too small", expected=f"{name}= of 1 or more", found=value)
+        schedule = self._batch_schedule(batch_size, ranks, shuffle, check_seed(seed), remainder)
+        return estimate_costs(self.source, schedule, ranks, ranks_per_node)
+
+    def _batch_schedule(
+        self, batch_size: int, ranks: int, shuffle: Shuffle, seed: int | None, remainder: str
+    ) -> Schedule:
+        """Return the schedule of batches for a number of ranks; raise ``PartitionError`` if there is none."""
+        check_ranks(batch_size, ranks)
+        if isinstance(shuffle, str) and shuffle != "global":
+            raise PartitionError("unknown shuffle", expected='True, False or "global"', found=repr(shuffle))
+        schedule = self._schedule(batch_size, seed if shuffle else None, remainder, uniform=shuffle == "global")
+        if remainder == "drop" and not schedule.full_steps:
+            raise PartitionError(
+                "there are fewer samples than a batch has, of which an epoch would drop all",
+                expected=f"at least {batch_size} samples, as batch_size= says",
+                found=f"{self.samples.total} samples",
+                remedy='give remainder="keep" or remainder="pad", or a smaller batch_size',
+            )
+        return schedule
+
+    def _schedule(self, batch_size: int, seed: int | None, remainder: str, uniform: bool = False) -> Schedule:
+        source = self.source
+        total_bytes = len(source.index) * source.row_bytes
+        window_bytes = source.window_bytes or most_window_bytes(max(1, batch_size), source.row_bytes, total_bytes)
+        blocks = source.block_bytes or choose_block_bytes(max(1, batch_size), window_bytes, total_bytes)
+        borders, least = block_borders(source.index, blocks), choose_least_window(source.index)
+
+        def schedule_of(samples: Samples, size: int) -> Schedule:
+            window_bytes = None if source.window_bytes is None else max(1, source.window_bytes * size // batch_size)
+            return make_schedule(
+                samples,
+                borders,
+                size,
+                source.row_bytes,
+                window_bytes,
+                seed=seed,
+                remainder=remainder,
+                uniform=uniform,
+                least_window_bytes=least,
+            )
+
+        whole = schedule_of(self.samples, int(batch_size))
+        return whole if self.mixture is None else MixedSchedule.of(self.mixture, self.samples, whole, schedule_of)
+
+    def _shuffled_schedule(self, schedule: Schedule) -> Schedule:
+        """Return the schedule with the windows in effect: a shard in memory is shuffled as a whole."""
+        in_memory = self.source.cache == "memory" and not schedule.uniform
+        return replace(schedule, window_steps=max(1, schedule.steps)) if in_memory else schedule
+
+    def _epochs_class(self, schedule: Schedule, shared: bool) -> type[Epochs]:
+        if schedule.uniform:
+            return SingleRowEpochs if self.source.global_reads == "rows" else ExchangedEpochs
+        if self.source.cache == "memory":
+            mapped = self.source.mapped
+            return ComputedEpochs if mapped is not None and mapped.draws else InMemoryEpochs
+        return SharedEpochs if shared else StreamedEpochs
+
+    def _check_costs(self, schedule: Schedule) -> bool:
+        """Return whether the ranks read blocks for one another; warn once of what an epoch costs. *Collective*."""
+        source, shared = self.source, False
+        comm, step_by_step = source.comm, source.cache is None and not schedule.uniform
+        if comm.rank == 0:
+            self._warn_of_order(schedule)
+            if comm.size > 1 and step_by_step:
+                costs = estimate_costs(source, schedule, comm.size, effort=CHOICE_EFFORT)
+                shared = costs.shared
+                self._warn_of_costs(costs)
+        return bool(comm.broadcast(shared)) if step_by_step and not comm.alone else False
+
+    def _warn_of_order(self, schedule: Schedule) -> None:
+        """Warn once if sorted files would not be shuffled well."""
+        source = self.source
+        if schedule.seed is None or schedule.uniform:
+            return
+        quality = estimate_quality(self._shuffled_schedule(schedule), source.row_bytes)
+        if quality.ratio > WORST_RATIO and "quality" not in source.warned:
+            source.warned.add("quality")
+            remedy = quality.remedy_for_windows if self.ties.overlap else quality.remedy
+            warnings.warn(
+                "batches of files that are sorted (by class, run or time) would not be well mixed: "
+                f"{quality}. {remedy}",
+                stacklevel=5,
+            )
+
+    def _warn_of_costs(self, costs: EpochCosts) -> None:
+        """Warn once if bytes are read again and again."""
+        if costs.amplification > WORST_AMPLIFICATION and "costs" not in self.source.warned:
+            self.source.warned.add("costs")
+            warnings.warn(
+                f"{costs.ranks:,} ranks read {costs.amplification:.1f} times the bytes of an epoch, and decode as many "
+                f"chunks again. {'. '.join(costs.remedies)}",
+                stacklevel=5,
+            )
+
+    @cached_property
+    def _facts(self) -> dict[str, Any]:
+        return identify_samples(self.source.index, self.elements, self.samples, self.source.transforms)
+
+    def _fingerprint(
+        self, batch_size: int, shuffle: Shuffle, seed: int | None, remainder: str, start: State | None
+    ) -> Fingerprint:
+        if start is not None:
+            read_step(start)
+        seed = None if seed is None else check_seed(seed)
+        if shuffle and seed is None:
+            seed = int(np.random.SeedSequence().generate_state(1)[0]) if start is None else read_seed(start)
+        schedule = self._batch_schedule(batch_size, self.source.comm.size, shuffle, seed, remainder)
+        fingerprint = Fingerprint(self._facts, schedule, self.source.cache)
+        if start is not None:
+            fingerprint.check(start)
+        return fingerprint
+
+    def _agree(
+        self, fingerprint: Fingerprint | None, step: int, drawn: bool, own_error: PartitionError | None
+    ) -> Fingerprint:
+        """Check that the batches are equal on all ranks, and return them with the seed of rank 0. *Collective*.
+
+        Raises
+        ------
+        PartitionError : the error of the lowest rank that has one, or the options that differ between the ranks.
+        """
+        options = {} if fingerprint is None else {"step": step, **fingerprint.options}
+        seed = options.pop("seed", None)
+        own = (pickle_error(own_error), {**options, "seed": "drawn" if drawn else seed}, seed)
+        comm = self.source.comm
+        # A forked process raises an error if its seed is drawn, because rank 0 cannot send it one.
+        by_rank = comm.allgather(own) if drawn or not comm.alone else [own]
+        first_error = next((error for error, *_ in by_rank if error is not None), None)
+        if first_error is not None:
+            raise pickle.loads(first_error) from own_error
+        assert fingerprint is not None
+        _, expected, seed = by_rank[0]
+        for rank, (_, found, _) in enumerate(by_rank):
+            differ = [name for name in ("step", *OPTIONS) if found[name] != expected[name]]
+            if differ:
+                raise PartitionError(
+                    "the options of the batches differ between the ranks",
+                    expected="on every rank " + ", ".join(f"{name}={expected[name]!r}" for name in differ),
+                    found=f"on rank {rank} " + ", ".join(f"{name}={found[name]!r}" for name in differ),
+                    remedy="give the same options, and the same start=, on every rank",
+                )
+        return replace(fingerprint, schedule=replace(fingerprint.schedule, seed=seed))
+
+    def _remember(self, fingerprint: Fingerprint, drawn: bool) -> None:
+        self._latest = fingerprint
+        seed = fingerprint.schedule.seed
+        if seed is not None:
+            seeds = self._seeds.setdefault(_without_seed(fingerprint), {})
+            seeds[seed] = drawn or seeds.get(seed, False)
+
+
+def _without_seed(fingerprint: Fingerprint) -> tuple[int, str, bool]:
+    """Return the options of batches that ``start=`` compares, without the seed."""
+    return fingerprint.schedule.batch_size, fingerprint.schedule.remainder, fingerprint.schedule.uniform
