@@ -10,7 +10,8 @@ from matex_data.display import save_picture
 from matex_data.errors import DataError
 
 if TYPE_CHECKING:
-    from matex_data.dataset import Dataset, Shuffle
+    from matex_data.batching import Shuffle
+    from matex_data.dataset import Dataset
     from matex_data.epochs.costs import EpochCosts
 
 SHUFFLES: dict[str, Shuffle] = {"blocks": True, "global": "global", "none": False}
