@@ -48,7 +48,7 @@ def train(folder: str, epochs: int = 5, batch_size: int = 12, picture: str | Non
     if picture and md.training.world().rank == 0:
         image, mask = held_out[0]
         found = model.predict(image[None], verbose=0)[0] > 0.5
-        plt.imshow(np.concatenate([image / image.max(), mask, found], axis=1), cmap="gray")
+        plt.imshow(np.concatenate([image[..., 0] / image.max(), mask, found[..., 0]], axis=1), cmap="gray")
         plt.savefig(picture)
     return {"weights": np.concatenate([np.ravel(weight) for weight in model.get_weights()]), **history.history}
 

@@ -18,7 +18,6 @@ from matex_data.epochs.exchange import DistributedSamples, exchange_rows
 from matex_data.epochs.skipping import leave_out
 from matex_data.epochs.window import EpochReader, LoadedWindow, PendingWindow
 from matex_data.fields import Field
-from matex_data.index.cache import ChunkCache
 from matex_data.index.model import ranges
 from matex_data.index.runs import Runs
 from matex_data.io.counters import Profile
@@ -28,8 +27,8 @@ from matex_data.reading.context import NO_ROWS, ReadContext
 from matex_data.reading.execute import execute, first_error
 from matex_data.reading.plan import Arrays, plan_reads
 from matex_data.reading.pool import wait_for_all
-from matex_data.reading.skipping import SkippedSamples, SkippingRead
-from matex_data.sampling.schedule import EpochOrder, Schedule, Window
+from matex_data.reading.skipping import SkippingRead
+from matex_data.sampling.schedule import EpochOrder, Window
 
 _ABSENT = Field("absent", (), np.dtype(bool))
 
@@ -68,18 +67,6 @@ class SharedEpochReader(EpochReader):
     context : files that each rank reads by itself, memory, and a communicator.
     schedule, epoch, start, window_steps, skipped : see ``EpochReader``.
     """
-
-    def __init__(
-        self,
-        context: ReadContext,
-        schedule: Schedule,
-        epoch: int,
-        start: int,
-        window_steps: int,
-        skipped: SkippedSamples | None = None,
-    ) -> None:
-        super().__init__(context, schedule, epoch, start, window_steps, skipped)
-        self._chunks = ChunkCache(context.cache_bytes, epoch)
 
     def plan(self, begin: int, end: int) -> PendingWindow:
         """Plan steps ``begin`` to ``end``, and start to read the blocks of this rank."""

@@ -134,6 +134,11 @@ class EpochReader(ABC):
         """Return the order of the samples in this epoch; computed in the pool, with the first window."""
         return self._schedule.epoch(self._number)
 
+    @cached_property
+    def _chunks(self) -> ChunkCache:
+        """Decoded chunks that later windows need."""
+        return ChunkCache(self.context.cache_bytes, self._number)
+
     @abstractmethod
     def plan(self, begin: int, end: int) -> PendingWindow:
         """Plan the window of steps ``begin`` to ``end``, and allocate its arrays."""
@@ -187,18 +192,6 @@ class FileWindow(PendingWindow):
 
 class FileEpochReader(EpochReader):
     """Windows of an epoch that is read from files. Parameters as of ``EpochReader``."""
-
-    def __init__(
-        self,
-        context: ReadContext,
-        schedule: Schedule,
-        epoch: int,
-        start: int,
-        window_steps: int,
-        skipped: SkippedSamples | None = None,
-    ) -> None:
-        super().__init__(context, schedule, epoch, start, window_steps, skipped)
-        self._chunks = ChunkCache(context.cache_bytes, epoch)
 
     def plan(self, begin: int, end: int) -> PendingWindow:
         """Plan the reads of steps ``begin`` to ``end``, and allocate their arrays."""

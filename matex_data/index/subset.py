@@ -13,6 +13,7 @@ import numpy as np
 from matex_data._types import Array, Bytes, Integers
 from matex_data.index.cache import ChunkCache
 from matex_data.index.chunked import Chunked
+from matex_data.index.converted import Converted
 from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection, call_after_last
 from matex_data.index.runs import compress, runs_where
 from matex_data.index.scatter import Convert, scatter
@@ -115,7 +116,7 @@ def _positions(axis: Numbers | int, read: Numbers) -> Axis:
 
 
 @dataclass(frozen=True)
-class Flat(Layout):
+class Flat(Converted):
     """Rows without axes of length 1.
 
     Parameters
@@ -124,32 +125,14 @@ class Flat(Layout):
     axes : their numbers in an array of rows.
     """
 
-    layout: Layout
     axes: tuple[int, ...]
-
-    @property
-    def rows(self) -> int:  # type: ignore[override]
-        return self.layout.rows
-
-    @property
-    def block_rows(self) -> int:  # type: ignore[override]
-        return self.layout.block_rows
-
-    def borders(self) -> Integers | None:
-        return self.layout.borders()
-
-    def stored_bytes(self) -> int:
-        return self.layout.stored_bytes()
-
-    def end(self) -> int:
-        return self.layout.end()
 
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         return self.layout.requests(rows, np.expand_dims(out, self.axes), cache)
 
 
 @dataclass(frozen=True)
-class Picked(Layout):
+class Picked(Converted):
     """Entries of rows that are read as a whole.
 
     Parameters
@@ -159,26 +142,8 @@ class Picked(Layout):
     axes : entries along each of its axes.
     """
 
-    layout: Layout
     shape: tuple[int, ...]
     axes: tuple[Axis, ...]
-
-    @property
-    def rows(self) -> int:  # type: ignore[override]
-        return self.layout.rows
-
-    @property
-    def block_rows(self) -> int:  # type: ignore[override]
-        return self.layout.block_rows
-
-    def borders(self) -> Integers | None:
-        return self.layout.borders()
-
-    def stored_bytes(self) -> int:
-        return self.layout.stored_bytes()
-
-    def end(self) -> int:
-        return self.layout.end()
 
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         most = max(1, BLOCK_BYTES // max(1, prod(self.shape) * out.dtype.itemsize))

@@ -13,6 +13,7 @@ from matex_data._types import Array, Integers
 from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
+from matex_data.index.converted import Converted
 from matex_data.index.files import DerivedFiles
 from matex_data.index.model import EMPTY, FileIndex, Index, Layout, ReadRequest, RowSelection, call_after_last
 from matex_data.index.runs import Runs
@@ -160,7 +161,7 @@ class Vectors:
 
 
 @dataclass(frozen=True, eq=False)
-class Made(Layout):
+class Made(Converted):
     """Rows that are made of those of another layout once they are read.
 
     Parameters
@@ -170,27 +171,9 @@ class Made(Layout):
     make : called with rows, returns as many other ones.
     """
 
-    layout: Layout
     name: str
     field: Field
     make: Codes | Vectors
-
-    @property
-    def rows(self) -> int:  # type: ignore[override]
-        return self.layout.rows
-
-    @property
-    def block_rows(self) -> int:  # type: ignore[override]
-        return self.layout.block_rows
-
-    def borders(self) -> Integers | None:
-        return self.layout.borders()
-
-    def stored_bytes(self) -> int:
-        return self.layout.stored_bytes()
-
-    def end(self) -> int:
-        return self.layout.end()
 
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         read = self.field.empty(len(rows.destination))

@@ -21,8 +21,9 @@ from matex_data.errors import FormatError
 from matex_data.fields import EMPTY_IS_MISSING, MASK, Field
 from matex_data.index.cache import ChunkCache
 from matex_data.index.chosen import Samples
+from matex_data.index.converted import Converted
 from matex_data.index.files import DerivedFiles
-from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, RowSelection
+from matex_data.index.model import FileIndex, Index, ReadRequest, RowSelection
 from matex_data.index.runs import Runs
 from matex_data.reading.source import Source
 from matex_data.transforms.select import select_samples
@@ -93,21 +94,14 @@ def _masked(field_of: Mapping[str, str], _: int, file: FileIndex) -> FileIndex:
 
 
 @dataclass(frozen=True)
-class _Mask(Layout):
+class _Mask(Converted):
     """Layout of a mask, for which no bytes are read."""
 
-    layout: Layout
+    def stored_bytes(self) -> int:
+        return 0
 
-    @property
-    def rows(self) -> int:  # type: ignore[override]
-        return self.layout.rows
-
-    @property
-    def block_rows(self) -> int:  # type: ignore[override]
-        return self.layout.block_rows
-
-    def borders(self) -> Integers | None:
-        return self.layout.borders()
+    def end(self) -> int:
+        return 0
 
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         return iter(())

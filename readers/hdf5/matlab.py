@@ -13,11 +13,12 @@ from typing import Any
 import h5py
 import numpy as np
 
-from matex_data._types import Array, Integers
+from matex_data._types import Array
 from matex_data.errors import DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
 from matex_data.index.chunked import Chunked
+from matex_data.index.converted import Converted
 from matex_data.index.library import LibraryRows, MemoryRows
 from matex_data.index.model import Layout, ReadRequest, RowSelection
 from matex_data.index.strided import Strided
@@ -118,7 +119,7 @@ def _with_type(layout: Layout, dtype: np.dtype[Any]) -> Layout:
 
 
 @dataclass(frozen=True)
-class MatlabRows(Layout):
+class MatlabRows(Converted):
     """Rows whose axes are in MATLAB's order.
 
     Parameters
@@ -127,25 +128,7 @@ class MatlabRows(Layout):
     column : of a column vector, whose rows are single numbers.
     """
 
-    layout: Layout
     column: bool
-
-    @property
-    def rows(self) -> int:  # type: ignore[override]
-        return self.layout.rows
-
-    @property
-    def block_rows(self) -> int:  # type: ignore[override]
-        return self.layout.block_rows
-
-    def borders(self) -> Integers | None:
-        return self.layout.borders()
-
-    def stored_bytes(self) -> int:
-        return self.layout.stored_bytes()
-
-    def end(self) -> int:
-        return self.layout.end()
 
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         stored = out[:, None] if self.column else out.transpose(0, *range(out.ndim - 1, 0, -1))
