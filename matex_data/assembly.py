@@ -1,4 +1,4 @@
-"""What the options of ``open_dataset`` make of the fields of the files: new fields, events, windows, no gaps."""
+"""Samples that the options of ``open_dataset`` make of the rows of the files: new fields, events, windows, no gaps."""
 
 from __future__ import annotations
 
