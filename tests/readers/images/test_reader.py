@@ -14,7 +14,7 @@ from mpi4py import MPI
 from PIL import Image
 from typer.testing import CliRunner
 
-from matex_data import DataError, DecodeError, FieldNotFound, FormatError, open_dataset
+from matex_data import DataError, DecodeError, FieldNotFound, FormatError, machine, open_dataset
 from matex_data.cli.commands import app
 from matex_data.readers import HEAD_BYTES, detect
 from matex_data.readers.images import files, headers
@@ -238,11 +238,11 @@ def test_headers_are_read_in_threads_where_the_storage_is_slow(tmp_path: Path, m
         return read(*arguments)
 
     monkeypatch.setattr(headers, "read_info", recorded)
-    for wait in (60.0, -60.0):
-        monkeypatch.setattr(headers, "SHORT_WAIT", wait)
+    for is_slow in (False, True):
+        monkeypatch.setattr(machine.Waiting, "is_long", lambda *_, slow=is_slow: slow)
         with pytest.raises(FormatError, match=r"(?s)image150\.png.*image0\.png"):
             open_dataset(tmp_path, comm=MPI.COMM_SELF)
-        assert any(name.startswith("matex-headers") for name in names) == (wait < 0)
+        assert any(name.startswith("matex-headers") for name in names) == is_slow
 
 
 def test_damaged_header_fails_when_it_is_read(tmp_path: Path) -> None:
