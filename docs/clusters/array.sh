@@ -11,10 +11,10 @@
 #SBATCH --signal=USR1@180
 
 PYTHON=${PYTHON:-.venv/bin/python}
-MPI=${MPI:-pmi2}
-CHECKPOINT=${CHECKPOINT:-checkpoints/$SLURM_ARRAY_JOB_ID}-$SLURM_ARRAY_TASK_ID
+CHECKPOINTS=${CHECKPOINTS:-checkpoints}
 
-srun -K1 --mpi="$MPI" "$PYTHON" -m matex_data run --checkpoint "$CHECKPOINT" "$@" "$SLURM_ARRAY_TASK_ID"
+"$PYTHON" -m matex_data run -n auto --checkpoint "$CHECKPOINTS/$SLURM_ARRAY_JOB_ID-$SLURM_ARRAY_TASK_ID" \
+    "$@" "$SLURM_ARRAY_TASK_ID"
 code=$?
 if [ $code -eq 75 ]; then
     scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Train a script with matex_data under Slurm; a job that is preempted, or comes to its time limit, is started again and
+# Train a script with matex_data under Slurm. A job that is preempted, or comes to its time limit, saves, is queued again, and
 # goes on with the next batch:
 #     sbatch --nodes=2 --ntasks-per-node=4 docs/clusters/slurm.sh train.py --epochs 100
 #SBATCH --job-name=train
@@ -11,12 +11,15 @@
 #SBATCH --signal=USR1@180
 
 PYTHON=${PYTHON:-.venv/bin/python}          # of an environment that all nodes see, or have a copy of
-MPI=${MPI:-pmi2}                            # pmi2 for MPICH, pmix for Open MPI: srun --mpi=list
 CHECKPOINT=${CHECKPOINT:-checkpoints/$SLURM_JOB_ID}
 
-# -K1 ends all ranks when one fails. USR1 goes to the ranks 180 s before the time limit; scancel --signal=USR1 sends it
-# at any time. Slurm itself sends TERM before it preempts or requeues.
-srun -K1 --mpi="$MPI" "$PYTHON" -m matex_data run --checkpoint "$CHECKPOINT" "$@"
+# Ranks get USR1 180 s before the time limit, and whenever somebody calls scancel --signal=USR1; before it requeues or
+# preempts a job, Slurm sends TERM. Each of these saves. Slurm 22.05 does not tell jobs when they end: with the time that
+# squeue tells, the ranks save earlier where a save takes long.
+export MATEX_END_TIME=${SLURM_JOB_END_TIME:-$(date -d "$(squeue -h -j "$SLURM_JOB_ID" -o %e)" +%s)}
+
+# srun with the --mpi that fits, and with -K1, by which all ranks end when one fails.
+"$PYTHON" -m matex_data run -n auto --checkpoint "$CHECKPOINT" "$@"
 code=$?
 if [ $code -eq 75 ]; then                   # saved, to be started again
     scontrol requeue "$SLURM_JOB_ID"
