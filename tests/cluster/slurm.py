@@ -209,7 +209,10 @@ class Cluster:
         return "\n".join(f"== {log.name}\n{log.read_text()[-1500:]}" for log in (self.folder / "log").iterdir())
 
     def _make_node(self, name: str, address: str) -> Node:
-        words = ["unshare", "--net", "--mount", "--ipc", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        # --pdeathsig: nothing stays when the tests are killed, too.
+        words = (
+            "setpriv --pdeathsig KILL unshare --net --mount --ipc --uts --pid --fork --kill-child --mount-proc".split()
+        )
         process = subprocess.Popen([*words, "sleep", "infinity"], stdin=subprocess.DEVNULL)
         self._started.append(process)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
