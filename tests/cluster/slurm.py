@@ -210,9 +210,8 @@ class Cluster:
 
     def _make_node(self, name: str, address: str) -> Node:
         # --pdeathsig: nothing stays when the tests are killed, too.
-        words = (
-            "setpriv --pdeathsig KILL unshare --net --mount --ipc --uts --pid --fork --kill-child --mount-proc".split()
-        )
+        own = ("--net", "--mount", "--ipc", "--uts", "--pid", "--mount-proc")
+        words = ("setpriv", "--pdeathsig", "KILL", "unshare", *own, "--fork", "--kill-child")
         process = subprocess.Popen([*words, "sleep", "infinity"], stdin=subprocess.DEVNULL)
         self._started.append(process)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")

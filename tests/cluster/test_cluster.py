@@ -145,14 +145,14 @@ def test_a_slow_file_system_is_read(slurm: Cluster, mpi: Mpi, table: Path) -> No
     _check_batches(slurm.folder / f"slow-{mpi.name}.npy", table)
 
 
-def _one_process(tmp_path: Path, *arguments: str) -> list[np.ndarray]:
+def one_process(tmp_path: Path, *arguments: str) -> list[np.ndarray]:
     """Return the results of the script in plain Python."""
     command = [sys.executable, str(TRAIN), str(tmp_path / "one.npz"), *arguments]
     subprocess.run(command, env=environment(), check=True, timeout=120)
-    return _arrays(tmp_path / "one.npz")
+    return arrays(tmp_path / "one.npz")
 
 
-def _arrays(path: Path) -> list[np.ndarray]:
+def arrays(path: Path) -> list[np.ndarray]:
     with np.load(path) as found:
         return [found[name] for name in found.files]
 
@@ -177,10 +177,10 @@ def undisturbed(slurm: Cluster, mpi: Mpi, tmp_path_factory: pytest.TempPathFacto
     """Train on two nodes without a disturbance, and compare with one process, up to rounding; return the results."""
     name = f"{mpi.name}-whole"
     job = _submit(slurm, mpi, name)
-    expected = _one_process(tmp_path_factory.mktemp("one"))
+    expected = one_process(tmp_path_factory.mktemp("one"))
     state = slurm.wait(job, 180)
     assert state.state == "COMPLETED", (slurm.folder / f"{name}.out").read_text()
-    found = _arrays(slurm.folder / f"{name}.npz")
+    found = arrays(slurm.folder / f"{name}.npz")
     for array, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(array, other, rtol=1e-3, atol=1e-5)
     return found
@@ -216,7 +216,7 @@ def test_a_preempted_job_ends_like_an_undisturbed_one(
     ]
     assert reason in out and "all ranks end with exit code 75" in out
     assert out.count("trained") == 1
-    found = _arrays(slurm.folder / f"{name}.npz")
+    found = arrays(slurm.folder / f"{name}.npz")
     assert [array.tobytes() for array in found] == [array.tobytes() for array in undisturbed]
 
 
