@@ -132,13 +132,20 @@ IMAGE_MAGIC = (
     (8, b"WEBP"),
 )
 BMP_BEGIN = rb"(?s)BM.{4}\0\0\0\0.{4}[\x0c\x28\x34\x38\x40\x6c\x7c]\0\0\0"  # "BM" alone begins texts, too
-ZARR_ZIP = (
-    rb"(?s)PK\x03\x04.{26}(?:[^\0]{0,200}/)?(?:\.zgroup|\.zattrs|\.zarray|\.zmetadata|zarr\.json)"  # its first member
+ZARR_BEGIN = (  # of a zip file by its first member, or of references by their first entry
+    rb"(?s)PK\x03\x04.{26}(?:[^\0]{0,200}/)?(?:\.zgroup|\.zattrs|\.zarray|\.zmetadata|zarr\.json)"
+    rb"|\s*\{\s*\"(?:version\"\s*:\s*1\s*,\s*\"(?:templates|gen|refs)\"|refs\"|\.zgroup\"|\.zattrs\"|\.zarray\"|\.zmetadata\")"
 )
 IDX_NAMES = tuple(f"*[-.]idx[1-9]-*byte{end}" for end in ("", ".gz"))
 CIFAR_NAMES = ("data_batch_[1-5]", "test_batch", "cifar-100-*/train", "cifar-100-*/test")
 
 FORMATS: dict[str, Format] = {
+    "matlab": Format(
+        "matex_data.readers.matlab:index",
+        suffixes=(".mat",),
+        magic=((0, b"MATLAB 5.0 MAT-file"),),  # version 4 has none, version 7.3 is HDF5
+        extra="matex_data[matlab]",
+    ),
     "hdf5": Format(
         "matex_data.readers.hdf5.reader:index",
         suffixes=(".h5", ".hdf5", ".hdf", ".he5", ".nxs", ".mat"),
@@ -181,7 +188,7 @@ FORMATS: dict[str, Format] = {
     "zarr": Format(
         "matex_data.readers.zarr.reader:index",
         suffixes=(".zarr", ".zarr.zip"),
-        text=ZARR_ZIP,
+        text=ZARR_BEGIN,
         extra="matex_data[zarr]",
         folder="matex_data.readers.zarr.stores:is_store",
     ),

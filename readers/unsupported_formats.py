@@ -302,11 +302,6 @@ UNSUPPORTED = (
         suffixes=(".msgpack", ".mpack"),
     ),
     UnsupportedFormat(
-        "arrays of MATLAB before version 7.3",
-        'save(..., \'-v7.3\') in MATLAB, or numpy.savez("{stem}.npz", x=scipy.io.loadmat("{file}")["x"])',
-        magic=((0, b"MATLAB 5.0 MAT-file"),),
-    ),
-    UnsupportedFormat(
         "a TFRecord file",
         'the columns of tf.data.TFRecordDataset("{file}"), parsed by tf.io.parse_example, to Parquet',
         suffixes=(".tfrecord", ".tfrecords", ".tfrec"),

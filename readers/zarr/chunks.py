@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 
@@ -128,6 +127,7 @@ class ChunkExtents(StoredBytes):
     paths : the files.
     number : int64[n], of the chunks, ascending.
     file, offset, nbytes : int64[n], file and byte range of each.
+    inline : chunks whose bytes stand in the references, by number.
     """
 
     paths: tuple[str, ...]
@@ -135,22 +135,27 @@ class ChunkExtents(StoredBytes):
     file: Integers
     offset: Integers
     nbytes: Integers
+    inline: Mapping[int, bytes]
 
     @classmethod
-    def of(cls, found: Iterator[tuple[int, Extent]]) -> ChunkExtents:
+    def of(cls, found: Iterator[tuple[int, Extent | bytes]]) -> ChunkExtents:
         """Return the table of chunks in any order."""
-        numbered = sorted(dict(found).items())
+        entries = dict(found)
+        inline = {number: entry for number, entry in entries.items() if isinstance(entry, bytes)}
+        numbered = sorted((number, entry) for number, entry in entries.items() if not isinstance(entry, bytes))
         paths = list(dict.fromkeys(extent.path for _, extent in numbered))
         numbers = {path: number for number, path in enumerate(paths)}
         rows = [(number, numbers[e.path], e.offset, e.nbytes) for number, e in numbered]
         columns = np.array(rows, np.int64).reshape(-1, 4).T.copy()
-        return cls(tuple(paths), *columns)
+        return cls(tuple(paths), *columns, inline)
 
     def read(self, numbers: Sequence[int]) -> list[Bytes | None]:
         entries = np.searchsorted(self.number, numbers).tolist()
         return [self._read(number, entry) for number, entry in zip(numbers, entries, strict=True)]
 
     def _read(self, number: int, entry: int) -> Bytes | None:
+        if number in self.inline:
+            return np.frombuffer(self.inline[number], np.uint8)
         if entry == len(self.number) or int(self.number[entry]) != number:
             return None
         path = self.paths[int(self.file[entry])]
@@ -178,26 +183,29 @@ def stored_chunks(store: Store, folder: str, metadata: ArrayMetadata, axis: int)
 
 
 def _numbered(
-    extents: Iterator[tuple[str, Extent]], metadata: ArrayMetadata, grid: Grid
-) -> Iterator[tuple[int, Extent]]:
+    extents: Iterator[tuple[str, Extent | bytes]], metadata: ArrayMetadata, grid: Grid
+) -> Iterator[tuple[int, Extent | bytes]]:
     """Yield number and byte range of each chunk of an array, those within shards too."""
     prefix = f"{metadata.prefix}{metadata.separator}" if metadata.prefix and metadata.shape else metadata.prefix
     for key, extent in extents:
         position = _position(key, prefix, metadata)
         if position is None:
             continue
-        shards = metadata.shards
-        if shards is None:
-            inner = [(position, extent)]
-        else:
-            inner = [
-                (tuple(at * count + i for at, count, i in zip(position, shards.counts, offset, strict=True)), chunk)
-                for offset, chunk in inner_extents(extent, shards)
-            ]
-        for found, chunk in inner:
+        for found, chunk in _within(position, extent, metadata.shards):
             number = grid.number(found)
             if number is not None:
                 yield number, chunk
+
+
+def _within(
+    position: tuple[int, ...], extent: Extent | bytes, shards: Shards | None
+) -> Iterator[tuple[tuple[int, ...], Extent | bytes]]:
+    """Yield position and byte range of the chunks of a shard; a chunk that is in none as it is."""
+    if shards is None or isinstance(extent, bytes):
+        yield position, extent
+        return
+    for offset, chunk in inner_extents(extent, shards):
+        yield tuple(at * count + i for at, count, i in zip(position, shards.counts, offset, strict=True)), chunk
 
 
 def _position(key: str, prefix: str, metadata: ArrayMetadata) -> tuple[int, ...] | None:
@@ -211,8 +219,3 @@ def _position(key: str, prefix: str, metadata: ArrayMetadata) -> tuple[int, ...]
     if len(names) != axes or not all(name.isascii() and name.isdecimal() and len(name) < 19 for name in names):
         return None
     return tuple(map(int, names))
-
-
-def chunk_count(metadata: ArrayMetadata) -> int:
-    """Return the number of chunks of an array."""
-    return prod(Grid.of(metadata.shape, metadata.chunk_shape, 0).counts)

@@ -179,11 +179,12 @@ class TextRows(LibraryRows):
         return self.array.read(start, stop)
 
 
-def rows_of(array: StoredArray, convert: Any) -> Chunked | TextRows:
+def rows_of(array: StoredArray, path: str, convert: Any) -> Chunked | TextRows:
     """Return the layout of the rows of an array.
 
     Parameters
     ----------
+    path : of the data set's file.
     convert : of the stored numbers; None: they are the values.
     """
     metadata, axis = array.metadata, array.axis
@@ -196,7 +197,7 @@ def rows_of(array: StoredArray, convert: Any) -> Chunked | TextRows:
     shape, chunk_shape = first(metadata.shape), first(metadata.chunk_shape)
     source = array.source
     common = {"fill": metadata.fill, "convert": convert, "axis": axis}
-    if isinstance(source, ChunkExtents) and len(source.paths) <= 1:
+    if isinstance(source, ChunkExtents) and not source.inline and source.paths in ((), (path,)):
         table = (source.number, source.offset, source.nbytes, np.zeros_like(source.number))
         return Chunked(shape, chunk_shape, metadata.dtype, array.codecs, *table, **common)
     table = (EMPTY, EMPTY, EMPTY, EMPTY)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from matex_data._types import Array
-from matex_data.errors import FormatError
+from matex_data.errors import DataError, FormatError
 from matex_data.fields import Field
 from matex_data.index.model import Index, Layout
 from matex_data.readers.left_out import warn
@@ -21,7 +22,8 @@ from matex_data.readers.zarr.codecs import StoreCodecs
 from matex_data.readers.zarr.dimensions import named_dimensions
 from matex_data.readers.zarr.hierarchy import ROOT_NAME, read_arrays
 from matex_data.readers.zarr.layouts import StoredArray, rows_of
-from matex_data.readers.zarr.stores import Store, open_store
+from matex_data.readers.zarr.references import JsonReferences, parquet_references
+from matex_data.readers.zarr.stores import Directory, Store, ZipFile
 
 
 def index(
@@ -44,7 +46,7 @@ def index(
 
     Parameters
     ----------
-    path : of the store: a folder, a group or an array within it, or a zip file.
+    path : of the store: a folder, a group or an array within it, a zip file, or references of kerchunk.
     names : arrays; with groups, for example, ``"forecast/t2m"``. None: all that have the sample dimension. An array
         that is the root of its store is named ``"data"``.
     sample_dim : dimension that counts the samples. None: the one whose coordinate is a time by its units, else the
@@ -72,6 +74,18 @@ def index(
         coordinate=coordinate,
     )
     return index_store(open_store(path), options)
+
+
+def open_store(path: str) -> Store:
+    """Return the store of a path: a folder, which may be a group or an array of a store, a zip file, or references."""
+    if Path(path).is_dir():
+        return parquet_references(path) or Directory(path.rstrip("/") or "/")
+    try:
+        with Path(path).open("rb") as file:
+            is_zip = file.read(2) == b"PK"
+    except OSError as error:
+        raise DataError("the file cannot be read", file=path, found=error) from error
+    return ZipFile(path) if is_zip else JsonReferences(path)
 
 
 def index_store(store: Store, options: Options) -> Index:
@@ -123,13 +137,13 @@ class ZarrVariable(Variable):
             self.name, self.shape[:axis] + self.shape[axis + 1 :], decoding.dtype, attributes=decoding.attributes
         )
         if decoding.dtype.kind == "S":
-            stored = rows_of(self._array(axis), None)
+            stored = rows_of(self._array(axis), self.store.path, None)
             return join_letters(
                 Field(self.name, field.shape, self.dtype, attributes=field.attributes), stored, decoding
             )
         if self.dtype.kind in "UO":
             field = Field(self.name, field.shape, TEXT, attributes=field.attributes)
-        return field, rows_of(self._array(axis), decoding.convert)
+        return field, rows_of(self._array(axis), self.store.path, decoding.convert)
 
     def values(self) -> Array:
         return self._array(0).values()

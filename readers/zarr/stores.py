@@ -52,8 +52,8 @@ class Store(ABC):
         """Return the names of the folders within a folder, sorted; "" is the root."""
 
     @abstractmethod
-    def extents(self, folder: str) -> Iterator[tuple[str, Extent]] | None:
-        """Return the keys within a folder, without its name, and where their bytes lie; None: each key is a file."""
+    def extents(self, folder: str) -> Iterator[tuple[str, Extent | bytes]] | None:
+        """Return the keys within a folder, without its name, and their bytes or their ranges; None: all are files."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class ZipFile(Store):
         inner = (key[len(prefix) :] for key in self._members if key.startswith(prefix))
         return sorted({name.partition("/")[0] for name in inner if "/" in name})
 
-    def extents(self, folder: str) -> Iterator[tuple[str, Extent]]:
+    def extents(self, folder: str) -> Iterator[tuple[str, Extent | bytes]]:
         prefix = f"{folder}/" if folder else ""
         found = self._members.items()
         return ((key.removeprefix(prefix), extent) for key, extent in found if key.startswith(prefix))
@@ -137,11 +137,6 @@ def is_store(path: str) -> bool:
     return any(Path(path, mark).is_file() for mark in MARKS)
 
 
-def open_store(path: str) -> Store:
-    """Return the store of a path, which may also lead to a group or an array within a folder."""
-    return Directory(path.rstrip("/") or "/") if Path(path).is_dir() else ZipFile(path)
-
-
 def read(extent: Extent) -> Bytes | None:
     """Read a byte range, uint8[nbytes]; None if there is no such file.
 
@@ -166,13 +161,22 @@ def read(extent: Extent) -> Bytes | None:
 
 def read_file(path: str) -> Bytes | None:
     """Read a whole file, uint8[n]; None if there is no such file. See `read`."""
+    return read(Extent(path, 0, size_of(path)))
+
+
+def size_of(path: str) -> int:
+    """Return the size of a file, in bytes; 0 if there is no such file.
+
+    Raises
+    ------
+    DataError : the system does not tell.
+    """
     try:
-        size = os.stat(path).st_size  # noqa: PTH116 (a Path takes twice as long)
+        return os.stat(path).st_size  # noqa: PTH116 (a Path takes twice as long)
     except FileNotFoundError:
-        return None
+        return 0
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error
-    return read(Extent(path, 0, size))
 
 
 def _read_all(descriptor: int, extent: Extent) -> Bytes:

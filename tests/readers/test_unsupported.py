@@ -18,7 +18,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.orc
 import pytest
-import scipy.io
 from mpi4py import MPI
 
 from matex_data import DataError, FormatError, open_dataset
@@ -83,7 +82,6 @@ WRITTEN: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "document": (write_zip("[Content_Types].xml", "word/document.xml"), "zip archive", "unzip"),
     "weights": (write_zip("model/data.pkl", "model/data/0"), "PyTorch", "torch.load"),
     "arrays": (write_npz, "NumPy arrays", 'format="npz"'),
-    "matlab": (lambda path: scipy.io.savemat(path, {"x": np.eye(4)}, appendmat=False), "MATLAB", "loadmat"),
 }
 """By name: a function that writes the file by a library, a description and a remedy in the error."""
 

@@ -1,0 +1,103 @@
+"""Arrays of files that a library decodes as a whole: each rank decodes those of its rows, and keeps the last ones."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from matex_data._types import Array
+from matex_data.errors import DecodeError
+from matex_data.fields import Field
+from matex_data.index.library import LibraryRows
+
+BLOCK_BYTES = 256 << 10  # of neighbouring rows that are shuffled as one block
+KEPT_BYTES = 512 << 20  # of decoded files in the memory of a rank; the last one stays whatever its size
+
+
+@dataclass(frozen=True)
+class DecodedFile(ABC):
+    """File whose arrays a library decodes.
+
+    Parameters
+    ----------
+    path : of the file.
+    stamp : numbers that change with the file.
+    """
+
+    path: str
+    stamp: tuple[int, ...]
+
+    @abstractmethod
+    def decode(self) -> dict[str, Array]:
+        """Return the arrays by name, the sample axis first.
+
+        Raises
+        ------
+        DataError : the file is damaged or cannot be read.
+        """
+
+    def array(self, name: str) -> Array:
+        """Return an array of the file, which is decoded unless it is kept. Not for two threads at once.
+
+        Raises
+        ------
+        DecodeError : the file has changed, and has no such array.
+        """
+        arrays = _kept.get(self)
+        if arrays is None:
+            arrays = _kept[self] = self.decode()
+            while len(_kept) > 1 and sum(map(_nbytes, _kept.values())) > KEPT_BYTES:
+                _kept.popitem(last=False)
+        _kept.move_to_end(self)
+        if name not in arrays:
+            raise DecodeError("the file has changed", file=self.path, field=name, remedy="open the data set again")
+        return arrays[name]
+
+
+_kept: OrderedDict[DecodedFile, dict[str, Array]] = OrderedDict()
+
+
+def _nbytes(arrays: dict[str, Array]) -> int:
+    return sum(array.nbytes for array in arrays.values())
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedRows(LibraryRows):
+    """Rows of an array of a decoded file.
+
+    Parameters
+    ----------
+    file : the file.
+    field : name, shape and dtype.
+    rows : number of rows.
+    """
+
+    file: DecodedFile
+    field: Field
+    rows: int
+
+    @property
+    def block_rows(self) -> int:  # type: ignore[override]
+        row_bytes = max(1, prod(self.field.shape) * self.field.dtype.itemsize)
+        return max(1, min(self.rows, BLOCK_BYTES // row_bytes))
+
+    def stored_bytes(self) -> int:
+        return self.rows * prod(self.field.shape) * self.field.dtype.itemsize
+
+    def read(self, start: int, stop: int) -> Array:
+        array = self.file.array(self.field.name)
+        if array.shape != (self.rows, *self.field.shape) or array.dtype != self.field.dtype:
+            remedy = "open the data set again"
+            raise DecodeError("the file has changed", file=self.file.path, field=self.field.name, remedy=remedy)
+        return array[start:stop]
+
+
+def rows_of(file: DecodedFile, name: str, array: Array, attributes: dict[str, Any] | None = None) -> DecodedRows:
+    """Return the layout of an array that the file has at the moment, in native byte order."""
+    dtype = np.dtype(array.dtype.newbyteorder("="))
+    return DecodedRows(file, Field(name, array.shape[1:], dtype, attributes=attributes or {}), len(array))

@@ -1,0 +1,156 @@
+"""Index of MATLAB files of the versions 4 to 7, which SciPy decodes as a whole; version 7.3 is HDF5."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.io
+import scipy.sparse
+
+from matex_data._types import Array
+from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
+from matex_data.index.model import FileIndex, Index
+from matex_data.readers import left_out
+from matex_data.readers.decoded_files import DecodedFile, rows_of
+
+RESTORE = "the file is damaged: restore it from its source"
+
+
+def index(path: str, names: Sequence[str] | None = None, *, sample_axis: int = 0) -> Index:
+    """Index the arrays of a MATLAB file. One rank decodes it for their shapes; later, each rank decodes it once.
+
+    Parameters
+    ----------
+    names : arrays, and those in structures as ``structure/member``. None: all but single numbers and texts.
+    sample_axis : axis of the arrays along which the samples lie, as NumPy counts: -1 is the last one. Vectors, of one
+        row or of one column, have a number for each sample.
+
+    Raises
+    ------
+    FieldNotFound : there is no array of that name.
+    FormatError : the file is damaged, or the arrays differ in their numbers of samples.
+    """
+    try:
+        status = Path(path).stat()
+    except OSError as error:
+        raise DataError("the file cannot be read", file=path, found=error) from error
+    file = MatlabFile(path, (status.st_size, status.st_mtime_ns, status.st_ino), sample_axis)
+    arrays, unread = file.contents()
+    if names is None:
+        chosen = [name for name, array in arrays.items() if len(array) > 1] or list(arrays)
+        if unread:
+            left_out.warn(f"{path}: {len(unread)} variables", unread)
+    else:
+        chosen = list(names)
+    for name in chosen:
+        if name in unread:
+            raise FormatError("the variable cannot be read", file=path, field=name, found=unread[name])
+        if name not in arrays:
+            raise FieldNotFound(
+                "the file has no such variable", file=path, field=name, expected=f"one of {near_matches(name, arrays)}"
+            )
+    lengths = {name: len(arrays[name]) for name in chosen}
+    if len(set(lengths.values())) != 1:
+        raise FormatError(
+            "the variables differ in their number of samples" if lengths else "the file has no variable with samples",
+            file=path,
+            expected="variables of the same length along the axis of the samples",
+            found=lengths or left_out.shown(unread),
+            remedy="select variables with inputs= and targets=, or give the axis of the samples with sample_axis=",
+        )
+    layouts = {name: rows_of(file, name, arrays[name]) for name in chosen}
+    rows = next(iter(lengths.values()))
+    return Index({name: layout.field for name, layout in layouts.items()}, [FileIndex(path, rows, layouts)])
+
+
+@dataclass(frozen=True)
+class MatlabFile(DecodedFile):
+    """MATLAB file.
+
+    Parameters
+    ----------
+    sample_axis : of its arrays.
+    """
+
+    sample_axis: int
+
+    def decode(self) -> dict[str, Array]:
+        return self.contents()[0]
+
+    def contents(self) -> tuple[dict[str, Array], dict[str, str]]:
+        """Return the arrays with their sample axis first, and the reason for each variable that has none.
+
+        Raises
+        ------
+        FormatError : SciPy does not decode the file.
+        """
+        try:
+            variables = scipy.io.loadmat(self.path, appendmat=False, mat_dtype=False)
+            logical = {name for name, _, kind in scipy.io.whosmat(self.path, appendmat=False) if kind == "logical"}
+        except MemoryError:
+            raise
+        except Exception as error:  # SciPy raises many kinds on damaged bytes
+            problem = "the file cannot be read as MATLAB's"
+            raise FormatError(problem, file=self.path, found=error, remedy=RESTORE) from error
+        arrays: dict[str, Array] = {}
+        unread: dict[str, str] = {}
+        for name, value in variables.items():
+            if name.startswith("__"):
+                continue
+            for inner, found in _arrays(name, value):
+                try:
+                    array = self._rows(found)
+                    arrays[inner] = array.astype(bool) if inner in logical else array
+                except _NoRowsError as reason:
+                    unread[inner] = str(reason)
+        return arrays, unread
+
+    def _rows(self, value: Any) -> Array:
+        if scipy.sparse.issparse(value):
+            raise _NoRowsError("a sparse matrix: save full(x)")
+        if not isinstance(value, np.ndarray) or not value.size or not value.ndim:
+            raise _NoRowsError("an empty array")
+        if value.dtype.names is not None:
+            raise _NoRowsError("an array of structures")
+        if value.dtype.kind in "OU":
+            value = _texts(value)
+        elif value.dtype.kind not in "biufc":
+            raise _NoRowsError(f"values of the type {value.dtype}")
+        if value.ndim == 2 and 1 in value.shape:
+            return _native(value.reshape(-1))
+        if not -value.ndim <= self.sample_axis < value.ndim:
+            raise _NoRowsError(f"an array of {value.ndim} axes")
+        return _native(np.ascontiguousarray(np.moveaxis(value, self.sample_axis, 0)))
+
+
+class _NoRowsError(Exception):
+    """Value that has no rows; the message says what it is."""
+
+
+def _arrays(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the members of a structure by their names, and any other value as it is."""
+    if isinstance(value, np.ndarray) and value.dtype.names is not None and value.size == 1:
+        for member in value.dtype.names:
+            yield from _arrays(f"{name}/{member}", value.reshape(-1)[0][member])
+    else:
+        yield name, value
+
+
+def _texts(value: Array) -> Array:
+    """Return texts, or cells with one text each, as byte strings in UTF-8."""
+    found = np.empty(value.size, object)
+    for i, cell in enumerate(value.ravel().tolist()):
+        if isinstance(cell, np.ndarray) and cell.dtype.kind == "U" and cell.size <= 1:
+            cell = str(cell.reshape(-1)[0]) if cell.size else ""
+        if not isinstance(cell, str):
+            raise _NoRowsError("cells of other values than texts")
+        found[i] = cell.encode()
+    return found.reshape(value.shape)
+
+
+def _native(array: Array) -> Array:
+    return array.astype(array.dtype.newbyteorder("="), copy=False)

@@ -1,0 +1,116 @@
+"""JSON Lines: conformance suite, types, missing members, and errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from mpi4py import MPI
+
+from matex_data import DataError, FormatError, open_dataset
+from matex_data.readers import json_lines
+from tests.support.format_suite import Case, FormatSuite, same
+
+ROWS = (150, 37, 1, 110)
+
+
+def lines(rows: int, first: int = 0) -> list[dict[str, Any]]:
+    """Return objects of all kinds of members."""
+    rng = np.random.default_rng(first)
+    return [
+        {
+            "event": first + i,
+            "energy": float(rng.normal()),
+            "trigger": bool(i % 3),
+            "name": f"run {i}, {{é}}" * (i % 3),
+            "vertex": {"x": i, "y": i / 2},
+            "pt": rng.normal(size=i % 4 + 1).tolist(),
+        }
+        for i in range(rows)
+    ]
+
+
+def write(path: Path, rows: list[dict[str, Any]], end: str = "\n") -> str:
+    """Write an object on each line."""
+    path.write_bytes(end.join(json.dumps(row) for row in rows).encode() + end.encode())
+    return str(path)
+
+
+def expected(paths: list[str]) -> dict[str, Any]:
+    """Return the members as pandas reads them."""
+    frame = pd.concat([pd.read_json(path, lines=True, precise_float=True) for path in paths])
+    found: dict[str, Any] = {name: frame[name].to_numpy() for name in ("event", "energy", "trigger")}
+    found["name"] = np.array([text.encode() for text in frame["name"]], object)
+    found |= {f"vertex.{name}": np.array([vertex[name] for vertex in frame["vertex"]]) for name in "xy"}
+    return found | {"pt": np.fromiter(map(np.array, frame["pt"]), object, len(frame))}
+
+
+class TestJsonLines(FormatSuite):
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def small_blocks(cls) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(json_lines, "BLOCK_BYTES", 2000)
+            yield
+
+    def write(self, folder: Path) -> Case:
+        first = np.cumsum((0, *ROWS[:-1])).tolist()
+        contents = [lines(rows, start) for rows, start in zip(ROWS, first, strict=True)]
+        ends = ("\n", "\r\n", "\n", "\n\n")
+        paths = [
+            write(folder / f"part{i}.jsonl", c, end) for i, (c, end) in enumerate(zip(contents, ends, strict=True))
+        ]
+        return Case(paths, expected(paths), "event")
+
+    def damage(self, folder: Path) -> Case:
+        case = self.write(folder)
+        path = Path(case.paths[0])
+        path.write_bytes(path.read_bytes().replace(b'"event": 77', b'"event": 7"'))
+        return case
+
+
+def load(path: Any, **options: Any) -> dict[str, Any]:
+    """Return all rows by matex_data."""
+    return open_dataset(path, comm=MPI.COMM_SELF, **options).load()
+
+
+def test_types_follow_from_all_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_lines, "BLOCK_BYTES", 300)
+    rows = [{"x": 1, "when": "2020-01-02T03:04:05", "n": i} for i in range(40)]
+    rows += [{"x": 1.5, "when": "2020-01-02T03:04:06", "m": i} for i in range(40)]
+    path = write(tmp_path / "a.ndjson", rows)
+    found, frame = load(path), pd.read_json(path, lines=True)
+    for name in ("x", "n", "m"):
+        same(found[name], frame[name].to_numpy(float))
+    same(found["when"], pd.to_datetime(frame["when"]).to_numpy("datetime64[s]").astype(float))
+
+
+def test_a_type_that_shows_in_few_lines_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_lines, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(json_lines, "INFERRED", 2)
+    rows = [{"x": i if i != 50 else 0.5} for i in range(100)]
+    path = write(tmp_path / "a.jsonl", rows)
+    with pytest.raises(DataError, match="does not decode"):
+        load(path)
+    same(load(path, dtype={"x": "float64"})["x"], np.array([row["x"] for row in rows], float))
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "no lines"),
+        (b"\n\n", "no lines"),
+        (b"[1, 2]\n", "no JSON objects"),
+        (b'{"x": 1}\n{"x": "a"}\n', "no JSON objects"),
+        (b'{"x": 1', "no JSON objects"),
+        (b"\x80\x81\n", "no JSON objects"),
+    ],
+)
+def test_damaged_files(tmp_path: Path, content: bytes, problem: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(FormatError, match=problem):
+        load(tmp_path / "a.jsonl")

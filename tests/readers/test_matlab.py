@@ -1,0 +1,95 @@
+"""MATLAB files of the versions 4 to 7: conformance suite, structures, texts, and errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.io
+from mpi4py import MPI
+
+from matex_data import FormatError, open_dataset
+from tests.support.format_suite import Case, FormatSuite, same
+
+ROWS = (150, 37, 110)
+
+
+def arrays(rows: int, first: int = 0) -> dict[str, Any]:
+    """Return variables with rows."""
+    rng = np.random.default_rng(first)
+    return {
+        "event": np.arange(first, first + rows, dtype="i4"),
+        "image": rng.normal(size=(rows, 5, 6)),
+        "trigger": rng.integers(0, 2, rows).astype(bool),
+        "run": {
+            "pt": rng.normal(size=(rows, 2)).astype("f4"),
+            "name": np.array([f"é{i}" for i in range(rows)], object),
+        },
+    }
+
+
+def expected(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of what was written."""
+    texts = np.array([text.encode() for text in content["run"]["name"]], object)
+    return {
+        **{name: content[name] for name in ("event", "image", "trigger")},
+        "run/pt": content["run"]["pt"],
+        "run/name": texts,
+    }
+
+
+class TestMatlab(FormatSuite):
+    def write(self, folder: Path) -> Case:
+        first = np.cumsum((0, *ROWS[:-1])).tolist()
+        contents = [arrays(rows, start) for rows, start in zip(ROWS, first, strict=True)]
+        paths = [str(folder / f"part{i}.mat") for i in range(len(ROWS))]
+        for i, (path, content) in enumerate(zip(paths, contents, strict=True)):
+            extra = {"scale": 2.5, "title": "of a run"}
+            scipy.io.savemat(path, {**content, **extra}, do_compression=i % 2 == 0, oned_as="column" if i else "row")
+        by_file = [expected(content) for content in contents]
+        return Case(paths, {name: np.concatenate([file[name] for file in by_file]) for name in by_file[0]}, "event")
+
+    def damage(self, folder: Path) -> Case:
+        case = self.write(folder)
+        path = Path(case.paths[1])
+        path.write_bytes(path.read_bytes()[:-300])
+        return case
+
+
+def load(path: Any, **options: Any) -> dict[str, Any]:
+    """Return all rows by matex_data."""
+    return open_dataset(path, comm=MPI.COMM_SELF, **options).load()
+
+
+def test_version_4(tmp_path: Path) -> None:
+    content = {"x": np.arange(12.0).reshape(4, 3), "n": np.arange(4.0)}
+    scipy.io.savemat(tmp_path / "a.mat", content, format="4")
+    found = load(tmp_path / "a.mat")
+    assert set(found) == set(content)
+    for name, values in content.items():
+        same(found[name], values)
+
+
+def test_samples_along_the_last_axis(tmp_path: Path) -> None:
+    content = {"X": np.arange(2 * 3 * 50, dtype="u1").reshape(2, 3, 50), "y": np.arange(50.0)[:, None]}
+    scipy.io.savemat(tmp_path / "train.mat", content)
+    found = load(tmp_path / "train.mat", inputs="X", targets="y", sample_axis=-1)
+    same(found["X"], np.moveaxis(content["X"], -1, 0))
+    same(found["y"], content["y"][:, 0])
+
+
+def test_errors_say_what_to_select(tmp_path: Path) -> None:
+    scipy.io.savemat(tmp_path / "a.mat", {"a": np.zeros((4, 2)), "b": np.zeros((5, 2)), "s": scipy.sparse.eye(4)})
+    with (
+        pytest.raises(FormatError, match="differ in their number of samples"),
+        pytest.warns(UserWarning, match="sparse"),
+    ):
+        load(tmp_path / "a.mat")
+    same(load(tmp_path / "a.mat", inputs="b")["b"], np.zeros((5, 2)))
+    with pytest.raises(FormatError, match="cannot be read"):
+        load(tmp_path / "a.mat", inputs="s")
+    (tmp_path / "b.mat").write_bytes(b"no matrix" * 30)
+    with pytest.raises(FormatError, match="cannot be read as MATLAB's"):
+        load(tmp_path / "b.mat")
