@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from matex_data._types import Bytes, Integers
+from matex_data.errors import DataError
 from matex_data.readers.zarr.arrays import ArrayMetadata, Shards
 from matex_data.readers.zarr.shards import inner_extents, shard_index
 from matex_data.readers.zarr.stores import Extent, Store, read, read_file
@@ -159,7 +160,11 @@ class ChunkExtents(StoredBytes):
         if entry == len(self.number) or int(self.number[entry]) != number:
             return None
         path = self.paths[int(self.file[entry])]
-        return read(Extent(path, int(self.offset[entry]), int(self.nbytes[entry])))
+        data = read(Extent(path, int(self.offset[entry]), int(self.nbytes[entry])))
+        if data is None:
+            remedy = "restore the file, or write the references again"
+            raise DataError("the file of a chunk is missing", file=path, remedy=remedy)
+        return data
 
 
 def stored_chunks(store: Store, folder: str, metadata: ArrayMetadata, axis: int) -> StoredBytes:
