@@ -147,8 +147,8 @@ class ChunkExtents(StoredBytes):
         paths = list(dict.fromkeys(extent.path for _, extent in numbered))
         numbers = {path: number for number, path in enumerate(paths)}
         rows = [(number, numbers[e.path], e.offset, e.nbytes) for number, e in numbered]
-        columns = np.array(rows, np.int64).reshape(-1, 4).T.copy()
-        return cls(tuple(paths), *columns, inline)
+        number, file, offset, nbytes = np.array(rows, np.int64).reshape(-1, 4).T.copy()
+        return cls(tuple(paths), number, file, offset, nbytes, inline)
 
     def read(self, numbers: Sequence[int]) -> list[Bytes | None]:
         entries = np.searchsorted(self.number, numbers).tolist()
