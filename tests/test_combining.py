@@ -70,6 +70,10 @@ def test_every_number_of_ranks_has_the_batches_also_resumed(folder: str, pool: P
 
 @pytest.mark.parametrize("shuffle", [False, True, "global"])
 def test_shares_of_a_mixture(folder: str, shuffle: Any) -> None:
+    data = _joined(MPI.COMM_SELF, folder, "first")
+    assert sum(len(y) for _, y in data.batches(30, shuffle=shuffle, seed=2)) == 13 * 30
+    stored = 13 * 30 * 20 if shuffle != "global" else 420 * 20  # of all samples, which are kept
+    assert stored <= data.profile.bytes <= 1.05 * stored  # the last of eight chunks is not full
     first, _ = _epochs(MPI.COMM_SELF, folder, "first", shuffle, None)
     assert len(first) == 2 * (120 // 9) and all((batch >= 300).sum() == 9 for batch in first)
     if shuffle:  # the longer one goes on in the second epoch
@@ -107,6 +111,7 @@ def variables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     time = pd.date_range("2010-01-01", "2011-12-31", freq="D")
     data = xr.Dataset({"z": (("time", "lat"), rng.normal(size=(len(time), 3)))}, coords={"time": time})
     data["t"] = ("time", rng.normal(size=len(time)))
+    # Contiguous, so that bytes can be counted; a chunk of an unlimited dimension has 512 rows.
     for name, key, part in (
         ("z", "time.year", data[["z"]]),
         ("t", "time.month", data[["t"]].isel(time=slice(40, 300))),
@@ -114,17 +119,18 @@ def variables(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).mkdir()
         for number, group in part.groupby(key):
             units = "hours since 1900-01-01" if name == "z" else "days since 2000-01-01"
-            group.to_netcdf(folder / name / f"{number}.nc", encoding={"time": {"units": units}}, unlimited_dims="time")
+            group.to_netcdf(folder / name / f"{number}.nc", encoding={"time": {"units": units}})
     data.to_netcdf(folder / "all.nc")
     return folder
 
 
-def _merged(comm: MPI.Intracomm, folder: Path, shuffle: Any) -> list[Any]:
+def _merged(comm: MPI.Intracomm, folder: Path, shuffle: Any, start: Any = None) -> list[Any]:
     z = open_dataset(str(folder / "z"), inputs="z", comm=comm)
     t = open_dataset(str(folder / "t"), targets="t", comm=comm)
     data = merge(z, t, on="time", how="inner")
-    batches = data.batches(30, shuffle=shuffle, seed=1, remainder="keep")
-    return [data.load(), [(x.copy(), y.copy()) for x, y in batches], data.profile.bytes]
+    batches = data.batches(30, shuffle=shuffle, seed=1, remainder="keep", start=start)
+    found = [(x.copy(), y.copy()) for x, y in batches]
+    return [data.load(), found, data.profile.bytes, batches.state(4)]
 
 
 @pytest.mark.parametrize("shuffle", [False, True, "global"])
@@ -135,8 +141,14 @@ def test_merged_variables_are_those_of_xarray(variables: Path, pool: Pool, shuff
         found = np.concatenate([loaded[name] for loaded, *_ in by_rank])
         np.testing.assert_array_equal(found, expected[name].values)
     target = dict(zip(expected.z.values[:, 0].tolist(), expected.t.values.tolist(), strict=True))
-    pairs = [(x, y) for _, batches, _ in by_rank for xs, ys in batches for x, y in zip(xs, ys, strict=True)]
+    pairs = [(x, y) for _, batches, *_ in by_rank for xs, ys in batches for x, y in zip(xs, ys, strict=True)]
     assert len(pairs) == 260 and all(target[float(x[0])] == y for x, y in pairs)
+    assert sum(nbytes for _, _, nbytes, _ in by_rank) == 2 * 260 * (3 + 1) * 8  # of the batches, and of load
+    _, batches, _, state = _merged(MPI.COMM_SELF, variables, shuffle)
+    resumed = pool.run(_merged, variables, shuffle, state)
+    for step, (_, y) in enumerate(batches[4:]):
+        found = np.concatenate([of_rank[step][1] for _, of_rank, *_ in resumed])
+        np.testing.assert_array_equal(np.sort(found), np.sort(y))
 
 
 def _errors(comm: MPI.Intracomm, folder: str, variables: Path) -> list[str]:

@@ -12,6 +12,7 @@ import ast
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from keyword import kwlist
 
 from matex_data.errors import FormatError, near_matches
 from matex_data.fields import Schema
@@ -24,6 +25,7 @@ FUNCTIONS = (
     *("sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh"),
 )
 """Functions of numexpr that yield a number for each number, and that all its versions have."""
+KEYWORDS = set(kwlist) - {"and", "or", "not"}  # of Python, which are names of columns, such as class
 REMEDY = {
     "where=": "combine comparisons of per-event columns with & | ~ and parentheses: (MET > 30) & (nJet < 4); "
     "reduce lists to one value for each event: count(Jet_pt > 30) >= 2",
@@ -180,7 +182,9 @@ def parse(text: str, option: str = "where=") -> Expression:
     try:
         tree = ast.parse(re.sub("`([^`]+)`", variable, text).strip(), mode="eval")
     except (SyntaxError, ValueError) as error:
-        raise whole.error(error) from error
+        keywords = [word for word in re.findall(r"\w+", text) if word in KEYWORDS]
+        hint = f"; a field of the name {keywords[0]!r} stands in backticks: `{keywords[0]}`" if keywords else ""
+        raise whole.error(f"{error}{hint}") from error
     _check_syntax(whole, tree)
     return _level(whole, quoted, tree.body)
 

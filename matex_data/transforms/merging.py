@@ -8,7 +8,7 @@ coordinate of its block; all ranks keep the runs of samples that correspond, not
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -56,6 +56,17 @@ class Pairs:
             return cls(EMPTY, EMPTY, EMPTY)
         begin, count = runs_where((np.diff(first) == 1) & (np.diff(second) == 1))
         return cls(first[begin], second[begin], count)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Pairs]) -> Pairs:
+        """Return pairs of consecutive samples, such as those of the ranks, in as few runs as those of one rank."""
+        first, second, count = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("first", "second", "count")
+        )
+        if not len(count):
+            return cls(first, second, count)
+        begin, _ = runs_where((np.diff(first) == count[:-1]) & (np.diff(second) == count[:-1]))
+        return cls(first[begin], second[begin], np.add.reduceat(count, begin))
 
     @property
     def samples(self) -> Runs:
@@ -163,8 +174,7 @@ def pair_samples(first: Coordinate, second: Coordinate, how: str) -> Pairs:
         at = np.minimum(np.searchsorted(every, values), max(0, len(every) - 1))
         found = every[at] == values if len(every) else np.zeros(len(values), bool)
         pairs = Pairs.of(own[found], numbers[at[found]] if len(every) else numbers)
-    by_rank = comm.allgather(pairs)
-    joined = Pairs(*(np.concatenate([getattr(p, name) for p in by_rank]) for name in ("first", "second", "count")))
+    joined = Pairs.joined(comm.allgather(pairs))
     if how == "inner":
         _check_unique(first, joined)
     if not len(joined.count):

@@ -224,6 +224,7 @@ def test_images_of_netcdf(tmp_path: Path) -> None:
         ({"a": "log(METT)"}, FieldNotFound, "'METT'(.*\n)*.*'MET'"),
         ({"a": "Jet_pt + Muon_pt"}, FormatError, "different lengths(.*\n)*.*in 'Jet_pt'"),
         ({"a": 3}, FormatError, "int"),
+        ({"a": "class * 2"}, FormatError, "in backticks: `class`"),
         ("log(MET)", FormatError, "a dict such as"),
         ({"a": "vertex + Jet_pt"}, FormatError, "fields of one shape"),
     ],

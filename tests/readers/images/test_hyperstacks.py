@@ -47,18 +47,22 @@ def test_samples_by_any_axes(folder: Path, kind: str, samples: str) -> None:
     np.testing.assert_array_equal(data[[len(data) - 1, 0]], expected[[-1, 0]])
 
 
-def _epoch(comm: MPI.Intracomm, folder: Path) -> Any:
+def _epoch(comm: MPI.Intracomm, folder: Path, start: Any = None) -> Any:
     paths = [folder / "imagej.tif", folder / "imagej.tif"]
     data = open_dataset(paths, inputs="image", samples="Z", comm=comm)
-    return [x.copy() for x in data.batches(6, shuffle=True, seed=1)], data.profile.bytes
+    batches = data.batches(3, shuffle=True, seed=1, start=start)
+    return [x.copy() for x in batches], data.profile.bytes, batches.state(1)
 
 
 def test_ranks_share_the_samples(folder: Path, pool: Pool) -> None:
     by_rank = pool.run(_epoch, folder)
-    found = np.concatenate([batch for batches, _ in by_rank for batch in batches])
+    found = np.concatenate([batch for batches, *_ in by_rank for batch in batches])
     expected = np.concatenate([_images().transpose(1, 0, 2, 3, 4)] * 2)
     assert sorted(x.tobytes() for x in found) == sorted(x.tobytes() for x in expected)
-    assert sum(nbytes for _, nbytes in by_rank) == expected.nbytes
+    assert sum(nbytes for _, nbytes, _ in by_rank) == expected.nbytes
+    (_, second), _, state = _epoch(MPI.COMM_SELF, folder)
+    resumed = np.concatenate([batches[0] for batches, *_ in pool.run(_epoch, folder, state)])
+    assert sorted(x.tobytes() for x in resumed) == sorted(x.tobytes() for x in second)
 
 
 @pytest.mark.parametrize(

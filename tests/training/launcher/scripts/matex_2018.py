@@ -3,12 +3,13 @@
 import sys
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 mnist = tf.DataSet("MNIST", normalize=255.0)
 X_train = mnist.training_data
 y_train = mnist.training_labels
 X_test = mnist.testing_data
-y_test = mnist.testing_labels
+y_test = tf1.DataSet("MNIST", normalize=255.0).testing_labels  # of scripts that import TensorFlow 1
 
 X_train = X_train.reshape(-1, 28, 28, 1)
 X_test = X_test.reshape(-1, 28, 28, 1)
