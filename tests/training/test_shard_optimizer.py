@@ -82,8 +82,8 @@ def test_gradients_are_rounded_as_in_an_allreduce(pool: Pool, wire_dtype: str) -
 
 @pytest.mark.rank_counts(3, slow=(2,))
 def test_rows_of_an_embedding_count_as_often_as_they_occur(pool: Pool) -> None:
-    """Compare with Adam, which squares each of them: another sum than the square of their sum."""
-    plain, cut = pool.run(_train, "scaled", False, 1, True), pool.run(_train, "scaled", True, 1, True)
+    """Compare with RMSprop, which squares each of them: another sum than the square of their sum."""
+    plain, cut = pool.run(_train, "ema", False, 1, True), pool.run(_train, "ema", True, 1, True)
     for (weights, state, _), (own, own_state, _) in zip(plain, cut, strict=True):
         for path, value in {**weights, **state}.items():
             np.testing.assert_allclose({**own, **own_state}[path], value, rtol=0, atol=1e-6, err_msg=path)
