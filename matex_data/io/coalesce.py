@@ -81,7 +81,7 @@ def _complete(callbacks: Sequence[tuple[OnComplete, slice]], scratch: Bytes) -> 
         raise first_error
 
 
-def plan_tasks(requests: Sequence[ReadRequest], workers: int = 1) -> list[ReadTask]:
+def plan_tasks(requests: Sequence[ReadRequest], workers: int = 1, copying: int | None = None) -> list[ReadTask]:
     """Coalesce requests of one file into tasks of some megabytes, in file order.
 
     A task reads either to scratch memory or to final destinations, never to both.
@@ -90,49 +90,48 @@ def plan_tasks(requests: Sequence[ReadRequest], workers: int = 1) -> list[ReadTa
     ----------
     requests : of one file.
     workers : number of tasks into which to divide the bytes, within ``DIRECT_BYTES`` and ``DECODED_BYTES``.
+    copying : the same for those that are read to final destinations, which `divide_tasks` may divide further; None:
+        ``workers``.
     """
     ordered = sorted((request for request in requests if len(request.offset)), key=lambda request: request.offset[0])
     direct = [request for request in ordered if request.target is not None]
     decoded = [request for request in ordered if request.target is None]
     gap_bytes = int(GAP_FRACTION * sum(request.total for request in requests))
-    direct_bytes = _task_bytes(direct, DIRECT_BYTES, workers)
-    decoded_bytes = _task_bytes(decoded, DECODED_BYTES, workers)
+    direct_bytes = _task_bytes(sum(request.total for request in direct), DIRECT_BYTES, copying or workers)
+    decoded_bytes = _task_bytes(sum(request.total for request in decoded), DECODED_BYTES, workers)
     return [
         *_tasks(_groups(direct, direct_bytes), gap_bytes, direct_bytes),
         *_tasks(_groups(decoded, decoded_bytes), gap_bytes, MOST_BYTES),
     ]
 
 
-def join_tasks(tasks: Sequence[ReadTask], count: int) -> list[ReadTask]:
-    """Return about ``count`` tasks that read the same: neighbours that read to final destinations become one.
+def divide_tasks(tasks: Sequence[ReadTask], workers: int) -> list[ReadTask]:
+    """Return tasks that read the same; those that read to final destinations are divided for so many workers.
 
     Parameters
     ----------
     tasks : of one file.
-    count : number of tasks that are wanted.
+    workers : number of tasks that are wanted, within ``DIRECT_BYTES``.
 
     Examples
     --------
-    >>> one = ReadTask(np.array([0]), np.array([10]), np.array([512]))
-    >>> joined = join_tasks([one, one, one], 2)
-    >>> [task.nbytes.tolist() for task in joined]
-    [[10, 10], [10]]
+    >>> one = ReadTask(np.array([0, 2_000_000]), np.array([1_000_000, 1_000_000]), np.array([512, 4_000_512]))
+    >>> [task.nbytes.tolist() for task in divide_tasks([one], 2)]
+    [[1000000], [1000000]]
     """
-    direct = [task for task in tasks if not task.scratch]
-    size = -(-len(direct) // count)
-    groups = [direct[begin : begin + size] for begin in range(0, len(direct), max(1, size))]
-    return [*map(_joined, groups), *(task for task in tasks if task.scratch)]
+    total = sum(int(task.nbytes.sum()) for task in tasks if not task.scratch)
+    most = _task_bytes(total, DIRECT_BYTES, workers)
+    divided: list[ReadTask] = []
+    for task in tasks:
+        columns = [task.offset, task.nbytes, task.address]
+        divided += [task] if task.scratch else _direct_tasks(columns, task.callbacks, most)
+    return divided
 
 
-def _joined(tasks: Sequence[ReadTask]) -> ReadTask:
-    offset, nbytes, address = (np.concatenate([getattr(t, n) for t in tasks]) for n in ("offset", "nbytes", "address"))
-    return ReadTask(offset, nbytes, address, [callback for task in tasks for callback in task.callbacks])
-
-
-def _task_bytes(requests: Sequence[ReadRequest], limits: tuple[int, int], workers: int) -> int:
+def _task_bytes(total: int, limits: tuple[int, int], workers: int) -> int:
     """Return the size of a task in bytes, if there is a task for each worker; within the limits."""
     least, most = limits
-    return min(most, max(least, sum(request.total for request in requests) // workers))
+    return min(most, max(least, total // workers))
 
 
 def _groups(requests: Sequence[ReadRequest], task_bytes: int) -> list[list[ReadRequest]]:
@@ -170,11 +169,18 @@ def _tasks(groups: list[list[ReadRequest]], gap_bytes: int, task_bytes: int) -> 
             offset, nbytes, address = _cut(columns, MOST_BYTES)
             yield ReadTask(offset, nbytes, address, callbacks, size + GAP_BYTES)
             continue
-        parts = list(_split(columns, task_bytes))
-        if callbacks and len(parts) > 1:
-            countdown = Countdown(len(parts), partial(_complete, callbacks, np.empty(0, np.uint8)))
-            callbacks = [(partial(countdown.complete, None), slice(0))]
-        yield from (ReadTask(offset, nbytes, address, callbacks) for offset, nbytes, address in parts)
+        yield from _direct_tasks(columns, callbacks, task_bytes)
+
+
+def _direct_tasks(
+    columns: list[Integers], callbacks: list[tuple[OnComplete, slice]], task_bytes: int
+) -> Iterator[ReadTask]:
+    """Yield tasks of about so many bytes; the last one that completes calls the callbacks. Columns as of ``_cut``."""
+    parts = list(_split(columns, task_bytes))
+    if callbacks and len(parts) > 1:
+        countdown = Countdown(len(parts), partial(_complete, callbacks, np.empty(0, np.uint8)))
+        callbacks = [(partial(countdown.complete, None), slice(0))]
+    yield from (ReadTask(offset, nbytes, address, callbacks) for offset, nbytes, address in parts)
 
 
 def _callbacks(group: Sequence[ReadRequest]) -> list[tuple[OnComplete, slice]]:

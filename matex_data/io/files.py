@@ -245,7 +245,7 @@ class Files:
             opening: Future[_OpenFile] | None = None if self.collective else self._open.get(number)
         if opening is None or not opening.done() or opening.exception() is not None:
             return False
-        return opening.result().has_cached(np.array([task.offset[0] for task in tasks]))
+        return opening.result().has_cached(np.concatenate([task.offset[[0, len(task.offset) // 2]] for task in tasks]))
 
     def read_nothing(self, number: int, calls: int) -> None:
         """Take part in reads of other ranks. *Collective* in collective mode.

@@ -54,7 +54,8 @@ def is_cached(descriptor: int, offset: Integers) -> bool:
     """
     if _NOWAIT is None or not len(offset):
         return False
-    probes = offset[np.linspace(0, len(offset) - 1, min(PROBES, len(offset))).astype(np.int64)]
+    few = len(offset) <= PROBES
+    probes = offset if few else offset[np.linspace(0, len(offset) - 1, PROBES).astype(np.int64)]
     try:
         return all(os.preadv(descriptor, [bytearray(1)], probe, _NOWAIT) for probe in probes.tolist())
     except OSError:  # a byte is not there, or these files know no such reads

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from matex_data._types import Integers
 from matex_data.errors import DataError
-from matex_data.io.coalesce import ReadTask, join_tasks
+from matex_data.io.coalesce import ReadTask, divide_tasks
 from matex_data.io.files import Files
 from matex_data.locks import Lock
-from matex_data.machine import threads
+from matex_data.machine import tasks_of_window
 from matex_data.reading.plan import NO_BYTES, ReadPlan
 from matex_data.reading.pool import Rejected, explained, readers, submit
 
@@ -210,8 +210,8 @@ def _schedule_tasks(files: Files, number: int, tasks: list[ReadTask], plan: Read
     other, and displace each other's memory from the cache of the processor: contiguous rows took 1.4 times as long.
     """
     if files.are_cached(number, tasks):
-        return [submit(_read_and_decode, files, number, t, plan) for t in join_tasks(tasks, 2 * threads())]
-    return [_schedule_task(files, number, task, plan) for task in tasks]
+        return [submit(_read_and_decode, files, number, task, plan) for task in tasks]
+    return [_schedule_task(files, number, task, plan) for task in divide_tasks(tasks, tasks_of_window())]
 
 
 def _schedule_task(files: Files, number: int, task: ReadTask, plan: ReadPlan) -> Future[None]:

@@ -18,7 +18,7 @@ from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Index, ReadRequest, RowSelection, call_after_last
 from matex_data.index.runs import Runs, intersect
 from matex_data.io.coalesce import ReadTask, plan_tasks
-from matex_data.machine import tasks_of_window
+from matex_data.machine import tasks_of_window, threads
 from matex_data.reading.buffers import BufferPool
 
 Arrays = dict[str, NDArray[Any]]
@@ -102,7 +102,7 @@ def plan_reads(
         elif on_complete is not None:
             plan.completions.append(partial(on_complete, NO_BYTES))
     plan.unread = tuple({number: None for number, _, _ in requests if number not in pending})
-    plan.tasks = {number: plan_tasks(of_file, tasks_of_window()) for number, of_file in pending.items()}
+    plan.tasks = {number: plan_tasks(of_file, tasks_of_window(), 2 * threads()) for number, of_file in pending.items()}
     return plan
 
 

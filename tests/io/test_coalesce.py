@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from matex_data.index.model import OnComplete, ReadRequest
 from matex_data.index.model import ranges as ranges_of
 from matex_data.io import coalesce
-from matex_data.io.coalesce import ReadTask, plan_tasks
+from matex_data.io.coalesce import ReadTask, divide_tasks, plan_tasks
 
 _MEMORY = np.empty(1, np.uint8)
 """Addresses of these tests are relative to it; no bytes are read."""
@@ -95,16 +95,19 @@ def test_large_reads_to_final_destinations_are_split() -> None:
     assert [each.total for each in plan_tasks([reads])] == [largest, largest, largest // 2]
 
 
-def test_each_worker_gets_a_task_of_many_short_runs() -> None:
+@pytest.mark.parametrize("copying", [None, 2])
+def test_each_worker_gets_a_task_of_many_short_runs(copying: int | None) -> None:
     run, gap = 300_000, 100_000
     reads = _request([(i * (run + gap), run, (1 << 30) + 2 * i * run) for i in range(64)])
-    result = plan_tasks([reads], workers=16)
+    planned = plan_tasks([reads], 16, copying)
+    assert copying is None or len(planned) == copying
+    result = divide_tasks(planned, 16)
     assert 14 <= len(result) <= 18 and sum(each.count for each in result) == 64  # no run is cut
     assert max(each.total for each in result) < 2 * 64 * run // 16
 
 
-@pytest.mark.parametrize("failing", [False, True])
-def test_the_last_read_of_a_request_calls_back(failing: bool) -> None:
+@pytest.mark.parametrize(("failing", "copying"), [(False, None), (True, None), (False, 2), (True, 2)])
+def test_the_last_read_of_a_request_calls_back(failing: bool, copying: int | None) -> None:
     def call(_: object) -> None:
         done.append(1)
         if failing:
@@ -112,7 +115,8 @@ def test_the_last_read_of_a_request_calls_back(failing: bool) -> None:
 
     done: list[int] = []
     run = coalesce.RUN_BYTES
-    result = plan_tasks([_request([(2 * i * run, run, (1 << 30) + 2 * i * run) for i in range(8)], call)], workers=4)
+    request = _request([(2 * i * run, run, (1 << 30) + 2 * i * run) for i in range(8)], call)
+    result = divide_tasks(plan_tasks([request], 4, copying), 4)
     assert len(result) == 4
     for each in result[:-1]:
         each.complete(np.empty(0, np.uint8))
