@@ -244,8 +244,9 @@ def test_data_and_environments_are_staged_to_the_nodes(slurm: Cluster, mpi: Mpi,
     )
     out = slurm.folder / f"staged-{mpi.name}.out"
     arguments = (str(events), str(script), str(slurm.folder / f"staged-{mpi.name}.npy"))
-    job = slurm.submit(SCRIPTS / "staging.sh", "--output", str(out), arguments=arguments, env=mpi.environment)
-    state = slurm.wait(job, 120)
+    options = (*ONE_EACH, "--output", str(out))
+    job = slurm.submit(SCRIPTS / "staging.sh", *options, arguments=arguments, env=mpi.environment)
+    state = slurm.wait(job, 240)
     assert state.state == "COMPLETED", out.read_text()
     _check_batches(slurm.folder / f"staged-{mpi.name}.npy", table)
     for node in slurm.nodes:

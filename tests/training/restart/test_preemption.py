@@ -20,8 +20,11 @@ LAUNCHER = "from matex_data.training.launcher.run import main; main()"
 PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h
 
 
-def _run(ranks: int, folder: Path, name: str, env: dict[str, str] | None = None, **options: Any) -> Completed:
-    command = [LAUNCHER, "--checkpoint", str(folder / name), "--all-output", str(SCRIPT)]
+def _run(
+    ranks: int, folder: Path, name: str, env: dict[str, str] | None = None, stages: int = 1, **options: Any
+) -> Completed:
+    given = ["--checkpoint", str(folder / name), "--all-output", "--stages", str(stages)]
+    command = [LAUNCHER, *given, str(SCRIPT)]
     return run_script(ranks, *command, str(folder / f"{name}.npz"), json.dumps(options), env=env, timeout=180)
 
 
@@ -60,13 +63,14 @@ def test_a_signal_to_one_rank_saves_and_ends_all(tmp_path: Path) -> None:
         (2, {"kind": "arrays", "when": "train:25", "calls": 2}),
         (3, {"kind": "arrays", "when": "begin"}),
         (1, {"kind": "pipeline", "when": "train:11", "senders": [0]}),
+        (2, {"kind": "arrays", "when": "train:9", "stages": 2}),
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else str(value),
 )
 def test_scripts_of_every_kind_go_on_exactly(tmp_path: Path, ranks: int, options: dict[str, Any]) -> None:
     done = _run(ranks, tmp_path, "broken", **options)
     assert done.returncode == PREEMPTED, done.stderr
-    rest = {name: value for name, value in options.items() if name in ("kind", "calls")}
+    rest = {name: value for name, value in options.items() if name in ("kind", "calls", "stages")}
     done = _run(ranks, tmp_path, "broken", **rest)
     assert done.returncode == 0, done.stderr
     _undisturbed(ranks, tmp_path, **rest)
