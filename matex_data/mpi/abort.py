@@ -11,6 +11,7 @@ import atexit
 import ctypes
 import faulthandler
 import os
+import signal
 import sys
 import threading
 import time
@@ -251,10 +252,18 @@ def _finalize(comm: MPI.Intracomm, code: int) -> NoReturn:
     """Finalize MPI and exit. *Collective*."""
     _flush()
     threading.Thread(target=_exit_later, args=(code,), daemon=True).start()
+    _ignore_signals()
     comm.Barrier()
     stop_threads()
     MPI.Finalize()
     _exit_of_c(code)
+
+
+def _ignore_signals() -> None:
+    """Ignore signals from now on: once a rank has exited, ``srun -K1`` sends SIGTERM to those that are about to."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _exit_of_c(code: int) -> NoReturn:

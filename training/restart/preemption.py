@@ -124,6 +124,16 @@ class StopRequests:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._previous.clear()
 
+    def ignore(self) -> None:
+        """Ignore all further signals, as this process is about to end, with a code of its own.
+
+        Once a rank has ended, ``srun -K1`` sends SIGTERM to the others, which end a moment later. Python would put back
+        the system's handlers when it ends, but for signals that are ignored.
+        """
+        if threading.current_thread() is threading.main_thread():
+            for number in {signal.SIGTERM, *signals()}:
+                signal.signal(number, signal.SIG_IGN)
+
     def _on_signal(self, number: int, frame: Any) -> None:
         self._received = self._received or number
         handler = self._previous.get(number)
@@ -181,6 +191,9 @@ def stopping_on_request() -> Iterator[None]:
     REQUESTS.install()
     try:
         yield
+    except Preempted:
+        REQUESTS.ignore()
+        raise
     finally:
         REQUESTS.uninstall()
 
@@ -188,8 +201,8 @@ def stopping_on_request() -> Iterator[None]:
 def stop_requested(comm: MPI.Intracomm | None = None) -> bool:
     """Return on all ranks whether any of them was sent a signal, or its time limit is near. *Collective*.
 
-    For training loops of your own, which call it after each step. The first call installs the handlers. Save then, and
-    end with ``sys.exit(matex_data.training.EXIT_PREEMPTED)``.
+    For training loops of your own, which call it after each step. The first call installs the handlers. Once the result
+    is True, signals are ignored: save then, and end with ``sys.exit(matex_data.training.EXIT_PREEMPTED)``.
 
     Parameters
     ----------
@@ -205,7 +218,10 @@ def stop_requested(comm: MPI.Intracomm | None = None) -> bool:
     2
     """
     REQUESTS.install()
-    return bool(stop_agreement(open_channel(comm).user).now())
+    requested = bool(stop_agreement(open_channel(comm).user).now())
+    if requested:
+        REQUESTS.ignore()
+    return requested
 
 
 def describe(reason: int) -> str:
