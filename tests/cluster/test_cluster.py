@@ -148,7 +148,7 @@ def test_a_slow_file_system_is_read(slurm: Cluster, mpi: Mpi, table: Path) -> No
 def one_process(tmp_path: Path, *arguments: str) -> list[np.ndarray]:
     """Return the results of the script in plain Python."""
     command = [sys.executable, str(TRAIN), str(tmp_path / "one.npz"), *arguments]
-    subprocess.run(command, env=environment(), check=True, timeout=120)
+    subprocess.run(command, env=environment(), check=True, timeout=240)
     return arrays(tmp_path / "one.npz")
 
 
@@ -165,7 +165,7 @@ def _submit(slurm: Cluster, mpi: Mpi, name: str, *options: str, **variables: str
     return slurm.submit(SCRIPTS / "slurm.sh", *ONE_EACH, "--output", out, *options, arguments=arguments, env=variables)
 
 
-def _await_steps(progress: Path, steps: int, seconds: float = 90) -> None:
+def _await_steps(progress: Path, steps: int, seconds: float = 180) -> None:
     end = time.monotonic() + seconds
     while not progress.exists() or len(progress.read_text()) < steps:
         assert time.monotonic() < end, "no step"
@@ -178,7 +178,7 @@ def undisturbed(slurm: Cluster, mpi: Mpi, tmp_path_factory: pytest.TempPathFacto
     name = f"{mpi.name}-whole"
     job = _submit(slurm, mpi, name)
     expected = one_process(tmp_path_factory.mktemp("one"))
-    state = slurm.wait(job, 180)
+    state = slurm.wait(job, 300)
     assert state.state == "COMPLETED", (slurm.folder / f"{name}.out").read_text()
     found = arrays(slurm.folder / f"{name}.npz")
     for array, other in zip(found, expected, strict=True):
@@ -187,7 +187,13 @@ def undisturbed(slurm: Cluster, mpi: Mpi, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize(
-    "cause", ["USR1", *(pytest.param(cause, marks=pytest.mark.slow) for cause in ("requeue", "limit"))]
+    ("mpi", "cause"),
+    [
+        ("mpich", "USR1"),
+        *(pytest.param("mpich", cause, marks=pytest.mark.slow) for cause in ("requeue", "limit")),
+        *(pytest.param("openmpi", cause, marks=pytest.mark.slow) for cause in ("USR1", "requeue", "limit")),
+    ],
+    indirect=["mpi"],
 )
 def test_a_preempted_job_ends_like_an_undisturbed_one(
     slurm: Cluster, mpi: Mpi, cause: str, undisturbed: list[np.ndarray]
@@ -206,7 +212,7 @@ def test_a_preempted_job_ends_like_an_undisturbed_one(
         slurm.command("scancel", "--signal=USR1", str(job))
     elif cause == "requeue":
         slurm.command("scontrol", "requeue", str(job))
-    slurm.wait(job, 90, ("PENDING", "REQUEUED"))
+    slurm.wait(job, 150, ("PENDING", "REQUEUED"))
     slurm.command("scontrol", "update", f"JobId={job}", "TimeLimit=60")
     state = slurm.wait(job, 240)
     out = (slurm.folder / f"{name}.out").read_text()

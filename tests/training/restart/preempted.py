@@ -2,11 +2,12 @@
 
 Options: ``kind`` of the data; ``signal``: name; ``senders``: ranks that send it to themselves; ``when``: "train:N" or
 "test:N", the N-th batch of this process, "epoch:N" or "begin"; ``times``: signals; ``pause``: seconds after each batch;
-``calls`` of ``fit``; ``handler``: the script has a handler of its own.
+``calls`` of ``fit``; ``handler``: the script has a handler of its own; ``late``: SIGTERM comes when the process ends.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
@@ -75,6 +76,8 @@ x = rng.normal(size=(203, 6)).astype("float32")
 y = (x.sum(1) > 0).astype("int32")
 if OPTIONS.get("handler"):
     signal.signal(signal.SIGUSR1, lambda number, frame: print("the script's own handler", RANK, flush=True))
+if OPTIONS.get("late"):
+    atexit.register(os.kill, os.getpid(), signal.SIGTERM)
 if OPTIONS.get("when") == "begin":
     os.kill(os.getpid(), signal.SIGUSR1)
 model, kind, results = made_model(), OPTIONS["kind"], []

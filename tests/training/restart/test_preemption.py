@@ -41,7 +41,7 @@ def _undisturbed(ranks: int, folder: Path, **options: Any) -> None:
 
 @pytest.mark.openmpi
 def test_a_signal_to_one_rank_saves_and_ends_all(tmp_path: Path) -> None:
-    done = _run(2, tmp_path, "broken", kind="arrays", when="train:9", handler=True)
+    done = _run(2, tmp_path, "broken", kind="arrays", when="train:9", handler=True, late=True)
     assert done.returncode == PREEMPTED, done.stderr
     assert "SIGUSR1 was received" in done.stderr and "after 1 epochs and 3 steps" in done.stderr
     assert "the script's own handler 1" in done.stdout
@@ -101,7 +101,8 @@ for step in range(100):
     if step == 3 and md.training.world().rank == 1:
         os.kill(os.getpid(), signal.SIGUSR1)
     if md.training.stop_requested():
-        print("stop", step)
+        print("stop", step, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)  # as of srun -K1, once another rank has ended
         sys.exit(md.training.EXIT_PREEMPTED)
 """
 
