@@ -185,6 +185,11 @@ FORMATS: dict[str, Format] = {
         suffixes=(".jsonl", ".ndjson", ".jsonlines"),
         extra="matex_data[csv]",
     ),
+    "tfrecord": Format(
+        "matex_data.readers.tfrecord:index",
+        suffixes=(".tfrecord", ".tfrecords", ".tfrec"),
+        extra="matex_data[tfrecord]",
+    ),
     "zarr": Format(
         "matex_data.readers.zarr.reader:index",
         suffixes=(".zarr", ".zarr.zip"),

@@ -301,11 +301,6 @@ UNSUPPORTED = (
         'pandas.DataFrame(list(msgpack.Unpacker(open("{file}", "rb")))).to_parquet("{stem}.parquet")',
         suffixes=(".msgpack", ".mpack"),
     ),
-    UnsupportedFormat(
-        "a TFRecord file",
-        'the columns of tf.data.TFRecordDataset("{file}"), parsed by tf.io.parse_example, to Parquet',
-        suffixes=(".tfrecord", ".tfrecords", ".tfrec"),
-    ),
     # Archives, and files that stand for others
     UnsupportedFormat(
         "an archive of NumPy arrays under another name",

@@ -147,6 +147,31 @@ def plan(
             planning.draw(plot, planning.costs_by_ranks(data, batch_size, ranks, order))
 
 
+@app.command(epilog='Example: matex index "day*.nc" --to days.json')
+def index(
+    paths: Paths,
+    to: Annotated[str, typer.Option(help="A file for JSON; a folder for Parquet if the name ends with .parquet.")],
+    sample_dim: Annotated[str | None, typer.Option(help="Dimension along which the files follow one another.")] = None,
+) -> None:
+    """Write references to the chunks of netCDF and HDF5 files, which xarray opens as one Zarr store."""
+    from matex_data.given import expand
+
+    with report() as output:
+        if output.console.quiet:  # rank 0 writes
+            return
+        try:
+            from matex_data.readers.zarr.writing import references
+        except ModuleNotFoundError as error:
+            remedy = "python -m pip install 'matex_data[csv,zarr]'"
+            raise DataError("references need a package that is not installed", found=error, remedy=remedy) from error
+        found = references(expand(paths), sample_dim)
+        found.write(to)
+        chunks = sum(isinstance(entry, list) for entry in found.entries.values())
+        output.console.print(f"{to}: {counted(chunks, 'chunk')}", markup=False, highlight=False)
+        for name, reason in found.left_out.items():
+            output.console.print(f"left out: {name!r}: {reason}", markup=False, highlight=False)
+
+
 @app.command(epilog='Example: mpiexec -n 4 matex validate "run*.h5"')
 def validate(
     paths: Paths,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.hdf5.rows import open_file
 from matex_data.readers.netcdf import classic, netcdf4
 from matex_data.readers.netcdf.samples import Options, index_content
+from matex_data.readers.netcdf.variables import FileContent
 
 
 def index(
@@ -77,11 +79,24 @@ def index(
         dtype=dtype,
         coordinate=coordinate,
     )
+    with open_content(path) as content:
+        return index_content(content, options)
+
+
+@contextmanager
+def open_content(path: str) -> Iterator[FileContent]:
+    """Read variables and dimensions of a netCDF or HDF5 file, which is open meanwhile.
+
+    Raises
+    ------
+    FormatError : the file is damaged or no such file.
+    """
     with Path(path).open("rb") as file:
         head = file.read(max(offset + len(magic) for offset, magic in HDF5_MAGIC))
     magic = head[:3]
     if magic == b"CDF" or magic[:2] == classic.GZIP_MAGIC:
-        return index_content(classic.read_content(path), options)
+        yield classic.read_content(path)
+        return
     if not any(head[offset:].startswith(magic) for offset, magic in HDF5_MAGIC):
         raise FormatError(
             "the file is not a netCDF file",
@@ -91,7 +106,7 @@ def index(
         )
     try:
         with open_file(path) as hdf5:
-            return index_content(netcdf4.read_content(hdf5, path), options)
+            yield netcdf4.read_content(hdf5, path)
     except DataError:
         raise
     except HDF5_ERRORS as error:

@@ -14,7 +14,10 @@ from kerchunk.hdf import SingleHdf5ToZarr
 from mpi4py import MPI
 
 from matex_data import DataError, FormatError, open_dataset
+from matex_data.readers.zarr.writing import references as references_to
+from tests.cli.test_commands import CALL
 from tests.support.format_suite import same
+from tests.support.launch import run_script
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +73,47 @@ def test_references_are_read_like_the_files(files: list[Path], references: dict[
     same(np.sort(np.concatenate(batches), axis=None), np.sort(library["t2m"].values, axis=None))
     chosen = open_dataset(references[kind], comm=MPI.COMM_SELF, inputs="t2m", sel={"lon": slice(2, 7)}).load()
     same(chosen["t2m"], library["t2m"].sel(lon=slice(2, 7)).values)
+
+
+def _write_classic(path: Path, data: xr.Dataset, version: str) -> str:
+    data.to_netcdf(path, format=version, unlimited_dims=["time"], engine="netcdf4")
+    return str(path)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_references_are_written_for_xarray(files: list[Path], tmp_path: Path) -> None:
+    """kerchunk's engine of xarray reads the same from them as from the files, and so does this package."""
+    library = xr.concat([xr.load_dataset(path) for path in files], "time", data_vars="minimal")
+    many = xr.Dataset({"x": (("time", "level"), np.arange(20000.0).reshape(100, 200)), "n": ("time", np.arange(100))})
+    classic = _write_classic(tmp_path / "a.nc", many, "NETCDF3_64BIT")
+    whole = tmp_path / "whole.nc"
+    many.to_netcdf(whole, engine="netcdf4", encoding={"x": {"fletcher32": True, "chunksizes": (30, 90)}})
+    cases = [([str(path) for path in files], library), ([classic], many), ([str(whole)], many)]
+    for number, (paths, expected) in enumerate(cases):
+        for suffix in ("json", "parquet"):
+            target = f"{tmp_path}/{number}.{suffix}"
+            made = references_to(paths)
+            assert not made.left_out
+            made.write(target)
+            found = xr.open_dataset(target, engine="kerchunk").load()
+            assert set(found.variables) == set(expected.variables)
+            for name, variable in expected.variables.items():
+                np.testing.assert_array_equal(found[name].values, variable.values)
+                assert found[name].dtype == variable.dtype and found[name].dims == variable.dims
+            own = open_dataset(target, comm=MPI.COMM_SELF, sample_dim="time").load()
+            same(own["t2m" if number == 0 else "x"], expected["t2m" if number == 0 else "x"].values)
+
+
+def test_the_command(files: list[Path], tmp_path: Path) -> None:
+    done = run_script(0, CALL, "index", str(files[0].parent / "day*.nc"), "--to", str(tmp_path / "a.json"))
+    assert done.returncode == 0 and f"{tmp_path}/a.json: 24 chunks" in done.stdout, done.stdout + done.stderr
+
+
+def test_files_that_are_no_single_store(files: list[Path], tmp_path: Path) -> None:
+    with xr.load_dataset(files[0]) as data:
+        data.isel(lat=slice(3)).to_netcdf(tmp_path / "other.nc", engine="netcdf4")
+    with pytest.raises(FormatError, match="the files cannot be one store"):
+        references_to([str(files[0]), str(tmp_path / "other.nc")])
 
 
 def test_a_moved_file_and_a_remote_one_are_told(references: dict[str, str], tmp_path: Path) -> None:
