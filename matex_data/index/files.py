@@ -255,7 +255,7 @@ class DerivedFiles(FileTable):
 
 
 class FileColumns(FileTable):
-    """Files in columns: some 150 bytes for each of many files that differ in numbers only.
+    """Files in columns: some 40 bytes for each of many that differ in numbers only, and more for tables of chunks.
 
     Parameters
     ----------
