@@ -205,6 +205,7 @@ def test_a_preempted_job_ends_like_an_undisturbed_one(
     if cause == "limit":  # saves before the end of the minute, and sends no signal before
         variables = {"PAUSE": "2", "MATEX_END_MARGIN": "20"}
         job = _submit(slurm, mpi, name, "--time=1", "--signal=USR1@1", **variables)
+        slurm.wait(job, 60, ("RUNNING",))  # not PENDING as at its begin
     else:
         job = _submit(slurm, mpi, name, **variables)
         _await_steps(progress, 4)
