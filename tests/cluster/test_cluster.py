@@ -202,9 +202,9 @@ def test_a_preempted_job_ends_like_an_undisturbed_one(
     name = f"{mpi.name}-{cause}"
     progress = slurm.folder / f"{name}.steps"
     variables = {"PROGRESS": str(progress), "PAUSE": "0.2"}
-    if cause == "limit":  # saves before the end of the minute, and sends no signal before
-        variables = {"PAUSE": "2", "MATEX_END_MARGIN": "20"}
-        job = _submit(slurm, mpi, name, "--time=1", "--signal=USR1@1", **variables)
+    if cause == "limit":  # saves after half of the time that is left when training begins, and gets no signal before
+        variables = {"PAUSE": "5", "MATEX_END_MARGIN": "150"}
+        job = _submit(slurm, mpi, name, "--time=3", "--signal=USR1@1", **variables)
         slurm.wait(job, 60, ("RUNNING",))  # not PENDING as at its begin
     else:
         job = _submit(slurm, mpi, name, **variables)
@@ -213,7 +213,7 @@ def test_a_preempted_job_ends_like_an_undisturbed_one(
         slurm.command("scancel", "--signal=USR1", str(job))
     elif cause == "requeue":
         slurm.command("scontrol", "requeue", str(job))
-    slurm.wait(job, 150, ("PENDING", "REQUEUED"))
+    slurm.wait(job, 200, ("PENDING", "REQUEUED"))
     slurm.command("scontrol", "update", f"JobId={job}", "TimeLimit=60")
     state = slurm.wait(job, 240)
     out = (slurm.folder / f"{name}.out").read_text()
