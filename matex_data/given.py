@@ -14,7 +14,7 @@ from matex_data.index.model import Index
 from matex_data.index.paths import PathTable
 from matex_data.memory import NAME, digest, index_arrays, is_in_memory
 from matex_data.mpi.communicator import Communicator
-from matex_data.paths import existing_files, natural_sorted, partitioned_files
+from matex_data.paths import existing_files, natural_sorted, numbered, partitioned_files
 from matex_data.readers import data_folders, files_of_folder, folder_format, refuse_folder
 
 Arrays = Any
@@ -113,7 +113,8 @@ def _resolve(comm: Communicator, paths: Paths, format: str | None, arguments: st
 def expand(paths: Paths, format: str | None = None) -> list[str]:
     """Return the files of a path, a glob, a directory or a list of these, sorted within each.
 
-    A directory that is a data set as a whole, such as a folder of images, stands for itself.
+    A directory that is a data set as a whole, such as a folder of images, stands for itself. A range in braces,
+    ``train-{000..255}.tar``, is a list, each file of which has to exist.
 
     Parameters
     ----------
@@ -123,14 +124,17 @@ def expand(paths: Paths, format: str | None = None) -> list[str]:
     ------
     DataError : there are no such files.
     """
-    if isinstance(paths, str | os.PathLike):
-        return _expand_one(os.fspath(paths), format)
-    given = [os.fspath(path) for path in paths]
+    given = [paths] if isinstance(paths, str | os.PathLike) else paths
+    given = [one for path in map(os.fspath, given) for one in _numbered(path)]
     files = existing_files(given)
     expanded = [file for path in given for file in ([path] if path in files else _expand_one(path, format))]
     if not expanded:
         raise DataError("the list of files is empty", expected="at least one path", found=paths)
     return expanded
+
+
+def _numbered(path: str) -> list[str]:
+    return numbered(path) if "{" in path and not Path(path).exists() else [path]
 
 
 def _expand_one(path: str, format: str | None) -> list[str]:

@@ -47,6 +47,27 @@ def _padded(path: str, digits: Sequence[tuple[int, int]], width: int) -> str:
     return "".join([*parts, path[position:]])
 
 
+def numbered(path: str) -> list[str]:
+    """Return the paths of a range of numbers in braces, as in the names of WebDataset's shards and in a shell.
+
+    Numbers have as many digits as the ends of the range if one of these begins with a zero.
+
+    >>> numbered("train-{08..10}.tar")
+    ['train-08.tar', 'train-09.tar', 'train-10.tar']
+    >>> numbered("a.tar")
+    ['a.tar']
+    """
+    found = re.search(r"\{([0-9]+)\.\.([0-9]+)\}", path)
+    if found is None:
+        return [path]
+    first, last = found.groups()
+    width = max(len(first), len(last)) if first.startswith("0") or last.startswith("0") else 0
+    step = 1 if int(first) <= int(last) else -1
+    numbers = (f"{number:0{width}d}" for number in range(int(first), int(last) + step, step))
+    before, behind = path[: found.start()], numbered(path[found.end() :])
+    return [before + number + rest for number in numbers for rest in behind]
+
+
 def partitioned_files(entries: Iterable[os.DirEntry[str]]) -> Iterator[os.DirEntry[str]]:
     """Yield the files of a folder, and those of its partitions, folders such as ``year=2020``; no hidden ones.
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from matex_data.paths import LISTED, existing_files, natural_key, natural_sorted
+import matex_data as md
+from matex_data.given import expand
+from matex_data.mpi.library import MPI
+from matex_data.paths import LISTED, existing_files, natural_key, natural_sorted, numbered
 
 
 @given(st.lists(st.text("ab019./", max_size=6)))
@@ -23,3 +29,22 @@ def test_existing_files(tmp_path: Path) -> None:
     paths = [str(path) for path in (*files, tmp_path / "folder", tmp_path / "none" / "1")]
     assert existing_files(paths) == set(paths[: len(files) - 1])
     assert existing_files(paths[:3]) == set(paths[:3])
+
+
+@pytest.mark.parametrize("pattern", ("a-{0..3}", "a-{8..11}", "a-{008..011}", "{2..0}", "{1..2}/{01..03}", "a", "{a,b"))
+def test_ranges_in_braces_are_those_of_the_shell(pattern: str) -> None:
+    shell = subprocess.run(["bash", "-c", f"printf '%s\n' {pattern}"], capture_output=True, text=True, check=True)
+    assert numbered(pattern) == shell.stdout.splitlines()
+
+
+def test_files_of_a_range(tmp_path: Path) -> None:
+    for number in range(12):
+        np.save(tmp_path / f"a-{number:03d}.npy", np.full(2, number))
+    np.save(tmp_path / "{1..2}.npy", np.zeros(5))
+    data = md.open_dataset(str(tmp_path / "a-{008..010}.npy"), comm=MPI.COMM_SELF)
+    assert data.load()["data"].tolist() == [8, 8, 9, 9, 10, 10]
+    assert expand([tmp_path / "a-{000..001}.npy", tmp_path / "{1..2}.npy"]) == [
+        str(tmp_path / name) for name in ("a-000.npy", "a-001.npy", "{1..2}.npy")
+    ]
+    with pytest.raises(md.DataError, match=r"no such file.*a-012\.npy"):
+        expand(tmp_path / "a-{010..012}.npy")
