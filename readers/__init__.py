@@ -32,7 +32,7 @@ from matex_data.readers.formats import (
     load_function,
     missing_package,
 )
-from matex_data.readers.images.manifest import names_images
+from matex_data.readers.images.folders.manifest import names_images
 from matex_data.readers.options import check_options
 from matex_data.readers.unsupported import PROBLEM
 from matex_data.readers.unsupported_formats import UNSUPPORTED

@@ -219,7 +219,7 @@ FORMATS: dict[str, Format] = {
         extra="matex_data[particles]",
     ),
     "tar": Format(
-        "matex_data.readers.images.tar:index",
+        "matex_data.readers.images.tar.reader:index",
         suffixes=(*(f".tar{end}" for end in COMPRESSED), ".tgz"),
         magic=((257, b"ustar"),),
         concurrent=True,
@@ -247,7 +247,7 @@ FORMATS: dict[str, Format] = {
         text=BMP_BEGIN,
         collective_reader="matex_data.readers.images.reader:index_collectively",
         extra="matex_data[images]",
-        folder="matex_data.readers.images.probing:is_image_folder",
+        folder="matex_data.readers.images.folders.probing:is_image_folder",
         stamped=False,
     ),
     "fits": Format("matex_data.readers.fits.reader:index"),  # FITS files that begin with a table or a cube

@@ -16,8 +16,8 @@ from matex_data.index import library
 from matex_data.io import counters
 from matex_data.locks import Lock, cached_property
 from matex_data.mpi.communicator import Communicator
-from matex_data.readers.images import stack_pages
 from matex_data.readers.images.decoding import compiled
+from matex_data.readers.images.stacks import pages as stack_pages
 from matex_data.readers.root import clusters
 from matex_data.reading.buffers import BufferPool
 from tests.support.launch import ROOT

@@ -14,12 +14,12 @@ from matex_data.fields import RANDOM, Field
 from matex_data.index.model import FileIndex, Index, Layout, concatenate
 from matex_data.readers.collective import IndexingRanks, SingleRank
 from matex_data.readers.images.decoding import MAX_PIXELS, ImageOptions
-from matex_data.readers.images.files import FileValues, ImageFiles, Pages
-from matex_data.readers.images.headers import ImageFacts, read_facts
-from matex_data.readers.images.hyperstacks import Hyperstack
-from matex_data.readers.images.instances import InstanceMasks
-from matex_data.readers.images.listing import Classes, Listing, list_images
-from matex_data.readers.images.stack_files import index_stacks
+from matex_data.readers.images.folders.files import FileValues, ImageFiles, Pages
+from matex_data.readers.images.folders.headers import ImageFacts, read_facts
+from matex_data.readers.images.folders.instances import InstanceMasks
+from matex_data.readers.images.folders.listing import Classes, Listing, list_images
+from matex_data.readers.images.stacks.hyperstacks import Hyperstack
+from matex_data.readers.images.stacks.index import index_stacks
 from matex_data.readers.images.texts import Texts
 from matex_data.readers.options import check_options
 

@@ -20,7 +20,7 @@ from matex_data import machine
 from matex_data.codecs.pipeline import Pipeline
 from matex_data.errors import DataError
 from matex_data.io import files
-from matex_data.readers.images import files as image_files
+from matex_data.readers.images.folders import files as image_files
 from matex_data.reading import plan, pool
 
 ROWS, WIDTH, DELAY = 4096, 256, 0.005

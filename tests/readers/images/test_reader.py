@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from matex_data import DataError, DecodeError, FieldNotFound, FormatError, machine, open_dataset
 from matex_data.cli.commands import app
 from matex_data.readers import HEAD_BYTES, detect
-from matex_data.readers.images import files, headers
+from matex_data.readers.images.folders import files, headers
 from tests.support.format_suite import Case, FormatSuite, same
 from tests.support.ranks import Pools
 
@@ -366,7 +366,7 @@ def test_each_file_is_opened_once_by_one_rank(ranks: Pools, tmp_path: Path) -> N
 
 def _scanned(comm: MPI.Intracomm, folder: str) -> dict[str, int]:
     """Return how often this rank lists each folder, beside the look that tells that it is one of images."""
-    from matex_data.readers.images import folders
+    from matex_data.readers.images.folders import contents as folders
 
     listed: Counter[str] = Counter()
     entries = folders._entries

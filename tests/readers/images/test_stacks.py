@@ -19,10 +19,10 @@ from PIL import Image
 from matex_data import DecodeError, FormatError, open_dataset
 from matex_data.index.model import FileIndex, Index
 from matex_data.index.strided import Strided
-from matex_data.readers.images import stack_pages
 from matex_data.readers.images.decoding import ImageOptions, decode_image
-from matex_data.readers.images.stack_pages import StackPages
-from matex_data.readers.images.stacks import stack_layout
+from matex_data.readers.images.stacks import pages as stack_pages
+from matex_data.readers.images.stacks.alike import stack_layout
+from matex_data.readers.images.stacks.pages import StackPages
 from tests.support.format_suite import Case, FormatSuite, same
 from tests.support.ranks import Pool
 from tests.support.serial import every_row, random_rows

@@ -20,9 +20,9 @@ from PIL import Image
 
 from matex_data import DataError, DecodeError, FieldNotFound, FormatError, open_dataset
 from matex_data.readers import detect
-from matex_data.readers.images import tar_rows
-from matex_data.readers.images.tar import index
-from matex_data.readers.images.tar_headers import read_shard
+from matex_data.readers.images.tar import rows as tar_rows
+from matex_data.readers.images.tar.headers import read_shard
+from matex_data.readers.images.tar.reader import index
 from tests.support.format_suite import Case, FormatSuite, same
 from tests.support.ranks import Pool
 from tests.support.serial import every_row, random_rows

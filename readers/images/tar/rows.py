@@ -14,7 +14,7 @@ from matex_data.errors import DataError, DecodeError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import ReadRequest, RowSelection
 from matex_data.index.table import Outputs, Table
-from matex_data.readers.images.tar_fields import MemberDecoder
+from matex_data.readers.images.tar.fields import MemberDecoder
 
 REQUEST_BYTES = 256 << 10  # of the members that one thread decodes in one go, about
 GAP_BYTES = 4096  # largest gap to read between members of neighbouring samples: headers, padding, small members

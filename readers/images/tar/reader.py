@@ -14,7 +14,7 @@ from matex_data.errors import DataError, FieldNotFound, FormatError, near_matche
 from matex_data.index.model import FileIndex, Index
 from matex_data.index.table import Column
 from matex_data.readers.images.decoding import MAX_PIXELS, ImageInfo, ImageOptions, image_info
-from matex_data.readers.images.tar_fields import (
+from matex_data.readers.images.tar.fields import (
     ARRAYS,
     IMAGES,
     INTEGERS,
@@ -27,8 +27,8 @@ from matex_data.readers.images.tar_fields import (
     kind_of,
     size_error,
 )
-from matex_data.readers.images.tar_headers import ByteRange, Shard, read_shard
-from matex_data.readers.images.tar_rows import TarRows
+from matex_data.readers.images.tar.headers import ByteRange, Shard, read_shard
+from matex_data.readers.images.tar.rows import TarRows
 
 HEAD_BYTES = 16 << 10  # of a member, which hold the header of most images
 WHOLE_HEADERS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM")  # JPEG, PNG, BMP: facts about the image come first

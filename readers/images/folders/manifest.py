@@ -15,7 +15,7 @@ from matex_data.paths import existing_files
 from matex_data.readers.compression import plain_head, plain_text, stored_as
 from matex_data.readers.csv.dialect import Dialect, column_names, detect, is_binary
 from matex_data.readers.csv.options import MISSING
-from matex_data.readers.images.folders import is_image
+from matex_data.readers.images.folders.contents import is_image
 from matex_data.readers.images.texts import Texts
 
 HEAD_BYTES = 64 << 10  # from which the dialect is detected

@@ -21,7 +21,7 @@ from matex_data.readers.images.decoding import ImageOptions
 from matex_data.readers.images.decoding.kinds import HEAD_BYTES, image_kind
 from matex_data.readers.images.decoding.picture import check_pixels
 from matex_data.readers.images.decoding.tiff import images_behind, page_offsets
-from matex_data.readers.images.stack_pages import StackPages, StoredPage
+from matex_data.readers.images.stacks.pages import StackPages, StoredPage
 
 GRAYS, RGB = (0, 1), 2  # photometric interpretations; white is the least number or the largest one
 UNASSOCIATED_ALPHA = 2  # an extra sample

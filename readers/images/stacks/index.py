@@ -13,9 +13,9 @@ from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.stamps import Stamp
 from matex_data.readers.collective import IndexingRanks
 from matex_data.readers.images.decoding import ImageOptions
-from matex_data.readers.images.files import FileValues, Pages
-from matex_data.readers.images.hyperstacks import Hyperstack
-from matex_data.readers.images.listing import Listing
+from matex_data.readers.images.folders.files import FileValues, Pages
+from matex_data.readers.images.folders.listing import Listing
+from matex_data.readers.images.stacks.hyperstacks import Hyperstack
 from matex_data.readers.images.texts import Texts
 
 MOST_FILES = 4096  # each has an index of its own
@@ -101,7 +101,7 @@ def _of_ranks(
 
 def _stack(listing: Listing, number: int, options: ImageOptions, hyperstack: Hyperstack | None) -> _Stack | None:
     try:
-        from matex_data.readers.images.stacks import stack_layout
+        from matex_data.readers.images.stacks.alike import stack_layout
     except ModuleNotFoundError:  # without tifffile, pages are decoded one by one
         return None
     path = _path(listing, number)

@@ -13,9 +13,9 @@ import numpy as np
 from matex_data._types import Array, Integers
 from matex_data.errors import DataError, FormatError
 from matex_data.readers.formats import TABLE_SUFFIXES, TEXT_SUFFIXES
-from matex_data.readers.images.folders import Folder, is_image, read_folder, report_others
-from matex_data.readers.images.manifest import read_manifest
-from matex_data.readers.images.pairs import (
+from matex_data.readers.images.folders.contents import Folder, is_image, read_folder, report_others
+from matex_data.readers.images.folders.manifest import read_manifest
+from matex_data.readers.images.folders.pairs import (
     SPLITS,
     PairFolders,
     check_no_pairs,

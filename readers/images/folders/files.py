@@ -18,8 +18,8 @@ from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection
 from matex_data.index.scatter import scatter
 from matex_data.machine import tasks_of_window
 from matex_data.readers.images.decoding import ImageOptions, decode_image
-from matex_data.readers.images.headers import read_file
-from matex_data.readers.images.listing import Classes
+from matex_data.readers.images.folders.headers import read_file
+from matex_data.readers.images.folders.listing import Classes
 from matex_data.readers.images.texts import Texts
 from matex_data.sampling.permutation import sample_seeds
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from matex_data.paths import natural_sorted
 from matex_data.readers.fits.headers import holds_rows
 from matex_data.readers.formats import FORMATS, TABLE_SUFFIXES, TEXT_SUFFIXES
-from matex_data.readers.images.folders import is_hidden, is_image
-from matex_data.readers.images.manifest import names_images
+from matex_data.readers.images.folders.contents import is_hidden, is_image
+from matex_data.readers.images.folders.manifest import names_images
 
 PROBED_ENTRIES = 1000  # of a folder
 PROBED_FOLDERS = 100

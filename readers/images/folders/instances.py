@@ -14,8 +14,8 @@ from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection
-from matex_data.readers.images.files import ImageFiles
-from matex_data.readers.images.headers import read_file
+from matex_data.readers.images.folders.files import ImageFiles
+from matex_data.readers.images.folders.headers import read_file
 
 NUMBERS = np.dtype(np.uint16)
 REMEDY = "write one mask for each image, with a number for each object; on_error='skip' leaves such images out"

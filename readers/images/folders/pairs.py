@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from matex_data.errors import FormatError, near_matches
 from matex_data.paths import natural_sorted
-from matex_data.readers.images.folders import Folder
+from matex_data.readers.images.folders.contents import Folder
 
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval"}
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
