@@ -124,8 +124,8 @@ def expand(paths: Paths, format: str | None = None) -> list[str]:
     ------
     DataError : there are no such files.
     """
-    given = [paths] if isinstance(paths, str | os.PathLike) else paths
-    given = [one for path in map(os.fspath, given) for one in _numbered(path)]
+    all_paths = [paths] if isinstance(paths, str | os.PathLike) else paths
+    given = [one for path in all_paths for one in _numbered(os.fspath(path))]
     files = existing_files(given)
     expanded = [file for path in given for file in ([path] if path in files else _expand_one(path, format))]
     if not expanded:

@@ -247,12 +247,10 @@ def _on_all_ranks(comm: Communicator, index: Index | None) -> Index:
         return index
     static, data = None, None
     if index is not None:
-        static, index.static = index.static, {}
-        data = memoryview(stored.to_bytes(index))
+        static, data = index.static, memoryview(stored.to_bytes(index.with_static({})))
     static = comm.broadcast(static)
     found: Index = stored.from_bytes(share(comm, data), None)
-    found.static = static or {}
-    return found
+    return found.with_static(static or {})
 
 
 @dataclass

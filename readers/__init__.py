@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from functools import wraps
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -211,11 +210,10 @@ def _detected(path: str) -> str:
 def _without_static(
     name: str, path: str, names: Sequence[str] | None, options: Mapping[str, Any], stamp: Stamp | None
 ) -> Index:
-    function = load_function(name, format_named(name).reader)
-    others = {"static": False} if "static" in signature(function).parameters else {}
-    index = _indexed(name, function, path, names, {**options, **others}, stamp)
-    index.static = {}
-    return index
+    format = format_named(name)
+    others = {"static": False} if format.takes_static else {}
+    index = _indexed(name, load_function(name, format.reader), path, names, {**options, **others}, stamp)
+    return index.with_static({})
 
 
 def _kind_of_open_hdf5(path: str, opened: ExitStack) -> str | None:

@@ -49,6 +49,8 @@ class Format:
         More files of this suffix then need no look at their first bytes before the reader opens them.
     stamped : False: the reader itself notices files that change, as it opens them; there may be very many.
     concurrent : threads may index several files at the same time, and do not wait for a lock of the format's library.
+    takes_static : the reader has the option ``static=False``, which leaves out the arrays that belong to no sample. It
+        is given for all files of a data set but the first one.
 
     Examples
     --------
@@ -69,6 +71,7 @@ class Format:
     verified: bool = False
     stamped: bool = True
     concurrent: bool = False
+    takes_static: bool = False
 
     def matches_name(self, path: str) -> bool:
         """Return whether the file has a name of this format.
@@ -156,6 +159,7 @@ FORMATS: dict[str, Format] = {
         suffixes=NETCDF_SUFFIXES,
         magic=(*CDF_MAGIC, *HDF5_MAGIC),
         verified=True,
+        takes_static=True,
     ),
     "openpmd": Format("matex_data.readers.openpmd.reader:index"),  # HDF5 files with a mark
     "csv": Format(
@@ -196,6 +200,7 @@ FORMATS: dict[str, Format] = {
         text=ZARR_BEGIN,
         extra="matex_data[zarr]",
         folder="matex_data.readers.zarr.stores:is_store",
+        takes_static=True,
     ),
     "root": Format(
         "matex_data.readers.root.reader:index",

@@ -341,6 +341,10 @@ class Index:
         """Return the index without ``post_process``: missing values stay NaN."""
         return self if self.post_process is None else Index(self.fields, self.files, self.static, self.facts)
 
+    def with_static(self, static: Mapping[str, Array]) -> Index:
+        """Return the index with other arrays that belong to no sample."""
+        return Index(self.fields, self.files, static, self.facts, self.post_process)
+
     def row_bytes(self, name: str) -> int:
         """Return the mean size of a sample of a field in memory, in bytes, with the elements of ragged ones.
 
