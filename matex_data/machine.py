@@ -287,6 +287,12 @@ def keep_freed_memory() -> None:
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
+def return_freed_memory() -> None:
+    """Give memory that this process has freed back to the system, as far as the GNU C library keeps it."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def free_memory() -> int:
     """Return the memory that each rank of this machine may still allocate, in bytes; ``sys.maxsize`` if unknown.
 

@@ -20,6 +20,7 @@ from matex_data.index.runs import Runs
 from matex_data.indexing import Reading, index_files, resolve_format, share_facts, text_of
 from matex_data.io.sessions import read_sessions
 from matex_data.lookups import refuse_hidden, with_weights
+from matex_data.machine import return_freed_memory
 from matex_data.mpi.communicator import Communicator
 from matex_data.reading.source import Source
 from matex_data.transforms.categories import requested_categories, without_categories
@@ -36,6 +37,7 @@ from matex_data.transforms.windows import window_shape
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+MANY_FILES = 10_000  # whose entries take megabytes before they are columns
 WITH_CATEGORIES = ("csv",)  # formats whose readers know all values of a column
 
 
@@ -225,6 +227,8 @@ def open_dataset(
     found = index_files(sessions.comm, given.files, reading, None if index is None else os.fspath(index))
     # The ranks of a machine have the paths of the index once.
     files: Sequence[str] = found.files.paths if given.files == found.files.paths else given.files
+    if len(files) >= MANY_FILES:
+        return_freed_memory()  # of the entries from which the columns were made
     opened = partial(Source, sessions, io=io, window_bytes=window_bytes, cache=None, on_error=on_error)
     made = assemble(request, found, reading.names, "sel" in options, opened)
     share_facts(sessions.comm, made.index.files)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -284,3 +285,15 @@ def test_threads_share_an_arena_unless_the_user_says_otherwise(tmp_path: Path, c
     )
     assert found.returncode == 0, found.stderr
     assert int(found.stdout) in arenas
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such call")
+def test_freed_memory_is_returned() -> None:
+    process = psutil.Process()
+    kept = [bytes(1000) for _ in range(200_000)]
+    used = process.memory_info().rss
+    last = kept[::1000]  # above the freed blocks, so that the C library keeps these
+    del kept
+    machine.return_freed_memory()
+    assert process.memory_info().rss < used - 100_000_000
+    assert len(last) == 200
