@@ -316,7 +316,15 @@ class Index:
 
     @property
     def first_row(self) -> Integers:
-        """First sample of each file, int64[files + 1]; at the end the number of all samples."""
+        """First sample of each file, int64[files + 1]; at the end the number of all samples.
+
+        Examples
+        --------
+        >>> from matex_data.abc import MemoryRows
+        >>> files = [FileIndex(f"{day}.bin", 2, {"t": MemoryRows(np.array([day, day + 0.5]))}) for day in (1, 2)]
+        >>> Index({"t": Field("t", (), np.dtype("f8"))}, files).first_row.tolist()
+        [0, 2, 4]
+        """
         return self.files.first_row
 
     def __len__(self) -> int:
@@ -342,7 +350,13 @@ class Index:
         return self if self.post_process is None else Index(self.fields, self.files, self.static, self.facts)
 
     def with_static(self, static: Mapping[str, Array]) -> Index:
-        """Return the index with other arrays that belong to no sample."""
+        """Return the index with other arrays that belong to no sample.
+
+        Examples
+        --------
+        >>> Index({}, []).with_static({"latitude": np.array([10.0, 20.0])}).static["latitude"].tolist()
+        [10.0, 20.0]
+        """
         return Index(self.fields, self.files, static, self.facts, self.post_process)
 
     def row_bytes(self, name: str) -> int:

@@ -130,7 +130,7 @@ def test_a_rank_exchanges_rows_with_few_others(stored: tuple[int, int, float]) -
 def test_a_sample_of_the_windows_shows_the_costs_of_all(ranks: int, chunk_bytes: int | None) -> None:
     """Two gigabytes of rows of 10 KB, in windows that are so small that many ranks share a lane."""
     data = scale.opened(Stored(2 * scale.GB, 10_000, chunk_bytes), window_bytes=16 << 20)
-    schedule = data._batch_schedule(16 * ranks, ranks, True, 1, "drop")
+    schedule = data._batching._batch_schedule(16 * ranks, ranks, True, 1, "drop")
     every, sample = (estimate_costs(data._source, schedule, ranks, effort=effort) for effort in (1 << 26, 1 << 15))
     assert every.exact and not sample.exact
     assert sample.amplification == pytest.approx(every.amplification, rel=0.08)
