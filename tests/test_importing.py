@@ -8,6 +8,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import pytest
 
 from tests.support.launch import ROOT
 
@@ -102,6 +103,7 @@ def test_the_first_data_set_prepares_the_process_once(tmp_path: Path) -> None:
     assert _run(USE, str(tmp_path / "x.h5")) == "['mallopt'] False"
 
 
+@pytest.mark.slow  # test_start shows it of ranks
 def test_training_starts_mpi_before_it_loads_tensorflow() -> None:
     """The other order hangs in ``MPI_Init`` with MPICH 5 under Slurm."""
     code = "import matex_data; matex_data.training.fit; names = list(sys.modules)\n"

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ("jpeg", "png", "tiff", "gif", "bmp", "webp", "fits")
 PARTICLES = ("root", "lhe", "hepmc", "openpmd", "tar", "manifest", "parquet", "arrow", "fits_table", "zarr")
 FORMATS = ("hdf5", "netcdf", "csv", "npy", "npz", "idx", "cifar", *IMAGES, *PARTICLES)
-QUICK = 60  # mutants of each format that are an ordinary test
+QUICK = 30  # mutants of each format that are an ordinary test
 
 
 def main() -> int:
