@@ -15,7 +15,7 @@ import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from mpi4py import MPI
 
@@ -45,18 +45,18 @@ def main(folder: Path) -> None:
     shared_memory.unlink()  # ranks may be killed
     _write_output_to(folder / f"rank{world.rank}.out")
     with (folder / f"rank{world.rank}.stacks").open("w") as stacks:
-        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         with Client(str(folder / "socket"), authkey=bytes.fromhex(os.environ.pop("MATEX_POOL_KEY"))) as parent:
             parent.send((world.rank, os.getpid()))
-            _serve(world, parent)
+            _serve(world, parent, stacks)
 
 
-def _serve(world: MPI.Intracomm, parent: Connection[Any, Any]) -> None:
+def _serve(world: MPI.Intracomm, parent: Connection[Any, Any], stacks: IO[str]) -> None:
     while True:
         try:
             timeout, task = parent.recv()
         except (EOFError, OSError):
             return
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)  # a task may have taken the signal
         faulthandler.dump_traceback_later(timeout + GRACE, exit=True)
         answer = _answer(world, task)
         faulthandler.cancel_dump_traceback_later()
