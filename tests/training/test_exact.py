@@ -250,9 +250,9 @@ def _reference(comm: Any, name: str) -> Any:
 
 
 QUICK = {
-    **dict.fromkeys(("accumulation", "eagerly", "embedding", "float16", "global_clipnorm", "masked"), 2),
-    **dict.fromkeys(("several_steps", "sum", "unused", "weighted"), 2),
-    **dict.fromkeys(("batch_norm", "none", "one_number", "own_clipping", "uneven"), 3),
+    **dict.fromkeys(("accumulation", "embedding", "float16", "global_clipnorm", "masked"), 2),
+    **dict.fromkeys(("several_steps", "unused", "weighted"), 2),
+    **dict.fromkeys(("batch_norm", "none", "own_clipping", "uneven"), 3),
 }
 """Numbers of ranks of the cases that run by default; on three ranks, batches are divided into unequal blocks."""
 

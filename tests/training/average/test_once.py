@@ -112,7 +112,7 @@ def _alone(comm: MPI.Intracomm, kind: str) -> list[Any]:
 
 @pytest.mark.openmpi
 @pytest.mark.rank_counts(2, slow=(3,))
-@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize("eagerly", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", STEP_KINDS)
 def test_what_a_step_computes_from_averages_is_not_sent(ranks: Pools, pool: Pool, kind: str, eagerly: bool) -> None:
     (expected,) = ranks(1).run(_alone, kind)

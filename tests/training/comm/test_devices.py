@@ -77,12 +77,14 @@ def test_each_rank_takes_its_own_gpu_before_tensorflow_starts(tmp_path: Path) ->
     assert "GPU" not in stderr
 
 
+@pytest.mark.slow
 def test_more_ranks_than_gpus_share_them(tmp_path: Path) -> None:
     lines, stderr = _run(tmp_path, 3, 2)
     assert lines[-3:] == ["RANK 0 ['GPU:0']", "RANK 1 ['GPU:1']", "RANK 2 ['GPU:0']"]
     assert len(re.findall("3 ranks on .* share 2 GPUs", stderr)) == 1
 
 
+@pytest.mark.slow
 def test_the_choice_of_the_script_stays(tmp_path: Path) -> None:
     assert _run(tmp_path, 2, 3, "script")[0] == ["RANK 0 ['GPU:1', 'GPU:2']", "RANK 1 ['GPU:1', 'GPU:2']"]
 

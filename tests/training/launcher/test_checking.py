@@ -57,9 +57,8 @@ LOUD: dict[str, str] = {
 """Cases whose numbers may differ, since the change shows after the step that it concerns; or that are refused."""
 
 QUICK = (
-    *("growing_term", "switched_by_attribute", "running_mean", "applied_if_loss_is_large", "another_order_and_mixing"),
-    *("proven_on_own_shards", "mixing_on_own_shards", "sums_and_counts", "test_step_that_mixes", "metric_of_pairs"),
-    *("evaluate_in_a_callback", "graphs_of_several_sizes", "predictions_that_mix"),
+    *("growing_term", "switched_by_attribute", "applied_if_loss_is_large", "another_order_and_mixing"),
+    *("proven_on_own_shards", "sums_and_counts", "test_step_that_mixes", "metric_of_pairs"),
 )
 MORE = tuple(name for name in (*EQUAL, *LOUD) if name not in QUICK)
 GROUPS = (QUICK, MORE[: len(MORE) // 2], MORE[len(MORE) // 2 :])

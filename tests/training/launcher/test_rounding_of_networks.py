@@ -63,7 +63,7 @@ def _checked(comm: MPI.Intracomm, loss: str) -> tuple[bool, float]:
 @pytest.mark.rank_counts(2, slow=(3,))
 @pytest.mark.parametrize(
     ("loss", "whole"),
-    [("mean", False), pytest.param("sum", False, marks=pytest.mark.slow), ("of neighbors", True)],
+    [*(pytest.param(loss, False, marks=pytest.mark.slow) for loss in ("mean", "sum")), ("of neighbors", True)],
 )
 def test_rounding_is_told_from_wrong_gradients(pool: Pool, loss: str, whole: bool) -> None:
     assert pool.run(_checked, loss) == [(whole, 0.0)] * pool.size

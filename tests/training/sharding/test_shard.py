@@ -104,13 +104,11 @@ def _trained(comm: Any, rows: int, case: str) -> list[Any]:
 
 
 LOOPS = [
-    ("graph", 36),
-    pytest.param("graph", 41, marks=pytest.mark.slow),
+    *(pytest.param("graph", rows, marks=pytest.mark.slow) for rows in (36, 41)),
     ("graph", 37),
     ("eager", 37),
     ("inner", 41),
-    ("left", 37),
-    ("mapped", 41),
+    *(pytest.param(case, rows, marks=pytest.mark.slow) for case, rows in (("left", 37), ("mapped", 41))),
 ]
 
 
