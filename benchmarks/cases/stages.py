@@ -17,6 +17,7 @@ TITLES = {
 }
 OF_ONE, OF_DATA, OF_DEEP = 0.7, 0.5, 0.7
 RANKS = 2
+DEEP_LIMIT = 1800.0  # seconds to build and trace a network of 1,001 layers and take its steps
 
 
 def _readers(function: str) -> list[Reader]:
@@ -53,9 +54,9 @@ def memory(setup: Setup) -> Measured:
 def deep(setup: Setup) -> Measured:
     """Measure the first steps of a ResNet of 1,001 layers on two and four ranks, and in one process."""
     readers = [
-        Reader("two stages", "ours", "stages.memory", {"way": "stages"}, ranks=2, pinned=True),
-        Reader("four stages", "ours", "stages.memory", {"way": "stages"}, ranks=4, pinned=True),
-        Reader("one process, one core", "ceiling", "stages.memory", {"way": "one"}, pinned=True),
+        Reader("two stages", "ours", "stages.memory", {"way": "stages"}, ranks=2, pinned=True, limit=DEEP_LIMIT),
+        Reader("four stages", "ours", "stages.memory", {"way": "stages"}, ranks=4, pinned=True, limit=DEEP_LIMIT),
+        Reader("one process, one core", "ceiling", "stages.memory", {"way": "one"}, pinned=True, limit=DEEP_LIMIT),
     ]
     results = interleaved_afresh(stages.task_of("deep"), readers, 1)
     names = ("megabytes", "built", "first", "later")

@@ -21,7 +21,7 @@ import psutil
 from benchmarks.harness.data import Task
 
 ROOT = Path(__file__).resolve().parents[2]
-TIME_LIMIT = 300.0  # seconds for one answer
+TIME_LIMIT = 300.0  # seconds for one answer, where a reader does not say another
 END_LIMIT = 20.0  # seconds to end in
 LAST_WORDS = 3000  # characters of a failed reader's output
 SETTINGS = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "GRPC_VERBOSITY": "NONE"}
@@ -43,6 +43,7 @@ class Reader:
     launcher : arguments of ``matex`` that start the process as a script; empty: none.
     environment : variables of the process.
     polls : the processes use their cores also while they wait for a request, so they are stopped until then.
+    limit : seconds for one answer.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Reader:
     launcher: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     polls: bool = False
+    limit: float = TIME_LIMIT
 
 
 @dataclass
@@ -174,7 +176,7 @@ class _Running:
         return [first, *first.children(recursive=True)]
 
     def _line(self) -> dict[str, Any]:
-        timer = Timer(TIME_LIMIT, self.process.terminate)
+        timer = Timer(self.reader.limit, self.process.terminate)
         timer.start()
         try:
             line = self.process.stdout.readline()
@@ -183,7 +185,7 @@ class _Running:
         if not line.strip():  # mpiexec writes an empty line when its ranks end
             self.talk.seek(0)
             last = self.talk.read()[-LAST_WORDS:]
-            raise RuntimeError(f"{self.reader.name}: ended, or did not answer within {TIME_LIMIT:g} s\n{last}")
+            raise RuntimeError(f"{self.reader.name}: ended, or did not answer within {self.reader.limit:g} s\n{last}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
