@@ -44,10 +44,11 @@ def main(folder: Path) -> None:
     world.Barrier()  # before the parent accepts the ranks one by one
     shared_memory.unlink()  # ranks may be killed
     _write_output_to(folder / f"rank{world.rank}.out")
-    with (folder / f"rank{world.rank}.stacks").open("w") as stacks:
-        with Client(str(folder / "socket"), authkey=bytes.fromhex(os.environ.pop("MATEX_POOL_KEY"))) as parent:
-            parent.send((world.rank, os.getpid()))
-            _serve(world, parent, stacks)
+    stacks = folder / f"rank{world.rank}.stacks"
+    key = bytes.fromhex(os.environ.pop("MATEX_POOL_KEY"))
+    with stacks.open("w") as file, Client(str(folder / "socket"), authkey=key) as parent:
+        parent.send((world.rank, os.getpid()))
+        _serve(world, parent, file)
 
 
 def _serve(world: MPI.Intracomm, parent: Connection[Any, Any], stacks: IO[str]) -> None:

@@ -79,7 +79,9 @@ def _loop(comm: Any, delays: dict[int, float], strategy: Any = "chained", pause:
 
 
 @pytest.mark.rank_counts(2, slow=(3,))
-@pytest.mark.parametrize("strategy", ["chained", *(pytest.param(name, marks=pytest.mark.slow) for name in ("funneled", "concurrent"))])
+@pytest.mark.parametrize(
+    "strategy", ["chained", *(pytest.param(other, marks=pytest.mark.slow) for other in ("funneled", "concurrent"))]
+)
 def test_a_slow_rank_is_named_once_by_rank_0(pool: Pool, strategy: str) -> None:
     first, *others = pool.run(_loop, {1: SLEEP}, strategy)
     assert len(first) == 1
