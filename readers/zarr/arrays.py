@@ -23,7 +23,12 @@ TEXT = np.dtype(object)
 _TEXT_CODECS = ("vlen-utf8", "vlen-bytes")
 _TYPES = {"bool": "?", "float16": "f2", "float32": "f4", "float64": "f8", "complex64": "c8", "complex128": "c16"}
 _TYPES |= {f"{kind}{8 * n}": f"{kind[0]}{n}" for kind in ("int", "uint") for n in (1, 2, 4, 8)}
-_KNOWN_CODECS = ("blosc", "zstd", "gzip", "crc32c")  # what decoding needs is in the data
+_COMPRESSORS = {
+    "blosc": {"typesize", "cname", "clevel", "shuffle", "blocksize"},
+    "zstd": {"level", "checksum"},
+    "gzip": {"level"},
+}
+"""Options of the codecs of version 3 whose encoded data have all that decoding needs."""
 DIMENSIONS = "_ARRAY_DIMENSIONS"  # attribute of version 2, by which xarray names the axes
 
 
@@ -194,13 +199,17 @@ def _stages(
         elif name == "bytes":
             dtype = dtype.newbyteorder(">" if options.get("endian") == "big" else "<")
         else:
+            if name in _COMPRESSORS and not isinstance(codec.get("configuration"), Mapping):
+                raise ValueError(f"the codec {name!r} without configuration")
             stages.append(json.dumps(_numcodec(name, options), sort_keys=True))
     return dtype, order, stages
 
 
 def _numcodec(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration of numcodecs for a codec of version 3."""
-    if name in (*_KNOWN_CODECS, *_TEXT_CODECS):
+    if unknown := set(options) - _COMPRESSORS.get(name, set(options)):
+        raise ValueError(f"unknown options {sorted(unknown)} of the codec {name!r}")
+    if name in (*_COMPRESSORS, *_TEXT_CODECS, "crc32c"):
         return {"id": name}
     if name.startswith("numcodecs."):
         return {**options, "id": name.removeprefix("numcodecs.")}

@@ -241,12 +241,19 @@ def _damaged(path: Path) -> dict[str, Path]:
     """Return stores with one damage each."""
     good = write(path / "good.zarr", arrays(60), 3, sharded=True)
     found = {}
-    for name in ("metadata", "length", "codec", "index", "beyond", "text"):
+    for name in ("metadata", "length", "codec", "option", "bare", "index", "beyond", "text"):
         found[name] = Path(shutil.copytree(good, path / f"{name}.zarr"))
     (found["metadata"] / "image" / "zarr.json").write_text("{")
-    for name, old, new in (("length", "60", '"many"'), ("codec", "zstd", "zst")):
+    for name, old, new in (
+        ("length", "60", '"many"'),
+        ("codec", "zstd", "zst"),
+        ("option", '"checksum"', '"checksun"'),
+    ):
         file = found[name] / "event" / "zarr.json"
         file.write_text(file.read_text().replace(old, new))
+    file = found["bare"] / "event" / "zarr.json"
+    before, name, after = file.read_text().partition('"zstd"')
+    file.write_text(before + name + after.replace("configuration", "configurati0n", 1))
     shard = found["index"] / "event" / "c" / "0"
     shard.write_bytes(shard.read_bytes()[:-1] + b"\0")
     shard = found["beyond"] / "event" / "c" / "1"
@@ -263,6 +270,8 @@ MESSAGES = {
     "metadata": "the metadata are damaged",
     "length": "the metadata of an array are damaged",
     "codec": "the codec 'zst'",
+    "option": "unknown options ['checksun'] of the codec 'zstd'",
+    "bare": "the codec 'zstd' without configuration",
     "index": "the index of a shard is damaged",
     "beyond": "a chunk lies beyond its shard",
     "text": "a chunk does not decode",
