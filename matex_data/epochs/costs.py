@@ -18,7 +18,7 @@ from matex_data.epochs.epochs import (
     WINDOWS_IN_MEMORY,
     exchanged_steps,
     mean_block_bytes,
-    read_ahead_steps,
+    steps_within,
 )
 from matex_data.index.cache import ChunkCache
 from matex_data.index.library import MemoryRows
@@ -247,9 +247,7 @@ class _Access(ABC):
     @property
     def read_steps(self) -> int:
         """Return the steps that a rank reads at once, if it has some gigabytes of memory."""
-        schedule = self.schedule
-        step_bytes = max(1, schedule.batch_size // self.ranks * self.source.row_bytes)
-        return read_ahead_steps(schedule.steps, schedule.window_steps, READ_BYTES // step_bytes)
+        return steps_within(READ_BYTES, self.source, self.schedule, self.ranks)
 
     @abstractmethod
     def window(self, rank: int, number: int, ranks: int) -> tuple[Runs, Integers, int]:

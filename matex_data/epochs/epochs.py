@@ -35,6 +35,7 @@ EXCHANGE_BYTES = 16 << 20  # of one exchange of a rank, about, at most; a dozen 
 WINDOWS_IN_MEMORY = 6  # consumed, waiting, read, decoded, planned, and one that is freed late
 READS_IN_MEMORY = 64  # that the memory of a rank would hold; several are under way at once
 SHARED_BLOCKS = 4  # that the cache of a rank holds, where it reads blocks for all: those which windows have begun
+ORDERED_SAMPLES = 1 << 22  # of a lane, whose order is computed at once, however few of them a rank owns
 LEAST_READS = 6  # of an epoch, so that one is read while another is decoded and a third one is consumed
 
 
@@ -59,6 +60,14 @@ def read_ahead_steps(steps: int, window_steps: int, most: int) -> int:
     return window_steps * -(-windows // reads)
 
 
+def steps_within(nbytes: int, source: Source, schedule: Schedule, ranks: int) -> int:
+    """Return the steps of about ``nbytes`` of a rank: whole windows, of whose order no rank computes much at once."""
+    most = nbytes // max(1, schedule.batch_size // ranks * source.row_bytes)
+    if schedule.seed is not None and not schedule.uniform:
+        most = min(most, ORDERED_SAMPLES // max(1, schedule.batch_size // schedule.lanes))
+    return read_ahead_steps(schedule.steps, schedule.window_steps, most)
+
+
 class Epochs(ABC):
     """Loaded windows of one rank, epoch by epoch.
 
@@ -76,8 +85,7 @@ class Epochs(ABC):
         self.source = source
         self.schedule = schedule
         self.rank, self.size = source.comm.rank, source.comm.size
-        step_bytes = max(1, schedule.batch_size // self.size * source.row_bytes)
-        self.read_steps = read_ahead_steps(schedule.steps, schedule.window_steps, read_bytes(source.comm) // step_bytes)
+        self.read_steps = steps_within(read_bytes(source.comm), source, schedule, self.size)
 
     @abstractmethod
     def windows(self, epoch: int, start: int) -> Iterator[LoadedWindow]:
@@ -176,8 +184,7 @@ class SharedEpochs(StreamedEpochs):
 
 def exchanged_steps(source: Source, schedule: Schedule, ranks: int) -> int:
     """Return the steps whose rows the ranks exchange at once: whole windows of the schedule."""
-    step_bytes = max(1, schedule.batch_size // ranks * source.row_bytes)
-    return read_ahead_steps(schedule.steps, schedule.window_steps, EXCHANGE_BYTES // step_bytes)
+    return steps_within(EXCHANGE_BYTES, source, schedule, ranks)
 
 
 def mean_block_bytes(source: Source, schedule: Schedule) -> int:

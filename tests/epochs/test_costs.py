@@ -18,6 +18,7 @@ from benchmarks.cases import scale
 from benchmarks.cases.scale import Stored
 from matex_data import PartitionError
 from matex_data.epochs.costs import estimate_costs
+from matex_data.epochs.epochs import ORDERED_SAMPLES, READ_BYTES, steps_within
 from matex_data.io.counters import process_profile
 from tests.support.ranks import Pool, Pools
 
@@ -113,6 +114,15 @@ def test_rows_of_a_block_are_read_as_one_where_many_ranks_need_one_each() -> Non
     assert many.mean_read_bytes > 250_000 and many.amplification < 1.05
     data._source.shared = False
     assert data.read_plan(640_000, ranks=10_000).mean_read_bytes < 25_000
+
+
+def test_the_order_of_few_samples_is_computed_at_once() -> None:
+    """Rows of 112 bytes for 10,000 ranks: what a rank reads at once is part of a window of all ranks, or of many."""
+    data = scale.opened(Stored(10**12, 112, 40 * 10**6), window_bytes=128 << 20)
+    schedule = data._batching._batch_schedule(640_000, 10_000, True, 1, "drop")
+    steps = steps_within(READ_BYTES, data._source, schedule, 10_000)
+    assert schedule.lanes == 1
+    assert schedule.window_steps <= steps <= ORDERED_SAMPLES // 640_000
 
 
 @pytest.mark.parametrize("stored", [(10, 160_000, 40), (10, 160_000, 2.56), (10, 10_000, 2.5)])
