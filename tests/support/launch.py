@@ -83,7 +83,7 @@ def run_script(
     ranks: int,
     script: Path | str,
     *args: str,
-    timeout: float = 60,
+    timeout: float = 150,
     env: Mapping[str, str] | None = None,
     forked: bool = True,
 ) -> Completed:
