@@ -61,7 +61,18 @@ def read_ahead_steps(steps: int, window_steps: int, most: int) -> int:
 
 
 def steps_within(nbytes: int, source: Source, schedule: Schedule, ranks: int) -> int:
-    """Return the steps of about ``nbytes`` of a rank: whole windows, of whose order no rank computes much at once."""
+    """Return the steps that a rank reads at once.
+
+    Every rank computes the order of whole lanes: at once of no more than ``ORDERED_SAMPLES`` samples of each, or of one
+    window.
+
+    Parameters
+    ----------
+    nbytes : of a rank's samples, about, at most; a single window may exceed it.
+    source : the opened files.
+    schedule : order of the samples.
+    ranks : number of ranks.
+    """
     most = nbytes // max(1, schedule.batch_size // ranks * source.row_bytes)
     if schedule.seed is not None and not schedule.uniform:
         most = min(most, ORDERED_SAMPLES // max(1, schedule.batch_size // schedule.lanes))

@@ -171,7 +171,11 @@ def text_columns(unit: Unit) -> list[FitsColumn | tuple[str, str]]:
         is_whole = form[1] == "I" and scale == 1 and zero == 0 and null is None
         dtype = np.dtype(("i2" if int(form[2]) <= 4 else "i4" if int(form[2]) <= 9 else "i8") if is_whole else "f8")
         text = None if null is None else str(null).strip().encode()
-        found.append(FitsColumn(*label, dtype, TextNumbers(dtype, text, float(scale), float(zero))))
+        found.append(
+            FitsColumn(
+                *label, dtype, TextNumbers(dtype, text, b"0" if form[1] == "I" else b"nan", float(scale), float(zero))
+            )
+        )
     return found
 
 
@@ -230,18 +234,21 @@ class TextNumbers:
     ----------
     dtype : of the numbers.
     null : text of a missing number, without blanks; None: there is none.
+    blank : text that a blank field stands for: zero among integers (FITS 4.0, section 7.2.5), a missing real number.
     scale, zero : the number is ``text * scale + zero``.
     """
 
     dtype: np.dtype[Any]
     null: bytes | None
+    blank: bytes
     scale: float
     zero: float
 
     def __call__(self, rows: Array, out: Array) -> None:
-        texts = np.strings.strip(np.ascontiguousarray(rows))
-        is_missing = texts == (b"" if self.null is None else self.null)
-        texts = np.where(is_missing | (texts == b""), b"0", np.strings.replace(texts, b"D", b"E"))
+        stored = np.strings.strip(np.ascontiguousarray(rows))
+        texts = np.where(stored == b"", self.blank, np.strings.replace(stored, b"D", b"E"))
+        if self.null is not None:
+            texts = np.where(stored == self.null, b"nan", texts)
         try:
             numbers = texts.astype(self.dtype)
         except (ValueError, OverflowError) as error:
@@ -249,6 +256,4 @@ class TextNumbers:
             raise DecodeError("a text is no number", expected=self.dtype, found=error, remedy=remedy) from error
         if self.dtype.kind == "f":
             numbers = numbers * self.scale + self.zero
-            if self.null is not None:
-                numbers[is_missing] = np.nan
         out[...] = numbers

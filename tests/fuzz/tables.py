@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from astropy.io import fits
 
@@ -40,8 +41,13 @@ def write_fits(folder: Path) -> list[Path]:
 
 
 def read_fits(path: Path) -> dict[str, Any]:
-    """Return the columns by astropy."""
-    return fits_reader.expected(str(path))
+    """Return the columns by astropy, whose texts do not end with a NUL as those of the standard do."""
+    found = fits_reader.expected(str(path))
+    for name, values in found.items():
+        if values.dtype.kind == "S":
+            texts = [text.partition(b"\0")[0] for text in values.ravel().tolist()]
+            found[name] = np.array(texts, values.dtype).reshape(values.shape)
+    return found
 
 
 def write_zarr(folder: Path) -> list[Path]:

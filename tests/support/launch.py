@@ -24,6 +24,8 @@ import pytest
 from tests.support import shared_memory
 
 ROOT = Path(__file__).resolve().parents[2]
+TIME_LIMIT = 150.0
+"""Seconds for a script or a task of ranks: many times what one takes on a machine that does nothing else."""
 FORK_SERVER = Path(__file__).with_name("fork_server.py")
 
 _SETTINGS = {
@@ -83,7 +85,7 @@ def run_script(
     ranks: int,
     script: Path | str,
     *args: str,
-    timeout: float = 150,
+    timeout: float = TIME_LIMIT,
     env: Mapping[str, str] | None = None,
     forked: bool = True,
 ) -> Completed:

@@ -18,13 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import rank_worker
-from tests.support.launch import ROOT, environment, fork_client, kill, mpiexec
+from tests.support.launch import ROOT, TIME_LIMIT, environment, fork_client, kill, mpiexec
 from tests.support.rank_worker import Answer
 
 START_LIMIT = 120.0
 """Seconds for a pool to start."""
-TASK_LIMIT = 150.0
-"""Seconds for a task: many times what one takes on a machine that does nothing else."""
 PEER_LIMIT = 20.0
 """Seconds left to the other ranks after one has raised an exception."""
 ALIVE = 4
@@ -71,7 +69,7 @@ class Pool:
         """Return whether the processes run."""
         return self._workers is not None
 
-    def run(self, function: Task, *args: Any, timeout: float = TASK_LIMIT, **kwargs: Any) -> list[Any]:
+    def run(self, function: Task, *args: Any, timeout: float = TIME_LIMIT, **kwargs: Any) -> list[Any]:
         """Run ``function(comm, *args, **kwargs)``, which is a module's, on all ranks; return its results by rank.
 
         Raises
@@ -86,7 +84,7 @@ class Pool:
             raise RanksFailed(_report(title, answers, self._workers.output()))
         return _values(answers)
 
-    def outcomes(self, function: Task, *args: Any, timeout: float = TASK_LIMIT, **kwargs: Any) -> list[Any]:
+    def outcomes(self, function: Task, *args: Any, timeout: float = TIME_LIMIT, **kwargs: Any) -> list[Any]:
         """Like ``run``, but return the exception of a rank that raised instead of raising it here."""
         __tracebackhide__ = True
         return _values(self._ask(function, args, kwargs, timeout))

@@ -151,6 +151,22 @@ def test_ascii_tables(tmp_path: Path) -> None:
         same(data[name], values)
 
 
+@pytest.mark.parametrize("null", [None, "-99", ""])
+def test_blank_numbers_of_ascii_tables(tmp_path: Path, null: str | None) -> None:
+    """A blank integer is 0 (FITS 4.0, section 7.2.5); a blank real number is missing, as astropy has it."""
+    path = str(tmp_path / "a.fits")
+    texts = [C("whole", "A7", array=["     12", "", "    -99"]), C("real", "A9", array=["    1.5  ", "", "  -99    "])]
+    fits.TableHDU.from_columns(texts).writeto(path)
+    for number, form in ((1, "I7"), (2, "F9.3")):
+        fits.setval(path, f"TFORM{number}", value=form, ext=1)
+    if null is not None:
+        fits.setval(path, "TNULL2", value=null, ext=1)
+    data = read(path)
+    same(data["whole"], np.array([12, 0, -99], "i4"))
+    same(data["real"], expected(path)["real"])
+    same(data["real"], np.array([1.5, np.nan, np.nan if null == "-99" else -99]))
+
+
 def test_cubes(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     cube = rng.integers(0, 2**16, (6, 5, 4)).astype("u2")
