@@ -23,7 +23,7 @@ from matex_data.io import files
 from matex_data.readers.images.folders import files as image_files
 from matex_data.reading import plan, pool
 
-ROWS, WIDTH, DELAY = 4096, 256, 0.005
+ROWS, WIDTH = 4096, 256
 
 
 @pytest.fixture(params=[1, 2])
@@ -36,19 +36,22 @@ def decoding_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 
 
 class _Slow:
-    """Function that waits before it runs, and counts how often it runs at a time."""
+    """Function that counts how often it runs at a time, and runs only when it has once run more than ``few`` times.
 
-    def __init__(self, function: Any) -> None:
-        self._function, self._lock = function, threading.Lock()
+    A call waits for the others for ten seconds at most: on a machine that pauses, too, they meet.
+    """
+
+    def __init__(self, function: Any, few: int) -> None:
+        self._function, self._few, self._change = function, few, threading.Condition()
         self.calls = self.running = self.most = 0
 
     def __call__(self, *arguments: Any) -> Any:
-        with self._lock:
+        with self._change:
             self.calls += 1
             self.running += 1
             self.most = max(self.most, self.running)
-        time.sleep(DELAY)
-        with self._lock:
+            self._change.notify_all()
+            self._change.wait_for(lambda: self.most > self._few, 10)
             self.running -= 1
         return self._function(*arguments)
 
@@ -65,7 +68,7 @@ def test_reads_wait_side_by_side(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoding_threads: int, options: dict[str, Any]
 ) -> None:
     x = _write(tmp_path / "x.h5", **options)
-    slow = _Slow(files._OpenFile.read)
+    slow = _Slow(files._OpenFile.read, decoding_threads)
     monkeypatch.setattr(files._OpenFile, "read", lambda opened, task: slow(opened, task))
     monkeypatch.setattr(files._OpenFile, "has_cached", lambda opened, offset: False)
     data = md.open_dataset(tmp_path / "x.h5", comm=MPI.COMM_SELF, inputs="x", block_bytes=16 << 10)
@@ -104,7 +107,7 @@ def test_images_wait_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for number in range(160):
         Image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(tmp_path / f"{number:03}.png")
     data = md.open_dataset(tmp_path, comm=MPI.COMM_SELF, inputs="image")
-    slow = _Slow(image_files.read_file)
+    slow = _Slow(image_files.read_file, decoding_threads)
     monkeypatch.setattr(image_files, "read_file", slow)
     batches = list(data.batches(80, shuffle=True, seed=1))
     assert sorted(int(image[0, 0, 0]) for batch in batches for image in batch) == list(range(160))
@@ -152,7 +155,7 @@ def test_other_files_open_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     paths = [str(tmp_path / f"{number}.bin") for number in range(8)]
     for path in paths[:-1]:
         Path(path).write_bytes(b"x")
-    slow = _Slow(files._OpenFile)
+    slow = _Slow(files._OpenFile, 1)
     monkeypatch.setattr(files, "_OpenFile", slow)
     opened = files.Files(files.Communicator(), paths, "independent")
     futures = [pool.submit(opened._opened, number, pool=pool.readers()) for number in range(7) for _ in range(3)]
