@@ -16,6 +16,7 @@ from matex_data.memory import NAME, digest, index_arrays, is_in_memory
 from matex_data.mpi.communicator import Communicator
 from matex_data.paths import existing_files, natural_sorted, numbered, partitioned_files
 from matex_data.readers import data_folders, files_of_folder, folder_format, refuse_folder
+from matex_data.storage import objects
 
 Arrays = Any
 """Dict of arrays, ``pandas.DataFrame`` or ``xarray.Dataset``."""
@@ -126,7 +127,10 @@ def expand(paths: Paths, format: str | None = None) -> list[str]:
     """
     all_paths = [paths] if isinstance(paths, str | os.PathLike) else paths
     given = [one for path in all_paths for one in _numbered(os.fspath(path))]
-    files = existing_files(given)
+    urls = [path for path in given if objects.is_url(path)]
+    for url in urls:
+        objects.check_url(url)
+    files = existing_files([path for path in given if not objects.is_url(path)])
     expanded = [file for path in given for file in ([path] if path in files else _expand_one(path, format))]
     if not expanded:
         raise DataError("the list of files is empty", expected="at least one path", found=paths)
@@ -134,10 +138,46 @@ def expand(paths: Paths, format: str | None = None) -> list[str]:
 
 
 def _numbered(path: str) -> list[str]:
-    return numbered(path) if "{" in path and not Path(path).exists() else [path]
+    return numbered(path) if "{" in path and (objects.is_url(path) or not Path(path).exists()) else [path]
+
+
+def _expand_url(url: str, format: str | None) -> list[str]:
+    """Return the objects of a URL, which may be a pattern or a folder, sorted."""
+    try:
+        if objects.is_object(url):
+            return [url]
+        if objects.has_wildcard(url):
+            found, folders = objects.matching(url)
+            files = [*found, *data_folders(folders)]
+        else:
+            if folder_format(url, format):
+                return [url.rstrip("/")]
+            names = [name for name in objects.names_below(url) if _is_partitioned(name)]
+            files = files_of_folder([f"{url.rstrip('/')}/{name}" for name in names])
+    except OSError as error:
+        raise DataError(
+            "the store cannot be read",
+            file=url,
+            found=error,
+            remedy="set the variables of the store: docs/guides/stores.md",
+        ) from error
+    if not files:
+        remedy = "check the name of the bucket, and the path in it"
+        raise DataError(
+            "there are no such objects", file=url, expected="an object, a folder or a pattern", remedy=remedy
+        )
+    return natural_sorted(files)
+
+
+def _is_partitioned(name: str) -> bool:
+    """Return whether a file lies in a folder itself, or in its partitions, folders such as ``year=2020``."""
+    *folders, file = name.split("/")
+    return not file.startswith(".") and all("=" in folder and not folder.startswith(".") for folder in folders)
 
 
 def _expand_one(path: str, format: str | None) -> list[str]:
+    if objects.is_url(path):
+        return _expand_url(path, format)
     location = Path(path)
     if location.is_file():
         return [path]

@@ -21,7 +21,7 @@ from matex_data.ahead import made_ahead
 from matex_data.errors import DataError, FormatError
 from matex_data.index import stored
 from matex_data.index.files import FileColumns, FileColumnsBuilder, FileTable
-from matex_data.index.model import Index, check_same
+from matex_data.index.model import FileIndex, Index, check_same
 from matex_data.index.stamps import Stamp
 from matex_data.io.ranks import MpiRanks
 from matex_data.mpi.communicator import Communicator, pickle_error
@@ -29,6 +29,7 @@ from matex_data.mpi.shared import share
 from matex_data.readers import collective_reader, detect, folder_format, index_another, read_head, reader
 from matex_data.readers.formats import GROUP, format_named
 from matex_data.sampling.schedule import rank_range
+from matex_data.storage.files import size_of
 
 NETCDF = "netcdf"  # the format whose samples have a coordinate
 MOST_NAMED = 5  # files in a warning
@@ -339,17 +340,25 @@ def _index_one(
     else:
         index = index_another(path, reading.names, first_format, reading.options, named=reading.format is not None)
     for file in index.files:
-        size = -1 if file.path != path else Path(path).stat().st_size if file.stamp is None else file.stamp.size
-        for name in index.fields:
-            end = file.layouts[name].end()
-            if file.path == path and end > size:
-                raise FormatError(
-                    "the file is truncated",
-                    file=path,
-                    field=name,
-                    byte=size,
-                    expected=f"{end} bytes",
-                    found=f"{size} bytes",
-                    remedy="copy it again from its source",
-                )
+        if file.path == path:
+            _check_size(file)
     return index
+
+
+def _check_size(file: FileIndex) -> None:
+    """Raise ``FormatError`` if a layout reaches beyond the end of its file."""
+    ends = {name: layout.end() for name, layout in file.layouts.items()}
+    if not any(ends.values()):
+        return  # a folder, or a file of which the layouts open others
+    size = size_of(file.path) if file.stamp is None else file.stamp.size
+    for name, end in ends.items():
+        if end > size:
+            raise FormatError(
+                "the file is truncated",
+                file=file.path,
+                field=name,
+                byte=size,
+                expected=f"{end} bytes",
+                found=f"{size} bytes",
+                remedy="copy it again from its source",
+            )

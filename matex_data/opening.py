@@ -79,10 +79,11 @@ def open_dataset(
 
     Parameters
     ----------
-    paths : str, path, or list of these. A path, a glob or a directory. The files of a glob or a directory are sorted by
-        name, with numbers by value: file2 before file10. ``"train-{000..255}.tar"`` stands for as many files. Or arrays
-        in memory, equal on all ranks: a dict of arrays by name, a ``pandas.DataFrame``, or an ``xarray.Dataset``, with
-        ``sample_dim=`` if its samples are not along the first dimension of its first variable.
+    paths : str, path, or list of these. A path, a glob or a directory, also as the URL of a store of objects, such as
+        ``"s3://bucket/run-*.h5"``. The files of a glob or a directory are sorted by name, with numbers by value: file2
+        before file10. ``"train-{000..255}.tar"`` stands for as many files. Or arrays in memory, equal on all ranks: a
+        dict of arrays by name, a ``pandas.DataFrame``, or an ``xarray.Dataset``, with ``sample_dim=`` if its samples
+        are not along the first dimension of its first variable.
     format : str, such as "hdf5". None: detected from the first bytes of the files, then from their suffix.
     inputs, targets : str, or list of str. Names of fields. Neither: an element is a dict of all fields. Only inputs:
         ``x``. Both: ``(x, y)``. A list gives a dict by name, and so does a pattern such as ``"Muon_*"``, which stands

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 from matex_data.errors import DataError, FieldNotFound, FormatError
@@ -36,6 +35,8 @@ from matex_data.readers.options import check_options
 from matex_data.readers.unsupported import PROBLEM
 from matex_data.readers.unsupported_formats import UNSUPPORTED
 from matex_data.sampling.schedule import rank_range
+from matex_data.storage.files import is_folder, open_binary
+from matex_data.storage.objects import is_url
 
 if __name__ != "matex_data.readers":
     raise ImportError("import this package as matex_data.readers: two copies of a class would be two classes")
@@ -84,7 +85,7 @@ def folder_format(path: str, name: str | None = None) -> str | None:
     ----------
     name : of the format that the user asks for; None: any.
     """
-    if not Path(path).is_dir():
+    if not is_folder(path):
         return None
     if name is not None:
         return name if format_named(name).folder is not None else None
@@ -231,7 +232,7 @@ def _kind_of_open_hdf5(path: str, opened: ExitStack) -> str | None:
 def read_head(path: str) -> bytes:
     """Return the first `HEAD_BYTES` of a file; raise ``DataError`` if it cannot be read."""
     try:
-        with Path(path).open("rb") as file:
+        with open_binary(path) as file:
             return file.read(HEAD_BYTES)
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error
@@ -309,6 +310,7 @@ def _indexed(
 ) -> Index:
     """Return what a reader returns, with the stamp: taken before the file is opened, so that a change shows."""
     check_options(name, function, options, leading=2)
+    _check_place(name, path)
     try:
         found = _with_patterns(names, path, lambda chosen: function(path, chosen, **options))
         return found.with_stamps({path: stamp})
@@ -337,6 +339,7 @@ def collective_reader(name: str) -> Reader | None:
         paths: Sequence[str], names: Sequence[str] | None, ranks: IndexingRanks, /, **options: Any
     ) -> Index:
         check_options(name, function, options, leading=3)
+        _check_place(name, paths[0])
         own = {path: _stamp(path) for path in paths[slice(*rank_range(len(paths), ranks.rank, ranks.size))] if stamped}
         stamping = StampingRanks(ranks, own)
         index = _with_patterns(names, paths[0], lambda chosen: function(paths, chosen, stamping, **options))
@@ -345,6 +348,18 @@ def collective_reader(name: str) -> Reader | None:
         return index.with_stamps({path: stamp for stamps in ranks.allgather(own) for path, stamp in stamps.items()})
 
     return index_collectively
+
+
+def _check_place(name: str, path: str) -> None:
+    """Raise ``FormatError`` if the file is in a store of objects, and the reader does not read these."""
+    if is_url(path) and not format_named(name).remote:
+        able = [other for other, format in all_formats().items() if format.remote]
+        raise FormatError(
+            f"files of the format {name!r} are not read from a store of objects",
+            file=path,
+            expected=f"one of the formats {', '.join(able)}",
+            remedy="copy the files to a file system that all ranks see, or write them in one of these formats",
+        )
 
 
 def _with_patterns(names: Sequence[str] | None, path: str, read: Callable[[Sequence[str] | None], Index]) -> Index:

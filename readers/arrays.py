@@ -7,13 +7,11 @@ Format of .npy: https://numpy.org/doc/stable/reference/generated/numpy.lib.forma
 from __future__ import annotations
 
 import ast
-import os
 import struct
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -25,6 +23,7 @@ from matex_data.index.strided import Strided
 from matex_data.index.transposed import Transposed
 from matex_data.readers.decoding import Decoding
 from matex_data.readers.whole_file import CompressedRows, max_decompressed, read_to_end
+from matex_data.storage.files import open_binary, size_of, size_of_open
 
 NUMPY_MAGIC, ZIP_MAGIC = b"\x93NUMPY", b"PK\x03\x04"
 EMPTY_ZIP_MAGIC = b"PK\x05\x06"
@@ -61,11 +60,11 @@ def index(
     FormatError : the file is damaged, holds Python objects, or is raw and ``dtype`` is missing.
     """
     array = None
-    with Path(path).open("rb") as file:
+    with open_binary(path) as file:
         head = file.read(8)
         if head.startswith(NUMPY_MAGIC) and dtype is None:
             file.seek(0)
-            array = read_header(file, path, None, os.fstat(file.fileno()).st_size)
+            array = read_header(file, path, None, size_of_open(file))
     if dtype is not None:
         fields, layouts = _single_field(path, names, field, _raw_array(path, dtype, tuple(shape), offset))
     elif array is not None:
@@ -131,7 +130,7 @@ def _single_field(
 
 
 def _raw_array(path: str, dtype: Any, shape: tuple[int, ...], offset: int) -> StoredArray:
-    size = Path(path).stat().st_size
+    size = size_of(path)
     try:
         stored = np.dtype(dtype)
     except Exception as error:  # NumPy raises many kinds
@@ -229,7 +228,7 @@ def _members(path: str, names: Sequence[str] | None, verify: bool) -> tuple[dict
     fields: dict[str, Field] = {}
     layouts: dict[str, Layout] = {}
     try:
-        with zipfile.ZipFile(path) as archive, Path(path).open("rb") as file:
+        with open_binary(path) as file, zipfile.ZipFile(file) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist() if not info.is_dir()}
             for name in _selected(path, names, members):
                 array = _member_array(archive, path, name, members[name], verify)
@@ -291,6 +290,6 @@ def _member_layout(file: IO[bytes], path: str, info: zipfile.ZipInfo, array: Sto
     if len(local) < 30 or not local.startswith(ZIP_MAGIC):
         raise FormatError("the file is a damaged zip file", file=path, byte=info.header_offset, found=repr(local[:4]))
     start = info.header_offset + 30 + sum(struct.unpack("<HH", local[26:30]))
-    if start + array.end > os.fstat(file.fileno()).st_size:
+    if start + array.end > size_of_open(file):
         raise FormatError("the file is a damaged zip file", file=path, field=info.filename, found="it ends early")
     return StoredArray(array.dtype, array.shape, array.fortran, start + array.offset).layout()

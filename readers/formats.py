@@ -51,6 +51,7 @@ class Format:
     concurrent : threads may index several files at the same time, and do not wait for a lock of the format's library.
     takes_static : the reader has the option ``static=False``, which leaves out the arrays that belong to no sample. It
         is given for all files of a data set but the first one.
+    remote : the reader opens files by `matex_data.storage.files`, so that their paths may be URLs of object stores.
 
     Examples
     --------
@@ -72,6 +73,7 @@ class Format:
     stamped: bool = True
     concurrent: bool = False
     takes_static: bool = False
+    remote: bool = False
 
     def matches_name(self, path: str) -> bool:
         """Return whether the file has a name of this format.
@@ -153,6 +155,7 @@ FORMATS: dict[str, Format] = {
         "matex_data.readers.hdf5.reader:index",
         suffixes=(".h5", ".hdf5", ".hdf", ".he5", ".nxs", ".mat"),
         magic=HDF5_MAGIC,
+        remote=True,
     ),
     "netcdf": Format(
         "matex_data.readers.netcdf.reader:index",
@@ -160,6 +163,7 @@ FORMATS: dict[str, Format] = {
         magic=(*CDF_MAGIC, *HDF5_MAGIC),
         verified=True,
         takes_static=True,
+        remote=True,
     ),
     "openpmd": Format("matex_data.readers.openpmd.reader:index"),  # HDF5 files with a mark
     "csv": Format(
@@ -175,6 +179,7 @@ FORMATS: dict[str, Format] = {
         sidecars=("_metadata", "_common_metadata", "_success"),
         extra="matex_data[csv]",
         verified=True,
+        remote=True,
     ),
     "arrow": Format(
         "matex_data.readers.parquet.ipc:index",
@@ -183,6 +188,7 @@ FORMATS: dict[str, Format] = {
         text=rb"(?s)\xff{4}..\0\0[\x04-\x40]\0\0\0",  # a stream: length and begin of its schema
         extra="matex_data[csv]",
         verified=True,
+        remote=True,
     ),
     "jsonl": Format(
         "matex_data.readers.json_lines:index",
@@ -201,6 +207,7 @@ FORMATS: dict[str, Format] = {
         extra="matex_data[zarr]",
         folder="matex_data.readers.zarr.stores:is_store",
         takes_static=True,
+        remote=True,
     ),
     "root": Format(
         "matex_data.readers.root.reader:index",
@@ -208,6 +215,7 @@ FORMATS: dict[str, Format] = {
         magic=((0, b"root\0"),),  # the version follows, less than 2**24
         verified=True,
         extra="matex_data[particles]",
+        remote=True,
     ),
     "lhe": Format(
         "matex_data.readers.event_text.lhe:index",
@@ -228,6 +236,7 @@ FORMATS: dict[str, Format] = {
         suffixes=(*(f".tar{end}" for end in COMPRESSED), ".tgz"),
         magic=((257, b"ustar"),),
         concurrent=True,
+        remote=True,
     ),
     "npy": Format(
         "matex_data.readers.arrays:index",
@@ -235,8 +244,9 @@ FORMATS: dict[str, Format] = {
         magic=((0, b"\x93NUMPY"),),
         verified=True,
         concurrent=True,
+        remote=True,
     ),
-    "npz": Format("matex_data.readers.arrays:index", suffixes=(".npz",), concurrent=True),
+    "npz": Format("matex_data.readers.arrays:index", suffixes=(".npz",), concurrent=True, remote=True),
     "raw": Format("matex_data.readers.arrays:index", suffixes=(".raw",), concurrent=True),
     "idx": Format(
         "matex_data.readers.idx:index",
@@ -254,6 +264,7 @@ FORMATS: dict[str, Format] = {
         extra="matex_data[images]",
         folder="matex_data.readers.images.folders.probing:is_image_folder",
         stamped=False,
+        remote=True,
     ),
     "fits": Format("matex_data.readers.fits.reader:index"),  # FITS files that begin with a table or a cube
     "cifar": Format("matex_data.readers.cifar:index", names=(*CIFAR_NAMES, *(f"{name}.bin" for name in CIFAR_NAMES))),

@@ -34,7 +34,6 @@ class _Task:
 
 def test_waiting_tasks_overlap() -> None:
     task = _Task(0.005)
-    begin = time.perf_counter()
     results = [result() for result in made_ahead(task, ITEMS)]
     assert results == [2 * item for item in ITEMS]
     assert len(task.threads) > reading_threads() // 2

@@ -27,6 +27,7 @@ BELOW: dict[str, set[str]] = {
     "ahead": {"machine"},
     "locks": set(),
     "paths": set(),
+    "storage": {"errors"},
     "timeline": {"machine"},
     "words": set(),
 }
@@ -77,7 +78,8 @@ for layer in (
 ):
     below = set(BELOW)
     BELOW |= {name: below | {name} for name in layer}
-BELOW["readers"] = {"_types", "errors", "fields", "locks", "machine", "paths", "codecs", "index", "sampling", "readers"}
+BELOW["readers"] = {"_types", "errors", "fields", "locks", "machine", "paths", "storage"}
+BELOW["readers"] |= {"codecs", "index", "sampling", "readers"}
 BELOW["abc"] = BELOW["readers"] | {"abc"}
 for name in [name for name in BELOW if name.startswith("training")]:
     BELOW[name] -= {"readers", "transforms", "dataset", "opening", "compat", "codecs", "index"}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.errors import ChangedFile
 from matex_data.index.columns import Folded, compact, folded, joined, unfolded
+from matex_data.storage import objects
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,19 @@ class Stamp:
         ------
         OSError : the file does not exist or is not accessible.
         """
-        return cls.found(Path(path).stat())
+        return cls.of_object(objects.state(path)) if objects.is_url(path) else cls.found(Path(path).stat())
 
     @classmethod
     def found(cls, status: os.stat_result) -> Stamp:
         """Return the state of a file that the system has told."""
         return cls(status.st_size, status.st_mtime_ns, status.st_ino)
+
+    @classmethod
+    def of_object(cls, state: objects.ObjectState) -> Stamp:
+        """Return the state of an object of a store, whose tag takes the place of an inode number."""
+        microseconds = (state.changed - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
+        tag = hashlib.blake2b(state.tag.encode(), digest_size=8).digest()
+        return cls(state.size, 1000 * microseconds, int.from_bytes(tag, "little"))
 
     def fits(self, found: Stamp) -> bool:
         """Return whether a file with the state ``found`` on any rank may be the one of this stamp."""

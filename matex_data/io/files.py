@@ -7,6 +7,7 @@ ranges, which are few and large here. Both are off unless the environment variab
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import resource
@@ -14,8 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from matex_data.locks import Lock
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.library import MPI
 from matex_data.mpi.watchdog import reading, waiting_for
+from matex_data.storage import objects
+from matex_data.storage.files import exists, size_of
+from matex_data.storage.objects import is_url
 
 MODES = ("auto", "collective", "independent")
 MOST_SHARED_FILES = 64  # that all ranks open; of more files, each rank opens those that it reads
@@ -45,15 +48,16 @@ def hints() -> dict[str, str]:
     return values
 
 
-def mode_for(io: str, files: int, comm: Communicator) -> str:
+def mode_for(io: str, paths: Sequence[str], comm: Communicator) -> str:
     """Return the mode in which to read a dataset: "collective" or "independent".
 
-    A single rank reads independently, and so do all ranks if MPI does not provide ``MPI_THREAD_MULTIPLE``.
+    A single rank reads independently, and so do all ranks if MPI does not provide ``MPI_THREAD_MULTIPLE``, and from a
+    store of objects, which MPI does not read.
 
     Parameters
     ----------
     io : mode that the user requests, one of ``MODES``.
-    files : number of files.
+    paths : of the files.
     comm : the ranks that read.
 
     Raises
@@ -62,11 +66,11 @@ def mode_for(io: str, files: int, comm: Communicator) -> str:
     """
     if io not in MODES:
         raise PartitionError("unknown mode of reading", expected=f"io= one of {MODES}", found=repr(io))
-    if comm.alone or comm.liveness is None:
+    if comm.alone or comm.liveness is None or (len(paths) and is_url(paths[0])):
         return "independent"
     if io != "auto":
         return io
-    return "collective" if files <= MOST_SHARED_FILES else "independent"
+    return "collective" if len(paths) <= MOST_SHARED_FILES else "independent"
 
 
 StampOf = Callable[[int], Stamp | None]
@@ -75,6 +79,16 @@ StampOf = Callable[[int], Stamp | None]
 
 def _no_stamp(_: int) -> None:
     return None
+
+
+class _Opened(Protocol):
+    """File or object that one rank reads alone."""
+
+    def stamp(self) -> Stamp: ...
+
+    def read(self, task: ReadTask) -> int: ...
+
+    def has_cached(self, offset: Integers) -> bool: ...
 
 
 class Files:
@@ -242,7 +256,7 @@ class Files:
     def are_cached(self, number: int, tasks: Sequence[ReadTask]) -> bool:
         """Return whether a file is open, and the page cache has the bytes of tasks, as far as some of them show."""
         with self._lock:
-            opening: Future[_OpenFile] | None = None if self.collective else self._open.get(number)
+            opening: Future[_Opened] | None = None if self.collective else self._open.get(number)
         if opening is None or not opening.done() or opening.exception() is not None:
             return False
         return opening.result().has_cached(np.concatenate([task.offset[[0, len(task.offset) // 2]] for task in tasks]))
@@ -260,7 +274,7 @@ class Files:
                 for _ in range(calls):
                     self._open[number].Read_at_all(0, [bytearray(), 0, MPI.BYTE])
 
-    def _opened(self, number: int) -> _OpenFile:
+    def _opened(self, number: int) -> _Opened:
         """Return a file, opened by the first thread that needs it; other files open at the same time."""
         opening, is_first = self._opening(number)
         if is_first:
@@ -273,11 +287,12 @@ class Files:
                 opening.set_exception(error)
         return opening.result()
 
-    def _open_now(self, number: int) -> _OpenFile:
+    def _open_now(self, number: int) -> _Opened:
         """Open a file, and raise ``ChangedFile`` if it has changed since it was indexed."""
         path, stamp = self.paths[number], self._stamp(number)
+        kind: Callable[[str], _Opened] = _OpenObject if is_url(path) else _OpenFile
         try:
-            opened = _OpenFile(path)
+            opened = kind(path)
         except FileNotFoundError as error:
             raise _unreadable(path, error) if stamp is None else changed(path, stamp, error) from error
         except OSError as error:
@@ -285,16 +300,16 @@ class Files:
                 raise
             with self._lock:
                 self._open.clear()  # files that nobody reads are closed
-            opened = _OpenFile(path)
+            opened = kind(path)
         found = opened.stamp()
         if stamp is not None and not stamp.fits(found):
             raise changed(path, stamp, found)
         return opened
 
-    def _opening(self, number: int) -> tuple[Future[_OpenFile], bool]:
+    def _opening(self, number: int) -> tuple[Future[_Opened], bool]:
         """Return the future of a file, and whether the caller has to open it."""
         with self._lock:
-            known: Future[_OpenFile] | None = self._open.get(number)
+            known: Future[_Opened] | None = self._open.get(number)
             if known is not None:
                 self._open.move_to_end(number)
                 return known, False
@@ -342,6 +357,41 @@ class _OpenFile:
             os.close(self._descriptor)
 
 
+class _OpenObject:
+    """Object of a store; see `_OpenFile`."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._state = objects.state(url)
+
+    def stamp(self) -> Stamp:
+        """Return the state of the object when it was opened."""
+        return Stamp.of_object(self._state)
+
+    def read(self, task: ReadTask) -> int:
+        """Make the reads of a task side by side, and return the number of bytes; raise ``OSError`` if one fails."""
+        first = task.first
+        sizes = np.add.reduceat(task.nbytes, first) if len(first) else first
+        read = objects.read_ranges(self._url, task.offset[first].tolist(), sizes.tolist())
+        ends = [*first[1:].tolist(), len(task.nbytes)]
+        runs = zip(read, first.tolist(), ends, strict=True)
+        return sum(_copied(data, task, begin, end) for data, begin, end in runs)
+
+    def has_cached(self, _: Integers) -> bool:
+        """Return False: no page cache has bytes of a store."""
+        return False
+
+
+def _copied(data: memoryview, task: ReadTask, begin: int, end: int) -> int:
+    """Copy the bytes of a run to its destinations, as far as they go, and return how many there are."""
+    source, position = np.frombuffer(data, np.uint8).ctypes.data, 0
+    for address, nbytes in zip(task.address[begin:end].tolist(), task.nbytes[begin:end].tolist(), strict=True):
+        count = min(nbytes, len(data) - position)
+        ctypes.memmove(address, source + position, count)
+        position += count
+    return position
+
+
 @contextmanager
 def _mpi_buffers(task: ReadTask) -> Iterator[list[Any]]:
     """Context manager: the destination of each run, as a buffer or as a datatype of several buffers."""
@@ -369,7 +419,7 @@ def _unreadable(path: str, error: Exception) -> DataError:
 
 
 def _too_short(path: str, task: ReadTask) -> DecodeError:
-    size = Path(path).stat().st_size if Path(path).exists() else 0
+    size = size_of(path) if exists(path) else 0
     end = int((task.offset + task.nbytes).max())
     return DecodeError(
         "the file is shorter than when it was opened",

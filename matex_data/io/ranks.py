@@ -69,7 +69,7 @@ class MpiRanks:
         """
         if self._files is None or list(self._files.paths) != [path]:
             self.close()
-            self._files = Files(self._comm, [path], mode_for("auto", 1, self._comm))
+            self._files = Files(self._comm, [path], mode_for("auto", [path], self._comm))
         if len(memory):
             begin, nbytes, address = (np.array([value]) for value in (offset, len(memory), memory.ctypes.data))
             self._files.read(0, ReadTask(begin, nbytes, address))

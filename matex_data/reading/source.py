@@ -102,7 +102,7 @@ class Source:
         self.window_bytes = window_bytes
         self.row_bytes = max(1, sum(index.row_bytes(name) for name in index.fields))
         self.comm = comm = sessions.comm
-        self.mode = mode_for(io, len(index.files), comm)
+        self.mode = mode_for(io, index.files.paths, comm)
         self.profile = Profile()
         self.skipped = SkippedSamples(index, self.profile) if on_error == "skip" else None
         self.shared: bool | None = None  # whether ranks read blocks for one another; None: by the costs

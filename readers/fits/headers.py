@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from matex_data.errors import FormatError
+from matex_data.storage.files import open_binary
 
 BLOCK = 2880  # bytes, of which headers and data are multiples
 CARD = 80  # bytes
@@ -161,7 +161,7 @@ def holds_rows(path: str, head: bytes) -> bool:
     if not head.startswith(b"SIMPLE  ="):
         return False
     try:
-        with Path(path).open("rb") as file:
+        with open_binary(path) as file:
             for unit in units(path, file, file.seek(0, 2)):
                 if unit.nbytes and (unit.number == 0 or unit.kind in ("IMAGE", "BINTABLE", "TABLE")):
                     is_cube = unit.kind == "IMAGE" and prod(unit.shape[:-2]) > 1

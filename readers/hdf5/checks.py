@@ -11,6 +11,7 @@ from matex_data.errors import FormatError
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.hdf5.rows import missing_filters, open_file
 from matex_data.readers.hdf5.virtual import PREFIX, Source, SourceFiles, sources_of
+from matex_data.storage.objects import is_url
 
 HDF5PLUGIN = {307, 32001, 32004, 32008, 32013, 32015, 32017, 32018, 32024, 32026, 32028, 32033}  # its filters
 REGISTRY = "https://github.com/HDFGroup/hdf5_plugins"
@@ -39,6 +40,8 @@ def check_raw_files(dataset: h5py.Dataset, path: str, name: str) -> None:
     """
     plist = dataset.id.get_create_plist()
     prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", str(Path(path).resolve().parent))
+    if is_url(path) and plist.get_external_count():
+        raise _of_several_files(path, name, "raw data in other files")
     for i in range(plist.get_external_count()):
         raw = Path(prefix) / os.fsdecode(plist.get_external(i)[0])
         if not raw.exists():
@@ -52,6 +55,12 @@ def check_raw_files(dataset: h5py.Dataset, path: str, name: str) -> None:
             )
 
 
+def _of_several_files(path: str, name: str, found: str) -> FormatError:
+    expected, remedy = "data in the file itself", "copy it to a dataset of its own, or the files to a file system"
+    problem = "of a store of objects, only files by themselves are read"
+    return FormatError(problem, file=path, field=name, expected=expected, found=found, remedy=remedy)
+
+
 def check_sources(dataset: h5py.Dataset, path: str, name: str, allow_missing: bool) -> SourceFiles | None:
     """Open the sources of a virtual dataset, and return their files; None if they may be missing.
 
@@ -61,6 +70,8 @@ def check_sources(dataset: h5py.Dataset, path: str, name: str, allow_missing: bo
     ------
     FormatError : a source is missing, cannot be opened, or has a filter that is not installed.
     """
+    if is_url(path):
+        raise _of_several_files(path, name, "a virtual dataset")
     sources = list(sources_of(dataset, path))
     pending = dict.fromkeys((source.path, source.name) for source in sources)
     checked = {(path, dataset.name)}

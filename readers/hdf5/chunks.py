@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import h5py
@@ -17,6 +16,7 @@ from matex_data.index.model import EMPTY
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.hdf5.rows import missing_filters
 from matex_data.readers.hdf5.types import element_type
+from matex_data.storage.files import allocated_size, open_binary
 
 FILL_BYTES = 1024 * 1024  # of a block of a dataset that was never written
 MANY_CHUNKS = 1 << 23  # HDF5 lists so many in about a second
@@ -100,8 +100,7 @@ def fill_value(dataset: h5py.Dataset, dtype: np.dtype[Any], item: tuple[int, ...
 
 def _is_too_sparse(dataset: h5py.Dataset, path: str, chunks: int) -> bool:
     """Return whether the chunk table is so long, and the file so empty, that HDF5 would list chunks for a long time."""
-    file = Path(path).stat()
-    stored = file.st_blocks * 512 or file.st_size  # the file itself may have holes
+    stored = allocated_size(path)
     decoded = chunks * prod(dataset.chunks) * dataset.id.get_type().get_size()
     return chunks > MANY_CHUNKS and decoded > stored * MAX_COMPRESSION
 
@@ -154,7 +153,7 @@ def _base_address(dataset: h5py.Dataset, path: str, corner: Integers, offset: In
     block: int = dataset.file.userblock_size
     if not block or not len(offset):
         return 0
-    with Path(path).open("rb") as file:
+    with open_binary(path) as file:
         for i in range(min(len(offset), MAX_PROBES)):
             _, stored = dataset.id.read_direct_chunk(tuple(corner[i].tolist()))
             matches = []

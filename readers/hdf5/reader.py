@@ -39,6 +39,8 @@ from matex_data.readers.hdf5.pytables import ListedTexts, is_hidden, is_pickled,
 from matex_data.readers.hdf5.rows import Hdf5Rows, open_file
 from matex_data.readers.hdf5.source_rows import source_layout
 from matex_data.readers.hdf5.types import element_type, has_bytes_of, read_first, unreadable_members
+from matex_data.storage.files import exists
+from matex_data.storage.objects import is_url
 
 BLOCK_BYTES = 256 * 1024  # per read through the library, about
 PROBE_BYTES = 64 * 1024 * 1024  # largest chunk that is decoded as a check
@@ -398,6 +400,8 @@ def _source_byte_ranges(source: h5py.Dataset, path: str, name: str) -> Layout | 
 
 def _is_in(path: str, dataset: h5py.Dataset) -> bool:
     """Return whether the dataset is stored in that file, and not in the target of an external link."""
+    if is_url(path):
+        return True  # links to other files are refused
     name = os.fsdecode(h5py.h5f.get_name(dataset.id))
     return name == path or Path(name).samefile(path)
 
@@ -412,9 +416,10 @@ def _contiguous_layout(dataset: h5py.Dataset, stored: np.dtype[Any], item: tuple
 
 
 def _check_end(layout: Layout, dataset: h5py.Dataset, path: str, name: str) -> None:
-    size = os.fstat(
-        dataset.file.id.get_vfd_handle()
-    ).st_size  # one for each dataset: a path takes a message to a server
+    if is_url(path):
+        return  # its size is known from its stamp
+    # One call for each dataset: a path takes a message to a server.
+    size = os.fstat(dataset.file.id.get_vfd_handle()).st_size
     if layout.end() > size:
         raise FormatError(
             "the file is shorter than its datasets",
@@ -513,7 +518,7 @@ def _attribute(dataset: h5py.Dataset, key: str) -> Any:
 def _file_error(path: str, error: Exception) -> FormatError:
     """Return the error for a file that HDF5 cannot open, with the cause where its message has it."""
     text = str(error)
-    if not Path(path).exists():
+    if not exists(path):
         return FormatError("there is no such file", file=path, found=error)
     ends = re.search(r"truncated file: eof = (\d+).*stored_eof = (\d+)", text)
     if ends:

@@ -21,10 +21,13 @@ from matex_data.index.library import LibraryRows
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.hdf5.types import element_type, read_elements
 from matex_data.readers.hdf5.virtual import SourceFiles
+from matex_data.storage.files import open_binary
+from matex_data.storage.objects import is_url
 
 MAX_OPEN_FILES = 16  # per process
 MAX_ROWS = 1 << 63
 OWN_DRIVER = "matex_data"
+MOST_LINKS = 16  # one behind the other, as in HDF5
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +124,32 @@ def _open_file(path: str) -> h5py.File:
     each driver: the one that could log, and reads as the default one does, leaves the default one to the user.
     """
     h5py.register_driver(OWN_DRIVER, _set_own_driver)
+    if is_url(path):
+        return _ObjectOfStore(open_binary(path), "r")
     return h5py.File(path, "r", driver=OWN_DRIVER, locking=False)
+
+
+class _ObjectOfStore(h5py.File):  # type: ignore[misc]
+    """HDF5 file in a store, without links to other files: HDF5 would follow them within this one."""
+
+    def __getitem__(self, name: Any) -> Any:
+        if isinstance(name, str):
+            self._refuse_links(name)
+        return super().__getitem__(name)
+
+    def _refuse_links(self, name: str, depth: int = 0) -> None:
+        if depth > MOST_LINKS:
+            raise KeyError(f"{name!r}: the links lead in a circle")
+        parts = name.strip("/").split("/")
+        for end in range(1, len(parts) + 1):
+            path = "/".join(parts[:end])
+            link = self.get(path, getlink=True) if path else None
+            if isinstance(link, h5py.ExternalLink):
+                raise KeyError(f"{path!r} is a link to another file, {link.filename!r}, which is not read from a store")
+            if isinstance(link, h5py.SoftLink):
+                target = link.path if link.path.startswith("/") else "/".join([*parts[: end - 1], link.path])
+                self._refuse_links("/".join([target, *parts[end:]]), depth + 1)
+                return
 
 
 def _set_own_driver(plist: h5py.h5p.PropFAID) -> None:

@@ -7,7 +7,6 @@ import io
 import zlib
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -23,6 +22,7 @@ from matex_data.readers.decoding import Decoding
 from matex_data.readers.netcdf.cf import CfDecoding
 from matex_data.readers.netcdf.header import CdfHeader, CdfVariable, read_header
 from matex_data.readers.netcdf.variables import FileContent, Variable
+from matex_data.storage.files import open_binary, size_of_open
 
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_GUNZIPPED_BYTES = 256 << 20  # of a gzipped file, which is held in memory
@@ -35,11 +35,11 @@ def read_content(path: str) -> FileContent:
     ------
     FormatError : the file is no classic netCDF file, or is damaged.
     """
-    with Path(path).open("rb") as file:
+    with open_binary(path) as file:
         if file.read(2) == GZIP_MAGIC:
             return _gunzipped(path)
         file.seek(0)
-        size = Path(path).stat().st_size
+        size = size_of_open(file)
         header = read_header(file, path, size)
     return _content(path, header, [_variable(path, v, header.record_bytes, size) for v in header.variables])
 
@@ -120,7 +120,7 @@ class ClassicVariable(Variable):
         return field, Transposed(self.shape[axis], self.offset, before, after, self.step, stored, order, convert)
 
     def values(self) -> Array:
-        with Path(self.path).open("rb") as file:
+        with open_binary(self.path) as file:
             return self.read_from(file)
 
     def read_from(self, file: BinaryIO) -> Array:

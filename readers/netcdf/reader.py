@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from matex_data.errors import DataError, FormatError
@@ -15,6 +14,7 @@ from matex_data.readers.hdf5.rows import open_file
 from matex_data.readers.netcdf import classic, netcdf4
 from matex_data.readers.netcdf.samples import Options, index_content
 from matex_data.readers.netcdf.variables import FileContent
+from matex_data.storage.files import open_binary
 
 
 def index(
@@ -91,7 +91,7 @@ def open_content(path: str) -> Iterator[FileContent]:
     ------
     FormatError : the file is damaged or no such file.
     """
-    with Path(path).open("rb") as file:
+    with open_binary(path) as file:
         head = file.read(max(offset + len(magic) for offset, magic in HDF5_MAGIC))
     magic = head[:3]
     if magic == b"CDF" or magic[:2] == classic.GZIP_MAGIC:

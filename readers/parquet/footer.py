@@ -11,7 +11,6 @@ import os
 import zlib
 from collections import OrderedDict
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +18,7 @@ import pyarrow.parquet as pq
 
 from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.locks import Lock
+from matex_data.storage.files import open_binary
 
 MAGIC = b"PAR1"
 ENCRYPTED = b"PARE"
@@ -63,7 +63,7 @@ class Footer:
 
     def _read(self) -> Any:
         try:
-            with Path(self.path).open("rb") as file:
+            with open_binary(self.path) as file:
                 file.seek(self.begin)
                 data = file.read(self.nbytes)
         except OSError as error:
@@ -99,7 +99,7 @@ def read_footer(path: str) -> tuple[Footer, Any]:
     DataError : it cannot be read.
     """
     try:
-        with Path(path).open("rb") as file:
+        with open_binary(path) as file:
             size = file.seek(0, os.SEEK_END)
             data = _last(file, size, GUESS)
             length = int.from_bytes(data[-TAIL:-4], "little") + TAIL

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from matex_data.readers.parquet.messages import Message, is_batch, is_dictionary
 from matex_data.readers.parquet.nodes import column_borders, nodes
 from matex_data.readers.parquet.partitions import add_partitions
 from matex_data.readers.parquet.record_batches import RecordBatches
+from matex_data.storage.files import open_binary
 
 
 def index(path: str, names: Sequence[str] | None = None, *, dtype: Mapping[str, Any] | None = None) -> Index:
@@ -37,7 +37,7 @@ def index(path: str, names: Sequence[str] | None = None, *, dtype: Mapping[str, 
 
 def _index(path: str, names: Sequence[str] | None, dtype: Mapping[str, Any]) -> Index:
     try:
-        with Path(path).open("rb") as file:
+        with open_binary(path) as file:
             messages = list(read_messages(path, file))
             head = messages[0] if messages else None
             file.seek(head.offset if head else 0)

@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from matex_data.index.model import ReadRequest
 from matex_data.locks import Lock
 from matex_data.readers.parquet.blocks import ArrowBlocks
 from matex_data.readers.parquet.values import Values
+from matex_data.storage.files import open_binary
 
 KEPT = 64  # beginnings of streams in memory
 
@@ -124,7 +124,7 @@ class RecordBatches(ArrowBlocks):
     def _read(self, ranges: Integers) -> bytes:
         found = []
         try:
-            with Path(self.path).open("rb") as file:
+            with open_binary(self.path) as file:
                 for offset, nbytes in ranges.tolist():
                     file.seek(offset)
                     found.append(file.read(nbytes))

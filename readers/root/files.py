@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import uproot
 
 from matex_data.errors import FormatError, near_matches
+from matex_data.index.stamps import Stamp
+from matex_data.storage.files import exists, open_binary
+from matex_data.storage.objects import is_url
 
 TREES = ("TTree", "TNtuple", "TNtupleD", "ROOT::RNTuple")
 MAX_OPEN_FILES = 16  # per process
@@ -26,8 +28,8 @@ def open_file(path: str) -> Any:
     """
     try:
         return uproot.open(
-            {path: None},
-            handler=uproot.source.file.MultithreadedFileSource,
+            open_binary(path) if is_url(path) else {path: None},
+            handler=uproot.source.object.ObjectSource if is_url(path) else uproot.source.file.MultithreadedFileSource,
             use_threads=False,
             object_cache=None,
             array_cache=None,
@@ -38,7 +40,7 @@ def open_file(path: str) -> Any:
 
 def file_error(path: str, error: Exception) -> FormatError:
     """Return the error for a file that uproot cannot read."""
-    if not Path(path).exists():
+    if not exists(path):
         return FormatError("there is no such file", file=path, found=error)
     return FormatError(
         "the file cannot be read as ROOT",
@@ -104,16 +106,15 @@ def _number_error(path: str, classes: Mapping[str, str], trees: list[str]) -> Fo
     )
 
 
-_State = tuple[str, str, int, int, int]
-"""Path, key of the tree, inode, size and time of the last change of a file."""
+_State = tuple[str, str, Stamp]
+"""Path, key of the tree, and state of a file."""
 _open: OrderedDict[_State, tuple[Any, Any]] = OrderedDict()
 os.register_at_fork(after_in_child=_open.clear)  # uproot seeks and reads: processes would share the position in a file
 
 
 def open_tree(path: str, key: str) -> Any:
     """Return a tree whose file stays open while it is among those used last. Never to be called by two threads."""
-    found = Path(path).stat()
-    state = path, key, found.st_ino, found.st_size, found.st_mtime_ns
+    state = path, key, Stamp.of(path)
     if state not in _open:
         file = open_file(path)
         _open[state] = file, file[key]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from matex_data.readers.root.branches import Branches, TreeBranches, TupleFields
 from matex_data.readers.root.files import choose_tree, file_error, open_file
 from matex_data.readers.root.members import Member, UnreadableType, members, whole_record
 from matex_data.readers.root.probe import first_line
+from matex_data.storage.files import size_of
 
 MAX_CLUSTER_BYTES = 32 << 20  # stored bytes of the selected branches in one block, about
 
@@ -55,7 +55,7 @@ def index(path: str, names: Sequence[str] | None = None, *, tree: str | None = N
 
 def _check_end(file: Any, path: str) -> None:
     """Raise ``FormatError`` if the file is shorter than its header says."""
-    size = Path(path).stat().st_size
+    size = size_of(path)
     if size < file.file.fEND:
         raise FormatError(
             "the file is truncated",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from matex_data._types import Array
@@ -24,6 +23,7 @@ from matex_data.readers.zarr.hierarchy import ROOT_NAME, read_arrays
 from matex_data.readers.zarr.layouts import StoredArray, rows_of
 from matex_data.readers.zarr.references import JsonReferences, parquet_references
 from matex_data.readers.zarr.stores import Directory, Store, ZipFile
+from matex_data.storage.files import is_folder, open_binary
 
 
 def index(
@@ -78,10 +78,10 @@ def index(
 
 def open_store(path: str) -> Store:
     """Return the store of a path: a folder, which may be a group or an array of a store, a zip file, or references."""
-    if Path(path).is_dir():
+    if is_folder(path):
         return parquet_references(path) or Directory(path.rstrip("/") or "/")
     try:
-        with Path(path).open("rb") as file:
+        with open_binary(path) as file:
             is_zip = file.read(2) == b"PK"
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error

@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from matex_data.errors import DataError, FormatError
 from matex_data.locks import cached_property
 from matex_data.readers.zarr.stores import Extent, Store, read, size_of
+from matex_data.storage.files import exists, read_bytes
+from matex_data.storage.objects import check_url, is_url
 
 RESTORE = "write the references again"
 
@@ -44,7 +47,7 @@ class JsonReferences(Store):
     @cached_property
     def _entries(self) -> dict[str, Extent | bytes]:
         try:
-            document = json.loads(Path(self.path).read_bytes())
+            document = json.loads(read_bytes(self.path))
             refs = document.get("refs", document) if isinstance(document, dict) else None
             if not isinstance(refs, dict) or document.get("gen"):
                 found = "references by templates of 'gen'" if isinstance(refs, dict) else type(document).__name__
@@ -87,33 +90,33 @@ class ParquetReferences(Store):
         counts = [-(-n // c) for n, c in zip(array["shape"], array["chunks"], strict=True)]
         step = self._metadata["record_size"]
         for first in range(0, prod(counts), step):
-            path = Path(self.path, folder, f"refs.{first // step}.parq")
-            if path.exists():
+            path = "/".join(filter(None, (self.path, folder, f"refs.{first // step}.parq")))
+            if exists(path):
                 yield from self._read(path, first, counts)
 
-    def _read(self, path: Path, first: int, counts: Sequence[int]) -> Iterator[tuple[str, Extent | bytes]]:
+    def _read(self, path: str, first: int, counts: Sequence[int]) -> Iterator[tuple[str, Extent | bytes]]:
         try:
-            columns = pq.read_table(path).to_pydict()
+            columns = pq.read_table(pa.BufferReader(read_bytes(path))).to_pydict()
             rows = zip(*(columns[name] for name in ("path", "offset", "size", "raw")), strict=True)
             for number, (file, offset, size, raw) in enumerate(rows, first):
                 if number < prod(counts) and (raw is not None or file is not None):
                     entry = raw if raw is not None else _extent(self.path, file, *((offset, size) if size else ()))
                     yield ".".join(map(str, _position(number, counts))) or "0", entry
         except OSError as error:
-            raise DataError("the file cannot be read", file=str(path), found=error) from error
+            raise DataError("the file cannot be read", file=path, found=error) from error
         except (ValueError, TypeError, KeyError) as error:
-            raise FormatError("the references are damaged", file=str(path), found=error, remedy=RESTORE) from error
+            raise FormatError("the references are damaged", file=path, found=error, remedy=RESTORE) from error
 
     @cached_property
     def _metadata(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(Path(self.path, ".zmetadata").read_bytes())
+        found: dict[str, Any] = json.loads(read_bytes(f"{self.path}/.zmetadata"))
         return found
 
 
 def parquet_references(path: str) -> ParquetReferences | None:
     """Return the references of a folder; None if it is a store of another kind."""
     try:
-        document = json.loads(Path(path, ".zmetadata").read_bytes())
+        document = json.loads(read_bytes(f"{path.rstrip('/')}/.zmetadata"))
     except (OSError, ValueError):
         return None
     is_table = isinstance(document, dict) and type(document.get("record_size")) is int and document["record_size"] > 0
@@ -145,19 +148,21 @@ def _extent(references: str, url: str, offset: Any = 0, nbytes: Any = None) -> E
     ------
     FormatError : the file is not local.
     """
+    path = _located(references, url)
+    return Extent(path, int(offset), int(nbytes) if nbytes is not None else size_of(path))
+
+
+def _located(references: str, url: str) -> str:
+    """Return the path, or the URL, that a reference leads to."""
     scheme = urlsplit(url).scheme
     if scheme not in ("", "file", "local"):
-        raise FormatError(
-            "the references lead to a store of objects",
-            file=references,
-            expected="paths of files",
-            found=f"{scheme}://",
-            remedy="copy the files, and write their references",
-        )
+        check_url(url)
+        return url
     path = unquote(url.partition("://")[2]) if scheme else url
+    if is_url(references) and not path.startswith("/"):
+        return f"{references.rpartition('/')[0]}/{path}"
     beside = Path(references).parent / path
-    path = str(beside) if beside.exists() else path
-    return Extent(path, int(offset), int(nbytes) if nbytes is not None else size_of(path))
+    return str(beside) if beside.exists() else path
 
 
 def _position(number: int, counts: Sequence[int]) -> list[int]:

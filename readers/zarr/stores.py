@@ -11,13 +11,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
 from matex_data._types import Bytes
 from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.locks import cached_property
+from matex_data.storage import files as storage
+from matex_data.storage import objects
+from matex_data.storage.files import open_binary
+from matex_data.storage.objects import is_url
 
 MARKS = ("zarr.json", ".zmetadata", ".zgroup", ".zarray")
 """Names of which a store has one."""
@@ -64,6 +68,8 @@ class Directory(Store):
 
     def get(self, key: str) -> bytes | None:
         try:
+            if is_url(self.path):
+                return objects.read(f"{self.path}/{key}")
             return Path(self.path, key).read_bytes()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
@@ -71,6 +77,8 @@ class Directory(Store):
             raise DataError("the file cannot be read", file=f"{self.path}/{key}", found=error) from error
 
     def folders(self, folder: str) -> list[str]:
+        if is_url(self.path):
+            return objects.folders_of(f"{self.path}/{folder}")
         with os.scandir(Path(self.path, folder)) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir())
 
@@ -102,14 +110,14 @@ class ZipFile(Store):
     @cached_property
     def _members(self) -> dict[str, Extent]:
         try:
-            with zipfile.ZipFile(self.path) as file, Path(self.path).open("rb") as raw:
-                return dict(self._extents(file, raw.fileno()))
+            with open_binary(self.path) as raw, zipfile.ZipFile(raw) as file:
+                return dict(self._extents(file, raw))
         except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError) as error:
             raise FormatError("the zip file is damaged", file=self.path, found=error) from error
         except OSError as error:
             raise DataError("the file cannot be read", file=self.path, found=error) from error
 
-    def _extents(self, file: zipfile.ZipFile, descriptor: int) -> Iterator[tuple[str, Extent]]:
+    def _extents(self, file: zipfile.ZipFile, raw: BinaryIO) -> Iterator[tuple[str, Extent]]:
         for member in file.infolist():
             if member.compress_type != zipfile.ZIP_STORED:
                 raise FormatError(
@@ -119,7 +127,8 @@ class ZipFile(Store):
                     found=f"{member.filename!r} with compression method {member.compress_type}",
                     remedy="unpack it, or write it with zip -0",
                 )
-            header = os.pread(descriptor, _LOCAL_HEADER, member.header_offset)
+            raw.seek(member.header_offset)
+            header = raw.read(_LOCAL_HEADER)
             if len(header) < _LOCAL_HEADER or header[:4] != b"PK\x03\x04":
                 raise FormatError("the zip file is damaged", file=self.path, byte=member.header_offset)
             begin = member.header_offset + _LOCAL_HEADER + sum(np.frombuffer(header[26:30], "<u2").tolist())
@@ -134,6 +143,8 @@ def is_store(path: str) -> bool:
     >>> is_store("/")
     False
     """
+    if is_url(path):
+        return any(objects.is_object(f"{path.rstrip('/')}/{mark}") for mark in MARKS)
     return any(os.access(f"{path}/{mark}", os.F_OK) for mark in MARKS)
 
 
@@ -145,6 +156,8 @@ def read(extent: Extent) -> Bytes | None:
     DecodeError : the file is shorter.
     DataError : it cannot be read.
     """
+    if is_url(extent.path):
+        return _read_object(extent)
     try:
         descriptor = os.open(extent.path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -161,6 +174,8 @@ def read(extent: Extent) -> Bytes | None:
 
 def read_file(path: str) -> Bytes | None:
     """Read a whole file, uint8[n]; None if there is no such file. See `read`."""
+    if is_url(path):
+        return _read_object(Extent(path, 0, -1))
     return read(Extent(path, 0, size_of(path)))
 
 
@@ -172,11 +187,25 @@ def size_of(path: str) -> int:
     DataError : the system does not tell.
     """
     try:
-        return os.stat(path).st_size  # noqa: PTH116 (a Path takes twice as long)
+        return storage.size_of(path)
     except FileNotFoundError:
         return 0
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error
+
+
+def _read_object(extent: Extent) -> Bytes | None:
+    """Read a byte range of an object, the whole of it if that has -1 bytes; see `read`."""
+    path, offset, nbytes = extent
+    try:
+        data = objects.read(path) if nbytes < 0 else objects.read_ranges(path, [offset], [nbytes])[0]
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DataError("the file cannot be read", file=path, found=error) from error
+    if len(data) < nbytes:
+        raise DecodeError("the file is truncated", file=path, byte=offset + len(data), expected=f"{nbytes} bytes")
+    return np.frombuffer(data, np.uint8)
 
 
 def _read_all(descriptor: int, extent: Extent) -> Bytes:

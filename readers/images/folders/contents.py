@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from matex_data.errors import DataError, FormatError
 from matex_data.paths import natural_sorted
 from matex_data.readers.formats import IMAGE_SUFFIXES, TABLE_SUFFIXES
+from matex_data.storage.objects import is_url, names_below
 
 DEPTH = 32  # of folders in folders; more is a circle of links
 SHOWN = 3  # names in a message
@@ -71,6 +72,8 @@ def read_folder(root: str, name: str = "", depth: int = 0) -> Folder:
     ------
     DataError : a folder cannot be read.
     """
+    if is_url(root):
+        return _folder_of("", list(_names_below(root)))
     if depth > DEPTH:
         raise FormatError("the folders contain each other", file=f"{root}/{name}", expected=f"at most {DEPTH} levels")
     folder, below = Folder(name), []
@@ -85,6 +88,35 @@ def read_folder(root: str, name: str = "", depth: int = 0) -> Folder:
             folder.others.append(f"{name}/{entry.name}".lstrip("/"))
     folder.images = natural_sorted(folder.images)
     folder.folders = [read_folder(root, f"{name}/{other}".lstrip("/"), depth + 1) for other in natural_sorted(below)]
+    return folder
+
+
+def _names_below(url: str) -> Iterator[str]:
+    try:
+        yield from names_below(url)
+    except OSError as error:
+        raise DataError("the folder cannot be read", file=url, found=error) from error
+
+
+def _folder_of(name: str, names: Sequence[str]) -> Folder:
+    """Return the contents of a folder of objects.
+
+    Parameters
+    ----------
+    name : of the folder, relative to the root.
+    names : of all objects below it, relative to itself.
+    """
+    folder, below = Folder(name), dict[str, list[str]]()
+    for path in names:
+        first, separator, rest = path.partition("/")
+        if is_hidden(first) or not (separator or is_image(first)):
+            folder.others.append(f"{name}/{path}".lstrip("/"))
+        elif separator:
+            below.setdefault(first, []).append(rest)
+        else:
+            folder.images.append(first)
+    folder.images = natural_sorted(folder.images)
+    folder.folders = [_folder_of(f"{name}/{other}".lstrip("/"), below[other]) for other in natural_sorted(below)]
     return folder
 
 

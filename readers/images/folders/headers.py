@@ -20,6 +20,8 @@ from matex_data.readers.collective import IndexingRanks
 from matex_data.readers.images.decoding import ImageInfo, ImageOptions, image_info
 from matex_data.readers.images.texts import Texts
 from matex_data.sampling.schedule import rank_range
+from matex_data.storage import objects
+from matex_data.storage.objects import is_url
 
 BEGIN_BYTES = 64 << 10  # of a file that is longer: nearly all headers end before
 PAGED = (b".tif", b".tiff", b".gif", b".webp", b".apng")  # suffixes of files that may have several pages
@@ -37,6 +39,8 @@ def read_file(path: bytes, most: int = -1) -> bytes:
     DataError : it cannot be read.
     """
     try:
+        if is_url(path):
+            return objects.read(os.fsdecode(path), most if most >= 0 else None)
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (a Path takes twice as long)
             size = os.fstat(file.fileno()).st_size if most < 0 else most
             data = file.read(size)  # a read without a size makes another one at the end of the file

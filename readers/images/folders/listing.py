@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,8 @@ from matex_data.readers.images.folders.pairs import (
     match_pairs,
 )
 from matex_data.readers.images.texts import Texts
+from matex_data.storage.files import is_folder
+from matex_data.storage.objects import is_url
 
 LAYOUTS = ("classes", "flat", "pairs", "manifest")
 
@@ -134,7 +135,7 @@ def _layout_of_pairs(pairs: Any, layout: str | None) -> str:
 def _kind(path: str, layout: str | None) -> str:
     if is_image(path) and layout != "manifest":
         return "file"
-    if Path(path).is_dir():
+    if is_folder(path):
         return "folder"
     is_table = path.lower().endswith((*TABLE_SUFFIXES, *TEXT_SUFFIXES))
     return "manifest" if layout == "manifest" or is_table else "file"
@@ -151,8 +152,8 @@ def _list_files(files: Sequence[str], layout: str | None) -> list[Listing]:
     if not files:
         return []
     if len(files) == 1 and layout in (None, "flat"):
-        file = Path(files[0])
-        return [Listing(files[0], str(file.parent), Texts.of([file.name]))]
+        folder, separator, name = files[0].rpartition("/")
+        return [Listing(files[0], (folder or separator) or ".", Texts.of([name]))]
     if layout in ("pairs", "manifest"):
         raise FormatError(
             f"a list of image files has no layout {layout!r}",
@@ -169,6 +170,9 @@ def _list_files(files: Sequence[str], layout: str | None) -> list[Listing]:
 
 def _common_root(files: Sequence[str]) -> tuple[str, list[str]]:
     """Return the folder that holds all files, and their names relative to it."""
+    if is_url(files[0]):
+        root = os.path.commonprefix([f"{file.rpartition('/')[0]}/" for file in files]).rpartition("/")[0]  # noqa: RUF071
+        return root, [file[len(root) :].lstrip("/") for file in files]
     if len({file.startswith("/") for file in files}) > 1:
         files = [os.path.abspath(file) for file in files]  # noqa: PTH100 (a Path takes ten times as long)
     files = [os.path.normpath(file) for file in files]

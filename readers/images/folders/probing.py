@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 
 from matex_data.paths import natural_sorted
 from matex_data.readers.fits.headers import holds_rows
 from matex_data.readers.formats import FORMATS, TABLE_SUFFIXES, TEXT_SUFFIXES
 from matex_data.readers.images.folders.contents import is_hidden, is_image
 from matex_data.readers.images.folders.manifest import names_images
+from matex_data.storage.files import open_binary
+from matex_data.storage.objects import is_url, names_below
 
 PROBED_ENTRIES = 1000  # of a folder
 PROBED_FOLDERS = 100
@@ -40,6 +41,10 @@ def is_image_folder(path: str) -> bool:
 def _probe(path: str) -> tuple[list[str], list[str]]:
     """Return names of files and of folders in a folder."""
     try:
+        if is_url(path):
+            names = [name for name in islice(names_below(path), PROBED_ENTRIES) if not is_hidden(name)]
+            within = dict.fromkeys(name.partition("/")[0] for name in names if "/" in name)
+            return [name for name in names if "/" not in name], natural_sorted(within)
         with os.scandir(path) as entries:
             found = [entry for entry in islice(entries, PROBED_ENTRIES) if not is_hidden(entry.name)]
             folders = [entry.name for entry in found if entry.is_dir()]
@@ -72,17 +77,17 @@ def _image_folders(path: str, folders: Sequence[str]) -> Iterator[str]:
 def _are_tables(path: str, files: Sequence[str]) -> bool:
     """Return whether the first of the images is a FITS file of a table or a cube."""
     first = natural_sorted(name for name in files if is_image(name))[:1]
-    return any(holds_rows(str(Path(path, name)), _head(Path(path, name))) for name in first)
+    return any(holds_rows(f"{path}/{name}", _head(f"{path}/{name}")) for name in first)
 
 
 def _manifests(path: str, files: Sequence[str]) -> list[str]:
     tables = [name for name in files if name.lower().endswith(TABLE_SUFFIXES)]
-    return [name for name in tables if names_images(str(Path(path, name)), _head(Path(path, name)))]
+    return [name for name in tables if names_images(f"{path}/{name}", _head(f"{path}/{name}"))]
 
 
-def _head(path: Path) -> bytes:
+def _head(path: str) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_binary(path) as file:
             return file.read(1 << 16)
     except OSError:
         return b""

@@ -5,16 +5,15 @@ Layout of the samples: https://github.com/webdataset/webdataset. Format of the a
 
 from __future__ import annotations
 
-import os
 import tarfile
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from matex_data.errors import DataError, FormatError
 from matex_data.readers.compression import stored_as
+from matex_data.storage.files import open_binary, size_of_open
 
 BLOCK_BYTES = 512  # of which an archive consists
 READ_BYTES = 1 << 20  # of the zeros behind the end of the archive
@@ -92,7 +91,7 @@ def read_shard(path: str) -> Shard:
     """
     shard = Shard()
     try:
-        with Path(path).open("rb") as file:
+        with open_binary(path) as file:
             _check_plain(path, file.read(BLOCK_BYTES))
             file.seek(0)
             for name, where in _members(path, file):
@@ -123,7 +122,7 @@ def _check_plain(path: str, head: bytes) -> None:
 def _members(path: str, file: IO[bytes]) -> Iterator[tuple[str, ByteRange]]:
     """Yield name and byte range of each regular file, and of each hard link to one."""
     seen: dict[str, ByteRange] = {}
-    size, end = os.fstat(file.fileno()).st_size, 0
+    size, end = size_of_open(file), 0
     try:
         archive: Any = tarfile.TarFile(fileobj=file, mode="r")
         while (info := archive.next()) is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from matex_data.readers.images.tar.fields import (
 )
 from matex_data.readers.images.tar.headers import ByteRange, Shard, read_shard
 from matex_data.readers.images.tar.rows import TarRows
+from matex_data.storage.files import open_binary
 
 HEAD_BYTES = 16 << 10  # of a member, which hold the header of most images
 WHOLE_HEADERS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM")  # JPEG, PNG, BMP: facts about the image come first
@@ -77,7 +77,7 @@ def index(
     selected = list(shard.members) if names is None else list(names)
     _check_names(path, shard, [*selected, *(masks or ()), *raw])
     columns = {name: _column(path, shard, name) for name in selected}
-    with Path(path).open("rb") as file:
+    with open_binary(path) as file:
         source = _Source(path, file, list(shard.rows))
         decoders: dict[str, MemberDecoder] = {}
         for name, ranges in columns.items():

@@ -120,11 +120,11 @@ def test_files_that_are_no_single_store(files: list[Path], tmp_path: Path) -> No
         references_to([str(files[0]), str(tmp_path / "other.nc")])
 
 
-def test_a_moved_file_and_a_remote_one_are_told(references: dict[str, str], tmp_path: Path) -> None:
+def test_a_moved_file_and_an_unknown_url_are_told(references: dict[str, str], tmp_path: Path) -> None:
     document = json.loads(Path(references["json"]).read_text())
     chunks = {key: value for key, value in document["refs"].items() if isinstance(value, list)}
     for prefix, problem in (
-        ("s3://bucket", "store of objects"),
+        ("ftp://host", "no reader of such URLs"),
         (str(tmp_path / "gone"), "file of a chunk is missing"),
     ):
         moved = {key: [f"{prefix}/{Path(url).name}", *where] for key, (url, *where) in chunks.items()}

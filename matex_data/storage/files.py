@@ -1,0 +1,58 @@
+"""Open files of the system, and objects of stores, in the same way."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import IO, BinaryIO, cast
+
+from matex_data.storage import objects
+
+
+def open_binary(path: str) -> BinaryIO:
+    """Open a file or an object for reading.
+
+    Raises
+    ------
+    OSError : there is none, or it cannot be read.
+    """
+    if objects.is_url(path):
+        return cast(BinaryIO, objects.ObjectFile(path))
+    return Path(path).open("rb")
+
+
+def read_bytes(path: str) -> bytes:
+    """Read a file or an object; raise ``OSError`` if that is not possible."""
+    return objects.read(path) if objects.is_url(path) else Path(path).read_bytes()
+
+
+def size_of(path: str) -> int:
+    """Return the size of a file or an object in bytes; raise ``OSError`` if there is none."""
+    return objects.state(path).size if objects.is_url(path) else Path(path).stat().st_size
+
+
+def allocated_size(path: str) -> int:
+    """Return the bytes that a file takes from the disk, which are fewer than its size if it has holes."""
+    if objects.is_url(path):
+        return size_of(path)
+    status = Path(path).stat()
+    return status.st_blocks * 512 or status.st_size
+
+
+def size_of_open(file: IO[bytes]) -> int:
+    """Return the size of an open file in bytes; its position stays."""
+    position = file.tell()
+    try:
+        return file.seek(0, os.SEEK_END)
+    finally:
+        file.seek(position)
+
+
+def exists(path: str) -> bool:
+    """Return whether there is such a file or folder, or such an object."""
+    return objects.is_object(path) if objects.is_url(path) else Path(path).exists()
+
+
+def is_folder(path: str) -> bool:
+    """Return whether a path is a folder; of a store, whether there are objects below it."""
+    return objects.is_folder(path) if objects.is_url(path) else Path(path).is_dir()

@@ -1,0 +1,348 @@
+"""Objects of stores by their URLs, such as ``s3://bucket/key``: sizes, names, byte ranges. obstore makes the requests.
+
+Credentials and endpoints are those that obstore finds, in environment variables such as ``AWS_ACCESS_KEY_ID``,
+``AWS_ENDPOINT_URL`` and ``AWS_SKIP_SIGNATURE``: https://developmentseed.org/obstore/latest/authentication/.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from matex_data.errors import DataError
+
+SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss", "http", "https")
+LISTING = ("http", "https")  # schemes whose servers do not list their objects
+SETTINGS = ("AWS_", "AZURE_", "GOOGLE_")  # begins of the environment variables of stores
+REQUEST_TIME = timedelta(seconds=60)  # for the answer of one request
+RETRY_TIME = timedelta(seconds=180)  # for all attempts at one request
+RETRIES = 10
+LEAST_BLOCK, MOST_BLOCK = 64 << 10, 1 << 20  # bytes of an object that are read at once where a library reads few
+KEPT_BYTES = 64 << 20  # of an object that is open
+PAGE = 1000  # names of one answer
+
+_URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://([^/]*)/?(.*)", re.DOTALL)
+_WILDCARD = re.compile(r"[*?[]")
+
+
+class ObjectState(NamedTuple):
+    """State of an object.
+
+    Parameters
+    ----------
+    size : bytes.
+    changed : time of the last change.
+    tag : of its content, as the store names it.
+    """
+
+    size: int
+    changed: datetime
+    tag: str
+
+
+def is_url(path: str | bytes) -> bool:
+    """Return whether a path is a URL.
+
+    >>> is_url("s3://bucket/events.h5"), is_url("data/events.h5")
+    (True, False)
+    """
+    return b"://" in path if isinstance(path, bytes) else "://" in path
+
+
+def check_url(url: str) -> None:
+    """Raise ``DataError`` for a URL of another kind, or one with credentials in it, which messages would show."""
+    scheme, host, key = _parts(url)
+    if scheme not in SCHEMES:
+        raise DataError(
+            "there is no reader of such URLs",
+            file=url,
+            expected=f"one of {', '.join(f'{name}://' for name in SCHEMES)}",
+            found=f"{scheme}://",
+            remedy="copy the files to a file system that all ranks see",
+        )
+    if "@" in host or (scheme in LISTING and "?" in key):
+        raise DataError(
+            "a URL with credentials, or with a query, is not read",
+            file=f"{scheme}://{host.rpartition('@')[2]}/{key.partition('?')[0]}",
+            remedy="set the environment variables of the store, such as AWS_ACCESS_KEY_ID, or AWS_SKIP_SIGNATURE=true",
+        )
+    _obstore(url)
+
+
+def state(url: str) -> ObjectState:
+    """Ask for the state of an object.
+
+    Raises
+    ------
+    OSError : there is none, or the store does not tell.
+    """
+    store, key = _located(url)
+    with _as_os_errors(url):
+        found = store.head(key)
+    return ObjectState(int(found["size"]), found["last_modified"], found["e_tag"] or "")
+
+
+def read(url: str, most: int | None = None) -> bytes:
+    """Read an object, or the first ``most`` bytes of it.
+
+    Raises
+    ------
+    OSError : there is none, or it cannot be read.
+    """
+    store, key = _located(url)
+    with _as_os_errors(url):
+        if most is None:
+            return bytes(store.get(key).bytes())
+        return bytes(store.get_range(key, start=0, length=most))
+
+
+def read_ranges(url: str, offset: Sequence[int], nbytes: Sequence[int]) -> list[memoryview]:
+    """Read byte ranges of an object, which are requested side by side; adjacent ones by one request.
+
+    Parameters
+    ----------
+    offset, nbytes : int[k], first byte and length of each range.
+
+    Returns
+    -------
+    Bytes of each range; fewer than asked for at the end of the object.
+
+    Raises
+    ------
+    OSError : there is no such object, or it cannot be read.
+    """
+    store, key = _located(url)
+    with _as_os_errors(url):
+        return [memoryview(data) for data in store.get_ranges(key, starts=offset, lengths=nbytes, coalesce=0)]
+
+
+def names_below(url: str) -> Iterator[str]:
+    """Yield the names of all objects of a folder, relative to it, a page at a time.
+
+    Raises
+    ------
+    OSError : the store cannot be listed.
+    """
+    store, key = _located(url)
+    prefix = key.rstrip("/")
+    if _parts(url)[0] in LISTING:
+        raise OSError(errno.ENOTSUP, "a web server does not list its files: name them, such as run-{000..255}.h5", url)
+    pages = store.list(prefix or None, chunk_size=PAGE)
+    while True:
+        with _as_os_errors(url):
+            page = next(pages, None)
+        if page is None:
+            return
+        yield from (entry["path"][len(prefix) :].lstrip("/") for entry in page)
+
+
+def folders_of(url: str) -> list[str]:
+    """Return the names of the folders in a folder, sorted.
+
+    Raises
+    ------
+    OSError : the store cannot be listed.
+    """
+    store, key = _located(url)
+    with _as_os_errors(url):
+        found = store.list_with_delimiter(key.rstrip("/") or None)
+    return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"])
+
+
+def is_object(url: str) -> bool:
+    """Return whether there is an object of this name."""
+    try:
+        state(url)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def is_folder(url: str) -> bool:
+    """Return whether there are objects in a folder of this name; False where they cannot be listed."""
+    return _parts(url)[0] not in LISTING and any(names_below(url))
+
+
+def matching(url: str) -> tuple[list[str], list[str]]:
+    """Return the URLs of the objects, and of the folders, that a pattern with ``*``, ``?``, ``[...]`` and ``**`` fits.
+
+    Raises
+    ------
+    OSError : the store cannot be listed.
+    """
+    folder = url[: _WILDCARD.search(url).start()].rpartition("/")[0]  # type: ignore[union-attr]
+    pattern = re.compile(_expression(url[len(folder) + 1 :]))
+    found, folders = list[str](), dict[str, bool]()
+    for name in names_below(folder):
+        for end in re.finditer("/", name):
+            above = name[: end.start()]
+            if above not in folders:
+                folders[above] = pattern.fullmatch(above) is not None
+        if pattern.fullmatch(name):
+            found.append(f"{folder}/{name}")
+    return found, [f"{folder}/{path}" for path, fits in folders.items() if fits]
+
+
+def has_wildcard(url: str) -> bool:
+    """Return whether a path is a pattern."""
+    return _WILDCARD.search(url) is not None
+
+
+def _expression(pattern: str) -> str:
+    """Return a pattern of names as a regular expression; a star stands for no slash, two of them for folders.
+
+    >>> re.fullmatch(_expression("run*/**/x?.h5"), "run1/a/b/x1.h5") is not None
+    True
+    """
+    parts = pattern.split("/")
+    texts = [r"(?:[^/]+/)*" if part == "**" else _of_one(part) + "/" for part in parts[:-1]]
+    return "".join([*texts, ".*" if parts[-1] == "**" else _of_one(parts[-1])])
+
+
+def _of_one(part: str) -> str:
+    known = {"*": "[^/]*", "?": "[^/]"}
+    words = re.split(r"(\*|\?|\[[^]]+\])", part)
+    return "".join(
+        known.get(word) or ("[" + word[1:].replace("!", "^", 1) if word.startswith("[") else re.escape(word))
+        for word in words
+    )
+
+
+class ObjectFile(io.RawIOBase):
+    """Object that is open for reading, by libraries that read few bytes here and there.
+
+    Blocks are read at once and kept, longer ones where reads follow one another. For one thread at a time, as any open
+    file.
+
+    Parameters
+    ----------
+    url : of the object.
+
+    Raises
+    ------
+    OSError : there is none, or it cannot be read.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self.name = url
+        self._size, self._position = state(url).size, 0
+        self._blocks: dict[int, memoryview] = {}
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        if base + offset < 0:
+            raise OSError(errno.EINVAL, "a position in front of the object", self.name)
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        out = memoryview(buffer).cast("B")
+        count = max(0, min(len(out), self._size - self._position))
+        begin, end = self._position, self._position + count
+        if count > MOST_BLOCK:
+            (data,) = read_ranges(self.name, [begin], [count])
+            out[: len(data)] = data
+            count = len(data)
+        else:
+            for block in range(begin // LEAST_BLOCK, -(-end // LEAST_BLOCK)):
+                first = block * LEAST_BLOCK
+                low, high = max(begin, first), min(end, first + LEAST_BLOCK)
+                out[low - begin : high - begin] = self._block(block)[low - first : high - first]
+        self._position += count
+        return count
+
+    def _block(self, number: int) -> memoryview:
+        if number not in self._blocks:
+            if len(self._blocks) * LEAST_BLOCK > KEPT_BYTES:
+                self._blocks.clear()
+            count = 1  # as many blocks as the ones in front of it that have been read, in one request
+            while count < MOST_BLOCK // LEAST_BLOCK and number - count in self._blocks:
+                count += 1
+            first = number * LEAST_BLOCK
+            (data,) = read_ranges(self.name, [first], [min(count * LEAST_BLOCK, self._size - first)])
+            if len(data) < min(count * LEAST_BLOCK, self._size - first):
+                raise OSError(errno.EIO, f"the object has become shorter than {self._size} bytes", self.name)
+            for i in range(-(-len(data) // LEAST_BLOCK)):
+                self._blocks[number + i] = data[i * LEAST_BLOCK : (i + 1) * LEAST_BLOCK]
+        return self._blocks[number]
+
+
+def _parts(url: str) -> tuple[str, str, str]:
+    """Return scheme, host or bucket, and key."""
+    found = _URL.fullmatch(url)
+    if found is None:
+        raise DataError("the URL is malformed", file=url, expected="scheme://bucket/key")
+    return found[1].lower(), found[2], found[3]
+
+
+def _located(url: str) -> tuple[Any, str]:
+    """Return the store of a URL, and the key in it."""
+    scheme, host, key = _parts(url)
+    if _process() != os.getpid():
+        raise OSError(errno.ENOTSUP, "a process that was forked cannot make requests: start it by 'spawn'", url)
+    settings = tuple(sorted(item for item in os.environ.items() if item[0].startswith(SETTINGS)))
+    return _store(f"{scheme}://{host}", settings), unquote(key) if scheme in LISTING else key
+
+
+@lru_cache(1)
+def _process() -> int:
+    """Return the process that made the first request: its threads make all of them, and a forked one has none."""
+    return os.getpid()
+
+
+@lru_cache(64)
+def _store(origin: str, settings: tuple[tuple[str, str], ...]) -> Any:
+    """Return the store of a bucket or a host, with its connections."""
+    obstore = _obstore(origin)
+    plain = any(value.startswith("http://") for name, value in settings if "ENDPOINT" in name)
+    options: dict[str, Any] = {"timeout": REQUEST_TIME, "connect_timeout": timedelta(seconds=20)}
+    if plain or origin.startswith("http://"):
+        options["allow_http"] = True
+    retry = {"max_retries": RETRIES, "retry_timeout": RETRY_TIME}
+    with _as_os_errors(origin):
+        return obstore.store.from_url(origin, client_options=options, retry_config=retry)
+
+
+def _obstore(url: str) -> Any:
+    try:
+        import obstore
+        import obstore.store
+    except ImportError as error:
+        remedy = "python -m pip install 'matex_data[remote]'"
+        raise DataError("reading URLs needs obstore", file=url, found=error, remedy=remedy) from error
+    return obstore
+
+
+@contextmanager
+def _as_os_errors(url: str) -> Iterator[None]:
+    """Context manager: raise the errors of obstore as those of a file system, without the contents of its requests."""
+    from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FileNotFoundError(errno.ENOENT, "there is no such object", url) from error
+    except (PermissionDeniedError, UnauthenticatedError) as error:
+        text = "the store does not permit it: set its environment variables, or AWS_SKIP_SIGNATURE=true if it is public"
+        raise PermissionError(errno.EACCES, text, url) from error
+    except (BaseError, ValueError) as error:
+        first = str(error).partition("\n")[0]
+        raise OSError(errno.EIO, re.sub(r"\?\S*", "?...", first), url) from error
