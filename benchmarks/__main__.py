@@ -22,6 +22,7 @@ from benchmarks.cases import scale as scale_cases
 from benchmarks.cases import stages as stage_cases
 from benchmarks.cases import start as start_case
 from benchmarks.cases import steps as step_cases
+from benchmarks.cases import stores as store_cases
 from benchmarks.cases import text as text_cases
 from benchmarks.cases.reading import Measured, Setup
 from benchmarks.harness.report import save, show
@@ -40,6 +41,7 @@ CASES = (
     | scale_cases.CASES
     | file_cases.CASES
     | latency_cases.CASES
+    | store_cases.CASES
     | start_case.CASES
     | end_to_end.CASES
 )

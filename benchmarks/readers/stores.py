@@ -1,0 +1,57 @@
+"""Probes of files in a store of objects: seconds of an epoch, requests, and bytes that were sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from mpi4py import MPI
+
+import matex_data as md
+from benchmarks.harness.data import Task
+from benchmarks.harness.object_server import counts
+from benchmarks.readers.ours import SEED
+from matex_data.storage import objects
+
+Probe = Callable[[], dict[str, float]]
+
+
+def ours(task: Task) -> Probe:
+    """Read a shuffled epoch, the second one of the program. *Collective*."""
+
+    def run() -> dict[str, float]:
+        data = md.open_dataset(task.path, inputs=task.inputs or None, targets=task.targets or None)
+        batches = data.batches(task.batch_size, shuffle=True, seed=SEED)
+        for _ in batches:
+            pass
+        MPI.COMM_WORLD.Barrier()
+        before, begin = counts(task.path), time.perf_counter()
+        samples = sum(len(batch[0]) for batch in batches)
+        MPI.COMM_WORLD.Barrier()
+        seconds, after = time.perf_counter() - begin, counts(task.path)
+        assert MPI.COMM_WORLD.allreduce(samples) == task.samples
+        return {"seconds": seconds, **{name: float(after[name] - before[name]) for name in after}}
+
+    return run
+
+
+def ceiling(task: Task, read_bytes: int, threads: int = 16, rank: int = 0, size: int = 1) -> Probe:
+    """Request all byte ranges of this size, in random order, in as many threads: obstore alone."""
+
+    def run() -> dict[str, float]:
+        total = objects.state(task.path).size
+        offsets = np.random.default_rng(0).permutation(np.arange(0, total, read_bytes)).tolist()
+
+        def request(offset: int) -> int:
+            (data,) = objects.read_ranges(task.path, [offset], [min(read_bytes, total - offset)])
+            return len(data)
+
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(request, offsets[:threads]))  # connections are open from here on
+            begin = time.perf_counter()
+            read = sum(pool.map(request, offsets))
+            return {"seconds": time.perf_counter() - begin, "bytes": float(read)}
+
+    return run
