@@ -26,7 +26,7 @@ def store(setup: Setup) -> Measured:
         task = replace(task, path=f"{url}/{Path(task.path).name}")
         found = interleaved_afresh(task, readers, setup.repetitions)
         size = round(found[0].figure("bytes") / found[0].figure("requests"))
-        plain = Reader("obstore, 16 threads", "ceiling", "stores.ceiling", {"read_bytes": size})
+        plain = Reader("obstore, 64 threads", "ceiling", "stores.ceiling", {"read_bytes": size})
         (ceiling,) = interleaved_afresh(task, [plain], setup.repetitions)
     needed = task.samples * (task.sample_bytes + 8)  # and its label
     bandwidth = ceiling.figure("bytes") / ceiling.figure("seconds")

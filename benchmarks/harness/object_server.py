@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import ClassVar
 from urllib.parse import unquote
 from urllib.request import urlopen
@@ -100,14 +100,16 @@ class _Handler(BaseHTTPRequestHandler):
         """Write no line for each request."""
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 1024  # of Python's five, connections of several ranks at once are refused
+
+
 def main() -> None:
     """Serve until the input ends."""
     _Handler.folder = Path(sys.argv[1]).resolve()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), _Handler)
     print(server.server_port, flush=True)
-    from threading import Thread
-
     Thread(target=server.serve_forever, daemon=True).start()
     sys.stdin.read()
 
