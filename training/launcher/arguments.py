@@ -44,8 +44,14 @@ def parse(arguments: Sequence[str]) -> Arguments:
         parser.error("name a script, or a module after -m")
     else:
         of_run, behind = {**given, "script": script, "arguments": of_script}, len(of_script) + 1
+    if script is not None and given["ranks"] is not None and _is_pipe(script):
+        parser.error(f"only one process can read a script from {script}: write it to a file, which all ranks read")
     own, others = list(arguments[: len(arguments) - behind]), list(arguments[len(arguments) - behind :])
     return Arguments(of_run.pop("ranks"), [*_without_ranks(own), *others], of_run)
+
+
+def _is_pipe(path: Path) -> bool:
+    return path.exists() and not (path.is_file() or path.is_dir())
 
 
 def _without_ranks(options: Sequence[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gzip
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import h5py
 import numpy as np
 import pytest
 
+from matex_data.training.launcher.arguments import parse
 from tests.support.launch import ROOT, run_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -346,3 +348,12 @@ def test_a_script_or_a_module_is_required() -> None:
     done = run_script(1, LAUNCHER, "-m")
     assert done.returncode == 2
     assert "name a script, or a module after -m" in done.stderr
+
+
+def test_a_script_from_a_pipe_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(SystemExit):
+        parse(["-n", "2", str(pipe)])
+    assert "only one process can read a script" in capsys.readouterr().err
+    assert parse([str(pipe)]).ranks is None
