@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import struct
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +11,10 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import FormatError, open_dataset
-from matex_data.readers import detect, formats, known_formats, reader
+from matex_data.readers import detect, known_formats, reader
 from tests.support.format_suite import Case, FormatSuite
 from tests.support.launch import ROOT
+from tests.support.plugins import installed
 from tests.support.ranks import Pools
 
 RECORD = np.dtype([("id", ">i8"), ("position", ">f4", (3,)), ("label", ">i2"), ("spare", "V2")])
@@ -26,19 +23,8 @@ RECORD = np.dtype([("id", ">i8"), ("position", ">f4", (3,)), ("label", ">i2"), (
 @pytest.fixture(scope="module", autouse=True)
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Install the toy package, for this process and for ranks that start later."""
-    source = tmp_path_factory.mktemp("source") / "plugin"
-    shutil.copytree(ROOT / "tests" / "plugin", source)  # a build leaves files beside the sources
-    folder = tmp_path_factory.mktemp("site")
-    options = ["--no-deps", "--no-index", "--no-build-isolation", "--target", str(folder)]
-    command = [sys.executable, "-m", "pip", "install", "-q", *options, str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(folder))
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])))
-        formats._plugin_formats.cache_clear()
+    with installed(tmp_path_factory.mktemp("plugins"), ROOT / "tests" / "plugin") as folder:
         yield folder
-    formats._plugin_formats.cache_clear()
 
 
 @pytest.fixture(scope="module")
