@@ -209,6 +209,13 @@ FORMATS: dict[str, Format] = {
         takes_static=True,
         remote=True,
     ),
+    "xyz": Format("matex_data.readers.atoms.xyz:index", suffixes=(".xyz", ".extxyz"), extra="matex_data[atoms]"),
+    "traj": Format(
+        "matex_data.readers.atoms.trajectory:index",
+        suffixes=(".traj",),
+        magic=((0, b"- of UlmASE-Trajectory"),),
+        extra="matex_data[atoms]",
+    ),
     "root": Format(
         "matex_data.readers.root.reader:index",
         suffixes=(".root",),

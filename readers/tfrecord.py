@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,8 +21,8 @@ from google.protobuf.message import DecodeError as ProtobufError
 from matex_data._types import Array, Bytes, Integers
 from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field
-from matex_data.index.decoded import DecodedBlocks, Selection
-from matex_data.index.model import FileIndex, Index, ReadRequest
+from matex_data.index.decoded import ByteRangeBlocks
+from matex_data.index.model import FileIndex, Index
 from matex_data.index.ragged import RaggedArray, scatter_lists
 from matex_data.index.scatter import RowIndices, scatter
 from matex_data.index.table import Column, Outputs
@@ -144,42 +144,25 @@ def _infer(
 
 
 @dataclass(frozen=True, eq=False)
-class RecordBlocks(DecodedBlocks):
+class RecordBlocks(ByteRangeBlocks):
     """Features of records; a block is a range of whole records.
 
     Parameters
     ----------
-    offset, nbytes : int64[blocks], byte ranges.
     fields : by name.
     """
 
-    offset: Integers
-    nbytes: Integers
     fields: Mapping[str, Field]
 
     @property
     def width(self) -> int:  # type: ignore[override]
         return len(self.fields)
 
-    def stored_bytes(self) -> int:
-        return int(self.nbytes.sum())
-
-    def end(self) -> int:
-        return int((self.offset + self.nbytes).max(initial=0))
-
     def inner_bytes(self, name: str) -> int:
         return int(self.nbytes.sum()) // max(1, len(self.fields)) if self.fields[name].ragged else 0
 
     def decoded_bytes(self, block: int, outs: Outputs) -> int:
         return int(self.nbytes[block]) * 2
-
-    def key(self, block: int, outs: Outputs) -> tuple[Any, ...]:
-        return self, block, tuple(name for name, _ in outs)
-
-    def block_requests(self, selection: Selection, positions: Integers) -> Iterator[ReadRequest]:
-        for i in positions.tolist():
-            at = selection.blocks.number[i : i + 1]
-            yield ReadRequest(self.offset[at], self.nbytes[at], on_complete=partial(self._decode, selection, i))
 
     def copy_rows(self, name: str, block: Any, rows: RowIndices, out: Array, destination: RowIndices) -> None:
         values = block[name]
@@ -189,16 +172,10 @@ class RecordBlocks(DecodedBlocks):
         else:
             scatter(out, destination, values[rows])
 
-    def _decode(self, selection: Selection, i: int, stored: Bytes) -> None:
-        try:
-            block = int(selection.blocks.number[i])
-            row, byte = int(self.edges[block]), int(self.offset[block])
-            examples = list(_examples(self.path, row, byte, stored.tobytes()))
-            decoded = {name: self._values(name, examples, row) for name, _ in selection.outs}
-        except Exception as error:
-            selection.fail([i], error)
-            raise
-        self.complete(selection, i, decoded)
+    def decode(self, block: int, names: Sequence[str], stored: Bytes) -> Any:
+        row, byte = int(self.edges[block]), int(self.offset[block])
+        examples = list(_examples(self.path, row, byte, stored.tobytes()))
+        return {name: self._values(name, examples, row) for name in names}
 
     def _values(self, name: str, examples: Sequence[Any], row: int) -> Any:
         """Return the rows of a feature."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -88,6 +88,46 @@ class DecodedBlocks(Table):
         local = blocks.rows(i, int(self.edges[blocks.number[i]]))
         for name, out in selection.outs:
             self.copy_rows(name, block, local, out, blocks.destinations(i))
+
+
+@dataclass(frozen=True, eq=False)
+class ByteRangeBlocks(DecodedBlocks):
+    """Fields that are decoded from blocks of which each is one byte range: whole lines, records or frames.
+
+    Parameters
+    ----------
+    offset, nbytes : int64[blocks], byte ranges.
+    """
+
+    offset: Integers
+    nbytes: Integers
+
+    @abstractmethod
+    def decode(self, block: int, names: Sequence[str], stored: Bytes) -> Any:
+        """Return the fields of a block."""
+
+    def stored_bytes(self) -> int:
+        return int(self.nbytes.sum())
+
+    def end(self) -> int:
+        return int((self.offset + self.nbytes).max(initial=0))
+
+    def key(self, block: int, outs: Outputs) -> Hashable:
+        return self, block, tuple(name for name, _ in outs)
+
+    def block_requests(self, selection: Selection, positions: Integers) -> Iterator[ReadRequest]:
+        for i in positions.tolist():
+            at = selection.blocks.number[i : i + 1]
+            yield ReadRequest(self.offset[at], self.nbytes[at], on_complete=partial(self._decode, selection, i))
+
+    def _decode(self, selection: Selection, i: int, stored: Bytes) -> None:
+        try:
+            names = [name for name, _ in selection.outs]
+            decoded = self.decode(int(selection.blocks.number[i]), names, stored)
+        except Exception as error:
+            selection.fail([i], error)
+            raise
+        self.complete(selection, i, decoded)
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def index(path: str, names: Sequence[str] | None = None) -> Index:
         if name != NAME:
             raise FieldNotFound("the file has no such field", file=path, field=name, expected=repr(NAME))
     try:
-        image = nibabel.load(path)
+        image: Any = nibabel.load(path)
         stored, is_scaled = image.dataobj, image.dataobj.slope != 1 or image.dataobj.inter != 0
         shape, dtype = tuple(map(int, stored.shape)), np.dtype(stored.dtype)
     except Exception as error:  # nibabel raises errors of many kinds for a damaged file
@@ -99,7 +99,8 @@ class Slices(LibraryRows):
         return self.rows
 
     def read(self, start: int, stop: int) -> np.ndarray[Any, Any]:
-        samples = np.asarray(nibabel.load(self.path).dataobj[..., start:stop])
+        image: Any = nibabel.load(self.path)
+        samples = np.asarray(image.dataobj[..., start:stop])
         return np.moveaxis(samples, -1, 0).astype(self.dtype)
 
 

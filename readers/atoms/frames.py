@@ -1,0 +1,141 @@
+"""Fields of frames of atoms: those of each atom are ragged, those of a frame are dense.
+
+Names and units are those of ASE, https://ase-lib.org/ase/units.html: positions in Angstrom, energies in eV.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from ase import Atoms
+from ase.io.extxyz import per_atom_properties
+
+from matex_data._types import Array
+from matex_data.errors import DecodeError, FieldNotFound, FormatError, near_matches
+from matex_data.fields import Field
+from matex_data.index.scatter import RowIndices
+
+UNITS = {
+    **dict.fromkeys(("positions", "cell"), "Angstrom"),
+    **dict.fromkeys(("energy", "free_energy", "energies"), "eV"),
+    "forces": "eV/Angstrom",
+    "stress": "eV/Angstrom^3",
+    "masses": "u",
+    "dipole": "e Angstrom",
+}
+
+
+@dataclass(frozen=True)
+class Values:
+    """Values of one frame.
+
+    Parameters
+    ----------
+    of_atoms : [atoms, ...], by name.
+    of_frame : of the frame as a whole; texts in UTF-8.
+    """
+
+    of_atoms: Mapping[str, Array]
+    of_frame: Mapping[str, Array]
+
+    @classmethod
+    def of(cls, atoms: Atoms) -> Values:
+        """Return the arrays, the notes and the results of a frame that are numbers, and notes that are texts."""
+        results = {} if atoms.calc is None else dict(atoms.calc.results)
+        own = {name: np.asarray(value) for name, value in results.items() if name in per_atom_properties}
+        arrays = {**atoms.arrays, **own}
+        whole = {"cell": np.asarray(atoms.cell), "pbc": np.asarray(atoms.pbc)}
+        notes = {**atoms.info, **{name: value for name, value in results.items() if name not in own}}
+        whole |= {name: _plain(value) for name, value in notes.items() if value is not None and name not in arrays}
+        return cls(
+            {name: value for name, value in arrays.items() if value.dtype.kind in "biuf"},
+            {name: value for name, value in whole.items() if value.dtype.kind in "biuf" or not value.ndim},
+        )
+
+
+def _plain(value: Any) -> Array:
+    found = np.asarray(value.encode() if isinstance(value, str) else value)
+    return found.astype(object) if found.dtype.kind == "S" and not found.ndim else found
+
+
+def fields_of(path: str, frames: Sequence[Atoms], names: Sequence[str] | None) -> dict[str, Field]:
+    """Return the fields that all of some frames have.
+
+    Raises
+    ------
+    FieldNotFound : one that is asked for is in none of them.
+    """
+    every = [Values.of(atoms) for atoms in frames]
+    found: dict[str, Field] = {}
+    for name, array in every[0].of_atoms.items():
+        if all(name in values.of_atoms for values in every):
+            found[name] = Field(name, (), array.dtype, True, _units(name), (None, *array.shape[1:]))
+    for name, value in every[0].of_frame.items():
+        others = [values.of_frame.get(name) for values in every]
+        kinds = {None if other is None else (other.dtype, other.shape) for other in others}
+        if len(kinds) == 1:
+            found[name] = Field(name, value.shape, value.dtype, attributes=_units(name))
+        elif kinds == {(np.dtype("i8"), value.shape), (np.dtype("f8"), value.shape)}:
+            found[name] = Field(name, value.shape, np.dtype("f8"), attributes=_units(name))
+    for name in names or ():
+        if name not in found:
+            expected = f"one of {near_matches(name, found)}"
+            raise FieldNotFound("the frames have no such field", file=path, field=name, expected=expected)
+    return {name: found[name] for name in names} if names is not None else found
+
+
+def _units(name: str) -> dict[str, Any]:
+    return {"units": UNITS[name]} if name in UNITS else {}
+
+
+def columns_of(path: str, row: int, frames: Sequence[Atoms], fields: Mapping[str, Field]) -> dict[str, Array]:
+    """Return the values of frames by field: [frames, ...], those of atoms as objects.
+
+    Parameters
+    ----------
+    row : number of the first frame.
+
+    Raises
+    ------
+    DecodeError : a frame lacks a field, or has another kind of it.
+    """
+    every = [Values.of(atoms) for atoms in frames]
+    return {name: _column(path, row, every, field) for name, field in fields.items()}
+
+
+def _column(path: str, row: int, every: Sequence[Values], field: Field) -> Array:
+    out = np.empty((len(every), *field.shape), object if field.ragged else field.dtype)
+    for i, values in enumerate(every):
+        value = (values.of_atoms if field.ragged else values.of_frame).get(field.name)
+        shape = None if value is None else value.shape[1:] if field.ragged else value.shape
+        expected = (field.inner or ())[1:] if field.ragged else field.shape
+        if value is None or shape != expected or not np.can_cast(value.dtype, field.dtype, "safe"):
+            raise DecodeError(
+                "the frame lacks a field that others have, or has another kind of it",
+                file=path,
+                field=field.name,
+                row=row + i,
+                expected=field.description,
+                found="nothing" if value is None else f"{value.dtype} of shape {value.shape}",
+                remedy="leave it out of inputs= and targets=, or write it for all frames",
+            )
+        out[i] = value[()] if not value.ndim else value.astype(field.dtype)
+    return out
+
+
+def assign(column: Array, rows: RowIndices, out: Array, destination: RowIndices) -> None:
+    """Assign ``out[destination]`` rows of a column; arrays of different shapes one by one."""
+    if column.dtype != object:
+        out[destination] = column[rows]
+        return
+    places = range(len(out))[destination] if isinstance(destination, slice) else destination.tolist()
+    for place, value in zip(places, column[rows], strict=True):
+        out[place] = value
+
+
+def unreadable(path: str, error: Exception, **facts: Any) -> FormatError:
+    """Return the error of a file that ASE cannot read."""
+    return FormatError("the frames cannot be read", file=path, found=f"{type(error).__name__}: {error}", **facts)

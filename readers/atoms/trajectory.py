@@ -1,0 +1,108 @@
+"""Index of ASE's trajectories (``.traj``): ASE reads each frame alone. https://ase-lib.org/ase/io/trajectory.html"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from ase import Atoms
+from ase.io.trajectory import Trajectory
+
+from matex_data._types import Array, Bytes, Integers
+from matex_data.errors import DecodeError
+from matex_data.fields import Field
+from matex_data.index.decoded import DecodedBlocks, Selection
+from matex_data.index.model import EMPTY, FileIndex, Index, ReadRequest
+from matex_data.index.scatter import RowIndices
+from matex_data.index.table import Column, Outputs
+from matex_data.readers.atoms.frames import assign, columns_of, fields_of, unreadable
+
+BLOCK_ROWS = 16
+
+
+def index(path: str, names: Sequence[str] | None = None) -> Index:
+    """Index a trajectory. The first and the last frame tell the fields.
+
+    Parameters
+    ----------
+    names : see `matex_data.readers.atoms.xyz.index`.
+
+    Raises
+    ------
+    FieldNotFound : there is no such field.
+    FormatError : the file is damaged, or has no frames.
+    """
+    try:
+        with Trajectory(path) as file:
+            rows = len(file)
+            frames = [file[0], file[rows - 1]]
+    except Exception as error:  # ASE raises errors of many kinds
+        raise unreadable(path, error, expected="a trajectory of ASE") from error
+    fields = fields_of(path, frames, names)
+    edges = np.append(np.arange(0, rows, BLOCK_ROWS), rows)
+    table = TrajectoryBlocks(path, edges, fields, 64 * len(frames[0]))
+    return Index(fields, [FileIndex(path, rows, {name: Column(table, name) for name in fields})])
+
+
+@dataclass(frozen=True, eq=False)
+class TrajectoryBlocks(DecodedBlocks):
+    """Fields of frames that ASE reads.
+
+    Parameters
+    ----------
+    fields : by name.
+    frame_bytes : size of a frame in memory, about.
+    """
+
+    fields: Mapping[str, Field]
+    frame_bytes: int
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        return len(self.fields)
+
+    def inner_bytes(self, name: str) -> int:
+        return self.frame_bytes * self.rows if self.fields[name].ragged else 0
+
+    def decoded_bytes(self, block: int, outs: Outputs) -> int:
+        return self.frame_bytes * BLOCK_ROWS
+
+    def key(self, block: int, outs: Outputs) -> tuple[Any, ...]:
+        return self, block, tuple(name for name, _ in outs)
+
+    def block_requests(self, selection: Selection, positions: Integers) -> Iterator[ReadRequest]:
+        for i in positions.tolist():
+            read = _Read(self.path, range(*self.edges[selection.blocks.number[i] :][:2].tolist()))
+            on_complete = partial(self._decode, selection, i, read)
+            yield ReadRequest(EMPTY, EMPTY, fetch=read.fetch, on_complete=on_complete)
+
+    def copy_rows(self, name: str, block: Any, rows: RowIndices, out: Array, destination: RowIndices) -> None:
+        assign(block[name], rows, out, destination)
+
+    def _decode(self, selection: Selection, i: int, read: _Read, _: Bytes) -> None:
+        try:
+            fields = {name: self.fields[name] for name, _ in selection.outs}
+            decoded = columns_of(self.path, read.rows.start, read.frames, fields)
+        except Exception as error:
+            selection.fail([i], error)
+            raise
+        self.complete(selection, i, decoded)
+
+
+class _Read:
+    """Frames that are read at once, by a thread that waits for the storage."""
+
+    def __init__(self, path: str, rows: range) -> None:
+        self._path, self.rows = path, rows
+        self.frames: list[Atoms] = []
+
+    def fetch(self) -> None:
+        """Read the frames."""
+        try:
+            with Trajectory(self._path) as file:
+                self.frames = [file[row] for row in self.rows]
+        except Exception as error:  # ASE raises errors of many kinds
+            raise DecodeError("the frames cannot be read", file=self._path, row=self.rows.start, found=error) from error

@@ -1,0 +1,141 @@
+"""Index of (extended) XYZ: frames of atoms as text. Blocks of whole frames are byte ranges, which ASE parses.
+
+A frame is a line with the number of atoms, a line of properties, and a line for each atom.
+https://github.com/libAtoms/extxyz#extended-xyz-specification-and-parsing-tools
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import ase.io
+import numpy as np
+from ase import Atoms
+
+from matex_data._types import Array, Bytes, Integers
+from matex_data.errors import DataError, DecodeError, FormatError
+from matex_data.fields import Field
+from matex_data.index.decoded import ByteRangeBlocks
+from matex_data.index.model import FileIndex, Index
+from matex_data.index.scatter import RowIndices
+from matex_data.index.table import Column, Outputs
+from matex_data.readers.atoms.frames import assign, columns_of, fields_of, unreadable
+
+BLOCK_BYTES = 64 << 10  # of whole frames
+RESTORE = "the file is damaged there: restore it from its source"
+
+
+def index(path: str, names: Sequence[str] | None = None) -> Index:
+    """Index a file of frames. One rank reads its lines; the first and the last block tell the fields.
+
+    Parameters
+    ----------
+    names : "positions", "numbers" and other arrays of the atoms, which are ragged; "cell", "pbc", "energy" and other
+        values of a frame. None: all that those blocks have.
+
+    Raises
+    ------
+    FieldNotFound : there is no such field.
+    FormatError : the file is truncated, or no XYZ.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            offset, nbytes, edges = _blocks(path, file)
+            frames = []
+            for block in dict.fromkeys((0, len(offset) - 1)):
+                file.seek(int(offset[block]))
+                frames += _parsed(file.read(int(nbytes[block])))
+    except OSError as error:
+        raise DataError("the file cannot be read", file=path, found=error) from error
+    except Exception as error:
+        if isinstance(error, DataError):
+            raise
+        raise unreadable(path, error, expected="frames of extended XYZ") from error
+    fields = fields_of(path, frames, names)
+    table = FrameBlocks(path, edges, offset, nbytes, fields)
+    return Index(fields, [FileIndex(path, table.rows, {name: Column(table, name) for name in fields})])
+
+
+def _blocks(path: str, file: BinaryIO) -> tuple[Integers, Integers, Integers]:
+    """Return offset and length of the blocks of frames, and their first rows, with the number of rows."""
+    starts, edges, begin, at, row = list[tuple[int, int]](), [0], 0, 0, 0
+    while line := file.readline():
+        if line.isspace() and row:  # behind the last frame
+            at += len(line)
+            continue
+        try:
+            atoms = int(line)
+        except ValueError as error:
+            raise _no_frame(path, at, "the number of atoms of a frame", repr(line[:40])) from error
+        comment = file.readline()
+        lengths = [len(other) for other in islice(file, max(0, atoms))]
+        if atoms < 0 or not comment or len(lengths) < atoms:
+            raise _no_frame(
+                path, at, f"a line for each of {atoms} atoms", f"{len(lengths)} lines, and the end of the file"
+            )
+        at += len(line) + len(comment) + sum(lengths)
+        row += 1
+        if at - begin >= BLOCK_BYTES:
+            starts.append((begin, at - begin))
+            edges.append(row)
+            begin = at
+    if row > edges[-1]:
+        starts.append((begin, at - begin))
+        edges.append(row)
+    if not starts:
+        raise _no_frame(path, 0, "a frame of atoms", "none")
+    offset, nbytes = np.array(starts, np.int64).T.copy()
+    return offset, nbytes, np.array(edges, np.int64)
+
+
+def _no_frame(path: str, byte: int, expected: str, found: str) -> FormatError:
+    return FormatError("the file is no XYZ, or truncated", file=path, byte=byte, expected=expected, found=found)
+
+
+def _parsed(text: bytes) -> list[Atoms]:
+    # Otherwise ASE reads on one rank, and sends the frames to all others, which read others here.
+    frames: list[Atoms] = ase.io.read(io.StringIO(text.decode()), index=":", format="extxyz", parallel=False)
+    return frames
+
+
+@dataclass(frozen=True, eq=False)
+class FrameBlocks(ByteRangeBlocks):
+    """Fields of frames; a block is a range of whole frames.
+
+    Parameters
+    ----------
+    fields : by name.
+    """
+
+    fields: Mapping[str, Field]
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        return len(self.fields)
+
+    def inner_bytes(self, name: str) -> int:
+        return int(self.nbytes.sum()) // max(1, len(self.fields)) if self.fields[name].ragged else 0
+
+    def decoded_bytes(self, block: int, outs: Outputs) -> int:
+        return int(self.nbytes[block])
+
+    def copy_rows(self, name: str, block: Any, rows: RowIndices, out: Array, destination: RowIndices) -> None:
+        assign(block[name], rows, out, destination)
+
+    def decode(self, block: int, names: Sequence[str], stored: Bytes) -> dict[str, Array]:
+        row, rows = int(self.edges[block]), int(self.edges[block + 1] - self.edges[block])
+        try:
+            frames = _parsed(stored.tobytes())
+            if len(frames) != rows:
+                raise ValueError(f"{len(frames)} frames, not {rows}")
+        except Exception as error:  # ASE raises errors of many kinds
+            byte = int(self.offset[block])
+            raise DecodeError(
+                "the frames do not parse", file=self.path, row=row, byte=byte, found=error, remedy=RESTORE
+            ) from error
+        return columns_of(self.path, row, frames, {name: self.fields[name] for name in names})
