@@ -141,7 +141,8 @@ def names_below(url: str) -> Iterator[str]:
             page = next(pages, None)
         if page is None:
             return
-        yield from (entry["path"][len(prefix) :].lstrip("/") for entry in page)
+        names = (entry["path"][len(prefix) :].lstrip("/") for entry in page)
+        yield from (name for name in names if name)  # an empty object may stand for the folder itself
 
 
 def folders_of(url: str) -> list[str]:

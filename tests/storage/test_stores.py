@@ -201,6 +201,15 @@ def test_an_object_that_changes_is_noticed(tmp_path: Path, store: ObjectStore) -
         list(data.batches(60))
 
 
+def test_a_web_server_is_read_but_not_listed(tmp_path: Path, store: ObjectStore) -> None:
+    _hdf5(tmp_path)
+    store.put(tmp_path / "a.h5", "web/a b.h5")
+    data = md.open_dataset(f"{store.address}/{BUCKET}/web/a%20b.h5", comm=MPI.COMM_SELF, inputs="x")
+    np.testing.assert_array_equal(data.load()["x"], X)
+    with pytest.raises(DataError, match="does not list its files"):
+        md.open_dataset(f"{store.address}/{BUCKET}/web/*.h5", comm=MPI.COMM_SELF)
+
+
 def test_patterns_and_folders_stand_for_objects(tmp_path: Path, store: ObjectStore) -> None:
     for name in ("run10.npy", "run9.npy", "deep/run1.npy", "notes.md", ".hidden.npy"):
         path = tmp_path / name
