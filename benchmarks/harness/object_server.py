@@ -71,9 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             begin, end = self._range(status.st_size)
-            partial = (
-                {"Content-Range": f"bytes {begin}-{end - 1}/{status.st_size}"} if end - begin < status.st_size else {}
-            )
+            partial = {"Content-Range": f"bytes {begin}-{end - 1}/{status.st_size}"} if "Range" in self.headers else {}
             changed = {"Last-Modified": formatdate(status.st_mtime, usegmt=True), "ETag": f'"{status.st_mtime_ns:x}"'}
             self._begin(206 if partial else 200, end - begin, {**partial, **changed})
             sent = 0
