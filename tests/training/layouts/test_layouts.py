@@ -87,7 +87,8 @@ def test_weights_are_those_of_one_process(
     for weights, own_history, shapes, held in ranks(2).run(_train, name, optimizer, 2, deferred):
         assert weights.keys() == expected.keys()
         for path, value in expected.items():
-            np.testing.assert_allclose(weights[path], value, atol=tolerance, rtol=0, err_msg=path)
+            # Relative for weights above 1: of 3.5, float32 has no closer neighbour than 2.4e-7.
+            np.testing.assert_allclose(weights[path], value, atol=tolerance, rtol=tolerance, err_msg=path)
         np.testing.assert_allclose(own_history["loss"], history["loss"], rtol=1e-5)
         assert own_history.get("accuracy") == pytest.approx(history.get("accuracy"))
         cut = [path for path, shape in shapes.items() if shape != expected[path].shape]
