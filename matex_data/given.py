@@ -130,7 +130,7 @@ def expand(paths: Paths, format: str | None = None) -> list[str]:
     urls = [path for path in given if objects.is_url(path)]
     for url in urls:
         objects.check_url(url)
-    files = existing_files([path for path in given if not objects.is_url(path)])
+    files = existing_files([path for path in given if not objects.is_url(path)]) | _existing_objects(urls)
     expanded = [file for path in given for file in ([path] if path in files else _expand_one(path, format))]
     if not expanded:
         raise DataError("the list of files is empty", expected="at least one path", found=paths)
@@ -144,8 +144,6 @@ def _numbered(path: str) -> list[str]:
 def _expand_url(url: str, format: str | None) -> list[str]:
     """Return the objects of a URL, which may be a pattern or a folder, sorted."""
     try:
-        if objects.is_object(url):
-            return [url]
         if objects.has_wildcard(url):
             found, folders = objects.matching(url)
             files = [*found, *data_folders(folders)]
@@ -155,18 +153,25 @@ def _expand_url(url: str, format: str | None) -> list[str]:
             names = [name for name in objects.names_below(url) if _is_partitioned(name)]
             files = files_of_folder([f"{url.rstrip('/')}/{name}" for name in names])
     except OSError as error:
-        raise DataError(
-            "the store cannot be read",
-            file=url,
-            found=error,
-            remedy="set the variables of the store: docs/guides/stores.md",
-        ) from error
+        raise _unreadable(url, error) from error
     if not files:
         remedy = "check the name of the bucket, and the path in it"
         raise DataError(
             "there are no such objects", file=url, expected="an object, a folder or a pattern", remedy=remedy
         )
     return natural_sorted(files)
+
+
+def _existing_objects(urls: Sequence[str]) -> set[str]:
+    try:
+        return objects.existing_objects(urls)
+    except OSError as error:
+        raise _unreadable(urls[0], error) from error
+
+
+def _unreadable(url: str, error: OSError) -> DataError:
+    remedy = "set the variables of the store: docs/guides/stores.md"
+    return DataError("the store cannot be read", file=url, found=error, remedy=remedy)
 
 
 def _is_partitioned(name: str) -> bool:

@@ -145,21 +145,7 @@ def _infer(
 
 @dataclass(frozen=True, eq=False)
 class RecordBlocks(ByteRangeBlocks):
-    """Features of records; a block is a range of whole records.
-
-    Parameters
-    ----------
-    fields : by name.
-    """
-
-    fields: Mapping[str, Field]
-
-    @property
-    def width(self) -> int:  # type: ignore[override]
-        return len(self.fields)
-
-    def inner_bytes(self, name: str) -> int:
-        return int(self.nbytes.sum()) // max(1, len(self.fields)) if self.fields[name].ragged else 0
+    """Features of records; a block is a range of whole records."""
 
     def decoded_bytes(self, block: int, outs: Outputs) -> int:
         return int(self.nbytes[block]) * 2

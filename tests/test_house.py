@@ -27,7 +27,7 @@ BELOW: dict[str, set[str]] = {
     "ahead": {"machine"},
     "locks": set(),
     "paths": set(),
-    "storage": {"errors"},
+    "storage": {"errors", "paths"},
     "timeline": {"machine"},
     "words": set(),
 }

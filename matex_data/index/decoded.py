@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
+from matex_data.fields import Field
 from matex_data.index.blocks import Blocks, uneven_blocks
 from matex_data.index.cache import ChunkCache, ChunkFuture
 from matex_data.index.model import EMPTY, ReadRequest, RowSelection
@@ -97,10 +98,19 @@ class ByteRangeBlocks(DecodedBlocks):
     Parameters
     ----------
     offset, nbytes : int64[blocks], byte ranges.
+    fields : by name.
     """
 
     offset: Integers
     nbytes: Integers
+    fields: Mapping[str, Field]
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        return len(self.fields)
+
+    def inner_bytes(self, name: str) -> int:
+        return int(self.nbytes.sum()) // max(1, len(self.fields)) if self.fields[name].ragged else 0
 
     @abstractmethod
     def decode(self, block: int, names: Sequence[str], stored: Bytes) -> Any:

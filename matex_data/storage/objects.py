@@ -7,7 +7,6 @@ Credentials and endpoints are those that obstore finds, in environment variables
 from __future__ import annotations
 
 import errno
-import io
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,8 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from matex_data.errors import DataError
+from matex_data.paths import LISTED
+from matex_data.storage.streams import Seekable
 
 SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss", "http", "https")
 LISTING = ("http", "https")  # schemes whose servers do not list their objects
@@ -158,6 +159,39 @@ def folders_of(url: str) -> list[str]:
     return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"])
 
 
+def existing_objects(urls: Sequence[str]) -> set[str]:
+    """Return those of the URLs that are objects. A folder that holds many of them is listed once.
+
+    Those of web servers, which do not list what they have, are taken as they are: whoever opens one of them is told.
+
+    Raises
+    ------
+    OSError : a store cannot be read.
+    """
+    by_folder: dict[str, list[str]] = {}
+    for url in urls:
+        if not has_wildcard(url):
+            by_folder.setdefault(url.rpartition("/")[0], []).append(url)
+    found: set[str] = set()
+    for folder, of_folder in by_folder.items():
+        if _parts(folder)[0] in LISTING:
+            found.update(of_folder)
+        elif len(of_folder) < LISTED:
+            found.update(filter(is_object, of_folder))
+        else:
+            names = _names_in(folder)
+            found.update(url for url in of_folder if url.rpartition("/")[2] in names)
+    return found
+
+
+def _names_in(folder: str) -> set[str]:
+    """Return the names of the objects in a folder, without those of the folders in it."""
+    store, key = _located(folder)
+    with _as_os_errors(folder):
+        found = store.list_with_delimiter(key.rstrip("/") or None)
+    return {entry["path"].rpartition("/")[2] for entry in found["objects"]}
+
+
 def is_object(url: str) -> bool:
     """Return whether there is an object of this name."""
     try:
@@ -217,7 +251,7 @@ def _of_one(part: str) -> str:
     )
 
 
-class ObjectFile(io.RawIOBase):
+class ObjectFile(Seekable):
     """Object that is open for reading, by libraries that read few bytes here and there.
 
     Blocks are read at once and kept, longer ones where reads follow one another. For one thread at a time, as any open
@@ -233,26 +267,9 @@ class ObjectFile(io.RawIOBase):
     """
 
     def __init__(self, url: str) -> None:
-        super().__init__()
+        super().__init__(state(url).size)
         self.name = url
-        self._size, self._position = state(url).size, 0
         self._blocks: dict[int, memoryview] = {}
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
-        if base + offset < 0:
-            raise OSError(errno.EINVAL, "a position in front of the object", self.name)
-        self._position = base + offset
-        return self._position
 
     def readinto(self, buffer: Any) -> int:
         out = memoryview(buffer).cast("B")

@@ -7,7 +7,7 @@ https://github.com/libAtoms/extxyz#extended-xyz-specification-and-parsing-tools
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,7 +19,6 @@ from ase import Atoms
 
 from matex_data._types import Array, Bytes, Integers
 from matex_data.errors import DataError, DecodeError, FormatError
-from matex_data.fields import Field
 from matex_data.index.decoded import ByteRangeBlocks
 from matex_data.index.model import FileIndex, Index
 from matex_data.index.scatter import RowIndices
@@ -105,21 +104,7 @@ def _parsed(text: bytes) -> list[Atoms]:
 
 @dataclass(frozen=True, eq=False)
 class FrameBlocks(ByteRangeBlocks):
-    """Fields of frames; a block is a range of whole frames.
-
-    Parameters
-    ----------
-    fields : by name.
-    """
-
-    fields: Mapping[str, Field]
-
-    @property
-    def width(self) -> int:  # type: ignore[override]
-        return len(self.fields)
-
-    def inner_bytes(self, name: str) -> int:
-        return int(self.nbytes.sum()) // max(1, len(self.fields)) if self.fields[name].ragged else 0
+    """Fields of frames; a block is a range of whole frames."""
 
     def decoded_bytes(self, block: int, outs: Outputs) -> int:
         return int(self.nbytes[block])

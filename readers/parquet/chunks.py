@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from matex_data._types import Integers
 from matex_data.errors import FormatError
 from matex_data.readers.parquet.footer import MAGIC
+from matex_data.storage.streams import Seekable
 
 
 @dataclass(frozen=True)
@@ -90,26 +90,13 @@ def column_chunks(path: str, metadata: Any, leaves: Sequence[int], end: int) -> 
     return ColumnChunks(groups, np.append(0, np.cumsum(rows[groups])), offset, nbytes, plain_bytes, missing)
 
 
-class _Unreadable(io.RawIOBase):
+class _Unreadable(Seekable):
     """File of which no byte can be read."""
 
     MESSAGE = "the entries of all column chunks are sound"
 
     def __init__(self) -> None:
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._position = offset + (0, self._position, 1 << 62)[whence]
-        return self._position
+        super().__init__(1 << 62)
 
     def read(self, size: int = -1) -> bytes:
         raise OSError(self.MESSAGE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from matex_data.index.model import Limits, ReadRequest
 from matex_data.readers.parquet.blocks import ArrowBlocks
 from matex_data.readers.parquet.footer import Footer
 from matex_data.readers.parquet.values import EXACT, Values
+from matex_data.storage.streams import Seekable
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +102,7 @@ def _bounds(statistics: Any) -> tuple[float, float]:
     return -math.inf, math.inf
 
 
-class _Ranges(io.RawIOBase):
+class _Ranges(Seekable):
     """File of which only some byte ranges are known.
 
     Parameters
@@ -113,25 +113,11 @@ class _Ranges(io.RawIOBase):
     """
 
     def __init__(self, offset: Integers, at: Integers, nbytes: Integers, data: Bytes, size: int) -> None:
+        super().__init__(size)
         self.offset = offset
         self._ends = offset + nbytes
         self._at = at
         self._data = data
-        self._size = size
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._position = offset + (0, self._position, self._size)[whence]
-        return self._position
 
     def read(self, size: int = -1) -> Any:
         """Return a buffer over the bytes, without a copy."""

@@ -154,7 +154,7 @@ def _epochs(
 
 
 @pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__[1:])
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_samples_are_those_of_files(
     tmp_path: Path, store: ObjectStore, ranks: Pools, write: Callable[[Path], str], size: int
 ) -> None:
@@ -226,6 +226,17 @@ def test_patterns_and_folders_stand_for_objects(tmp_path: Path, store: ObjectSto
     assert names(f"{url}/**/run1*.npy") == ["deep/run1.npy", "run10.npy"]
     assert names(f"{url}/run{{9..10}}.npy") == ["run9.npy", "run10.npy"]
     assert names(url) == names(f"{url}/") == ["run9.npy", "run10.npy"]
+
+
+def test_many_objects_of_a_folder_are_listed_once(tmp_path: Path, store: ObjectStore) -> None:
+    for number in range(40):
+        np.save(tmp_path / f"{number:02}.npy", X[:2])
+    url = store.put(tmp_path, "numbered")
+    store.forget()
+    assert len(expand(f"{url}/{{00..39}}.npy")) == 40 and store.requests <= 2
+    with pytest.raises(DataError, match="there are no such objects") as caught:
+        expand(f"{url}/{{00..40}}.npy")
+    assert caught.value.file == f"{url}/40.npy"
 
 
 def test_references_lead_to_a_store(tmp_path: Path, store: ObjectStore) -> None:
