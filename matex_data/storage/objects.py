@@ -20,8 +20,9 @@ from matex_data.errors import DataError
 from matex_data.paths import LISTED
 from matex_data.storage.streams import Seekable
 
-SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss", "http", "https")
-LISTING = ("http", "https")  # schemes whose servers do not list their objects
+STORES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
+WEB = ("http", "https")  # whose servers do not list what they have
+SCHEMES = (*STORES, *WEB)
 SETTINGS = ("AWS_", "AZURE_", "GOOGLE_")  # begins of the environment variables of stores
 REQUEST_TIME = timedelta(seconds=60)  # for the answer of one request
 RETRY_TIME = timedelta(seconds=180)  # for all attempts at one request
@@ -61,6 +62,13 @@ def is_url(path: str | bytes) -> bool:
 def check_url(url: str) -> None:
     """Raise ``DataError`` for a URL of another kind, or one with credentials in it, which messages would show."""
     scheme, host, key = _parts(url)
+    has_password = "@" in host and scheme not in ("abfs", "abfss")  # there a container stands in front of it
+    if has_password or (scheme not in STORES and "?" in key):
+        raise DataError(
+            "a URL with credentials, or with a query, is not read",
+            file=f"{scheme}://{host.rpartition('@')[2]}/{key.partition('?')[0]}",
+            remedy="set the environment variables of the store, such as AWS_ACCESS_KEY_ID, or AWS_SKIP_SIGNATURE=true",
+        )
     if scheme not in SCHEMES:
         raise DataError(
             "there is no reader of such URLs",
@@ -68,12 +76,6 @@ def check_url(url: str) -> None:
             expected=f"one of {', '.join(f'{name}://' for name in SCHEMES)}",
             found=f"{scheme}://",
             remedy="copy the files to a file system that all ranks see",
-        )
-    if "@" in host or (scheme in LISTING and "?" in key):
-        raise DataError(
-            "a URL with credentials, or with a query, is not read",
-            file=f"{scheme}://{host.rpartition('@')[2]}/{key.partition('?')[0]}",
-            remedy="set the environment variables of the store, such as AWS_ACCESS_KEY_ID, or AWS_SKIP_SIGNATURE=true",
         )
     _obstore(url)
 
@@ -134,7 +136,7 @@ def names_below(url: str) -> Iterator[str]:
     """
     store, key = _located(url)
     prefix = key.rstrip("/")
-    if _parts(url)[0] in LISTING:
+    if _parts(url)[0] in WEB:
         raise OSError(errno.ENOTSUP, "a web server does not list its files: name them, such as run-{000..255}.h5", url)
     pages = store.list(prefix or None, chunk_size=PAGE)
     while True:
@@ -174,7 +176,7 @@ def existing_objects(urls: Sequence[str]) -> set[str]:
             by_folder.setdefault(url.rpartition("/")[0], []).append(url)
     found: set[str] = set()
     for folder, of_folder in by_folder.items():
-        if _parts(folder)[0] in LISTING:
+        if _parts(folder)[0] in WEB:
             found.update(of_folder)
         elif len(of_folder) < LISTED:
             found.update(filter(is_object, of_folder))
@@ -203,7 +205,7 @@ def is_object(url: str) -> bool:
 
 def is_folder(url: str) -> bool:
     """Return whether there are objects in a folder of this name; False where they cannot be listed."""
-    return _parts(url)[0] not in LISTING and any(names_below(url))
+    return _parts(url)[0] not in WEB and any(names_below(url))
 
 
 def matching(url: str) -> tuple[list[str], list[str]]:
@@ -317,7 +319,7 @@ def _located(url: str) -> tuple[Any, str]:
     if _process() != os.getpid():
         raise OSError(errno.ENOTSUP, "a process that was forked cannot make requests: start it by 'spawn'", url)
     settings = tuple(sorted(item for item in os.environ.items() if item[0].startswith(SETTINGS)))
-    return _store(f"{scheme}://{host}", settings), unquote(key) if scheme in LISTING else key
+    return _store(f"{scheme}://{host}", settings), unquote(key) if scheme in WEB else key
 
 
 @lru_cache(1)

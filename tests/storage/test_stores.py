@@ -24,6 +24,7 @@ import matex_data as md
 from benchmarks.harness.object_server import served
 from matex_data.errors import DataError, FormatError
 from matex_data.given import expand
+from matex_data.storage import objects
 from tests.support.object_store import BUCKET, ObjectStore, object_store
 from tests.support.ranks import Pools
 
@@ -256,6 +257,7 @@ PROBLEMS = {
     f"s3://{BUCKET}/none/*.h5": (DataError, "there are no such objects"),
     "s3://other/a.h5": (DataError, "the store cannot be read"),
     "ftp://host/a.h5": (DataError, "there is no reader of such URLs"),
+    "ftp://user:secret@host/a.h5": (DataError, "a URL with credentials"),
     "https://user:secret@host/a.h5": (DataError, "a URL with credentials"),
     "https://host/a.h5?signature=secret": (DataError, "a URL with credentials"),
 }
@@ -291,3 +293,7 @@ def test_datasets_of_several_files_are_refused(tmp_path: Path, store: ObjectStor
             md.open_dataset(url, comm=MPI.COMM_SELF, inputs=name)
     with pytest.raises(FormatError, match="only files by themselves"):
         md.open_dataset(url, comm=MPI.COMM_SELF, inputs="virtual")
+
+
+def test_a_container_of_azure_is_no_password() -> None:
+    objects.check_url("abfss://container@account.dfs.core.windows.net/a.h5")
