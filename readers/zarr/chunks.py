@@ -1,4 +1,4 @@
-"""Stored chunks of an array by their number: in files of their own, in shards, or at known byte ranges."""
+"""Stored chunks of an array by number: in files of their own, in shards, at known byte ranges, or by key alone."""
 
 from __future__ import annotations
 
@@ -76,47 +76,83 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class ChunkFiles(StoredBytes):
-    """Chunks, or shards of chunks, in files of their own, which the rank that needs them opens.
+class ChunkKeys:
+    """Keys of the chunks of an array, or of its shards.
 
     Parameters
     ----------
-    folder : of the array.
-    prefix, separator : of the names of the files.
+    folder : of the array in its store.
+    prefix, separator : of the keys.
     grid : numbers of the chunks.
-    shards : None: each chunk is a file.
     """
 
     folder: str
     prefix: str
     separator: str
     grid: Grid
-    shards: Shards | None = None
 
-    def path(self, position: Sequence[int]) -> str:
-        """Return the path of the file of a chunk, or of a shard.
+    def at(self, position: Sequence[int]) -> str:
+        """Return the key of the chunk, or the shard, at a position.
 
         Examples
         --------
-        >>> ChunkFiles("x", "c", "/", Grid((2, 5))).path((1, 4))
+        >>> ChunkKeys("x", "c", "/", Grid((2, 5))).at((1, 4))
         'x/c/1/4'
         """
         names = [*([self.prefix] if self.prefix else []), *map(str, position)] or ["0"]
-        return f"{self.folder}/{self.separator.join(names)}"
+        return f"{self.folder}/{self.separator.join(names)}".lstrip("/")
+
+    def of(self, number: int) -> str:
+        """Return the key of a chunk by its number."""
+        return self.at(self.grid.position(number))
+
+
+@dataclass(frozen=True)
+class ChunkFiles(StoredBytes):
+    """Chunks, or shards of chunks, in files of their own, which the rank that needs them opens.
+
+    Parameters
+    ----------
+    path : of the store.
+    keys : of the chunks.
+    shards : None: each chunk is a file.
+    """
+
+    path: str
+    keys: ChunkKeys
+    shards: Shards | None = None
 
     def read(self, numbers: Sequence[int]) -> list[Bytes | None]:
         if self.shards is None:
-            return [read_file(self.path(self.grid.position(number))) for number in numbers]
-        return [self._read_inner(self.grid.position(number), self.shards) for number in numbers]
+            return [read_file(f"{self.path}/{self.keys.of(number)}") for number in numbers]
+        return [self._read_inner(self.keys.grid.position(number), self.shards) for number in numbers]
 
     def _read_inner(self, position: tuple[int, ...], shards: Shards) -> Bytes | None:
-        path = self.path([at // count for at, count in zip(position, shards.counts, strict=True)])
+        key = self.keys.at([at // count for at, count in zip(position, shards.counts, strict=True)])
         inner = [at % count for at, count in zip(position, shards.counts, strict=True)]
-        index = shard_index(path, shards)
+        index = shard_index(f"{self.path}/{key}", shards)
         if index is None:
             return None
         extent = index.extent(int(np.ravel_multi_index(inner, shards.counts)))
         return None if extent is None else read(extent)
+
+
+@dataclass(frozen=True)
+class KeyedChunks(StoredBytes):
+    """Chunks that their store reads by key alone.
+
+    Parameters
+    ----------
+    store : of the array.
+    keys : of the chunks.
+    """
+
+    store: Store
+    keys: ChunkKeys
+
+    def read(self, numbers: Sequence[int]) -> list[Bytes | None]:
+        values = [self.store.get(self.keys.of(number)) for number in numbers]
+        return [None if value is None else np.frombuffer(value, np.uint8) for value in values]
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,10 +216,12 @@ def stored_chunks(store: Store, folder: str, metadata: ArrayMetadata, axis: int)
     DecodeError : the index of a shard within one file is damaged.
     """
     grid = Grid.of(metadata.shape, metadata.chunk_shape, axis)
+    keys = ChunkKeys(folder, metadata.prefix, metadata.separator, grid)
+    if store.by_key:
+        return KeyedChunks(store, keys)
     extents = store.extents(folder)
     if extents is None:
-        location = f"{store.path}/{folder}".rstrip("/")
-        return ChunkFiles(location, metadata.prefix, metadata.separator, grid, metadata.shards)
+        return ChunkFiles(store.path, keys, metadata.shards)
     return ChunkExtents.of(_numbered(extents, metadata, grid))
 
 

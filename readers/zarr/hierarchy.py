@@ -33,7 +33,7 @@ def read_arrays(store: Store) -> tuple[dict[str, ArrayMetadata], dict[str, str]]
         is_empty = False
         try:
             if document.get("node_type", "array") == "array" and "shape" in document:
-                arrays[name] = parse(document)
+                arrays[name] = _checked(parse(document), store)
         except UnreadableArray as reason:
             unread[name] = str(reason)
         except _DAMAGED as error:
@@ -44,6 +44,13 @@ def read_arrays(store: Store) -> tuple[dict[str, ArrayMetadata], dict[str, str]]
     if is_empty:
         raise FormatError("no Zarr store", file=store.path, expected=f"one of {MARKS}", found="none of them")
     return arrays, unread
+
+
+def _checked(array: ArrayMetadata, store: Store) -> ArrayMetadata:
+    """Return the metadata of an array that the store has a way to read."""
+    if array.shards is not None and store.by_key:
+        raise UnreadableArray("shards in a store that reads by key alone, such as an Icechunk repository")
+    return array
 
 
 def _documents(store: Store) -> Iterator[tuple[str, Document]]:

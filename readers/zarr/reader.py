@@ -22,7 +22,8 @@ from matex_data.readers.zarr.dimensions import named_dimensions
 from matex_data.readers.zarr.hierarchy import ROOT_NAME, read_arrays
 from matex_data.readers.zarr.layouts import StoredArray, rows_of
 from matex_data.readers.zarr.references import JsonReferences, parquet_references
-from matex_data.readers.zarr.stores import Directory, Store, ZipFile
+from matex_data.readers.zarr.repositories import open_snapshot
+from matex_data.readers.zarr.stores import Directory, Store, ZipFile, is_repository
 from matex_data.storage.files import is_folder, open_binary
 
 
@@ -41,21 +42,26 @@ def index(
     isel: Mapping[str, Any] | None = None,
     dtype: str | None = None,
     coordinate: bool = False,
+    version: str | None = None,
 ) -> Index:
     """Index the arrays of a Zarr store along one of their dimensions.
 
     Parameters
     ----------
-    path : of the store: a folder, a group or an array within it, a zip file, or references of kerchunk.
+    path : of the store: a folder, a group or an array within it, a zip file, references of kerchunk, or an Icechunk
+        repository.
     names : arrays; with groups, for example, ``"forecast/t2m"``. None: all that have the sample dimension. An array
         that is the root of its store is named ``"data"``.
     sample_dim : dimension that counts the samples. None: the one whose coordinate is a time by its units, else the
         first one of all arrays. Axes without names are called ``dim_0``, ``dim_1``: axes of equal length are equal.
     decode, decode_times, mask_and_scale, valid_range, static, static_as_inputs, sel, isel, dtype, coordinate :
         see `matex_data.readers.netcdf.reader.index`.
+    version : of an Icechunk repository: name of a branch or a tag, or identifier of a snapshot. None: the branch
+        ``main``. All ranks read the snapshot that it is now, whatever is committed later.
 
     Raises
     ------
+    DataError : there is no such version.
     FieldNotFound : there is no array of that name.
     FormatError : the metadata are damaged, or do not determine the sample dimension, or an array cannot be read.
     """
@@ -73,11 +79,19 @@ def index(
         dtype=dtype,
         coordinate=coordinate,
     )
-    return index_store(open_store(path), options)
+    return index_store(open_store(path, version), options)
 
 
-def open_store(path: str) -> Store:
-    """Return the store of a path: a folder, which may be a group or an array of a store, a zip file, or references."""
+def open_store(path: str, version: str | None = None) -> Store:
+    """Return the store of a path: a folder, which may be a group or an array of a store, a zip file, references, or an
+    Icechunk repository; see `index`.
+    """
+    if is_repository(path):
+        return open_snapshot(path.rstrip("/"), version)
+    if version is not None:
+        raise DataError(
+            "the store has no versions", file=path, expected="an Icechunk repository", remedy="leave out version="
+        )
     if is_folder(path):
         return parquet_references(path) or Directory(path.rstrip("/") or "/")
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -20,11 +20,13 @@ from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.locks import cached_property
 from matex_data.storage import files as storage
 from matex_data.storage import objects
-from matex_data.storage.files import open_binary
+from matex_data.storage.files import is_folder, open_binary
 from matex_data.storage.objects import is_url
 
 MARKS = ("zarr.json", ".zmetadata", ".zgroup", ".zarray")
 """Names of which a store has one."""
+REPOSITORY_MARKS = ("repo", "refs/branch.main/ref.json")
+"""Names of which an Icechunk repository has one, beside its folder of snapshots."""
 MAX_READ = 1 << 30  # bytes of one call: the system reads at most 2 GiB
 _LOCAL_HEADER = 30  # bytes of the fixed begin of a member of a zip file, the lengths of name and extra field at 26
 
@@ -43,9 +45,11 @@ class Store(ABC):
     Attributes
     ----------
     path : as the user names it.
+    by_key : whether values are read by `get` alone: chunks have neither files nor byte ranges.
     """
 
     path: str
+    by_key = False
 
     @abstractmethod
     def get(self, key: str) -> bytes | None:
@@ -136,16 +140,25 @@ class ZipFile(Store):
 
 
 def is_store(path: str) -> bool:
-    """Return whether a directory is a store, or a group or an array of one.
+    """Return whether a directory is a store, a group or an array of one, or an Icechunk repository.
 
     Examples
     --------
     >>> is_store("/")
     False
     """
-    if is_url(path):
-        return any(objects.is_object(f"{path.rstrip('/')}/{mark}") for mark in MARKS)
-    return any(os.access(f"{path}/{mark}", os.F_OK) for mark in MARKS)
+    return _has_any(path, MARKS) or is_repository(path)
+
+
+def is_repository(path: str) -> bool:
+    """Return whether a directory is an Icechunk repository."""
+    return _has_any(path, REPOSITORY_MARKS) and is_folder(f"{path.rstrip('/')}/snapshots")
+
+
+def _has_any(folder: str, names: Sequence[str]) -> bool:
+    if is_url(folder):
+        return any(objects.is_object(f"{folder.rstrip('/')}/{name}") for name in names)
+    return any(os.access(f"{folder}/{name}", os.F_OK) for name in names)
 
 
 def read(extent: Extent) -> Bytes | None:

@@ -1,0 +1,142 @@
+"""Versions of a Zarr store in an Icechunk repository, which the library of that name reads.
+
+https://icechunk.io/en/latest/spec/
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from matex_data.errors import DataError
+from matex_data.readers.zarr.stores import Store
+from matex_data.storage.objects import is_url
+
+MAIN = "main"  # branch that is read where no version is named
+_LOGS = "warn,icechunk::storage=error"  # without a warning, of each rank, about writing to local folders
+
+
+@dataclass(frozen=True)
+class Snapshot(Store):
+    """Snapshot of a repository: later commits do not change it.
+
+    Parameters
+    ----------
+    path : of the repository.
+    snapshot : its identifier.
+    """
+
+    path: str
+    snapshot: str
+    by_key = True
+
+    def get(self, key: str) -> bytes | None:
+        from zarr.core.buffer import default_buffer_prototype
+        from zarr.core.sync import sync
+
+        with _as_data_errors(self.path):
+            value = sync(self._store.get(key, default_buffer_prototype()))
+        return None if value is None else bytes(value.to_bytes())
+
+    def folders(self, folder: str) -> list[str]:
+        from zarr.core.sync import sync
+
+        async def names() -> list[str]:
+            return sorted([name async for name in self._store.list_dir(folder)])
+
+        with _as_data_errors(self.path):
+            found: list[str] = sync(names())
+        return [name for name in found if name != "zarr.json"]
+
+    def extents(self, folder: str) -> None:
+        return None
+
+    @property
+    def _store(self) -> Any:
+        return _opened(self.path, self.snapshot, os.getpid())
+
+
+def open_snapshot(path: str, version: str | None) -> Snapshot:
+    """Return a snapshot of a repository.
+
+    Parameters
+    ----------
+    version : name of a branch or a tag, or identifier of a snapshot. None: the branch ``main``.
+
+    Raises
+    ------
+    DataError : there is no such version, or it is the name of a branch and of a tag, or the repository cannot be read.
+    """
+    with _as_data_errors(path):
+        repository = _repository(path)
+        branches, tags = repository.list_branches(), repository.list_tags()
+        name = MAIN if version is None else version
+        if name in branches and name in tags:
+            remedy = "name the snapshot by its identifier, which 'icechunk.Repository.ancestry' shows"
+            raise DataError("a version is not unique", file=path, found=f"branch and tag {name!r}", remedy=remedy)
+        if name in branches:
+            return Snapshot(path, repository.lookup_branch(name))
+        if name in tags:
+            return Snapshot(path, repository.lookup_tag(name))
+        try:
+            return Snapshot(path, repository.lookup_snapshot(name).id)
+        except _icechunk(path).IcechunkError as error:
+            expected = f"a branch of {sorted(branches)}, a tag of {sorted(tags)} or a snapshot"
+            raise DataError("no such version", file=path, expected=expected, found=repr(name)) from error
+
+
+@lru_cache(64)
+def _opened(path: str, snapshot: str, process: int) -> Any:
+    """Return the library's store of a snapshot; a process that was forked opens its own."""
+    return _repository(path).readonly_session(snapshot_id=snapshot).store
+
+
+def _repository(path: str) -> Any:
+    icechunk = _icechunk(path)
+    if "ICECHUNK_LOG" not in os.environ:
+        icechunk.set_logs_filter(_LOGS)
+    return icechunk.Repository.open(_storage(icechunk, path))
+
+
+def _storage(icechunk: Any, path: str) -> Any:
+    if not is_url(path):
+        return icechunk.local_filesystem_storage(path)
+    scheme, _, location = path.partition("://")
+    bucket, _, prefix = location.rstrip("/").partition("/")
+    if scheme != "s3":
+        expected = "a folder, or s3://"
+        raise DataError("repositories of this store are not read", file=path, expected=expected, found=f"{scheme}://")
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    return icechunk.s3_storage(
+        bucket=bucket,
+        prefix=prefix or None,
+        region=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"),
+        endpoint_url=endpoint,
+        allow_http=(endpoint or "").startswith("http://"),
+        force_path_style=endpoint is not None,
+        from_env=True,
+    )
+
+
+def _icechunk(path: str) -> Any:
+    try:
+        import icechunk
+    except ImportError as error:
+        remedy = "python -m pip install 'matex_data[icechunk]'"
+        raise DataError("Icechunk repositories are read by icechunk", file=path, found=error, remedy=remedy) from error
+    return icechunk
+
+
+@contextmanager
+def _as_data_errors(path: str) -> Iterator[None]:
+    """Context manager: raise the errors of the library as `DataError`, by their first line."""
+    icechunk = _icechunk(path)
+    try:
+        yield
+    except icechunk.IcechunkError as error:
+        found = str(error).strip().splitlines()[0].lstrip("x ")
+        raise DataError("the repository cannot be read", file=path, found=found) from error
