@@ -27,6 +27,8 @@ QUICK := --timeout 240 -m 'not slow'
 # Tests that depend on the MPI library: agreement, collective reading, deadlines, each strategy, the launcher, resuming.
 OPENMPI_TESTS := --timeout 240 -m 'openmpi and not slow' -k 'not 1ranks'
 
+# Without byte code on disk each of many hundred processes would compile TensorFlow, Keras and the tests once more: 15 s.
+unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
