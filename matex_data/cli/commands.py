@@ -153,18 +153,13 @@ def index(
     to: Annotated[str, typer.Option(help="A file for JSON; a folder for Parquet if the name ends with .parquet.")],
     sample_dim: Annotated[str | None, typer.Option(help="Dimension along which the files follow one another.")] = None,
 ) -> None:
-    """Write references to the chunks of netCDF and HDF5 files, which xarray opens as one Zarr store."""
+    """Write references to the chunks of netCDF, HDF5 or TIFF files, which xarray opens as one Zarr store."""
     from matex_data.given import expand
 
     with report() as output:
         if output.console.quiet:  # rank 0 writes
             return
-        try:
-            from matex_data.readers.zarr.writing import references
-        except ModuleNotFoundError as error:
-            remedy = "python -m pip install 'matex_data[csv,zarr]'"
-            raise DataError("references need a package that is not installed", found=error, remedy=remedy) from error
-        found = references(expand(paths), sample_dim)
+        found = _references(expand(paths), sample_dim)
         found.write(to)
         chunks = sum(isinstance(entry, list) for entry in found.entries.values())
         output.console.print(f"{to}: {counted(chunks, 'chunk')}", markup=False, highlight=False)
@@ -324,6 +319,21 @@ def _print_tree(output: Report, path: str, format: str | None) -> None:
         groups = tree(path, _format_of(path, format))
         if groups is not None:
             output.print(groups)
+
+
+def _references(paths: list[str], sample_dim: str | None) -> Any:
+    """Return references to the chunks of files; see `matex_data.readers.zarr.writing.references`."""
+    try:
+        from matex_data.readers.zarr import tiff_references, writing
+    except ModuleNotFoundError as error:
+        remedy = "python -m pip install 'matex_data[csv,images,zarr]'"
+        raise DataError("references need a package that is not installed", found=error, remedy=remedy) from error
+    if not paths or _format_of(paths[0], None) != "images":
+        return writing.references(paths, sample_dim)
+    if len(paths) > 1:
+        expected, remedy = "one TIFF file", "write the references of each file"
+        raise DataError("the files cannot be one store", file=paths[1], expected=expected, remedy=remedy)
+    return tiff_references.references(paths[0])
 
 
 def _format_of(path: str, format: str | None) -> str:

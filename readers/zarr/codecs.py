@@ -12,6 +12,7 @@ from typing import Any
 import imagecodecs
 import numcodecs
 import numpy as np
+from imagecodecs.numcodecs import register_codecs
 
 from matex_data._types import Array, Bytes
 from matex_data.codecs.pipeline import BrokenChunk, Filter, Pipeline, check_blosc
@@ -111,7 +112,10 @@ def _as_bytes(data: Any) -> Bytes:
 def _codec(configuration: str) -> tuple[str, Any]:
     """Return the name of a codec, and the codec of numcodecs."""
     options = json.loads(configuration)
-    return str(options["id"]), numcodecs.get_codec(options)
+    name = str(options["id"])
+    if name.startswith("imagecodecs_"):
+        register_codecs((name,), verbose=False)
+    return name, numcodecs.get_codec(options)
 
 
 def problem(configuration: str) -> str | None:

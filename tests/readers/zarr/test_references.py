@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import tifffile
 import xarray as xr
 from kerchunk.combine import MultiZarrToZarr
 from kerchunk.df import refs_to_dataframe
@@ -15,6 +17,7 @@ from mpi4py import MPI
 
 from matex_data import DataError, FormatError, open_dataset
 from matex_data.readers.zarr import writing
+from matex_data.readers.zarr.tiff_references import references as tiff_references
 from matex_data.readers.zarr.writing import references as references_to
 from tests.cli.test_commands import CALL
 from tests.support.format_suite import same
@@ -111,6 +114,45 @@ def test_the_command(tmp_path: Path) -> None:
     xr.Dataset({"x": (("time", "level"), np.zeros((100, 200)))}).to_netcdf(tmp_path / "a.nc", engine="netcdf4")
     done = run_script(0, CALL, "index", str(tmp_path / "*.nc"), "--to", str(tmp_path / "a.json"))
     assert done.returncode == 0 and "a.json: 1 chunk" in done.stdout, done.stdout + done.stderr
+
+
+TIFF: dict[str, dict[str, Any]] = {
+    "tiles": {"tile": (16, 16), "compression": "zlib"},
+    "predicted": {"compression": "lzw", "predictor": True, "rowsperstrip": 10},
+    "plain": {"byteorder": ">", "photometric": "minisblack"},
+    "zstd": {"compression": "zstd", "tile": (32, 32)},
+}
+
+
+@pytest.mark.parametrize("kind", TIFF)
+def test_references_to_tiff_files(tmp_path: Path, kind: str) -> None:
+    images = np.random.default_rng(0).integers(0, 4, (5, 40, 70)).astype("u2")
+    tifffile.imwrite(tmp_path / "a.tif", images, metadata={"axes": "TYX"}, **TIFF[kind])
+    target = str(tmp_path / "a.json")
+    tiff_references(str(tmp_path / "a.tif")).write(target)
+    same(open_dataset(target, comm=MPI.COMM_SELF).load()["image"], images)  # registers the codecs of imagecodecs
+    found = xr.open_dataset(target, engine="kerchunk")["image"]
+    assert found.dtype == images.dtype.newbyteorder("=") and found.dims == ("T", "Y", "X")
+    np.testing.assert_array_equal(found.values, images)
+
+
+def test_tiff_files_without_references_are_told(tmp_path: Path) -> None:
+    images = np.zeros((2, 41, 70), "u1")
+    tifffile.imwrite(tmp_path / "a.tif", images, compression="zlib", rowsperstrip=10)
+    with pytest.raises(FormatError, match="incomplete chunks"):
+        tiff_references(str(tmp_path / "a.tif"))
+    (tmp_path / "b.tif").write_bytes((tmp_path / "a.tif").read_bytes()[:100])
+    with pytest.raises(DataError):
+        tiff_references(str(tmp_path / "b.tif"))
+
+
+def test_the_command_on_images(tmp_path: Path) -> None:
+    for name in ("a.tif", "b.tif"):
+        tifffile.imwrite(tmp_path / name, np.zeros((3, 32, 32), "u1"), photometric="minisblack")
+    done = run_script(0, CALL, "index", str(tmp_path / "a.tif"), "--to", str(tmp_path / "a.json"))
+    assert done.returncode == 0 and "a.json: 3 chunks" in done.stdout, done.stdout + done.stderr
+    done = run_script(0, CALL, "index", str(tmp_path / "*.tif"), "--to", str(tmp_path / "b.json"))
+    assert done.returncode and "write the references of each file" in done.stderr, done.stdout + done.stderr
 
 
 def test_files_that_are_no_single_store(files: list[Path], tmp_path: Path) -> None:
