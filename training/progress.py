@@ -1,18 +1,24 @@
-"""Progress of ``fit``: Keras's bar with the speed of all ranks, and plain lines in the log of a batch job."""
+"""Progress of ``fit`` and of its checkpoints: bars in a terminal, and plain lines in the log of a batch job."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Self
 
 import keras
 import numpy as np
 
+from matex_data._types import Array
 from matex_data.io.counters import process_profile
+from matex_data.words import nbytes_text
 
-LINE_SECONDS = 60.0  # between two lines of an epoch in a log
+LINE_SECONDS = 60.0  # between two lines of an epoch, or of a checkpoint, in a log
+LONG_SECONDS = 10.0  # that a checkpoint takes if its end has a line in a log
+BAR_SECONDS = 1.0  # that a checkpoint takes before a terminal shows it
 
 
 class ThroughputBar(keras.callbacks.ProgbarLogger):  # type: ignore[misc]  # Keras has no types
@@ -84,6 +90,66 @@ class ThroughputBar(keras.callbacks.ProgbarLogger):  # type: ignore[misc]  # Ker
         if not self.target:
             return f"step {steps}, {values}"
         return f"step {steps}/{self.target}, {values}, {seconds / steps * (self.target - steps):,.0f} s left"
+
+
+class CheckpointProgress:
+    """Context manager: progress of a checkpoint that is written or read, if that takes long.
+
+    A terminal shows a line that is overwritten, a log has one a minute and one at the end.
+
+    Parameters
+    ----------
+    action : what is done, such as "writing".
+    path : path of the file.
+    total : bytes of the file; None: unknown.
+    verbose : as of ``fit``; 0 shows nothing, and 2 prints lines in a terminal, too.
+    """
+
+    def __init__(self, action: str, path: Path, total: int | None = None, verbose: str | int = "auto") -> None:
+        self._title, self._total, self._verbose = f"{action} {path.name}", total, verbose
+        self._in_place = verbose != 2 and sys.stdout.isatty()
+        self._done = 0
+        self._bar = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        """Start the clock."""
+        self._start = self._shown = time.monotonic()
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        """Remove the line from a terminal, or print the last one."""
+        self._bar.close()
+        seconds = time.monotonic() - self._start
+        if self._verbose and not self._in_place and seconds >= LONG_SECONDS and error is None:
+            print(f"{self._title}: {nbytes_text(self._done)} in {seconds:,.0f} s", flush=True)
+
+    def add(self, nbytes: int) -> None:
+        """Count bytes that are done."""
+        self._done += nbytes
+        now = time.monotonic()
+        if not self._verbose or now - self._shown < (BAR_SECONDS if self._in_place else LINE_SECONDS):
+            return
+        if self._in_place:
+            self._shown = float("inf")
+            self._show_bar()
+        else:
+            self._shown = now
+            total = "" if self._total is None else f" of {nbytes_text(self._total)}"
+            print(f"{self._title}: {nbytes_text(self._done)}{total}, {now - self._start:,.0f} s", flush=True)
+
+    def counted(self, arrays: Iterable[tuple[str, Array]]) -> Iterator[tuple[str, Array]]:
+        """Yield named arrays, and count each once the next one is asked for."""
+        for name, array in arrays:
+            yield name, array
+            self.add(array.nbytes)
+
+    def _show_bar(self) -> None:
+        from rich.console import Console
+
+        from matex_data.progress import shown
+
+        sys.stdout.write("\r")  # Keras's bar, which it draws again
+        self._bar.enter_context(shown(Console(file=sys.stdout), self._title, lambda: self._done, self._total))
 
 
 def _shows_bars() -> bool:

@@ -124,7 +124,8 @@ def fit(
     keras_api.check(channel.rank)
     warn_of_shared_gpu(channel.rank)
     world = channel if mesh is None else open_channel(mesh.world)
-    training_run = TrainingRun(world, None if checkpoint is None else Path(checkpoint), channel)
+    folder = None if checkpoint is None else Path(checkpoint)
+    training_run = TrainingRun(world, folder, channel, keras_fit_options.get("verbose", "auto"))
     data = training_run.resumed_dataset(dataset, keras_fit_options)
     check_steps(world, data, keras_fit_options.get("steps_per_epoch"))
     user_callbacks = keras.tree.flatten(callbacks) if callbacks is not None else []

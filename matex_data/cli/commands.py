@@ -16,10 +16,10 @@ from rich.table import Table
 
 from matex_data import __version__
 from matex_data.cli.hash_seed import restart_with_hash_seed
-from matex_data.cli.progress import shown
 from matex_data.cli.report import Report, report
 from matex_data.errors import DataError, FormatError, NoMpiLibrary, RanksNotConnected
 from matex_data.mpi.launch_errors import print_launch_error
+from matex_data.progress import shown
 from matex_data.words import counted
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, invoke_without_command=True)

@@ -106,7 +106,7 @@ class ScriptRun(TrainingRun):
     counts_from_start = False
 
     def __init__(self, channel: Channel, folder: Path, replicas: Channel, options: dict[str, Any]) -> None:
-        super().__init__(channel, folder, replicas)
+        super().__init__(channel, folder, replicas, options.get("verbose", "auto"))
         self._digest = _digest(options)
         self._iterators = 0  # made so far, the one of the running epoch included
         self._consumed = 0  # batches of this iterator before the running epoch

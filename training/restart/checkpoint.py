@@ -15,7 +15,7 @@ import math
 import os
 import re
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,21 +61,22 @@ class StoredArrays:
     ----------
     file : of NumPy arrays.
     table : dtype and shape of each array, by name; they are compared, and so are the checksums of all arrays.
+    compared : called with the number of bytes that have been compared since the last call.
 
     Raises
     ------
     ValueError, zipfile.BadZipFile : the file has other arrays.
     """
 
-    def __init__(self, file: Any, table: Mapping[str, Any]) -> None:
+    def __init__(self, file: Any, table: Mapping[str, Any], compared: Callable[[int], None]) -> None:
         self._file, self._table = file, dict(table)
         if {*file.files, _FACTS} - {_FACTS} != table.keys():
             raise ValueError(f"arrays {sorted({*file.files} ^ {*table, _FACTS})} are missing or unknown")
         for name, (dtype, shape) in table.items():
             with file.zip.open(f"{name}.npy") as member:
                 _check_typed(*_header(member), dtype, shape)
-                while member.read(_READ_BYTES):  # compares the checksum at the end
-                    pass
+                while data := member.read(_READ_BYTES):  # compares the checksum at the end
+                    compared(len(data))
 
     def __len__(self) -> int:
         """Return the number of arrays that were not popped."""
@@ -102,6 +103,7 @@ class Checkpoint:
     Attributes
     ----------
     ranks : number of replicas that resume from it.
+    popped : called with the bytes of each array that rank 0 has read.
     """
 
     def __init__(
@@ -117,12 +119,13 @@ class Checkpoint:
         self._channel = channel
         self._replicas = replicas or channel
         self.ranks = self._replicas.size
+        self.popped: Callable[[int], None] = _ignore
         self._arrays = arrays
 
     def pop(self, name: str) -> Array:
         """Return an array on all ranks, and release it on rank 0. *Collective*."""
         dtype, shape = self.facts["arrays"][name]
-        array = self._arrays.pop(name) if self._channel.rank == 0 else np.empty(shape, _dtype(dtype))
+        array = self._read(name) if self._channel.rank == 0 else np.empty(shape, _dtype(dtype))
         if self._channel.size > 1:
             self._channel.host.broadcast(array.reshape(-1))
         return array
@@ -137,7 +140,7 @@ class Checkpoint:
             values, replica = self.pop(name), self._replicas.rank
             total = values.sum(0, dtype=values.dtype)
             return values[replica] if len(values) == self.ranks else total if replica == 0 else np.zeros_like(total)
-        stack = self._arrays.pop(name) if self._channel.rank == 0 else None
+        stack = self._read(name) if self._channel.rank == 0 else None
         own = np.zeros(shape[1:], _dtype(dtype))
         if shape[0] != self._channel.size:
             return own if stack is None else stack.sum(0, dtype=stack.dtype)
@@ -145,6 +148,11 @@ class Checkpoint:
             return own if stack is None else stack[0]
         self._channel.host.scatter_from_root(stack, own)
         return own
+
+    def _read(self, name: str) -> Array:
+        array = self._arrays.pop(name)
+        self.popped(array.nbytes)
+        return array
 
 
 @dataclass(frozen=True)
@@ -162,7 +170,9 @@ class RankValues:
     same_ranks: bool = True
 
 
-def open_checkpoint(channel: Channel, folder: Path, replicas: Channel | None = None) -> Checkpoint | None:
+def open_checkpoint(
+    channel: Channel, folder: Path, replicas: Channel | None = None, compared: Callable[[int], None] | None = None
+) -> Checkpoint | None:
     """Read the checkpoint of a folder on rank 0; return None if there is none. *Collective*.
 
     Remove the drafts that interrupted saves have left behind, too.
@@ -172,6 +182,7 @@ def open_checkpoint(channel: Channel, folder: Path, replicas: Channel | None = N
     channel : ranks that resume from it.
     folder : folder of the checkpoint.
     replicas : replicas of this rank's part of the model; None: every rank is one.
+    compared : called on rank 0 with the number of bytes that have been compared since the last call.
 
     Raises
     ------
@@ -183,7 +194,7 @@ def open_checkpoint(channel: Channel, folder: Path, replicas: Channel | None = N
         with contextlib.suppress(OSError):  # drafts do no harm
             _remove_drafts(folder)
         try:
-            loaded = read(folder)
+            loaded = read(folder, compared or _ignore)
             if loaded is not None:
                 arrays, found = loaded
         except FormatError as error:
@@ -221,16 +232,24 @@ def write(folder: Path, arrays: Iterable[tuple[str, Array]], facts: Mapping[str,
         raise
 
 
+def _ignore(nbytes: int) -> None:
+    """Do nothing with a number of bytes."""
+
+
 def _add(archive: zipfile.ZipFile, name: str, array: Array) -> None:
     """Add an array to an archive, as ``np.savez`` does it."""
     with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
         np.lib.format.write_array(member, array, allow_pickle=False)
 
 
-def read(folder: Path) -> tuple[StoredArrays, dict[str, Any]] | None:
+def read(folder: Path, compared: Callable[[int], None] = _ignore) -> tuple[StoredArrays, dict[str, Any]] | None:
     """Return arrays and facts of the checkpoint in a folder; None if there is none.
 
     The whole file is compared with its checksums, so that a damaged one is found before anything is restored.
+
+    Parameters
+    ----------
+    compared : called with the number of bytes that have been compared since the last call.
 
     Raises
     ------
@@ -255,7 +274,7 @@ def read(folder: Path) -> tuple[StoredArrays, dict[str, Any]] | None:
         )
     try:
         _check(facts)
-        return StoredArrays(file, facts["arrays"]), facts
+        return StoredArrays(file, facts["arrays"], compared), facts
     except Exception as error:  # as above
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
 

@@ -20,6 +20,7 @@ from matex_data.epochs.batches import Batches
 from matex_data.errors import DataError, PartitionError
 from matex_data.sampling.state import read_step
 from matex_data.training.comm.channel import Channel
+from matex_data.training.progress import CheckpointProgress
 from matex_data.training.restart import callback_state, checkpoint
 from matex_data.training.restart.preemption import REQUESTS, exit_preempted, stop_agreement
 
@@ -53,6 +54,7 @@ class TrainingRun:
     channel : ranks that train.
     folder : folder of the checkpoint; None: neither save nor resume.
     replicas : replicas of this rank's part of the model; None: every rank is one.
+    verbose : as of ``fit``; 0 shows no progress of checkpoints.
 
     Attributes
     ----------
@@ -63,11 +65,17 @@ class TrainingRun:
 
     counts_from_start = True
 
-    def __init__(self, channel: Channel, folder: Path | None, replicas: Channel | None = None) -> None:
+    def __init__(
+        self, channel: Channel, folder: Path | None, replicas: Channel | None = None, verbose: str | int = "auto"
+    ) -> None:
         self.channel = channel
         self.replicas = replicas or channel
         self.folder = folder
-        self.found = checkpoint.open_checkpoint(channel, folder, replicas) if folder else None
+        self._verbose = verbose if channel.rank == 0 else 0
+        self.found: checkpoint.Checkpoint | None = None
+        if folder:
+            with self.progress("checking", folder) as progress:
+                self.found = checkpoint.open_checkpoint(channel, folder, replicas, progress.add)
         self.start = TrainingPosition(**self.found.facts["position"]) if self.found else TrainingPosition()
         self._batches: list[tuple[Batches, int]] = []  # sources of the data, each with its first epoch
 
@@ -172,6 +180,15 @@ class TrainingRun:
             return [StepCheckpointSaver(self, user_callbacks, state, every)]
         return [CheckpointSaver(self, user_callbacks, state)]
 
+    def progress(self, action: str, folder: Path) -> CheckpointProgress:
+        """Return the progress of an action on the file in a folder, whose size is that of the one to replace it."""
+        path = folder / checkpoint.FILE
+        try:
+            size = path.stat().st_size if self._verbose else None
+        except OSError:  # there is none
+            size = None
+        return CheckpointProgress(action, path, size, self._verbose)
+
     def began(self) -> None:
         """Note that training begins, after the checkpoint was restored."""
 
@@ -253,9 +270,11 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         """Restore the model and the callbacks. *Collective*."""
         found = self._run.found
         if found is not None:
-            self._rank_values = self._model_state().restore(found)
-            self._model_state().restore_rank_variables(self._rank_values)
-            self._restore_callbacks(found)
+            with self._run.progress("restoring", found.path.parent) as progress:
+                found.popped = progress.add
+                self._rank_values = self._model_state().restore(found)
+                self._model_state().restore_rank_variables(self._rank_values)
+                self._restore_callbacks(found)
             self._history = found.facts["history"]
             self._run.found = None  # release the arrays that nothing has restored
         self._run.began()
@@ -383,7 +402,9 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             "callbacks": entries,
             "stopped": step == 0 and bool(self.model.stop_training),
         }
-        checkpoint.write(folder, itertools.chain(arrays, of_callbacks.items()), {**facts, **names})
+        with run.progress("writing", folder) as progress:
+            named = progress.counted(itertools.chain(arrays, of_callbacks.items()))
+            checkpoint.write(folder, named, {**facts, **names})
 
 
 class StepCheckpointSaver(CheckpointSaver):
