@@ -120,10 +120,6 @@ def draw_samples(fields: Schema, first: Mapping[str, Array]) -> Figure:
     ------
     DataError : matplotlib is not installed; there is no sample.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise DataError("the picture needs matplotlib", found=error, remedy="pip install matplotlib") from error
     shown = {name: first[name] for name, field in fields.items() if name in first and _is_drawable(field)}
     shown = dict(list(shown.items())[:DRAWN])
     if not shown or not len(next(iter(shown.values()))):
@@ -132,7 +128,7 @@ def draw_samples(fields: Schema, first: Mapping[str, Array]) -> Figure:
     others = [name for name in shown if not pictures[name]]
     groups = [[name] for name in shown if pictures[name]]
     groups += [others[start : start + ACROSS] for start in range(0, len(others), ACROSS)]
-    figure = Figure(figsize=(10, 2 * len(groups)), layout="constrained")
+    figure = new_figure(10, 2 * len(groups))
     for row, names in zip(figure.subfigures(len(groups), 1, squeeze=False)[:, 0], groups, strict=True):
         if pictures[names[0]]:
             _draw_images(row, _title(fields[names[0]]), pictures[names[0]])
@@ -143,6 +139,24 @@ def draw_samples(fields: Schema, first: Mapping[str, Array]) -> Figure:
             else:
                 _draw_values(axis, fields[name], shown[name])
     return figure
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure.
+
+    Parameters
+    ----------
+    width, height : in inches.
+
+    Raises
+    ------
+    DataError : matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise DataError("the picture needs matplotlib", found=error, remedy="pip install matplotlib") from error
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def save_picture(figure: Figure, path: str | os.PathLike[str]) -> None:

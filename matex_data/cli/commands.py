@@ -16,7 +16,7 @@ from rich.table import Table
 
 from matex_data import __version__
 from matex_data.cli.hash_seed import restart_with_hash_seed
-from matex_data.cli.report import Report, report
+from matex_data.cli.report import Report, print_error, report
 from matex_data.errors import DataError, FormatError, NoMpiLibrary, RanksNotConnected
 from matex_data.mpi.launch_errors import print_launch_error
 from matex_data.progress import shown
@@ -128,23 +128,27 @@ def plan(
     window_bytes: Annotated[int | None, typer.Option(help="Like window_bytes= of open_dataset.")] = None,
     block_bytes: Annotated[int | None, typer.Option(help="Like block_bytes= of open_dataset.")] = None,
     plot: Annotated[Path | None, typer.Option(help="File of a picture over the number of ranks.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
+    html: Html = None,
 ) -> None:
     """Show what an epoch costs on any number of ranks: bytes, reads, memory. No data are read."""
     from matex_data.cli import planning
+    from matex_data.display import save_picture
 
-    with report() as output:
-        console = output.console
+    with report(html, f"matex plan {' '.join(paths)}") as output:
         if shuffle not in planning.SHUFFLES:
             raise DataError("unknown shuffle", expected=f"--shuffle of {list(planning.SHUFFLES)}", found=repr(shuffle))
         order = planning.SHUFFLES[shuffle]
         sizes = {"window_bytes": window_bytes, "block_bytes": block_bytes}
         data = _open(output, paths, format, field, **{name: size for name, size in sizes.items() if size is not None})
         costs = data.read_plan(batch_size, ranks=ranks, shuffle=order, ranks_per_node=ranks_per_node)
-        text = json.dumps(costs.as_dict(), indent=1) if as_json else str(costs)
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-        if plot is not None and not console.quiet:
-            planning.draw(plot, planning.costs_by_ranks(data, batch_size, ranks, order))
+        output.print(json.dumps(costs.as_dict(), indent=1) if as_json else str(costs))
+        if output.console.quiet or (plot is None and html is None):
+            return
+        figure = planning.draw(planning.costs_by_ranks(data, batch_size, ranks, order))
+        output.add_picture(figure, "Bytes read, size of a read and memory of a rank, over the number of ranks")
+        if plot is not None:
+            save_picture(figure, plot)
 
 
 @app.command(epilog='Example: matex index "day*.nc" --to days.json')
@@ -235,16 +239,23 @@ def bench(
 @app.command()
 def doctor(
     path: Annotated[str | None, typer.Argument(help="File or folder of data, whose file system is measured.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
     tensorflow: Annotated[bool, typer.Option("--tensorflow", help="Also ask TensorFlow for its GPUs.")] = False,
+    html: Html = None,
 ) -> None:
     """Show what a job finds here, and what to change: MPI, launchers, cores, memory, storage. Exit with 1 on errors.
 
     Alone, it tries each launcher on two ranks. Under a launcher, it tells about all nodes of the job.
     """
+    from matex_data.cli.doctoring import show
     from matex_data.doctor.examine import examine
 
-    if not examine(path, as_json=as_json, with_tensorflow=tensorflow):
+    try:
+        sound = examine(path, lambda sections: show(sections, as_json, html), with_tensorflow=tensorflow)
+    except DataError as error:
+        print_error(error)
+        raise typer.Exit(1) from None
+    if not sound:
         raise typer.Exit(1)
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from matex_data.display import save_picture
-from matex_data.errors import DataError
+from matex_data.display import COLOUR, new_figure
+from matex_data.words import nbytes_text
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from matex_data.batching import Shuffle
     from matex_data.dataset import Dataset
     from matex_data.epochs.costs import EpochCosts
@@ -33,30 +34,33 @@ def costs_by_ranks(data: Dataset, batch_size: int, ranks: int, shuffle: Shuffle)
     return [data.read_plan(batch_size, ranks=count, shuffle=shuffle) for count in rank_counts(ranks, batch_size)]
 
 
-def draw(path: Path, costs: Sequence[EpochCosts]) -> None:
-    """Draw bytes, sizes of reads and memory over the number of ranks.
+def draw(costs: Sequence[EpochCosts]) -> Figure:
+    """Return a figure of bytes, sizes of reads and memory over the number of ranks.
 
     Raises
     ------
-    DataError : matplotlib is not installed, or the file cannot be written.
+    DataError : matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise DataError("the picture needs matplotlib", found=error, remedy="pip install matplotlib") from error
-    figure = Figure(figsize=(10, 3.2), layout="constrained")
+    figure = new_figure(10, 3.2)
+    from matplotlib.ticker import LogLocator, NullLocator
+
     ranks = [cost.ranks for cost in costs]
-    curves = (
-        ("bytes read / bytes needed", [cost.amplification for cost in costs]),
-        ("size of a read, MB", [cost.mean_read_bytes / 1e6 for cost in costs]),
-        ("memory of a rank for samples, MB", [cost.bytes_per_rank / 1e6 for cost in costs]),
+    curves: tuple[tuple[str, list[float], Callable[[float], str]], ...] = (
+        ("bytes read / bytes needed", [cost.amplification for cost in costs], "{:.6g}".format),
+        ("size of a read", [cost.mean_read_bytes for cost in costs], nbytes_text),
+        ("memory of a rank for samples", [cost.bytes_per_rank for cost in costs], nbytes_text),
     )
-    for axis, (title, values) in zip(figure.subplots(1, len(curves)), curves, strict=True):
-        axis.plot(ranks, values, "o-", color="#1b7837")
+    for axis, (title, values, text) in zip(figure.subplots(1, len(curves)), curves, strict=True):
+        axis.plot(ranks, values, "o-", color=COLOUR)
         axis.set_title(title, fontsize=9)
         axis.set_xlabel("ranks", fontsize=8)
         axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
+        axis.xaxis.set_major_formatter("{x:,.0f}")
+        if max(values) > 4 * min(values) > 0:  # not of nan or 0, where nothing is known or stored
+            axis.set_yscale("log")
+            axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.yaxis.set_minor_locator(NullLocator())
+        axis.yaxis.set_major_formatter(lambda value, _, text=text: text(value))
         axis.tick_params(labelsize=7)
         axis.grid(alpha=0.3)
-    save_picture(figure, path)
+    return figure

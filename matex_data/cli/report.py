@@ -73,7 +73,7 @@ class Report:
         self._pictures.append(f'<img alt="{escape(title, quote=True)}" src="data:image/png;base64,{data}">')
 
     def write_page(self, path: Path, title: str) -> None:
-        """Write the page: one file, which needs no other.
+        """Write the page, one file that needs no other, and say so on the standard error.
 
         Raises
         ------
@@ -84,6 +84,12 @@ class Report:
             path.write_text(_PAGE.format(title=escape(title), content="\n".join([text, *self._pictures])), "utf-8")
         except OSError as error:
             raise DataError("the report cannot be written", file=str(path), found=error) from error
+        Console(stderr=True, soft_wrap=True).print(f"report: {path}", markup=False, highlight=False)
+
+
+def print_error(error: DataError) -> None:
+    """Print the text of an error on the standard error."""
+    Console(stderr=True, soft_wrap=True).print(str(error), style="red", markup=False, highlight=False)
 
 
 @contextmanager
@@ -106,10 +112,9 @@ def report(html: Path | None = None, title: str = "") -> Iterator[Report]:
         yield made
         if html is not None and root:
             made.write_page(html, title)
-            console.print(f"report: {html}", markup=False, highlight=False)
     except DataError as error:
         if root:
-            Console(stderr=True, soft_wrap=True).print(str(error), style="red", markup=False, highlight=False)
+            print_error(error)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         if root:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
-import sys
-
-from rich.console import Console
+from collections.abc import Callable, Sequence
 
 from matex_data import machine
 from matex_data.doctor import launchers, limits, mpi, nodes, report, storage
@@ -15,8 +13,8 @@ SECONDS = 180
 """Time after which the process ends, also within MPI, which no other thread of Python could interrupt."""
 
 
-def examine(path: str | None, *, as_json: bool = False, with_tensorflow: bool = False) -> bool:
-    """Print what a job finds here, on rank 0; return whether there is no error, on all ranks. *Collective* in a job.
+def examine(path: str | None, output: Callable[[Sequence[Section]], None], *, with_tensorflow: bool = False) -> bool:
+    """Show what a job finds here, on rank 0; return whether there is no error, on all ranks. *Collective* in a job.
 
     In a process that no launcher has started, MPI is tried in child processes alone. Where MPI does not connect the
     processes of a launcher, the first of them examines its machine.
@@ -24,7 +22,7 @@ def examine(path: str | None, *, as_json: bool = False, with_tensorflow: bool = 
     Parameters
     ----------
     path : of data: their file system is measured. None: leave it out.
-    as_json : print JSON.
+    output : shows the sections; called after all communication, so that an error of it holds no rank.
     with_tensorflow : import TensorFlow, and tell which GPUs it sees.
     """
     faulthandler.dump_traceback_later(SECONDS, exit=True)
@@ -38,14 +36,12 @@ def examine(path: str | None, *, as_json: bool = False, with_tensorflow: bool = 
         if comm is None or comm.rank == 0:
             sections.append(launchers.examine(library, comm is not None))
         sections += [nodes.examine(comm, with_tensorflow), storage.examine(path, comm), limits.examine()]
-        sound = True
+        present = [section for section in sections if section is not None]
+        sound = report.is_sound(present)
+        if comm is not None:
+            sound = bool(comm.bcast(sound))
         if comm is None or comm.rank == 0:
-            present = [section for section in sections if section is not None]
-            sound = report.is_sound(present)
-            if as_json:
-                sys.stdout.write(f"{report.as_json(present)}\n")
-            else:
-                report.show(present, Console(file=sys.stdout))
-        return sound if comm is None else bool(comm.bcast(sound))
+            output(present)
+        return sound
     finally:
         faulthandler.cancel_dump_traceback_later()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -11,6 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import matex_data as md
+from matex_data.cli import planning
 from tests.support.launch import run_script
 
 CALL = "import sys; from matex_data.cli.commands import main; sys.argv[0] = 'matex'; main()"
@@ -71,15 +75,29 @@ def test_stats_are_those_of_numpy(path: str) -> None:
 
 def test_plan(path: str, tmp_path: Path) -> None:
     options = ("--ranks", "20", "--batch-size", "100", "--ranks-per-node", "4")
-    done = run_script(2, CALL, "plan", path, *options, "--json", "--plot", str(tmp_path / "plan.png"))
+    pictures = ("--plot", str(tmp_path / "plan.png"), "--html", str(tmp_path / "plan.html"))
+    done = run_script(2, CALL, "plan", path, *options, "--json", *pictures)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert figures["steps"] == 5 and figures["bytes_per_node"] == 4 * figures["bytes_per_rank"]
     assert figures["amplification"] >= 1
     with Image.open(tmp_path / "plan.png") as picture:
         assert picture.width > picture.height
+    page = (tmp_path / "plan.html").read_text()
+    assert "bytes_per_node" in page and page.count("data:image/png;base64,") == 1 and "http" not in page
     done = run_script(1, CALL, "plan", path, *options, "--shuffle", "all")
     assert done.returncode == 1 and "unknown shuffle" in done.stderr
+
+
+@pytest.mark.parametrize("unknown", [0.0, np.nan])
+def test_figures_that_are_unknown_are_drawn(path: str, unknown: float) -> None:
+    known = md.open_dataset(path, inputs="energy").read_plan(100, ranks=1)
+    costs = [replace(known, ranks=ranks, amplification=unknown, mean_read_bytes=0) for ranks in (1, 64)]
+    figure = planning.draw(costs)
+    figure.savefig(io.BytesIO())
+    assert [axis.get_yscale() for axis in figure.axes] == ["linear"] * 3
+    figure = planning.draw([known, replace(known, ranks=64, amplification=5 * known.amplification)])
+    assert figure.axes[0].get_yscale() == "log"
 
 
 @pytest.mark.parametrize("size", [1, 3])
