@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Collection, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,11 @@ def _module(path: Path) -> str:
     return ".".join([ROOMS[folder], *(part for part in rest if part != "__init__")])
 
 
+@cache
+def _modules() -> set[str]:
+    return {_module(source) for source in SOURCES}
+
+
 def _imports(tree: ast.AST) -> Iterator[str]:
     """Yield every imported module, or name of one, except what only type checkers import."""
     if isinstance(tree, ast.Import):
@@ -121,8 +127,7 @@ def _id(path: Path) -> str:
 @pytest.mark.parametrize("path", SOURCES, ids=_id)
 def test_imports_run_downwards(path: Path) -> None:
     own = _package(_module(path))
-    modules = {_module(source) for source in SOURCES}
-    used = {_package(name) for name in _imports(ast.parse(path.read_text())) if name in modules} - {own}
+    used = {_package(name) for name in _imports(ast.parse(path.read_text())) if name in _modules()} - {own}
     assert used - BELOW[own] - {"", "training"} == set()  # names of packages, in front of those of their modules
 
 
