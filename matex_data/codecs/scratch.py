@@ -36,7 +36,6 @@ class _Scratch(local):
     def __init__(self) -> None:
         self.buffers = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
         self.result = np.empty(0, np.uint8)
-        self.frame = np.empty(0, np.uint8)
 
 
 _SCRATCH = _Scratch()
@@ -47,13 +46,6 @@ def thread_scratch(nbytes: int) -> Bytes:
     if _SCRATCH.result.nbytes < nbytes:
         _SCRATCH.result = np.empty(nbytes, np.uint8)
     return _SCRATCH.result[:nbytes]
-
-
-def frame_scratch(nbytes: int) -> Bytes:
-    """Return uint8 memory for one call of a codec; it is valid until this thread calls the function again."""
-    if _SCRATCH.frame.nbytes < nbytes:
-        _SCRATCH.frame = np.empty(nbytes, np.uint8)
-    return _SCRATCH.frame[:nbytes]
 
 
 def filter_output(data: Bytes, is_last: bool, out: Bytes | None, nbytes: int) -> Bytes:
