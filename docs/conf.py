@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+import sys
 from pathlib import Path
 
 from sphinx.application import Sphinx
+from sphinx.util import logging
 
 import matex_data
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from site_check import problems
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
@@ -59,6 +65,8 @@ html_title = "matex_data"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
+html_sidebars = dict.fromkeys(("index", "quick_start", "training", "clusters"), ())  # sections of one page
+toc_object_entries_show_parents = "hide"
 html_theme_options = {
     "navbar_align": "left",
     "navbar_end": ["theme-switcher"],
@@ -98,7 +106,15 @@ def _separate_descriptions(app: Sphinx, what: str, name: str, value: object, opt
     ]
 
 
+def _check_site(app: Sphinx, exception: Exception | None) -> None:
+    """Warn about flaws of the built site: warnings are errors."""
+    if exception is None and app.builder.format == "html":
+        for problem in problems(Path(app.outdir)):
+            logging.getLogger(__name__).warning(problem, type="site")
+
+
 def setup(app: Sphinx) -> None:
     """Connect to Sphinx's events."""
     app.connect("source-read", _link_pages)
     app.connect("autodoc-process-docstring", _separate_descriptions, priority=400)  # before Napoleon
+    app.connect("build-finished", _check_site)

@@ -6,6 +6,7 @@ import ast
 import doctest
 import os
 import re
+import runpy
 import unicodedata
 from collections.abc import Iterator
 from functools import cache
@@ -72,6 +73,18 @@ def test_links_lead_somewhere(name: str) -> None:
         if not (goal.exists() and known and (text or not image)):
             broken.append(target)
     assert broken == []
+
+
+def test_flaws_of_the_built_site_are_found(tmp_path: Path) -> None:
+    site_check = runpy.run_path(str(ROOT / "docs" / "site_check.py"))
+    good = '<html lang="en"><h1 id="a">A</h1><h2 id="b c">B</h2><a href="#a"></a><a href="other.html#b%20c"></a></html>'
+    for name in ("index.html", "other.html"):
+        (tmp_path / name).write_text(good)
+    assert list(site_check["problems"](tmp_path)) == []
+    flaws = '<h1>A</h1><h3>B</h3><a href="other.html#d"></a><a href="https://host/x"></a><img src="other.html">'
+    (tmp_path / "index.html").write_text(f"<html>{flaws}</html>".ljust(600_000))
+    found = [problem.removeprefix("index.html: ").split()[0] for problem in site_check["problems"](tmp_path)]
+    assert found == ["link", "picture", "a", "no", "600,000"]
 
 
 def test_every_page_is_in_the_site() -> None:
