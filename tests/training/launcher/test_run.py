@@ -312,7 +312,7 @@ def test_a_module_runs_with_one_hash_seed_on_all_ranks(tmp_path: Path) -> None:
     module.write_text(SETS)
     plain = run_script(0, f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{SETS}")
     options = ["--all-output", "-m", "tests_package.train", "--own", "-m", "1"]
-    done = run_script(2, COMMAND, str(tmp_path), *options, timeout=120, forked=False)
+    done = run_script(2, COMMAND, str(tmp_path), *options, timeout=200, forked=False)
     assert done.returncode == 0, done.stderr
     results = re.findall("^RESULT .*", done.stdout, re.MULTILINE)
     assert results == re.findall("^RESULT .*", plain.stdout, re.MULTILINE) * 2
