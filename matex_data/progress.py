@@ -49,6 +49,6 @@ def shown(
     before = process_profile().bytes
     count = (lambda: process_profile().bytes - before) if done is None else done
     columns = SpinnerColumn(), TextColumn("{task.description}"), _BytesDone(count), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         progress.add_task(description, total=total)
         yield

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import matex_data as md
 from sample_data.make import LENGTHS, write_digits
 from tests.support.launch import ROOT, run_script
 
@@ -155,6 +156,20 @@ def test_every_package_is_listed() -> None:
     parser.read(ROOT / "setup.cfg")
     packages = {_module(path) for path in SOURCES if path.name == "__init__.py"} | {"matex_data._sample_data"}
     assert set(parser["options"]["packages"].split()) == packages  # a wheel leaves out what is not listed
+
+
+def test_the_conda_recipe_agrees_with_the_package() -> None:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    options, scripts = parser["options"], parser["options.entry_points"]["console_scripts"]
+    recipe = (ROOT / "docs" / "clusters" / "recipe.yaml").read_text()
+    needed = re.search(r"  run:\n((?:    - .*\n)+)", recipe)
+    assert needed is not None
+    names = [line.strip("- ").replace(" ", "").lower() for line in needed[1].splitlines()]
+    assert names == [f"python{options['python_requires']}", *options["install_requires"].lower().split()]
+    assert re.findall(r"      - (matex = .*)", recipe) == scripts.strip().splitlines()
+    assert f'  version: "{md.__version__}"' in recipe
+    assert f"summary: {parser['metadata']['description']}\n" in recipe
 
 
 def test_private_names_of_keras_and_tensorflow_are_in_one_module() -> None:

@@ -190,7 +190,8 @@ def validate(
         data = _open(output, paths, format, field)
         ranks = data.ranks
         batches = data.batches(-(-batch_size // ranks) * ranks, remainder="keep")
-        for _ in track(batches, "reading", total=len(batches), console=console, transient=True):
+        terminal = console.is_terminal
+        for _ in track(batches, "reading", total=len(batches), console=console, transient=True, disable=not terminal):
             pass
         numbers = _numeric(data)
         table = Table("field", "missing", "min", "mean", "max")
@@ -199,8 +200,8 @@ def validate(
         for name in numbers:
             row = statistics[name]
             table.add_row(name, f"{row.missing:,}", f"{row.min:g}", f"{row.mean:g}", f"{row.max:g}")
-        console.print(f"{counted(len(data), 'sample')} without damage")
-        console.print(table)
+        output.print(f"{counted(len(data), 'sample')} without damage")
+        output.print(table)
 
 
 @app.command(epilog='Example: mpiexec -n 2 matex bench "run*.h5" --batch-size 256')
@@ -214,7 +215,6 @@ def bench(
 ) -> None:
     """Measure shuffled epochs, and the speed of plain reads of the same files."""
     with report(html, f"matex bench {' '.join(paths)}") as output:
-        console = output.console
         data = _open(output, paths, format, field)
         ranks = data.ranks
         batches = data.batches(-(-batch_size // ranks) * ranks, shuffle=True, seed=0, remainder="keep")
@@ -230,10 +230,10 @@ def bench(
             table.add_row(
                 str(epoch), f"{seconds:.2f}", f"{rate:,.0f}", f"{rate * row_bytes / 1e6:,.0f}", f"{share:.0%}"
             )
-        console.print(table)
+        output.print(table)
         plain = _plain_speed(data.paths) / 1e6
-        console.print(f"{counted(ranks, 'rank')}; plain reads of the stored bytes: {plain:,.0f} MB/s on a rank")
-        console.print(_shuffle_quality(data, batches.schedule.batch_size))
+        output.print(f"{counted(ranks, 'rank')}; plain reads of the stored bytes: {plain:,.0f} MB/s on a rank")
+        output.print(_shuffle_quality(data, batches.schedule.batch_size))
 
 
 @app.command()

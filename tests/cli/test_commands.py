@@ -123,6 +123,7 @@ def test_bench(path: str) -> None:
     done = run_script(2, CALL, "bench", path, "--epochs", "2")
     assert done.returncode == 0, done.stderr
     assert "samples/s" in done.stdout and "MB/s on a rank" in done.stdout
+    assert done.stdout[:1].strip()  # without the empty line of a progress bar
     assert done.stdout.count("shuffle: ") == 1
 
 
