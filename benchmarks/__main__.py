@@ -17,6 +17,7 @@ from benchmarks.cases import files as file_cases
 from benchmarks.cases import images as image_cases
 from benchmarks.cases import latency as latency_cases
 from benchmarks.cases import layouts as layout_cases
+from benchmarks.cases import parquet as parquet_case
 from benchmarks.cases import particles as particle_cases
 from benchmarks.cases import scale as scale_cases
 from benchmarks.cases import stages as stage_cases
@@ -24,6 +25,7 @@ from benchmarks.cases import start as start_case
 from benchmarks.cases import steps as step_cases
 from benchmarks.cases import stores as store_cases
 from benchmarks.cases import text as text_cases
+from benchmarks.cases import zarr as zarr_cases
 from benchmarks.cases.reading import Measured, Setup
 from benchmarks.harness.report import save, show
 
@@ -31,6 +33,8 @@ CASES = (
     reading.CASES
     | climate_cases.CASES
     | text_cases.CASES
+    | parquet_case.CASES
+    | zarr_cases.CASES
     | particle_cases.CASES
     | image_cases.CASES
     | shuffling.CASES
