@@ -190,12 +190,13 @@ def block_borders(index: Index, block_bytes: int) -> Integers:
     row_bytes = np.array([index.row_bytes(name) for name in index.fields] or [1])
     facts = [index.files.facts[name] for name in index.fields]
     dominant = int(np.argmax(row_bytes))
-    single = np.zeros(len(rows), bool)  # files of which each row is a block, unless the layout tells others
+    single = np.zeros(len(rows), bool)  # files of which no blocks of the layout are put together
     if len(index) <= MOST_BLOCKS:
         single |= np.logical_or.reduce([of_field.separate for of_field in facts]) if facts else False
     uneven = facts[dominant].uneven if facts else single
     steps = _block_rows(facts, row_bytes, len(index), block_bytes, len(rows))
-    steps[single] = 1
+    if single.any():
+        steps[single] = _block_rows(facts, row_bytes, len(index), 0, len(rows))[single]
     even = filled[~uneven[filled]]
     if len(filled) == 1 == len(even):
         return np.arange(first[even[0]], index.first_row[even[0] + 1], steps[even[0]], dtype=np.int64)

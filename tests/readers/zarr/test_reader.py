@@ -226,6 +226,17 @@ def test_a_rank_opens_the_files_of_its_own_chunks(pool: Any, tmp_path: Path) -> 
     assert sorted(int(name) for names, _ in by_rank for name in names) == list(range(60))
 
 
+def test_the_chunks_of_a_folder_are_the_blocks_that_are_shuffled(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    for name, depth in (("chunks", 16), ("rows", 1)):
+        group.create_array(name, data=np.arange(960), chunks=(depth,), dimension_names=("n",))
+    blocks = {
+        name: open_dataset(tmp_path / "a.zarr", inputs=name, comm=MPI.COMM_SELF).shuffle_quality(4).blocks
+        for name in ("chunks", "rows")
+    }
+    assert blocks == {"chunks": 60, "rows": 960}
+
+
 def test_arrays_that_cannot_be_read(tmp_path: Path) -> None:
     path = str(tmp_path / "a.zarr")
     group = zarr.open_group(path, mode="w", zarr_format=2)
