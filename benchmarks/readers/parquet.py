@@ -30,6 +30,7 @@ GROUP = 50_000  # rows of a row group
 BATCH = 1024
 BUFFER = 10_000  # rows among which peers shuffle
 SLOW = 48 * BATCH  # rows that a reader which makes an object of each row takes in a pass
+TAKEN = 12  # row groups that PyTorch takes in a pass
 
 Batch = dict[str, Array]
 
@@ -152,7 +153,7 @@ def _by_group(task: Task, shuffled: bool, number: int, size: int) -> Iterator[Ba
     rng = np.random.default_rng(SEED)
     with pq.ParquetFile(task.path, pre_buffer=True) as file:
         groups = rng.permutation(file.num_row_groups) if shuffled else np.arange(file.num_row_groups)
-        own = groups[number::size].tolist()
+        own = groups[:TAKEN][number::size].tolist()
         if not shuffled:
             yield from map(_batch, file.iter_batches(task.batch_size, row_groups=own))
             return

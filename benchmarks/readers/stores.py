@@ -15,6 +15,8 @@ from benchmarks.harness.object_server import counts
 from benchmarks.readers.ours import SEED
 from matex_data.storage import objects
 
+SLOW = 256  # samples that a shuffling peer reads
+
 Probe = Callable[[], dict[str, float]]
 
 
@@ -34,6 +36,32 @@ def ours(task: Task) -> Probe:
         assert MPI.COMM_WORLD.allreduce(samples) == task.samples
         is_first = MPI.COMM_WORLD.rank == 0  # the figures of all ranks are added, and the server counts for all
         return {"seconds": seconds, **{name: float(after[name] - before[name]) * is_first for name in after}}
+
+    return run
+
+
+def h5py_fsspec(task: Task, shuffled: bool) -> Probe:
+    """Read batches by h5py over fsspec's HTTP file; shuffled: each is one sorted selection, and some are an epoch's.
+
+    fsspec reads ahead by 5 MiB, its default, for what is read in order, and what h5py asks for alone for what is not.
+    """
+    import fsspec
+    import h5py
+
+    limit = SLOW if shuffled else task.samples
+
+    def run() -> dict[str, float]:
+        with fsspec.open(task.path, cache_type="none" if shuffled else "readahead") as file, h5py.File(file) as data:
+            images, labels = data[task.inputs], data[task.targets][...]
+            numbers = np.random.default_rng(SEED).permutation(task.samples) if shuffled else np.arange(task.samples)
+            before, begin = counts(task.path), time.perf_counter()
+            for start in range(0, limit, task.batch_size):
+                chosen = np.sort(numbers[start : start + task.batch_size])
+                batch = (images[chosen], labels[chosen]) if shuffled else (images[chosen[0] : chosen[-1] + 1], chosen)
+                assert len(batch[0])
+            seconds, after = time.perf_counter() - begin, counts(task.path)
+        epoch = task.samples / limit
+        return {"seconds": seconds * epoch, **{name: (after[name] - before[name]) * epoch for name in after}}
 
     return run
 
