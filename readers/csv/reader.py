@@ -422,9 +422,9 @@ def _fields(
     shown["encoding"] = first.stored if first.stored.startswith("utf") else dialect.encoding
     shown["header"] = parser.header
     shown[EMPTY_IS_MISSING] = bool(options.missing_texts)
-    fields = {}
+    fields, position = {}, {name: number for number, name in enumerate(parser.names)}
     for name in columns:
-        attributes = {"column": parser.names.index(name), **shown, **types[name].attributes}
+        attributes = {"column": position[name], **shown, **types[name].attributes}
         fields[name] = Field(name, (), types[name].dtype, attributes=attributes)
     return fields, types
 

@@ -38,7 +38,7 @@ from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names
 from matex_data.readers.hdf5.pytables import ListedTexts, is_hidden, is_pickled, is_pytables, text_encoding
 from matex_data.readers.hdf5.rows import Hdf5Rows, open_file
 from matex_data.readers.hdf5.source_rows import source_layout
-from matex_data.readers.hdf5.types import element_type, has_bytes_of, read_first, unreadable_members
+from matex_data.readers.hdf5.types import element_type, has_bytes_of, mislabelled, read_first, unreadable_members
 from matex_data.storage.files import exists
 from matex_data.storage.objects import is_url
 
@@ -457,6 +457,8 @@ def _library_rows(
     if table is not None:
         column = None if table.columns is None else table.columns.index(member_path[0])
         rows = replace(rows, name=dataset.name, member=member_path if column is None else (), column=column)
+    dtype = element_type(dataset) if table is None else member_type(table, member_path)[0]
+    rows = replace(rows, mislabelled=mislabelled(dtype))
     return replace(rows, inner=_estimate_inner(rows)) if field.ragged else rows
 
 

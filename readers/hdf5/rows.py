@@ -47,6 +47,7 @@ class Hdf5Rows(LibraryRows):
     partial : a table without the members for which h5py has no type.
     sources : of a virtual dataset, which have to exist; None: they need not.
     inner : size of the elements of all ragged samples in memory, in bytes, estimated.
+    mislabelled : lists in an element that come in the other byte order, whatever h5py says.
     """
 
     path: str
@@ -61,6 +62,7 @@ class Hdf5Rows(LibraryRows):
     partial: bool = False
     sources: SourceFiles | None = None
     inner: int = 0
+    mislabelled: tuple[MemberPath, ...] = ()
 
     def inner_bytes(self) -> int:
         return self.inner
@@ -76,6 +78,10 @@ class Hdf5Rows(LibraryRows):
             raise DecodeError(
                 "HDF5 cannot read the rows", file=self.path, field=self.name, row=start, found=error
             ) from error
+        for path in self.mislabelled:
+            lists = member(rows, path)
+            for at in np.ndindex(lists.shape):
+                lists[at] = lists[at].byteswap()
         if not self.ragged:
             return rows.astype(self.dtype, copy=False)
         if not self.dtype.hasobject:

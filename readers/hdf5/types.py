@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import h5py
 import numpy as np
 
 from matex_data._types import Array
+from matex_data.index.chunked import MemberPath
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 
 
@@ -116,3 +118,25 @@ def _read_box(dataset: h5py.Dataset, begin: tuple[int, ...], shape: tuple[int, .
     space.select_hyperslab(begin, shape)
     dataset.id.read(h5py.h5s.create_simple(shape), space, elements, h5py.h5t.py_create(dtype))
     return elements
+
+
+def mislabelled(dtype: np.dtype[Any]) -> tuple[MemberPath, ...]:
+    """Return the lists in an element that h5py reads as they are stored, but says to be in native byte order."""
+    if dtype.names is not None:
+        return tuple((name, *path) for name in dtype.names for path in mislabelled(dtype[name].base))
+    item = None if h5py.check_string_dtype(dtype) is not None else h5py.check_vlen_dtype(dtype)
+    wrong = item is not None and np.dtype(item).names is None and not np.dtype(item).isnative and _mislabels_lists()
+    return ((),) if wrong else ()
+
+
+@cache
+def _mislabels_lists() -> bool:
+    """Return whether h5py reads the number 1 of a list, which it stores in the other byte order, as another one.
+
+    h5py 3.16 reads 256.
+    """
+    foreign = np.dtype("u2").newbyteorder()
+    with h5py.File("lists", "w", driver="core", backing_store=False) as file:
+        lists = file.create_dataset("lists", (1,), h5py.vlen_dtype(foreign))
+        lists[0] = np.ones(1, foreign)
+        return int(np.asarray(lists[0])[0]) != 1

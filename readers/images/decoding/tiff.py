@@ -147,7 +147,8 @@ def _opened(data: bytes | memoryview, page: int) -> TiffImageFile | None:
         raise
     if max(image.tag_v2.get(IMAGE_DEPTH, 1), image.tag_v2.get(TILE_DEPTH, 1)) > 1:
         raise _volume(f"{image.tag_v2.get(IMAGE_DEPTH, 1)} planes in one page")
-    return None if _would_cut(image) else image
+    without_code = image.info.get("compression") == "webp"  # in the libtiff of Pillow
+    return None if _would_cut(image) or without_code else image
 
 
 def _volume(found: str) -> FormatError:

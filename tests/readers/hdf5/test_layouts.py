@@ -10,7 +10,9 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from mpi4py import MPI
 
+import matex_data as md
 from matex_data.index.chunked import Chunked
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import Index, Layout
@@ -257,12 +259,12 @@ def _memory_type(stored: Any, data: np.ndarray[Any, Any]) -> Any:
 def test_datasets_that_only_the_library_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.h5"
     monkeypatch.chdir(tmp_path)
-    ragged = [values((n,), ">i4") for n in (0, 3, 1, 7)]
+    ragged = [values((n,), "i4") for n in (0, 3, 1, 7)]
     nested = np.dtype([("s", h5py.string_dtype()), ("v", h5py.vlen_dtype("f4")), ("n", ">i8")])
     with h5py.File(path, "w") as file:
         file["text"] = ["", "muon", "näher", "x" * 1000]
         file.create_dataset("text2", data=[[b"a", b"bc"]] * 4, dtype=h5py.string_dtype(), chunks=(3, 1), compression=1)
-        made = file.create_dataset("ragged", (4,), h5py.vlen_dtype(">i4"))
+        made = file.create_dataset("ragged", (4,), h5py.vlen_dtype("i4"))
         made[:] = np.array([*ragged, None], object)[:-1]
         made = file.create_dataset("nested", (4,), nested)
         for i in range(4):
@@ -346,3 +348,50 @@ def test_huge_datasets_open_at_once(tmp_path: Path) -> None:
         assert isinstance(found.files[0].layouts[name], kind)
         end = np.array([len(found) - 1], np.int64)
         assert (read_rows(found, name, end, np.zeros(1, np.int64)) == last).all()
+
+
+BIG_ENDIAN = {
+    "integers": np.dtype(">i4"),
+    "floats": np.dtype(">f8"),
+    "members": np.dtype([("n", ">i2"), ("x", "<f4")]),
+    "names": h5py.enum_dtype({"A": 1, "B": 2, "C": 3}, ">i2"),
+}
+
+
+def _loaded(path: Path) -> dict[str, Any]:
+    return md.open_dataset(path, comm=MPI.COMM_SELF).load()
+
+
+def test_lists_in_the_other_byte_order(tmp_path: Path) -> None:
+    """The expected values are those that were written: h5py reads other ones."""
+    path = tmp_path / "x.h5"
+    expected = {name: [np.arange(1, i + 2).astype(kind) for i in range(3)] for name, kind in BIG_ENDIAN.items()}
+    with h5py.File(path, "w") as file:
+        for name, kind in BIG_ENDIAN.items():
+            file.create_dataset(name, (3,), h5py.vlen_dtype(kind))
+            for i, numbers in enumerate(expected[name]):
+                file[name][i] = numbers
+        table = file.create_dataset("table", (3,), np.dtype([("hits", h5py.vlen_dtype(np.dtype(">f4")))]))
+        for i in range(3):
+            table[i] = (np.arange(1, i + 2).astype(">f4"),)
+    stored = path.read_bytes()
+    assert expected["integers"][2].tobytes() in stored and expected["floats"][2].tobytes() in stored
+    found = _loaded(path)
+    for name, lists in expected.items():
+        assert [list(numbers) for numbers in found[name]] == [list(numbers) for numbers in lists], name
+    member = md.open_dataset(path, comm=MPI.COMM_SELF, inputs="table/hits").load()["table/hits"]
+    for lists in (found["table"]["hits"], member):
+        assert [list(numbers) for numbers in lists] == [[1], [1, 2], [1, 2, 3]]
+
+
+def test_texts_of_pytables_in_the_other_byte_order(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        texts = file.create_dataset("texts", (2,), h5py.vlen_dtype(np.dtype(">u4")))
+        for i, text in enumerate(("paraŀlel", "x")):
+            texts[i] = np.array([ord(letter) for letter in text], ">u4")
+        texts.attrs.update(
+            {"CLASS": np.bytes_("VLARRAY"), "PSEUDOATOM": np.bytes_("vlunicode"), "VERSION": np.bytes_("1.3")}
+        )
+        file.attrs.update({"CLASS": np.bytes_("GROUP"), "PYTABLES_FORMAT_VERSION": np.bytes_("2.1")})
+    found = _loaded(tmp_path / "x.h5")
+    assert found["texts"].tolist() == ["paraŀlel".encode(), b"x"]

@@ -323,6 +323,14 @@ def test_more_planes_than_colours_have() -> None:
     check(written(np.moveaxis(array, 2, 0), photometric="minisblack", planarconfig="separate"), NATIVE, array)
 
 
+def test_tiff_with_webp_of_which_pillow_knows_nothing() -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (2, 20, 30, 3), np.uint8)
+    data = written(pixels, photometric="rgb", compression="webp", compressionargs={"level": 100})
+    expected = tifffile.imread(io.BytesIO(data))
+    for page in (0, 1):
+        assert np.array_equal(decode_image(data, ImageOptions(), page=page), expected[page])
+
+
 def test_tiff_planes() -> None:
     array = ARRAYS["uint16 colours"]
     data = written(np.moveaxis(array, 2, 0), photometric="rgb", planarconfig="separate")
