@@ -78,7 +78,7 @@ docs: $(VENV)/installed-docs
 	@for name in $(TUTORIALS); do $(BIN)/python sample_data/make.py $$name; done
 	@echo "== Writing the site, with the output of the tutorials, to build/docs"
 	@PATH=$(CURDIR)/$(BIN):$$PATH XDG_CACHE_HOME=$(CURDIR)/build/cache \
-	    $(BIN)/python -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/docs 2> >(grep -vE '^(I0000|WARNING: All log)' >&2)
+	    $(BIN)/python -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/docs 2> >(grep -vE '^(I0000|WARNING: All log|\[IPKernelApp\] WARNING)' >&2)
 	@echo "   build/docs/index.html"
 
 faults: $(VENV)/installed-test
