@@ -12,8 +12,9 @@ import mpi4py
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ("jpeg", "png", "tiff", "gif", "bmp", "webp", "fits")
-PARTICLES = ("root", "lhe", "hepmc", "openpmd", "tar", "manifest", "parquet", "arrow", "fits_table", "zarr")
-FORMATS = ("hdf5", "netcdf", "csv", "npy", "npz", "idx", "cifar", *IMAGES, *PARTICLES)
+PARTICLES = ("root", "lhe", "hepmc", "openpmd", "tar", "manifest")
+TABLES = ("parquet", "arrow", "fits_table", "zarr", "zarr_folder")
+FORMATS = ("hdf5", "netcdf", "csv", "npy", "npz", "idx", "cifar", *IMAGES, *PARTICLES, *TABLES)
 QUICK = 30  # mutants of each format that are an ordinary test
 
 

@@ -6,7 +6,7 @@ import io
 import re
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -216,15 +216,16 @@ REFERENCES: dict[str, Callable[[Path], Fields]] = {
     "arrow": tables.read_arrow,
     "fits_table": tables.read_fits,
     "zarr": tables.read_zarr,
+    "zarr_folder": tables.read_zarr,
     "tar": read_tar,
 }
-NAMES = {"fits_table": "fits"}
-"""Format of the package, where the images of the same name are another one."""
+NAMES = {"fits_table": "fits", "zarr_folder": "zarr"}
+"""Format of the package, where its name is another one."""
 FORMATS = (*REFERENCES, "manifest")
 
 
-def seeds(format: str) -> list[tuple[str, bytes, dict[str, bytes]]]:
-    """Return name, content and the files beside each file of a format."""
+def seeds(format: str) -> Sequence[tuple[str, bytes, dict[str, bytes]] | tuple[str, bytes, dict[str, bytes], str]]:
+    """Return name, content and the files beside each file of a format, and the name of a store that is opened."""
     if format == "hepmc":
         versions = [(f"own_{kind}.hepmc", test_hepmc.written(0, 6, kind)) for kind in test_hepmc.KINDS]
         return [(name, data, {}) for name, data in versions]
@@ -233,6 +234,8 @@ def seeds(format: str) -> list[tuple[str, bytes, dict[str, bytes]]]:
         texts = {"own.csv": "file,number,text\n" + "\n".join(rows) + "\n", "own.txt": "\n".join(rows).replace(",", " ")}
         return [(name, text.encode(), dict(PICTURES)) for name, text in texts.items()]
     with tempfile.TemporaryDirectory() as folder:
+        if format == "zarr_folder":
+            return tables.zarr_folders(Path(folder))
         paths = WRITERS[format](Path(folder))
         return [(path.name, path.read_bytes(), {}) for path in paths]
 

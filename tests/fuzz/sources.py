@@ -48,9 +48,10 @@ class Source:
 
     def write(self, folder: Path, data: bytes) -> Path:
         """Write the file with other contents, and those beside it; yield the path of the file to open."""
-        for name, other in self.beside.items():
-            (folder / name).write_bytes(other)
-        (folder / self.name).write_bytes(data)
+        for name, content in {**self.beside, self.name: data}.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
         return folder / (self.opened or self.name)
 
 

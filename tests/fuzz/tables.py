@@ -57,6 +57,16 @@ def write_zarr(folder: Path) -> list[Path]:
     return [Path(zarr_reader.write(folder / f"own_{name}.zarr.zip", content, *kind)) for name, kind in kinds.items()]
 
 
+def zarr_folders(folder: Path) -> list[tuple[str, bytes, dict[str, bytes], str]]:
+    """Return each file of two stores in folders: its name, its bytes, the other files of its store, and the store."""
+    found = []
+    for name, kind in (("own_two.zarr", (2, False)), ("own_shards.zarr", (3, True))):
+        root = Path(zarr_reader.write(folder / name, zarr_reader.arrays(40), *kind))
+        files = {str(path.relative_to(folder)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+        found += [(key, data, {k: v for k, v in files.items() if k != key}, name) for key, data in files.items()]
+    return found
+
+
 def read_zarr(path: Path) -> dict[str, Any]:
     """Return the arrays by the zarr package."""
     return zarr_reader.expected(str(path))
