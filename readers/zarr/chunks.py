@@ -163,7 +163,7 @@ class ChunkExtents(StoredBytes):
     ----------
     paths : the files.
     number : int64[n], of the chunks, ascending.
-    file, offset, nbytes : int64[n], file and byte range of each.
+    file, offset, nbytes, checksum : int64[n], file, byte range and checksum of each, see `Extent`.
     inline : chunks whose bytes stand in the references, by number.
     """
 
@@ -172,6 +172,7 @@ class ChunkExtents(StoredBytes):
     file: Integers
     offset: Integers
     nbytes: Integers
+    checksum: Integers
     inline: Mapping[int, bytes]
 
     @classmethod
@@ -182,9 +183,9 @@ class ChunkExtents(StoredBytes):
         numbered = sorted((number, entry) for number, entry in entries.items() if not isinstance(entry, bytes))
         paths = list(dict.fromkeys(extent.path for _, extent in numbered))
         numbers = {path: number for number, path in enumerate(paths)}
-        rows = [(number, numbers[e.path], e.offset, e.nbytes) for number, e in numbered]
-        number, file, offset, nbytes = np.array(rows, np.int64).reshape(-1, 4).T.copy()
-        return cls(tuple(paths), number, file, offset, nbytes, inline)
+        rows = [(number, numbers[e.path], e.offset, e.nbytes, e.checksum) for number, e in numbered]
+        number, file, offset, nbytes, checksum = np.array(rows, np.int64).reshape(-1, 5).T.copy()
+        return cls(tuple(paths), number, file, offset, nbytes, checksum, inline)
 
     def read(self, numbers: Sequence[int]) -> list[Bytes | None]:
         entries = np.searchsorted(self.number, numbers).tolist()
@@ -196,7 +197,7 @@ class ChunkExtents(StoredBytes):
         if entry == len(self.number) or int(self.number[entry]) != number:
             return None
         path = self.paths[int(self.file[entry])]
-        data = read(Extent(path, int(self.offset[entry]), int(self.nbytes[entry])))
+        data = read(Extent(path, *(int(of[entry]) for of in (self.offset, self.nbytes, self.checksum))))
         if data is None:
             remedy = "restore the file, or write the references again"
             raise DataError("the file of a chunk is missing", file=path, remedy=remedy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -61,7 +62,9 @@ class StoreCodecs(Pipeline):
         return cls(decoding, itemsize, prod(chunk_shape) * itemsize, codecs, stored_shape, axes)
 
     def decode(self, stored: Bytes, mask: int = 0, out: Bytes | None = None) -> Bytes:
-        """Decode one chunk; see `Pipeline.decode`."""
+        """Decode one chunk; see `Pipeline.decode`. ``mask`` is the checksum of its bytes, see `stores.Extent`."""
+        if mask and zlib.crc32(stored) + 1 != mask:
+            raise BrokenChunk("its CRC-32 is not that of the zip file")
         data = _as_bytes(self._undo(stored, None if self.axes else out))
         if data.nbytes != self.nbytes:
             raise BrokenChunk(f"{data.nbytes} bytes instead of {self.nbytes}")

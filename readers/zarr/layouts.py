@@ -198,7 +198,7 @@ def rows_of(array: StoredArray, path: str, convert: Any) -> Chunked | TextRows:
     source = array.source
     common = {"fill": metadata.fill, "convert": convert, "axis": axis}
     if isinstance(source, ChunkExtents) and not source.inline and source.paths in ((), (path,)):
-        table = (source.number, source.offset, source.nbytes, np.zeros_like(source.number))
+        table = (source.number, source.offset, source.nbytes, source.checksum)
         return Chunked(shape, chunk_shape, metadata.dtype, array.codecs, *table, **common)
     table = (EMPTY, EMPTY, EMPTY, EMPTY)
     return FetchedChunks(shape, chunk_shape, metadata.dtype, array.codecs, *table, **common, source=source)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,11 +33,17 @@ _LOCAL_HEADER = 30  # bytes of the fixed begin of a member of a zip file, the le
 
 
 class Extent(NamedTuple):
-    """Byte range of a file."""
+    """Byte range of a file.
+
+    Attributes
+    ----------
+    checksum : CRC-32 of the bytes, plus 1; 0: none is known.
+    """
 
     path: str
     offset: int
     nbytes: int
+    checksum: int = 0
 
 
 class Store(ABC):
@@ -136,7 +143,7 @@ class ZipFile(Store):
             if len(header) < _LOCAL_HEADER or header[:4] != b"PK\x03\x04":
                 raise FormatError("the zip file is damaged", file=self.path, byte=member.header_offset)
             begin = member.header_offset + _LOCAL_HEADER + sum(np.frombuffer(header[26:30], "<u2").tolist())
-            yield member.filename, Extent(self.path, begin, member.file_size)
+            yield member.filename, Extent(self.path, begin, member.file_size, member.CRC + 1)
 
 
 def is_store(path: str) -> bool:
@@ -166,9 +173,17 @@ def read(extent: Extent) -> Bytes | None:
 
     Raises
     ------
-    DecodeError : the file is shorter.
+    DecodeError : the file is shorter, or the bytes have another checksum.
     DataError : it cannot be read.
     """
+    data = _read(extent)
+    if data is not None and extent.checksum and zlib.crc32(data) + 1 != extent.checksum:
+        remedy = "the file is damaged there: restore it from its source"
+        raise DecodeError("a checksum is wrong", file=extent.path, byte=extent.offset, remedy=remedy)
+    return data
+
+
+def _read(extent: Extent) -> Bytes | None:
     if is_url(extent.path):
         return _read_object(extent)
     try:
@@ -209,7 +224,7 @@ def size_of(path: str) -> int:
 
 def _read_object(extent: Extent) -> Bytes | None:
     """Read a byte range of an object, the whole of it if that has -1 bytes; see `read`."""
-    path, offset, nbytes = extent
+    path, offset, nbytes, _ = extent
     try:
         data = objects.read(path) if nbytes < 0 else objects.read_ranges(path, [offset], [nbytes])[0]
     except FileNotFoundError:
