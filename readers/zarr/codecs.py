@@ -63,7 +63,7 @@ class StoreCodecs(Pipeline):
 
     def decode(self, stored: Bytes, mask: int = 0, out: Bytes | None = None) -> Bytes:
         """Decode one chunk; see `Pipeline.decode`. ``mask`` is the checksum of its bytes, see `stores.Extent`."""
-        if mask and zlib.crc32(stored) + 1 != mask:
+        if mask and zlib.crc32(stored.data) + 1 != mask:
             raise BrokenChunk("its CRC-32 is not that of the zip file")
         data = _as_bytes(self._undo(stored, None if self.axes else out))
         if data.nbytes != self.nbytes:

@@ -177,7 +177,7 @@ def read(extent: Extent) -> Bytes | None:
     DataError : it cannot be read.
     """
     data = _read(extent)
-    if data is not None and extent.checksum and zlib.crc32(data) + 1 != extent.checksum:
+    if data is not None and extent.checksum and zlib.crc32(data.data) + 1 != extent.checksum:
         remedy = "the file is damaged there: restore it from its source"
         raise DecodeError("a checksum is wrong", file=extent.path, byte=extent.offset, remedy=remedy)
     return data
