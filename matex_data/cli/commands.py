@@ -166,9 +166,9 @@ def index(
         found = _references(expand(paths), sample_dim)
         found.write(to)
         chunks = sum(isinstance(entry, list) for entry in found.entries.values())
-        output.console.print(f"{to}: {counted(chunks, 'chunk')}", markup=False, highlight=False, soft_wrap=True)
+        output.print(f"{to}: {counted(chunks, 'chunk')}")
         for name, reason in found.left_out.items():
-            output.console.print(f"left out: {name!r}: {reason}", markup=False, highlight=False, soft_wrap=True)
+            output.print(f"left out: {name!r}: {reason}")
 
 
 @app.command(epilog='Example: mpiexec -n 4 matex validate "run*.h5"')
