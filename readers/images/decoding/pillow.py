@@ -28,7 +28,7 @@ PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
     "webp": WebPImageFile,
 }
 """Opened by their class: `Image.open` tries one after the other, and has a limit of pixels for the whole process."""
-OTHERS = ("AVIF", "ICO", "JPEG2000", "PPM", "QOI")
+OTHERS = ("AVIF", "DIB", "ICO", "JPEG2000", "PPM", "QOI")
 """Further formats with a signature of their own, as Pillow gives them."""
 
 

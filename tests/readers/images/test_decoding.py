@@ -323,6 +323,12 @@ def test_more_planes_than_colours_have() -> None:
     check(written(np.moveaxis(array, 2, 0), photometric="minisblack", planarconfig="separate"), NATIVE, array)
 
 
+@pytest.mark.parametrize("kind", ["DIB", "PPM", "ICO"])
+def test_further_formats_of_pillow(kind: str) -> None:
+    data = saved(picture("RGB").resize((32, 32)), kind)
+    check(data, NATIVE, np.asarray(Image.open(io.BytesIO(data))))
+
+
 def test_tiff_with_webp_of_which_pillow_knows_nothing() -> None:
     pixels = np.random.default_rng(0).integers(0, 255, (2, 20, 30, 3), np.uint8)
     data = written(pixels, photometric="rgb", compression="webp", compressionargs={"level": 100})
