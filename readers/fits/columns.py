@@ -119,6 +119,8 @@ def _shape(unit: Unit, number: int, repeat: int) -> tuple[int, ...]:
         shape = tuple(int(length) for length in reversed(dim[1:-1].split(",")))
         if prod(shape) <= repeat:  # further bytes are undefined
             return shape
+    elif dim:
+        raise UnreadableColumn(f"the shape {dim!r} of TDIM{number}, which is no list of lengths")
     return () if repeat == 1 else (repeat,)
 
 

@@ -57,7 +57,10 @@ class Snapshot(Store):
 
     @property
     def _store(self) -> Any:
-        return _opened(self.path, self.snapshot, os.getpid())
+        if _process() != os.getpid():
+            remedy = "start the process by 'spawn'"
+            raise DataError("a process that was forked cannot read the repository", file=self.path, remedy=remedy)
+        return _opened(self.path, self.snapshot)
 
 
 def open_snapshot(path: str, version: str | None) -> Snapshot:
@@ -89,14 +92,21 @@ def open_snapshot(path: str, version: str | None) -> Snapshot:
             raise DataError("no such version", file=path, expected=expected, found=repr(name)) from error
 
 
+@lru_cache(1)
+def _process() -> int:
+    """Return the process that read first: the library's threads are its own, and a forked one would wait for them."""
+    return os.getpid()
+
+
 @lru_cache(64)
-def _opened(path: str, snapshot: str, process: int) -> Any:
-    """Return the library's store of a snapshot; a process that was forked opens its own."""
+def _opened(path: str, snapshot: str) -> Any:
+    """Return the library's store of a snapshot."""
     return _repository(path).readonly_session(snapshot_id=snapshot).store
 
 
 def _repository(path: str) -> Any:
     icechunk = _icechunk(path)
+    _process()
     if "ICECHUNK_LOG" not in os.environ:
         icechunk.set_logs_filter(_LOGS)
     return icechunk.Repository.open(_storage(icechunk, path))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,8 @@ import zarr
 from mpi4py import MPI
 
 import matex_data as md
+from matex_data.readers.zarr import repositories
+from matex_data.readers.zarr.reader import open_store
 from tests.support.format_suite import same
 from tests.support.object_store import BUCKET, object_store
 
@@ -127,6 +132,33 @@ def test_a_missing_file_of_a_chunk_is_an_error(tmp_path: Path) -> None:
         file.unlink()
     with pytest.raises(md.DataError, match="the repository cannot be read"):
         data.load()
+
+
+def test_a_forked_process_is_told(repository: tuple[str, list[str]]) -> None:
+    """The library's threads stay in the process that made them: a forked one would wait for ever."""
+    path, _ = repository
+    store = open_store(path)
+    assert store.get("zarr.json")
+    child = os.fork()
+    if not child:
+        signal.alarm(20)  # ends it, whatever it waits for
+        try:
+            store.get("zarr.json")
+        except md.DataError as error:
+            os._exit(0 if "forked" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_threads_share_few_opened_snapshots(repository: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    path, snapshots = repository
+    monkeypatch.setattr(repositories, "_opened", lru_cache(2)(repositories._opened.__wrapped__))
+    stores = [open_store(path, version) for version in (*snapshots, "v1", None)]
+    expected = [store.get("x/c/1/0") for store in stores]
+    assert expected[0] == expected[2] != expected[1] == expected[3]
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda i: stores[i % 4].get("x/c/1/0"), range(200)))
+    assert found == expected * 50
 
 
 @pytest.mark.slow
