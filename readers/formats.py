@@ -137,8 +137,8 @@ IMAGE_MAGIC = (
     (8, b"WEBP"),
 )
 BMP_BEGIN = rb"(?s)BM.{4}\0\0\0\0.{4}[\x0c\x28\x34\x38\x40\x6c\x7c]\0\0\0"  # "BM" alone begins texts, too
-ZARR_BEGIN = (  # of a zip file by its first member, or of references by their first entry
-    rb"(?s)PK\x03\x04.{26}(?:[^\0]{0,200}/)?(?:\.zgroup|\.zattrs|\.zarray|\.zmetadata|zarr\.json)"
+ZARR_BEGIN = (  # of a zip file by its first member that is no folder, or of references by their first entry
+    rb"(?s)PK\x03\x04.{26}(?:[^\0]{1,200}?/.{0,64}?PK\x03\x04.{26}){0,3}(?:[^\0]{0,200}/)?(?:\.zgroup|\.zattrs|\.zarray|\.zmetadata|zarr\.json)"
     rb"|\s*\{\s*\"(?:version\"\s*:\s*1\s*,\s*\"(?:templates|gen|refs)\"|refs\"|\.zgroup\"|\.zattrs\"|\.zarray\"|\.zmetadata\")"
 )
 IDX_NAMES = tuple(f"*[-.]idx[1-9]-*byte{end}" for end in ("", ".gz"))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from matex_data._types import Bytes, Integers
-from matex_data.errors import DataError
+from matex_data.errors import DataError, FormatError
 from matex_data.readers.zarr.arrays import ArrayMetadata, Shards
 from matex_data.readers.zarr.shards import inner_extents, shard_index
 from matex_data.readers.zarr.stores import Extent, Store, read, read_file
@@ -163,7 +163,8 @@ class ChunkExtents(StoredBytes):
     ----------
     paths : the files.
     number : int64[n], of the chunks, ascending.
-    file, offset, nbytes, checksum : int64[n], file, byte range and checksum of each, see `Extent`.
+    file, offset, nbytes, checksum, inflated : int64[n], file, byte range, checksum and size without zip's compression
+        of each, see `Extent`.
     inline : chunks whose bytes stand in the references, by number.
     """
 
@@ -173,6 +174,7 @@ class ChunkExtents(StoredBytes):
     offset: Integers
     nbytes: Integers
     checksum: Integers
+    inflated: Integers
     inline: Mapping[int, bytes]
 
     @classmethod
@@ -183,9 +185,14 @@ class ChunkExtents(StoredBytes):
         numbered = sorted((number, entry) for number, entry in entries.items() if not isinstance(entry, bytes))
         paths = list(dict.fromkeys(extent.path for _, extent in numbered))
         numbers = {path: number for number, path in enumerate(paths)}
-        rows = [(number, numbers[e.path], e.offset, e.nbytes, e.checksum) for number, e in numbered]
-        number, file, offset, nbytes, checksum = np.array(rows, np.int64).reshape(-1, 5).T.copy()
-        return cls(tuple(paths), number, file, offset, nbytes, checksum, inline)
+        rows = [(number, numbers[e.path], *e[1:]) for number, e in numbered]
+        number, file, offset, nbytes, checksum, inflated = np.array(rows, np.int64).reshape(-1, 6).T.copy()
+        return cls(tuple(paths), number, file, offset, nbytes, checksum, inflated, inline)
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether the byte ranges hold all chunks, as the codecs take them."""
+        return not self.inline and not self.inflated.any()
 
     def read(self, numbers: Sequence[int]) -> list[Bytes | None]:
         entries = np.searchsorted(self.number, numbers).tolist()
@@ -197,7 +204,8 @@ class ChunkExtents(StoredBytes):
         if entry == len(self.number) or int(self.number[entry]) != number:
             return None
         path = self.paths[int(self.file[entry])]
-        data = read(Extent(path, *(int(of[entry]) for of in (self.offset, self.nbytes, self.checksum))))
+        columns = (self.offset, self.nbytes, self.checksum, self.inflated)
+        data = read(Extent(path, *(int(column[entry]) for column in columns)))
         if data is None:
             remedy = "restore the file, or write the references again"
             raise DataError("the file of a chunk is missing", file=path, remedy=remedy)
@@ -215,6 +223,7 @@ def stored_chunks(store: Store, folder: str, metadata: ArrayMetadata, axis: int)
     Raises
     ------
     DecodeError : the index of a shard within one file is damaged.
+    FormatError : a shard is compressed by zip.
     """
     grid = Grid.of(metadata.shape, metadata.chunk_shape, axis)
     keys = ChunkKeys(folder, metadata.prefix, metadata.separator, grid)
@@ -248,6 +257,13 @@ def _within(
     if shards is None or isinstance(extent, bytes):
         yield position, extent
         return
+    if extent.inflated:
+        raise FormatError(
+            "a shard is compressed by zip: no chunk of it can be read alone",
+            file=extent.path,
+            byte=extent.offset,
+            remedy="unpack the zip file, or write it with zip -0",
+        )
     for offset, chunk in inner_extents(extent, shards):
         yield tuple(at * count + i for at, count, i in zip(position, shards.counts, offset, strict=True)), chunk
 

@@ -197,7 +197,7 @@ def rows_of(array: StoredArray, path: str, convert: Any) -> Chunked | TextRows:
     shape, chunk_shape = first(metadata.shape), first(metadata.chunk_shape)
     source = array.source
     common = {"fill": metadata.fill, "convert": convert, "axis": axis}
-    if isinstance(source, ChunkExtents) and not source.inline and source.paths in ((), (path,)):
+    if isinstance(source, ChunkExtents) and source.are_plain and source.paths in ((), (path,)):
         table = (source.number, source.offset, source.nbytes, source.checksum)
         return Chunked(shape, chunk_shape, metadata.dtype, array.codecs, *table, **common)
     table = (EMPTY, EMPTY, EMPTY, EMPTY)

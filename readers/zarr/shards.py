@@ -46,7 +46,7 @@ class ShardIndex:
         offset, nbytes = map(int, self.ranges[chunk])
         if offset == nbytes == ABSENT:
             return None
-        path, begin, size, _ = self.shard
+        path, begin, size, *_ = self.shard
         if offset + nbytes > size:
             raise DecodeError(
                 "a chunk lies beyond its shard", file=path, byte=begin + offset, expected=f"{size} bytes", found=nbytes
@@ -92,7 +92,7 @@ def _kept(shard: Extent, shards: Shards, stamp: Stamp) -> ShardIndex:
 
 
 def _read_index(shard: Extent, shards: Shards) -> ShardIndex:
-    path, begin, size, _ = shard
+    path, begin, size, *_ = shard
     body = 16 * prod(shards.counts)
     length = body + 4 * shards.has_checksum
     start = begin + size - length if shards.index_at_end else begin

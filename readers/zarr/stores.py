@@ -29,6 +29,7 @@ MARKS = ("zarr.json", ".zmetadata", ".zgroup", ".zarray")
 REPOSITORY_MARKS = ("repo", "refs/branch.main/ref.json")
 """Names of which an Icechunk repository has one, beside its folder of snapshots."""
 MAX_READ = 1 << 30  # bytes of one call: the system reads at most 2 GiB
+RESTORE = "the file is damaged there: restore it from its source"
 _LOCAL_HEADER = 30  # bytes of the fixed begin of a member of a zip file, the lengths of name and extra field at 26
 
 
@@ -38,12 +39,14 @@ class Extent(NamedTuple):
     Attributes
     ----------
     checksum : CRC-32 of the bytes, plus 1; 0: none is known.
+    inflated : number of bytes that a deflate stream in the range gives, with that checksum; 0: it is none.
     """
 
     path: str
     offset: int
     nbytes: int
     checksum: int = 0
+    inflated: int = 0
 
 
 class Store(ABC):
@@ -99,7 +102,7 @@ class Directory(Store):
 
 @dataclass(frozen=True)
 class ZipFile(Store):
-    """Zip file, in which each key is a member that is not compressed by zip itself."""
+    """Zip file, in which each key is a member."""
 
     path: str
 
@@ -122,7 +125,7 @@ class ZipFile(Store):
     def _members(self) -> dict[str, Extent]:
         try:
             with open_binary(self.path) as raw, zipfile.ZipFile(raw) as file:
-                return dict(self._extents(file, raw))
+                return _within_folder(dict(self._extents(file, raw)))
         except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError) as error:
             raise FormatError("the zip file is damaged", file=self.path, found=error) from error
         except OSError as error:
@@ -130,9 +133,10 @@ class ZipFile(Store):
 
     def _extents(self, file: zipfile.ZipFile, raw: BinaryIO) -> Iterator[tuple[str, Extent]]:
         for member in file.infolist():
-            if member.compress_type != zipfile.ZIP_STORED:
+            deflated = member.compress_type == zipfile.ZIP_DEFLATED
+            if not deflated and member.compress_type != zipfile.ZIP_STORED:
                 raise FormatError(
-                    "the members of the zip file are compressed by zip",
+                    "the members of the zip file are compressed in another way than by deflate",
                     file=self.path,
                     expected="members as they are: their chunks are compressed by codecs of Zarr",
                     found=f"{member.filename!r} with compression method {member.compress_type}",
@@ -143,7 +147,17 @@ class ZipFile(Store):
             if len(header) < _LOCAL_HEADER or header[:4] != b"PK\x03\x04":
                 raise FormatError("the zip file is damaged", file=self.path, byte=member.header_offset)
             begin = member.header_offset + _LOCAL_HEADER + sum(np.frombuffer(header[26:30], "<u2").tolist())
-            yield member.filename, Extent(self.path, begin, member.file_size, member.CRC + 1)
+            inflated = member.file_size if deflated else 0
+            yield member.filename, Extent(self.path, begin, member.compress_size, member.CRC + 1, inflated)
+
+
+def _within_folder(members: dict[str, Extent]) -> dict[str, Extent]:
+    """Return the members of a store that was zipped with its folder, by their names within it; others as they are."""
+    folders = {name.partition("/")[0] for name in members if name.partition("/")[2] in MARKS}
+    if len(folders) != 1 or not members.keys().isdisjoint(MARKS):
+        return members
+    prefix = f"{folders.pop()}/"
+    return {name.removeprefix(prefix): extent for name, extent in members.items() if name.startswith(prefix)}
 
 
 def is_store(path: str) -> bool:
@@ -169,7 +183,7 @@ def _has_any(folder: str, names: Sequence[str]) -> bool:
 
 
 def read(extent: Extent) -> Bytes | None:
-    """Read a byte range, uint8[nbytes]; None if there is no such file.
+    """Read a byte range, uint8[n], decompressed if it is a deflate stream; None if there is no such file.
 
     Raises
     ------
@@ -177,10 +191,20 @@ def read(extent: Extent) -> Bytes | None:
     DataError : it cannot be read.
     """
     data = _read(extent)
+    if data is not None and extent.inflated:
+        data = _inflate(data, extent)
     if data is not None and extent.checksum and zlib.crc32(data.data) + 1 != extent.checksum:
-        remedy = "the file is damaged there: restore it from its source"
-        raise DecodeError("a checksum is wrong", file=extent.path, byte=extent.offset, remedy=remedy)
+        raise DecodeError("a checksum is wrong", file=extent.path, byte=extent.offset, remedy=RESTORE)
     return data
+
+
+def _inflate(data: Bytes, extent: Extent) -> Bytes:
+    try:  # at most as many bytes as there should be, and one more, whatever a damaged stream says
+        plain = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data.data, extent.inflated + 1)
+    except zlib.error as error:
+        problem = "a member of the zip file does not decompress"
+        raise DecodeError(problem, file=extent.path, byte=extent.offset, found=error, remedy=RESTORE) from error
+    return np.frombuffer(plain, np.uint8)
 
 
 def _read(extent: Extent) -> Bytes | None:
@@ -224,7 +248,7 @@ def size_of(path: str) -> int:
 
 def _read_object(extent: Extent) -> Bytes | None:
     """Read a byte range of an object, the whole of it if that has -1 bytes; see `read`."""
-    path, offset, nbytes, _ = extent
+    path, offset, nbytes, *_ = extent
     try:
         data = objects.read(path) if nbytes < 0 else objects.read_ranges(path, [offset], [nbytes])[0]
     except FileNotFoundError:

@@ -271,10 +271,11 @@ def _damaged(path: Path) -> dict[str, Path]:
     shard.write_bytes(shard.read_bytes()[-36:])
     text = found["text"] / "text" / "c" / "0"
     text.write_bytes(b"\0" * 40 + text.read_bytes()[40:])
-    with zipfile.ZipFile(path / "deflated.zarr.zip", "w", zipfile.ZIP_DEFLATED) as file:
+    zipped(found["index"], path / "shards.zarr.zip")
+    with zipfile.ZipFile(path / "lzma.zarr.zip", "w", zipfile.ZIP_LZMA) as file:
         file.writestr("zarr.json", '{"zarr_format": 3, "node_type": "group"}')
-    (path / "cut.zarr.zip").write_bytes((path / "deflated.zarr.zip").read_bytes()[:-30])
-    return {**found, "deflated": path / "deflated.zarr.zip", "cut": path / "cut.zarr.zip"}
+    (path / "cut.zarr.zip").write_bytes((path / "lzma.zarr.zip").read_bytes()[:-30])
+    return {**found, **{name: path / f"{name}.zarr.zip" for name in ("shards", "lzma", "cut")}}
 
 
 MESSAGES = {
@@ -286,7 +287,8 @@ MESSAGES = {
     "index": "the index of a shard is damaged",
     "beyond": "a chunk lies beyond its shard",
     "text": "a chunk does not decode",
-    "deflated": "compressed by zip",
+    "shards": "a shard is compressed by zip",
+    "lzma": "compressed in another way than by deflate",
     "cut": "the zip file is damaged",
 }
 
@@ -304,6 +306,33 @@ def test_checksums_of_zip_files_are_compared(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="CRC-32") as error:
         load(path)
     assert error.value.row == 20
+
+
+def zipped(folder: Path, path: Path) -> None:
+    """Zip a folder with its own name, as ``zip -r`` does: the members are compressed."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for found in [folder, *sorted(folder.rglob("*"))]:
+            file.write(found, str(found.relative_to(folder.parent)))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_folder_that_was_zipped_with_compression(tmp_path: Path) -> None:
+    values = np.arange(40) // 3
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=2)
+    group.create_array("x", data=values, chunks=(10,), compressors=None)
+    group.create_array("name", data=np.array([f"run {i}" for i in range(40)]), chunks=(10,))
+    path = tmp_path / "a.zip"
+    zipped(tmp_path / "a.zarr", path)
+    found = load(path)
+    same(found["x"], values)
+    assert found["name"][7] == b"run 7"
+    with zipfile.ZipFile(path) as file:
+        (begin,) = (member.header_offset for member in file.infolist() if member.filename == "a.zarr/x/2")
+    data = bytearray(path.read_bytes())
+    data[begin + 30 + len("a.zarr/x/2") + 8] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"checksum|decompress"):
+        load(path)
 
 
 def test_damages_are_told(tmp_path: Path) -> None:
