@@ -17,7 +17,7 @@ from matex_data.readers.images.decoding.jpeg import decode_plain, jpeg_header
 from matex_data.readers.images.decoding.kinds import HEAD_BYTES, Data, as_buffer, image_kind
 from matex_data.readers.images.decoding.options import ImageInfo, ImageOptions
 from matex_data.readers.images.decoding.picture import Header, Pixels, check_pixels, header_of_mode
-from matex_data.readers.images.decoding.pillow import decode_by_pillow, image_header, no_image, too_large
+from matex_data.readers.images.decoding.pillow import Frames, decode_by_pillow, image_header, no_image, too_large
 from matex_data.readers.images.decoding.resize import resize_array, resize_image
 from matex_data.readers.images.decoding.tiff import decode_tiff, tiff_header
 
@@ -60,6 +60,7 @@ def decode_image(
     page: int = 0,
     out: Array | None = None,
     seed: int | None = None,
+    frames: Frames | None = None,
 ) -> Array:
     """Return an image as an array, which may be read-only. Safe in several threads.
 
@@ -73,6 +74,7 @@ def decode_image(
     out : array that receives the image, if it has its shape and dtype. Otherwise the result is valid until this thread
         decodes the next image.
     seed : of what is random about it, in every epoch another one; None: it is random in no way.
+    frames : keeps the file open for its next frame, between calls of one thread; None: it has no other.
 
     Raises
     ------
@@ -82,7 +84,7 @@ def decode_image(
     try:
         buffer = as_buffer(data)
         kind = image_kind(bytes(buffer[:HEAD_BYTES]))
-        return deliver(_decode(buffer, kind, options, page, out), options, out, seed)
+        return deliver(_decode(buffer, kind, options, page, out, frames or Frames()), options, out, seed)
     except MemoryError:
         raise
     except DataError as error:
@@ -104,7 +106,7 @@ def _header(buffer: bytes | memoryview, kind: str, options: ImageOptions, page: 
 
 
 def _decode(
-    buffer: bytes | memoryview, kind: str, options: ImageOptions, page: int, out: Array | None
+    buffer: bytes | memoryview, kind: str, options: ImageOptions, page: int, out: Array | None, frames: Frames
 ) -> Image.Image | Pixels:
     if kind == "tiff":
         return decode_tiff(buffer, options.max_pixels, page)
@@ -115,7 +117,7 @@ def _decode(
         pixels = decode_plain(buffer, options, out)
         if pixels is not None:
             return pixels
-    return decode_by_pillow(buffer, kind, options, page)
+    return decode_by_pillow(buffer, kind, options, page, frames)
 
 
 def _check_single(page: int) -> None:

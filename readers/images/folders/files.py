@@ -17,7 +17,7 @@ from matex_data.index.cache import ChunkCache
 from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection
 from matex_data.index.scatter import scatter
 from matex_data.machine import tasks_of_window
-from matex_data.readers.images.decoding import ImageOptions, decode_image
+from matex_data.readers.images.decoding import Frames, ImageOptions, decode_image
 from matex_data.readers.images.folders.headers import read_file
 from matex_data.readers.images.folders.listing import Classes
 from matex_data.readers.images.texts import Texts
@@ -117,7 +117,15 @@ class ImageFiles(Layout):
             return [None] * len(rows)
         return list(sample_seeds(self.options.augment_seed, epoch, rows).tolist())
 
-    def decode(self, data: bytes, path: bytes, page: int, out: Array | None, seed: int | None = None) -> Array:
+    def decode(
+        self,
+        data: bytes,
+        path: bytes,
+        page: int,
+        out: Array | None,
+        seed: int | None = None,
+        frames: Frames | None = None,
+    ) -> Array:
         """Return the image of a page, in ``out`` unless that is None; see `decode_image`.
 
         Raises
@@ -125,7 +133,7 @@ class ImageFiles(Layout):
         DataError : it does not decode, or has another dtype or shape than the others.
         """
         name = os.fsdecode(path)
-        image = decode_image(data, self.options, name, page, out, seed)
+        image = decode_image(data, self.options, name, page, out, seed, frames)
         expected = self.field.inner if self.field.ragged else self.field.shape
         fits = len(image.shape) == len(expected) and all(
             length in (None, found) for length, found in zip(expected, image.shape, strict=False)
@@ -173,14 +181,14 @@ class _Task:
     def decode(self, _: Bytes) -> None:
         """Decode the images straight into the output array."""
         columns = (column.tolist() for column in (self.rows, self.files, self.pages, self.destination))
-        ragged, seeds = self.layout.field.ragged, self.layout.seeds(self.rows, self.epoch)
+        ragged, seeds, frames = self.layout.field.ragged, self.layout.seeds(self.rows, self.epoch), Frames()
         for row, file, page, destination, seed in zip(*columns, seeds, strict=True):
             data = self.contents[file]
             try:
                 if isinstance(data, DataError):
                     raise data
                 out = None if ragged else self.out[destination]
-                image = self.layout.decode(data, self._path(file), page, out, seed)
+                image = self.layout.decode(data, self._path(file), page, out, seed, frames)
             except DataError as error:
                 raise error.at_row(row) from error
             if ragged:  # a batch of ragged images holds the images themselves

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import imagecodecs
 import numpy as np
@@ -23,7 +24,7 @@ from PIL import Image, ImageOps
 from PIL.TiffImagePlugin import TiffImageFile
 
 from matex_data import DataError, DecodeError, FormatError
-from matex_data.readers.images.decoding import ImageOptions, decode_image, image_info
+from matex_data.readers.images.decoding import Frames, ImageOptions, decode_image, image_info, pillow
 from matex_data.readers.images.decoding.resample import compile_loops, takes
 from tests.fuzz.images import KINDS, picture, seeds
 from tests.support.launch import ROOT
@@ -395,6 +396,12 @@ def test_frames_have_one_shape(kind: str, mode: str) -> None:
         expected = np.asarray(reference.convert(shared))
         np.testing.assert_array_equal(decode_image(data, NATIVE, page=number), expected)
         assert image_info(data, NATIVE, page=number).shape == expected.shape
+    with mock.patch.object(pillow, "open_image", wraps=pillow.open_image) as opened:
+        frames = Frames()
+        for number in (0, 1, 3, 2, 2, 0):
+            found = decode_image(data, NATIVE, page=number, frames=frames)
+            np.testing.assert_array_equal(found, decode_image(bytes(bytearray(data)), NATIVE, page=number))
+        assert opened.call_count == (12 if kind == "PNG" else 1 + 6)  # the file itself once
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
