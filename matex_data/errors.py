@@ -90,6 +90,17 @@ class DataError(Exception):
         kind, problem, facts = self.__reduce__()[1]
         return _rebuild(kind, problem, {**facts, "row": row})
 
+    def within(self, content: str) -> DataError:
+        """Return the error with a byte that is counted in other content than that of the file; itself without a byte.
+
+        Examples
+        --------
+        >>> DataError("a header is damaged", file="x.tar.gz", byte=512).within("the decompressed archive").problem
+        'a header is damaged, byte counted in the decompressed archive'
+        """
+        kind, problem, facts = self.__reduce__()[1]
+        return self if self.byte is None else _rebuild(kind, f"{problem}, byte counted in {content}", facts)
+
     def _render_traceback_(self) -> list[str]:
         """Return the lines that IPython shows."""
         return traceback_text(self).splitlines()

@@ -212,7 +212,16 @@ def _index_all(
             except Exception as failure:  # of any kind: every rank has to raise it
                 error = failure
         comm.agree(error)
+    if index is not None:
+        _tell_notices(index)
     return _on_all_ranks(comm, index)
+
+
+def _tell_notices(index: Index) -> None:
+    """Warn of what the layouts of the first file say about reads of such files."""
+    for notice in {layout.notice: None for file in index.files[:1] for layout in file.layouts.values()}:
+        if notice:
+            warnings.warn(notice, stacklevel=5)
 
 
 def share_facts(comm: Communicator, files: FileTable) -> None:

@@ -1,4 +1,4 @@
-"""Texts that are compressed, or in UTF-16 or UTF-32: no part of them can be read alone."""
+"""Files that are compressed, or texts in UTF-16 or UTF-32: no part of them can be read alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import io
 import lzma
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -17,23 +17,25 @@ from matex_data.errors import DataError, DecodeError
 from matex_data.machine import check_fits
 
 READ_BYTES = 16 << 20  # decompressed by one call
+_TEXT_REMEDY = "unpack the file: ranks read blocks of it then"
 LEAST_HEAD = 4 << 10  # bytes to recognize a format, also of a file that is shorter in compressed form
 
 _MAGIC = {"gzip": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ\x00", "zstd": b"\x28\xb5\x2f\xfd"}
 _BYTE_ORDER_MARKS = {"utf-32": (b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff"), "utf-16": (b"\xff\xfe", b"\xfe\xff")}
-_OPENERS: dict[str, Callable[[bytes], Any]] = {
-    "gzip": lambda stored: gzip.GzipFile(fileobj=io.BytesIO(stored)),
-    "bz2": lambda stored: bz2.BZ2File(io.BytesIO(stored)),
-    "xz": lambda stored: lzma.LZMAFile(io.BytesIO(stored)),  # noqa: SIM115
+_OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {
+    "gzip": lambda stored: gzip.GzipFile(fileobj=stored),
+    "bz2": lambda stored: bz2.BZ2File(stored),
+    "xz": lambda stored: lzma.LZMAFile(stored),  # noqa: SIM115
     "zstd": lambda stored: _open_zstd(stored),
 }
 _DECODING_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
+_MOST_GZIP = 1 << 32  # bytes of content, whose number gzip stores in 32 bits
 
 
-def _open_zstd(stored: bytes) -> Any:
+def _open_zstd(stored: IO[bytes]) -> Any:
     import pyarrow as pa  # which the readers of other compressed texts do without
 
-    return pa.input_stream(pa.BufferReader(stored), compression="zstd")
+    return pa.input_stream(stored, compression="zstd")
 
 
 def stored_as(head: bytes, encoding: str | None) -> str:
@@ -58,30 +60,87 @@ def plain_text(data: Bytes, stored: str) -> Bytes:
     DecodeError : the file is damaged.
     PartitionError : the text does not fit into memory.
     """
-    content: Any = data.tobytes()
+    if stored in _OPENERS:
+        return np.frombuffer(
+            unpacked(io.BytesIO(data), stored, "the unpacked text", _TEXT_REMEDY).getbuffer(), np.uint8
+        )
+    check_fits(3 * len(data), "the transcoded text", remedy="convert the file to UTF-8, of which ranks read blocks")
     try:
-        if stored in _OPENERS:
-            with _OPENERS[stored](content) as file:
-                content = _read_all(file)
-        else:
-            remedy = "convert the file to UTF-8, of which ranks read blocks"
-            check_fits(3 * len(content), "the transcoded text", remedy=remedy)
-            content = content.decode(stored).encode()
-    except _DECODING_ERRORS as error:
-        if isinstance(error, DataError):
-            raise
-        raise DecodeError("the file does not unpack", expected=stored, found=error, remedy="copy it again") from error
+        content = data.tobytes().decode(stored).encode()
+    except ValueError as error:
+        raise _damaged(stored, error) from error
     return np.frombuffer(content, np.uint8)
 
 
-def _read_all(file: Any) -> bytes:
-    """Read a stream of unknown length to its end, as long as the text fits into memory."""
-    parts, total = [], 0
-    while part := file.read(READ_BYTES):
-        parts.append(part)
-        total += len(part)
-        check_fits(total, "the unpacked text", remedy="unpack the file: ranks read blocks of it then")
-    return b"".join(parts)
+def unpacked(file: IO[bytes], stored: str, item: str, remedy: str) -> io.BytesIO:
+    """Return the content of a compressed file, which is decompressed once, as long as it fits into memory.
+
+    Parameters
+    ----------
+    file : open, at its begin.
+    stored : its compression, as ``stored_as`` returns.
+    item : name of the content, for errors.
+    remedy : alternative, if it does not fit.
+
+    Raises
+    ------
+    DecodeError : the file is damaged.
+    PartitionError : the content does not fit into memory.
+    """
+    content = io.BytesIO()
+    try:
+        with _OPENERS[stored](file) as stream:
+            while part := stream.read(READ_BYTES):
+                content.write(part)
+                check_fits(content.tell(), item, remedy=remedy)
+    except _DECODING_ERRORS as error:
+        if isinstance(error, DataError) or getattr(error, "errno", None) is not None:  # of the system
+            raise
+        raise _damaged(stored, error) from error
+    content.seek(0)
+    return content
+
+
+def unpack(data: Bytes, stored: str, nbytes: int) -> Bytes:
+    """Decompress a whole file whose content has ``nbytes`` bytes. Python's lock is free meanwhile.
+
+    Raises
+    ------
+    DecodeError : the file is damaged, or its content has another length.
+    """
+    content = np.empty(nbytes, np.uint8)
+    if stored == "gzip" and _inflate_at_once(data, content):
+        return content
+    found = 0
+    try:
+        with _OPENERS[stored](io.BytesIO(data)) as stream:
+            while part := stream.read(READ_BYTES):
+                content[found : found + len(part)] = np.frombuffer(part, np.uint8)[: max(0, nbytes - found)]
+                found += len(part)
+    except _DECODING_ERRORS as error:
+        raise _damaged(stored, error) from error
+    if found != nbytes:
+        raise _damaged(stored, f"{found} bytes in place of {nbytes}")
+    return content
+
+
+def _inflate_at_once(data: Bytes, content: Bytes) -> bool:
+    """Decompress a gzip file by libdeflate, which compares the checksum; return False if it has to be done by zlib.
+
+    A file may be damaged, or consist of several members, of which libdeflate decompresses the first one.
+    """
+    import imagecodecs  # takes longer to import than all else that the readers of texts need
+
+    if len(content) >= _MOST_GZIP or not imagecodecs.DEFLATE.available:
+        return False
+    try:
+        return len(imagecodecs.gzip_decode(data, out=content)) == len(content)
+    except (imagecodecs.DeflateError, ValueError):
+        return False
+
+
+def _damaged(stored: str, found: object) -> DecodeError:
+    return DecodeError("the file does not unpack", expected=stored, found=found, remedy="copy it again")
 
 
 def plain_head(head: bytes) -> bytes:
@@ -95,7 +154,7 @@ def plain_head(head: bytes) -> bytes:
         if stored == "xz":
             return lzma.LZMADecompressor().decompress(head, limit)
         if stored == "zstd":
-            return bytes(_OPENERS[stored](head).read(limit))
+            return bytes(_OPENERS[stored](io.BytesIO(head)).read(limit))
         return head.decode(stored, "ignore").encode() if stored else head
     except (*_DECODING_ERRORS, ModuleNotFoundError):
         return b""

@@ -240,8 +240,9 @@ FORMATS: dict[str, Format] = {
     ),
     "tar": Format(
         "matex_data.readers.images.tar.reader:index",
-        suffixes=(*(f".tar{end}" for end in COMPRESSED), ".tgz"),
+        suffixes=(*(f".tar{end}" for end in COMPRESSED), ".tgz", ".tbz2", ".txz", ".tzst"),
         magic=((257, b"ustar"),),
+        text=rb"(?s).{257}ustar",  # of what is compressed
         concurrent=True,
         remote=True,
     ),

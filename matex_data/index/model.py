@@ -210,6 +210,7 @@ class Layout(ABC):
     block_rows : rows of a block, the unit that is cheapest to read; blocks are counted from row 0. 1 if every row can
         be read alone.
     separate : neighbouring blocks are read no faster than others, as of files of their own: none are put together.
+    notice : what a user should know about reads of such files; rank 0 says it once, when they are opened. "": nothing.
 
     Examples
     --------
@@ -232,6 +233,7 @@ class Layout(ABC):
     rows: int
     block_rows: int
     separate: bool = False
+    notice: str = ""
 
     @abstractmethod
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:

@@ -27,6 +27,7 @@ class Table(ABC):
     rows : number of rows.
     block_rows : rows of the longest block.
     width : number of columns.
+    notice : see `Layout`.
 
     Examples
     --------
@@ -42,6 +43,7 @@ class Table(ABC):
     rows: int
     block_rows: int
     width: int
+    notice: str = ""
 
     @abstractmethod
     def requests(self, rows: RowSelection, outs: Outputs, cache: ChunkCache) -> Iterator[ReadRequest]:
@@ -96,6 +98,10 @@ class Column(Layout):
     @property
     def block_rows(self) -> int:  # type: ignore[override]
         return self.table.block_rows
+
+    @property
+    def notice(self) -> str:  # type: ignore[override]
+        return self.table.notice
 
     def borders(self) -> Integers | None:
         return self.table.borders()

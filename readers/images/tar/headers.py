@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any, NamedTuple
 
 from matex_data.errors import DataError, FormatError
-from matex_data.readers.compression import stored_as
-from matex_data.storage.files import open_binary, size_of_open
+from matex_data.storage.files import size_of_open
 
 BLOCK_BYTES = 512  # of which an archive consists
 READ_BYTES = 1 << 20  # of the zeros behind the end of the archive
@@ -81,23 +80,22 @@ def split_name(name: str) -> tuple[str, str] | None:
     return (folder + slash + stem, extension.lower()) if stem and extension else None
 
 
-def read_shard(path: str) -> Shard:
-    """Read all headers of an uncompressed tar file, by seeking over its members.
+def read_shard(path: str, file: IO[bytes]) -> Shard:
+    """Read all headers of a tar archive, by seeking over its members.
+
+    Parameters
+    ----------
+    path : of the shard, for errors.
+    file : open archive, at its begin.
 
     Raises
     ------
-    FormatError : the file is compressed, damaged, truncated or no tar file, or has no samples.
-    DataError : the file cannot be read.
+    FormatError : the archive is damaged, truncated or no tar file, or has no samples.
+    OSError : the file cannot be read.
     """
     shard = Shard()
-    try:
-        with open_binary(path) as file:
-            _check_plain(path, file.read(BLOCK_BYTES))
-            file.seek(0)
-            for name, where in _members(path, file):
-                shard.add(path, name, where)
-    except OSError as error:
-        raise DataError("the file cannot be read", file=path, found=error) from error
+    for name, where in _members(path, file):
+        shard.add(path, name, where)
     if not shard.rows:
         raise _header_error(path, "the shard has no samples", 0, f"{len(shard.foreign)} other files")
     if shard.foreign:
@@ -105,18 +103,6 @@ def read_shard(path: str) -> Shard:
             f"{len(shard.foreign)} files in {path!r} belong to no sample, such as {shard.foreign[0]!r}", stacklevel=2
         )
     return shard
-
-
-def _check_plain(path: str, head: bytes) -> None:
-    stored = stored_as(head, "utf-8")
-    if stored:
-        raise FormatError(
-            "the shard is compressed: no member of it can be read alone",
-            file=path,
-            expected="an uncompressed tar file",
-            found=stored,
-            remedy="decompress it (gunzip, bunzip2, unxz, zstd -d): images are compressed themselves",
-        )
 
 
 def _members(path: str, file: IO[bytes]) -> Iterator[tuple[str, ByteRange]]:

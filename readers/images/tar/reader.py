@@ -10,9 +10,12 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
+from matex_data.fields import Field
 from matex_data.index.model import FileIndex, Index
 from matex_data.index.table import Column
 from matex_data.readers.images.decoding import MAX_PIXELS, ImageInfo, ImageOptions, image_info
+from matex_data.readers.images.tar.archive import Archive, open_archive
+from matex_data.readers.images.tar.compressed import CompressedTarRows
 from matex_data.readers.images.tar.fields import (
     ARRAYS,
     IMAGES,
@@ -28,7 +31,7 @@ from matex_data.readers.images.tar.fields import (
 )
 from matex_data.readers.images.tar.headers import ByteRange, Shard, read_shard
 from matex_data.readers.images.tar.rows import TarRows
-from matex_data.storage.files import open_binary
+from matex_data.storage.files import size_of_open
 
 HEAD_BYTES = 16 << 10  # of a member, which hold the header of most images
 WHOLE_HEADERS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM")  # JPEG, PNG, BMP: facts about the image come first
@@ -68,17 +71,18 @@ def index(
     Raises
     ------
     FieldNotFound : there is no such field.
-    FormatError : the shard is compressed, damaged or truncated, a sample lacks a field, or images differ in size.
+    FormatError : the shard is damaged or truncated, a sample lacks a field, or images differ in size.
+    DecodeError : the shard is compressed, and does not decompress.
     """
     options = ImageOptions(mode, size, resample, dtype, max_pixels, crop_to_aspect_ratio, pad_to_aspect_ratio)
     if ragged and size is not None:
         raise FormatError("images of one size are not ragged", expected="size= or ragged=True", found="both")
-    shard = read_shard(path)
-    selected = list(shard.members) if names is None else list(names)
-    _check_names(path, shard, [*selected, *(masks or ()), *raw])
-    columns = {name: _column(path, shard, name) for name in selected}
-    with open_binary(path) as file:
-        source = _Source(path, file, list(shard.rows))
+    with open_archive(path) as archive:
+        shard = read_shard(path, archive.file)
+        selected = list(shard.members) if names is None else list(names)
+        _check_names(path, shard, [*selected, *(masks or ()), *raw])
+        columns = {name: _column(path, shard, name) for name in selected}
+        source = _Source(path, archive.file, list(shard.rows))
         decoders: dict[str, MemberDecoder] = {}
         for name, ranges in columns.items():
             if name in raw:
@@ -89,7 +93,7 @@ def index(
                 decoders[name] = source.images(name, ranges, chosen, ragged)
             else:
                 decoders[name] = source.decoder(name, ranges)
-    return _index(path, decoders, columns)
+        return _index(path, archive, decoders, columns)
 
 
 def _check_names(path: str, shard: Shard, names: Sequence[str]) -> None:
@@ -121,14 +125,29 @@ def _column(path: str, shard: Shard, name: str) -> list[ByteRange]:
     return [members[row] for row in range(len(shard.rows))]
 
 
-def _index(path: str, decoders: dict[str, MemberDecoder], columns: dict[str, list[ByteRange]]) -> Index:
+def _index(
+    path: str, archive: Archive, decoders: dict[str, MemberDecoder], columns: dict[str, list[ByteRange]]
+) -> Index:
     ranges = np.array(list(columns.values()), np.int64).reshape(len(columns), -1, 2)
     offset, nbytes = (_compact(ranges[:, :, i].T) for i in range(2))
     inner = {name: decoder.nbytes for name, decoder in decoders.items() if isinstance(decoder, RaggedImageMember)}
-    rows = TarRows(path, decoders, offset, nbytes, inner)
-    layouts = {name: Column(rows, name) for name in decoders}
     fields = {name: decoder.field(name) for name, decoder in decoders.items()}
+    if not archive.packing:
+        rows = TarRows(path, decoders, offset, nbytes, inner)
+    else:
+        unpacked = size_of_open(archive.file)
+        rows = CompressedTarRows(path, decoders, offset, nbytes, inner, archive.packing, archive.stored, unpacked)
+        fields = {name: _with_archive(field, unpacked // rows.rows) for name, field in fields.items()}
+    layouts = {name: Column(rows, name) for name in decoders}
     return Index(fields, [FileIndex(path, rows.rows, layouts)])
+
+
+def _with_archive(field: Field, nbytes: int) -> Field:
+    """Return a field whose samples take as much memory as their part of a decompressed archive, or more.
+
+    A window has a limit on its bytes, so that no more shards than that are in memory for its samples.
+    """
+    return replace(field, scratch_bytes=max(0, nbytes - field.row_bytes))
 
 
 def _compact(numbers: Array) -> Array:

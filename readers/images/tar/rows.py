@@ -61,15 +61,19 @@ class TarRows(Table):
         return self.inner.get(name, 0)
 
     def requests(self, rows: RowSelection, outs: Outputs, cache: ChunkCache) -> Iterator[ReadRequest]:
+        for members in self.groups(rows, outs):
+            spans = self._spans(members.rows, members.columns)
+            yield ReadRequest(spans.offset, spans.nbytes, on_complete=partial(self.decode, members, spans.at))
+
+    def groups(self, rows: RowSelection, outs: Outputs) -> Iterator[Members]:
+        """Yield the members of neighbouring samples that one thread decodes in one go."""
         columns = np.array([list(self.decoders).index(name) for name, _ in outs], np.int64)
         numbers = rows.numbers
         sizes = self.nbytes[numbers[:, None], columns].sum(axis=1, dtype=np.int64)
         group = (np.cumsum(sizes) - sizes) // REQUEST_BYTES
         for selected in np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(group)) + 1):
             if len(selected):
-                spans = self._spans(numbers[selected], columns)
-                members = _Members(numbers[selected], rows.destination[selected], columns, spans.at, outs)
-                yield ReadRequest(spans.offset, spans.nbytes, on_complete=partial(self._decode, members))
+                yield Members(numbers[selected], rows.destination[selected], columns, outs)
 
     def _spans(self, numbers: Integers, columns: Integers) -> _Spans:
         """Return the ranges to read for the members of some samples, merged over small gaps."""
@@ -87,11 +91,20 @@ class TarRows(Table):
         at[order] = offset[order] - (start - (np.cumsum(length) - length))[span]
         return _Spans(start, length, at.reshape(shape))
 
-    def _decode(self, members: _Members, data: Bytes) -> None:
-        """Decode the members of some samples; on an error, of all others first."""
+    def decode(self, members: Members, at: Integers, data: Bytes) -> None:
+        """Decode the members of some samples; on an error, of all others first.
+
+        Parameters
+        ----------
+        at : int64[rows, columns], where each of them begins in the data.
+
+        Raises
+        ------
+        DecodeError : a member is damaged.
+        """
         first_error: DataError | None = None
-        columns = members.columns.tolist()
-        for row, destination, begins in zip(*members.lists(), strict=True):
+        columns, lists = members.columns.tolist(), (members.rows.tolist(), members.destination.tolist(), at.tolist())
+        for row, destination, begins in zip(*lists, strict=True):
             for column, begin, (name, out) in zip(columns, begins, members.outs, strict=True):
                 try:
                     member = data[begin : begin + int(self.nbytes[row, column])]
@@ -129,15 +142,17 @@ class _Spans:
 
 
 @dataclass(frozen=True)
-class _Members:
-    """Members of one request: their samples, destinations and columns, and where they begin in its bytes."""
+class Members:
+    """Members of one request: their samples, the destinations of these, and the columns.
+
+    Parameters
+    ----------
+    rows, destination : int64[rows].
+    columns : int64[columns].
+    outs : name and array of each column.
+    """
 
     rows: Integers
     destination: Integers
     columns: Integers
-    at: Integers
     outs: Sequence[tuple[str, Any]]
-
-    def lists(self) -> Iterator[list[Any]]:
-        """Return the columns by sample as lists: sample, destination, and where its members begin."""
-        return (array.tolist() for array in (self.rows, self.destination, self.at))
