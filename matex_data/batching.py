@@ -151,6 +151,7 @@ class Batching:
                 remainder=remainder,
                 uniform=uniform,
                 least_window_bytes=least,
+                kept_bytes=source.kept_bytes,
             )
 
         whole = schedule_of(self.samples, int(batch_size))
@@ -190,6 +191,8 @@ class Batching:
         if quality.ratio > WORST_RATIO and "quality" not in source.warned:
             source.warned.add("quality")
             remedy = quality.remedy_for_windows if self.ties.overlap else quality.remedy
+            if source.kept_bytes:
+                remedy = f"Unpack the files, which are compressed as a whole. {remedy}"
             warnings.warn(
                 "batches of files that are sorted (by class, run or time) would not be well mixed: "
                 f"{quality}. {remedy}",

@@ -62,7 +62,7 @@ def plain_text(data: Bytes, stored: str) -> Bytes:
     """
     if stored in _OPENERS:
         return np.frombuffer(
-            unpacked(io.BytesIO(data), stored, "the unpacked text", _TEXT_REMEDY).getbuffer(), np.uint8
+            unpacked(io.BytesIO(data.data), stored, "the unpacked text", _TEXT_REMEDY).getbuffer(), np.uint8
         )
     check_fits(3 * len(data), "the transcoded text", remedy="convert the file to UTF-8, of which ranks read blocks")
     try:
@@ -113,7 +113,7 @@ def unpack(data: Bytes, stored: str, nbytes: int) -> Bytes:
         return content
     found = 0
     try:
-        with _OPENERS[stored](io.BytesIO(data)) as stream:
+        with _OPENERS[stored](io.BytesIO(data.data)) as stream:
             while part := stream.read(READ_BYTES):
                 content[found : found + len(part)] = np.frombuffer(part, np.uint8)[: max(0, nbytes - found)]
                 found += len(part)

@@ -262,6 +262,10 @@ class Layout(ABC):
         """Return the size of the elements of all ragged samples in memory, in bytes; 0 if it is unknown."""
         return 0
 
+    def kept_bytes(self) -> int:
+        """Return the size of what a rank keeps of all blocks while it reads them, in bytes; 0: that of the rows."""
+        return 0
+
     def limits(self) -> Limits | None:
         """Return bounds of the numbers, which may read metadata of the file; None if there are none."""
         return None

@@ -65,6 +65,10 @@ class Table(ABC):
         """Return the size of the elements of all samples of a ragged column in memory, in bytes; 0 if it is unknown."""
         return 0
 
+    def kept_bytes(self) -> int:
+        """Return the size of what a rank keeps of all blocks while it reads them, in bytes; 0: that of the rows."""
+        return 0
+
     def limits(self, name: str) -> Limits | None:
         """Return bounds of the numbers of a column, which may read metadata of the file; None if there are none."""
         return None
@@ -115,6 +119,9 @@ class Column(Layout):
 
     def inner_bytes(self) -> int:
         return self.table.inner_bytes(self.name)
+
+    def kept_bytes(self) -> int:
+        return self.table.kept_bytes()
 
     def limits(self) -> Limits | None:
         return self.table.limits(self.name)

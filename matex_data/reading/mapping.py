@@ -181,6 +181,9 @@ class MappedRows(Table):
     def end(self) -> int:
         return max((layout.end() for layout in self.layouts.values()), default=0)
 
+    def kept_bytes(self) -> int:
+        return max((layout.kept_bytes() for layout in self.layouts.values()), default=0)
+
     def requests(self, rows: RowSelection, outs: Outputs, cache: ChunkCache) -> Iterator[ReadRequest]:
         count = len(rows.destination)
         arrays = {name: self.mapped.index.fields[name].empty(count) for name in self.layouts}

@@ -33,7 +33,7 @@ from matex_data.reading.mapping import Mapped
 from matex_data.reading.plan import Arrays, ReadPlan, plan_reads
 from matex_data.reading.skipping import ON_ERROR, SkippedSamples, SkippingRead, Tally
 from matex_data.sampling.schedule import rank_range
-from matex_data.sampling.sizing import WINDOW_LIMIT
+from matex_data.sampling.sizing import KEPT_WINDOWS, WINDOW_LIMIT
 
 LOAD_BYTES = 64 << 20  # of one read of ``load``
 GLOBAL_READS = ("memory", "rows")
@@ -59,6 +59,7 @@ class Source:
     Attributes
     ----------
     skipped : samples that cannot be read; None if they are not left out.
+    kept_bytes : memory for a sample that a rank keeps while it reads the block of it; 0: that of the sample itself.
     mapped : functions that compute fields of the index; None: there are none, or the index was made of others.
     draws_within : the samples of the index itself differ between epochs: images of which a random section is decoded,
         or functions with seeds in data sets of which it was made.
@@ -101,6 +102,9 @@ class Source:
         self.index, self.transforms = index, transforms
         self.window_bytes = window_bytes
         self.row_bytes = max(1, sum(index.row_bytes(name) for name in index.fields))
+        first = next(iter(index.files[:1]), None)
+        self._kept_of_file = max((layout.kept_bytes() for layout in first.layouts.values()), default=0) if first else 0
+        self.kept_bytes = self._kept_of_file // max(1, first.rows) if first else 0
         self.comm = comm = sessions.comm
         self.mode = mode_for(io, index.files.paths, comm)
         self.profile = Profile()
@@ -207,7 +211,9 @@ class Source:
         window_bytes : of a window, over all ranks.
         """
         # Of each lane two blocks are cached where windows begin and end: a window, and something more.
-        return max(CACHE_BYTES, max(self.window_bytes or WINDOW_LIMIT, window_bytes * 5 // 4) // ranks)
+        windows = KEPT_WINDOWS if self.kept_bytes else 1
+        least = max(CACHE_BYTES, 3 * self._kept_of_file)
+        return max(least, windows * max(self.window_bytes or WINDOW_LIMIT, window_bytes * 5 // 4) // ranks)
 
     def read_context(self, window_bytes: int = 0, mode: str | None = None) -> ReadContext:
         """Open the files for one reader, of windows of ``window_bytes`` over all ranks. *Collective*.

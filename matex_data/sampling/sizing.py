@@ -28,6 +28,7 @@ MOST_LANES = 1 << 16
 WINDOW_LIMIT = 128 << 20  # of a window over all ranks, if neither the batch nor the data set is large
 DATASET_FRACTION = 256  # of the bytes of a data set that a window may have: some six windows are in memory
 BATCH_FRACTION = 2  # of the samples of a batch that have a block of their own, if windows grow: a ratio below 2
+KEPT_WINDOWS = 4  # of whose size the blocks are that all ranks keep to read the lanes, where these are no samples yet
 WINDOW_BYTES = 8 << 20  # least window: a few of this size stay in the processor's cache
 BATCH_BLOCKS = 2  # blocks of a window for each sample of a batch, if the limit on its bytes allows
 WINDOW_BLOCKS = 512  # least blocks of a window, if half of the limit on its bytes allows
@@ -59,6 +60,7 @@ def make_schedule(
     remainder: str,
     uniform: bool = False,
     least_window_bytes: int = WINDOW_BYTES,
+    kept_bytes: int = 0,
 ) -> Schedule:
     """Return a schedule with lanes and windows chosen from the data and the batch size.
 
@@ -74,6 +76,8 @@ def make_schedule(
     remainder : treatment of the samples that do not fill a batch: "drop", "pad" or "keep".
     uniform : draw batches from all samples with equal probability.
     least_window_bytes : of a window, unless ``window_bytes`` is less.
+    kept_bytes : memory for a sample that a rank keeps while it reads the block of it, such as an archive that holds
+        compressed images; 0: the samples themselves.
 
     Raises
     ------
@@ -108,7 +112,9 @@ def make_schedule(
     window_bytes = min(window_bytes, max(least_window_bytes, needed, min(better, window_bytes // 2)))
     lanes = 1
     if seed is not None:
-        lanes = choose_lanes(batch_size, max(1, min(count, window_bytes // (2 * block_bytes))))
+        kept = segments.total * kept_bytes // count
+        held = KEPT_WINDOWS * window_bytes // (2 * kept) if kept else window_bytes // (2 * block_bytes)
+        lanes = choose_lanes(batch_size, max(1, min(count, held)))
     most = max(1, window_bytes // (batch_size * row_bytes))
     blocks = blocks.astype(np.int64, copy=False)
     schedule = Schedule(segments, batch_size, lanes, most, seed, blocks, remainder, chosen=chosen)

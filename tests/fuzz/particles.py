@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import re
 import tarfile
@@ -151,7 +152,9 @@ def read_openpmd(path: Path) -> Fields:
 def read_tar(path: Path) -> Fields:
     """Return the members of a shard, by Python's tarfile and Pillow."""
     members: dict[str, list[Any]] = {"png": [], "cls": [], "json": [], "box.npy": []}
-    with tarfile.open(path, "r:") as archive:
+    data = path.read_bytes()
+    data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
         for member in archive:
             stored = archive.extractfile(member)
             if member.isreg() and stored is not None:
@@ -252,6 +255,8 @@ def _write_tar(folder: Path) -> list[Path]:
     for name, format in (("own_pax.tar", tarfile.PAX_FORMAT), ("own_gnu.tar", tarfile.GNU_FORMAT)):
         members = {key: data for number in range(4) for key, data in test_tar.sample(number).items()}
         paths.append(Path(test_tar.write_tar(folder / name, members, format)))
+    paths.append(folder / "own.tar.gz")
+    paths[-1].write_bytes(gzip.compress(paths[0].read_bytes(), mtime=0))
     return paths
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ from matex_data.readers.compression import stored_as, unpacked
 from matex_data.storage.files import open_binary, size_of_open
 
 HEAD_BYTES = 16  # that tell a compression
-READ_BYTES = 1 << 20  # of a compressed file, per read
 CONTENT = "the decompressed archive"
 REMEDY = "unpack the shards (gunzip, bunzip2, unxz, zstd -d): ranks read nothing but their own samples of them then"
 _AT_ONCE = [Lock() for _ in range(4)]  # shards in memory, however many threads index files
@@ -56,7 +54,7 @@ def open_archive(path: str) -> Iterator[Archive]:
                 yield Archive(file, packing, stored)
                 return
             with _AT_ONCE[zlib.crc32(path.encode()) % len(_AT_ONCE)]:
-                content = unpacked(io.BufferedReader(file, READ_BYTES), packing, "the unpacked shard", REMEDY)  # type: ignore[type-var]
+                content = unpacked(file, packing, "the unpacked shard", REMEDY)
                 yield Archive(content, packing, stored)
     except DataError as error:
         if not packing:

@@ -42,7 +42,7 @@ class CompressedTarRows(TarRows):
         return max(1, self.rows)
 
     @property
-    def notice(self) -> str:
+    def notice(self) -> str:  # type: ignore[override]
         return (
             f"tar shards that are stored as {self.packing} can only be read as a whole: every rank that needs samples "
             f"of a shard decompresses all of it, once in an epoch. To be faster, {REMEDY}"
@@ -53,6 +53,9 @@ class CompressedTarRows(TarRows):
 
     def end(self) -> int:
         return self.size
+
+    def kept_bytes(self) -> int:
+        return self.unpacked
 
     def requests(self, rows: RowSelection, outs: Outputs, cache: ChunkCache) -> Iterator[ReadRequest]:
         if not len(rows.destination):
