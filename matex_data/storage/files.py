@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
+from matex_data._types import Bytes
 from matex_data.storage import objects
+
+AHEAD_BYTES = 8 << 20  # of an object that is read from its begin to its end
 
 
 def open_binary(path: str) -> BinaryIO:
@@ -19,6 +23,46 @@ def open_binary(path: str) -> BinaryIO:
     if objects.is_url(path):
         return cast(BinaryIO, objects.ObjectFile(path))
     return Path(path).open("rb")
+
+
+def open_sequential(path: str) -> BinaryIO:
+    """Open a file or an object that is read by lines, or in few bytes at a time, from its begin to its end.
+
+    Raises
+    ------
+    OSError : there is none, or it cannot be read.
+    """
+    if objects.is_url(path):
+        return io.BufferedReader(objects.ObjectFile(path), AHEAD_BYTES)
+    return Path(path).open("rb")
+
+
+def open_whole(path: str) -> BinaryIO:
+    """Open a file, or an object with all of its bytes in memory, for a library that reads them more than once.
+
+    Raises
+    ------
+    OSError : there is none, or it cannot be read.
+    """
+    return io.BytesIO(objects.read(path)) if objects.is_url(path) else Path(path).open("rb")
+
+
+def read_into(path: str, offset: int, memory: Bytes) -> int:
+    """Fill memory with the bytes of a file or an object from ``offset`` on, and return how many there are.
+
+    Raises
+    ------
+    OSError : there is no such file or object, or it cannot be read.
+    """
+    if not len(memory):
+        return 0
+    if objects.is_url(path):
+        (data,) = objects.read_ranges(path, [offset], [len(memory)])
+        memory.data[: len(data)] = data
+        return len(data)
+    with Path(path).open("rb") as file:
+        file.seek(offset)
+        return file.readinto(memory.data)
 
 
 def read_bytes(path: str) -> bytes:

@@ -107,12 +107,13 @@ def read(url: str, most: int | None = None) -> bytes:
         return bytes(store.get_range(key, start=0, length=most))
 
 
-def read_ranges(url: str, offset: Sequence[int], nbytes: Sequence[int]) -> list[memoryview]:
+def read_ranges(url: str, offset: Sequence[int], nbytes: Sequence[int], gap: int = 0) -> list[memoryview]:
     """Read byte ranges of an object, which are requested side by side; adjacent ones by one request.
 
     Parameters
     ----------
     offset, nbytes : int[k], first byte and length of each range.
+    gap : bytes between two ranges that one request reads with them.
 
     Returns
     -------
@@ -124,7 +125,7 @@ def read_ranges(url: str, offset: Sequence[int], nbytes: Sequence[int]) -> list[
     """
     store, key = _located(url)
     with _as_os_errors(url):
-        return [memoryview(data) for data in store.get_ranges(key, starts=offset, lengths=nbytes, coalesce=0)]
+        return [memoryview(data) for data in store.get_ranges(key, starts=offset, lengths=nbytes, coalesce=gap)]
 
 
 def names_below(url: str) -> Iterator[str]:
@@ -278,31 +279,42 @@ class ObjectFile(Seekable):
         count = max(0, min(len(out), self._size - self._position))
         begin, end = self._position, self._position + count
         if count > MOST_BLOCK:
-            (data,) = read_ranges(self.name, [begin], [count])
-            out[: len(data)] = data
-            count = len(data)
-        else:
+            out[:count] = self._read(begin, count)
+        elif count:
+            self._load(begin // LEAST_BLOCK, (end - 1) // LEAST_BLOCK)
             for block in range(begin // LEAST_BLOCK, -(-end // LEAST_BLOCK)):
                 first = block * LEAST_BLOCK
                 low, high = max(begin, first), min(end, first + LEAST_BLOCK)
-                out[low - begin : high - begin] = self._block(block)[low - first : high - first]
+                out[low - begin : high - begin] = self._blocks[block][low - first : high - first]
         self._position += count
         return count
 
-    def _block(self, number: int) -> memoryview:
-        if number not in self._blocks:
-            if len(self._blocks) * LEAST_BLOCK > KEPT_BYTES:
-                self._blocks.clear()
-            count = 1  # as many blocks as the ones in front of it that have been read, in one request
-            while count < MOST_BLOCK // LEAST_BLOCK and number - count in self._blocks:
-                count += 1
-            first = number * LEAST_BLOCK
-            (data,) = read_ranges(self.name, [first], [min(count * LEAST_BLOCK, self._size - first)])
-            if len(data) < min(count * LEAST_BLOCK, self._size - first):
-                raise OSError(errno.EIO, f"the object has become shorter than {self._size} bytes", self.name)
-            for i in range(-(-len(data) // LEAST_BLOCK)):
-                self._blocks[number + i] = data[i * LEAST_BLOCK : (i + 1) * LEAST_BLOCK]
-        return self._blocks[number]
+    def readall(self) -> bytes:
+        """Read all bytes from the position on, by one request."""
+        return self.read(self._size - self._position) or b""
+
+    def _load(self, first: int, last: int) -> None:
+        """Read the missing ones of neighbouring blocks by one request, and those behind them if it goes on there."""
+        missing = [number for number in range(first, last + 1) if number not in self._blocks]
+        if not missing:
+            return
+        before = 0  # blocks in front of them that have been read
+        while before < MOST_BLOCK // LEAST_BLOCK - 1 and missing[0] - before - 1 in self._blocks:
+            before += 1
+        if len(self._blocks) * LEAST_BLOCK > KEPT_BYTES:
+            self._blocks.clear()
+            missing = list(range(first, last + 1))
+        begin = missing[0] * LEAST_BLOCK
+        count = max(missing[-1] + 1 - missing[0], before + 1) * LEAST_BLOCK
+        data = self._read(begin, min(count, self._size - begin))
+        for i in range(-(-len(data) // LEAST_BLOCK)):
+            self._blocks[missing[0] + i] = data[i * LEAST_BLOCK : (i + 1) * LEAST_BLOCK]
+
+    def _read(self, begin: int, count: int) -> memoryview:
+        (data,) = read_ranges(self.name, [begin], [count])
+        if len(data) < count:
+            raise OSError(errno.EIO, f"the object has become shorter than {self._size} bytes", self.name)
+        return data
 
 
 def _parts(url: str) -> tuple[str, str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+from typing import BinaryIO
 
 
 class Seekable(io.RawIOBase):
@@ -34,3 +35,29 @@ class Seekable(io.RawIOBase):
             raise OSError(errno.EINVAL, f"position {base + offset}, in front of the first byte")
         self._position = base + offset
         return self._position
+
+
+class Slices:
+    """Bytes of an open file, which are read as they are sliced.
+
+    Parameters
+    ----------
+    file : open for reading.
+    size : of the file, in bytes.
+
+    Examples
+    --------
+    >>> Slices(io.BytesIO(b"abcdef"), 6)[2:4]
+    b'cd'
+    """
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._size = file, size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, bounds: slice) -> bytes:
+        begin, end, _ = bounds.indices(self._size)
+        self._file.seek(begin)
+        return self._file.read(max(0, end - begin))
