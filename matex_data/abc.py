@@ -5,16 +5,15 @@ the rows. It reads metadata only. The pipeline reads the rows, each rank its own
 following reader is complete. Its files have a header of 8 bytes and records of a label (int32) and a position (three
 float32)::
 
-    from pathlib import Path
-
     import numpy as np
 
-    from matex_data.abc import Field, FieldNotFound, FileIndex, Format, FormatError, Index, Strided, group_interleaved
+    from matex_data.abc import Field, FieldNotFound, FileIndex, Format, FormatError, Index, Strided
+    from matex_data.abc import group_interleaved, size_of
 
     MAGIC, RECORD_BYTES = b"POINTS\\0\\1", 16
 
     def index(path, names=None, *, byteorder="<"):
-        size = Path(path).stat().st_size - len(MAGIC)
+        size = size_of(path) - len(MAGIC)
         if size % RECORD_BYTES:
             raise FormatError("the file is truncated", file=path, expected="whole records", found=f"{size} bytes")
         rows, i4, f4 = size // RECORD_BYTES, np.dtype(f"{byteorder}i4"), np.dtype(f"{byteorder}f4")
@@ -30,7 +29,7 @@ float32)::
         layouts = group_interleaved({name: layouts[name] for name in selected})
         return Index({name: fields[name] for name in selected}, [FileIndex(path, rows, layouts)])
 
-    POINTS = Format(index, suffixes=(".points",), magic=((0, MAGIC),))
+    POINTS = Format(index, suffixes=(".points",), magic=((0, MAGIC),), remote=True)
 
 The package registers the format in its ``pyproject.toml``, after which `open_dataset` detects such files by content and
 by name, in directories too, and passes keyword options (here ``byteorder=``) to the reader::
@@ -56,6 +55,8 @@ Rules
 - A layout raises `DecodeError` for samples that are damaged, in ``on_complete``: ``on_error="skip"`` leaves them out.
 - A `Codec` undoes a filter of chunks. It is registered under the entry point group ``matex_data.codecs``, by the number
   of the filter in the registry of HDF5.
+- `open_binary`, `read_bytes` and `size_of` take the URLs of object stores as well as paths. A reader that opens its
+  files in no other way says so: ``Format(..., remote=True)``.
 - A large file that all ranks index at once has a second function, ``index_collectively``; see `Format` and
   `IndexingRanks`.
 """
@@ -78,6 +79,7 @@ from matex_data.index.table import Column, Table
 from matex_data.index.transposed import Transposed
 from matex_data.readers.collective import IndexingRanks
 from matex_data.readers.formats import Format, Reader
+from matex_data.storage.files import open_binary, read_bytes, size_of
 
 __all__ = [
     "ChunkCache",
@@ -111,6 +113,9 @@ __all__ = [
     "group_interleaved",
     "jagged_columns",
     "near_matches",
+    "open_binary",
+    "read_bytes",
     "scatter",
     "scatter_lists",
+    "size_of",
 ]

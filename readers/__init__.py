@@ -316,6 +316,8 @@ def _indexed(
         return found.with_stamps({path: stamp})
     except ModuleNotFoundError as error:
         raise missing_package(name, error, path) from error
+    except OSError as error:
+        raise DataError("the file cannot be read", file=path, found=error) from error
 
 
 def collective_reader(name: str) -> Reader | None:
@@ -351,14 +353,13 @@ def collective_reader(name: str) -> Reader | None:
 
 
 def _check_place(name: str, path: str) -> None:
-    """Raise ``FormatError`` if the file is in a store of objects, and the reader does not read these."""
-    if is_url(path) and not format_named(name).remote:
-        able = [other for other, format in all_formats().items() if format.remote]
+    """Raise ``FormatError`` if the file is in a store of objects, and a reader of another package reads files only."""
+    if is_url(path) and name not in FORMATS and not format_named(name).remote:
         raise FormatError(
             f"files of the format {name!r} are not read from a store of objects",
             file=path,
-            expected=f"one of the formats {', '.join(able)}",
-            remedy="copy the files to a file system that all ranks see, or write them in one of these formats",
+            remedy="copy the files to a file system that all ranks see; or, in the package that registers the format, "
+            "open them by matex_data.abc.open_binary, and give Format(..., remote=True)",
         )
 
 

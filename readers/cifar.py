@@ -7,7 +7,6 @@ import pickle
 import pickletools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -23,6 +22,7 @@ from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
 from matex_data.machine import check_fits
 from matex_data.readers.subsets import is_in_subset
+from matex_data.storage.files import open_binary, read_bytes, size_of
 
 IMAGE_SHAPE = (3, 32, 32)  # as stored: one plane per colour
 IMAGE_BYTES = 3072
@@ -49,7 +49,7 @@ def index(path: str, names: Sequence[str] | None = None, *, subset: str | None =
     FieldNotFound : there is no such field.
     FormatError : the file is not a CIFAR file.
     """
-    with Path(path).open("rb") as file:
+    with open_binary(path) as file:
         pickled = file.read(1) == b"\x80" and not path.lower().endswith(".bin")
     layouts = _pickled_layouts(path) if pickled else _binary_layouts(path)
     fields = {name: Field(name, (32, 32, 3) if name == "image" else (), BYTE) for name in layouts}
@@ -63,7 +63,7 @@ def index(path: str, names: Sequence[str] | None = None, *, subset: str | None =
 
 
 def _binary_layouts(path: str) -> dict[str, Layout]:
-    size = Path(path).stat().st_size
+    size = size_of(path)
     label_bytes = [count for count in LABELS if size % (count + IMAGE_BYTES) == 0]
     if len(label_bytes) != 1 or not size:
         raise FormatError(
@@ -83,9 +83,9 @@ def _binary_layouts(path: str) -> dict[str, Layout]:
 def _check_binary_labels(path: str, names: Sequence[str]) -> None:
     """Check the labels of all records, which reads the whole file: 10 ms for the 30 MB of a CIFAR-10 file."""
     record_bytes, row = len(names) + IMAGE_BYTES, 0
-    with Path(path).open("rb") as file:
-        while len(stored := np.fromfile(file, BYTE, CHECKED_RECORDS * record_bytes)):
-            records = stored[: len(stored) // record_bytes * record_bytes].reshape(-1, record_bytes)
+    with open_binary(path) as file:
+        while stored := file.read(CHECKED_RECORDS * record_bytes):
+            records = np.frombuffer(stored, BYTE, len(stored) // record_bytes * record_bytes).reshape(-1, record_bytes)
             for i, name in enumerate(names):
                 wrong = np.flatnonzero(records[:, i] >= CLASSES[name])
                 if len(wrong):
@@ -121,11 +121,11 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def _unpickle(path: str) -> dict[bytes, Any]:
-    size = Path(path).stat().st_size
+    size = size_of(path)
     remedy = "use the binary version, of which each rank reads only its own rows"
     check_fits(3 * size, "the unpickled file", file=path, remedy=remedy)
     try:
-        stored = Path(path).read_bytes()
+        stored = read_bytes(path)
         _check_memo_numbers(stored)
         content = _ArrayUnpickler(io.BytesIO(stored), encoding="bytes").load()
         images = content[b"data"]

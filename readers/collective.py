@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Protocol
 
 from matex_data._types import Bytes
 from matex_data.errors import DataError
 from matex_data.index.model import FileIndex
 from matex_data.index.stamps import Stamp
+from matex_data.storage.files import read_into
 
 
 class IndexingRanks(Protocol):
@@ -99,9 +99,7 @@ class SingleRank:
         return files
 
     def read(self, path: str, offset: int, memory: Bytes) -> None:
-        with Path(path).open("rb") as file:
-            file.seek(offset)
-            found = file.readinto(memory.data)
+        found = read_into(path, offset, memory)
         if found < len(memory):
             raise DataError(
                 "the file is shorter than it was",
@@ -181,8 +179,8 @@ class KeepingRanks(_ForwardingRanks):
     Examples
     --------
     >>> import numpy as np
-    >>> Path("rows.txt").write_bytes(b"1,2,3")
-    5
+    >>> with open("rows.txt", "w") as file:
+    ...     length = file.write("1,2,3")
     >>> ranks, memory = KeepingRanks(SingleRank()), np.empty(5, np.uint8)
     >>> ranks.read("rows.txt", 0, memory)
     >>> ranks.read("rows.txt", 2, memory[:3])

@@ -14,6 +14,7 @@ from matex_data._types import Array
 from matex_data.errors import DecodeError
 from matex_data.fields import Field
 from matex_data.index.library import LibraryRows
+from matex_data.index.stamps import Stamp
 
 BLOCK_BYTES = 256 << 10  # of neighbouring rows that are shuffled as one block
 KEPT_BYTES = 512 << 20  # of decoded files in the memory of a rank; the last one stays whatever its size
@@ -26,11 +27,11 @@ class DecodedFile(ABC):
     Parameters
     ----------
     path : of the file.
-    stamp : numbers that change with the file.
+    stamp : of the file when it was indexed.
     """
 
     path: str
-    stamp: tuple[int, ...]
+    stamp: Stamp
 
     @abstractmethod
     def decode(self) -> dict[str, Array]:

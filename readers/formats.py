@@ -51,7 +51,8 @@ class Format:
     concurrent : threads may index several files at the same time, and do not wait for a lock of the format's library.
     takes_static : the reader has the option ``static=False``, which leaves out the arrays that belong to no sample. It
         is given for all files of a data set but the first one.
-    remote : the reader opens files by `matex_data.storage.files`, so that their paths may be URLs of object stores.
+    remote : the reader opens files by `matex_data.abc.open_binary` and its relatives alone, so that their paths may be
+        URLs of object stores. Built-in readers do so without it.
 
     Examples
     --------
@@ -155,7 +156,6 @@ FORMATS: dict[str, Format] = {
         "matex_data.readers.hdf5.reader:index",
         suffixes=(".h5", ".hdf5", ".hdf", ".he5", ".nxs", ".mat"),
         magic=HDF5_MAGIC,
-        remote=True,
     ),
     "netcdf": Format(
         "matex_data.readers.netcdf.reader:index",
@@ -163,7 +163,6 @@ FORMATS: dict[str, Format] = {
         magic=(*CDF_MAGIC, *HDF5_MAGIC),
         verified=True,
         takes_static=True,
-        remote=True,
     ),
     "openpmd": Format("matex_data.readers.openpmd.reader:index"),  # HDF5 files with a mark
     "csv": Format(
@@ -179,7 +178,6 @@ FORMATS: dict[str, Format] = {
         sidecars=("_metadata", "_common_metadata", "_success"),
         extra="matex_data[csv]",
         verified=True,
-        remote=True,
     ),
     "arrow": Format(
         "matex_data.readers.parquet.ipc:index",
@@ -188,7 +186,6 @@ FORMATS: dict[str, Format] = {
         text=rb"(?s)\xff{4}..\0\0[\x04-\x40]\0\0\0",  # a stream: length and begin of its schema
         extra="matex_data[csv]",
         verified=True,
-        remote=True,
     ),
     "jsonl": Format(
         "matex_data.readers.json_lines:index",
@@ -207,7 +204,6 @@ FORMATS: dict[str, Format] = {
         extra="matex_data[zarr]",
         folder="matex_data.readers.zarr.stores:is_store",
         takes_static=True,
-        remote=True,
     ),
     "xyz": Format("matex_data.readers.atoms.xyz:index", suffixes=(".xyz", ".extxyz"), extra="matex_data[atoms]"),
     "traj": Format(
@@ -222,7 +218,6 @@ FORMATS: dict[str, Format] = {
         magic=((0, b"root\0"),),  # the version follows, less than 2**24
         verified=True,
         extra="matex_data[particles]",
-        remote=True,
     ),
     "lhe": Format(
         "matex_data.readers.event_text.lhe:index",
@@ -244,7 +239,6 @@ FORMATS: dict[str, Format] = {
         magic=((257, b"ustar"),),
         text=rb"(?s).{257}ustar",  # of what is compressed
         concurrent=True,
-        remote=True,
     ),
     "npy": Format(
         "matex_data.readers.arrays:index",
@@ -252,7 +246,6 @@ FORMATS: dict[str, Format] = {
         magic=((0, b"\x93NUMPY"),),
         verified=True,
         concurrent=True,
-        remote=True,
     ),
     "npz": Format("matex_data.readers.arrays:index", suffixes=(".npz",), concurrent=True, remote=True),
     "raw": Format("matex_data.readers.arrays:index", suffixes=(".raw",), concurrent=True),
@@ -272,7 +265,6 @@ FORMATS: dict[str, Format] = {
         extra="matex_data[images]",
         folder="matex_data.readers.images.folders.probing:is_image_folder",
         stamped=False,
-        remote=True,
     ),
     "fits": Format("matex_data.readers.fits.reader:index"),  # FITS files that begin with a table or a cube
     "cifar": Format("matex_data.readers.cifar:index", names=(*CIFAR_NAMES, *(f"{name}.bin" for name in CIFAR_NAMES))),

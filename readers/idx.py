@@ -7,6 +7,7 @@ import re
 import struct
 import zlib
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -24,6 +25,7 @@ from matex_data.readers.arrays import check_shape
 from matex_data.readers.decoding import Decoding
 from matex_data.readers.subsets import is_in_subset
 from matex_data.readers.whole_file import CompressedRows, max_decompressed
+from matex_data.storage.files import exists, open_binary, read_into, size_of_open
 
 TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 GZIP_MAGIC = b"\x1f\x8b"
@@ -96,17 +98,21 @@ class _IdxArray:
     def values(self) -> Array:
         if self.gzipped:
             return self.compressed_rows().decompress()
-        found = np.fromfile(self.path, self.dtype, offset=self.offset)
-        if found.size != prod(self.shape):
-            raise _error(self.path, "the file is damaged", f"{prod(self.shape)} numbers", f"{found.size} numbers")
-        return found.reshape(self.shape)
+        found = np.empty(self.shape, self.dtype)
+        count = read_into(self.path, self.offset, found.reshape(-1).view(np.uint8))
+        if count != found.nbytes:
+            raise _error(self.path, "the file is damaged", f"{found.nbytes} bytes of numbers", f"{count} bytes")
+        return found
 
 
 def _read_header(path: str) -> _IdxArray:
-    with Path(path).open("rb") as file:
-        gzipped = file.read(2) == GZIP_MAGIC
     try:
-        with gzip.open(path) if gzipped else Path(path).open("rb") as file:
+        with ExitStack() as opened:
+            stored = opened.enter_context(open_binary(path))
+            size = size_of_open(stored)
+            gzipped = stored.read(2) == GZIP_MAGIC
+            stored.seek(0)
+            file = opened.enter_context(gzip.GzipFile(fileobj=stored)) if gzipped else stored
             head = file.read(4)
             if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in TYPES or not 1 <= head[3] <= 32:
                 raise _error(path, "the file is no IDX file", "0, 0, a type and a number of axes", repr(head))
@@ -117,7 +123,6 @@ def _read_header(path: str) -> _IdxArray:
         raise FormatError("the file cannot be read", file=path, found=error) from error
     array = _IdxArray(path, np.dtype(TYPES[head[2]]), struct.unpack(f">{head[3]}I", lengths), gzipped)
     expected = array.offset + prod(array.shape) * array.dtype.itemsize
-    size = Path(path).stat().st_size
     if expected > max_decompressed(size) if gzipped else size != expected:
         found = f"{size} bytes, gzipped" if gzipped else f"{size} bytes"
         raise _error(path, "the file is not as long as its header says", f"{expected} bytes", found)
@@ -134,11 +139,12 @@ def _error(path: str, problem: str, expected: str, found: str) -> FormatError:
 
 def _label_file(path: str) -> str | None:
     """Return the label file beside an image file, gzipped or not; None if there is none."""
-    name = re.sub(r"images([-.])idx\d", r"labels\1idx1", Path(path).name)
+    folder, slash, own = path.rpartition("/")
+    name = re.sub(r"images([-.])idx\d", r"labels\1idx1", own)
     for candidate in (name, name.removesuffix(".gz"), f"{name}.gz"):
-        sibling = Path(path).with_name(candidate)
-        if candidate != Path(path).name and sibling.is_file():
-            return str(sibling)
+        sibling = f"{folder}{slash}{candidate}"
+        if candidate != own and exists(sibling):
+            return sibling
     return None
 
 

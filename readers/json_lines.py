@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -26,6 +25,7 @@ from matex_data.readers.parquet.blocks import ArrowBlocks
 from matex_data.readers.parquet.columns import choose
 from matex_data.readers.parquet.partitions import add_partitions
 from matex_data.readers.parquet.values import Values
+from matex_data.storage.files import open_binary
 
 BLOCK_BYTES = 256 << 10  # of whole lines
 READ_BYTES = 8 << 20
@@ -35,7 +35,7 @@ RATIO = 2.0  # bytes in memory for each byte of a text, about
 
 
 def index(path: str, names: Sequence[str] | None = None, *, dtype: Mapping[str, Any] | None = None) -> Index:
-    """Index a file of JSON Lines. It is read once for the ends of its lines, and some blocks are parsed for the types.
+    """Index a file of JSON Lines. It is read once: for the ends of its lines, and some blocks for the types.
 
     Parameters
     ----------
@@ -52,11 +52,12 @@ def index(path: str, names: Sequence[str] | None = None, *, dtype: Mapping[str, 
 
 def _index(path: str, names: Sequence[str] | None, dtype: Mapping[str, Any]) -> Index:
     try:
-        with Path(path).open("rb") as file:
-            offset, nbytes, edges = _blocks(path, file)
-            schema, missing = _infer(path, file, offset, nbytes, dtype)
+        with open_binary(path) as file:
+            types = _Types(path)
+            offset, nbytes, edges = _blocks(path, file, types)
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error
+    schema, missing = types.result(dtype)
     chosen = choose(path, schema, names, dtype)
     members = {name: m.with_missing() if m.column in missing else m for name, (m, _) in chosen.items()}
     columns = {member.column for member in members.values()}
@@ -66,10 +67,15 @@ def _index(path: str, names: Sequence[str] | None, dtype: Mapping[str, Any]) -> 
     return Index(fields, [FileIndex(path, table.rows, {name: Column(table, name) for name in fields})])
 
 
-def _blocks(path: str, file: BinaryIO) -> tuple[Integers, Integers, Integers]:
-    """Return offset and length in bytes of the blocks of lines, and their first rows, with the number of rows."""
+def _blocks(path: str, file: BinaryIO, types: _Types) -> tuple[Integers, Integers, Integers]:
+    """Return offset and length in bytes of the blocks of lines, and their first rows, with the number of rows.
+
+    Parameters
+    ----------
+    types : learns from the last block, and from the first one in each of ``INFERRED`` equal sections of the file.
+    """
     size, begin, row, at = file.seek(0, io.SEEK_END), 0, 0, 0
-    starts, edges, left = [], [0], b""
+    starts, edges, left, section = [], [0], b"", -1
     while begin + len(left) < size:
         file.seek(begin + len(left))
         data = left + file.read(READ_BYTES)
@@ -86,6 +92,9 @@ def _blocks(path: str, file: BinaryIO) -> tuple[Integers, Integers, Integers]:
             if rows:
                 starts.append((begin + at, stop - at))
                 edges.append(row := row + rows)
+                before, section = section, (begin + at) * INFERRED // size
+                if before < section or begin + stop == size:
+                    types.add(begin + at, data[at:stop])
             at = stop
         begin, left = begin + end, data[end:]
     if not starts:
@@ -94,28 +103,36 @@ def _blocks(path: str, file: BinaryIO) -> tuple[Integers, Integers, Integers]:
     return offset, nbytes, np.array(edges, np.int64)
 
 
-def _infer(
-    path: str, file: BinaryIO, offset: Integers, nbytes: Integers, dtype: Mapping[str, Any]
-) -> tuple[pa.Schema, set[str]]:
-    """Return the schema, and the names of the columns of which values are missing."""
-    numbers = np.unique(np.linspace(0, len(offset) - 1, min(INFERRED, len(offset))).astype(np.int64))
-    schemas, missing, seen = [], set(), []
-    for number in numbers.tolist():
-        file.seek(int(offset[number]))
+class _Types:
+    """Types of the members, as far as some blocks show them.
+
+    Parameters
+    ----------
+    path : of the file, for errors.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._schemas: list[pa.Schema] = []
+        self._missing: set[str] = set()
+
+    def add(self, byte: int, lines: bytes) -> None:
+        """Learn from the block of lines at a byte of the file."""
         try:
-            table = _parse(file.read(int(nbytes[number])), None)
-            schemas.append(table.schema)
+            table = _parse(lines, None)
         except (pa.ArrowException, ValueError) as error:
-            at = int(offset[number])
-            raise FormatError("the lines are no JSON objects", file=path, byte=at, found=error) from error
-        missing |= {name for name in table.column_names if table[name].null_count}
-        seen.append(set(table.column_names))
-    try:
-        schema = pa.unify_schemas(schemas, promote_options="permissive")
-    except pa.ArrowException as error:
-        raise FormatError("lines differ in the type of a member", file=path, found=error) from error
-    missing |= {name for name in schema.names if any(name not in of_block for of_block in seen)}
-    return pa.schema([_requested(field, dtype) for field in schema]), missing
+            raise FormatError("the lines are no JSON objects", file=self._path, byte=byte, found=error) from error
+        self._schemas.append(table.schema)
+        self._missing |= {name for name in table.column_names if table[name].null_count}
+
+    def result(self, dtype: Mapping[str, Any]) -> tuple[pa.Schema, set[str]]:
+        """Return the schema, and the names of the columns of which values are missing."""
+        try:
+            schema = pa.unify_schemas(self._schemas, promote_options="permissive")
+        except pa.ArrowException as error:
+            raise FormatError("lines differ in the type of a member", file=self._path, found=error) from error
+        absent = {name for name in schema.names if any(name not in other.names for other in self._schemas)}
+        return pa.schema([_requested(field, dtype) for field in schema]), self._missing | absent
 
 
 def _requested(field: pa.Field, dtype: Mapping[str, Any]) -> pa.Field:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,10 @@ import scipy.sparse
 from matex_data._types import Array
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
 from matex_data.index.model import FileIndex, Index
+from matex_data.index.stamps import Stamp
 from matex_data.readers import left_out
 from matex_data.readers.decoded_files import DecodedFile, rows_of
+from matex_data.storage.files import open_whole
 
 RESTORE = "the file is damaged: restore it from its source"
 
@@ -35,10 +36,10 @@ def index(path: str, names: Sequence[str] | None = None, *, sample_axis: int = 0
     FormatError : the file is damaged, or the arrays differ in their numbers of samples.
     """
     try:
-        status = Path(path).stat()
+        stamp = Stamp.of(path)
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error
-    file = MatlabFile(path, (status.st_size, status.st_mtime_ns, status.st_ino), sample_axis)
+    file = MatlabFile(path, stamp, sample_axis)
     arrays, unread = file.contents()
     if names is None:
         chosen = [name for name, array in arrays.items() if len(array) > 1] or list(arrays)
@@ -89,8 +90,10 @@ class MatlabFile(DecodedFile):
         FormatError : SciPy does not decode the file.
         """
         try:
-            variables = scipy.io.loadmat(self.path, appendmat=False, mat_dtype=False)
-            logical = {name for name, _, kind in scipy.io.whosmat(self.path, appendmat=False) if kind == "logical"}
+            with open_whole(self.path) as file:
+                variables = scipy.io.loadmat(file, mat_dtype=False)
+                file.seek(0)
+                logical = {name for name, _, kind in scipy.io.whosmat(file) if kind == "logical"}
         except MemoryError:
             raise
         except Exception as error:  # SciPy raises many kinds on damaged bytes

@@ -10,7 +10,6 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import google_crc32c
@@ -26,11 +25,12 @@ from matex_data.index.model import FileIndex, Index
 from matex_data.index.ragged import RaggedArray, scatter_lists
 from matex_data.index.scatter import RowIndices, scatter
 from matex_data.index.table import Column, Outputs
+from matex_data.storage.files import open_binary
 
 HEADER, FOOTER = 12, 4  # bytes around the data of a record
 BLOCK_BYTES = 256 << 10  # of whole records
 READ_BYTES = 8 << 20
-INFERRED = 256  # records, evenly over the blocks, from which kinds and lengths of the features follow
+INFERRED = 256  # first records, and as many evenly over the file, from which kinds and lengths of the features follow
 RESTORE = "the file is damaged there: restore it from its source"
 _MASK = 0xA282EAD8
 _KINDS: dict[str, np.dtype[Any]] = {
@@ -43,7 +43,7 @@ _KINDS: dict[str, np.dtype[Any]] = {
 def index(
     path: str, names: Sequence[str] | None = None, *, shapes: Mapping[str, Sequence[int] | None] | None = None
 ) -> Index:
-    """Index a TFRecord file of ``tf.train.Example``. One rank reads the lengths of all records.
+    """Index a TFRecord file of ``tf.train.Example``. One rank reads it once, for the lengths of all records.
 
     Parameters
     ----------
@@ -58,11 +58,12 @@ def index(
     FormatError : the file is damaged, compressed as a whole, or its records are no ``tf.train.Example``.
     """
     try:
-        with Path(path).open("rb") as file:
-            offset, nbytes, edges = _blocks(path, file)
-            features = _infer(path, file, offset, nbytes, edges)
+        with open_binary(path) as file:
+            inferred = _Features(path)
+            offset, nbytes, edges = _blocks(path, file, inferred)
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error
+    features = inferred.result()
     for name in names or ():
         if name not in features:
             expected = f"one of {near_matches(name, features)}"
@@ -83,16 +84,28 @@ def _field(name: str, kind: str, counts: set[int], shapes: Mapping[str, Sequence
     return Field(name, () if count == 1 else (count,), dtype)
 
 
-def _blocks(path: str, file: BinaryIO) -> tuple[Integers, Integers, Integers]:
-    """Return offset and length of the blocks of records, and their first rows, with the number of rows."""
-    size, at, row = file.seek(0, io.SEEK_END), 0, 0
+def _blocks(path: str, file: BinaryIO, features: _Features) -> tuple[Integers, Integers, Integers]:
+    """Return offset and length of the blocks of records, and their first rows, with the number of rows.
+
+    Parameters
+    ----------
+    features : learns from the first ``INFERRED`` records, as far as they are read at once, and from the first one that
+        begins in each of as many equal sections of the file.
+    """
+    size, at, row, section = file.seek(0, io.SEEK_END), 0, 0, -1
     starts, edges, block = [], [0], 0
     buffer, begin = b"", 0
-    while at < size:
-        if at + HEADER > begin + len(buffer):
+
+    def read(nbytes: int) -> bytes:
+        """Return the next bytes, of which many are read at once."""
+        nonlocal buffer, begin
+        if at + nbytes > begin + len(buffer):
             file.seek(at)
-            buffer, begin = file.read(READ_BYTES if at + READ_BYTES < size else size - at), at
-        header = buffer[at - begin : at - begin + HEADER]
+            buffer, begin = file.read(min(max(READ_BYTES, nbytes), size - at)), at
+        return buffer[at - begin : at - begin + nbytes]
+
+    while at < size:
+        header = read(HEADER)
         length = int.from_bytes(header[:8], "little")
         if len(header) < HEADER or at + HEADER + length + FOOTER > size or _crc(header[:8]) != header[8:]:
             raise FormatError(
@@ -103,7 +116,11 @@ def _blocks(path: str, file: BinaryIO) -> tuple[Integers, Integers, Integers]:
                 found=repr(header),
                 remedy="decompress it" if at == 0 and header[:2] == b"\x1f\x8b" else RESTORE,
             )
-        at, row = at + HEADER + length + FOOTER, row + 1
+        nbytes = HEADER + length + FOOTER
+        before, section = section, at * INFERRED // size
+        if before < section or (row < INFERRED and at + nbytes <= READ_BYTES):
+            features.add(next(_examples(path, row, at, read(nbytes))))
+        at, row = at + nbytes, row + 1
         if at - block >= BLOCK_BYTES or at == size:
             starts.append((block, at - block))
             edges.append(row)
@@ -114,33 +131,40 @@ def _blocks(path: str, file: BinaryIO) -> tuple[Integers, Integers, Integers]:
     return offset, nbytes, np.array(edges, np.int64)
 
 
-def _infer(
-    path: str, file: BinaryIO, offset: Integers, nbytes: Integers, edges: Integers
-) -> dict[str, tuple[str, set[int]]]:
-    """Return kind and numbers of values of each feature, as far as some records show them."""
-    found: dict[str, tuple[str, set[int]]] = {}
-    chosen = np.unique(np.linspace(0, len(offset) - 1, min(INFERRED, len(offset))).astype(np.int64)).tolist()
-    each, examined = -(-INFERRED // len(chosen)), 0
-    for block in chosen:
-        file.seek(int(offset[block]))
-        examples = _examples(path, int(edges[block]), int(offset[block]), file.read(int(nbytes[block])))
-        for example, _ in zip(examples, range(each), strict=False):
-            examined += 1
-            for name, feature in example.features.feature.items():
-                kind = feature.WhichOneof("kind")
-                if kind is None:
-                    continue
-                known = found.setdefault(name, (kind, set() if examined == 1 else {0}))
-                if known[0] != kind:
-                    raise FormatError(
-                        "records differ in the type of a feature", file=path, field=name, found=f"{known[0]} and {kind}"
-                    )
-                known[1].add(len(getattr(feature, kind).value))
-            for name in found.keys() - example.features.feature.keys():
-                found[name][1].add(0)
-    if not found:
-        raise FormatError("the records have no features", file=path, expected="records of tf.train.Example")
-    return dict(sorted(found.items()))
+class _Features:
+    """Kind and numbers of values of each feature, as far as some records show them.
+
+    Parameters
+    ----------
+    path : of the file, for errors.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._found: dict[str, tuple[str, set[int]]] = {}
+        self._examined = 0
+
+    def add(self, example: Any) -> None:
+        """Learn from a record."""
+        self._examined += 1
+        for name, feature in example.features.feature.items():
+            kind = feature.WhichOneof("kind")
+            if kind is None:
+                continue
+            known = self._found.setdefault(name, (kind, set() if self._examined == 1 else {0}))
+            if known[0] != kind:
+                problem, found = "records differ in the type of a feature", f"{known[0]} and {kind}"
+                raise FormatError(problem, file=self._path, field=name, found=found)
+            known[1].add(len(getattr(feature, kind).value))
+        for name in self._found.keys() - example.features.feature.keys():
+            self._found[name][1].add(0)
+
+    def result(self) -> dict[str, tuple[str, set[int]]]:
+        """Return kind and numbers of values by the name of the feature, sorted."""
+        if not self._found:
+            expected = "records of tf.train.Example"
+            raise FormatError("the records have no features", file=self._path, expected=expected)
+        return dict(sorted(self._found.items()))
 
 
 @dataclass(frozen=True, eq=False)

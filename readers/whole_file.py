@@ -17,6 +17,7 @@ from matex_data._types import Array, Bytes
 from matex_data.errors import DecodeError
 from matex_data.index.library import LibraryRows
 from matex_data.machine import check_fits
+from matex_data.storage.files import open_sequential
 
 BLOCK_BYTES = 256 * 1024  # of neighbouring rows that are shuffled as one block
 READ_BYTES = 4 << 20  # per read where only the checksum matters
@@ -127,8 +128,8 @@ def _read_into(file: IO[bytes], data: Bytes) -> int:
 @contextmanager
 def _open(path: str, member: str | None) -> Iterator[IO[bytes]]:
     if member is None:
-        with gzip.open(path) as file:
+        with open_sequential(path) as stored, gzip.GzipFile(fileobj=stored) as file:
             yield file  # type: ignore[misc]
     else:
-        with zipfile.ZipFile(path) as archive, archive.open(member) as file:
+        with open_sequential(path) as stored, zipfile.ZipFile(stored) as archive, archive.open(member) as file:
             yield file

@@ -19,6 +19,7 @@ from matex_data.index.model import EMPTY, FileIndex, Index, ReadRequest
 from matex_data.index.scatter import RowIndices
 from matex_data.index.table import Column, Outputs
 from matex_data.readers.atoms.frames import assign, columns_of, fields_of, unreadable
+from matex_data.storage.files import open_binary
 
 BLOCK_ROWS = 16
 
@@ -36,9 +37,9 @@ def index(path: str, names: Sequence[str] | None = None) -> Index:
     FormatError : the file is damaged, or has no frames.
     """
     try:
-        with Trajectory(path) as file:
-            rows = len(file)
-            frames = [file[0], file[rows - 1]]
+        with open_binary(path) as file, Trajectory(file) as trajectory:
+            rows = len(trajectory)
+            frames = [trajectory[0], trajectory[rows - 1]]
     except Exception as error:  # ASE raises errors of many kinds
         raise unreadable(path, error, expected="a trajectory of ASE") from error
     fields = fields_of(path, frames, names)
@@ -102,7 +103,7 @@ class _Read:
     def fetch(self) -> None:
         """Read the frames."""
         try:
-            with Trajectory(self._path) as file:
-                self.frames = [file[row] for row in self.rows]
+            with open_binary(self._path) as file, Trajectory(file) as trajectory:
+                self.frames = [trajectory[row] for row in self.rows]
         except Exception as error:  # ASE raises errors of many kinds
             raise DecodeError("the frames cannot be read", file=self._path, row=self.rows.start, found=error) from error

@@ -10,7 +10,6 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import ase.io
@@ -24,6 +23,7 @@ from matex_data.index.model import FileIndex, Index
 from matex_data.index.scatter import RowIndices
 from matex_data.index.table import Column, Outputs
 from matex_data.readers.atoms.frames import assign, columns_of, fields_of, unreadable
+from matex_data.storage.files import open_sequential
 
 BLOCK_BYTES = 64 << 10  # of whole frames
 RESTORE = "the file is damaged there: restore it from its source"
@@ -43,7 +43,7 @@ def index(path: str, names: Sequence[str] | None = None) -> Index:
     FormatError : the file is truncated, or no XYZ.
     """
     try:
-        with Path(path).open("rb") as file:
+        with open_sequential(path) as file:
             offset, nbytes, edges = _blocks(path, file)
             frames = []
             for block in dict.fromkeys((0, len(offset) - 1)):

@@ -6,7 +6,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +35,7 @@ from matex_data.readers.csv.records import (
 from matex_data.readers.csv.rows import TextRows
 from matex_data.readers.csv.types import TEXT, ColumnType, Summary, inferred_type, merge_summaries, requested_type
 from matex_data.sampling.schedule import rank_range
+from matex_data.storage.files import open_binary, read_into, size_of_open
 
 SMALL_BYTES = 4 << 20  # a smaller file is indexed by one rank
 HEAD_BYTES = 1 << 20  # that must contain the first records
@@ -139,19 +139,19 @@ class _TextFile:
 def _inspect(path: str, names: Sequence[str] | None, options: Options) -> _TextFile:
     """Detect dialect and header of a file; index a small or compressed one."""
     try:
-        size = Path(path).stat().st_size
-        head = np.fromfile(path, np.uint8, HEAD_BYTES)
-        stored = stored_as(head[:16].tobytes(), options.encoding)
-        is_large = not stored and size > SMALL_BYTES
-        if not is_large:
-            head = np.fromfile(path, np.uint8)
+        with open_binary(path) as file:
+            size = size_of_open(file)
+            begin = file.read(HEAD_BYTES)
+            stored = stored_as(begin[:16], options.encoding)
+            is_large = not stored and size > SMALL_BYTES
+            head = np.frombuffer(begin if is_large else begin + file.read(), np.uint8)
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error
     if not is_large and len(head) != size:
         raise DataError("the file changes while it is read", file=path, expected=f"{size} bytes", found=len(head))
     if not stored:
-        file = _parse_head(path, head, size, stored, options)
-        return file if is_large else _index_small(file, head, block_bytes(size), names, options)
+        parsed = _parse_head(path, head, size, stored, options)
+        return parsed if is_large else _index_small(parsed, head, block_bytes(size), names, options)
     try:
         text = plain_text(head, stored)
     except DataError as error:
@@ -322,7 +322,8 @@ def _scan_large(file: _TextFile, options: Options, ranks: IndexingRanks) -> None
     file.records = scan_file(path, file.start, file.line, file.size, file.parser.dialect, ranks)
 
     def read(start: int, stop: int) -> Bytes:
-        return np.fromfile(path, np.uint8, stop - start, offset=start)
+        memory = np.empty(stop - start, np.uint8)
+        return memory[: read_into(path, start, memory)]
 
     _agreed(lambda: _check_records(file, options, read), ranks)
 

@@ -6,7 +6,6 @@ import io
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any, Protocol
 
 import numpy as np
@@ -21,6 +20,7 @@ from matex_data.readers.compression import plain_text, stored_as
 from matex_data.readers.event_text.rows import EventParser, EventRows
 from matex_data.readers.event_text.scan import Events, EventSyntax, scan_file, scan_text
 from matex_data.sampling.schedule import rank_range
+from matex_data.storage.files import open_binary, size_of_open
 
 SMALL_BYTES = 4 << 20  # a smaller file is indexed by one rank
 HEADER_BYTES = 64 << 20  # largest header
@@ -124,14 +124,13 @@ def _agreed(task: Callable[[], Any], ranks: IndexingRanks) -> Any:
 def _inspect(format: EventFormat, path: str) -> _File:
     """Read the header of a file; find the events of a small or compressed one."""
     try:
-        size = Path(path).stat().st_size
-        with Path(path).open("rb") as file:
+        with open_binary(path) as file:
+            size = size_of_open(file)
             stored = stored_as(file.read(16), "utf-8")
-            if stored or size <= SMALL_BYTES:
-                text = np.fromfile(path, np.uint8)
-            else:
-                file.seek(0)
+            file.seek(0)
+            if not stored and size > SMALL_BYTES:
                 return _File(path, size, stored, format.read_header(path, file), None)
+            text = np.frombuffer(file.read(), np.uint8)
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error
     text = _unpacked(path, text, stored)

@@ -21,6 +21,7 @@ from matex_data.index.transposed import Transposed
 from matex_data.readers.decoding import Decoding
 from matex_data.readers.fits.columns import Biased
 from matex_data.readers.fits.headers import RESTORE, Unit
+from matex_data.storage.files import open_binary
 
 DTYPES = {8: "u1", 16: ">i2", 32: ">i4", 64: ">i8", -32: ">f4", -64: ">f8"}
 _UNSIGNED = {(8, -128): "i1", (16, 2**15): "u2", (32, 2**31): "u4", (64, 2**63): "u8"}
@@ -124,7 +125,7 @@ def _compressed_index(path: str, unit: Unit, field: str, axis: int) -> Index:
     from astropy.io import fits
 
     try:
-        with fits.open(path, memmap=False) as file:
+        with open_binary(path) as stored, fits.open(stored, memmap=False) as file:
             section = file[unit.number].section
             shape = tuple(section.shape)
             dtype = section[tuple(slice(0, 1) for _ in shape)].dtype.newbyteorder("=")
@@ -158,7 +159,7 @@ class CompressedRows(LibraryRows):
         from astropy.io import fits
 
         try:
-            with fits.open(self.path, memmap=False) as file:
+            with open_binary(self.path) as stored, fits.open(stored, memmap=False) as file:
                 rows = file[self.number].section[(*(slice(None),) * self.axis, slice(start, stop))]
         except Exception as error:  # astropy raises errors of many kinds
             raise DecodeError(

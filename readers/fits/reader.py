@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
 from matex_data.index.model import Index
 from matex_data.readers.fits.arrays import array_index, extensions_index
 from matex_data.readers.fits.headers import Unit, units
 from matex_data.readers.fits.tables import table_index
+from matex_data.storage.files import open_binary
 
 FIELD = "data"  # name of the field of arrays without a name
 
@@ -57,7 +57,7 @@ def index(
 def _chosen(path: str, hdu: int | str | list[int] | list[str] | None) -> list[Unit]:
     """Return the units that the user asks for."""
     try:
-        with Path(path).open("rb") as file:
+        with open_binary(path) as file:
             if not file.read(9) == b"SIMPLE  =":
                 raise FormatError("the file is no FITS file", file=path, expected="SIMPLE  = at its start")
             found = list(units(path, file, file.seek(0, 2)))

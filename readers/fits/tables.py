@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from matex_data._types import Array, Integers
+from matex_data._types import Bytes, Integers
 from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field
 from matex_data.index.interleaved import group_interleaved
@@ -16,6 +16,10 @@ from matex_data.readers import left_out
 from matex_data.readers.fits.columns import Bits, FitsColumn, binary_columns, text_columns
 from matex_data.readers.fits.headers import RESTORE, Unit
 from matex_data.readers.fits.heap import heap_rows
+from matex_data.storage.objects import is_url, read_ranges
+
+READ_BYTES, LEAST_ROWS = 8 << 20, 64  # of an object, of which descriptors are read at once
+GAP_BYTES = 256 << 10  # between the descriptors of two rows that one request reads
 
 
 def table_index(path: str, unit: Unit, names: Sequence[str] | None) -> Index:
@@ -41,14 +45,15 @@ def table_index(path: str, unit: Unit, names: Sequence[str] | None) -> Index:
     chosen = _chosen(path, known, unread, names)
     fields: dict[str, Field] = {}
     layouts: dict[str, Layout] = {}
+    pointers = [column for column in chosen if column.pointer_bytes]
+    pairs = _descriptors(path, unit.begin, rows, width, pointers)
     for column in chosen:
         fields[column.name] = _field(column)
         if column.pointer_bytes:
-            pairs = _descriptors(path, unit.begin + column.offset, rows, width, column.pointer_bytes)
             end = unit.begin + unit.nbytes
             begin = unit.begin + heap
             kind = column.stored, column.dtype, column.convert, column.is_text
-            layouts[column.name] = heap_rows(path, column.name, pairs, begin, max(0, end - begin), *kind)
+            layouts[column.name] = heap_rows(path, column.name, pairs[column.name], begin, max(0, end - begin), *kind)
         else:
             begin = unit.begin + column.offset
             layouts[column.name] = Strided(rows, begin, width, column.stored, column.shape, convert=column.convert)
@@ -88,10 +93,43 @@ def _field(column: FitsColumn) -> Field:
     return Field(column.name, (), column.dtype, True, attributes)
 
 
-def _descriptors(path: str, begin: int, rows: int, width: int, nbytes: int) -> Integers:
-    """Return number of elements and position of each row, int64[rows, 2]: they are read, but for pages between them."""
-    if not rows:
-        return np.zeros((0, 2), np.int64)
-    memory: Array = np.memmap(path, np.uint8, "r", begin, ((rows - 1) * width + 2 * nbytes,))
-    pairs = np.lib.stride_tricks.as_strided(memory, (rows, 2 * nbytes), (width, 1))
-    return np.ascontiguousarray(pairs).view(f">i{nbytes}").astype(np.int64)
+def _descriptors(path: str, begin: int, rows: int, width: int, columns: Sequence[FitsColumn]) -> dict[str, Integers]:
+    """Return number of elements and position of each row, int64[rows, 2], of columns of variable length.
+
+    Parameters
+    ----------
+    begin : byte of the file where the table begins.
+    rows, width : number of rows, and bytes of each.
+    """
+    if not columns or not rows:
+        return {column.name: np.zeros((0, 2), np.int64) for column in columns}
+    low = min(column.offset for column in columns)
+    high = max(column.offset + 2 * column.pointer_bytes for column in columns)
+    stored = _parts_of_rows(path, begin + low, rows, width, high - low)
+    found = {}
+    for column in columns:
+        at, nbytes = column.offset - low, column.pointer_bytes
+        pairs = np.ascontiguousarray(stored[:, at : at + 2 * nbytes])
+        found[column.name] = pairs.view(f">i{nbytes}").astype(np.int64)
+    return found
+
+
+def _parts_of_rows(path: str, begin: int, rows: int, width: int, nbytes: int) -> Bytes:
+    """Return the same bytes of each row, uint8[rows, nbytes]: few are read but these if they lie far from one another.
+
+    Parameters
+    ----------
+    begin : byte of the file where those of the first row begin.
+    """
+    if not is_url(path):
+        memory: Bytes = np.memmap(path, np.uint8, "r", begin, ((rows - 1) * width + nbytes,))
+        return np.lib.stride_tricks.as_strided(memory, (rows, nbytes), (width, 1))
+    parts: list[memoryview] = []
+    step = max(LEAST_ROWS, READ_BYTES // width)
+    for row in range(0, rows, step):
+        offset = range(begin + row * width, begin + min(rows, row + step) * width, width)
+        parts += read_ranges(path, offset, [nbytes] * len(offset), GAP_BYTES)
+    data = np.frombuffer(b"".join(parts), np.uint8)
+    if len(data) < rows * nbytes:
+        raise FormatError("the file has become shorter while it was read", file=path, remedy=RESTORE)
+    return data.reshape(rows, nbytes)

@@ -22,7 +22,7 @@ from matex_data.readers.decoding import Decoding
 from matex_data.readers.netcdf.cf import CfDecoding
 from matex_data.readers.netcdf.header import CdfHeader, CdfVariable, read_header
 from matex_data.readers.netcdf.variables import FileContent, Variable
-from matex_data.storage.files import open_binary, size_of_open
+from matex_data.storage.files import open_binary, open_sequential, size_of_open
 
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_GUNZIPPED_BYTES = 256 << 20  # of a gzipped file, which is held in memory
@@ -51,7 +51,7 @@ def _content(path: str, header: CdfHeader, variables: list[Variable]) -> FileCon
 
 def _gunzipped(path: str) -> FileContent:
     try:
-        with gzip.open(path) as file:
+        with open_sequential(path) as packed, gzip.GzipFile(fileobj=packed) as file:
             data = file.read(MAX_GUNZIPPED_BYTES + 1)
     except (EOFError, OSError, zlib.error) as error:
         raise FormatError("the file cannot be unzipped", file=path, found=error) from error

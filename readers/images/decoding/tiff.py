@@ -19,6 +19,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from matex_data.errors import DecodeError, FormatError
 from matex_data.readers.images.decoding.orientation import TURNED, turn
 from matex_data.readers.images.decoding.picture import MODES, Header, Pixels, check_pixels, header_of_mode
+from matex_data.storage.streams import Slices
 
 SUBFILE_TYPE, BITS, PHOTOMETRIC, DESCRIPTION, ORIENTATION, SAMPLE_FORMAT = 254, 258, 262, 270, 274, 339
 IMAGE_DEPTH, TILE_DEPTH = 32997, 32998
@@ -39,7 +40,7 @@ NO_LAYOUT = ("unknown pixel mode", "unknown data organization", "Invalid value f
 logging.getLogger("tifffile").addHandler(logging.NullHandler())  # else each oddity of a file is printed
 
 
-def page_offsets(data: bytes | memoryview, most: int | None = None) -> list[int]:
+def page_offsets(data: bytes | memoryview | Slices, most: int | None = None) -> list[int]:
     """Return the byte positions of the directories of all pages, or of the first ``most``, in the order of their chain.
 
     A directory that refers to an earlier one is the last, as in Pillow. Smaller versions of an image that follow it
@@ -58,10 +59,10 @@ def page_offsets(data: bytes | memoryview, most: int | None = None) -> list[int]
     at = start
     while True:
         try:
-            (offset,) = struct.unpack_from(order + next_format, data, at)
+            (offset,) = _unpacked(order + next_format, data, at)
             if offset == 0 or offset in seen or len(offsets) == most:
                 return _without_overviews(offsets, reduced)
-            (entries,) = struct.unpack_from(order + count_format, data, offset)
+            (entries,) = _unpacked(order + count_format, data, offset)
         except struct.error:
             raise FormatError(
                 "the list of pages leaves the file",
@@ -75,10 +76,15 @@ def page_offsets(data: bytes | memoryview, most: int | None = None) -> list[int]
         at = offset + struct.calcsize("=" + count_format) + entry * entries
 
 
-def _is_reduced(data: bytes | memoryview, entry: int, order: str, big: bool) -> bool:
+def _unpacked(form: str, data: bytes | memoryview | Slices, at: int) -> tuple[Any, ...]:
+    """Return the numbers at a byte; raise ``struct.error`` beyond the end."""
+    return struct.unpack(form, data[at : at + struct.calcsize(form)])
+
+
+def _is_reduced(data: bytes | memoryview | Slices, entry: int, order: str, big: bool) -> bool:
     """Return whether the first entry of a directory, by its tag the lowest, says "reduced-resolution image"."""
     try:
-        tag, kind, count, value = struct.unpack_from(order + ("HHQI" if big else "HHII"), data, entry)
+        tag, kind, count, value = _unpacked(order + ("HHQI" if big else "HHII"), data, entry)
     except struct.error:
         return False
     return tag == SUBFILE_TYPE and kind == LONG and count == 1 and bool(value & REDUCED)

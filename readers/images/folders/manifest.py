@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from matex_data.readers.csv.dialect import Dialect, column_names, detect, is_bin
 from matex_data.readers.csv.options import MISSING
 from matex_data.readers.images.folders.contents import is_image
 from matex_data.readers.images.texts import Texts
+from matex_data.storage.files import read_bytes
+from matex_data.storage.objects import check_url, existing_objects, is_url
 
 HEAD_BYTES = 64 << 10  # from which the dialect is detected
 BOM = b"\xef\xbb\xbf"
@@ -59,10 +62,8 @@ def names_images(path: str, head: bytes, root: str | None = None) -> bool:
         records = _dialect(text[:cut] or text).records(text[:cut] or text)[:2]
     except ValueError:  # what Python's parser of tables refuses
         return False
-    folder = _root(path, root)
-    return any(
-        is_image(field.strip()) and Path(folder, _decoded(field).strip()).is_file() for r in records for field in r
-    )
+    fields = [_decoded(field).strip() for record in records for field in record if is_image(field.strip())]
+    return bool(_existing(path, [full_path(_root(path, root), field) for field in fields]))
 
 
 def read_manifest(path: str, root: str | None = None) -> Manifest:
@@ -86,6 +87,8 @@ def read_manifest(path: str, root: str | None = None) -> Manifest:
     files = [[_decoded(field.strip()) for field in columns[column]] for column in at]
     for of_column in files:
         _check_files(path, folder, of_column)
+    if is_url(folder):  # whose store does not know ".."
+        files = [[full_path(folder, file) if ".." in file else file for file in of_column] for of_column in files]
     others = _others(names, at, len(columns))
     _check_names(path, others, len(at))
     values = {name: _values(columns[column]) for column, name in others.items()}
@@ -94,7 +97,7 @@ def read_manifest(path: str, root: str | None = None) -> Manifest:
 
 def _records(path: str) -> list[list[str]]:
     try:
-        data = np.fromfile(path, np.uint8)
+        data = np.frombuffer(read_bytes(path), np.uint8)
         stored = stored_as(data[:16].tobytes(), "utf-8")
         text = (plain_text(data, stored) if stored else data).tobytes().removeprefix(BOM)
         return _dialect(text[:HEAD_BYTES]).records(text)
@@ -114,7 +117,21 @@ def _decoded(field: str) -> str:
 
 
 def _root(path: str, root: str | None) -> str:
-    return str(Path(path).parent) if root is None else root
+    return root if root is not None else path.rpartition("/")[0] if is_url(path) else str(Path(path).parent)
+
+
+def full_path(root: str, file: str) -> str:
+    """Return the path or URL of a file that is named relative to a folder, or as a whole.
+
+    >>> full_path("s3://bucket/tables", "../images/1.png"), full_path("data", "/images/1.png")
+    ('s3://bucket/images/1.png', '/images/1.png')
+    """
+    if is_url(file) or file.startswith("/"):
+        return file
+    if not is_url(root) or ".." not in file:
+        return str(Path(root, file)) if ".." in file else f"{root}/{file}"
+    scheme, _, rest = root.partition("://")
+    return f"{scheme}://{posixpath.normpath(f'{rest}/{file}')}"
 
 
 def _image_columns(path: str, rows: Sequence[Sequence[str]]) -> list[int]:
@@ -162,13 +179,12 @@ def _check_widths(path: str, records: Sequence[Sequence[str]], width: int) -> No
 
 def _check_files(path: str, root: str, files: Sequence[str]) -> None:
     """Raise unless all files exist. Folders with many of them are listed once."""
-    paths = [str(Path(root, file)) if ".." in file else f"{root}/{file}" for file in files]
-    paths = [file if file.startswith("/") else full for file, full in zip(files, paths, strict=True)]
-    found = existing_files(paths)
+    paths = [full_path(root, file) for file in files]
+    found = _existing(path, paths)
     for row, (file, full) in enumerate(zip(files, paths, strict=True)):
         if full not in found:
             folder = Path(full).parent
-            siblings = [other.name for other in folder.iterdir()] if folder.is_dir() else []
+            siblings = [other.name for other in folder.iterdir()] if not is_url(full) and folder.is_dir() else []
             raise DataError(
                 "an image of the manifest does not exist",
                 file=path,
@@ -176,9 +192,20 @@ def _check_files(path: str, root: str, files: Sequence[str]) -> None:
                 expected=f"the file {full!r}",
                 found=f"in its folder: {near_matches(Path(file).name, siblings)}"
                 if siblings
-                else f"no {str(folder)!r}",
+                else f"no {full.rpartition('/')[0]!r}",
                 remedy="paths are relative to the folder of the manifest; name another one with root=",
             )
+
+
+def _existing(path: str, files: Sequence[str]) -> set[str]:
+    """Return those of the files that a manifest names that exist; of a web server, which lists none, all."""
+    local, urls = [file for file in files if not is_url(file)], [file for file in files if is_url(file)]
+    for url in urls:
+        check_url(url)
+    try:
+        return existing_files(local) | existing_objects(urls)
+    except OSError as error:
+        raise DataError("the images of the manifest cannot be read", file=path, found=error) from error
 
 
 def _others(names: Sequence[str] | None, at: Sequence[int], count: int) -> dict[int, str]:

@@ -5,7 +5,6 @@ The metadata are read by tifffile. Format: TIFF 6.0, https://www.itu.int/itudoc/
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,9 @@ from matex_data.readers.images.decoding.kinds import HEAD_BYTES, image_kind
 from matex_data.readers.images.decoding.picture import check_pixels
 from matex_data.readers.images.decoding.tiff import images_behind, page_offsets
 from matex_data.readers.images.stacks.pages import StackPages, StoredPage
+from matex_data.storage.files import open_binary, size_of_open
+from matex_data.storage.objects import is_url
+from matex_data.storage.streams import Slices
 
 GRAYS, RGB = (0, 1), 2  # photometric interpretations; white is the least number or the largest one
 UNASSOCIATED_ALPHA = 2  # an extra sample
@@ -42,9 +44,12 @@ def stack_layout(path: str, options: ImageOptions) -> tuple[Field, Layout] | Non
     DecodeError : the pages are larger than ``options.max_pixels``.
     """
     try:
-        chain = _chain(path)
-        with tifffile.TiffFile(path) as file:
-            found = _pages(file) if len(file.pages) == len(chain) else None
+        with open_binary(path) as stored:
+            size = size_of_open(stored)
+            chain = _chain(path, Slices(stored, size))
+            stored.seek(0)
+            with tifffile.TiffFile(stored if is_url(path) else path) as file:
+                found = _pages(file) if len(file.pages) == len(chain) else None
     except (FormatError, OSError):
         raise
     except Exception:  # tifffile raises many kinds; the decoder of single pages has the better errors
@@ -59,13 +64,12 @@ def stack_layout(path: str, options: ImageOptions) -> tuple[Field, Layout] | Non
     info = page.info(options)
     field = Field("image", info.shape, info.dtype, attributes={**info.attributes})
     layout = _layout(StackPages(page, _compact(offset), _compact(nbytes), options), info.dtype)
-    size = Path(path).stat().st_size
     if layout.end() > size:
         raise _truncated(path, byte=size, expected=f"{layout.end()} bytes", found=f"{size} bytes")
     return field, layout
 
 
-def _chain(path: str) -> list[int]:
+def _chain(path: str, data: Slices) -> list[int]:
     """Return the position of each page's directory.
 
     Raises
@@ -73,8 +77,7 @@ def _chain(path: str) -> list[int]:
     FormatError : the chain of pages leaves the file; tifffile leaves out what is behind a damaged link.
     ValueError : it is no TIFF file.
     """
-    data = np.memmap(path, np.uint8, mode="r").data
-    if image_kind(bytes(data[:HEAD_BYTES])) != "tiff":
+    if image_kind(data[:HEAD_BYTES]) != "tiff":
         raise ValueError("no TIFF file")
     try:
         return page_offsets(data)

@@ -20,6 +20,8 @@ from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Layout, ReadRequest, RowSelection, call_after_last
 from matex_data.index.runs import compress
 from matex_data.locks import cached_property
+from matex_data.storage.files import open_binary
+from matex_data.storage.objects import is_url
 
 IN_PLANE = "YXS"
 """Axes within a plane: height, width, samples of a pixel."""
@@ -94,7 +96,7 @@ def _stored_axes(path: str) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield axes and shape of the images of a file, without and with axes of length 1."""
     import tifffile
 
-    with tifffile.TiffFile(path) as file:
+    with open_binary(path) as stored, tifffile.TiffFile(stored if is_url(path) else path) as file:
         series = file.series[0]
         for squeeze in (True, False):
             yield series.get_axes(squeeze), series.get_shape(squeeze)
