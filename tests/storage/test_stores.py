@@ -7,6 +7,7 @@ import os
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -22,8 +23,10 @@ from PIL import Image
 
 import matex_data as md
 from benchmarks.harness.object_server import served
+from matex_data import abc
 from matex_data.errors import DataError, FormatError
 from matex_data.given import expand
+from matex_data.readers import formats
 from matex_data.storage import objects
 from tests.support.object_store import BUCKET, ObjectStore, object_store
 from tests.support.ranks import Pools
@@ -272,11 +275,27 @@ def test_errors_tell_what_to_do_and_no_secret(store: ObjectStore, url: str) -> N
     assert "secret" not in str(caught.value) and "never shown" not in str(caught.value)
 
 
-def test_other_formats_say_that_they_are_not_read_from_a_store(tmp_path: Path, store: ObjectStore) -> None:
-    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
-    url = store.put(tmp_path / "a.csv", "tables/a.csv")
-    with pytest.raises(FormatError, match="'csv' are not read from a store of objects"):
-        md.open_dataset(url, comm=MPI.COMM_SELF)
+def _index_toy(path: str, names: Any = None) -> abc.Index:
+    rows = abc.size_of(path) // 4
+    layout = abc.Strided(rows, 0, 4, np.dtype("f4"), ())
+    return abc.Index({"x": abc.Field("x", (), np.dtype("f4"))}, [abc.FileIndex(path, rows, {"x": layout})])
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_readers_of_other_packages_read_files_alone_unless_they_say_otherwise(
+    tmp_path: Path, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, remote: bool
+) -> None:
+    X.tofile(tmp_path / "a.toy")
+    url = store.put(tmp_path / "a.toy", "toys/a.toy")
+    toy = abc.Format(_index_toy, (".toy",), remote=remote)
+    entry = SimpleNamespace(name="toy", value="toy:TOY", load=lambda: toy)
+    monkeypatch.setattr(formats, "entry_points", lambda **_: [entry])
+    if remote:
+        data = md.open_dataset(url, comm=MPI.COMM_SELF, format="toy")
+        np.testing.assert_array_equal(data.load()["x"], X.ravel())
+    else:
+        with pytest.raises(FormatError, match="'toy' are not read from a store of objects"):
+            md.open_dataset(url, comm=MPI.COMM_SELF, format="toy")
 
 
 def test_datasets_of_several_files_are_refused(tmp_path: Path, store: ObjectStore) -> None:
