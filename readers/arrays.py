@@ -23,7 +23,7 @@ from matex_data.index.strided import Strided
 from matex_data.index.transposed import Transposed
 from matex_data.readers.decoding import Decoding
 from matex_data.readers.whole_file import CompressedRows, max_decompressed, read_to_end
-from matex_data.storage.files import open_binary, size_of, size_of_open
+from matex_data.storage.files import is_of_system, open_binary, open_zip, size_of, size_of_open
 
 NUMPY_MAGIC, ZIP_MAGIC = b"\x93NUMPY", b"PK\x03\x04"
 EMPTY_ZIP_MAGIC = b"PK\x05\x06"
@@ -228,7 +228,7 @@ def _members(path: str, names: Sequence[str] | None, verify: bool) -> tuple[dict
     fields: dict[str, Field] = {}
     layouts: dict[str, Layout] = {}
     try:
-        with open_binary(path) as file, zipfile.ZipFile(file) as archive:
+        with open_binary(path) as file, open_zip(file) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist() if not info.is_dir()}
             for name in _selected(path, names, members):
                 array = _member_array(archive, path, name, members[name], verify)
@@ -239,6 +239,8 @@ def _members(path: str, names: Sequence[str] | None, verify: bool) -> tuple[dict
     except (DataError, MemoryError):
         raise
     except Exception as error:  # zipfile raises many kinds on a damaged file
+        if is_of_system(error):
+            raise
         raise FormatError("the file is a damaged zip file", file=path, found=error, remedy=RESTORE) from error
     if not fields:
         raise FormatError("the file has no samples", file=path, expected="an array with a first axis", found="none")

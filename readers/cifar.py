@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matex_data._types import Array
-from matex_data.errors import FieldNotFound, FormatError
+from matex_data.errors import DataError, FieldNotFound, FormatError
 from matex_data.fields import Field
 from matex_data.index.interleaved import group_interleaved
 from matex_data.index.library import LibraryRows, MemoryRows
@@ -22,7 +22,7 @@ from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
 from matex_data.machine import check_fits
 from matex_data.readers.subsets import is_in_subset
-from matex_data.storage.files import open_binary, read_bytes, size_of
+from matex_data.storage.files import is_of_system, open_binary, read_bytes, size_of
 
 IMAGE_SHAPE = (3, 32, 32)  # as stored: one plane per colour
 IMAGE_BYTES = 3072
@@ -132,6 +132,8 @@ def _unpickle(path: str) -> dict[bytes, Any]:
         if not isinstance(images, np.ndarray) or images.dtype != BYTE or images.shape[1:] != (IMAGE_BYTES,):
             raise ValueError("its data are no images")
     except Exception as error:  # a damaged pickle may raise any kind
+        if is_of_system(error):
+            raise DataError("the file cannot be read", file=path, found=error) from error
         raise FormatError(
             "the file is not a CIFAR file",
             file=path,

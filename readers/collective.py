@@ -196,10 +196,11 @@ class KeepingRanks(_ForwardingRanks):
     def read(self, path: str, offset: int, memory: Bytes) -> None:
         """Fill ``memory`` like ``IndexingRanks.read``, or from what is kept. *Collective*."""
         missing = self._copy(path, offset, memory)
-        self._ranks.read(path, offset + len(memory) - missing, memory[len(memory) - missing :])
-        if missing == len(memory) and 0 < missing <= self._free:
+        begin, rest = offset + len(memory) - missing, memory[len(memory) - missing :]
+        self._ranks.read(path, begin, rest)
+        if 0 < missing <= self._free:
             self._free -= missing
-            self._kept.append((path, offset, memory.copy()))
+            self._kept.append((path, begin, rest.copy()))
 
     def _copy(self, path: str, offset: int, memory: Bytes) -> int:
         """Copy what is kept, which may be the begin of it; return the number of bytes that are missing."""

@@ -25,7 +25,7 @@ from matex_data.readers.arrays import check_shape
 from matex_data.readers.decoding import Decoding
 from matex_data.readers.subsets import is_in_subset
 from matex_data.readers.whole_file import CompressedRows, max_decompressed
-from matex_data.storage.files import exists, open_binary, read_into, size_of_open
+from matex_data.storage.files import exists, is_of_system, open_binary, read_into, size_of_open
 
 TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 GZIP_MAGIC = b"\x1f\x8b"
@@ -120,6 +120,8 @@ def _read_header(path: str) -> _IdxArray:
             if len(lengths) < 4 * head[3]:
                 raise _error(path, "the file ends within its header", f"{head[3]} lengths", f"{len(lengths)} bytes")
     except (EOFError, OSError, struct.error, zlib.error) as error:
+        if is_of_system(error):
+            raise
         raise FormatError("the file cannot be read", file=path, found=error) from error
     array = _IdxArray(path, np.dtype(TYPES[head[2]]), struct.unpack(f">{head[3]}I", lengths), gzipped)
     expected = array.offset + prod(array.shape) * array.dtype.itemsize

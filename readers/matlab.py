@@ -16,7 +16,7 @@ from matex_data.index.model import FileIndex, Index
 from matex_data.index.stamps import Stamp
 from matex_data.readers import left_out
 from matex_data.readers.decoded_files import DecodedFile, rows_of
-from matex_data.storage.files import open_whole
+from matex_data.storage.files import is_of_system, open_whole
 
 RESTORE = "the file is damaged: restore it from its source"
 
@@ -97,6 +97,8 @@ class MatlabFile(DecodedFile):
         except MemoryError:
             raise
         except Exception as error:  # SciPy raises many kinds on damaged bytes
+            if is_of_system(error):
+                raise DataError("the file cannot be read", file=self.path, found=error) from error
             problem = "the file cannot be read as MATLAB's"
             raise FormatError(problem, file=self.path, found=error, remedy=RESTORE) from error
         arrays: dict[str, Array] = {}

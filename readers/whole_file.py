@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,10 +13,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from matex_data._types import Array, Bytes
-from matex_data.errors import DecodeError
+from matex_data.errors import DataError, DecodeError
 from matex_data.index.library import LibraryRows
 from matex_data.machine import check_fits
-from matex_data.storage.files import open_sequential
+from matex_data.storage.files import is_of_system, open_sequential, open_zip
 
 BLOCK_BYTES = 256 * 1024  # of neighbouring rows that are shuffled as one block
 READ_BYTES = 4 << 20  # per read where only the checksum matters
@@ -92,6 +91,8 @@ class CompressedRows(LibraryRows):
         except MemoryError:
             raise
         except Exception as error:  # the libraries raise many kinds on a damaged stream
+            if is_of_system(error):
+                raise DataError("the file cannot be read", file=self.path, field=field, found=error) from error
             raise DecodeError(
                 "the array does not decompress",
                 file=self.path,
@@ -131,5 +132,5 @@ def _open(path: str, member: str | None) -> Iterator[IO[bytes]]:
         with open_sequential(path) as stored, gzip.GzipFile(fileobj=stored) as file:
             yield file  # type: ignore[misc]
     else:
-        with open_sequential(path) as stored, zipfile.ZipFile(stored) as archive, archive.open(member) as file:
+        with open_sequential(path) as stored, open_zip(stored) as archive, archive.open(member) as file:
             yield file

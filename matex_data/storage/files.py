@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import zipfile
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
@@ -14,11 +15,18 @@ AHEAD_BYTES = 8 << 20  # of an object that is read from its begin to its end
 
 
 def open_binary(path: str) -> BinaryIO:
-    """Open a file or an object for reading.
+    """Open a file, or an object of a store by its URL, for reading.
 
     Raises
     ------
     OSError : there is none, or it cannot be read.
+
+    Examples
+    --------
+    >>> size = Path("events.bin").write_bytes(b"magic and more")
+    >>> with open_binary("events.bin") as file:
+    ...     file.read(5)
+    b'magic'
     """
     if objects.is_url(path):
         return cast(BinaryIO, objects.ObjectFile(path))
@@ -65,13 +73,52 @@ def read_into(path: str, offset: int, memory: Bytes) -> int:
         return file.readinto(memory.data)
 
 
+def open_zip(file: BinaryIO) -> zipfile.ZipFile:
+    """Open a zip file in an open file.
+
+    Raises
+    ------
+    zipfile.BadZipFile : it is damaged.
+    OSError : it cannot be read, which `zipfile` does not tell from damage.
+    """
+    try:
+        return zipfile.ZipFile(file)
+    except zipfile.BadZipFile as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
+
+
+def is_of_system(error: Exception) -> bool:
+    """Return whether the system or a store has raised an error, and no library that has found damage.
+
+    >>> is_of_system(FileNotFoundError(2, "no such file")), is_of_system(OSError("corrupt file"))
+    (True, False)
+    """
+    return isinstance(error, OSError) and error.errno is not None
+
+
 def read_bytes(path: str) -> bytes:
-    """Read a file or an object; raise ``OSError`` if that is not possible."""
+    """Read a file, or an object of a store by its URL; raise ``OSError`` if that is not possible.
+
+    Examples
+    --------
+    >>> size = Path("events.bin").write_bytes(b"magic and more")
+    >>> read_bytes("events.bin")
+    b'magic and more'
+    """
     return objects.read(path) if objects.is_url(path) else Path(path).read_bytes()
 
 
 def size_of(path: str) -> int:
-    """Return the size of a file or an object in bytes; raise ``OSError`` if there is none."""
+    """Return the size of a file, or of an object of a store by its URL, in bytes; raise ``OSError`` if there is none.
+
+    Examples
+    --------
+    >>> size = Path("events.bin").write_bytes(b"magic and more")
+    >>> size_of("events.bin")
+    14
+    """
     return objects.state(path).size if objects.is_url(path) else Path(path).stat().st_size
 
 

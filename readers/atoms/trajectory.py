@@ -19,7 +19,7 @@ from matex_data.index.model import EMPTY, FileIndex, Index, ReadRequest
 from matex_data.index.scatter import RowIndices
 from matex_data.index.table import Column, Outputs
 from matex_data.readers.atoms.frames import assign, columns_of, fields_of, unreadable
-from matex_data.storage.files import open_binary
+from matex_data.storage.files import is_of_system, open_binary
 
 BLOCK_ROWS = 16
 
@@ -41,6 +41,8 @@ def index(path: str, names: Sequence[str] | None = None) -> Index:
             rows = len(trajectory)
             frames = [trajectory[0], trajectory[rows - 1]]
     except Exception as error:  # ASE raises errors of many kinds
+        if is_of_system(error):
+            raise
         raise unreadable(path, error, expected="a trajectory of ASE") from error
     fields = fields_of(path, frames, names)
     edges = np.append(np.arange(0, rows, BLOCK_ROWS), rows)

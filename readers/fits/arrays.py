@@ -10,7 +10,7 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.codecs.pipeline import Pipeline
-from matex_data.errors import DecodeError, FormatError
+from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.chunked import Chunked
 from matex_data.index.library import LibraryRows
@@ -21,7 +21,7 @@ from matex_data.index.transposed import Transposed
 from matex_data.readers.decoding import Decoding
 from matex_data.readers.fits.columns import Biased
 from matex_data.readers.fits.headers import RESTORE, Unit
-from matex_data.storage.files import open_binary
+from matex_data.storage.files import is_of_system, open_binary
 
 DTYPES = {8: "u1", 16: ">i2", 32: ">i4", 64: ">i8", -32: ">f4", -64: ">f8"}
 _UNSIGNED = {(8, -128): "i1", (16, 2**15): "u2", (32, 2**31): "u4", (64, 2**63): "u8"}
@@ -130,6 +130,8 @@ def _compressed_index(path: str, unit: Unit, field: str, axis: int) -> Index:
             shape = tuple(section.shape)
             dtype = section[tuple(slice(0, 1) for _ in shape)].dtype.newbyteorder("=")
     except Exception as error:  # astropy raises errors of many kinds
+        if is_of_system(error):
+            raise
         raise FormatError("the compressed image cannot be read", file=path, found=error, remedy=RESTORE) from error
     axis = _checked_axis(path, shape, axis)
     sample = (*shape[:axis], *shape[axis + 1 :])
@@ -162,6 +164,8 @@ class CompressedRows(LibraryRows):
             with open_binary(self.path) as stored, fits.open(stored, memmap=False) as file:
                 rows = file[self.number].section[(*(slice(None),) * self.axis, slice(start, stop))]
         except Exception as error:  # astropy raises errors of many kinds
+            if is_of_system(error):
+                raise DataError("the file cannot be read", file=self.path, row=start, found=error) from error
             raise DecodeError(
                 "the compressed image cannot be read", file=self.path, row=start, found=error, remedy=RESTORE
             ) from error

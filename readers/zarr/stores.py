@@ -21,7 +21,7 @@ from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.locks import cached_property
 from matex_data.storage import files as storage
 from matex_data.storage import objects
-from matex_data.storage.files import is_folder, open_binary
+from matex_data.storage.files import is_folder, open_binary, open_zip
 from matex_data.storage.objects import is_url
 
 MARKS = ("zarr.json", ".zmetadata", ".zgroup", ".zarray")
@@ -124,7 +124,7 @@ class ZipFile(Store):
     @cached_property
     def _members(self) -> dict[str, Extent]:
         try:
-            with open_binary(self.path) as raw, zipfile.ZipFile(raw) as file:
+            with open_binary(self.path) as raw, open_zip(raw) as file:
                 return _within_folder(dict(self._extents(file, raw)))
         except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError) as error:
             raise FormatError("the zip file is damaged", file=self.path, found=error) from error

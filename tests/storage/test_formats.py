@@ -201,3 +201,81 @@ def test_samples_are_those_of_files(pool: Any, store: ObjectStore, folder: Path,
         for name in NAMES:
             assert isinstance(others[name], dict), others[name]
             assert repr(of_rank[name]) == repr(others[name]), name
+
+
+KINDS = {
+    "csv": ("table.csv", "table.csv.gz"),
+    "jsonl": ("lines.jsonl",),
+    "tfrecord": ("records.tfrecord",),
+    "fits": ("table.fits", "packed.fits"),
+    "matlab": ("seven.mat",),
+    "lhe": ("events.lhe",),
+    "hepmc": ("events.hepmc",),
+    "xyz": ("frames.extxyz",),
+    "traj": ("frames.traj",),
+    "idx": ("plain/train-images-idx3-ubyte",),
+    "cifar": ("data_batch_1.bin", "data_batch_2"),
+    "openpmd": ("series.h5",),
+    "npz": ("packed.npz",),
+}
+FILES = [(name, format) for format, names in KINDS.items() for name in names]
+
+
+def _outcomes(comm: MPI.Intracomm, root: str, environment: dict[str, str]) -> list[tuple[str, str | None, str]]:
+    """Return kind, file and text of the errors of reading files; empty ones where there is none."""
+    os.environ.update(environment)
+    found = []
+    for name, format in FILES:
+        try:
+            md.open_dataset(f"{root}/{name}", comm=comm, format=format).load()
+            found.append(("", None, ""))
+        except Exception as error:
+            found.append((type(error).__name__, getattr(error, "file", None), str(error).replace(root, "")))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.rank_counts(2)
+def test_a_forbidden_object_is_the_same_error_on_all_ranks(pool: Any, store: ObjectStore, url: str) -> None:
+    store.forbidden = "formats"
+    try:
+        by_rank = pool.run(_outcomes, url, store.environment)
+    finally:
+        store.forbidden = ""
+    assert by_rank[0] == by_rank[1]
+    for (name, _), (_, file, text) in zip(FILES, by_rank[0], strict=True):
+        assert file == f"{url}/{name}"
+        assert "the store does not permit it" in text and "never shown" not in text
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.rank_counts(2)
+def test_a_truncated_object_is_the_error_of_a_truncated_file(
+    pool: Any, store: ObjectStore, folder: Path, tmp_path: Path
+) -> None:
+    for name, _ in FILES:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        content = (folder / name).read_bytes()
+        (tmp_path / name).write_bytes(content[: len(content) * 2 // 3 - 1])
+    url = store.put(tmp_path, "truncated")
+    expected, found = pool.run(_outcomes, str(tmp_path), {}), pool.run(_outcomes, url, store.environment)
+    for (name, format), (kind, file, text), (other, _, same) in zip(FILES, found[0], expected[0], strict=True):
+        assert kind == other and (text == same or format == "cifar"), text
+        assert file == (f"{url}/{name}" if kind else None)
+    assert found[0] == found[1]
+    read = [name for (name, _), (kind, _, _) in zip(FILES, found[0], strict=True) if not kind]
+    assert read == ["table.csv", "frames.extxyz"]  # texts that are cut off in a number
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_object_that_is_forbidden_while_it_is_read(
+    store: ObjectStore, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in store.environment.items():
+        monkeypatch.setenv(name, value)
+    opened = {name: md.open_dataset(f"{url}/{name}", comm=MPI.COMM_SELF, format=format) for name, format in FILES}
+    monkeypatch.setattr(store, "forbidden", "formats")
+    for name, data in opened.items():
+        with pytest.raises(md.DataError, match=r"cannot be read(.|\n)*the store does not permit it") as caught:
+            list(data.batches(8))
+        assert caught.value.file == f"{url}/{name}" and "damaged" not in str(caught.value)

@@ -22,12 +22,14 @@ class ObjectStore:
     port : of this machine.
     delay : seconds that each answer takes longer.
     failing : of so many requests for bytes of an object, one is answered by 503; 0: none.
+    forbidden : requests for bytes of objects of this folder are answered by 403; "": none.
     requests, sent : requests for objects so far, and bytes of their contents that were sent.
     """
 
     port: int = 0
     delay: float = 0.0
     failing: int = 0
+    forbidden: str = ""
     requests: int = 0
     sent: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -74,6 +76,9 @@ class ObjectStore:
                 self.requests += 1
                 fails = is_read and self.failing > 0 and self.requests % self.failing == 0
             time.sleep(self.delay)
+            if is_read and self.forbidden and environ["PATH_INFO"].startswith(f"/{BUCKET}/{self.forbidden}/"):
+                start_response("403 Forbidden", [("Content-Length", "0")])
+                return [b""]
             if fails:
                 start_response("503 Slow Down", [("Content-Length", "0")])
                 return [b""]
