@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matex_data.combining import concat, merge, mix
     from matex_data.compat import DataSet
     from matex_data.dataset import Dataset
-    from matex_data.opening import open_dataset
+    from matex_data.opening.open import open_dataset
     from matex_data.samples import sample_data
 
 processes.disable_mpi_in_child()
@@ -43,7 +43,7 @@ __all__ = [
 _LAZY = {
     "DataSet": "matex_data.compat",
     "Dataset": "matex_data.dataset",
-    "open_dataset": "matex_data.opening",
+    "open_dataset": "matex_data.opening.open",
     "sample_data": "matex_data.samples",
     **dict.fromkeys(("concat", "merge", "mix"), "matex_data.combining"),
 }

@@ -13,7 +13,7 @@ from matex_data.errors import PartitionError
 from matex_data.fields import ElementSpec, Names
 from matex_data.index.joined import join_samples
 from matex_data.index.model import Index
-from matex_data.indexing import share_facts
+from matex_data.opening.indexing import share_facts
 from matex_data.reading.source import Source
 from matex_data.sampling.mixing import STOPS, Mixture
 from matex_data.sampling.permutation import check_seed

@@ -12,7 +12,7 @@ from matex_data._types import Array
 from matex_data.dataset import Dataset
 from matex_data.errors import FieldNotFound, FormatError
 from matex_data.io.sessions import read_sessions
-from matex_data.opening import open_dataset
+from matex_data.opening.open import open_dataset
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import matex_data as md
-from matex_data.given import expand
 from matex_data.mpi.library import MPI
+from matex_data.opening.given import expand
 from matex_data.paths import LISTED, existing_files, natural_key, natural_sorted, numbered
 
 

@@ -27,7 +27,7 @@ from matex_data.index.stored import to_bytes
 from matex_data.index.strided import Strided
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi.library import MPI
-from matex_data.opening import open_dataset
+from matex_data.opening.open import open_dataset
 from matex_data.reading.buffers import BufferPool
 from matex_data.reading.plan import plan_reads
 from matex_data.reading.source import Source

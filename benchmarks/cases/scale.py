@@ -21,7 +21,7 @@ from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi.library import MPI
-from matex_data.opening import open_dataset
+from matex_data.opening.open import open_dataset
 from matex_data.reading.source import Source
 
 RANKS = (8, 256, 1024, 10_000)

@@ -158,7 +158,7 @@ def index(
     sample_dim: Annotated[str | None, typer.Option(help="Dimension along which the files follow one another.")] = None,
 ) -> None:
     """Write references to the chunks of netCDF, HDF5 or TIFF files, which xarray opens as one Zarr store."""
-    from matex_data.given import expand
+    from matex_data.opening.given import expand
 
     with report() as output:
         if output.console.quiet:  # rank 0 writes
@@ -293,7 +293,7 @@ def _start_unless_started(ranks: str, arguments: list[str]) -> None:
 
 
 def _open(output: Report, paths: list[str], format: str | None, fields: list[str] | None, **options: Any) -> Any:
-    from matex_data.opening import open_dataset
+    from matex_data.opening.open import open_dataset
 
     with shown(output.console, "opening files"):
         return open_dataset(paths if len(paths) > 1 else paths[0], format=format, inputs=fields or None, **options)
@@ -308,8 +308,8 @@ def _shuffle_quality(data: Any, batch_size: int) -> str:
 def _check_hdf5(paths: list[str], format: str | None, fields: list[str] | None, limit: float) -> None:
     """Exit with the errors of all files that the HDF5 library cannot open. *Collective*."""
     from matex_data.cli.probing import is_hdf5, probe
-    from matex_data.given import expand
     from matex_data.mpi.library import MPI
+    from matex_data.opening.given import expand
 
     comm = MPI.COMM_WORLD
     files = [file for file in expand(paths, format) if is_hdf5(file)][comm.rank :: comm.size]

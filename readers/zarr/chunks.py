@@ -191,7 +191,7 @@ class ChunkExtents(StoredBytes):
 
     @property
     def are_plain(self) -> bool:
-        """Whether the byte ranges hold all chunks, as the codecs take them."""
+        """Return whether the byte ranges hold all chunks, as the codecs take them."""
         return not self.inline and not self.inflated.any()
 
     def read(self, numbers: Sequence[int]) -> list[Bytes | None]:

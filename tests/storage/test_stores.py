@@ -25,7 +25,7 @@ import matex_data as md
 from benchmarks.harness.object_server import served
 from matex_data import abc
 from matex_data.errors import DataError, FormatError
-from matex_data.given import expand
+from matex_data.opening.given import expand
 from matex_data.readers import formats
 from matex_data.storage import objects
 from tests.support.object_store import BUCKET, ObjectStore, object_store

@@ -15,7 +15,7 @@ import pytest
 from mpi4py import MPI
 
 from matex_data.errors import DataError, FieldNotFound, FormatError
-from matex_data.opening import open_dataset
+from matex_data.opening.open import open_dataset
 from matex_data.readers.hdf5.reader import index
 from tests.support.ranks import Pool
 from tests.support.serial import every_row, random_rows, same

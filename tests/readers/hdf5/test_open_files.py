@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from matex_data.opening import open_dataset
+from matex_data.opening.open import open_dataset
 
 
 @pytest.fixture

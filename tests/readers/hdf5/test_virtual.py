@@ -12,7 +12,7 @@ import pytest
 
 from matex_data.errors import DataError, FormatError
 from matex_data.index.combined import Concatenated
-from matex_data.opening import open_dataset
+from matex_data.opening.open import open_dataset
 from matex_data.readers.hdf5.reader import index
 from matex_data.readers.hdf5.rows import Hdf5Rows
 from matex_data.readers.hdf5.virtual import SourceFiles, sources_of

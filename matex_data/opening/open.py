@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from matex_data._types import Io
-from matex_data.assembly import Request, assemble
 from matex_data.dataset import Dataset
 from matex_data.fields import ElementSpec, Names, as_list
-from matex_data.further import FurtherFields
-from matex_data.given import Arrays, Given, Paths
 from matex_data.index.runs import Runs
-from matex_data.indexing import Reading, index_files, resolve_format, share_facts, text_of
 from matex_data.io.sessions import read_sessions
-from matex_data.lookups import refuse_hidden, with_weights
 from matex_data.machine import return_freed_memory
 from matex_data.mpi.communicator import Communicator
+from matex_data.opening.assembly import Request, assemble
+from matex_data.opening.further import FurtherFields
+from matex_data.opening.given import Arrays, Given, Paths
+from matex_data.opening.indexing import Reading, index_files, resolve_format, share_facts, text_of
+from matex_data.opening.lookups import refuse_hidden, with_weights
 from matex_data.reading.source import Source
 from matex_data.transforms.categories import requested_categories, without_categories
 from matex_data.transforms.evaluation import missing_engine

@@ -11,8 +11,8 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.errors import FieldNotFound, FormatError
 from matex_data.index.model import Index
-from matex_data.indexing import Reading, index_files
 from matex_data.mpi.communicator import Communicator
+from matex_data.opening.indexing import Reading, index_files
 from matex_data.reading.source import Source
 from matex_data.transforms.continuity import sample_coordinate
 from matex_data.transforms.new_fields import NewFields

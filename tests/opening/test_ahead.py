@@ -8,8 +8,8 @@ from contextlib import closing
 
 import pytest
 
-from matex_data.ahead import AHEAD, FIRST, made_ahead
 from matex_data.machine import reading_threads
+from matex_data.opening.ahead import AHEAD, FIRST, made_ahead
 
 ITEMS = range(400)
 

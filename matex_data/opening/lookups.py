@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from matex_data.errors import DataError, FormatError, without_hints
 from matex_data.fields import WEIGHT, ElementSpec
-from matex_data.indexing import Reading, index_files
 from matex_data.mpi.communicator import Communicator
+from matex_data.opening.indexing import Reading, index_files
 from matex_data.transforms.expressions import parse
 from matex_data.transforms.new_fields import NewFields, named_by
 

@@ -16,10 +16,10 @@ from PIL import Image
 
 from matex_data import FormatError, open_dataset
 from matex_data.index.stored import MAGIC, from_bytes, mapped, save, to_bytes
-from matex_data.indexing import SHARED_FACTS
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi import shared
 from matex_data.mpi.shared import LEAST_BYTES, share
+from matex_data.opening.indexing import SHARED_FACTS
 from matex_data.sampling.sizing import block_borders
 from tests.support.ranks import Pool
 

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from matex_data import memory
-from matex_data.ahead import made_ahead
 from matex_data.errors import DataError, FormatError
 from matex_data.index import stored
 from matex_data.index.files import FileColumns, FileColumnsBuilder, FileTable
@@ -26,6 +25,7 @@ from matex_data.index.stamps import Stamp
 from matex_data.io.ranks import MpiRanks
 from matex_data.mpi.communicator import Communicator, pickle_error
 from matex_data.mpi.shared import share
+from matex_data.opening.ahead import made_ahead
 from matex_data.readers import collective_reader, detect, folder_format, index_another, read_head, reader
 from matex_data.readers.formats import GROUP, format_named
 from matex_data.sampling.schedule import rank_range
