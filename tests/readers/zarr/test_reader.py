@@ -294,16 +294,20 @@ MESSAGES = {
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_checksums_of_zip_files_are_compared(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"compressors": None}, "CRC-32"), ({"compressors": [codecs.Crc32cCodec()], "shards": (20,)}, "crc32c")],
+)
+def test_checksums_of_zip_files_are_compared(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     values = np.arange(40)
     path = tmp_path / "a.zarr.zip"
     with ZipStore(path, mode="w") as store:
-        zarr.open_group(store, mode="w").create_array("x", data=values, chunks=(10,), compressors=None)
+        zarr.open_group(store, mode="w").create_array("x", data=values, chunks=(10,), **options)
     same(load(path)["x"], values)
     data = path.read_bytes()
     begin = data.index(values[20:30].tobytes())
     path.write_bytes(data[:begin] + b"\xff" + data[begin + 1 :])
-    with pytest.raises(DataError, match="CRC-32") as error:
+    with pytest.raises(DataError, match=message) as error:
         load(path)
     assert error.value.row == 20
 
