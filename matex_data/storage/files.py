@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import zipfile
@@ -84,18 +85,21 @@ def open_zip(file: BinaryIO) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(file)
     except zipfile.BadZipFile as error:
-        if isinstance(error.__context__, OSError):
-            raise error.__context__ from None
+        cause = error.__context__
+        if isinstance(cause, OSError) and is_of_system(cause):
+            raise cause from None
         raise
 
 
 def is_of_system(error: Exception) -> bool:
     """Return whether the system or a store has raised an error, and no library that has found damage.
 
+    Damage leads libraries to positions in front of the file as well, which the system calls invalid.
+
     >>> is_of_system(FileNotFoundError(2, "no such file")), is_of_system(OSError("corrupt file"))
     (True, False)
     """
-    return isinstance(error, OSError) and error.errno is not None
+    return isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
 
 
 def read_bytes(path: str) -> bytes:

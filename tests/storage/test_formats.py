@@ -26,6 +26,7 @@ from mpi4py import MPI
 from PIL import Image
 
 import matex_data as md
+from matex_data.readers.csv import reader as csv_reader
 from tests.support.object_store import ObjectStore, object_store
 
 ROWS = 48
@@ -201,6 +202,56 @@ def test_samples_are_those_of_files(pool: Any, store: ObjectStore, folder: Path,
         for name in NAMES:
             assert isinstance(others[name], dict), others[name]
             assert repr(of_rank[name]) == repr(others[name]), name
+
+
+def _large(folder: Path) -> None:
+    """Write some megabytes of each format whose rows have byte ranges."""
+    rows = 6000
+    x = RANDOM.random((rows, 50))
+    np.savetxt(folder / "a.csv", x, "%.9f", ",", header=",".join(f"c{i}" for i in range(50)), comments="")
+    with (folder / "a.jsonl").open("w") as file:
+        file.writelines(f'{{"x": {number}.5, "text": "{"t" * 400}"}}\n' for number in range(rows))
+    lists = fits.Column("list", "PE()", array=np.array([*([0.5] * (i % 9) for i in range(rows)), None], object)[:-1])
+    fits.BinTableHDU.from_columns([fits.Column("x", "50D", array=x), lists]).writeto(folder / "a.fits")
+    feature = {"x": tf.train.Feature(float_list=tf.train.FloatList(value=x[0]))}
+    record = tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
+    with tf.io.TFRecordWriter(str(folder / "a.tfrecord")) as writer:
+        for _ in range(2 * rows):
+            writer.write(record)
+
+
+def test_files_are_read_once_to_open_them_and_once_in_an_epoch(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in store.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(csv_reader, "SMALL_BYTES", 0)
+    _large(tmp_path)
+    url = store.put(tmp_path, "large")
+    for name in ("a.csv", "a.jsonl", "a.fits", "a.tfrecord"):
+        size = (tmp_path / name).stat().st_size
+        store.forget()
+        data = md.open_dataset(f"{url}/{name}", comm=MPI.COMM_SELF)
+        begin = 128 << 10  # by which the format is recognized; of a text table 1 MiB more, for its dialect
+        assert store.sent <= size + begin + (1 << 20 if name == "a.csv" else 0)
+        assert store.requests <= 14
+        store.forget()
+        assert sum(map(len, (next(iter(batch.values())) for batch in data.batches(64, shuffle=True)))) > 0
+        assert store.sent <= 1.05 * size
+        assert store.requests <= 40
+
+
+def test_a_column_of_a_table_is_no_request_for_each_row(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in store.environment.items():
+        monkeypatch.setenv(name, value)
+    columns = [fits.Column("x", "100D", array=np.zeros((2000, 100))), fits.Column("y", "K", array=np.arange(2000))]
+    fits.BinTableHDU.from_columns(columns).writeto(tmp_path / "a.fits")
+    data = md.open_dataset(store.put(tmp_path / "a.fits", "narrow/a.fits"), comm=MPI.COMM_SELF, inputs="y")
+    store.forget()
+    np.testing.assert_array_equal(data.load()["y"], np.arange(2000))
+    assert store.requests <= 10
 
 
 KINDS = {
