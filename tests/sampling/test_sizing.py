@@ -98,6 +98,17 @@ def test_windows_grow_so_that_ranks_have_lanes_of_their_own(ranks: int, chunk_by
     assert costs.bytes_per_rank < 3e9
 
 
+def test_lanes_of_blocks_that_are_kept_in_fewer_bytes_than_their_samples() -> None:
+    """Shards of 1,000 images of 196 KB: a window holds no decoded shard, but four windows hold 28 archives of 18 MB."""
+    every, borders = Runs(np.array([0]), np.array([60_000])), np.arange(0, 60_000, 1000)
+    of_samples, of_archives = (
+        make_schedule(every, borders, 256, 196_608, None, seed=1, remainder="drop", kept_bytes=kept)
+        for kept in (0, 18_100)
+    )
+    assert (of_samples.lanes, of_archives.lanes) == (1, 8)
+    assert of_samples.window_steps == of_archives.window_steps
+
+
 def test_grown_windows_have_the_same_batches_on_any_number_of_ranks() -> None:
     large = Sorted("", 1 << 16, (40_000,), "f4", 16, 4096, 0.0)  # batches of 655 MB
     assert len(shuffling.by_default(large)(0)) == 16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import tarfile
@@ -142,8 +143,15 @@ def _tar(folder: Path) -> str:
     return "a-{0..1}.tar"
 
 
+def _tar_gz(folder: Path) -> str:
+    _tar(folder)
+    for path in folder.glob("*.tar"):
+        path.with_suffix(".tar.gz").write_bytes(gzip.compress(path.read_bytes()))
+    return "a-{0..1}.tar.gz"
+
+
 WRITERS: list[Callable[[Path], str]] = [
-    *(_hdf5, _netcdf4, _classic, _root, _parquet, _zarr, _shards, _zip, _npy, _images, _tar)
+    *(_hdf5, _netcdf4, _classic, _root, _parquet, _zarr, _shards, _zip, _npy, _images, _tar, _tar_gz)
 ]
 
 

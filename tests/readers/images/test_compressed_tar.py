@@ -168,6 +168,13 @@ def test_a_cache_that_holds_one_archive(tmp_path: Path, monkeypatch: pytest.Monk
     assert sizes == [one, other, one]
 
 
+def test_plain_and_compressed_shards_are_one_data_set(tmp_path: Path) -> None:
+    plain, other, last = shards(tmp_path)
+    other.write_bytes(gzip.compress(other.read_bytes()))
+    data = open_dataset([str(plain), str(other), str(last)], inputs="png", comm=MPI.COMM_SELF)
+    same(data.load()["png"], np.array([pixels(number) for number in range(sum(LENGTHS))]))
+
+
 def _warnings(comm: MPI.Intracomm, path: str) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
