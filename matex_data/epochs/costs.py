@@ -16,6 +16,7 @@ from matex_data.epochs.epochs import (
     READ_BYTES,
     SHARED_BLOCKS,
     WINDOWS_IN_MEMORY,
+    cached_block_bytes,
     exchanged_steps,
     mean_block_bytes,
     steps_within,
@@ -317,7 +318,7 @@ class _Shared(_Streamed):
 
     @property
     def cache_bytes(self) -> int:
-        return max(super().cache_bytes, SHARED_BLOCKS * self._block_bytes)
+        return max(super().cache_bytes, SHARED_BLOCKS * cached_block_bytes(self.source, self.schedule))
 
     @property
     def read_steps(self) -> int:

@@ -184,7 +184,7 @@ class SharedEpochs(StreamedEpochs):
     def _open(self) -> ReadContext:
         window = self.schedule.window_rows * self.source.row_bytes
         context = self.source.read_context(window, "independent")
-        blocks = SHARED_BLOCKS * mean_block_bytes(self.source, self.schedule)
+        blocks = SHARED_BLOCKS * cached_block_bytes(self.source, self.schedule)
         return replace(context, cache_bytes=max(context.cache_bytes, blocks))
 
     def _reader(self, context: ReadContext, epoch: int, start: int) -> EpochReader:
@@ -201,6 +201,11 @@ def exchanged_steps(source: Source, schedule: Schedule, ranks: int) -> int:
 def mean_block_bytes(source: Source, schedule: Schedule) -> int:
     """Return the mean size of a block in memory, in bytes."""
     return schedule.segments.total * source.row_bytes // (int(schedule.blocks.max(initial=0)) + 1)
+
+
+def cached_block_bytes(source: Source, schedule: Schedule) -> int:
+    """Return the mean size of what a rank keeps of a block while it reads the rows, in bytes."""
+    return mean_block_bytes(source, schedule) * (source.kept_bytes or source.row_bytes) // source.row_bytes
 
 
 @dataclass(frozen=True)

@@ -212,7 +212,7 @@ class Source:
         """
         # Of each lane two blocks are cached where windows begin and end: a window, and something more.
         windows = KEPT_WINDOWS if self.kept_bytes else 1
-        least = max(CACHE_BYTES, 3 * self._kept_of_file)
+        least = max(CACHE_BYTES, self._kept_of_file * 5 // 2)
         return max(least, windows * max(self.window_bytes or WINDOW_LIMIT, window_bytes * 5 // 4) // ranks)
 
     def read_context(self, window_bytes: int = 0, mode: str | None = None) -> ReadContext:
