@@ -192,7 +192,7 @@ class Batching:
             source.warned.add("quality")
             remedy = quality.remedy_for_windows if self.ties.overlap else quality.remedy
             if source.kept_bytes:
-                remedy = f"Unpack the files, which are compressed as a whole. {remedy}"
+                remedy = 'Unpack the files, which are compressed as a whole, write smaller ones or use shuffle="global"'
             warnings.warn(
                 "batches of files that are sorted (by class, run or time) would not be well mixed: "
                 f"{quality}. {remedy}",

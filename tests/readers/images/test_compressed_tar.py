@@ -251,3 +251,12 @@ def test_a_shard_that_does_not_fit_into_memory(tmp_path: Path, monkeypatch: pyte
         with pytest.raises(PartitionError, match="does not fit into the memory") as caught:
             read()
         assert "gunzip" in str(caught.value.remedy)
+
+
+def test_sorted_shards_are_not_well_mixed(tmp_path: Path) -> None:
+    for number in range(3):
+        path = tmp_path / f"{number}.tar.gz"
+        path.write_bytes(gzip.compress(content_of(30, tmp_path)))
+    data = open_dataset(str(tmp_path / "*.tar.gz"), inputs="cls", comm=MPI.COMM_SELF, window_bytes=1)
+    with pytest.warns(UserWarning, match="Unpack the files"):
+        data.batches(30, shuffle=True, seed=1)
