@@ -164,6 +164,13 @@ def store() -> Iterator[ObjectStore]:
         yield running
 
 
+@pytest.fixture
+def environment(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables by which this process finds the store."""
+    for name, value in store.environment.items():
+        monkeypatch.setenv(name, value)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("formats")
@@ -193,15 +200,23 @@ def _samples(comm: MPI.Intracomm, root: str, environment: dict[str, str]) -> dic
     return found
 
 
+def _check_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    for name in NAMES:
+        assert isinstance(expected[name], dict), expected[name]
+        assert repr(found[name]) == repr(expected[name]), name
+
+
 @pytest.mark.filterwarnings("ignore:.*is stored as gzip")
-@pytest.mark.rank_counts(1, 2)
-def test_samples_are_those_of_files(pool: Any, store: ObjectStore, folder: Path, url: str) -> None:
+@pytest.mark.usefixtures("environment")
+def test_samples_are_those_of_files(folder: Path, url: str) -> None:
+    _check_equal(_samples(MPI.COMM_SELF, url, {}), _samples(MPI.COMM_SELF, str(folder), {}))
+
+
+@pytest.mark.rank_counts(2)
+def test_samples_of_two_ranks_are_those_of_files(pool: Any, store: ObjectStore, folder: Path, url: str) -> None:
     expected = pool.run(_samples, str(folder), {})
-    found = pool.run(_samples, url, store.environment)
-    for of_rank, others in zip(found, expected, strict=True):
-        for name in NAMES:
-            assert isinstance(others[name], dict), others[name]
-            assert repr(of_rank[name]) == repr(others[name]), name
+    for of_rank, others in zip(pool.run(_samples, url, store.environment), expected, strict=True):
+        _check_equal(of_rank, others)
 
 
 def _large(folder: Path) -> None:
@@ -220,11 +235,10 @@ def _large(folder: Path) -> None:
             writer.write(record)
 
 
+@pytest.mark.usefixtures("environment")
 def test_files_are_read_once_to_open_them_and_once_in_an_epoch(
     store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in store.environment.items():
-        monkeypatch.setenv(name, value)
     monkeypatch.setattr(csv_reader, "SMALL_BYTES", 0)
     _large(tmp_path)
     url = store.put(tmp_path, "large")
@@ -241,11 +255,8 @@ def test_files_are_read_once_to_open_them_and_once_in_an_epoch(
         assert store.requests <= 40
 
 
-def test_a_column_of_a_table_is_no_request_for_each_row(
-    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in store.environment.items():
-        monkeypatch.setenv(name, value)
+@pytest.mark.usefixtures("environment")
+def test_a_column_of_a_table_is_no_request_for_each_row(store: ObjectStore, tmp_path: Path) -> None:
     columns = [fits.Column("x", "100D", array=np.zeros((2000, 100))), fits.Column("y", "K", array=np.arange(2000))]
     fits.BinTableHDU.from_columns(columns).writeto(tmp_path / "a.fits")
     data = md.open_dataset(store.put(tmp_path / "a.fits", "narrow/a.fits"), comm=MPI.COMM_SELF, inputs="y")
@@ -319,13 +330,13 @@ def test_a_truncated_object_is_the_error_of_a_truncated_file(
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("environment")
 def test_an_object_that_is_forbidden_while_it_is_read(
-    store: ObjectStore, url: str, monkeypatch: pytest.MonkeyPatch
+    store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in store.environment.items():
-        monkeypatch.setenv(name, value)
+    url = store.put(folder, "refused")  # objects of which this process keeps nothing decoded
     opened = {name: md.open_dataset(f"{url}/{name}", comm=MPI.COMM_SELF, format=format) for name, format in FILES}
-    monkeypatch.setattr(store, "forbidden", "formats")
+    monkeypatch.setattr(store, "forbidden", "refused")
     for name, data in opened.items():
         with pytest.raises(md.DataError, match=r"cannot be read(.|\n)*the store does not permit it") as caught:
             list(data.batches(8))
