@@ -191,11 +191,13 @@ FORMATS: dict[str, Format] = {
         "matex_data.readers.json_lines:index",
         suffixes=(".jsonl", ".ndjson", ".jsonlines"),
         extra="matex_data[csv]",
+        concurrent=True,
     ),
     "tfrecord": Format(
         "matex_data.readers.tfrecord:index",
         suffixes=(".tfrecord", ".tfrecords", ".tfrec"),
         extra="matex_data[tfrecord]",
+        concurrent=True,
     ),
     "zarr": Format(
         "matex_data.readers.zarr.reader:index",
@@ -247,7 +249,7 @@ FORMATS: dict[str, Format] = {
         verified=True,
         concurrent=True,
     ),
-    "npz": Format("matex_data.readers.arrays:index", suffixes=(".npz",), concurrent=True, remote=True),
+    "npz": Format("matex_data.readers.arrays:index", suffixes=(".npz",), concurrent=True),
     "raw": Format("matex_data.readers.arrays:index", suffixes=(".raw",), concurrent=True),
     "idx": Format(
         "matex_data.readers.idx:index",
@@ -266,7 +268,9 @@ FORMATS: dict[str, Format] = {
         folder="matex_data.readers.images.folders.probing:is_image_folder",
         stamped=False,
     ),
-    "fits": Format("matex_data.readers.fits.reader:index"),  # FITS files that begin with a table or a cube
+    "fits": Format(
+        "matex_data.readers.fits.reader:index", concurrent=True
+    ),  # FITS files that begin with a table or a cube
     "cifar": Format("matex_data.readers.cifar:index", names=(*CIFAR_NAMES, *(f"{name}.bin" for name in CIFAR_NAMES))),
 }
 """Built-in formats by name. They take precedence over those of other packages."""

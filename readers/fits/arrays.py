@@ -18,12 +18,14 @@ from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.scatter import Convert
 from matex_data.index.strided import Strided
 from matex_data.index.transposed import Transposed
+from matex_data.locks import Lock
 from matex_data.readers.decoding import Decoding
 from matex_data.readers.fits.columns import Biased
 from matex_data.readers.fits.headers import RESTORE, Unit
 from matex_data.storage.files import is_of_system, open_binary
 
 DTYPES = {8: "u1", 16: ">i2", 32: ">i4", 64: ">i8", -32: ">f4", -64: ">f8"}
+_ASTROPY_LOCK = Lock()  # threads may index several files
 _UNSIGNED = {(8, -128): "i1", (16, 2**15): "u2", (32, 2**31): "u4", (64, 2**63): "u8"}
 
 
@@ -125,7 +127,7 @@ def _compressed_index(path: str, unit: Unit, field: str, axis: int) -> Index:
     from astropy.io import fits
 
     try:
-        with open_binary(path) as stored, fits.open(stored, memmap=False) as file:
+        with _ASTROPY_LOCK, open_binary(path) as stored, fits.open(stored, memmap=False) as file:
             section = file[unit.number].section
             shape = tuple(section.shape)
             dtype = section[tuple(slice(0, 1) for _ in shape)].dtype.newbyteorder("=")
