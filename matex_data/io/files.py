@@ -35,6 +35,7 @@ from matex_data.storage.objects import is_url
 
 MODES = ("auto", "collective", "independent")
 MOST_SHARED_FILES = 64  # that all ranks open; of more files, each rank opens those that it reads
+OBJECT_BYTES = 64 << 20  # about, of an object that are in memory for one task, with those between its ranges
 OBJECT_GAP_BYTES = 4 << 10  # between two ranges of an object: to read them costs less than another request
 MOST_OPEN_FILES = min(4096, max(128, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
 """Files of one reader that a rank keeps open; a program has several readers, and files of its own."""
@@ -372,11 +373,14 @@ class _OpenObject:
     def read(self, task: ReadTask) -> int:
         """Make the reads of a task side by side, and return the number of bytes; raise ``OSError`` if one fails."""
         first = task.first
-        sizes = np.add.reduceat(task.nbytes, first) if len(first) else first
-        read = objects.read_ranges(self._url, task.offset[first].tolist(), sizes.tolist(), OBJECT_GAP_BYTES)
-        ends = [*first[1:].tolist(), len(task.nbytes)]
-        runs = zip(read, first.tolist(), ends, strict=True)
-        return sum(_copied(data, task, begin, end) for data, begin, end in runs)
+        offset, sizes = task.offset[first], np.add.reduceat(task.nbytes, first) if len(first) else first
+        edges, total = np.append(first, len(task.nbytes)).tolist(), 0
+        held = np.cumsum(sizes + OBJECT_GAP_BYTES) // OBJECT_BYTES
+        for runs in np.split(np.arange(len(first)), np.flatnonzero(np.diff(held)) + 1):
+            read = objects.read_ranges(self._url, offset[runs].tolist(), sizes[runs].tolist(), OBJECT_GAP_BYTES)
+            for run, data in zip(runs.tolist(), read, strict=True):
+                total += _copied(data, task, edges[run], edges[run + 1])
+        return total
 
     def has_cached(self, _: Integers) -> bool:
         """Return False: no page cache has bytes of a store."""

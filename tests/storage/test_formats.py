@@ -26,6 +26,7 @@ from mpi4py import MPI
 from PIL import Image
 
 import matex_data as md
+from matex_data.io import files
 from matex_data.readers.csv import reader as csv_reader
 from tests.support.object_store import ObjectStore, object_store
 
@@ -256,13 +257,18 @@ def test_files_are_read_once_to_open_them_and_once_in_an_epoch(
 
 
 @pytest.mark.usefixtures("environment")
-def test_a_column_of_a_table_is_no_request_for_each_row(store: ObjectStore, tmp_path: Path) -> None:
+def test_a_column_of_a_table_is_no_request_for_each_row(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     columns = [fits.Column("x", "100D", array=np.zeros((2000, 100))), fits.Column("y", "K", array=np.arange(2000))]
     fits.BinTableHDU.from_columns(columns).writeto(tmp_path / "a.fits")
     data = md.open_dataset(store.put(tmp_path / "a.fits", "narrow/a.fits"), comm=MPI.COMM_SELF, inputs="y")
     store.forget()
     np.testing.assert_array_equal(data.load()["y"], np.arange(2000))
     assert store.requests <= 10
+    monkeypatch.setattr(files, "OBJECT_BYTES", 1 << 20)  # so that memory bounds a request
+    np.testing.assert_array_equal(data.load()["y"], np.arange(2000))
+    assert 11 < store.requests <= 20
 
 
 KINDS = {
