@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from matex_data._types import Bytes, Integers
+from matex_data.codecs.scratch import Memory, new_memory
 from matex_data.errors import DataError, FormatError
 from matex_data.readers.zarr.arrays import ArrayMetadata, Shards
 from matex_data.readers.zarr.shards import inner_extents, shard_index
@@ -19,8 +20,12 @@ class StoredBytes(ABC):
     """Chunks as they are stored."""
 
     @abstractmethod
-    def read(self, numbers: Sequence[int]) -> list[Bytes | None]:
+    def read(self, numbers: Sequence[int], memory: Memory = new_memory) -> list[Bytes | None]:
         """Read chunks; None for one that was never written.
+
+        Parameters
+        ----------
+        memory : receives the bytes of files.
 
         Raises
         ------
@@ -122,19 +127,19 @@ class ChunkFiles(StoredBytes):
     keys: ChunkKeys
     shards: Shards | None = None
 
-    def read(self, numbers: Sequence[int]) -> list[Bytes | None]:
+    def read(self, numbers: Sequence[int], memory: Memory = new_memory) -> list[Bytes | None]:
         if self.shards is None:
-            return [read_file(f"{self.path}/{self.keys.of(number)}") for number in numbers]
-        return [self._read_inner(self.keys.grid.position(number), self.shards) for number in numbers]
+            return [read_file(f"{self.path}/{self.keys.of(number)}", memory) for number in numbers]
+        return [self._read_inner(self.keys.grid.position(number), self.shards, memory) for number in numbers]
 
-    def _read_inner(self, position: tuple[int, ...], shards: Shards) -> Bytes | None:
+    def _read_inner(self, position: tuple[int, ...], shards: Shards, memory: Memory) -> Bytes | None:
         key = self.keys.at([at // count for at, count in zip(position, shards.counts, strict=True)])
         inner = [at % count for at, count in zip(position, shards.counts, strict=True)]
         index = shard_index(f"{self.path}/{key}", shards)
         if index is None:
             return None
         extent = index.extent(int(np.ravel_multi_index(inner, shards.counts)))
-        return None if extent is None else read(extent)
+        return None if extent is None else read(extent, memory)
 
 
 @dataclass(frozen=True)
@@ -150,7 +155,7 @@ class KeyedChunks(StoredBytes):
     store: Store
     keys: ChunkKeys
 
-    def read(self, numbers: Sequence[int]) -> list[Bytes | None]:
+    def read(self, numbers: Sequence[int], memory: Memory = new_memory) -> list[Bytes | None]:
         values = [self.store.get(self.keys.of(number)) for number in numbers]
         return [None if value is None else np.frombuffer(value, np.uint8) for value in values]
 
@@ -194,18 +199,18 @@ class ChunkExtents(StoredBytes):
         """Return whether the byte ranges hold all chunks, as the codecs take them."""
         return not self.inline and not self.inflated.any()
 
-    def read(self, numbers: Sequence[int]) -> list[Bytes | None]:
+    def read(self, numbers: Sequence[int], memory: Memory = new_memory) -> list[Bytes | None]:
         entries = np.searchsorted(self.number, numbers).tolist()
-        return [self._read(number, entry) for number, entry in zip(numbers, entries, strict=True)]
+        return [self._read(number, entry, memory) for number, entry in zip(numbers, entries, strict=True)]
 
-    def _read(self, number: int, entry: int) -> Bytes | None:
+    def _read(self, number: int, entry: int, memory: Memory) -> Bytes | None:
         if number in self.inline:
             return np.frombuffer(self.inline[number], np.uint8)
         if entry == len(self.number) or int(self.number[entry]) != number:
             return None
         path = self.paths[int(self.file[entry])]
         columns = (self.offset, self.nbytes, self.checksum, self.inflated)
-        data = read(Extent(path, *(int(column[entry]) for column in columns)))
+        data = read(Extent(path, *(int(column[entry]) for column in columns)), memory)
         if data is None:
             remedy = "restore the file, or write the references again"
             raise DataError("the file of a chunk is missing", file=path, remedy=remedy)

@@ -17,6 +17,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from matex_data._types import Bytes
+from matex_data.codecs.scratch import Memory, new_memory
 from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.locks import cached_property
 from matex_data.storage import files as storage
@@ -182,15 +183,19 @@ def _has_any(folder: str, names: Sequence[str]) -> bool:
     return any(os.access(f"{folder}/{name}", os.F_OK) for name in names)
 
 
-def read(extent: Extent) -> Bytes | None:
+def read(extent: Extent, memory: Memory = new_memory) -> Bytes | None:
     """Read a byte range, uint8[n], decompressed if it is a deflate stream; None if there is no such file.
+
+    Parameters
+    ----------
+    memory : receives the bytes of files.
 
     Raises
     ------
     DecodeError : the file is shorter, or the bytes have another checksum.
     DataError : it cannot be read.
     """
-    data = _read(extent)
+    data = _read(extent, memory)
     if data is not None and extent.inflated:
         data = _inflate(data, extent)
     if data is not None and extent.checksum and zlib.crc32(data.data) + 1 != extent.checksum:
@@ -207,7 +212,7 @@ def _inflate(data: Bytes, extent: Extent) -> Bytes:
     return np.frombuffer(plain, np.uint8)
 
 
-def _read(extent: Extent) -> Bytes | None:
+def _read(extent: Extent, memory: Memory) -> Bytes | None:
     if is_url(extent.path):
         return _read_object(extent)
     try:
@@ -217,18 +222,18 @@ def _read(extent: Extent) -> Bytes | None:
     except OSError as error:
         raise DataError("the file cannot be read", file=extent.path, found=error) from error
     try:
-        return _read_all(descriptor, extent)
+        return _read_all(descriptor, extent, memory)
     except OSError as error:
         raise DataError("the file cannot be read", file=extent.path, found=error) from error
     finally:
         os.close(descriptor)
 
 
-def read_file(path: str) -> Bytes | None:
+def read_file(path: str, memory: Memory = new_memory) -> Bytes | None:
     """Read a whole file, uint8[n]; None if there is no such file. See `read`."""
     if is_url(path):
         return _read_object(Extent(path, 0, -1))
-    return read(Extent(path, 0, size_of(path)))
+    return read(Extent(path, 0, size_of(path)), memory)
 
 
 def size_of(path: str) -> int:
@@ -260,14 +265,14 @@ def _read_object(extent: Extent) -> Bytes | None:
     return np.frombuffer(data, np.uint8)
 
 
-def _read_all(descriptor: int, extent: Extent) -> Bytes:
+def _read_all(descriptor: int, extent: Extent, memory: Memory) -> Bytes:
     size = os.fstat(descriptor).st_size
     if extent.offset < 0 or extent.nbytes < 0 or extent.offset + extent.nbytes > size:
         expected = f"{extent.offset + extent.nbytes} bytes"
         raise DecodeError(
             "the file is truncated", file=extent.path, byte=size, expected=expected, found=f"{size} bytes"
         )
-    data, done = np.empty(extent.nbytes, np.uint8), 0
+    data, done = memory(extent.nbytes), 0
     while done < extent.nbytes:
         step = os.preadv(descriptor, [data[done : done + MAX_READ].data], extent.offset + done)
         if not step:
