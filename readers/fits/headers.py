@@ -57,19 +57,23 @@ class Unit:
         if not self.shape:
             return 0
         items = prod(self.shape) if not self.cards.get("GROUPS") else prod(self.shape[:-1])
-        return abs(self.integer("BITPIX")) // 8 * self.integer("GCOUNT", 1) * (self.integer("PCOUNT") + items)
+        return abs(self.integer("BITPIX")) // 8 * self.integer("GCOUNT", 1) * (self.integer("PCOUNT", 0) + items)
 
     @property
     def is_table(self) -> bool:
         """Return whether the unit is a table, and no compressed image or table."""
         return self.kind in ("BINTABLE", "TABLE") and not self.cards.get("ZIMAGE") and not self.cards.get("ZTABLE")
 
-    def integer(self, keyword: str, default: int = 0) -> int:
+    def integer(self, keyword: str, default: int | None = None) -> int:
         """Return a whole number that is not negative, but for BITPIX.
+
+        Parameters
+        ----------
+        default : where there is no such card; None: the standard demands one.
 
         Raises
         ------
-        ValueError : the value is of another kind.
+        ValueError : the value is of another kind, or missing.
         """
         value = self.cards.get(keyword, default)
         if type(value) is not int or (value < 0 and keyword != "BITPIX"):
@@ -154,18 +158,24 @@ def _value(text: str) -> Any:
 def holds_rows(path: str, head: bytes) -> bool:
     """Return whether the first data of a FITS file are a table, or an array of more than two axes.
 
+    A header behind the first one that is damaged counts as that of a table, whose reader says what is wrong with it.
+
     Parameters
     ----------
     head : first bytes of the file, which tell the kind of most files.
     """
     if not head.startswith(b"SIMPLE  ="):
         return False
+    headers = 0
     try:
         with open_binary(path) as file:
             for unit in units(path, file, file.seek(0, 2)):
+                headers += 1
                 if unit.nbytes and (unit.number == 0 or unit.kind in ("IMAGE", "BINTABLE", "TABLE")):
                     is_cube = unit.kind == "IMAGE" and prod(unit.shape[:-2]) > 1
                     return unit.is_table or is_cube
-    except (OSError, FormatError, ValueError):
+    except (FormatError, ValueError):
+        return headers > 0
+    except OSError:
         return False
     return False

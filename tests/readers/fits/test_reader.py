@@ -113,6 +113,15 @@ def test_only_the_chosen_columns_are_read(tmp_path: Path) -> None:
     assert 1 <= data.profile.bytes / (1000 * (12 * 4 + 8)) < 1.02
 
 
+@pytest.mark.parametrize("keyword", [b"NAXIS2", b"TFIELDS"])
+def test_a_header_without_a_length_is_damaged(tmp_path: Path, keyword: bytes) -> None:
+    path = Path(write(tmp_path / "a.fits", 30))
+    before, _, after = path.read_bytes().rpartition(keyword.ljust(8) + b"=")
+    path.write_bytes(before + keyword.lower().ljust(8) + b"=" + after)  # of one damaged bit, NAXIS2 counted as 0
+    with pytest.raises(FormatError, match=f"(?s)header.* is damaged.*{keyword.decode()} = None"):
+        open_dataset(path, comm=MPI.COMM_SELF)
+
+
 def test_missing_integers_are_nan(tmp_path: Path) -> None:
     unit = fits.BinTableHDU.from_columns(
         [C("n", "J", null=-99, array=[1, -99, 3]), C("m", "B", null=0, array=np.array([0, 7, 9], "u1"))]

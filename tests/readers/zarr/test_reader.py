@@ -212,7 +212,11 @@ def _files_read(comm: MPI.Intracomm, path: str) -> tuple[list[str], int]:
     """Return the names of the chunk files that this rank opens, and the number of its rows."""
     opened: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunks, "read_file", lambda file: (opened.append(Path(file).name), stores.read_file(file))[1])
+        patch.setattr(
+            chunks,
+            "read_file",
+            lambda file, memory: (opened.append(Path(file).name), stores.read_file(file, memory))[1],
+        )
         rows = len(open_dataset(path, comm=comm).load()["x"])
     return opened, rows
 
