@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from mpi4py import MPI
 
 from matex_data import open_dataset, training
+from tests.support.corpus import CORPUS, needs_corpus
 from tests.support.ranks import Pools
 
-CORPUS = os.environ.get("MATEX_CORPUS")
-pytestmark = pytest.mark.skipif(CORPUS is None, reason="MATEX_CORPUS does not name a folder of real files")
+pytestmark = needs_corpus
 
 
 def _forecast(comm: MPI.Intracomm, path: str) -> tuple[list[float], list[Any]]:
@@ -43,7 +40,7 @@ def _scaled(found: Any) -> Any:
 
 
 def test_forecast_the_next_step_of_a_field(ranks: Pools) -> None:
-    path = str(Path(CORPUS or "") / "netcdf/iris/SMALL_total_column_co2.nc")
+    path = str(CORPUS / "netcdf/iris/SMALL_total_column_co2.nc")
     [(alone, expected)] = ranks(1).run(_forecast, path, timeout=180)
     together = ranks(2).run(_forecast, path, timeout=180)
     assert alone[-1] < 0.9 * alone[0]
@@ -84,7 +81,7 @@ def _survivors(comm: MPI.Intracomm, path: str) -> tuple[list[float], list[Any], 
 
 
 def test_a_table_of_numbers_and_categories(ranks: Pools) -> None:
-    path = str(Path(CORPUS or "") / "csv/fivethirtyeight/marvel-wikia-data.csv")
+    path = str(CORPUS / "csv/fivethirtyeight/marvel-wikia-data.csv")
     [(alone, expected, rows)] = ranks(1).run(_survivors, path, timeout=180)
     assert 10_000 < rows < 16_376
     assert alone[-1] < 0.9 * alone[0]

@@ -19,6 +19,7 @@ from tests.support.launch import run_script
 CHILD = """
 import json, os, signal, sys, time
 from matex_data.cli import probing
+from tests.support.machine_speed import scaled
 def look(path, format, names, step):
     name = os.path.basename(path)
     if name.startswith("crash"):
@@ -54,7 +55,7 @@ def test_each_file_is_probed_whatever_happens_to_the_others() -> None:
     names = ["a", "crash1", "b", "kill1", "slow", "loop1", "crash2", "c", "leave", "raw", "d", "loop2"]
     begin = time.monotonic()
     errors = probe(names, seconds=1, command=[sys.executable, "-c", CHILD])
-    assert time.monotonic() - begin < 60
+    assert time.monotonic() - begin < scaled(60)
     assert [error.file for error in errors] == [name for name in names if name.strip("12") in TEXTS]
     for error in errors:
         assert isinstance(error, FormatError)

@@ -28,6 +28,7 @@ from mpi4py import MPI
 
 from matex_data import DataError, open_dataset
 from matex_data.readers import arrays, cifar, idx
+from tests.support.machine_speed import scaled
 from tests.support.serial import every_row, same
 
 Arrays = dict[str, Any]
@@ -192,7 +193,7 @@ def _limited() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
-    assert time.monotonic() - began < SECONDS
+    assert time.monotonic() - began < scaled(SECONDS)
 
 
 def outcome(kind: str, path: Path, read: Callable[[str, Path], Arrays]) -> str:

@@ -19,8 +19,7 @@ from mpi4py import MPI
 
 from matex_data import FormatError, open_dataset
 from matex_data.readers import HEAD_BYTES, detect, known_formats
-
-CORPUS = os.environ.get("MATEX_CORPUS")
+from tests.support.corpus import CORPUS, needs_corpus
 
 TABLES = {
     "with commas": b"a,b\n1,2\n3,4\n",
@@ -149,10 +148,10 @@ def test_a_table_without_a_suffix_against_pandas(tmp_path: Path) -> None:
     np.testing.assert_array_equal(data["x"], pd.read_csv(path, sep="|")["x"])
 
 
-@pytest.mark.skipif(not CORPUS, reason="MATEX_CORPUS does not say where the corpus is")
+@needs_corpus
 def test_every_file_of_the_corpus_has_its_format() -> None:
     found: dict[str, set[str]] = {}
-    for path in sorted(Path(CORPUS or ".").rglob("*")):
+    for path in sorted(CORPUS.rglob("*")):
         if not path.is_file() or path.suffix in (".json", ".md"):
             continue
         with path.open("rb") as file:
@@ -163,7 +162,7 @@ def test_every_file_of_the_corpus_has_its_format() -> None:
             kind = "particle" if "there is no reader" in str(error) else "unknown"
         # Les Houches events in HDF5 and openPMD are HDF5 files; the rows of rank.train differ in length.
         found.setdefault(
-            "rank.train" if path.name == "rank.train" else path.relative_to(CORPUS or ".").parts[0], set()
+            "rank.train" if path.name == "rank.train" else path.relative_to(CORPUS).parts[0], set()
         ).add(kind)
     assert found["csv"] == {"csv"}
     assert found["rank.train"] == {"unknown"} and found["images"] == {"images", "fits"}

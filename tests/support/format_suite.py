@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 from matex_data import DataError, Dataset, FieldNotFound, PartitionError, open_dataset
 from matex_data.index.model import Layout
 from matex_data.io.counters import process_profile
-from tests.support.ranks import Pools
+from tests.support.ranks import Pool, Pools
 
-SIZES = (1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4)))
-BATCH = 24  # samples; every number of ranks above divides it
+BATCH = 24  # samples; every number of ranks divides it
 EPOCHS = 3
 
 Arrays = dict[str, NDArray[Any]]
@@ -79,108 +78,98 @@ class FormatSuite:
                 assert data.schema[name].dtype == array.dtype.newbyteorder("=")
                 assert data.schema[name].shape == array.shape[1:]
 
-    @pytest.mark.parametrize("size", SIZES)
-    def test_load_gives_the_blocks_in_order(self, case: Case, ranks: Pools, size: int) -> None:
-        blocks = ranks(size).run(_load, case)
+    def test_load_gives_the_blocks_in_order(self, case: Case, pool: Pool) -> None:
+        blocks = pool.run(_load, case)
         for name, expected in case.expected.items():
             same(np.concatenate([block[name] for block in blocks]), expected)
         lengths = [len(block[case.identity]) for block in blocks]
         assert max(lengths) - min(lengths) <= 1
 
     @pytest.mark.parametrize("remainder", ["drop", "pad", "keep"])
-    @pytest.mark.parametrize("size", SIZES)
-    def test_unshuffled_batches_follow_the_files(self, case: Case, ranks: Pools, size: int, remainder: str) -> None:
+    def test_unshuffled_batches_follow_the_files(self, case: Case, pool: Pool, remainder: str) -> None:
         total = len(case.expected[case.identity])
         count = total // BATCH if remainder == "drop" else -(-total // BATCH)
-        by_rank = ranks(size).run(_batches, case, remainder=remainder)
-        assert [len(batches) for batches in by_rank] == [count] * size
+        by_rank = pool.run(_batches, case, remainder=remainder)
+        assert [len(batches) for batches in by_rank] == [count] * pool.size
         for step in range(count):
             local = [batches[step] for batches in by_rank]
             for name, expected in case.expected.items():
                 real = [_real(batch, name) for batch in local]
                 same(np.concatenate(real), expected[step * BATCH : (step + 1) * BATCH])
 
-    @pytest.mark.parametrize("size", SIZES)
-    def test_every_sample_once_in_an_epoch(self, case: Case, ranks: Pools, size: int) -> None:
-        orders = _by_epoch(ranks(size).run(_identities, case, remainder="keep"))
+    def test_every_sample_once_in_an_epoch(self, case: Case, pool: Pool) -> None:
+        orders = _by_epoch(pool.run(_identities, case, remainder="keep"))
         everything = in_order(case.expected[case.identity])
         for epoch in orders:
             same(in_order(np.concatenate(epoch)), everything)
         assert not np.array_equal(np.concatenate(orders[0]), np.concatenate(orders[1]))
 
-    @pytest.mark.parametrize("size", SIZES[1:])
-    def test_global_batches_do_not_depend_on_the_ranks(self, case: Case, ranks: Pools, size: int) -> None:
+    @pytest.mark.rank_counts(3, slow=(2, 4))
+    def test_global_batches_do_not_depend_on_the_ranks(self, case: Case, ranks: Pools, pool: Pool) -> None:
         alone = _by_epoch(ranks(1).run(_identities, case))
-        on_ranks = _by_epoch(ranks(size).run(_identities, case))
+        on_ranks = _by_epoch(pool.run(_identities, case))
         assert len(alone) == len(on_ranks) == EPOCHS
         for one, other in zip(alone, on_ranks, strict=True):
             for a, b in zip(one, other, strict=True):
                 same(in_order(a), in_order(b))
 
-    @pytest.mark.parametrize("size", SIZES)
-    def test_shuffled_samples_stay_whole(self, case: Case, ranks: Pools, size: int) -> None:
+    def test_shuffled_samples_stay_whole(self, case: Case, pool: Pool) -> None:
         rows = {key(value): row for row, value in enumerate(case.expected[case.identity])}
-        for batches in ranks(size).run(_batches, case, shuffle=True, seed=5):
+        for batches in pool.run(_batches, case, shuffle=True, seed=5):
             for batch in batches:
                 numbers = [rows[key(value)] for value in batch[case.identity]]
                 for name, expected in case.expected.items():
                     same(batch[name], expected[numbers])
 
-    @pytest.mark.parametrize("size", SIZES)
-    def test_each_rank_reads_its_own_rows_alone(self, case: Case, ranks: Pools, size: int) -> None:
-        for read, needed, blocks in ranks(size).run(_bytes_read, case):
+    def test_each_rank_reads_its_own_rows_alone(self, case: Case, pool: Pool) -> None:
+        for read, needed, blocks in pool.run(_bytes_read, case):
             assert read <= needed * 1.05 + blocks
 
-    @pytest.mark.parametrize("size", SIZES)
-    def test_resume_on_another_number_of_ranks(self, case: Case, ranks: Pools, size: int) -> None:
+    def test_resume_on_another_number_of_ranks(self, case: Case, ranks: Pools, pool: Pool) -> None:
         whole = _by_epoch(ranks(1).run(_identities, case))
         steps = len(whole[0])
-        rest = _by_epoch(ranks(size).run(_identities, case, step=steps + steps // 2))
+        rest = _by_epoch(pool.run(_identities, case, step=steps + steps // 2))
         for a, b in zip(whole[1][steps // 2 :] + whole[2], rest[0] + rest[1], strict=True):
             same(in_order(a), in_order(b))
 
-    @pytest.mark.parametrize("size", SIZES[1:])
-    def test_tensors_are_the_arrays(self, case: Case, ranks: Pools, size: int) -> None:
-        assert all(ranks(size).run(_tensors_agree, case, timeout=120))
+    @pytest.mark.rank_counts(3, slow=(2, 4))
+    def test_tensors_are_the_arrays(self, case: Case, pool: Pool) -> None:
+        assert all(pool.run(_tensors_agree, case, timeout=120))
 
-    @pytest.mark.parametrize("size", SIZES)
-    def test_more_ranks_than_samples(self, case: Case, ranks: Pools, size: int) -> None:
+    def test_more_ranks_than_samples(self, case: Case, pool: Pool) -> None:
         first = case.expected[case.identity][:1]
-        refused = ranks(size).outcomes(_of_one_sample, case, "drop")
+        refused = pool.outcomes(_of_one_sample, case, "drop")
         assert all(isinstance(error, PartitionError) for error in refused), refused
         assert len({str(error) for error in refused}) == 1
         for remainder in ("pad", "keep"):
-            by_rank = ranks(size).run(_of_one_sample, case, remainder)
+            by_rank = pool.run(_of_one_sample, case, remainder)
             assert len({len(batches) for batches in by_rank}) == 1
             found = [value for batches in by_rank for batch in batches for value in _real(batch, case.identity)]
             same(np.array(found, first.dtype).reshape(-1, *first.shape[1:]), first)
 
-    @pytest.mark.parametrize("size", SIZES)
-    def test_damage_is_the_same_error_everywhere(self, ranks: Pools, size: int, tmp_path: Path) -> None:
-        outcomes = ranks(size).outcomes(_read_everything, self.damage(tmp_path), timeout=30)
+    def test_damage_is_the_same_error_everywhere(self, pool: Pool, tmp_path: Path) -> None:
+        outcomes = pool.outcomes(_read_everything, self.damage(tmp_path), timeout=30)
         assert all(isinstance(error, DataError) for error in outcomes), outcomes
         assert len({str(error) for error in outcomes}) == 1
         assert "file" in str(outcomes[0])
 
-    @pytest.mark.parametrize("size", SIZES)
-    def test_a_misspelt_field_is_the_same_error_everywhere(self, case: Case, ranks: Pools, size: int) -> None:
+    def test_a_misspelt_field_is_the_same_error_everywhere(self, case: Case, pool: Pool) -> None:
         name = case.identity + "x"
-        outcomes = ranks(size).outcomes(_read_everything, case, inputs=name, timeout=30)
+        outcomes = pool.outcomes(_read_everything, case, inputs=name, timeout=30)
         assert all(isinstance(error, FieldNotFound) for error in outcomes), outcomes
         assert len({str(error) for error in outcomes}) == 1
         assert repr(name) in str(outcomes[0]) and repr(case.identity) in str(outcomes[0])
 
-    @pytest.mark.parametrize("size", (2, pytest.param(1, marks=pytest.mark.slow)))
-    def test_memory_threads_and_files_stay(self, case: Case, ranks: Pools, size: int) -> None:
-        for before, after in ranks(size).run(_resources, case, timeout=120):
+    @pytest.mark.rank_counts(2, slow=(1,))
+    def test_memory_threads_and_files_stay(self, case: Case, pool: Pool) -> None:
+        for before, after in pool.run(_resources, case, timeout=120):
             assert after["memory"] - before["memory"] < 20e6
             assert after["threads"] <= before["threads"]
             assert after["files"] <= before["files"]
 
-    @pytest.mark.parametrize("size", SIZES)
-    def test_many_batches_alive(self, case: Case, ranks: Pools, size: int) -> None:
+    def test_many_batches_alive(self, case: Case, pool: Pool) -> None:
         rows = {key(value): row for row, value in enumerate(case.expected[case.identity])}
-        for batches in ranks(size).run(_held, case):
+        for batches in pool.run(_held, case):
             assert len(batches) >= 20
             for batch in batches:
                 for name, expected in case.expected.items():

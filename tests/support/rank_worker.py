@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from mpi4py import MPI
 
-from tests.support import shared_memory
+from tests.support import contexts, shared_memory
 
 GRACE = 30.0
 """Seconds after the time limit of a task at which a rank ends itself, if the parent has not killed it before."""
@@ -54,11 +54,12 @@ def main(folder: Path) -> None:
 def _serve(world: MPI.Intracomm, parent: Connection[Any, Any], stacks: IO[str]) -> None:
     while True:
         try:
-            timeout, task = parent.recv()
+            timeout, test, task = parent.recv()
         except (EOFError, OSError):
             return
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)  # a task may have taken the signal
         faulthandler.dump_traceback_later(timeout + GRACE, exit=True)
+        contexts.switch(test)
         answer = _answer(world, task)
         faulthandler.cancel_dump_traceback_later()
         sys.stdout.flush()

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from pathlib import Path
 from typing import Any
 
-from tests.support import rank_worker
+from tests.support import contexts, machine_speed, rank_worker
 from tests.support.launch import ROOT, TIME_LIMIT, environment, fork_client, kill, mpiexec
 from tests.support.rank_worker import Answer
 
@@ -102,7 +102,7 @@ class Pool:
 
     def _ask(self, function: Task, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float) -> dict[int, Answer]:
         __tracebackhide__ = True
-        task = pickle.dumps((function, args, kwargs))
+        task, timeout = pickle.dumps((function, args, kwargs)), machine_speed.scaled(timeout)
         if self._workers is None:
             self._workers = _Workers(self.size)
         answers: dict[int, Answer] = {}
@@ -166,7 +166,7 @@ class _Workers:
 
     def _accept(self, server: socket.socket, key: bytes) -> tuple[int, int, Connection[Any, Any]]:
         """Return rank, process id and connection of the next worker that connects."""
-        end = time.monotonic() + START_LIMIT
+        end = time.monotonic() + machine_speed.scaled(START_LIMIT)
         server.settimeout(0.2)
         while True:
             with contextlib.suppress(TimeoutError):
@@ -191,7 +191,7 @@ class _Workers:
         for path in self._folder.glob("*.out"):
             os.truncate(path, 0)
         for connection in self._connections:
-            connection.send((timeout, task))
+            connection.send((timeout, contexts.current(), task))
         end = time.monotonic() + timeout
         while len(answers) < len(self._connections):
             waiting = {rank: c for rank, c in enumerate(self._connections) if rank not in answers}
@@ -201,7 +201,7 @@ class _Workers:
             for rank in [rank for rank, connection in waiting.items() if connection in ready]:
                 answers[rank] = waiting[rank].recv()
                 if answers[rank].failed:
-                    end = min(end, time.monotonic() + PEER_LIMIT)
+                    end = min(end, time.monotonic() + machine_speed.scaled(PEER_LIMIT))
 
     def stacks(self, without: Container[int]) -> dict[str, str]:
         """Return the stacks of all threads of the ranks that have not answered."""

@@ -13,6 +13,7 @@ import pytest
 from mpi4py import MPI
 
 from tests.support.launch import Hung, mpiexec, run_script
+from tests.support.machine_speed import scaled
 from tests.support.ranks import ALIVE, Pool, Pools, RanksFailed, Task
 
 
@@ -130,9 +131,9 @@ def test_system_exit_is_an_outcome(ranks: Pools) -> None:
 def test_hang_ends_with_stacks_and_the_next_task_runs(ranks: Pools, function: Task) -> None:
     begin = time.monotonic()
     pids = [pid for _, pid, _ in ranks(2).run(_sum, 1)]
-    with pytest.raises(RanksFailed, match=r"hung on 1 of 2 ranks \(2 s\)") as caught:
+    with pytest.raises(RanksFailed, match=r"hung on 1 of 2 ranks \(\d") as caught:
         ranks(2).run(function, timeout=2)
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < scaled(30)
     assert f"in {function.__name__}" in str(caught.value)
     assert "test_ranks.py" in str(caught.value)
     assert not any(_runs(pid) for pid in pids)

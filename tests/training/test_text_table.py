@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import pytest
 
+from tests.support.corpus import CORPUS, needs_corpus
 from tests.support.ranks import Pools
 
-CORPUS = os.environ.get("MATEX_CORPUS")
-pytestmark = pytest.mark.skipif(not CORPUS, reason="MATEX_CORPUS does not say where the corpus is")
+pytestmark = needs_corpus
 
 NUMBERS = ["APPEARANCES", "Year"]
 CATEGORIES = ["ALIGN", "SEX", "EYE"]
@@ -51,7 +48,7 @@ def _trained(comm: Any, path: str) -> tuple[list[np.ndarray], dict[str, list[flo
 
 
 def test_three_ranks_equal_one_process(ranks: Pools) -> None:
-    path = str(Path(CORPUS or ".") / "csv/fivethirtyeight/marvel-wikia-data.csv")
+    path = str(CORPUS / "csv/fivethirtyeight/marvel-wikia-data.csv")
     ((weights, logs, figures),) = ranks(1).run(_trained, path, timeout=180)
     table = pd.read_csv(path)[NUMBERS]
     np.testing.assert_array_equal(figures[:, :2], np.stack([table.count(), table.isna().sum()], 1))

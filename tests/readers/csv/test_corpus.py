@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,10 +17,10 @@ from matex_data import DataError, open_dataset
 from matex_data.readers.arrow_times import EPOCH
 from matex_data.readers.csv import reader as csv_reader
 from matex_data.readers.csv import records
+from tests.support.corpus import CORPUS, needs_corpus
 from tests.support.ranks import Pools
 
-CORPUS = os.environ.get("MATEX_CORPUS")
-pytestmark = pytest.mark.skipif(not CORPUS, reason="MATEX_CORPUS does not say where the corpus is")
+pytestmark = needs_corpus
 
 DIALECTS: dict[str, dict[str, Any]] = {
     "1206FUT.txt": {"sep": "\t"},
@@ -67,7 +66,7 @@ BROKEN = {
 
 
 def _files() -> list[Path]:
-    return [path for path in sorted(Path(CORPUS or ".").glob("csv/*/*")) if path.suffix != ".json"]
+    return [path for path in sorted(CORPUS.glob("csv/*/*")) if path.suffix != ".json"]
 
 
 def _expected(path: Path) -> pd.DataFrame:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,12 +18,12 @@ from matex_data import DataError, FieldNotFound, FormatError, open_dataset
 from matex_data.readers import detect
 from matex_data.readers.event_text import reader, scan
 from matex_data.readers.event_text.hepmc import PARTICLE_FIELDS, PDF_FIELDS, VERTEX_FIELDS, index, index_collectively
+from tests.support.corpus import CORPUS, needs_corpus
 from tests.support.format_suite import Arrays, Case, FormatSuite, same
 from tests.support.ranks import Pools
 from tests.support.serial import every_row
 from tests.support.simulated import on_ranks
 
-CORPUS = os.environ.get("MATEX_CORPUS")
 KINDS = ("hepmc3", "hepmc2")
 
 
@@ -148,10 +147,10 @@ def _load_each(comm: MPI.Intracomm, paths: list[str], small: bool) -> list[Any]:
     return found
 
 
-@pytest.mark.skipif(not CORPUS, reason="MATEX_CORPUS does not say where the corpus is")
+@needs_corpus
 @pytest.mark.parametrize(("size", "small"), [(1, False), (3, True)])
 def test_every_file_of_the_corpus_against_pyhepmc(ranks: Pools, size: int, small: bool) -> None:
-    paths = [str(path) for path in sorted((Path(CORPUS or ".") / "particle/hepmc").iterdir())]
+    paths = [str(path) for path in sorted((CORPUS / "particle/hepmc").iterdir())]
     assert paths
     by_rank = ranks(size).run(_load_each, paths, small, timeout=120)
     for path, shares in zip(paths, zip(*by_rank, strict=True), strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import re
 import warnings
 from collections.abc import Sequence
@@ -20,12 +19,11 @@ from matex_data.errors import DecodeError
 from matex_data.readers import detect
 from matex_data.readers.event_text import reader, scan
 from matex_data.readers.event_text.lhe import EVENT_FIELDS, PARTICLE_FIELDS, index, index_collectively
+from tests.support.corpus import CORPUS, needs_corpus
 from tests.support.format_suite import Arrays, Case, FormatSuite, same
 from tests.support.ranks import Pools
 from tests.support.serial import every_row
 from tests.support.simulated import on_ranks
-
-CORPUS = os.environ.get("MATEX_CORPUS")
 
 
 def written(first: int, count: int, weights: Sequence[str] = ("1001", "mu=2 up")) -> pylhe.LHEFile:
@@ -93,7 +91,7 @@ def check(found: Arrays, wanted: Arrays) -> None:
 
 
 def _corpus() -> list[Path]:
-    return sorted(Path(CORPUS or ".").rglob("*.lhe*"))
+    return sorted(CORPUS.rglob("*.lhe*"))
 
 
 def _load_each(comm: MPI.Intracomm, paths: list[str], small: bool) -> list[Arrays]:
@@ -104,7 +102,7 @@ def _load_each(comm: MPI.Intracomm, paths: list[str], small: bool) -> list[Array
         return [open_dataset(path, comm=comm).load() for path in paths]
 
 
-@pytest.mark.skipif(not CORPUS, reason="MATEX_CORPUS does not say where the corpus is")
+@needs_corpus
 @pytest.mark.parametrize(("size", "small"), [(1, False), (3, True)])
 def test_every_file_of_the_corpus_against_pylhe(ranks: Pools, size: int, small: bool) -> None:
     paths = [str(path) for path in _corpus()]

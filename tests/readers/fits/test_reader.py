@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ from mpi4py import MPI
 
 from matex_data import DataError, FieldNotFound, FormatError, open_dataset
 from matex_data.readers import detect
+from tests.support.corpus import CORPUS, needs_corpus
 from tests.support.format_suite import Case, FormatSuite, same
 
-CORPUS = os.environ.get("MATEX_CORPUS")
 ROWS = (150, 37, 1, 110)
 C = fits.Column
 
@@ -250,7 +249,7 @@ def test_errors(tmp_path: Path) -> None:
             read(path, format="fits")
 
 
-@pytest.mark.skipif(not CORPUS, reason="MATEX_CORPUS does not say where the corpus is")
+@needs_corpus
 @pytest.mark.parametrize("name", ["table", "variable_length_table"])
 def test_files_of_others(name: str) -> None:
     path = f"{CORPUS}/images/fits/{name}.fits"

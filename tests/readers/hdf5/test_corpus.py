@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from importlib import import_module
 from pathlib import Path
@@ -14,18 +13,19 @@ import pytest
 
 from matex_data.errors import DataError, FormatError
 from matex_data.readers.hdf5.reader import index
+from tests.support.corpus import CORPUS, needs_corpus
 from tests.support.serial import every_row, random_rows, read_rows, same
 
-CORPUS = Path(os.environ.get("MATEX_CORPUS", "/nowhere")) / "hdf5"
-FILES = sorted(path for path in CORPUS.rglob("*") if path.is_file() and path.name != "MANIFEST.json")
+FOLDER = CORPUS / "hdf5"
+FILES = sorted(path for path in FOLDER.rglob("*") if path.is_file() and path.name != "MANIFEST.json")
 DECODED = 300_000_000  # bytes; of a larger dataset only a few rows are compared
 
 import_module("hdf5plugin")  # h5py is the reference for its filters too
 
-pytestmark = pytest.mark.skipif(not FILES, reason="MATEX_CORPUS names no folder with HDF5 files")
+pytestmark = needs_corpus
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(CORPUS)))
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(FOLDER)))
 def test_every_dataset_against_h5py(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(path.parent)  # where raw data files are looked for
     try:
@@ -105,7 +105,7 @@ def check(path: Path, file: h5py.File, name: str, expected: Any) -> None:
         assert same(rows, expected[numbers], file), name
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(CORPUS)))
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(FOLDER)))
 def test_whole_files_open_or_raise_a_clear_error(path: Path) -> None:
     try:
         found = index(str(path), None)

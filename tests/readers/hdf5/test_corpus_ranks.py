@@ -12,6 +12,7 @@ from mpi4py import MPI
 from matex_data import DataError, open_dataset
 from matex_data.sampling.schedule import rank_range
 from tests.readers.hdf5.test_corpus import FILES, expectation, has_other_form, names
+from tests.support.corpus import needs_corpus
 from tests.support.ranks import Pools
 from tests.support.serial import same
 
@@ -19,7 +20,7 @@ FILES_PER_TASK = 12
 DATASETS = 40
 """Datasets of a file that are read on ranks, spread over the file; ``test_corpus.py`` reads all."""
 
-pytestmark = pytest.mark.skipif(not FILES, reason="MATEX_CORPUS names no folder with HDF5 files")
+pytestmark = needs_corpus
 
 
 def _compare(comm: MPI.Intracomm, paths: list[Path]) -> tuple[int, list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from matex_data import DataError, FormatError, open_dataset
 from matex_data.errors import DecodeError
 from matex_data.io.counters import process_profile
 from matex_data.readers.hdf5.reader import index
+from tests.support.corpus import CORPUS, needs_corpus
 from tests.support.format_suite import Case, FormatSuite, _bytes_read
 from tests.support.ranks import Pool, Pools
 from tests.support.serial import every_row
@@ -331,15 +331,15 @@ class TestJagged(FormatSuite):
         return Case(str(folder / "*.h5"), {}, "id", OPTIONS)
 
 
-CORPUS = sorted((Path(os.environ.get("MATEX_CORPUS", "/nowhere")) / "particle" / "lheh5").glob("*"))
+FILES = sorted((CORPUS / "particle" / "lheh5").glob("*"))
 
 
 def _lhe_events(comm: MPI.Intracomm, path: Path) -> dict[str, Any]:
     return open_dataset(path, comm=comm).load()
 
 
-@pytest.mark.skipif(not CORPUS, reason="MATEX_CORPUS names no folder with LHEH5 files")
-@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.name)
+@needs_corpus
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_lheh5_files_of_the_corpus(path: Path, pool: Pool) -> None:
     by_rank = pool.run(_lhe_events, path)
     with h5py.File(path) as file:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,11 @@ from mpi4py import MPI
 from matex_data.errors import DataError, FieldNotFound, FormatError
 from matex_data.opening.open import open_dataset
 from matex_data.readers.hdf5.reader import index
+from tests.support.corpus import CORPUS, needs_corpus
 from tests.support.ranks import Pool
 from tests.support.serial import every_row, random_rows, same
 
-CORPUS = sorted((Path(os.environ.get("MATEX_CORPUS", "/nowhere")) / "hdf5" / "matlab").glob("*.mat"))
+FILES = sorted((CORPUS / "hdf5" / "matlab").glob("*.mat"))
 ROWS = 36
 RANDOM = np.random.default_rng(2)
 TEXTS = [f"té{i}" * (i % 3) for i in range(ROWS)]
@@ -138,10 +138,10 @@ def test_arrays_that_h5py_marks_as_matlab_does(tmp_path: Path) -> None:
     assert list(data.schema) == ["x"] and same(data.load()["x"], values)
 
 
-@pytest.mark.skipif(not CORPUS, reason="MATEX_CORPUS names no folder with MATLAB files")
+@needs_corpus
 def test_files_of_matlab_against_mat73() -> None:
     compared = 0
-    for path in CORPUS:
+    for path in FILES:
         with warnings.catch_warnings(), h5py.File(path) as file:
             warnings.simplefilter("ignore")
             loaded = mat73.loadmat(str(path), verbose=False)

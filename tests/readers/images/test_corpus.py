@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,8 @@ from mpi4py import MPI
 from PIL import Image, ImageOps
 
 from matex_data import open_dataset
+from tests.support.corpus import CORPUS, needs_corpus
 from tests.support.ranks import Pool
-
-CORPUS = os.environ.get("MATEX_CORPUS")
-needs_corpus = pytest.mark.skipif(CORPUS is None, reason="MATEX_CORPUS does not say where the corpus is")
 
 
 def _decoded(path: Path) -> Any:
@@ -33,9 +30,8 @@ def _loaded(comm: MPI.Intracomm, paths: list[str]) -> list[Any]:
 
 @needs_corpus
 def test_images_of_different_sizes(pool: Pool) -> None:
-    assert CORPUS is not None
     suffixes = (".jpg", ".bmp")
-    files = sorted(path for path in (Path(CORPUS) / "images").glob("*/*") if path.suffix in suffixes)
+    files = sorted(path for path in (CORPUS / "images").glob("*/*") if path.suffix in suffixes)
     expected = {path: pixels for path in files if (pixels := _decoded(path)) is not None}
     by_rank = pool.run(_loaded, [str(path) for path in expected], timeout=120)
     found = [image for images in by_rank for image in images]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import pickle
 import subprocess
 import sys
@@ -27,9 +26,9 @@ from matex_data import DataError, DecodeError, FormatError
 from matex_data.readers.images.decoding import Frames, ImageOptions, decode_image, image_info, pillow
 from matex_data.readers.images.decoding.resample import compile_loops, takes
 from tests.fuzz.images import KINDS, picture, seeds
+from tests.support.corpus import CORPUS, needs_corpus
 from tests.support.launch import ROOT
 
-CORPUS = os.environ.get("MATEX_CORPUS")
 NATIVE = ImageOptions()
 RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
@@ -82,11 +81,11 @@ def check(data: bytes, options: ImageOptions, expected: NDArray[Any], levels: in
 
 
 def _corpus() -> Iterator[Any]:
-    folder = Path(CORPUS or "") / "images"
-    if CORPUS is None:
-        reason = "MATEX_CORPUS does not name a folder of real files"
-        yield pytest.param(folder, marks=pytest.mark.skip(reason=reason), id="none")
-    for entry in json.loads((folder / "MANIFEST.json").read_text()) if CORPUS else ():
+    folder = CORPUS / "images"
+    if not folder.is_dir():
+        yield pytest.param(folder, marks=needs_corpus, id="none")
+        return
+    for entry in json.loads((folder / "MANIFEST.json").read_text()):
         yield pytest.param(folder / entry["file"], id=entry["file"])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,11 @@ from matex_data.readers.images.decoding import ImageOptions, decode_image
 from matex_data.readers.images.stacks import pages as stack_pages
 from matex_data.readers.images.stacks.alike import stack_layout
 from matex_data.readers.images.stacks.pages import StackPages
+from tests.support.corpus import CORPUS, needs_corpus
 from tests.support.format_suite import Case, FormatSuite, same
 from tests.support.ranks import Pool
 from tests.support.serial import every_row, random_rows
 
-CORPUS = os.environ.get("MATEX_CORPUS")
 NATIVE = ImageOptions()
 
 
@@ -327,11 +326,11 @@ def test_a_large_single_page_is_read_by_ranges(tmp_path: Path) -> None:
 
 
 def corpus_files() -> list[Path]:
-    folder = Path(CORPUS or "/nowhere") / "images"
+    folder = CORPUS / "images"
     return sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".tif", ".tiff"))
 
 
-@pytest.mark.skipif(not CORPUS, reason="MATEX_CORPUS does not name a folder of real files")
+@needs_corpus
 def test_corpus() -> None:
     laid_out = 0
     for path in corpus_files():
@@ -359,7 +358,7 @@ def _load(comm: MPI.Intracomm, path: str) -> NDArray[Any]:
     return open_dataset(path, comm=comm, inputs="image", io="collective").load()["image"]
 
 
-@pytest.mark.skipif(not CORPUS, reason="MATEX_CORPUS does not name a folder of real files")
+@needs_corpus
 def test_pages_of_the_corpus_on_ranks(pool: Pool) -> None:
     path = str(next(path for path in corpus_files() if path.name == "multipage_rgb.tif"))
     with tifffile.TiffFile(path) as file:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gzip
 import json
-import os
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -21,10 +20,11 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from matex_data import DataError, open_dataset
+from tests.support.corpus import CORPUS, needs_corpus
 from tests.support.ranks import Pools
 from tests.support.serial import same
 
-FOLDER = Path(os.environ.get("MATEX_CORPUS", "/nowhere")) / "netcdf"
+FOLDER = CORPUS / "netcdf"
 RECORDS = json.loads((FOLDER / "MANIFEST.json").read_text()) if FOLDER.is_dir() else []
 BROKEN = [r["file"] for r in RECORDS if "open_error" in (r["ref"] or {})]
 WHOLE = [r["file"] for r in RECORDS if r["file"] not in BROKEN]
@@ -36,7 +36,7 @@ NO_SAMPLES = (
     "more than one record dimension",
 )
 
-pytestmark = pytest.mark.skipif(not RECORDS, reason="MATEX_CORPUS names no folder with netCDF files")
+pytestmark = needs_corpus
 Arrays = dict[str, NDArray[Any]]
 
 

@@ -5,7 +5,6 @@ Expected values come from openPMD-beamphysics, and from h5py by the standard.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,11 +21,11 @@ from mpi4py import MPI
 from matex_data import DataError, FieldNotFound, FormatError, open_dataset
 from matex_data.readers import detect
 from matex_data.readers.openpmd.reader import ALIASES, index
+from tests.support.corpus import CORPUS, needs_corpus
 from tests.support.format_suite import Arrays, Case, FormatSuite, same
 from tests.support.ranks import Pools
 from tests.support.serial import every_row
 
-CORPUS = os.environ.get("MATEX_CORPUS")
 METRE, MOMENTUM, NONE = (1, 0, 0, 0, 0, 0, 0), (1, 1, -1, 0, 0, 0, 0), (0,) * 7
 
 
@@ -281,11 +280,10 @@ def _load(comm: MPI.Intracomm, path: str, **options: Any) -> Arrays:
     return open_dataset(path, comm=comm, **options).load()
 
 
+@needs_corpus
 def test_meshes_of_the_corpus(ranks: Pools) -> None:
-    if not CORPUS:
-        pytest.skip("MATEX_CORPUS does not say where the corpus is")
-    path = Path(CORPUS) / "particle/openpmd/example-femm-3d.h5"
-    solenoid = Path(CORPUS) / "particle/openpmd_beamphysics/solenoid.h5"
+    path = CORPUS / "particle/openpmd/example-femm-3d.h5"
+    solenoid = CORPUS / "particle/openpmd_beamphysics/solenoid.h5"
     for size in (1, 3):
         found = [load for load in ranks(size).run(_load, str(path), sample="iteration") if len(load["time"])]
         with h5py.File(path) as file:

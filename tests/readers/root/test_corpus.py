@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import warnings
 import zlib
@@ -20,17 +19,17 @@ from matex_data import open_dataset
 from matex_data.errors import FormatError
 from matex_data.readers.root.reader import index
 from matex_data.sampling.schedule import rank_range
+from tests.support.corpus import CORPUS, needs_corpus
 from tests.support.ranks import Pools
 from tests.support.serial import every_row, random_rows
 
-CORPUS = Path(os.environ.get("MATEX_CORPUS", "/nowhere")) / "particle" / "root"
-FILES = sorted(CORPUS.glob("*.root"))
+FILES = sorted((CORPUS / "particle" / "root").glob("*.root"))
 TREES = ("TTree", "ROOT::RNTuple")
 LARGE = 500_000  # bytes; such files of the corpus take minutes: some have hundreds of branches of objects
 BRANCHES = 12
 """Branches of a tree that are read on ranks, spread over the tree; all of them are read in this process."""
 
-pytestmark = pytest.mark.skipif(not FILES, reason="MATEX_CORPUS names no folder with ROOT files")
+pytestmark = needs_corpus
 
 
 def trees(path: Path) -> Iterator[tuple[str, Any]]:

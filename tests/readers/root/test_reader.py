@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from matex_data.readers.root import branches
 from matex_data.readers.root.baskets import Baskets, unpack
 from matex_data.readers.root.clusters import Clusters
 from matex_data.readers.root.reader import index
+from tests.support.corpus import CORPUS, needs_corpus
 from tests.support.format_suite import Case, FormatSuite
 from tests.support.serial import every_row, random_rows
 
@@ -147,6 +147,7 @@ def test_named_branches_are_opened_without_a_look_at_others(tmp_path: Path, monk
     assert set(asked) == {"event", "position"}
 
 
+@needs_corpus
 def test_only_named_branches_of_objects_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     path, tried = _corpus("uproot-issue-798.root"), list[list[str]]()
 
@@ -284,6 +285,7 @@ def test_the_index_is_small(tmp_path: Path) -> None:
     assert len(pickle.dumps(index(path))) < 7 * 200 * 16 + 8000  # two integers for each basket
 
 
+@needs_corpus
 def test_a_structure_is_read_by_its_members_or_as_a_whole() -> None:
     path = _corpus("uproot-HZZ-objects.root")
     whole = index(path, ["jetp4"])
@@ -298,6 +300,7 @@ def test_a_structure_is_read_by_its_members_or_as_a_whole() -> None:
         index(path, ["jetp4.fQ"])
 
 
+@needs_corpus
 def test_short_names_of_branches_in_branches() -> None:
     path = _corpus("uproot-issue-214.root")
     found = index(path, ["hits.id"])
@@ -309,12 +312,10 @@ def test_short_names_of_branches_in_branches() -> None:
 
 
 def _corpus(name: str) -> str:
-    folder = os.environ.get("MATEX_CORPUS")
-    if folder is None:
-        pytest.skip("MATEX_CORPUS names no folder with ROOT files")
-    return str(Path(folder) / "particle" / "root" / name)
+    return str(CORPUS / "particle" / "root" / name)
 
 
+@needs_corpus
 def test_lists_of_lists_are_arrays_of_arrays_and_no_tensors() -> None:
     data = opened(_corpus("uproot-vectorVectorDouble.root"))
     samples = data.load()["x"]
@@ -323,6 +324,7 @@ def test_lists_of_lists_are_arrays_of_arrays_and_no_tensors() -> None:
         data.tf_dataset(2)
 
 
+@needs_corpus
 def test_lists_of_strings_are_ragged_tensors() -> None:
     data = opened(_corpus("uproot-stl_containers.root"), inputs="vector_string")
     samples = data.load()["vector_string"]
@@ -331,6 +333,7 @@ def test_lists_of_strings_are_ragged_tensors() -> None:
     assert batch.to_list() == [list(sample) for sample in samples]
 
 
+@needs_corpus
 def test_layouts_of_branches() -> None:
     found = index(_corpus("uproot-vectorVectorDouble.root"))
     assert isinstance(found.files[0].layouts["x"].table, Clusters)
@@ -338,6 +341,7 @@ def test_layouts_of_branches() -> None:
     assert all(isinstance(layout.table, Baskets) for layout in found.files[0].layouts.values())
 
 
+@needs_corpus
 def test_unreadable_branches_are_left_out_with_a_warning() -> None:
     path = _corpus("uproot-issue-214.root")
     with pytest.warns(UserWarning, match=r"(?s)left out.*usr_data.holder.*select"):

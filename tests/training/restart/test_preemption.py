@@ -14,6 +14,7 @@ import pytest
 from matex_data.errors import PartitionError
 from matex_data.training.restart import preemption
 from tests.support.launch import Completed, run_script
+from tests.support.machine_speed import scaled
 
 SCRIPT = Path(__file__).with_name("preempted.py")
 LAUNCHER = "from matex_data.training.launcher.run import main; main()"
@@ -82,7 +83,7 @@ def test_a_run_saves_before_its_time_limit(tmp_path: Path) -> None:
     done = _run(2, tmp_path, "broken", env=limit, kind="arrays", pause=2.0)
     assert done.returncode == PREEMPTED, done.stderr
     assert "the time limit is near" in done.stderr
-    assert 5 < done.seconds < 40
+    assert 5 < done.seconds < scaled(40)
 
 
 @pytest.mark.slow

@@ -1,0 +1,67 @@
+"""Which tests a run has: parts of the files, and values of parameters where their product would take long."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+
+import pytest
+
+Values = frozenset[tuple[int, int]]
+"""Parameters with the number of their value: all of a test, or a few that have to occur together."""
+
+
+def mark_products(items: Iterable[pytest.Item]) -> None:
+    """Mark tests as slow whose values of parameters occur in other tests of the same function.
+
+    Of a function that runs on ranks and has two parameters, `make test` runs each value of both; with more parameters,
+    each pair of values. ``@pytest.mark.product`` on a function keeps all.
+    """
+    by_function: dict[str, list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        runs_ranks = {"pool", "ranks"} & set(getattr(item, "fixturenames", ()))
+        if isinstance(item, pytest.Function) and runs_ranks and hasattr(item, "callspec"):
+            by_function[item.nodeid.partition("[")[0]].append(item)
+    for functions in by_function.values():
+        quick = [item for item in functions if not item.get_closest_marker("slow")]
+        if quick and not quick[0].get_closest_marker("product"):
+            kept = cover(_values(quick))
+            for number in sorted(set(range(len(quick))) - set(kept)):
+                quick[number].add_marker(pytest.mark.slow)
+
+
+def _values(items: Sequence[pytest.Function]) -> list[Values]:
+    """Return the values of each test. Parameters of one ``parametrize`` count as one: their values belong together."""
+    names = sorted(items[0].callspec.indices)
+    columns = dict.fromkeys(tuple(item.callspec.indices[name] for item in items) for name in names)
+    return [frozenset(enumerate(row)) for row in zip(*columns, strict=True)]
+
+
+def cover(tests: Sequence[Values]) -> list[int]:
+    """Return the numbers of tests that have each value of two parameters, or each pair of values of more of them."""
+    size = min(len(tests[0]), 2) if len(tests[0]) != 2 else 1
+    needed = [set(combinations(sorted(test), size)) for test in tests]
+    left, kept = set().union(*needed), []
+    while left:
+        best = max(range(len(tests)), key=lambda number: len(needed[number] & left))
+        left -= needed[best]
+        kept.append(best)
+    return sorted(kept)
+
+
+def part(items: Sequence[pytest.Item], number: int, parts: int) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Return the tests of one of several parts, numbered from 1, and all others. A file belongs to one part.
+
+    Parts are of about equal weight: a test on ranks counts ten times one that runs in this process.
+    """
+    weights: dict[str, float] = defaultdict(float)
+    for item in items:
+        weights[str(item.path)] += 10 if {"pool", "ranks"} & set(getattr(item, "fixturenames", ())) else 1
+    loads = [0.0] * parts
+    chosen: dict[str, int] = {}
+    for path in sorted(weights, key=lambda path: (-weights[path], path)):
+        chosen[path] = loads.index(min(loads))
+        loads[chosen[path]] += weights[path]
+    inside = [item for item in items if chosen[str(item.path)] == number - 1]
+    return inside, [item for item in items if chosen[str(item.path)] != number - 1]
