@@ -14,12 +14,12 @@ from matex_data.cli.probing import is_hdf5, probe
 from matex_data.errors import FormatError
 from tests.cli.test_commands import CALL
 from tests.support.launch import run_script
+from tests.support.machine_speed import scaled
 
 # A child whose library crashes or hangs depending on the name of the file.
 CHILD = """
 import json, os, signal, sys, time
 from matex_data.cli import probing
-from tests.support.machine_speed import scaled
 def look(path, format, names, step):
     name = os.path.basename(path)
     if name.startswith("crash"):

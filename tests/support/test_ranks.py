@@ -145,7 +145,7 @@ def test_a_process_that_ends_is_a_failure_and_the_next_task_runs(ranks: Pools, f
     begin = time.monotonic()
     with pytest.raises(RanksFailed, match="a process ended") as caught:
         ranks(3).run(function)
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < scaled(30)
     assert function is _abort or "last words" in str(caught.value)
     assert len(ranks(3).run(_sum, 1)) == 3
 
@@ -169,7 +169,7 @@ def test_run_script_gives_code_output_and_arguments(tmp_path: Path) -> None:
     done = run_script(2, path, "--flag", "a b")
     assert done.returncode == 4
     assert done.stdout.split("\n")[:2] == ["2 ['--flag', 'a b']"] * 2
-    assert 0 < done.seconds < 60
+    assert 0 < done.seconds < scaled(60)
 
 
 def test_run_script_takes_code_and_environment() -> None:
