@@ -8,6 +8,7 @@ import hypothesis
 import pytest
 
 from tests.support import choosing, contexts, machine_speed
+from tests.support.launch import share_fork_server
 from tests.support.ranks import Pool, Pools
 
 pytest_plugins = ["tests.support.reporting"]
@@ -34,7 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "product: `make test` runs the whole product of the parameters")
     config.addinivalue_line("markers", "openmpi: run with Open MPI, too")
     config.addinivalue_line("markers", "cluster: jobs of an emulated cluster, run by `make test-cluster`")
-    machine_speed.additions()  # before the processes of xdist start, which inherit the figure
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        machine_speed.additions()  # the processes of xdist inherit the figure, and share the server
+        share_fork_server()
     if config.getoption("timeout", None):
         config.option.timeout = machine_speed.scaled(config.option.timeout)
 

@@ -1,6 +1,6 @@
 """Fork Python programs from a process that has imported TensorFlow: the import takes 5 s of a core, a fork 20 ms.
 
-A test process starts one server. In place of a program, ``mpiexec`` starts the client of this module, which passes its
+Processes of tests share one server. In place of a program, ``mpiexec`` starts the client of this module. It passes its
 environment, folder, arguments and open files on to the server, forwards signals to the forked process, and ends as that
 one does. The client uses the standard library alone, so that it starts at once.
 """

@@ -30,6 +30,8 @@ TIME_LIMIT = 150.0
 ``machine_speed`` scales this limit, and those that tests give.
 """
 FORK_SERVER = Path(__file__).with_name("fork_server.py")
+SERVER = "MATEX_FORK_SERVER"
+"""Environment variable with the socket of a fork server that several processes of tests share."""
 
 _SETTINGS = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -138,8 +140,10 @@ _READ_AT_START = re.compile("(TF|OMP|KERAS|PYTHON|LD|CUDA|MPI4PY)_")
 
 
 @functools.cache
-def _fork_server() -> tuple[subprocess.Popen[bytes], str]:
-    """Start the fork server of this process; return it, and the path of its socket."""
+def _fork_server() -> tuple[subprocess.Popen[bytes] | None, str]:
+    """Return the fork server, None if another process has started it, and the path of its socket."""
+    if SERVER in os.environ:
+        return None, os.environ[SERVER]
     folder = tempfile.mkdtemp(prefix="matex-fork-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = f"{folder}/socket"
@@ -155,11 +159,17 @@ def _fork_server() -> tuple[subprocess.Popen[bytes], str]:
     return server, path
 
 
+def share_fork_server() -> None:
+    """Start a fork server for this process and those that it starts: it has TensorFlow in memory once."""
+    _, os.environ[SERVER] = _fork_server()
+
+
 def fork_client() -> list[str]:
     """Return the start of a command that has its program forked by the fork server."""
     server, path = _fork_server()
+    end = time.monotonic() + machine_speed.scaled(TIME_LIMIT)
     while not Path(path).exists():
-        if server.poll() is not None:
+        if time.monotonic() > end or (server is not None and server.poll() is not None):
             raise RuntimeError(f"the fork server ended:\n{Path(path).with_name('stderr').read_text()}")
         time.sleep(0.05)
     return [sys.executable, "-E", "-S", str(FORK_SERVER), "client", path]
