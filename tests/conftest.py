@@ -53,6 +53,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("pool", params, indirect=True, ids=lambda count: f"{count}ranks")
 
 
+@pytest.hookimpl(tryfirst=True)  # before the option -m leaves out what is slow
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what this run does not have. Files with long tests come first, so that two processes end together."""
     if part := config.getoption("part"):

@@ -32,9 +32,12 @@ def mark_products(items: Iterable[pytest.Item]) -> None:
 
 
 def _values(items: Sequence[pytest.Function]) -> list[Values]:
-    """Return the values of each test. Parameters of one ``parametrize`` count as one: their values belong together."""
-    names = sorted(items[0].callspec.indices)
-    columns = dict.fromkeys(tuple(item.callspec.indices[name] for item in items) for name in names)
+    """Return the values of each test. Parameters whose values go together count as one."""
+    columns: dict[tuple[int, ...], None] = {}
+    for name in items[0].callspec.params:
+        numbers: dict[str, int] = {}
+        values = [repr(item.callspec.params[name]) for item in items]
+        columns[tuple(numbers.setdefault(value, len(numbers)) for value in values)] = None
     return [frozenset(enumerate(row)) for row in zip(*columns, strict=True)]
 
 
