@@ -12,6 +12,7 @@ TREE := build/tree
 OPENMPI := build/openmpi
 TUTORIALS := digits weather cells photos jets
 OLDEST := build/oldest
+FRAMEWORKS := build/frameworks
 
 # The oldest versions that are allowed, as in setup.cfg and training/keras_api.py, and what runs with them.
 OLDEST_VERSIONS := 'tensorflow==2.18.*' 'keras==3.7.*'
@@ -28,7 +29,7 @@ FILES :=
 # make test-all PART=1/8 and make mutants PART=1/8 run a part.
 PART := 1/1
 # Tests that depend on the MPI library: agreement, collective reading, deadlines, each strategy, the launcher, resuming.
-OPENMPI_TESTS := -m 'openmpi and not slow' -k 'not 1ranks'
+OPENMPI_TESTS := -m 'openmpi and not slow and not frameworks' -k 'not 1ranks'
 # make quick: pure functions, one file of each format, and a job of two ranks that trains.
 QUICK_TESTS := tests/sampling tests/codecs tests/index tests/support/test_choosing.py tests/readers \
     tests/training/test_trainer.py tests/training/proof -m 'not slow' \
@@ -63,8 +64,8 @@ demo: $(VENV)/installed-demo sample_data/digits/.made
 	@echo "== Training"
 	@$(BIN)/python examples/demo.py
 
-test: TESTS := --timeout 240 -m 'not slow'
-test-all: TESTS := --hypothesis-profile=full --part $(PART)
+test: TESTS := --timeout 240 -m 'not slow and not frameworks'
+test-all: TESTS := --hypothesis-profile=full --part $(PART) -m 'not frameworks'
 ifeq ($(FILES),)
 test test-all: lint $(OPENMPI)/installed
 	@echo "== Tests with Open MPI"
@@ -74,11 +75,22 @@ test test-all: lint $(OPENMPI)/installed
 	@MATEX_TEST_BEGIN=$(BEGIN) $(BIN)/python $(PYTEST) $(TESTS)
 else
 test: $(VENV)/installed-test
-	@$(BIN)/python $(PYTEST) --timeout 240 -m 'not slow' --rank-counts 1,2,3 $(FILES)
+	@$(BIN)/python $(PYTEST) --timeout 240 -m 'not slow and not frameworks' --rank-counts 1,2,3 $(FILES)
+endif
+
+# The last part has the tests with PyTorch and JAX.
+ifeq ($(word 1,$(subst /, ,$(PART))),$(word 2,$(subst /, ,$(PART))))
+test-all: test-torch
 endif
 
 quick: lint
 	@MATEX_TEST_BEGIN=$(BEGIN) $(BIN)/python $(PYTEST) --timeout 60 $(QUICK_TESTS)
+
+# The classes for PyTorch and JAX, and loops of Lightning and Flax. All other packages are those of $(VENV).
+test-torch: $(FRAMEWORKS)/installed
+	@echo "== Tests with PyTorch and JAX"
+	@MATEX_FRAMEWORKS=1 MATEX_MPIEXEC=$(CURDIR)/$(BIN)/mpiexec LD_LIBRARY_PATH=$(CURDIR)/$(VENV)/lib \
+	    $(FRAMEWORKS)/bin/python -m pytest --timeout 600 -m frameworks
 
 test-oldest: $(OLDEST)/installed
 	@echo "== Tests with $(OLDEST_VERSIONS)"
@@ -111,7 +123,7 @@ fuzz: $(VENV)/installed-test
 
 coverage: $(VENV)/installed-test
 	@rm -rf build/coverage
-	@$(BIN)/python -m coverage run --data-file=build/coverage/data $(PYTEST) --timeout 600 -m 'not slow'
+	@$(BIN)/python -m coverage run --data-file=build/coverage/data $(PYTEST) --timeout 600 -m 'not slow and not frameworks'
 	@$(BIN)/python -m coverage combine -q --data-file=build/coverage/data build/coverage
 	@$(BIN)/python -m coverage report --data-file=build/coverage/data
 
@@ -147,6 +159,15 @@ $(OLDEST)/installed: setup.cfg pyproject.toml | $(VENV)/made
 	@echo "== Installing $(OLDEST_VERSIONS) into $(OLDEST)"
 	@$(BIN)/python -m venv --clear $(OLDEST)
 	@$(OLDEST)/bin/python -m pip install -q -e '.[test]' $(OLDEST_VERSIONS)
+	@touch $@
+
+# PyTorch 2.13: on Linux a newer one brings the libraries of CUDA, several gigabytes, where an older one has none.
+$(FRAMEWORKS)/installed: $(VENV)/installed-test
+	@echo "== Installing PyTorch, Lightning, JAX and Flax into $(FRAMEWORKS)"
+	@$(BIN)/python -m venv --clear $(FRAMEWORKS)
+	@echo "import site; site.addsitedir('$$(echo $(CURDIR)/$(VENV)/lib/python*/site-packages)')" \
+	    > $$(echo $(FRAMEWORKS)/lib/python*/site-packages)/beside.pth
+	@$(FRAMEWORKS)/bin/python -m pip install -q 'torch==2.13.*' 'lightning>=2.4' jax flax optax
 	@touch $@
 
 # An editable install: sources may change without a new one, packaging may not. Python compiles a module when it is first

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from mpi4py import MPI
 
 from sample_data.make import write_digits
+from tests.support.frameworks import needs
 from tests.support.ranks import Pools
 
 
@@ -19,8 +19,8 @@ def _train(comm: MPI.Intracomm, files: str) -> dict[str, Any]:
     return train(files, epochs=4)
 
 
+@needs("jax")
 def test_two_ranks_train_as_one_process(ranks: Pools, tmp_path: Path) -> None:
-    pytest.importorskip("jax")
     files = str(write_digits(tmp_path)[0].parent / "*.h5")
     (alone,) = ranks(1).run(_train, files, timeout=120)
     assert alone["accuracy"] > 0.9

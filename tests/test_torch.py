@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -14,10 +13,10 @@ import numpy as np
 import pytest
 
 from matex_data import open_dataset
+from tests.support.frameworks import needs
 from tests.support.launch import run_script
 
 SAMPLES, BATCH = 72, 12
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -92,20 +91,20 @@ def _check(path: Path, by_rank: list[dict[str, list[list[list[int]]]]]) -> None:
             assert list(map(sorted, joined)) == list(map(sorted, epoch)), name
 
 
-@needs_torch
+@needs("torch")
 @pytest.mark.slow  # each rank, and each spawned worker, imports PyTorch; test_processes.py has a quick test
 def test_loaders_with_workers_that_stay(path: Path) -> None:
     _check(path, _run(path, 2, "fork"))
 
 
-@needs_torch
+@needs("torch")
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_loaders_with_spawned_workers(path: Path, ranks: int) -> None:
     _check(path, _run(path, ranks, "spawn"))
 
 
-@needs_torch
+@needs("torch")
 def test_tensors_and_texts(path: Path) -> None:
     import torch
     from torch.utils.data import DataLoader

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import multiprocessing
 import sys
@@ -15,6 +14,7 @@ import pytest
 
 from matex_data import PartitionError, open_dataset
 from matex_data.epochs.batches import Batches
+from tests.support.frameworks import needs
 from tests.support.launch import run_script
 
 SAMPLES, BATCH = 240, 12
@@ -125,7 +125,7 @@ for persistent in (False, True):
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
+@needs("torch")
 def test_a_data_loader(numbers: Path) -> None:
     done = run_script(1, SCRIPT, str(numbers), timeout=120)
     assert done.returncode == 0, done.stderr

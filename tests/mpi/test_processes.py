@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
+from tests.support.frameworks import needs
 from tests.support.launch import ROOT, run_script
 
 EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "processes.md").read_text(), re.DOTALL)
@@ -31,7 +31,7 @@ def test_processes_of_each_rank(images: Path) -> None:
     assert sorted(done.stdout.splitlines()) == sorted(f"brightest {share}" for share in shares)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
+@needs("torch")
 def test_workers_of_a_data_loader(images: Path) -> None:
     done = run_script(2, EXAMPLES[1], str(images), timeout=120)
     assert done.returncode == 0, done.stderr
