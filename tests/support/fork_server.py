@@ -29,21 +29,13 @@ def main() -> None:
     if what == "client":
         _client(path, arguments)
     path, *_ = sys.argv[:] = _Server(path).run()
+    from tests.support.program import run
+
     sys.path[0] = str(Path(path).parent)
-    _count_lines()
-    program, names = compile(Path(path).read_bytes(), path, "exec"), globals()
+    names = globals()
     for name in [name for name in names if not name.startswith("__")]:
         del names[name]
-    names["__file__"] = path
-    exec(program, names)
-
-
-def _count_lines() -> None:
-    """Count the lines that this process executes to the test that had it forked, if coverage is measured."""
-    if "coverage" in sys.modules:
-        from tests.support import contexts
-
-        contexts.switch(contexts.current())
+    run(path, names)
 
 
 def _client(path: str, arguments: list[str]) -> None:
