@@ -73,7 +73,6 @@ def test_in_a_job_rank_0_tells_about_all(folder: Path, tmp_path: Path) -> None:
 NOT_CONNECTED = {"PMI_RANK": "0", "PMI_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
 
 
-@pytest.mark.openmpi
 def test_ranks_that_are_not_connected() -> None:
     """The environment is that of a launcher of another MPI: each process is rank 0 of 1."""
     done = run_script(0, CALL, "doctor", "--json", env=NOT_CONNECTED, timeout=120)

@@ -15,7 +15,7 @@ IMAGES = ("jpeg", "png", "tiff", "gif", "bmp", "webp", "fits")
 PARTICLES = ("root", "lhe", "hepmc", "openpmd", "tar", "manifest")
 TABLES = ("parquet", "arrow", "fits_table", "zarr", "zarr_folder")
 FORMATS = ("hdf5", "netcdf", "csv", "npy", "npz", "idx", "cifar", *IMAGES, *PARTICLES, *TABLES)
-QUICK = 30  # mutants of each format that are an ordinary test
+QUICK = 12  # mutants of each format that are an ordinary test
 
 
 def main() -> int:

@@ -76,7 +76,7 @@ def _sub_communicators(comm: MPI.Intracomm, path: str, number: int) -> float:
 @pytest.mark.rank_counts(4)
 def test_freeing_a_communicator_frees_its_duplicates(pool: Pool, path: str) -> None:
     before = len(threading.enumerate())
-    totals = pool.run(_sub_communicators, path, 40, timeout=120)
+    totals = pool.run(_sub_communicators, path, 10, timeout=120)
     assert sum(totals) == pytest.approx(2 * sum(range(ROWS * 8)))
     assert len(threading.enumerate()) == before
 

@@ -276,11 +276,11 @@ def _read_everything(comm: MPI.Intracomm, case: Case, **options: Any) -> int:
 
 def _resources(comm: MPI.Intracomm, case: Case) -> tuple[dict[str, int], dict[str, int]]:
     batches = case.open(comm).batches(BATCH, shuffle=True, seed=1)
-    for _ in range(10):
+    for _ in range(5):
         for _ in batches:
             pass
     before = _measured()
-    for epoch in range(30):
+    for epoch in range(15):
         for number, _ in enumerate(batches):
             if epoch % 3 == 0 and number == 1:
                 break

@@ -18,7 +18,6 @@ def _members(comm, stages, model):
     return mesh.shape, tuple(mesh.coordinates), axes, own
 
 
-@pytest.mark.openmpi
 @pytest.mark.parametrize(("stages", "model"), [(1, 1), (2, 1), (1, 2), (2, 2), (1, 4)])
 def test_axes_are_those_of_a_reshaped_array(ranks: Pools, stages: int, model: int) -> None:
     array = np.arange(4).reshape(-1, stages, model)

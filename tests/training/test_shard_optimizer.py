@@ -68,7 +68,6 @@ def test_more_ranks(ranks: Pools, count: int) -> None:
         np.testing.assert_allclose(cut[0][0][path], value, rtol=0, atol=1e-6)
 
 
-@pytest.mark.openmpi
 @pytest.mark.parametrize("wire_dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 @pytest.mark.rank_counts(3, slow=(2, 4))
 def test_gradients_are_rounded_as_in_an_allreduce(pool: Pool, wire_dtype: str) -> None:

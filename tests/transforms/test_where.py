@@ -206,13 +206,13 @@ def _selected(comm: MPI.Intracomm, path: str, bits: bool) -> list[Any]:
     first, second = data.split(0.7, 0.3, seed=4)
     early, late = data.split(0.5, 0.5, gap=2)
     found: list[Any] = [len(data), data.load()["n"].tolist(), float(data.statistics("x").mean)]
-    for subset in (data, first, second, early, late):
-        for options in ({}, {"shuffle": True, "seed": 3}, {"shuffle": "global", "seed": 3}):
-            batches = subset.batches(12, remainder="keep", **options)  # type: ignore[arg-type]
-            found += [[batch["n"].tolist() for batch in batches] for _ in range(2)]
-            found.append({k: v for k, v in batches.state(3).items() if k not in ("digest", "blocks")})
-            rest = subset.batches(12, remainder="keep", start=batches.state(3), **options)  # type: ignore[arg-type]
-            found.append([batch["n"].tolist() for batch in rest] == found[-3][3:])
+    in_turn, windows, mixed = {}, {"shuffle": True, "seed": 3}, {"shuffle": "global", "seed": 3}
+    for subset, options in ((data, windows), (first, mixed), (second, in_turn), (early, mixed), (late, windows)):
+        batches = subset.batches(12, remainder="keep", **options)
+        found += [[batch["n"].tolist() for batch in batches] for _ in range(2)]
+        found.append({k: v for k, v in batches.state(3).items() if k not in ("digest", "blocks")})
+        rest = subset.batches(12, remainder="keep", start=batches.state(3), **options)
+        found.append([batch["n"].tolist() for batch in rest] == found[-3][3:])
     found.append(data.read_plan(12, ranks=2).bytes_read)
     return found
 

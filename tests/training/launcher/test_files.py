@@ -172,7 +172,7 @@ finally:
 
 
 @pytest.mark.parametrize(
-    "ranks", [pytest.param("all", marks=pytest.mark.slow), pytest.param("one", marks=pytest.mark.openmpi)]
+    "ranks", [pytest.param("all", marks=pytest.mark.slow), "one"]
 )
 def test_exit_handlers_run(ranks: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(ENDS)

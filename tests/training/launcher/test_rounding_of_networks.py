@@ -60,10 +60,8 @@ def _checked(comm: MPI.Intracomm, loss: str) -> tuple[bool, float]:
         return distributed.step.whole, max(abs(a - b).max() for a, b in zip(before, model.get_weights(), strict=True))
 
 
-@pytest.mark.rank_counts(2, slow=(3,))
-@pytest.mark.parametrize(
-    ("loss", "whole"),
-    [*(pytest.param(loss, False, marks=pytest.mark.slow) for loss in ("mean", "sum")), ("of neighbors", True)],
-)
+@pytest.mark.slow  # the check of 40 layers computes for 40 s; comparisons of small networks are in test_checking.py
+@pytest.mark.rank_counts(2, 3)
+@pytest.mark.parametrize(("loss", "whole"), [("mean", False), ("sum", False), ("of neighbors", True)])
 def test_rounding_is_told_from_wrong_gradients(pool: Pool, loss: str, whole: bool) -> None:
     assert pool.run(_checked, loss) == [(whole, 0.0)] * pool.size

@@ -1,6 +1,6 @@
 """Typical scripts: under ``matex run`` each has the weights and the printed numbers of plain Python.
 
-Up to eight selected scripts run in one job for each number of ranks, see `tests.support.script_driver`.
+Up to three selected scripts run in one job for each number of ranks, see `tests.support.script_driver`.
 ``fit`` has scripts that call ``fit``, which shards the data; ``loops`` has loops over a script's own data, which stays
 whole on every rank; ``sharded`` has loops with ``training.shard``; ``planted`` has errors that the self-check finds.
 """
@@ -30,8 +30,8 @@ SHARD = r"matex_data\.training\.shard\("
 AGREES = r"self-check: .* (agree|is proven)"
 DIFFERS = r"self-check: .* (differ|cannot be trained on shards)"
 
-SCRIPTS_PER_JOB = 8
-"""Scripts in one job; more would save time, but exceed the time limit of the first test."""
+SCRIPTS_PER_JOB = 3
+"""Scripts in one job; the first test of a job waits for all of them."""
 SECONDS = 140.0
 """Time limit of a job, with those that continue after failures; twice this is within the limit of one test."""
 

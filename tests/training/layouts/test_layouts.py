@@ -71,7 +71,7 @@ def _trained(comm, name, optimizer, model_ranks, deferred, epochs, **options):
     ("name", "optimizer", "tolerance", "deferred"),
     [
         pytest.param("mlp", "sgd", 1e-6, False, marks=pytest.mark.slow),
-        pytest.param("transformer", "adam", 1e-5, True, marks=pytest.mark.openmpi),
+        ("transformer", "adam", 1e-5, True),
         pytest.param("mlp", "adam", 1e-5, True, marks=pytest.mark.slow),
         pytest.param("convolutions", "sgd", 1e-6, True, marks=pytest.mark.slow),
         pytest.param("convolutions", "sgd", 1e-6, False, marks=pytest.mark.slow),

@@ -45,7 +45,6 @@ def _averages(comm: Any, strategy: Any, wire_dtype: Any, weights: list[float], b
     return [x.numpy() for x in graph], [x.numpy() for x in eager]
 
 
-@pytest.mark.openmpi
 @pytest.mark.rank_counts(2, 3, slow=(4,))
 @pytest.mark.parametrize("wire_dtype", DTYPES)
 @pytest.mark.parametrize("strategy", STRATEGIES)

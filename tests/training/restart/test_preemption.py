@@ -40,7 +40,6 @@ def _undisturbed(ranks: int, folder: Path, **options: Any) -> None:
         assert [found[name].tobytes() for name in found.files] == [expected[name].tobytes() for name in found.files]
 
 
-@pytest.mark.openmpi
 def test_a_signal_to_one_rank_saves_and_ends_all(tmp_path: Path) -> None:
     done = _run(2, tmp_path, "broken", kind="arrays", when="train:9", handler=True, late=True)
     assert done.returncode == PREEMPTED, done.stderr

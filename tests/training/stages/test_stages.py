@@ -39,7 +39,6 @@ def _check(pool: Pool, name: str, optimizer: str, stages: int, micro_batches: in
         assert logs == results[0][1]
 
 
-@pytest.mark.openmpi
 @pytest.mark.parametrize(
     ("name", "optimizer", "micro_batches", "recompute"),
     [
@@ -115,7 +114,6 @@ def test_predictions_and_evaluations_of_stages_are_those_of_one_process(pool: Po
             keras.tree.map_structure(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), predictions, expected)
 
 
-@pytest.mark.openmpi
 @pytest.mark.parametrize(
     ("before", "after", "optimizer", "save_every", "stop"),
     [
