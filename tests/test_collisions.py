@@ -26,6 +26,7 @@ def _train(comm: MPI.Intracomm, folder: str, **options: Any) -> dict[str, Any]:
     return train(folder, epochs=4, **options)
 
 
+@pytest.mark.slow  # an example as a whole
 def test_two_ranks_train_as_one_process(ranks: Pools, tmp_path: Path) -> None:
     folder, picture = tmp_path / "collisions", tmp_path / "score.png"
     expected: dict[int, float] = {0: 0.0, 1: 0.0}

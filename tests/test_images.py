@@ -53,6 +53,7 @@ def test_two_ranks_train_on_photos_as_one_process(folders: Path, ranks: Pools) -
         _equal(found, alone)
 
 
+@pytest.mark.slow  # a network as a whole
 def test_a_network_learns_classes_from_augmented_images(folders: Path, ranks: Pools) -> None:
     first, second = ranks(2).run(_photos, str(folders / "photos"), epochs=3, augment=True, timeout=240)
     np.testing.assert_array_equal(first["weights"], second["weights"])
@@ -60,6 +61,7 @@ def test_a_network_learns_classes_from_augmented_images(folders: Path, ranks: Po
     assert first["val_accuracy"][-1] > 0.9
 
 
+@pytest.mark.slow  # a network as a whole
 def test_a_u_net_learns_masks_of_mirrored_images_on_two_ranks_as_on_one(
     folders: Path, ranks: Pools, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 from mpi4py import MPI
 from sklearn.model_selection import StratifiedKFold
 
@@ -23,6 +24,7 @@ def _train(comm: MPI.Intracomm, files: str, **options: Any) -> list[dict[str, An
     return list(train(files, epochs=5, folds=2, **options))
 
 
+@pytest.mark.slow  # an example as a whole; test_text_table.py has a table on ranks
 def test_two_ranks_train_as_one_process(ranks: Pools, tmp_path: Path) -> None:
     table = pd.concat([pd.read_csv(path) for path in write_passengers(tmp_path / "ship")])
     folds = StratifiedKFold(2).split(table, table.survived)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from mpi4py import MPI
 
 from matex_data import open_dataset, training
@@ -80,6 +81,7 @@ def _survivors(comm: MPI.Intracomm, path: str) -> tuple[list[float], list[Any], 
     return history.history["loss"], model.get_weights(), len(data)
 
 
+@pytest.mark.slow  # test_text_table.py has this file on three ranks
 def test_a_table_of_numbers_and_categories(ranks: Pools) -> None:
     path = str(CORPUS / "csv/fivethirtyeight/marvel-wikia-data.csv")
     [(alone, expected, rows)] = ranks(1).run(_survivors, path, timeout=180)

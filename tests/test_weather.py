@@ -30,6 +30,7 @@ def _train(comm: MPI.Intracomm, folder: str, **options: Any) -> dict[str, Any]:
     return train(folder, **options)
 
 
+@pytest.mark.slow  # an example as a whole
 def test_the_forecast_is_better_than_persistence(folder: Path, ranks: Pools, tmp_path: Path) -> None:
     picture = tmp_path / "weather.png"
     (found,) = ranks(1).run(_train, str(folder), epochs=3, picture=str(picture), timeout=120)

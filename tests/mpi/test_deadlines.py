@@ -48,7 +48,7 @@ data.load()
 if case == "held":
     iterator = iter(batches)
     next(iterator)
-    time.sleep(8 if rank == 0 else 0)
+    time.sleep(5 if rank == 0 else 0)  # longer than MATEX_TIMEOUT
 print("end", rank)
 """
 SECONDS = 3.0
@@ -150,7 +150,7 @@ deadlines.CHECK_INTERVAL, deadlines.MESSAGE_AFTER = 0.5, 1.5
 rank = MPI.COMM_WORLD.rank
 md.training.allreduce(tf.zeros(3))
 if rank == 1:
-    time.sleep(6)  # the late one
+    time.sleep(4)  # the late one
 md.training.allreduce(tf.zeros(3))
 print("end")
 """

@@ -207,6 +207,7 @@ def _check_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
         assert repr(found[name]) == repr(expected[name]), name
 
 
+@pytest.mark.slow  # on two ranks: the next test
 @pytest.mark.filterwarnings("ignore:.*is stored as gzip")
 @pytest.mark.usefixtures("environment")
 def test_samples_are_those_of_files(folder: Path, url: str) -> None:

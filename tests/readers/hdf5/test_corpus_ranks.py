@@ -56,8 +56,18 @@ def _refused(comm: MPI.Intracomm, path: Path, name: str | None) -> bool:
     return False
 
 
-@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 3])  # one process: test_corpus.py
-@pytest.mark.parametrize("first", range(0, len(FILES), FILES_PER_TASK))
+STARTS = range(0, len(FILES), FILES_PER_TASK)
+
+
+@pytest.mark.product
+@pytest.mark.parametrize(
+    ("size", "first"),
+    [
+        pytest.param(size, first, marks=() if size == 3 and first % (4 * FILES_PER_TASK) == 0 else pytest.mark.slow)
+        for size in (1, 3)
+        for first in STARTS
+    ],
+)  # one process, every file: test_corpus.py
 def test_every_dataset_against_h5py(ranks: Pools, size: int, first: int) -> None:
     found = ranks(size).run(_compare, FILES[first : first + FILES_PER_TASK], timeout=300)
     assert [others for _, others in found] == [[]] * size

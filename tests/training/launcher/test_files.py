@@ -177,7 +177,7 @@ finally:
 def test_exit_handlers_run(ranks: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(ENDS)
     arguments = ["--all-output", str(tmp_path / "script.py"), str(tmp_path), ranks]
-    done = run_script(2, LAUNCHER, *arguments, timeout=120, forked=False)
+    done = run_script(2, LAUNCHER, *arguments, timeout=120, forked=ranks == "one")
     assert done.returncode == 3, done.stderr
     assert done.stdout.count("finally") == (2 if ranks == "all" else 1)
     assert [path.read_text() for path in sorted(tmp_path.glob("[01]"))] == ["handler ran\n"] * (

@@ -244,9 +244,9 @@ print("trained")
 
 def test_a_rank_with_more_batches_ends_the_job(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(UNEVEN)
-    done = run_script(2, LAUNCHER, str(tmp_path / "script.py"), timeout=120, env={"MATEX_TIMEOUT": "12"})
+    done = run_script(2, LAUNCHER, str(tmp_path / "script.py"), timeout=120, env={"MATEX_TIMEOUT": "5"})
     assert done.returncode != 0
-    assert re.search(r"another rank does not take part: this one has waited 1\d s", done.stderr)
+    assert re.search(r"another rank does not take part: this one has waited \d+ s", done.stderr)
     assert f"this rank is at {tmp_path / 'script.py'}, line " in done.stderr
     assert "trained" not in done.stdout
 
@@ -303,7 +303,6 @@ os.execv(sys.executable, [sys.executable, "-m", "matex_data", "run", *sys.argv[1
 """
 
 
-@pytest.mark.openmpi
 def test_a_module_runs_with_one_hash_seed_on_all_ranks(tmp_path: Path) -> None:
     """Started as by a user, who sets no seed; plain Python with the seed of matex run."""
     (tmp_path / "tests_package").mkdir()

@@ -92,6 +92,7 @@ def _kill(ranks: int, table: Path, folder: Path, plain: bool, kill: int) -> None
     assert folder.exists(), done.stderr
 
 
+@pytest.mark.slow  # test_preemption.py compares bit by bit, too
 @pytest.mark.parametrize("kills", [(7,), pytest.param((10, 4), marks=pytest.mark.slow)])
 def test_a_restarted_run_is_bitwise_equal(table: Path, tmp_path: Path, ranks: Pools, kills: tuple[int, ...]) -> None:
     broken, straight = str(tmp_path / "broken"), str(tmp_path / "straight")

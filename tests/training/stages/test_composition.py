@@ -155,6 +155,7 @@ def test_single_precision(ranks: Pools, optimizer: str, atol: float, options: di
     _check(results, expected, atol, rtol=1e-5)
 
 
+@pytest.mark.slow  # test_stages.py and layouts/test_resume.py resume on other meshes
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param("sgd", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "runs",
