@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import hypothesis
@@ -63,6 +64,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("rank_counts"):
         choosing.mark_products(items)
     items.sort(key=lambda item: "training" not in item.path.parts)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # otherwise each collection visits thousands of tests, and the modules that they import
 
 
 @pytest.hookimpl(wrapper=True)

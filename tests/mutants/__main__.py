@@ -17,7 +17,7 @@ from typing import Any
 from tests.mutants.drawing import GROUPS, Mutant, draw
 from tests.mutants.running import Tree
 from tests.mutants.selection import Executed, within
-from tests.support.launch import ROOT
+from tests.support.launch import ROOT, share_fork_server
 
 FOLDER = ROOT / "build" / "mutants"
 SOURCES = ("matex_data", "readers", "training")
@@ -42,6 +42,7 @@ def main() -> None:
     mutants = [m for m in draw(ROOT, options.seed, options.count) if m.number % parts == number - 1]
     if not options.report:
         measure(options.folder)
+        share_fork_server()
         Run(options.folder, options.package_seconds, options.again).run(mutants, options.jobs)
     print(report(mutants, Results(options.folder)))
 

@@ -23,7 +23,7 @@ PACKAGES = {
     "matex_data/_sample_data": "sample_data",
 }
 """Links that make a copy of the repository importable, as ``package_dir`` of setup.cfg does."""
-START_SECONDS = 90.0
+START_SECONDS = 45.0
 """Seconds for pytest to start and to collect, beside another one."""
 SLOWER = 6
 """Times the seconds of a test that a mutant may take before it counts as hung."""

@@ -15,7 +15,7 @@ from matex_data.readers import detect, known_formats, reader
 from tests.support.format_suite import Case, FormatSuite
 from tests.support.launch import ROOT
 from tests.support.plugins import installed
-from tests.support.ranks import Pools
+from tests.support.ranks import Pool, Pools
 
 RECORD = np.dtype([("id", ">i8"), ("position", ">f4", (3,)), ("label", ">i2"), ("spare", "V2")])
 
@@ -61,9 +61,9 @@ class TestToyRecords(FormatSuite):
         path.write_bytes(path.read_bytes()[: -RECORD.itemsize])
         return case
 
-    @pytest.mark.parametrize("size", (1,))  # the pools of this module import TensorFlow anew
-    def test_tensors_are_the_arrays(self, case: Case, ranks: Pools, size: int) -> None:
-        super().test_tensors_are_the_arrays(case, ranks, size)
+    @pytest.mark.rank_counts(1)  # the pools of this module import TensorFlow anew
+    def test_tensors_are_the_arrays(self, case: Case, pool: Pool) -> None:
+        super().test_tensors_are_the_arrays(case, pool)
 
 
 def test_plugins_are_listed() -> None:

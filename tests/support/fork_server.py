@@ -8,6 +8,7 @@ one does. The client uses the standard library alone, so that it starts at once.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import pickle
 import selectors
@@ -77,6 +78,7 @@ class _Server:
         import keras  # noqa: F401
         import tensorflow  # noqa: F401
 
+        gc.freeze()  # a collection in a forked process would visit, and so copy, all objects of these
         self._listening.bind(self._path)
         self._listening.listen()
         self._selector.register(self._listening, selectors.EVENT_READ)

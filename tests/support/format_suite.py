@@ -276,7 +276,7 @@ def _read_everything(comm: MPI.Intracomm, case: Case, **options: Any) -> int:
 
 def _resources(comm: MPI.Intracomm, case: Case) -> tuple[dict[str, int], dict[str, int]]:
     batches = case.open(comm).batches(BATCH, shuffle=True, seed=1)
-    for _ in range(5):
+    for _ in range(10):
         for _ in batches:
             pass
     before = _measured()

@@ -14,10 +14,9 @@ VARIABLE = "MATEX_TEST_SPEED"
 def additions() -> float:
     """Return the seconds that Python needs here for 20 million additions, measured once a run from a tenth of them."""
     if VARIABLE not in os.environ:
+        program = compile("total = 0\nfor number in range(2_000_000):\n    total += number", "additions", "exec")
         begin = time.perf_counter()
-        total = 0
-        for number in range(2_000_000):
-            total += number
+        exec(program, {})  # as python -c does it: in a function it would take half the time
         os.environ[VARIABLE] = f"{10 * (time.perf_counter() - begin):.2f}"
     return float(os.environ[VARIABLE])
 
