@@ -43,7 +43,7 @@ def main() -> None:
     if not options.report:
         measure(options.folder)
         share_fork_server()
-        Run(options.folder, options.package_seconds, options.again).run(mutants, options.jobs)
+        Run(options.folder, options.package_seconds, options.again, options.jobs).run(mutants)
     print(report(mutants, Results(options.folder)))
 
 
@@ -94,16 +94,19 @@ class Results:
 class Run:
     """Tests of mutants, several at a time."""
 
-    def __init__(self, folder: Path, package_seconds: float, again: bool) -> None:
-        self._folder, self._package_seconds, self._again = folder, package_seconds, again
+    def __init__(self, folder: Path, package_seconds: float, again: bool, jobs: int) -> None:
+        self._folder, self._package_seconds, self._again, self._jobs = folder, package_seconds, again, jobs
         self._executed = Executed(folder, ROOT)
         self._results = Results(folder)
         self._trees = threading.local()
-        self._count = iter(range(1000))
+        self._count = iter(range(jobs))
+        self._plain: Tree | None = None
+        self._unchanged: dict[str, bool] = {}
+        self._lock = threading.Lock()
 
-    def run(self, mutants: Sequence[Mutant], jobs: int) -> None:
+    def run(self, mutants: Sequence[Mutant]) -> None:
         """Run the mutants that have no result yet, in their order."""
-        with ThreadPoolExecutor(jobs) as threads:
+        with ThreadPoolExecutor(self._jobs) as threads:
             list(threads.map(self._one, mutants))
 
     def _one(self, mutant: Mutant) -> None:
@@ -132,12 +135,25 @@ class Run:
         before = [last["by"]] if last is not None and last.get("by") in seconds else []
         total = 0.0
         for step in (before, first, rest):
-            if step:
+            while step := [test for test in step if self._unchanged.get(test) is not False]:
                 result = tree.run(step, sum(seconds[test] for test in step))
                 total += result.seconds
-                if result.hung or result.failed:
-                    return {"outcome": "hung" if result.hung else "killed", "by": result.failed or "", "seconds": total}
+                if result.hung:
+                    return {"outcome": "hung", "by": "", "seconds": total}
+                if result.failed and (result.failed not in step or self._passes_unchanged(result.failed)):
+                    return {"outcome": "killed", "by": result.failed, "seconds": total}
+                if not result.failed:
+                    break
         return {"outcome": "survived", "seconds": total, "tests": len(first) + len(rest), "of": len(tests)}
+
+    def _passes_unchanged(self, test: str) -> bool:
+        """Return whether a test passes on the sources as they are; another failure says nothing about a mutant."""
+        with self._lock:
+            if test not in self._unchanged:
+                if self._plain is None:
+                    self._plain = Tree(ROOT, self._folder / "plain")
+                self._unchanged[test] = self._plain.run([test], self._executed.seconds.get(test, 1.0)).failed is None
+            return self._unchanged[test]
 
 
 def _package(path: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import sys
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,7 +20,8 @@ class Executed:
     """Lines that each test executes, and its seconds, as ``python -m tests.mutants measure`` has written them."""
 
     def __init__(self, folder: Path, root: Path) -> None:
-        self._tables = sqlite3.connect(folder / "lines")
+        self._tables = sqlite3.connect(folder / "lines", check_same_thread=False)
+        self._lock = threading.Lock()
         self._root = root
         self.seconds: dict[str, float] = json.loads((folder / "seconds.json").read_text())
         self._files = dict(self._tables.execute("select path, id from file"))
@@ -29,11 +31,12 @@ class Executed:
         file = self._files.get(str((self._root / path).resolve()))
         names: set[str] = set()
         for near in range(line, max(0, line - NEAR), -1):
-            rows = self._tables.execute(
-                "select distinct context.context from arc join context on context.id = arc.context_id "
-                "where arc.file_id = ? and (arc.fromno = ? or arc.tono = ?)",
-                (file, near, near),
-            )
+            with self._lock:
+                rows = self._tables.execute(
+                    "select distinct context.context from arc join context on context.id = arc.context_id "
+                    "where arc.file_id = ? and (arc.fromno = ? or arc.tono = ?)",
+                    (file, near, near),
+                ).fetchall()
             names = {name for (name,) in rows if name in self.seconds}
             if names:
                 break
