@@ -33,7 +33,7 @@ def _train(comm: MPI.Intracomm, files: str, pipeline: str) -> dict[str, Any]:
     return train(files, pipeline, epochs=2)
 
 
-QUICK = ("table",)
+QUICK = ("ragged",)
 
 
 @pytest.mark.parametrize(

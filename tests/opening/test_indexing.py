@@ -229,6 +229,7 @@ def _shared(comm: MPI.Intracomm, nbytes: int, room: bool) -> tuple[bool, list[st
 
 
 @pytest.mark.openmpi
+@pytest.mark.product
 @pytest.mark.rank_counts(1, 3)
 @pytest.mark.parametrize("room", [True, False])
 def test_ranks_of_a_machine_share_bytes(pool: Pool, room: bool) -> None:

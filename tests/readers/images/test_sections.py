@@ -105,6 +105,19 @@ def test_an_image_and_its_mask_are_cut_alike_on_any_number_of_ranks(pairs: Path,
         np.testing.assert_array_equal(np.concatenate([found[step][1] for found, _ in by_rank]), mask)
 
 
+@pytest.mark.parametrize(
+    ("flip", "axes"), [("horizontal", [1]), ("vertical", [0]), ("horizontal_and_vertical", [0, 1])]
+)
+def test_images_of_any_size_are_mirrored_half_of_the_time(tmp_path: Path, flip: str, axes: list[int]) -> None:
+    pixels = _pixels(5, 8, 3)
+    data, options = _bytes(pixels, tmp_path), ImageOptions("rgb", None, random_flip=flip)
+    found = [decode_image(data, options, seed=seed).tobytes() for seed in range(200)]
+    mirrored = {np.flip(pixels, chosen).tobytes() for chosen in ([], axes[:1], axes[-1:], axes)}
+    assert set(found) == mirrored
+    shares = [found.count(image) / len(found) for image in mirrored]
+    assert all(abs(share - 1 / len(mirrored)) < 0.12 for share in shares), shares
+
+
 def test_a_table_with_two_columns_of_files(pairs: Path) -> None:
     data = open_dataset(pairs / "table.csv")
     assert list(data.schema) == ["image", "mask", "patient", "path"]

@@ -20,12 +20,12 @@ from tests.support.ranks import Pool
 ROWS, FEATURES, CLASSES = 24, 16, 5
 
 
-def _amplifying() -> Any:
-    """Return a network whose first gradients change altogether when the last bits of its weights do."""
+def _amplifying(depth: int) -> Any:
+    """Return a network; with 40 layers its first gradients change altogether when the last bits of its weights do."""
     keras.utils.set_random_seed(0)
-    hidden = [
-        layer for _ in range(40) for layer in (layers.Dense(FEATURES, "relu"), layers.BatchNormalization(epsilon=1e-5))
-    ]
+    hidden: list[Any] = []
+    for _ in range(depth):
+        hidden += [layers.Dense(FEATURES, "relu"), layers.BatchNormalization(epsilon=1e-5)]
     return keras.Sequential([keras.Input((FEATURES,)), *hidden, layers.Dense(CLASSES)])
 
 
@@ -45,9 +45,9 @@ def _of_neighbors(labels: Any, logits: Any) -> Any:
 LOSSES = {"mean": _mean, "sum": _sum, "of neighbors": _of_neighbors}
 
 
-def _checked(comm: MPI.Intracomm, loss: str) -> tuple[bool, float]:
+def _checked(comm: MPI.Intracomm, loss: str, depth: int) -> tuple[bool, float]:
     """Return whether every rank trains on whole batches after the check, and the change of the weights by it."""
-    model = _amplifying()
+    model = _amplifying(depth)
     model.compile("sgd", LOSSES[loss])
     rng = np.random.default_rng(1)
     x = tf.constant(rng.standard_normal((ROWS, FEATURES), np.float32))
@@ -60,8 +60,16 @@ def _checked(comm: MPI.Intracomm, loss: str) -> tuple[bool, float]:
         return distributed.step.whole, max(abs(a - b).max() for a, b in zip(before, model.get_weights(), strict=True))
 
 
-@pytest.mark.slow  # the check of 40 layers computes for 40 s; comparisons of small networks are in test_checking.py
-@pytest.mark.rank_counts(2, 3)
-@pytest.mark.parametrize(("loss", "whole"), [("mean", False), ("sum", False), ("of neighbors", True)])
-def test_rounding_is_told_from_wrong_gradients(pool: Pool, loss: str, whole: bool) -> None:
-    assert pool.run(_checked, loss) == [(whole, 0.0)] * pool.size
+@pytest.mark.rank_counts(2, slow=(3,))
+@pytest.mark.parametrize(
+    ("loss", "depth", "whole"),
+    [
+        ("of neighbors", 4, True),
+        *(
+            pytest.param(loss, 40, whole, marks=pytest.mark.slow)  # tracing and checking take 40 s
+            for loss, whole in (("mean", False), ("sum", False), ("of neighbors", True))
+        ),
+    ],
+)
+def test_rounding_is_told_from_wrong_gradients(pool: Pool, loss: str, depth: int, whole: bool) -> None:
+    assert pool.run(_checked, loss, depth) == [(whole, 0.0)] * pool.size

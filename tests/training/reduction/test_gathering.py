@@ -30,6 +30,7 @@ def _expected(arrays: list[Any]) -> Any:
 
 
 @pytest.mark.openmpi
+@pytest.mark.product
 @pytest.mark.parametrize("case", ARRAYS)
 def test_rows_of_all_ranks(case: str, pool: Pool) -> None:
     for found, expected in pool.run(_gathered, case):

@@ -13,6 +13,12 @@ import tensorflow as tf
 from matex_data.training.steps.logs import combined_numbers, reductions
 
 SCALE = tf.Variable(3.0)
+
+
+def _square(value: Any) -> Any:
+    return value * value  # one tensor that enters an operation twice
+
+
 NUMBERS: dict[str, tuple[Callable[[Any], Any], str | None]] = {
     "mean": (tf.reduce_mean, "mean"),
     "sum": (tf.reduce_sum, "sum"),
@@ -25,6 +31,7 @@ NUMBERS: dict[str, tuple[Callable[[Any], Any], str | None]] = {
     "sum by rows": (lambda x: tf.reduce_sum(x) / tf.cast(tf.shape(x)[0], tf.float32), "mean"),
     "scaled mean": (lambda x: SCALE * tf.reduce_mean(x) + 1, "mean"),
     "difference of means": (lambda x: tf.reduce_mean(x) - tf.reduce_mean(x * x), "mean"),
+    "mean and a square of weights": (lambda x: tf.reduce_mean(x) + _square(SCALE + 0.0), "mean"),
     "mean of a loss": (lambda x: keras.ops.mean(keras.losses.mean_squared_error(x, 2 * x)), "mean"),
     "of weights": (lambda x: tf.reduce_sum(tf.square(SCALE * [1.0, 2.0])), "mean"),
     "mean and weights": (lambda x: tf.reduce_mean(x) + tf.reduce_sum(SCALE * [1.0, 2.0]), "mean"),
