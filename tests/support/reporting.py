@@ -50,4 +50,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if BEGIN in os.environ:
         seconds = time.time() - float(os.environ[BEGIN])
         speed = f"20 million additions take {machine_speed.additions():.2f} s"
-        terminalreporter.write_line(f"{seconds:.0f} s with lint and Open MPI, where {speed}")
+        terminalreporter.write_line(f"{seconds:.0f} s since make began, where {speed}")

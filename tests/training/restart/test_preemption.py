@@ -40,15 +40,26 @@ def _undisturbed(ranks: int, folder: Path, **options: Any) -> None:
         assert [found[name].tobytes() for name in found.files] == [expected[name].tobytes() for name in found.files]
 
 
-def test_a_signal_to_one_rank_saves_and_ends_all(tmp_path: Path) -> None:
-    done = _run(2, tmp_path, "broken", kind="arrays", when="train:9", handler=True, late=True)
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Completed]:
+    """Return the folder and the output of a job that was sent a signal."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    return folder, _run(2, folder, "broken", kind="arrays", when="train:9", handler=True, late=True)
+
+
+def test_a_signal_to_one_rank_saves_and_ends_all(interrupted: tuple[Path, Completed]) -> None:
+    _, done = interrupted
     assert done.returncode == PREEMPTED, done.stderr
     assert "SIGUSR1 was received" in done.stderr and "after 1 epochs and 3 steps" in done.stderr
     assert "the script's own handler 1" in done.stdout
     assert "end" not in done.stdout
-    done = _run(2, tmp_path, "broken", kind="arrays")
+
+
+def test_a_job_that_was_sent_a_signal_goes_on_exactly(interrupted: tuple[Path, Completed]) -> None:
+    folder, _ = interrupted
+    done = _run(2, folder, "broken", kind="arrays")
     assert done.returncode == 0, done.stderr
-    _undisturbed(2, tmp_path, kind="arrays")
+    _undisturbed(2, folder, kind="arrays")
 
 
 @pytest.mark.slow
