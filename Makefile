@@ -41,7 +41,7 @@ BEGIN := $(shell date +%s)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo docs coverage quick mutants test test-all test-torch test-oldest test-cluster test-cluster-all faults fuzz lint bench clean
+.PHONY: help demo docs coverage quick mutants test test-all test-openmpi test-torch test-oldest test-cluster test-cluster-all faults fuzz lint bench clean
 
 help:
 	@echo "make demo      train a small network on two ranks and look at the result"
@@ -67,10 +67,8 @@ demo: $(VENV)/installed-demo sample_data/digits/.made
 test: TESTS := --timeout 240 -m 'not slow and not frameworks'
 test-all: TESTS := --hypothesis-profile=full --part $(PART) -m 'not frameworks'
 ifeq ($(FILES),)
-test test-all: lint $(OPENMPI)/installed
-	@echo "== Tests with Open MPI"
-	@MATEX_MPIEXEC=$(CURDIR)/$(OPENMPI)/bin/mpiexec MPI4PY_MPIABI=openmpi OPAL_PREFIX=$(CURDIR)/$(OPENMPI) \
-	    LD_LIBRARY_PATH=$(CURDIR)/$(OPENMPI)/lib $(BIN)/python $(PYTEST) --timeout 240 $(OPENMPI_TESTS)
+test: lint test-openmpi
+test test-all: $(VENV)/installed-test
 	@echo "== Tests"
 	@MATEX_TEST_BEGIN=$(BEGIN) $(BIN)/python $(PYTEST) $(TESTS)
 else
@@ -78,10 +76,18 @@ test: $(VENV)/installed-test
 	@$(BIN)/python $(PYTEST) --timeout 240 -m 'not slow and not frameworks' --rank-counts 1,2,3 $(FILES)
 endif
 
-# The last part has the tests with PyTorch and JAX.
+# The first part has lint and Open MPI, the last one PyTorch and JAX.
+ifeq ($(firstword $(subst /, ,$(PART))),1)
+test-all: lint test-openmpi
+endif
 ifeq ($(word 1,$(subst /, ,$(PART))),$(word 2,$(subst /, ,$(PART))))
 test-all: test-torch
 endif
+
+test-openmpi: $(OPENMPI)/installed
+	@echo "== Tests with Open MPI"
+	@MATEX_MPIEXEC=$(CURDIR)/$(OPENMPI)/bin/mpiexec MPI4PY_MPIABI=openmpi OPAL_PREFIX=$(CURDIR)/$(OPENMPI) \
+	    LD_LIBRARY_PATH=$(CURDIR)/$(OPENMPI)/lib $(BIN)/python $(PYTEST) --timeout 240 $(OPENMPI_TESTS)
 
 quick: lint
 	@MATEX_TEST_BEGIN=$(BEGIN) $(BIN)/python $(PYTEST) --timeout 60 $(QUICK_TESTS)
