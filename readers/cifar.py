@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import pickle
-import pickletools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -21,6 +18,7 @@ from matex_data.index.library import LibraryRows, MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
 from matex_data.machine import check_fits
+from matex_data.readers import pickles
 from matex_data.readers.subsets import is_in_subset
 from matex_data.storage.files import is_of_system, open_binary, read_bytes, size_of
 
@@ -31,7 +29,6 @@ CLASSES = {"label": 10, "coarse_label": 20, "fine_label": 100}
 CHECKED_RECORDS = 2048  # per read of the label check
 BYTE = np.dtype(np.uint8)
 BLOCK_ROWS = 64
-ALLOWED_GLOBALS = {("_codecs", "encode"), ("numpy", "ndarray"), ("numpy", "dtype")}
 
 
 def index(path: str, names: Sequence[str] | None = None, *, subset: str | None = None) -> Index:
@@ -110,24 +107,12 @@ def to_pixels(stored: Array, out: Array) -> None:
     np.copyto(out, stored.reshape(-1, *IMAGE_SHAPE).transpose(0, 2, 3, 1))
 
 
-class _ArrayUnpickler(pickle.Unpickler):
-    """Unpickler that creates arrays, and rejects every global that could run code."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        array = module in ("numpy.core.multiarray", "numpy._core.multiarray") and name in ("_reconstruct", "scalar")
-        if not array and (module, name) not in ALLOWED_GLOBALS:
-            raise pickle.UnpicklingError(f"the pickle refers to {module}.{name}")
-        return super().find_class(module.replace("numpy.core", "numpy._core") if hasattr(np, "_core") else module, name)
-
-
 def _unpickle(path: str) -> dict[bytes, Any]:
     size = size_of(path)
     remedy = "use the binary version, of which each rank reads only its own rows"
     check_fits(3 * size, "the unpickled file", file=path, remedy=remedy)
     try:
-        stored = read_bytes(path)
-        _check_memo_numbers(stored)
-        content = _ArrayUnpickler(io.BytesIO(stored), encoding="bytes").load()
+        content = pickles.load(read_bytes(path), encoding="bytes")
         images = content[b"data"]
         if not isinstance(images, np.ndarray) or images.dtype != BYTE or images.shape[1:] != (IMAGE_BYTES,):
             raise ValueError("its data are no images")
@@ -142,16 +127,6 @@ def _unpickle(path: str) -> dict[bytes, Any]:
             remedy="get the file again from its source; pickles of other objects than arrays are never read",
         ) from error
     return dict(content)
-
-
-def _check_memo_numbers(stored: bytes) -> None:
-    """Raise ``ValueError`` if the pickle numbers an object higher than its own length in bytes.
-
-    The unpickler allocates a table of the highest number, which took 34 GB for a damaged file.
-    """
-    for opcode, number, _ in pickletools.genops(stored):
-        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(number or 0) > len(stored):
-            raise ValueError(f"object number {number} in {len(stored)} bytes")
 
 
 def _pickled_layouts(path: str) -> dict[str, Layout]:

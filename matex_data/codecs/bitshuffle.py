@@ -33,7 +33,7 @@ def _compression(options: tuple[int, ...]) -> int:
     return options[4] if len(options) > 4 else 0
 
 
-def decode(data: Bytes, options: tuple[int, ...], nbytes: int | None, memory: Memory) -> Bytes:
+def decode(data: Bytes, options: tuple[int, ...], most: int, memory: Memory) -> Bytes:
     """Undo the filter; see `matex_data.codecs.pipeline.Decode`.
 
     Raises
@@ -42,7 +42,7 @@ def decode(data: Bytes, options: tuple[int, ...], nbytes: int | None, memory: Me
     """
     width, block = options[2], options[3]
     if _compression(options):
-        data, block = _decompress(data, BLOCK_CODECS[_compression(options)], width)
+        data, block = _decompress(data, BLOCK_CODECS[_compression(options)], width, most)
     block = block or max(BLOCK_BYTES // width // GROUP * GROUP, LEAST_BLOCK)
     out = memory(data.nbytes)
     items = np.dtype(f"V{width}")
@@ -50,11 +50,11 @@ def decode(data: Bytes, options: tuple[int, ...], nbytes: int | None, memory: Me
     return out
 
 
-def _decompress(data: Bytes, decode_block: Callable[..., Any], width: int) -> tuple[Bytes, int]:
+def _decompress(data: Bytes, decode_block: Callable[..., Any], width: int, most: int) -> tuple[Bytes, int]:
     """Return the concatenated decompressed blocks, and the number of elements of a block."""
     nbytes, block_bytes = int.from_bytes(data[:8].tobytes(), "big"), int.from_bytes(data[8:12].tobytes(), "big")
     rest = nbytes % (GROUP * width)
-    if block_bytes <= 0 or block_bytes % width or nbytes > data.nbytes * 256 * 8:
+    if block_bytes <= 0 or block_bytes % width or nbytes > most:
         raise ValueError(f"blocks of {block_bytes} bytes, {nbytes} bytes in all")
     decoded = np.empty(nbytes, np.uint8)
     at = HEADER_BYTES

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import imagecodecs
 import numpy as np
 
 from matex_data._types import Bytes
+from matex_data.codecs.bounded import as_bytes
 from matex_data.codecs.scratch import Memory
 
 MAGIC = b"b2frame\x00"
@@ -25,9 +25,10 @@ B2ND = b"\xa4b2nd\xd2"  # name of the metalayer that describes several axes, fol
 ZEROS = 0x81  # special value of a chunk of zeros
 AXES_AT = 7  # position of the number of axes in the metalayer
 MAX_AXES = 15
+OFFSET_BYTES = 8  # of the only chunk of a frame
 
 
-def decode(data: Bytes, options: tuple[int, ...], nbytes: int | None, memory: Memory) -> Bytes:
+def decode(data: Bytes, options: tuple[int, ...], most: int, memory: Memory) -> Bytes:
     """Undo the filter; see `matex_data.codecs.pipeline.Decode`.
 
     Raises
@@ -39,27 +40,27 @@ def decode(data: Bytes, options: tuple[int, ...], nbytes: int | None, memory: Me
         raise ValueError("not a Blosc2 frame")
     start = _number(head, HEADER_SIZE_AT, 4)
     if not _number(head, STORED_SIZE_AT, 8):
-        return _special_chunk(data[start:], nbytes, memory)
+        return _special_chunk(data[start:], most, memory)
     shapes = _shapes(head[:start])
     if shapes is None or shapes[0] == shapes[1]:
-        out = None if nbytes is None else memory(nbytes)
-        return _as_array(imagecodecs.blosc2_decode(data[start:], numthreads=1, out=out))
-    blocks = _as_array(imagecodecs.blosc2_decode(data[start:], numthreads=1))
-    return _assemble(blocks, *shapes, _number(head, ITEM_SIZE_AT, 4), memory)
+        return as_bytes(imagecodecs.blosc2_decode(data[start:], numthreads=1, out=memory(most)))
+    (chunk, block), width = shapes, _number(head, ITEM_SIZE_AT, 4)
+    nbytes = prod(-(-n // b) * b for n, b in zip(chunk, block, strict=True)) * width
+    if prod(chunk) * width > most or nbytes > most << len(chunk):
+        raise ValueError(f"a chunk of the shape {chunk} in blocks of {block}")
+    blocks = as_bytes(imagecodecs.blosc2_decode(data[start:], numthreads=1, out=np.empty(nbytes, np.uint8)))
+    return _assemble(blocks, chunk, block, width, memory)
 
 
 def _number(head: bytes, at: int, nbytes: int) -> int:
     return int.from_bytes(head[at : at + nbytes], "big")
 
 
-def _as_array(decoded: Any) -> Bytes:
-    return np.frombuffer(decoded, np.uint8)
-
-
-def _special_chunk(offsets: Bytes, nbytes: int | None, memory: Memory) -> Bytes:
+def _special_chunk(offsets: Bytes, nbytes: int, memory: Memory) -> Bytes:
     """Return a chunk of zeros, which is stored only as a special value in the upper byte of its offset."""
-    special = int(_as_array(imagecodecs.blosc2_decode(offsets, numthreads=1))[7])
-    if special != ZEROS or nbytes is None:
+    decoded = np.empty(OFFSET_BYTES, np.uint8)
+    special = int(as_bytes(imagecodecs.blosc2_decode(offsets, numthreads=1, out=decoded))[7])
+    if special != ZEROS:
         raise ValueError(f"a chunk of the unknown special value {special:#x}")
     out = memory(nbytes)
     out[...] = 0

@@ -17,13 +17,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, NamedTuple
 
 import imagecodecs
 import numpy as np
 
 from matex_data._types import Bytes
 from matex_data.codecs import bitshuffle, blosc2
+from matex_data.codecs.bounded import BrokenChunk, as_bytes, check_blosc, inflate, most_compressed
 from matex_data.codecs.scratch import Memory, filter_output, is_scratch
 from matex_data.codecs.shuffle import unshuffle
 from matex_data.errors import FormatError
@@ -32,7 +33,6 @@ from matex_data.locks import cached_property
 ENTRY_POINTS = "matex_data.codecs"
 
 DEFLATE, SHUFFLE, FLETCHER32, SZIP = 1, 2, 3, 4
-BLOSC_HEADER = 16  # bytes
 LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2 = 32000, 32001, 32004, 32008, 32015, 32026
 
 
@@ -55,21 +55,20 @@ class Filter:
     options: tuple[int, ...] = ()
 
 
-class BrokenChunk(ValueError):
-    """A chunk whose bytes its filters cannot have written."""
-
-
-Codec = Callable[[Bytes, tuple[int, ...], int | None], Any]
+Codec = Callable[[Bytes, tuple[int, ...], int], Any]
 """Decoder of a filter that a package adds: ``decode(data, options, nbytes)``.
 
 ``data`` is uint8[n], not to be written. ``options`` are the filter's client data values; the element size in bytes if
-there are none. ``nbytes`` is the decoded size, or None if it is unknown. Return the decoded bytes as a NumPy array or
-any other buffer. Raise `ValueError` or `RuntimeError` for bytes that do not decode. The function is called on several
-threads at once: release the interpreter lock in it.
+there are none. ``nbytes`` is the decoded size, or its upper bound where another compressor was applied before. Return
+the decoded bytes as a NumPy array or any other buffer. Raise `ValueError` or `RuntimeError` for bytes that do not
+decode. The function is called on several threads at once: release the interpreter lock in it.
 """
 
-Decode = Callable[[Bytes, tuple[int, ...], int | None, Memory], Bytes]
-"""Decoder of a filter of this package: like `Codec`, with an allocator for the decoded bytes."""
+Decode = Callable[[Bytes, tuple[int, ...], int, Memory], Bytes]
+"""Decoder of a filter of this package: ``decode(data, options, most, memory)``.
+
+It returns ``most`` bytes or fewer, in memory from the allocator, whatever the data say of their size.
+"""
 
 
 def can_decode(step: Filter) -> bool:
@@ -127,8 +126,8 @@ class Pipeline:
         [0, 1, 2, 3]
         """
         data = stored
-        for step, nbytes, is_last in self._steps(mask) if mask else self._all_steps:
-            data = _decode(step, data, nbytes, partial(filter_output, data, is_last, out), self.itemsize)
+        for step, size, is_last in self._steps(mask) if mask else self._all_steps:
+            data = _decode(step, data, size, partial(filter_output, data, is_last, out), self.itemsize)
         if data.nbytes != self.nbytes:
             raise BrokenChunk(f"{data.nbytes} bytes instead of {self.nbytes}")
         if out is None:
@@ -138,33 +137,50 @@ class Pipeline:
         return out
 
     @cached_property
-    def _all_steps(self) -> list[tuple[Filter, int | None, bool]]:
+    def _all_steps(self) -> list[tuple[Filter, Size, bool]]:
         return self._steps(0)
 
-    def _steps(self, mask: int) -> list[tuple[Filter, int | None, bool]]:
+    def _steps(self, mask: int) -> list[tuple[Filter, Size, bool]]:
         """Return the filters to undo, in that order, each with its decoded size and whether it is the last one."""
         applied = [step for i, step in enumerate(self.filters) if not mask >> i & 1]
         return [(applied[i], self._decoded_size(applied[:i]), i == 0) for i in reversed(range(len(applied)))]
 
-    def _decoded_size(self, earlier: list[Filter]) -> int | None:
-        """Return the decoded size of a filter, given those applied before it; None if it is unknown."""
-        if any(step.number not in (SHUFFLE, FLETCHER32) for step in earlier):
-            return None
-        return self.nbytes + 4 * sum(step.number == FLETCHER32 for step in earlier)
+    def _decoded_size(self, earlier: list[Filter]) -> Size:
+        """Return the decoded size of a filter, given those applied before it."""
+        size = Size(self.nbytes, True)
+        for step in earlier:
+            if step.number == FLETCHER32:
+                size = size._replace(most=size.most + 4)
+            elif step.number != SHUFFLE:
+                size = Size(most_compressed(size.most), False)
+        return size
 
 
-def _decode(step: Filter, data: Bytes, nbytes: int | None, memory: Memory, itemsize: int) -> Bytes:
+class Size(NamedTuple):
+    """Size of decoded data.
+
+    Attributes
+    ----------
+    most : bytes, at most.
+    exact : they are as many.
+    """
+
+    most: int
+    exact: bool
+
+
+def _decode(step: Filter, data: Bytes, size: Size, memory: Memory, itemsize: int) -> Bytes:
     decode, name = _decoder(step.number), _NAMES.get(step.number, f"filter {step.number}")
     if decode is None:
         raise BrokenChunk(f"{name} is not available")
     try:
-        result = decode(data, step.options or (itemsize,), nbytes, memory)
+        result = decode(data, step.options or (itemsize,), size.most, memory)
     except MemoryError:
         raise
     except Exception as error:  # libraries raise many kinds on damaged bytes
         raise BrokenChunk(f"{name}: {error}") from error
-    if nbytes is not None and result.nbytes != nbytes:
-        raise BrokenChunk(f"{name}: {result.nbytes} bytes instead of {nbytes}")
+    if result.nbytes > size.most or (size.exact and result.nbytes != size.most):
+        raise BrokenChunk(f"{name}: {result.nbytes} bytes instead of {size.most}{'' if size.exact else ' at most'}")
     return result
 
 
@@ -196,8 +212,8 @@ def _package(entry: Any) -> str:
 
 
 def _from_codec(codec: Codec) -> Decode:
-    def decode(data: Bytes, options: tuple[int, ...], nbytes: int | None, memory: Memory) -> Bytes:
-        return np.frombuffer(codec(data, options, nbytes), np.uint8)
+    def decode(data: Bytes, options: tuple[int, ...], most: int, memory: Memory) -> Bytes:
+        return np.frombuffer(codec(data, options, most), np.uint8)
 
     return decode
 
@@ -205,17 +221,13 @@ def _from_codec(codec: Codec) -> Decode:
 def _by(function: Callable[..., Any], **options: Any) -> Decode:
     """Return the decoder that passes only the bytes to a function of imagecodecs."""
 
-    def decode(data: Bytes, _: tuple[int, ...], nbytes: int | None, memory: Memory) -> Bytes:
-        return _as_array(function(data, out=None if nbytes is None else memory(nbytes), **options))
+    def decode(data: Bytes, _: tuple[int, ...], most: int, memory: Memory) -> Bytes:
+        return as_bytes(function(data, out=memory(most), **options))
 
     return decode
 
 
-def _as_array(decoded: Any) -> Bytes:
-    return decoded if isinstance(decoded, np.ndarray) else np.frombuffer(decoded, np.uint8)
-
-
-def _unshuffle(data: Bytes, options: tuple[int, ...], nbytes: int | None, memory: Memory) -> Bytes:
+def _unshuffle(data: Bytes, options: tuple[int, ...], most: int, memory: Memory) -> Bytes:
     width = options[0]
     if width == 1 or data.nbytes < 2 * width:
         return data
@@ -224,7 +236,7 @@ def _unshuffle(data: Bytes, options: tuple[int, ...], nbytes: int | None, memory
     return out
 
 
-def _verify(data: Bytes, options: tuple[int, ...], nbytes: int | None, memory: Memory) -> Bytes:
+def _verify(data: Bytes, options: tuple[int, ...], most: int, memory: Memory) -> Bytes:
     """Verify the Fletcher-32 checksum behind the data, and cut it off."""
     body, stored = data[:-4], int.from_bytes(data[-4:].tobytes(), "little")
     found = int(imagecodecs.h5checksum_fletcher32(body))
@@ -235,33 +247,21 @@ def _verify(data: Bytes, options: tuple[int, ...], nbytes: int | None, memory: M
     return body
 
 
-def check_blosc(data: Bytes) -> None:
-    """Raise ``BrokenChunk`` for a Blosc frame that is shorter than its header says: Blosc would read beyond its end.
-
-    https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst
-    """
-    stated = int.from_bytes(bytes(data[12:16]), "little")
-    if data.nbytes < BLOSC_HEADER or stated > data.nbytes:
-        raise BrokenChunk(f"a frame of {data.nbytes} bytes, and {stated} according to its header")
-
-
-def _blosc(data: Bytes, options: tuple[int, ...], nbytes: int | None, memory: Memory) -> Bytes:
+def _blosc(data: Bytes, options: tuple[int, ...], most: int, memory: Memory) -> Bytes:
     check_blosc(data)
-    return _as_array(imagecodecs.blosc_decode(data, out=None if nbytes is None else memory(nbytes), numthreads=1))
+    return as_bytes(imagecodecs.blosc_decode(data, out=memory(most), numthreads=1))
 
 
-def _szip(data: Bytes, options: tuple[int, ...], nbytes: int | None, memory: Memory) -> Bytes:
-    """Decode szip. The options are those of H5Pget_filter; the decoded size in front of the data is checked here."""
-    if nbytes is not None and int.from_bytes(bytes(data[:4]), "little") != nbytes:
+def _szip(data: Bytes, options: tuple[int, ...], most: int, memory: Memory) -> Bytes:
+    """Decode szip. The options are those of H5Pget_filter; the decoded size stands in front of the data."""
+    nbytes = int.from_bytes(bytes(data[:4]), "little")
+    if nbytes > most:
         raise BrokenChunk("the length of the szip stream differs from that of the chunk")
-    out = None if nbytes is None else memory(nbytes)
-    return _as_array(imagecodecs.szip_decode(data, *options[:4], header=True, out=out))
+    return as_bytes(imagecodecs.szip_decode(data, *options[:4], header=True, out=memory(nbytes)))
 
-
-_INFLATE = imagecodecs.deflate_decode if imagecodecs.DEFLATE.available else imagecodecs.zlib_decode
 
 _DECODERS: dict[int, Decode] = {
-    DEFLATE: _by(_INFLATE),
+    DEFLATE: _by(inflate),
     SHUFFLE: _unshuffle,
     FLETCHER32: _verify,
     SZIP: _szip,

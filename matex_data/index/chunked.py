@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
-from matex_data.codecs.pipeline import BrokenChunk, Pipeline
+from matex_data.codecs.bounded import BrokenChunk
+from matex_data.codecs.pipeline import Pipeline
 from matex_data.codecs.scratch import thread_scratch
 from matex_data.errors import DecodeError
 from matex_data.index.blocks import Blocks, even_blocks

@@ -21,9 +21,10 @@ from matex_data.errors import DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.library import LibraryRows
 from matex_data.locks import cached_property
+from matex_data.readers import pickles
 from matex_data.readers.hdf5.members import Table
 from matex_data.readers.hdf5.names import HDF5_ERRORS
-from matex_data.readers.hdf5.pytables import is_pickled, is_pytables, text_of, unpickle, unpickled
+from matex_data.readers.hdf5.pytables import is_pickled, is_pytables, text_of, unpickled
 from matex_data.readers.hdf5.rows import opened_dataset
 from matex_data.readers.hdf5.types import element_type, stored_type
 
@@ -272,7 +273,7 @@ def _kind(dataset: h5py.Dataset, kind: str) -> str:
 def _labels(dataset: h5py.Dataset) -> list[Any]:
     """Return the names on an axis."""
     if is_pickled(dataset):
-        return list(np.ravel(unpickle(bytes(dataset[0]))))
+        return list(np.ravel(pickles.load(bytes(dataset[0]))))
     return [] if "shape" in dataset.attrs else list(dataset[...].tolist())
 
 
@@ -314,7 +315,7 @@ class PickledRows(LibraryRows):
         return _texts[self][start:stop]
 
     def _read(self) -> Array:
-        block = unpickle(bytes(opened_dataset(self, self.path, self.name)[0]))
+        block = pickles.load(bytes(opened_dataset(self, self.path, self.name)[0]))
         values = block[:, self.column] if block.ndim > 1 else block
         texts = np.empty(len(values), object)
         texts[:] = [_text(value) for value in values]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import pickle
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,18 +9,13 @@ import h5py
 import numpy as np
 
 from matex_data._types import Array
+from matex_data.readers import pickles
 from matex_data.readers.hdf5.names import has_attribute
 
 MARK = b"PYTABLES_FORMAT_VERSION"  # attribute of the root group
 HIDDEN = ("_i_", "_p_")  # begin of the names of groups that PyTables does not show, such as the index of a table
 TEXTS = {"vlstring": "latin-1", "vlunicode": "utf-32-le"}
 """Encodings of texts that are lists of numbers, by the attribute ``PSEUDOATOM``."""
-HARMLESS = {
-    ("numpy._core.multiarray", "_reconstruct"), ("numpy.core.multiarray", "_reconstruct"), ("numpy", "ndarray"),
-    ("numpy._core.multiarray", "scalar"), ("numpy.core.multiarray", "scalar"), ("numpy", "dtype"),
-    ("_codecs", "encode"),
-}  # fmt: skip
-"""What a pickle in a file may call: a pickle of other functions could run any program."""
 
 
 def is_pytables(file: h5py.File) -> bool:
@@ -62,27 +55,7 @@ def text_of(value: Any) -> str:
 
 def unpickled(value: Any) -> Any:
     """Return the Python object that PyTables has pickled to an attribute; the attribute itself if it is no pickle."""
-    return unpickle(bytes(value)) if isinstance(value, bytes) and value.endswith(b".") else value
-
-
-def unpickle(data: bytes) -> Any:
-    """Return a pickled object of lists, texts, numbers and arrays.
-
-    Raises
-    ------
-    ValueError : the pickle is damaged, or holds an object of another kind.
-    """
-    try:
-        return _Unpickler(io.BytesIO(data), encoding="latin-1").load()
-    except Exception as error:  # a damaged pickle raises errors of any kind
-        raise ValueError(f"a pickled object cannot be read: {error}") from error
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in HARMLESS:
-            raise pickle.UnpicklingError(f"it is of the type {module}.{name}")
-        return super().find_class(module, name)
+    return pickles.load(bytes(value)) if isinstance(value, bytes) and value.endswith(b".") else value
 
 
 @dataclass(frozen=True)

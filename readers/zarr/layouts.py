@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
-from matex_data.codecs.pipeline import BrokenChunk
+from matex_data.codecs.bounded import BrokenChunk
 from matex_data.codecs.scratch import new_memory
 from matex_data.errors import DecodeError
 from matex_data.index.chunked import Chunked, Selection

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from matex_data.codecs.pipeline import DEFLATE, FLETCHER32, SHUFFLE, BrokenChunk, Filter, Pipeline, can_decode
+from matex_data.codecs.bounded import BrokenChunk
+from matex_data.codecs.pipeline import DEFLATE, FLETCHER32, SHUFFLE, Filter, Pipeline, can_decode
 
 hdf5plugin = pytest.importorskip("hdf5plugin")
 

@@ -436,7 +436,7 @@ def test_a_pickle_with_a_huge_object_number(tmp_path: Path) -> None:
 def test_cifar_runs_no_code(tmp_path: Path) -> None:
     path = tmp_path / "data_batch_1"
     path.write_bytes(b"\x80\x02cos\nsystem\nX\x05\x00\x00\x00false\x85R.")
-    with pytest.raises(FormatError, match=r"refers to os\.system"):
+    with pytest.raises(FormatError, match=r"of the type os\.system"):
         cifar.index(str(path))
     path.with_suffix(".bin").write_bytes(b"x" * 5000)
     with pytest.raises(FormatError, match="multiple of 3073"):

@@ -1,0 +1,1 @@
+"""Files that somebody made to harm whoever opens them."""
