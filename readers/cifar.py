@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
 from matex_data.machine import check_fits
 from matex_data.readers import pickles
+from matex_data.readers.kept import kept
 from matex_data.readers.subsets import is_in_subset
 from matex_data.storage.files import is_of_system, open_binary, read_bytes, size_of
 
@@ -153,16 +153,12 @@ def _check_labels(path: str, name: str, labels: Any) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, eq=False)
 class PickledImages(LibraryRows):
-    """Images of the Python version: each rank unpickles the whole file once and keeps it."""
+    """Images of the Python version: each rank unpickles the whole file."""
 
     path: str
     rows: int
     block_rows: int
 
     def read(self, start: int, stop: int) -> Array:
-        if self not in _images:
-            _images[self] = _unpickle(self.path)[b"data"].reshape(-1, *IMAGE_SHAPE)
-        return _images[self][start:stop].transpose(0, 2, 3, 1)
-
-
-_images: WeakKeyDictionary[PickledImages, Array] = WeakKeyDictionary()
+        images = kept.get(self, lambda: _unpickle(self.path)[b"data"])
+        return images[start:stop].reshape(-1, *IMAGE_SHAPE).transpose(0, 2, 3, 1)

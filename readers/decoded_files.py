@@ -1,9 +1,8 @@
-"""Arrays of files that a library decodes as a whole: each rank decodes those of its rows, and keeps the last ones."""
+"""Arrays of files that a library decodes as a whole: each rank decodes those of its rows."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -15,9 +14,9 @@ from matex_data.errors import DecodeError
 from matex_data.fields import Field
 from matex_data.index.library import LibraryRows
 from matex_data.index.stamps import Stamp
+from matex_data.readers.kept import kept
 
 BLOCK_BYTES = 256 << 10  # of neighbouring rows that are shuffled as one block
-KEPT_BYTES = 512 << 20  # of decoded files in the memory of a rank; the last one stays whatever its size
 
 
 @dataclass(frozen=True)
@@ -43,28 +42,16 @@ class DecodedFile(ABC):
         """
 
     def array(self, name: str) -> Array:
-        """Return an array of the file, which is decoded unless it is kept. Not for two threads at once.
+        """Return an array of the file, which is decoded unless it is kept.
 
         Raises
         ------
         DecodeError : the file has changed, and has no such array.
         """
-        arrays = _kept.get(self)
-        if arrays is None:
-            arrays = _kept[self] = self.decode()
-            while len(_kept) > 1 and sum(map(_nbytes, _kept.values())) > KEPT_BYTES:
-                _kept.popitem(last=False)
-        _kept.move_to_end(self)
+        arrays = kept.get(self, self.decode)
         if name not in arrays:
             raise DecodeError("the file has changed", file=self.path, field=name, remedy="open the data set again")
         return arrays[name]
-
-
-_kept: OrderedDict[DecodedFile, dict[str, Array]] = OrderedDict()
-
-
-def _nbytes(arrays: dict[str, Array]) -> int:
-    return sum(array.nbytes for array in arrays.values())
 
 
 @dataclass(frozen=True, eq=False)

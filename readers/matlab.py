@@ -16,6 +16,7 @@ from matex_data.index.model import FileIndex, Index
 from matex_data.index.stamps import Stamp
 from matex_data.readers import left_out
 from matex_data.readers.decoded_files import DecodedFile, rows_of
+from matex_data.readers.matlab_elements import inflated
 from matex_data.storage.files import is_of_system, open_whole
 
 RESTORE = "the file is damaged: restore it from its source"
@@ -39,7 +40,8 @@ def index(path: str, names: Sequence[str] | None = None, *, sample_axis: int = 0
         stamp = Stamp.of(path)
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error
-    file = MatlabFile(path, stamp, sample_axis)
+    variables = () if names is None else tuple(sorted({name.partition("/")[0] for name in names}))
+    file = MatlabFile(path, stamp, sample_axis, variables)
     arrays, unread = file.contents()
     if names is None:
         chosen = [name for name, array in arrays.items() if len(array) > 1] or list(arrays)
@@ -51,8 +53,9 @@ def index(path: str, names: Sequence[str] | None = None, *, sample_axis: int = 0
         if name in unread:
             raise FormatError("the variable cannot be read", file=path, field=name, found=unread[name])
         if name not in arrays:
+            others = MatlabFile(path, stamp, sample_axis).contents()[0]
             raise FieldNotFound(
-                "the file has no such variable", file=path, field=name, expected=f"one of {near_matches(name, arrays)}"
+                "the file has no such variable", file=path, field=name, expected=f"one of {near_matches(name, others)}"
             )
     lengths = {name: len(arrays[name]) for name in chosen}
     if len(set(lengths.values())) != 1:
@@ -75,9 +78,11 @@ class MatlabFile(DecodedFile):
     Parameters
     ----------
     sample_axis : of its arrays.
+    variables : that are decoded; (): all.
     """
 
     sample_axis: int
+    variables: tuple[str, ...] = ()
 
     def decode(self) -> dict[str, Array]:
         return self.contents()[0]
@@ -90,11 +95,12 @@ class MatlabFile(DecodedFile):
         FormatError : SciPy does not decode the file.
         """
         try:
-            with open_whole(self.path) as file:
-                variables = scipy.io.loadmat(file, mat_dtype=False)
+            with open_whole(self.path) as stored:
+                file = inflated(stored, self.variables)
+                variables = scipy.io.loadmat(file, mat_dtype=False, variable_names=self.variables or None)
                 file.seek(0)
                 logical = {name for name, _, kind in scipy.io.whosmat(file) if kind == "logical"}
-        except MemoryError:
+        except (MemoryError, DataError):
             raise
         except Exception as error:  # SciPy raises many kinds on damaged bytes
             if is_of_system(error):

@@ -1,4 +1,4 @@
-"""Arrays that are compressed as a whole: each rank decompresses the array once and keeps it."""
+"""Arrays that are compressed as a whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import IO, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from matex_data._types import Array, Bytes
 from matex_data.errors import DataError, DecodeError
 from matex_data.index.library import LibraryRows
 from matex_data.machine import check_fits
+from matex_data.readers.kept import kept
 from matex_data.storage.files import is_of_system, open_sequential, open_zip
 
 BLOCK_BYTES = 256 * 1024  # of neighbouring rows that are shuffled as one block
@@ -66,9 +66,7 @@ class CompressedRows(LibraryRows):
         return max(1, min(self.rows, BLOCK_BYTES // row_bytes))
 
     def read(self, start: int, stop: int) -> Array:
-        if self not in _decompressed:
-            _decompressed[self] = self.decompress()
-        return _decompressed[self][start:stop]
+        return kept.get(self, self.decompress)[start:stop]
 
     def decompress(self) -> Array:
         """Read the whole array, as stored.
@@ -110,9 +108,6 @@ class CompressedRows(LibraryRows):
                 remedy="the file is damaged: restore it from its source",
             )
         return data.view(self.dtype).reshape(self.shape, order="F" if self.fortran else "C")
-
-
-_decompressed: WeakKeyDictionary[CompressedRows, Array] = WeakKeyDictionary()
 
 
 def _read_into(file: IO[bytes], data: Bytes) -> int:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import h5py
 import numpy as np
@@ -27,6 +26,7 @@ from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.hdf5.pytables import is_pickled, is_pytables, text_of, unpickled
 from matex_data.readers.hdf5.rows import opened_dataset
 from matex_data.readers.hdf5.types import element_type, stored_type
+from matex_data.readers.kept import kept
 
 KINDS = {"frame", "series", "frame_table", "series_table"}  # values of the attribute ``pandas_type``
 LEVEL = "level_0"  # name of an index without name beside a column "index", as of ``DataFrame.reset_index``
@@ -286,7 +286,7 @@ def _column_name(name: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class PickledRows(LibraryRows):
-    """Texts of a block that pandas has pickled as a whole: every rank that reads it keeps it.
+    """Texts of a block that pandas has pickled as a whole.
 
     Parameters
     ----------
@@ -306,13 +306,11 @@ class PickledRows(LibraryRows):
 
     def read(self, start: int, stop: int) -> Array:
         try:
-            if self not in _texts:
-                _texts[self] = self._read()
+            return kept.get(self, self._read)[start:stop]
         except HDF5_ERRORS as error:
             raise DecodeError(
                 "the column of objects cannot be read", file=self.path, field=self.name, row=start, found=error
             ) from error
-        return _texts[self][start:stop]
 
     def _read(self) -> Array:
         block = pickles.load(bytes(opened_dataset(self, self.path, self.name)[0]))
@@ -320,10 +318,6 @@ class PickledRows(LibraryRows):
         texts = np.empty(len(values), object)
         texts[:] = [_text(value) for value in values]
         return texts
-
-
-_texts: WeakKeyDictionary[PickledRows, Array] = WeakKeyDictionary()
-"""Texts of the columns that this process has read: to read any of them takes the whole block."""
 
 
 def _text(value: Any) -> bytes:

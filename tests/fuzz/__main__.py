@@ -37,7 +37,7 @@ def main() -> int:
     # No thread may draw the bar: this process forks.
     with Progress(*columns, console=console, auto_refresh=False, disable=not sys.stdout.isatty()) as progress:
         for name in options.formats:
-            campaign = Campaign(name, options.seed, options.corpus, options.keep, options.jobs)
+            campaign = Campaign(name, options.seed, options.corpus, options.keep, options.jobs, options.hostile)
             bar = progress.add_task(name, total=len(numbers))
 
             def step(bar: Any = bar) -> None:
@@ -65,13 +65,11 @@ def _print_table(console: Any, tallies: list[Any]) -> None:
 
     from tests.fuzz.readings import FINDINGS, OUTCOMES
 
-    table = Table("", *(tally.format for tally in tallies))
-    table.add_row("undamaged files", *(str(tally.sources) for tally in tallies))
-    for name in OUTCOMES:
-        counts = [tally.counts[name] for tally in tallies]
-        mark = "[red]" if name in FINDINGS else ""
-        table.add_row(name, *(f"{mark}{count}" if count else "0" for count in counts))
-    table.add_row("seconds", *(f"{tally.seconds:.0f}" for tally in tallies))
+    shown = [name for name in OUTCOMES if any(tally.counts[name] for tally in tallies)]
+    table = Table("", "undamaged files", *shown, "seconds")
+    for tally in tallies:
+        marked = (f"{'[red]' if name in FINDINGS and tally.counts[name] else ''}{tally.counts[name]}" for name in shown)
+        table.add_row(tally.format, str(tally.sources), *marked, f"{tally.seconds:.0f}")
     console.print(table)
 
 
@@ -83,6 +81,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--corpus", type=Path, default=corpus and Path(corpus), help="folder of real files")
     parser.add_argument("--only", type=int, nargs="+", help="numbers of mutants")
+    parser.add_argument("--hostile", action="store_true", help="damage sizes, counts, paths and codecs")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} mutants of each format")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at once")
     parser.add_argument("--keep", type=Path, default=ROOT / "build" / "fuzz", help="folder for the files of findings")

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from matex_data import DataError
+from tests.fuzz import hostile
 from tests.fuzz.checks import PROBES, check
 from tests.fuzz.children import Result, look
 from tests.fuzz.mutations import mutant
@@ -22,14 +24,22 @@ from tests.fuzz.readings import (
     FINDINGS,
     FLEETING,
     LIBRARYS_OWN,
+    MEMORY,
     TIMEOUT,
+    UNCOMPARED,
+    WHOLE,
+    Refused,
     Verdict,
+    attempt,
     libraries_apart,
+    ours,
+    refusal,
 )
 from tests.fuzz.sources import Source, sources
 
 TEXTS = ("csv", "hepmc", "lhe", "manifest")
 SECONDS = 10.0  # that one file may take
+WAIT = 20.0  # and a file that somebody made
 PATIENT = 30.0  # when it is looked at once more, alone, on a machine that may be busy
 
 
@@ -65,6 +75,7 @@ class Campaign:
     corpus : folder of real files; None: only those that are written here.
     keep : folder for the mutants that are findings.
     jobs : processes at once.
+    hostile : sizes, counts, paths and names of codecs are damaged, and memory is measured, of this package alone.
     """
 
     format: str
@@ -72,6 +83,7 @@ class Campaign:
     corpus: Path | None
     keep: Path
     jobs: int
+    hostile: bool = False
 
     def run(self, numbers: range | list[int], progress: Callable[[], None] = lambda: None) -> Tally:
         """Look at the mutants of these numbers."""
@@ -79,9 +91,9 @@ class Campaign:
         found = sources(self.format, self.corpus)
         tally = Tally(self.format, len(found))
         with tempfile.TemporaryDirectory(prefix="matex-fuzz-") as folder:
-            task = partial(_examine, self, found, Path(folder))
+            task = partial(_measure if self.hostile else _examine, self, found, Path(folder))
             suspects = []
-            for result in look(task, list(numbers), SECONDS, self.jobs):
+            for result in look(task, list(numbers), WAIT if self.hostile else SECONDS, self.jobs):
                 if result.verdict.outcome in (CRASH, TIMEOUT) and result.stage == "library":
                     result = replace(result, verdict=Verdict(LIBRARYS_OWN, result.verdict.text))
                 if result.verdict.outcome in FINDINGS:
@@ -99,13 +111,15 @@ class Campaign:
         """Return the damaged file, its bytes, and a description of the damage."""
         chance = random.Random(f"{self.seed}:{self.format}:{number}")
         source = chance.choice(found)
-        data, how = mutant(chance, source.data, self.format in TEXTS)
+        damage = hostile.mutant if self.hostile else mutant
+        data, how = damage(chance, source.data, self.format in TEXTS)
         return source, data, how
 
     def command(self, number: int) -> str:
         """Return the command that reproduces one mutant."""
         corpus = f" --corpus {self.corpus}" if self.corpus else ""
-        return f"python -m tests.fuzz --formats {self.format} --seed {self.seed} --only {number}{corpus}"
+        kind = " --hostile" if self.hostile else ""
+        return f"python -m tests.fuzz{kind} --formats {self.format} --seed {self.seed} --only {number}{corpus}"
 
     def _count(self, tally: Tally, found: list[Source], result: Result) -> None:
         outcome = result.verdict.outcome
@@ -147,6 +161,22 @@ def _examine(
 ) -> Verdict:
     for path in _written(campaign, found, folder, number):
         return check(campaign.format, path, stage)
+    raise AssertionError
+
+
+def _measure(
+    campaign: Campaign, found: list[Source], folder: Path, number: int, stage: Callable[[str], None]
+) -> Verdict:
+    """Read a file by this package alone, and measure the memory that it takes."""
+    for path in _written(campaign, found, folder, number):
+        before = hostile.resident(peak=False)
+        read = attempt(partial(ours, path))
+        taken = hostile.resident(peak=True) - before
+        if taken > hostile.ALLOWED + 2 * WHOLE:
+            return Verdict(MEMORY, f"{taken >> 20} MiB: {read}")
+        if isinstance(read, Verdict):
+            return read
+        return refusal(read, Refused("")) if isinstance(read, DataError) else Verdict(UNCOMPARED)
     raise AssertionError
 
 

@@ -8,7 +8,7 @@ import random
 import re
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 SIGNATURES = re.compile(
     rb"TREE|SNOD|OHDR|OCHK|HEAP|GCOL|FRHP|FHDB|FHIB|BTHD|BTLF|BTIN|EAHD|EAIB|EADB|FAHD|FADB|SMTB|\x89HDF|CDF.|"
@@ -35,11 +35,9 @@ def mutant(chance: random.Random, data: bytes, text: bool) -> tuple[bytes, str]:
     chance : decides; the same state gives the same mutant.
     text : the format is a text; its separators and quotes are targets, too.
     """
-    if chance.random() < 0.5:
-        for opened, closed in ((_unzip, _zip), (_gunzip, _gzip)):
-            inside = opened(data)
-            if inside is not None:
-                return _mutant_within(chance, inside, closed)
+    inside = mutant_inside(chance, data, BINARY_KINDS) if chance.random() < 0.5 else None
+    if inside is not None:
+        return inside
     kinds = TEXT_KINDS if text else BINARY_KINDS
     done = []
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
@@ -63,13 +61,15 @@ def _with_checksums(data: bytes) -> bytes:
     return bytes(changed)
 
 
-def _mutant_within(
-    chance: random.Random, members: dict[str, bytes], close: Callable[[dict[str, bytes]], bytes]
-) -> tuple[bytes, str]:
-    """Damage contents before they are compressed, so that checksums are right."""
-    name = chance.choice(sorted(members))
-    kind = chance.choice(BINARY_KINDS)
-    return close({**members, name: kind(chance, members[name])}), f"{kind.__name__} inside"
+def mutant_inside(chance: random.Random, data: bytes, kinds: Sequence[Mutation]) -> tuple[bytes, str] | None:
+    """Damage a member of an archive before it is compressed, so that checksums are right; None: it is no archive."""
+    for opened, close in ((_unzip, _zip), (_gunzip, _gzip)):
+        members = opened(data)
+        if members is not None:
+            name = chance.choice(sorted(members))
+            kind = chance.choice(kinds)
+            return close({**members, name: kind(chance, members[name])}), f"{kind.__name__} inside"
+    return None
 
 
 def _place(chance: random.Random, data: bytes) -> int:

@@ -145,6 +145,37 @@ def pickled_images(folder: Path) -> list[Path]:
     return [numbered, shaped]
 
 
+def matlab_element(name: bytes, declared: int, inside: int) -> bytes:
+    """Return a compressed variable, a column of zeros, which declares other bytes than it has."""
+    head = struct.pack("<8I", 6, 8, 6, 0, 5, 8, declared // 8, 1) + struct.pack("<II8s", 1, len(name), name)
+    head += struct.pack("<II", 9, declared)
+    compressor = zlib.compressobj(1)
+    parts = [compressor.compress(struct.pack("<II", 14, len(head) + declared) + head)]
+    parts += [compressor.compress(bytes(min(16 << 20, inside - at))) for at in range(0, inside, 16 << 20)]
+    data = b"".join([*parts, compressor.flush()])
+    return struct.pack("<II", 15, len(data)) + data
+
+
+MATLAB = b"MATLAB 5.0 MAT-file".ljust(124) + b"\x00\x01IM"
+
+
+def matlab_beside(folder: Path) -> list[Path]:
+    """A small variable beside a large one: only the first one is asked for."""
+    folder.mkdir()
+    path = folder / "a.mat"
+    path.write_bytes(MATLAB + matlab_element(b"x", 80, 80) + matlab_element(b"y", ZEROS, ZEROS))
+    return [path]
+
+
+def matlab_claims(folder: Path) -> list[Path]:
+    """A variable that inflates to more than it declares, and one that declares more than it has."""
+    folder.mkdir()
+    more, fewer = folder / "more.mat", folder / "fewer.mat"
+    more.write_bytes(MATLAB + matlab_element(b"x", 80, ZEROS))
+    fewer.write_bytes(MATLAB + matlab_element(b"x", 1 << 31, 80))
+    return [more, fewer]
+
+
 CASES: dict[str, Callable[[Path], list[Path]]] = {
     make.__name__: make
     for make in (
@@ -155,11 +186,16 @@ CASES: dict[str, Callable[[Path], list[Path]]] = {
         hdf5_filters,
         pickled_attributes,
         pickled_images,
+        matlab_beside,
+        matlab_claims,
     )
 }
-HARMLESS = ("pickled_attributes",)
+HARMLESS = ("pickled_attributes", "matlab_beside")
 """Files that are read without what they claim."""
-OPTIONS = {"pickled_images": {"format": "cifar"}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "pickled_images": {"options": {"format": "cifar"}},
+    "matlab_beside": {"inputs": "x"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +204,7 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[str
     folder = tmp_path_factory.mktemp("hostile")
     harmless = zarr_array(folder / "harmless", zlib.compress(np.zeros(DECLARED).tobytes()), [ZLIB])
     made = [(name, path) for name, make in CASES.items() for path in make(folder / name)]
-    lines = [{"path": str(path), "options": OPTIONS.get(name, {})} for name, path in [("harmless", harmless), *made]]
+    lines = [{"path": str(path), **OPTIONS.get(name, {})} for name, path in [("harmless", harmless), *made]]
     environment = {**os.environ, "MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.security.opening"],

@@ -1,0 +1,64 @@
+"""Decoded files that a process keeps: bounded in bytes, whatever threads ask for them."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+
+from matex_data import open_dataset
+from matex_data.readers import kept
+from matex_data.readers.kept import Kept
+
+
+def test_files_are_bounded_in_bytes() -> None:
+    files = Kept(200)
+    for name in "abcab":
+        assert files.get(name, lambda: np.zeros(12)).nbytes == 96
+    assert list(files) == ["a", "b"]
+    assert len(files.get("texts", lambda: np.array([b"x" * 300, b""], object))) == 2
+    assert list(files) == ["texts"]  # the last one stays whatever its size
+
+
+def test_an_error_is_not_kept() -> None:
+    files, outcomes = Kept(100), iter([OSError("no such device"), np.zeros(2)])
+
+    def decode() -> np.ndarray:
+        outcome = next(outcomes)
+        if isinstance(outcome, OSError):
+            raise outcome
+        return outcome
+
+    for expected in (OSError, np.ndarray):
+        try:
+            result: object = files.get("a", decode)
+        except OSError as error:
+            result = error
+        assert isinstance(result, expected)
+
+
+def test_threads_share_two_files() -> None:
+    files = Kept(2 * 80)
+
+    def take(number: int) -> bool:
+        key = number % 5
+        return bool((files.get(key, lambda: np.full(10, key)) == key).all())
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(take, range(4000)))
+    assert len(list(files)) == 2 and files._used == 160
+
+
+def test_compressed_arrays_are_bounded(tmp_path: Path) -> None:
+    before = len(list(kept.kept))
+    most, kept.kept._most = kept.kept._most, 3 << 20
+    try:
+        for number in range(12):
+            np.savez_compressed(tmp_path / f"{number:02}.npz", x=np.full((1 << 17,), number, "f8"))
+        data = open_dataset(str(tmp_path), comm=MPI.COMM_SELF)
+        assert data.load()["x"].sum() == (1 << 17) * sum(range(12))
+        assert kept.kept._used <= 3 << 20 and len(list(kept.kept)) <= before + 3
+    finally:
+        kept.kept._most = most
