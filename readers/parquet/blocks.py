@@ -15,9 +15,11 @@ from matex_data.errors import DecodeError
 from matex_data.index.decoded import DecodedBlocks
 from matex_data.index.scatter import RowIndices
 from matex_data.index.table import Outputs
+from matex_data.machine import check_fits
 from matex_data.readers.parquet.members import Member
 from matex_data.readers.parquet.values import Values, copy_rows, decode
 
+SMALLER = "write the file with fewer rows in a block (row_group_size=100_000 of pyarrow), or select fewer columns"
 RESTORE = "the file is damaged there: restore it from its source"
 
 
@@ -69,7 +71,17 @@ class ArrowBlocks(DecodedBlocks):
         return self, block, tuple(name for name, _ in outs)
 
     def decoded_bytes(self, block: int, outs: Outputs) -> int:
-        return int(self.ranges(block, self.columns([name for name, _ in outs]))[1].sum() * self.ratio)
+        return self.declared_bytes(block, [name for name, _ in outs])
+
+    def declared_bytes(self, block: int, names: Sequence[str]) -> int:
+        """Return the size of fields in a block, in bytes: what the file declares, but no less than its rows take."""
+        rows = int(self.edges[block + 1] - self.edges[block])
+        stored = int(self.ranges(block, self.columns(names))[1].sum() * self.ratio)
+        return max(stored, rows * sum(self.members[name].field.row_bytes for name in names))
+
+    def check_fits(self, block: int, names: Sequence[str]) -> None:
+        """Raise ``PartitionError`` for a block that does not fit into memory once it is decoded."""
+        check_fits(self.declared_bytes(block, names), "a block of rows", file=self.path, remedy=SMALLER)
 
     def values(self, block: int, table: pa.Table, names: Sequence[str]) -> dict[str, Values]:
         """Return the rows of fields in a block that pyarrow has decoded.

@@ -82,6 +82,7 @@ class RecordBatches(ArrowBlocks):
         self, block: int, names: Sequence[str], offset: Integers, nbytes: Integers, stored: Bytes
     ) -> dict[str, Values]:
         """Decode the rows of fields in a record batch."""
+        self.check_fits(block, names)
         head = int(nbytes[0])
         body = self._body(block, offset[1:], nbytes[1:], stored[head:])
         source = pa.PythonFile(_Stream(self._preamble(block), stored[:head], body), "r")

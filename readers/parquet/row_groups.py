@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +19,8 @@ from matex_data.readers.parquet.blocks import ArrowBlocks
 from matex_data.readers.parquet.footer import Footer
 from matex_data.readers.parquet.values import EXACT, Values
 from matex_data.storage.streams import Seekable
+
+NUMBER_BYTES = 4  # of a value, fewer than a text of one character has with its length
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,16 +83,32 @@ class RowGroups(ArrowBlocks):
 
     def _values(self, block: int, source: _Ranges, names: Sequence[str]) -> dict[str, Values]:
         """Decode the rows of the fields in a row group."""
+        self.check_fits(block, names)
         paths = [self.paths[column] for column in self.columns(names)]
-        metadata = self.footer.metadata()
+        metadata, group = self.footer.metadata(), int(self.groups[block])
+        texts = {path for name, path in zip(names, paths, strict=True) if self.members[name].kind == "text"}
         try:
             file = pq.ParquetFile(
-                pa.PythonFile(source, "r"), metadata=metadata, pre_buffer=False, page_checksum_verification=True
+                pa.PythonFile(source, "r"),
+                metadata=metadata,
+                pre_buffer=False,
+                page_checksum_verification=True,
+                read_dictionary=_repeated(metadata.row_group(group), texts),
             )
-            table = file.read_row_group(int(self.groups[block]), columns=paths, use_threads=False)
+            table = file.read_row_group(group, columns=paths, use_threads=False)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self.undecodable(block, names, int(source.offset[0]), error) from error
         return self.values(block, table, names)
+
+
+def _repeated(group: Any, paths: Collection[str]) -> list[str]:
+    """Return the columns of texts that a row group has as numbers of a dictionary: a text then is in memory once."""
+    columns = map(group.column, range(group.num_columns)) if paths else ()
+    return [
+        column.path_in_schema
+        for column in columns
+        if column.path_in_schema in paths and column.total_uncompressed_size < NUMBER_BYTES * column.num_values
+    ]
 
 
 def _bounds(statistics: Any) -> tuple[float, float]:

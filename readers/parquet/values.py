@@ -107,6 +107,8 @@ def _row(element: int, lists: Sequence[Array], rows: int, elements: int) -> int:
 def _plain(array: pa.Array, member: Member) -> Array:
     """Return values of one of the kinds of `Member`; the row of an error is the number of the value."""
     if pa.types.is_dictionary(array.type):
+        if member.kind == "text":
+            return _repeated_texts(array)
         array = array.dictionary_decode()
     match member.kind:
         case "text":
@@ -141,6 +143,13 @@ def _texts(array: pa.Array) -> Array:
     if array.null_count:
         texts[np.asarray(array.is_null())] = b""
     return texts
+
+
+def _repeated_texts(array: pa.DictionaryArray) -> Array:
+    """Return texts of which each is in memory once."""
+    missing = len(array.dictionary)
+    texts = np.append(_texts(array.dictionary), np.array([b""], object))
+    return texts[array.indices.fill_null(missing).to_numpy(zero_copy_only=False)]  # type: ignore[no-any-return]
 
 
 def _decimals(array: pa.Array) -> Array:

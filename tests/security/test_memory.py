@@ -18,6 +18,8 @@ from typing import Any
 import h5py
 import numcodecs
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.support.machine_speed import scaled
@@ -156,6 +158,15 @@ def matlab_element(name: bytes, declared: int, inside: int) -> bytes:
     return struct.pack("<II", 15, len(data)) + data
 
 
+def parquet_repeated(folder: Path) -> list[Path]:
+    """A row group of a text that repeats, which has hundreds of megabytes where each row has its own."""
+    folder.mkdir()
+    path = folder / "a.parquet"
+    text = pa.DictionaryArray.from_arrays(pa.array(np.zeros(ZEROS // 4000, np.int32)), pa.array(["x" * 4000]))
+    pq.write_table(pa.table({"text": text}), path, row_group_size=len(text))
+    return [path]
+
+
 MATLAB = b"MATLAB 5.0 MAT-file".ljust(124) + b"\x00\x01IM"
 
 
@@ -188,9 +199,10 @@ CASES: dict[str, Callable[[Path], list[Path]]] = {
         pickled_images,
         matlab_beside,
         matlab_claims,
+        parquet_repeated,
     )
 }
-HARMLESS = ("pickled_attributes", "matlab_beside")
+HARMLESS = ("pickled_attributes", "matlab_beside", "parquet_repeated")
 """Files that are read without what they claim."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "pickled_images": {"options": {"format": "cifar"}},
