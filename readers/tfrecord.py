@@ -31,6 +31,7 @@ HEADER, FOOTER = 12, 4  # bytes around the data of a record
 BLOCK_BYTES = 256 << 10  # of whole records
 READ_BYTES = 8 << 20
 INFERRED = 256  # first records, and as many evenly over the file, from which kinds and lengths of the features follow
+PYTHON_VALUES = 1 << 16  # of a list that are Python's objects at a time: these take four times the memory
 RESTORE = "the file is damaged there: restore it from its source"
 _MASK = 0xA282EAD8
 _KINDS: dict[str, np.dtype[Any]] = {
@@ -208,7 +209,8 @@ class RecordBlocks(ByteRangeBlocks):
         flat = np.empty(int(lengths.sum()), field.dtype)
         ends = np.cumsum(lengths).tolist()
         for values, begin, end in zip(lists, [0, *ends[:-1]], ends, strict=True):
-            flat[begin:end] = values
+            for low in range(begin, end, PYTHON_VALUES):
+                flat[low : min(end, low + PYTHON_VALUES)] = values[low - begin : low - begin + PYTHON_VALUES]
         if field.ragged:
             return RaggedArray(flat, np.append(0, ends).astype(np.int64))
         return flat.reshape(len(lists), *field.shape)

@@ -222,7 +222,7 @@ def _categories(group: h5py.Group, member: str) -> tuple[Any, ...]:
 def _fixed_columns(group: h5py.Group) -> Iterator[tuple[str, FrameColumn]]:
     """Yield the columns of a frame, or the values of a series, in the format "fixed", in their order in the frame."""
     is_series = text_of(group.attrs["pandas_type"]) == "series"
-    blocks = [] if is_series else [f"block{i}" for i in range(int(group.attrs["nblocks"]))]
+    blocks = [] if is_series else [f"block{i}" for i in range(min(int(group.attrs["nblocks"]), len(group)))]
     columns = {name: column for block in blocks for name, column in _block_columns(group, block)}
     if is_series:
         name = unpickled(group.attrs.get("name", b"N."))
