@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from matex_data._types import Array, Bytes
+from matex_data.declared import declared
 from matex_data.errors import DataError, DecodeError
 from matex_data.index.library import LibraryRows
 from matex_data.machine import check_fits
@@ -36,8 +37,9 @@ def read_to_end(file: IO[bytes]) -> int:
     return count
 
 
+@declared
 @dataclass(frozen=True, eq=False)
-class CompressedRows(LibraryRows):
+class CompressedFileRows(LibraryRows):
     """Rows of an array in a gzip file, or in a member of a zip file.
 
     Parameters
@@ -112,7 +114,7 @@ class CompressedRows(LibraryRows):
         return data.view(self.dtype).reshape(self.shape, order="F" if self.fortran else "C")
 
 
-_decompressed: WeakKeyDictionary[CompressedRows, Array] = WeakKeyDictionary()
+_decompressed: WeakKeyDictionary[CompressedFileRows, Array] = WeakKeyDictionary()
 
 
 def _read_into(file: IO[bytes], data: Bytes) -> int:

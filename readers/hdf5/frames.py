@@ -17,6 +17,7 @@ import h5py
 import numpy as np
 
 from matex_data._types import Array
+from matex_data.declared import declared
 from matex_data.errors import DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.library import LibraryRows
@@ -283,6 +284,7 @@ def _column_name(name: Any) -> str:
     return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class PickledRows(LibraryRows):
     """Texts of a block that pandas has pickled as a whole: every rank that reads it keeps it.

@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 
 from matex_data._types import Array
+from matex_data.declared import declared
 from matex_data.readers.hdf5.names import has_attribute
 
 MARK = b"PYTABLES_FORMAT_VERSION"  # attribute of the root group
@@ -85,6 +86,7 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
+@declared
 @dataclass(frozen=True)
 class ListedTexts:
     """Decoder of texts that PyTables has stored as lists of numbers.

@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 
 from matex_data._types import Array
+from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.index.chunked import MemberPath, member
 from matex_data.index.library import LibraryRows
@@ -30,6 +31,7 @@ OWN_DRIVER = "matex_data"
 MOST_LINKS = 16  # one behind the other, as in HDF5
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class Hdf5Rows(LibraryRows):
     """Rows of a dataset that h5py reads and converts.

@@ -16,10 +16,12 @@ import h5py
 import numpy as np
 
 from matex_data._types import Integers
+from matex_data.declared import declared
 
 PREFIX = "HDF5_VDS_PREFIX"
 
 
+@declared
 @dataclass(frozen=True)
 class Source:
     """Dataset of another file, or of the same one, that holds samples of a virtual dataset.
@@ -37,6 +39,7 @@ class Source:
     stop: int
 
 
+@declared
 @dataclass(frozen=True)
 class Segment:
     """Whole rows of a source that are consecutive rows of a virtual dataset.
@@ -53,6 +56,7 @@ class Segment:
     rows: int
 
 
+@declared
 @dataclass(frozen=True)
 class SourceFiles:
     """Files of the sources of a virtual dataset, to see that they exist when their rows are read.

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from matex_data.declared import declared
 from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.locks import Lock
 from matex_data.storage.files import open_binary
@@ -27,6 +28,7 @@ GUESS = 64 << 10  # bytes at the end of the file, which usually contain the foot
 KEPT = 64  # footers in memory
 
 
+@declared
 @dataclass(frozen=True)
 class Footer:
     """Byte range of a footer.

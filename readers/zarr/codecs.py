@@ -17,6 +17,7 @@ from imagecodecs.numcodecs import register_codecs
 
 from matex_data._types import Array, Bytes
 from matex_data.codecs.pipeline import BrokenChunk, Filter, Pipeline, check_blosc
+from matex_data.declared import declared
 
 _INTO_MEMORY: dict[str, Callable[..., Any]] = {
     "blosc": lambda data, out: imagecodecs.blosc_decode(data, out=out, numthreads=1),
@@ -25,6 +26,7 @@ _INTO_MEMORY: dict[str, Callable[..., Any]] = {
 """Decoders that write to given memory and return what they have filled of it; those of numcodecs return all of it."""
 
 
+@declared
 @dataclass(frozen=True)
 class StoreCodecs(Pipeline):
     """Codecs of an array.
