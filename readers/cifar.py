@@ -187,6 +187,9 @@ class PickledImages(LibraryRows):
     rows: int
     block_rows: int
 
+    def sources(self) -> Sequence[str]:
+        return (self.path,)
+
     def read(self, start: int, stop: int) -> Array:
         if self not in _images:
             _images[self] = _unpickle(self.path)[b"data"].reshape(-1, *IMAGE_SHAPE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -33,6 +34,9 @@ class DecodedFile(ABC):
 
     path: str
     stamp: Stamp
+
+    def sources(self) -> Sequence[str]:
+        return (self.path,)
 
     @abstractmethod
     def decode(self) -> dict[str, Array]:

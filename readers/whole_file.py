@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -57,6 +57,9 @@ class CompressedFileRows(LibraryRows):
     dtype: np.dtype[Any]
     offset: int
     fortran: bool = False
+
+    def sources(self) -> Sequence[str]:
+        return (self.path,)
 
     @property
     def rows(self) -> int:  # type: ignore[override]

@@ -29,6 +29,7 @@ class Concatenated(Layout):
 
     Examples
     --------
+    >>> from matex_data.index.constant import Constant
     >>> layout = Concatenated((Constant(2, 1.5), Constant(3, 2.5)))
     >>> out = np.zeros(3)
     >>> rows = RowSelection(np.array([1]), np.array([4]), np.array([0, 1, 2]))

@@ -425,10 +425,14 @@ def check_file(file: FileIndex, names: Collection[str]) -> None:
     """Raise ``FormatError`` unless a file of a stored index has layouts of these fields, of its number of rows."""
     layouts = file.layouts
     if not isinstance(layouts, dict) or set(layouts) != set(names):
-        raise damaged(f"{layouts!r:.100} instead of layouts of {sorted(names)!r:.200}")
+        raise damaged(f"layouts that are not those of {sorted(names)!r:.200}")
     for name, layout in layouts.items():
-        if not callable(getattr(layout, "requests", None)) or layout.rows != file.rows:
-            raise damaged(f"{layout!r:.100} instead of a layout of {file.rows} rows of {name!r}")
+        try:
+            fits = callable(layout.requests) and layout.rows == file.rows
+        except Exception as error:  # of any kind: numbers may have the place of layouts
+            raise damaged(f"no layout of {name!r}: {error!s:.100}") from error
+        if not fits:
+            raise damaged(f"a layout of {name!r} that does not have {file.rows} rows")
 
 
 TABLE_FILES = 256  # that are kept as objects until they become columns

@@ -25,13 +25,18 @@ from matex_data.index.files import FileColumns
 from matex_data.index.model import Index
 
 
-def to_bytes(index: Index, key: str = "") -> bytes:
+def to_bytes(index: Index, key: str = "", trusted: bool = False) -> bytes:
     """Return an index as bytes.
 
     Parameters
     ----------
     index : of files.
     key : text that `from_bytes` returns with it.
+    trusted : the bytes are for ranks of this job, for which what has no descriptor is pickled.
+
+    Raises
+    ------
+    FormatError : a layout has no descriptor, unless ``trusted``.
 
     Examples
     --------
@@ -46,6 +51,9 @@ def to_bytes(index: Index, key: str = "") -> bytes:
     assert isinstance(files, FileColumns)
     columns = ColumnWriter()
     rest = separate({"fields": index.fields, "static": index.static, "facts": index.facts})
+    undescribed = None if trusted else pickled_class(rest.descriptor) or files.without_descriptor
+    if undescribed is not None:
+        raise _without_descriptor(undescribed, files.paths[0])
     description = {
         "key": key,
         "descriptor": rest.descriptor,
@@ -97,21 +105,14 @@ def _check(fields: object, static: object, facts: object, files: FileColumns) ->
         raise damaged(f"the fields {sorted(fields)!r:.100} of files with {sorted(files.facts)!r:.100}")
 
 
-def check_storable(index: Index) -> None:
-    """Raise ``FormatError`` unless another job may read the index from a file."""
-    files = index.files
-    undescribed = files.without_descriptor if isinstance(files, FileColumns) else None
-    rest = separate({"fields": index.fields, "static": index.static})
-    name = undescribed or pickled_class(rest.descriptor)
-    if name is not None:
-        raise FormatError(
-            "an index with layouts of this kind cannot be stored",
-            file=next(iter(files.paths), None),
-            expected="layouts with the methods to_json and from_json, or frozen dataclasses and functions that "
-            "matex_data.abc.declared declares",
-            found=f"an object of {name}",
-            remedy="leave out index=, or add these methods to the reader",
-        )
+def _without_descriptor(name: str, path: str) -> FormatError:
+    return FormatError(
+        f"the index cannot be stored, since {name} has no descriptor",
+        file=path,
+        expected="layouts with the methods to_json and from_json, or what matex_data.abc.declared declares",
+        found=f"an object of {name}, which is shared by the ranks of a job only",
+        remedy="leave out index=, or add the methods to this class",
+    )
 
 
 def save(path: str, data: bytes | memoryview) -> None:

@@ -166,6 +166,9 @@ class CompressedImageRows(LibraryRows):
     axis: int
     dtype: np.dtype[Any]
 
+    def sources(self) -> Sequence[str]:
+        return (self.path,)
+
     def read(self, start: int, stop: int) -> Array:
         """Read rows, decompressed and scaled."""
         from astropy.io import fits

@@ -301,6 +301,9 @@ class PickledRows(LibraryRows):
     rows: int
     column: int
 
+    def sources(self) -> Sequence[str]:
+        return (self.path,)
+
     @property
     def block_rows(self) -> int:  # type: ignore[override]
         return max(1, self.rows)

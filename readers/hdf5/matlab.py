@@ -6,7 +6,7 @@ the first dimension of MATLAB, along which the samples are, is the last axis of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -192,6 +192,9 @@ class CellRows(LibraryRows):
     rows: int
     block_rows: int
     shape: tuple[int, ...]
+
+    def sources(self) -> Sequence[str]:
+        return (self.path,)
 
     def read(self, start: int, stop: int) -> Array:
         try:

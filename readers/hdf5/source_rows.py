@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -38,6 +38,9 @@ class SourceRows(Layout):
     layout: Layout
     first: int
     rows: int
+
+    def sources(self) -> Sequence[str]:
+        return (self.path,)
 
     @property
     def block_rows(self) -> int:  # type: ignore[override]

@@ -6,7 +6,7 @@ Search for the files: ``H5F_prefix_open_file`` of the library, and the documenta
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -70,6 +70,9 @@ class SourceFiles:
     paths: tuple[str, ...]
     start: Integers
     stop: Integers
+
+    def sources(self) -> Sequence[str]:
+        return self.paths
 
     @classmethod
     def of(cls, sources: list[Source]) -> SourceFiles:

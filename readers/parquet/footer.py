@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,9 @@ class Footer:
     begin: int
     nbytes: int
     checksum: int
+
+    def sources(self) -> Sequence[str]:
+        return (self.path,)
 
     def metadata(self) -> Any:
         """Return the ``FileMetaData``, which is read unless this process has it.

@@ -131,6 +131,9 @@ class ChunkFiles(StoredBytes):
     keys: ChunkKeys
     shards: Shards | None = None
 
+    def sources(self) -> Sequence[str]:
+        return (self.path,)
+
     def read(self, numbers: Sequence[int], memory: Memory = new_memory) -> list[Bytes | None]:
         if self.shards is None:
             return [read_file(f"{self.path}/{self.keys.of(number)}", memory) for number in numbers]
@@ -187,6 +190,9 @@ class ChunkExtents(StoredBytes):
     checksum: Integers
     inflated: Integers
     inline: Mapping[int, bytes]
+
+    def sources(self) -> Sequence[str]:
+        return self.paths
 
     @classmethod
     def of(cls, found: Iterator[tuple[int, Extent | bytes]]) -> ChunkExtents:

@@ -64,6 +64,9 @@ class Store(ABC):
     path: str
     by_key = False
 
+    def sources(self) -> Sequence[str]:
+        return (self.path,)
+
     @abstractmethod
     def get(self, key: str) -> bytes | None:
         """Read the value of a key; None if there is none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from functools import partial
@@ -88,6 +88,9 @@ class ImageFiles(Layout):
 
     block_rows = 1
     separate = True
+
+    def sources(self) -> Sequence[str]:
+        return [os.fsdecode(self.names.path(self.root, number)) for number in range(len(self.names))]
 
     @property
     def rows(self) -> int:  # type: ignore[override]
