@@ -139,7 +139,7 @@ class _Writer:
         if isinstance(value, np.dtype):
             return ("dtype", dtype_to_json(value))
         if isinstance(value, np.generic) and not value.dtype.hasobject:
-            return ("scalar", dtype_to_json(value.dtype), _text_of(value.tobytes()))
+            return ("scalar", dtype_to_json(value.dtype), _text_of(value.tobytes()[: value.dtype.itemsize]))
         if name_of(value) is not None:
             return ("declared", name_of(value))
         return self._shared(value, self._object)
@@ -403,10 +403,10 @@ class _Reader:
         before, kind, names = self._objects, self._class(name), descriptors[::2]
         if list(names) != list(_fields_of(kind)):
             raise ValueError(f"{name} with the fields {list(names)!r:.200}")
-        maker = self._together(lambda values: kind(*values), descriptors[1::2])
+        maker = self._together(lambda values: kind(**dict(zip(names, values, strict=True))), descriptors[1::2])
         if isinstance(maker, _Known) and kind.__eq__ is object.__eq__:
-            values = [getattr(maker.value, field) for field in names]
-            maker = lambda _: kind(*values)  # noqa: E731 (as the other makers)
+            values = {name: getattr(maker.value, name) for name in names}
+            maker = lambda _: kind(**values)  # noqa: E731 (as the other makers)
         return self._kept(maker, self._objects - before)
 
     def _class(self, name: str) -> Any:

@@ -338,9 +338,10 @@ class FileColumns(FileTable):
         paths = PathTable.from_json(of_paths, columns)
         count = len(paths)
         rows, group, position = (columns.column(column, count) for column in numbered)
-        if not isinstance(of_groups, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in of_facts):
-            raise damaged(f"{of_groups!r:.100} instead of groups of files")
-        groups = [Group.from_json(one, columns, modules, trusted) for one in of_groups]
+        pairs = isinstance(of_facts, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in of_facts)
+        if not pairs or not isinstance(of_groups, list):
+            raise damaged(f"{of_groups!r:.100} instead of groups of files, or {of_facts!r:.100} instead of facts")
+        groups = [Group.from_json(one, columns, count, modules, trusted) for one in of_groups]
         facts = {str(name): LayoutFacts.from_json(one, columns, count) for name, one in of_facts}
         files = cls(paths, rows, StampTable.from_json(of_stamps, columns, count), groups, group, position, facts)
         files.__dict__["first_row"] = columns.column(of_first, count + 1)  # in the memory that the ranks share
@@ -353,16 +354,14 @@ class FileColumns(FileTable):
         sizes = np.array([len(group) for group in self._groups], np.int64)
         groups, positions = self._group, self._position
         known = not len(self) or (int(groups.min()) >= 0 and int(groups.max()) < len(sizes))
-        if (
-            not known
-            or int(sizes.sum()) != len(self)
-            or bool((positions < 0).any() | (positions >= sizes[groups]).any())
-        ):
+        if not known or int(sizes.sum()) != len(self):
             raise damaged("files of groups that there are not")
+        if len(self) and (int(positions.min()) < 0 or bool((positions >= sizes[groups]).any())):
+            raise damaged("positions of files that their groups do not have")
         first = self.first_row
         if int(first[0]) or not np.array_equal(np.diff(first), self.rows) or bool((first[1:] < first[:-1]).any()):
             raise damaged("files with a negative number of rows, or first rows that are not those of the files")
-        for number in np.unique(groups, return_index=True)[1].tolist():
+        for number in np.flatnonzero(positions == 0).tolist():
             check_file(self._made(number), self.facts)
 
     def _entry(self, number: int) -> FileIndex:

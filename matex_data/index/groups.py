@@ -105,15 +105,19 @@ class Group:
         }
 
     @classmethod
-    def from_json(cls, value: Any, columns: ColumnReader, modules: Collection[str], trusted: bool) -> Group:
-        """Return the group of a value of JSON.
+    def from_json(cls, value: Any, columns: ColumnReader, most: int, modules: Collection[str], trusted: bool) -> Group:
+        """Return the group of a value of JSON, of at most ``most`` objects.
 
         Raises
         ------
         FormatError : it is damaged.
         """
         count, descriptor, numbers, arrays = member(value, "count", "descriptor", "numbers", "arrays")
-        if type(count) is not int or count < 1 or not all(isinstance(one, list) for one in (numbers, arrays)):
+        if (
+            type(count) is not int
+            or not 1 <= count <= most
+            or not all(isinstance(one, list) for one in (numbers, arrays))
+        ):
             raise damaged(f"{value!r:.100} instead of a group of files")
         if not isinstance(descriptor, str):
             raise damaged(f"{descriptor!r:.100} instead of a descriptor")

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array
+from matex_data.declared import declared
 from matex_data.errors import ChangedFile
 from matex_data.index.columns import compact, joined
 from matex_data.index.container import ColumnReader, ColumnWriter, member
 from matex_data.storage import objects
 
 
+@declared
 @dataclass(frozen=True)
 class Stamp:
     """State of a file when it was indexed.

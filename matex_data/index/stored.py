@@ -96,10 +96,10 @@ def from_bytes(data: bytes | memoryview, modules: Collection[str] = (), trusted:
 
 def _check(fields: object, static: object, facts: object, files: FileColumns) -> None:
     """Raise ``FormatError`` unless these are parts of one index."""
-    of_types = ((fields, Field), (static, np.ndarray), (facts, str))
+    of_types = ((fields, Field), (static, np.ndarray | np.generic), (facts, str))
     for values, kind in of_types:
         if not isinstance(values, dict) or not all(isinstance(value, kind) for value in values.values()):
-            raise damaged(f"{values!r:.100} instead of values of {kind.__name__} by name")
+            raise damaged(f"{values!r:.100} instead of values of {kind} by name")
     assert isinstance(fields, Mapping)
     if len(files) and set(fields) != set(files.facts):
         raise damaged(f"the fields {sorted(fields)!r:.100} of files with {sorted(files.facts)!r:.100}")
