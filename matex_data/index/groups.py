@@ -113,14 +113,9 @@ class Group:
         FormatError : it is damaged.
         """
         count, descriptor, numbers, arrays = member(value, "count", "descriptor", "numbers", "arrays")
-        if (
-            type(count) is not int
-            or not 1 <= count <= most
-            or not all(isinstance(one, list) for one in (numbers, arrays))
-        ):
+        types = [type(count), type(descriptor), type(numbers), type(arrays)]
+        if types != [int, str, list, list] or not 1 <= count <= most:
             raise damaged(f"{value!r:.100} instead of a group of files")
-        if not isinstance(descriptor, str):
-            raise damaged(f"{descriptor!r:.100} instead of a descriptor")
         of_numbers = [columns.column(column, count) for column in numbers]
         lists = [Lists.from_json(one, columns, count) for one in arrays]
         return cls(count, descriptor, of_numbers, lists, modules, trusted)
