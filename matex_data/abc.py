@@ -48,6 +48,10 @@ Rules
   elements. `Layout`: the base class, for anything else that has byte ranges.
 - ``convert`` of a layout maps stored numbers to those of the field: a function ``(stored, out)`` of a module, or an
   object that can be pickled. An index is broadcast to all ranks, so everything in it must be immutable and picklable.
+- ``index=`` of `open_dataset` stores an index for later jobs, and runs nothing that a file names. A layout class of
+  another package therefore has the methods ``to_json`` and ``from_json``, see `Layout`; functions and frozen
+  dataclasses that layouts refer to are declared by the decorator `declared`. Without them, ``index=`` raises an error.
+  The layouts of this package have all that.
 - `Field.dtype` is in native byte order. ``Strided.dtype`` may have either. A sample of a ragged field is an array of
   the shape ``Field.inner``, in which None stands for axes that vary. Its layout has ``inner_bytes``, from which the
   sizes of the windows follow. The output takes samples as an object array does; pass lists of numbers to
@@ -64,6 +68,7 @@ Rules
 from __future__ import annotations
 
 from matex_data.codecs.pipeline import Codec, Filter, Pipeline
+from matex_data.declared import declared
 from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field, Schema
 from matex_data.index.cache import ChunkCache
@@ -110,6 +115,7 @@ __all__ = [
     "Strided",
     "Table",
     "Transposed",
+    "declared",
     "group_interleaved",
     "jagged_columns",
     "near_matches",

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from matex_data.declared import declared
 from matex_data.errors import FieldNotFound, near_matches
 
 
+@declared
 @dataclass(frozen=True)
 class Field:
     """Named quantity of a sample.

@@ -22,7 +22,7 @@ from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
 from matex_data.index.transposed import Transposed
 from matex_data.readers.decoding import Decoding
-from matex_data.readers.whole_file import CompressedRows, max_decompressed, read_to_end
+from matex_data.readers.whole_file import CompressedFileRows, max_decompressed, read_to_end
 from matex_data.storage.files import is_of_system, open_binary, open_zip, size_of, size_of_open
 
 NUMPY_MAGIC, ZIP_MAGIC = b"\x93NUMPY", b"PK\x03\x04"
@@ -286,7 +286,7 @@ def _member_array(archive: zipfile.ZipFile, path: str, name: str, info: zipfile.
 def _member_layout(file: IO[bytes], path: str, info: zipfile.ZipInfo, array: StoredArray) -> Layout:
     """Return the layout of a member: a byte range of the zip file, unless it is compressed."""
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
-        return CompressedRows(path, info.filename, array.shape, array.dtype, array.offset, array.fortran)
+        return CompressedFileRows(path, info.filename, array.shape, array.dtype, array.offset, array.fortran)
     file.seek(info.header_offset)
     local = file.read(30)
     if len(local) < 30 or not local.startswith(ZIP_MAGIC):

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matex_data._types import Array
+from matex_data.declared import declared
 from matex_data.errors import DataError, FieldNotFound, FormatError
 from matex_data.fields import Field
 from matex_data.index.interleaved import group_interleaved
@@ -102,6 +103,7 @@ def _raise_label_error(path: str, name: str, row: int, label: object) -> NoRetur
     )
 
 
+@declared
 def to_pixels(stored: Array, out: Array) -> None:
     """Convert colour planes, (rows, 3, 32, 32), to pixels, (rows, 32, 32, 3)."""
     np.copyto(out, stored.reshape(-1, *IMAGE_SHAPE).transpose(0, 2, 3, 1))
@@ -151,6 +153,7 @@ def _check_labels(path: str, name: str, labels: Any) -> NDArray[np.uint8]:
     return np.array([int(label) for label in labels], BYTE)
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class PickledImages(LibraryRows):
     """Images of the Python version: each rank unpickles the whole file."""
@@ -159,6 +162,9 @@ class PickledImages(LibraryRows):
     rows: int
     block_rows: int
 
+    def sources(self) -> Sequence[str]:
+        return (self.path,)
+
     def read(self, start: int, stop: int) -> Array:
-        images = kept.get(self, lambda: _unpickle(self.path)[b"data"])
+        images: Array = kept.get(self, lambda: _unpickle(self.path)[b"data"])
         return images[start:stop].reshape(-1, *IMAGE_SHAPE).transpose(0, 2, 3, 1)

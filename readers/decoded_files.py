@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array
+from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.fields import Field
 from matex_data.index.library import LibraryRows
@@ -31,6 +33,9 @@ class DecodedFile(ABC):
 
     path: str
     stamp: Stamp
+
+    def sources(self) -> Sequence[str]:
+        return (self.path,)
 
     @abstractmethod
     def decode(self) -> dict[str, Array]:
@@ -54,8 +59,9 @@ class DecodedFile(ABC):
         return arrays[name]
 
 
+@declared
 @dataclass(frozen=True, eq=False)
-class DecodedRows(LibraryRows):
+class DecodedFileRows(LibraryRows):
     """Rows of an array of a decoded file.
 
     Parameters
@@ -85,7 +91,7 @@ class DecodedRows(LibraryRows):
         return array[start:stop]
 
 
-def rows_of(file: DecodedFile, name: str, array: Array, attributes: dict[str, Any] | None = None) -> DecodedRows:
+def rows_of(file: DecodedFile, name: str, array: Array, attributes: dict[str, Any] | None = None) -> DecodedFileRows:
     """Return the layout of an array that the file has at the moment, in native byte order."""
     dtype = np.dtype(array.dtype.newbyteorder("="))
-    return DecodedRows(file, Field(name, array.shape[1:], dtype, attributes=attributes or {}), len(array))
+    return DecodedFileRows(file, Field(name, array.shape[1:], dtype, attributes=attributes or {}), len(array))

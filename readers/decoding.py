@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from matex_data._types import Array
+from matex_data.declared import declared
 from matex_data.index.chunked import Chunked
 from matex_data.index.library import LibraryRows, MemoryRows
 from matex_data.index.model import Layout
@@ -17,6 +18,7 @@ from matex_data.index.strided import Strided
 from matex_data.index.transposed import Transposed
 
 
+@declared
 @dataclass(frozen=True)
 class Decoding:
     """Conversion of stored numbers: ``stored * scale + offset``, and NaN where they are missing.
@@ -74,6 +76,7 @@ class Decoding:
         return out
 
 
+@declared
 @dataclass(frozen=True)
 class Narrowed:
     """Conversion to floats of 32 bits, after that to another dtype: numbers are rounded once.
@@ -138,11 +141,12 @@ def decode_layout(layout: Layout, convert: Convert | None, decoder: Decoder) -> 
         return replace(layout, convert=convert)
     if isinstance(layout, MemoryRows):
         return MemoryRows(decoder.decode(layout.values))
-    return DecodedRows(layout, decoder) if isinstance(layout, LibraryRows) else layout
+    return DecodedLibraryRows(layout, decoder) if isinstance(layout, LibraryRows) else layout
 
 
+@declared
 @dataclass(frozen=True, eq=False)
-class DecodedRows(LibraryRows):
+class DecodedLibraryRows(LibraryRows):
     """Rows of another layout, decoded after the library has read them."""
 
     source: LibraryRows

@@ -24,7 +24,7 @@ from matex_data.index.strided import Strided
 from matex_data.readers.arrays import check_shape
 from matex_data.readers.decoding import Decoding
 from matex_data.readers.subsets import is_in_subset
-from matex_data.readers.whole_file import CompressedRows, max_decompressed
+from matex_data.readers.whole_file import CompressedFileRows, max_decompressed
 from matex_data.storage.files import exists, is_of_system, open_binary, read_into, size_of_open
 
 TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -85,8 +85,8 @@ class _IdxArray:
     def field(self, name: str) -> Field:
         return Field(name, self.shape[1:], self.native)
 
-    def compressed_rows(self) -> CompressedRows:
-        return CompressedRows(self.path, None, self.shape, self.dtype, self.offset)
+    def compressed_rows(self) -> CompressedFileRows:
+        return CompressedFileRows(self.path, None, self.shape, self.dtype, self.offset)
 
     def layout(self) -> Layout:
         if self.gzipped:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyarrow import json as arrow_json
 
 from matex_data._types import Bytes, Integers
+from matex_data.declared import declared
 from matex_data.errors import DataError, FormatError
 from matex_data.index.decoded import Selection
 from matex_data.index.model import FileIndex, Index, ReadRequest
@@ -150,6 +151,7 @@ def _parse(data: Any, schema: pa.Schema | None) -> pa.Table:
     return arrow_json.read_json(pa.BufferReader(pa.py_buffer(data)), whole, options)
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class LineBlocks(ArrowBlocks):
     """Members of the objects on the lines of a file; a block is a range of whole lines.

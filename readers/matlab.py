@@ -11,6 +11,7 @@ import scipy.io
 import scipy.sparse
 
 from matex_data._types import Array
+from matex_data.declared import declared
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
 from matex_data.index.model import FileIndex, Index
 from matex_data.index.stamps import Stamp
@@ -71,6 +72,7 @@ def index(path: str, names: Sequence[str] | None = None, *, sample_axis: int = 0
     return Index({name: layout.field for name, layout in layouts.items()}, [FileIndex(path, rows, layouts)])
 
 
+@declared
 @dataclass(frozen=True)
 class MatlabFile(DecodedFile):
     """MATLAB file.

@@ -53,14 +53,14 @@ def inflated(stored: IO[bytes], names: Collection[str]) -> IO[bytes]:
             raise ValueError(f"an element of {nbytes} bytes, of which the file has {len(data)}")
         is_compressed = kind == COMPRESSED
         if is_compressed:
-            head = zlib.decompressobj().decompress(data, HEAD)
+            head = zlib.decompressobj().decompress(data.data, HEAD)
             kind, nbytes = struct.unpack(f"{order}II", head[:TAG])
         else:
             head = tag + data[:HEAD].tobytes()
         if kind == MATRIX and names and _name(head, order) not in names:
             continue
         check_fits(content.tell() + nbytes, "the variables of the file", remedy=REMEDY)
-        content.write(decompress("zlib", data, TAG + nbytes) if is_compressed else tag + data.tobytes())
+        content.write(decompress("zlib", data, TAG + nbytes).data if is_compressed else tag + data.tobytes())
     content.seek(0)
     return content
 

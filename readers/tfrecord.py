@@ -18,6 +18,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError as ProtobufError
 
 from matex_data._types import Array, Bytes, Integers
+from matex_data.declared import declared
 from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field
 from matex_data.index.decoded import ByteRangeBlocks
@@ -168,6 +169,7 @@ class _Features:
         return dict(sorted(self._found.items()))
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class RecordBlocks(ByteRangeBlocks):
     """Features of records; a block is a range of whole records."""

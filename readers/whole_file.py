@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -12,6 +12,7 @@ from typing import IO, Any
 import numpy as np
 
 from matex_data._types import Array, Bytes
+from matex_data.declared import declared
 from matex_data.errors import DataError, DecodeError
 from matex_data.index.library import LibraryRows
 from matex_data.machine import check_fits
@@ -36,8 +37,9 @@ def read_to_end(file: IO[bytes]) -> int:
     return count
 
 
+@declared
 @dataclass(frozen=True, eq=False)
-class CompressedRows(LibraryRows):
+class CompressedFileRows(LibraryRows):
     """Rows of an array in a gzip file, or in a member of a zip file.
 
     Parameters
@@ -55,6 +57,9 @@ class CompressedRows(LibraryRows):
     dtype: np.dtype[Any]
     offset: int
     fortran: bool = False
+
+    def sources(self) -> Sequence[str]:
+        return (self.path,)
 
     @property
     def rows(self) -> int:  # type: ignore[override]

@@ -27,6 +27,7 @@ from matex_data.codecs import bitshuffle, blosc2
 from matex_data.codecs.bounded import BrokenChunk, as_bytes, check_blosc, inflate, most_compressed
 from matex_data.codecs.scratch import Memory, filter_output, is_scratch
 from matex_data.codecs.shuffle import unshuffle
+from matex_data.declared import declared
 from matex_data.errors import FormatError
 from matex_data.locks import cached_property
 
@@ -36,6 +37,7 @@ DEFLATE, SHUFFLE, FLETCHER32, SZIP = 1, 2, 3, 4
 LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2 = 32000, 32001, 32004, 32008, 32015, 32026
 
 
+@declared
 @dataclass(frozen=True)
 class Filter:
     """One filter of a dataset.
@@ -78,6 +80,7 @@ def can_decode(step: Filter) -> bool:
     return step.number not in _UNAVAILABLE and _decoder(step.number) is not None
 
 
+@declared
 @dataclass(frozen=True)
 class Pipeline:
     """Filters of a dataset.

@@ -15,6 +15,7 @@ from matex_data._types import Array, Bytes, Integers
 from matex_data.codecs.bounded import BrokenChunk
 from matex_data.codecs.pipeline import Pipeline
 from matex_data.codecs.scratch import thread_scratch
+from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.index.blocks import Blocks, even_blocks
 from matex_data.index.cache import ChunkCache, ChunkFuture
@@ -36,6 +37,7 @@ _Cell = tuple[tuple[slice, ...], tuple[_Along, ...]]
 """Region of a chunk in the output array (all rows), and in a row of the chunk."""
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class Chunked(Layout):
     """Rows in chunks of equal shape, each of which is stored in one byte range.
@@ -348,6 +350,7 @@ def member(rows: Array, path: MemberPath) -> Array:
     return rows
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class ChunkedMembers(Table):
     """Members of chunked rows of a structured dtype.

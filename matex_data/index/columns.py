@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array, Integers
+from matex_data.index.container import ColumnReader, ColumnWriter, member
+from matex_data.index.descriptors import damaged
 
 LONG_LIST = 4096  # integers of a list, on average, from which they keep their dtype: a list is then a view, not a copy
 
@@ -31,20 +33,6 @@ def compact(column: Array) -> Array:
 def joined(columns: Sequence[Array]) -> Array:
     """Return columns, of whatever widths, one after the other."""
     return compact(np.concatenate(columns)) if len(columns) > 1 else columns[0]
-
-
-Folded = Array | tuple[Array, int]
-"""Column to pickle; of equal numbers, one of them and their count."""
-
-
-def folded(column: Array) -> Folded:
-    """Return a column in the form in which its pickle is small."""
-    return (column[:1].copy(), len(column)) if column.strides == (0,) and len(column) else column
-
-
-def unfolded(column: Folded) -> Array:
-    """Return the column of its folded form."""
-    return np.broadcast_to(column[0], (column[1],)) if isinstance(column, tuple) else column
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,8 +64,23 @@ class Lists:
         long = len(values) > LONG_LIST * len(lengths)
         return cls(values if long else compact(values), compact(np.cumsum(lengths)))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _lists, (folded(self.values), folded(self.ends))
+    def to_json(self, columns: ColumnWriter) -> Any:
+        """Return the lists as a value of JSON."""
+        short = len(self.values) <= LONG_LIST * len(self.ends)
+        return {"values": columns.add(self.values, fold=short), "ends": columns.add(self.ends)}
+
+    @classmethod
+    def from_json(cls, value: Any, columns: ColumnReader, count: int) -> Lists:
+        """Return ``count`` lists of a value of JSON.
+
+        Raises
+        ------
+        FormatError : it is damaged.
+        """
+        values, ends = member(value, "values", "ends")
+        lists = cls(columns.column(values, most_folded=LONG_LIST * count), columns.column(ends, count))
+        check_ends(lists.ends, len(lists.values))
+        return lists
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -90,5 +93,7 @@ class Lists:
         return (self[number] for number in range(len(self)))
 
 
-def _lists(values: Folded, ends: Folded) -> Lists:
-    return Lists(unfolded(values), unfolded(ends))
+def check_ends(ends: Array, total: int) -> None:
+    """Raise ``FormatError`` unless these are ends of lists with ``total`` values."""
+    if len(ends) and (int(ends[0]) < 0 or int(ends[-1]) > total or bool((ends[1:] < ends[:-1]).any())):
+        raise damaged(f"lists that end at {int(ends.max())} of {total} values")

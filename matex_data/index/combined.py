@@ -1,4 +1,4 @@
-"""Layouts made of other layouts: one after the other, one as a single row, a sum, and a constant."""
+"""Layouts made of other layouts: one after the other, one as a single row, and a sum."""
 
 from __future__ import annotations
 
@@ -9,34 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from matex_data._types import Array, Bytes, Integers
+from matex_data._types import Array, Integers
+from matex_data.declared import declared
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection, call_after_last
 
 PLAIN_BLOCK = 1024  # rows of a block where a layout without blocks follows one with blocks
 
 
-@dataclass(frozen=True)
-class Constant(Layout):
-    """Rows that are all equal, and stored nowhere.
-
-    Parameters
-    ----------
-    rows : number of rows.
-    value : one row, of the field's dtype.
-    """
-
-    rows: int
-    value: Any
-    block_rows: int = 1
-
-    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
-        yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._fill, rows.destination, out))
-
-    def _fill(self, destination: Integers, out: Array, _: Bytes) -> None:
-        out[destination] = self.value
-
-
+@declared
 @dataclass(frozen=True, eq=False)
 class Concatenated(Layout):
     """Rows of several layouts of one file, one layout after the other.
@@ -48,6 +29,7 @@ class Concatenated(Layout):
 
     Examples
     --------
+    >>> from matex_data.index.constant import Constant
     >>> layout = Concatenated((Constant(2, 1.5), Constant(3, 2.5)))
     >>> out = np.zeros(3)
     >>> rows = RowSelection(np.array([1]), np.array([4]), np.array([0, 1, 2]))
@@ -115,6 +97,7 @@ def with_shared_blocks(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
     }
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class WholeParts(Layout):
     """Layouts of one file of which each is a single row: an array of fixed shape, or of variable length.
@@ -154,6 +137,7 @@ class WholeParts(Layout):
                 yield from part.requests(_all_rows(part.rows), out[to], cache)
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class Sum(Layout):
     """Sums of the rows of two layouts of equal length and shape.

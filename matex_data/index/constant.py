@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array, Bytes
+from matex_data.declared import declared
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import EMPTY, Layout, Limits, ReadRequest, RowSelection
 
 EXACT = 1 << 53  # integers below are exact in float64
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class Constant(Layout):
     """One value for all rows; nothing is read.
@@ -31,7 +33,7 @@ class Constant(Layout):
     block_rows: int = 1
 
     def limits(self) -> Limits | None:
-        if isinstance(self.value, bytes) or abs(self.value) >= EXACT:
+        if isinstance(self.value, bytes) or np.ndim(self.value) or abs(self.value) >= EXACT:
             return None
         bounds = np.full(1, self.value, np.float64)  # of NaN no comparison is true
         return Limits(np.array([0, self.rows]), bounds, bounds)

@@ -6,18 +6,21 @@ rows, the sizes of their blocks) is a column, so that nothing loops over all fil
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from matex_data._types import Array, Integers
-from matex_data.index.columns import Folded, Lists, compact, folded, joined, unfolded
+from matex_data.index.columns import compact, joined
+from matex_data.index.container import ColumnReader, ColumnWriter, member, unpacked
+from matex_data.index.descriptors import Descriptor, Separated, damaged, pickled_class, separate
+from matex_data.index.groups import Group
 from matex_data.index.paths import PathTable
-from matex_data.index.prototypes import Group, Separated, join, merge_groups, separate
 from matex_data.index.stamps import Stamp, StampTable
 from matex_data.locks import Lock, cached_property
 
@@ -88,12 +91,24 @@ class LayoutFacts:
         """Sum of ``inner_bytes`` over all files."""
         return int(self.inner_bytes.sum(dtype=np.int64))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _facts, tuple(folded(getattr(self, column.name)) for column in fields(self))
+    def to_json(self, columns: ColumnWriter) -> Any:
+        """Return the facts as a value of JSON."""
+        return {column.name: columns.add(getattr(self, column.name)) for column in fields(self)}
 
+    @classmethod
+    def from_json(cls, value: Any, columns: ColumnReader, count: int) -> LayoutFacts:
+        """Return the facts of ``count`` files of a value of JSON.
 
-def _facts(*columns: Folded) -> LayoutFacts:
-    return LayoutFacts(*map(unfolded, columns))
+        Raises
+        ------
+        FormatError : it is damaged.
+        """
+        kinds = ("iu", "iu", "b", "b")
+        described = zip(member(value, *(column.name for column in fields(cls))), kinds, strict=True)
+        facts = cls(*(columns.column(column, count, kind) for column, kind in described))
+        if count and min(facts.block_rows.min(), facts.inner_bytes.min()) < 0:
+            raise damaged("blocks of a negative size")
+        return facts
 
 
 Facts = Mapping[str, LayoutFacts]
@@ -262,7 +277,7 @@ class FileColumns(FileTable):
     paths : path of each file.
     rows : integers[files], number of rows of each file.
     stamps : stamp of each file.
-    groups : layouts of the files, by prototype.
+    groups : layouts of the files, by descriptor.
     group : integers[files], group of each file.
     position : integers[files], position of each file within its group.
     facts : of the layouts, by field.
@@ -285,15 +300,76 @@ class FileColumns(FileTable):
         self._recent = _Recent()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        columns = (folded(column) for column in (self.rows, self._group, self._position))
-        return _file_columns, (self.paths, self._stamps, self._groups, self.facts, self.first_row, *columns)
+        columns = ColumnWriter()
+        return _of_bytes, (columns.packed(self.to_json(columns)),)
+
+    def to_json(self, columns: ColumnWriter) -> Any:
+        """Return the table as a value of JSON."""
+        return {
+            "paths": self.paths.to_json(columns),
+            "stamps": self._stamps.to_json(columns),
+            "groups": [group.to_json(columns) for group in self._groups],
+            "facts": [[name, facts.to_json(columns)] for name, facts in self.facts.items()],
+            "first_row": columns.add(self.first_row),
+            **{name: columns.add(column) for name, column in self._numbered.items()},
+        }
+
+    @property
+    def _numbered(self) -> Mapping[str, Array]:
+        return {"rows": self.rows, "group": self._group, "position": self._position}
+
+    @classmethod
+    def from_json(
+        cls, value: Any, columns: ColumnReader, modules: Collection[str] = (), trusted: bool = False
+    ) -> FileColumns:
+        """Return the table of a value of JSON.
+
+        Parameters
+        ----------
+        value, columns : of `to_json`.
+        modules, trusted : see `descriptors.Maker`; the files of others are checked, one of each group.
+
+        Raises
+        ------
+        FormatError : the value is damaged, or of another release.
+        """
+        names = ("paths", "stamps", "groups", "facts", "first_row", "rows", "group", "position")
+        of_paths, of_stamps, of_groups, of_facts, of_first, *numbered = member(value, *names)
+        paths = PathTable.from_json(of_paths, columns)
+        count = len(paths)
+        rows, group, position = (columns.column(column, count) for column in numbered)
+        pairs = isinstance(of_facts, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in of_facts)
+        if not pairs or not isinstance(of_groups, list):
+            raise damaged(f"{of_groups!r:.100} instead of groups of files, or {of_facts!r:.100} instead of facts")
+        groups = [Group.from_json(one, columns, count, modules, trusted) for one in of_groups]
+        facts = {str(name): LayoutFacts.from_json(one, columns, count) for name, one in of_facts}
+        files = cls(paths, rows, StampTable.from_json(of_stamps, columns, count), groups, group, position, facts)
+        files.__dict__["first_row"] = columns.column(of_first, count + 1)  # in the memory that the ranks share
+        if not trusted:
+            files._check()
+        return files
+
+    def _check(self) -> None:
+        """Raise ``FormatError`` unless the columns fit to one another, and the first file of each group to its rows."""
+        sizes = np.array([len(group) for group in self._groups], np.int64)
+        groups, positions = self._group, self._position
+        known = not len(self) or (int(groups.min()) >= 0 and int(groups.max()) < len(sizes))
+        if not known or int(sizes.sum()) != len(self):
+            raise damaged("files of groups that there are not")
+        if len(self) and (int(positions.min()) < 0 or bool((positions >= sizes[groups]).any())):
+            raise damaged("positions of files that their groups do not have")
+        first = self.first_row
+        if int(first[0]) or not np.array_equal(np.diff(first), self.rows) or bool((first[1:] < first[:-1]).any()):
+            raise damaged("files with a negative number of rows, or first rows that are not those of the files")
+        for number in np.flatnonzero(positions == 0).tolist():
+            check_file(self._made(number), self.facts)
 
     def _entry(self, number: int) -> FileIndex:
         return self._recent.get(number, self._made)
 
     def _made(self, number: int) -> FileIndex:
         path = self.paths[number]
-        layouts = join(self._groups[self._group[number]][int(self._position[number])], path)
+        layouts = self._groups[self._group[number]].made(int(self._position[number]), path)
         return FileIndex(path, int(self.rows[number]), layouts, self.stamp(number))
 
     def stamp(self, number: int) -> Stamp | None:
@@ -303,19 +379,24 @@ class FileColumns(FileTable):
     def all_stamped(self) -> bool:
         return bool(self._stamps.known.all())
 
+    @property
+    def without_descriptor(self) -> str | None:
+        """Class of a layout that has no descriptor, and cannot be stored; None if all have one."""
+        return next(filter(None, (pickled_class(json.loads(group.descriptor)) for group in self._groups)), None)
+
     @classmethod
     def joined(cls, tables: Sequence[FileColumns]) -> FileColumns:
         """Return the files of several tables of the same fields, one after the other."""
         filled = [table for table in tables if len(table)]
         if len(filled) < 2:
             return (filled or list(tables))[0]
-        number_of: dict[bytes, int] = {}
+        number_of: dict[str, int] = {}
         members: list[list[Group]] = []
         group, position = [], []
         for table in filled:
             numbers, before = [], []
             for one in table._groups:
-                number = number_of.setdefault(one.prototype, len(number_of))
+                number = number_of.setdefault(one.descriptor, len(number_of))
                 if number == len(members):
                     members.append([])
                 numbers.append(number)
@@ -327,25 +408,30 @@ class FileColumns(FileTable):
             PathTable.joined([table.paths for table in filled]),
             joined([table.rows for table in filled]),
             StampTable.joined([table._stamps for table in filled]),
-            [merge_groups(of_prototype) for of_prototype in members],
+            [Group.joined(of_descriptor) for of_descriptor in members],
             joined(group),
             joined(position),
             {name: LayoutFacts.joined([table.facts[name] for table in filled]) for name in filled[0].facts},
         )
 
 
-def _file_columns(
-    paths: PathTable,
-    stamps: StampTable,
-    groups: Sequence[Group],
-    facts: Facts,
-    first_row: Integers,
-    *columns: Folded,
-) -> FileColumns:
-    rows, group, position = map(unfolded, columns)
-    files = FileColumns(paths, rows, stamps, groups, group, position, facts)
-    files.__dict__["first_row"] = first_row  # in the memory that the ranks share
-    return files
+def _of_bytes(data: bytes) -> FileColumns:
+    """Return the table of another process of this job."""
+    return FileColumns.from_json(*unpacked(data, trusted=True), trusted=True)
+
+
+def check_file(file: FileIndex, names: Collection[str]) -> None:
+    """Raise ``FormatError`` unless a file of a stored index has layouts of these fields, of its number of rows."""
+    layouts = file.layouts
+    if not isinstance(layouts, dict) or set(layouts) != set(names):
+        raise damaged(f"layouts that are not those of {sorted(names)!r:.200}")
+    for name, layout in layouts.items():
+        try:
+            fits = callable(layout.requests) and layout.rows == file.rows
+        except Exception as error:  # of any kind: numbers may have the place of layouts
+            raise damaged(f"no layout of {name!r}: {error!s:.100}") from error
+        if not fits:
+            raise damaged(f"a layout of {name!r} that does not have {file.rows} rows")
 
 
 TABLE_FILES = 256  # that are kept as objects until they become columns
@@ -363,7 +449,7 @@ class FileColumnsBuilder:
 
         Raises
         ------
-        Exception : a layout cannot be pickled.
+        Exception : a layout has no descriptor, and cannot be pickled.
         """
         self._files.append(file)
         if len(self._files) == TABLE_FILES:
@@ -385,28 +471,21 @@ def columns_of(files: Iterable[FileIndex]) -> FileColumns:
 
 
 def _columns_of(files: Sequence[FileIndex]) -> FileColumns:
-    members: dict[bytes, list[Separated]] = {}
-    number_of: dict[bytes, int] = {}
+    members: dict[Descriptor, list[Separated]] = {}
+    number_of: dict[Descriptor, int] = {}
     group, position = [], []
     for file in files:
         separated = separate(dict(file.layouts), file.path)
-        of_prototype = members.setdefault(separated.prototype, [])
-        group.append(number_of.setdefault(separated.prototype, len(number_of)))
-        position.append(len(of_prototype))
-        of_prototype.append(separated)
+        alike = members.setdefault(separated.descriptor, [])
+        group.append(number_of.setdefault(separated.descriptor, len(number_of)))
+        position.append(len(alike))
+        alike.append(separated)
     return FileColumns(
         PathTable.of([file.path for file in files]),
         compact(np.array([file.rows for file in files], np.int64)),
         StampTable.of([file.stamp for file in files]),
-        [_group_of(prototype, of_prototype) for prototype, of_prototype in members.items()],
+        [Group.of(alike) for alike in members.values()],
         compact(np.array(group, np.int64)),
         compact(np.array(position, np.int64)),
         FileList(files).facts,
     )
-
-
-def _group_of(prototype: bytes, members: Sequence[Separated]) -> Group:
-    columns = zip(*(member.numbers for member in members), strict=True)
-    arrays = zip(*(member.arrays for member in members), strict=True)
-    numbers = [compact(np.array(column, np.int64)) for column in columns]
-    return Group(len(members), prototype, numbers, [Lists.of(lists) for lists in arrays])

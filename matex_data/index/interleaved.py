@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
+from matex_data.declared import declared
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Layout, ReadRequest, RowSelection
 from matex_data.index.scatter import Convert, matrix_view, scatter
@@ -21,6 +22,7 @@ from matex_data.index.table import Column, Outputs, Table
 WASTE = 0.04  # fraction of the bytes read that may belong to fields that are not selected
 
 
+@declared
 @dataclass(frozen=True)
 class RecordField:
     """Elements of one field in a record.
@@ -51,6 +53,7 @@ class RecordField:
 _Output = tuple[RecordField, Array]
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class InterleavedRecords(Table):
     """Records of several fields, of equal size.

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
+from matex_data.declared import declared
 from matex_data.errors import DataError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import EMPTY, Layout, OnComplete, ReadRequest, RowSelection, call_after_last
@@ -23,6 +24,7 @@ MOST_BLOCKS = 8  # of the content in a block of samples: an eighth is read twice
 ENOUGH_BLOCKS = 512  # of samples; less would shuffle poorly
 
 
+@declared
 @dataclass(frozen=True)
 class Content:
     """Elements of one field of all samples, in order.
@@ -43,6 +45,7 @@ class Content:
     dtype: np.dtype[Any]
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class Jagged(Table):
     """Fields of variable length with the same number of elements in each sample: a sample is a 1-D array.

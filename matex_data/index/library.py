@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from matex_data._types import Array, Bytes, Integers
+from matex_data.declared import declared
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection
 from matex_data.index.scatter import scatter
@@ -56,6 +57,7 @@ class LibraryRows(Layout):
         scatter(out, destination, rows)
 
 
+@declared
 @dataclass(frozen=True)
 class MemoryRows(Layout):
     """Rows that the index carries: at most some 64 KiB, since the index is broadcast to all ranks.

@@ -4,7 +4,8 @@ A reader turns a file into an `Index`: its fields, its number of samples, and fo
 to byte ranges. It reads metadata only. The engine passes a `RowSelection` and an output array to each layout, executes
 the `ReadRequest` objects that the layout yields, and calls their callbacks with the bytes.
 
-All of these objects are immutable. One rank builds the index of a file and broadcasts it by pickling.
+All of these objects are immutable. One rank builds the index of a file; the others get descriptors of its layouts, see
+`matex_data.index.descriptors`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
+from typing import Any
 
 import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
+from matex_data.declared import declared
 from matex_data.errors import FormatError
 from matex_data.fields import Field, Schema
 from matex_data.index.cache import ChunkCache
@@ -204,6 +207,11 @@ class Layout(ABC):
     A subclass is immutable, can be pickled, and is small enough to broadcast. `Strided`, `Transposed`, `Chunked`,
     `LibraryRows` and `MemoryRows` cover most formats; derive from `Layout` for any other one.
 
+    For an index that is stored (``index=`` of `open_dataset`), a subclass of another package has two methods:
+    ``to_json(self)`` returns a dict of values by name, and the class method ``from_json(cls, values)`` makes an equal
+    layout of them. The values are None, bool, int, float, str, bytes, NumPy arrays and dtypes, other layouts, and
+    lists, tuples and dicts of these. The module of the entry point defines or imports the class.
+
     Attributes
     ----------
     rows : number of rows.
@@ -269,6 +277,15 @@ class Layout(ABC):
     def limits(self) -> Limits | None:
         """Return bounds of the numbers, which may read metadata of the file; None if there are none."""
         return None
+
+    def sources(self) -> Sequence[str]:
+        """Return the paths of the files that the layout opens by itself: other files, or its own one by a library."""
+        return ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "from_json" in cls.__dict__:
+            declared(cls)
 
 
 PostProcess = Callable[[Mapping[str, Array], Integers], None]

@@ -10,7 +10,9 @@ from typing import Any, overload
 import numpy as np
 
 from matex_data._types import Array, Bytes
-from matex_data.index.columns import compact
+from matex_data.index.columns import check_ends, compact
+from matex_data.index.container import ColumnReader, ColumnWriter, member
+from matex_data.index.descriptors import damaged
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +44,26 @@ class PathTable(Sequence[str]):
         endings = [os.fsencode(path[len(prefix) :]) for path in paths]
         ends = np.cumsum([len(ending) for ending in endings], dtype=np.int64)
         return cls(prefix, np.frombuffer(b"".join(endings), np.uint8), compact(ends))
+
+    def to_json(self, columns: ColumnWriter) -> Any:
+        """Return the table as a value of JSON."""
+        endings = columns.add(self.endings, fold=False)
+        return {"prefix": self.prefix, "endings": endings, "ends": columns.add(self.ends, fold=False)}
+
+    @classmethod
+    def from_json(cls, value: Any, columns: ColumnReader) -> PathTable:
+        """Return the table of a value of JSON.
+
+        Raises
+        ------
+        FormatError : it is damaged.
+        """
+        prefix, endings, ends = member(value, "prefix", "endings", "ends")
+        table = cls(prefix, columns.column(endings, kinds="u"), columns.column(ends))
+        if not isinstance(prefix, str) or table.endings.itemsize != 1:
+            raise damaged(f"{value!r:.100} instead of paths")
+        check_ends(table.ends, len(table.endings))
+        return table
 
     def __len__(self) -> int:
         return len(self.ends)

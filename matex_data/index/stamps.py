@@ -13,11 +13,14 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array
+from matex_data.declared import declared
 from matex_data.errors import ChangedFile
-from matex_data.index.columns import Folded, compact, folded, joined, unfolded
+from matex_data.index.columns import compact, joined
+from matex_data.index.container import ColumnReader, ColumnWriter, member
 from matex_data.storage import objects
 
 
+@declared
 @dataclass(frozen=True)
 class Stamp:
     """State of a file when it was indexed.
@@ -140,9 +143,21 @@ class StampTable:
         columns = zip(*((table.size, table.mtime_ns, table.inode, table.known) for table in tables), strict=True)
         return cls(*(joined(column) for column in columns))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _stamps, tuple(folded(column) for column in (self.size, self.mtime_ns, self.inode, self.known))
+    def to_json(self, columns: ColumnWriter) -> Any:
+        """Return the table as a value of JSON."""
+        return {name: columns.add(getattr(self, name)) for name in _COLUMNS}
+
+    @classmethod
+    def from_json(cls, value: Any, columns: ColumnReader, count: int) -> StampTable:
+        """Return the stamps of ``count`` files of a value of JSON.
+
+        Raises
+        ------
+        FormatError : it is damaged.
+        """
+        kinds = ("iu", "iu", "iu", "b")
+        described = zip(member(value, *_COLUMNS), kinds, strict=True)
+        return cls(*(columns.column(column, count, kind) for column, kind in described))
 
 
-def _stamps(*columns: Folded) -> StampTable:
-    return StampTable(*map(unfolded, columns))
+_COLUMNS = ("size", "mtime_ns", "inode", "known")

@@ -1,104 +1,118 @@
 """An index as bytes: for a file that later jobs read, and for memory that the ranks of a machine share.
 
-The bytes are a pickle, and behind it the columns that it refers to, from 64-byte borders on. So an index of a million
-files is in memory as soon as its bytes are mapped, in one copy for all processes that map them.
+The bytes are columns behind a description in JSON, see `container`. So an index of a million files is in memory as soon
+as its bytes are mapped, in one copy for all processes that map them.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import io
 import mmap
 import os
-import pickle
-import struct
+import stat
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from matex_data.errors import FormatError
-
-MAGIC = b"matex index 1\n\0\0"
-_HEADER = struct.Struct("<16s16sQQ")  # magic, digest of all that follows it, bytes of the pickle, number of columns
-_ALIGNMENT = 64
-_PACKAGES = ("matex_data.index", "matex_data.readers", "matex_data.codecs", "matex_data.fields")
-_MODULES = ("numpy", *(f"numpy.{core}.{name}" for core in ("core", "_core") for name in ("multiarray", "numeric")))
-_NAMES = {
-    *(("functools", "partial"), ("pathlib", "PosixPath"), ("collections", "OrderedDict"), ("_codecs", "encode")),
-    *(("datetime", name) for name in ("datetime", "date", "timedelta", "timezone")),
-}
+from matex_data.fields import Field
+from matex_data.index.container import FAMILY, MAGIC, ColumnWriter, member, unpacked
+from matex_data.index.descriptors import Separated, damaged, join, pickled_class, separate
+from matex_data.index.files import FileColumns
+from matex_data.index.model import Index
 
 
-def to_bytes(value: Any) -> bytes:
-    """Return an object that can be pickled as bytes, with its arrays behind it.
-
-    >>> from_bytes(to_bytes({"rows": 3}))
-    {'rows': 3}
-    """
-    columns: list[pickle.PickleBuffer] = []
-    pickled = pickle.dumps(value, protocol=5, buffer_callback=columns.append)
-    raw = [column.raw() for column in columns]
-    parts: list[bytes | memoryview] = [struct.pack(f"<{len(raw)}Q", *(column.nbytes for column in raw)), pickled]
-    for column in raw:
-        size = _HEADER.size + sum(memoryview(part).nbytes for part in parts)
-        parts += [bytes(-size % _ALIGNMENT), column]
-    body = b"".join(parts)
-    digest = hashlib.blake2b(body, digest_size=16).digest()
-    return _HEADER.pack(MAGIC, digest, len(pickled), len(raw)) + body
-
-
-def from_bytes(data: bytes | memoryview, packages: Collection[str] | None = ()) -> Any:
-    """Return the object of these bytes. Its arrays are views of them, and keep them in memory.
+def to_bytes(index: Index, key: str = "", trusted: bool = False) -> bytes:
+    """Return an index as bytes.
 
     Parameters
     ----------
-    data : as ``to_bytes`` returns them.
-    packages : whose classes the object may have, beside those of this package and NumPy; None: any.
+    index : of files.
+    key : text that `from_bytes` returns with it.
+    trusted : the bytes are for ranks of this job, for which what has no descriptor is pickled.
 
     Raises
     ------
-    FormatError : the bytes are damaged, or refer to anything else.
+    FormatError : a layout has no descriptor, unless ``trusted``.
+
+    Examples
+    --------
+    >>> from matex_data.abc import Field, FileIndex, MemoryRows
+    >>> layouts = {"t": MemoryRows(np.array([1.5, 2.5]))}
+    >>> index = Index({"t": Field("t", (), np.dtype("f8"))}, [FileIndex("a.bin", 2, layouts)])
+    >>> key, found = from_bytes(to_bytes(index, "of a.bin"))
+    >>> key, found.fields == index.fields, found.files[0].layouts["t"].values
+    ('of a.bin', True, array([1.5, 2.5]))
     """
-    view = memoryview(data).cast("B").toreadonly()
-    if view.nbytes < _HEADER.size:
-        raise _damaged("it ends within its header")
-    magic, digest, pickled, count = _HEADER.unpack_from(view)
-    body = view[_HEADER.size :]
-    if magic != MAGIC or hashlib.blake2b(body, digest_size=16).digest() != digest:
-        raise _damaged("its checksum is wrong" if magic == MAGIC else f"it begins with {magic!r}")
-    sizes = struct.unpack_from(f"<{count}Q", body)
-    begin = 8 * count
-    stream, columns, at = io.BytesIO(body[begin : begin + pickled]), [], _HEADER.size + begin + pickled
-    for size in sizes:
-        at += -at % _ALIGNMENT
-        columns.append(view[at : at + size])
-        at += size
-    try:
-        return _Unpickler(stream, columns, packages).load()
-    except (AttributeError, TypeError, ValueError) as error:  # classes with other attributes
-        raise _damaged(f"it is of another release: {error}") from error
+    files = index.files if isinstance(index.files, FileColumns) else index.in_columns().files
+    assert isinstance(files, FileColumns)
+    columns = ColumnWriter()
+    rest = separate({"fields": index.fields, "static": index.static, "facts": index.facts})
+    undescribed = None if trusted else pickled_class(rest.descriptor) or files.without_descriptor
+    if undescribed is not None:
+        raise _without_descriptor(undescribed, files.paths[0])
+    description = {
+        "key": key,
+        "descriptor": rest.descriptor,
+        "numbers": columns.add(np.array(rest.numbers, np.int64)),
+        "arrays": [columns.add(array, fold=False) for array in rest.arrays],
+        "files": files.to_json(columns),
+    }
+    return columns.packed(description)
 
 
-class _Unpickler(pickle.Unpickler):
-    """Unpickler of what an index consists of: a file that anyone may write must not run any function."""
+def from_bytes(data: bytes | memoryview, modules: Collection[str] = (), trusted: bool = False) -> tuple[str, Index]:
+    """Return the key and the index of bytes. Its arrays are views of them, and keep them in memory.
 
-    def __init__(self, stream: io.BytesIO, buffers: list[memoryview], packages: Collection[str] | None) -> None:
-        super().__init__(stream, buffers=buffers)
-        self._packages = None if packages is None else (*_PACKAGES, *packages)
+    Parameters
+    ----------
+    data : as `to_bytes` returns them.
+    modules : of other packages, which may have declared classes and functions of the index.
+    trusted : the bytes come from a rank of this job: nothing is checked, and what has no descriptor is unpickled.
 
-    def find_class(self, module: str, name: str) -> Any:
-        packages = self._packages or (module,)
-        known = module in _MODULES or any(module == package or module.startswith(package + ".") for package in packages)
-        if not known and (module, name) not in _NAMES:
-            raise _damaged(f"it refers to {module}.{name}")
-        return super().find_class(module, name)
+    Raises
+    ------
+    FormatError : the bytes are damaged, of another release, or refer to anything that is not declared.
+    """
+    description, columns = unpacked(data, trusted)
+    key, descriptor, numbers, arrays, files = member(description, "key", "descriptor", "numbers", "arrays", "files")
+    if not isinstance(key, str) or not isinstance(arrays, list):
+        raise damaged(f"the key {key!r:.100}")
+    table = FileColumns.from_json(files, columns, modules, trusted)
+    values = Separated(
+        descriptor,
+        columns.column(numbers, most_folded=1).tolist(),
+        [columns.column(array) for array in arrays],
+    )
+    rest = join(values, "", modules, trusted)
+    fields, static, facts = member(rest, "fields", "static", "facts")
+    if not trusted:
+        _check(fields, static, facts, table)
+    return key, Index(fields, table, static, facts)
 
 
-def _damaged(found: str) -> FormatError:
-    return FormatError("the stored index is damaged, or is no index", found=found, remedy="delete it")
+def _check(fields: object, static: object, facts: object, files: FileColumns) -> None:
+    """Raise ``FormatError`` unless these are parts of one index."""
+    of_types = ((fields, Field), (static, np.ndarray | np.generic), (facts, str))
+    for values, kind in of_types:
+        if not isinstance(values, dict) or not all(isinstance(value, kind) for value in values.values()):
+            raise damaged(f"{values!r:.100} instead of values of {kind} by name")
+    assert isinstance(fields, Mapping)
+    if len(files) and set(fields) != set(files.facts):
+        raise damaged(f"the fields {sorted(fields)!r:.100} of files with {sorted(files.facts)!r:.100}")
+
+
+def _without_descriptor(name: str, path: str) -> FormatError:
+    return FormatError(
+        f"the index cannot be stored, since {name} has no descriptor",
+        file=path,
+        expected="layouts with the methods to_json and from_json, or what matex_data.abc.declared declares",
+        found=f"an object of {name}, which is shared by the ranks of a job only",
+        remedy="leave out index=, or add the methods to this class",
+    )
 
 
 def save(path: str, data: bytes | memoryview) -> None:
@@ -128,22 +142,49 @@ def _umask() -> int:
     return mask
 
 
-def mapped(path: str) -> memoryview:
-    """Return the bytes of a file, whose pages all processes of a machine share.
+def mapped(path: str) -> memoryview | None:
+    """Return the bytes of a file, whose pages all processes of a machine share; None if there is no such file.
 
     Raises
     ------
-    FormatError : the file is none of an index.
-    OSError : the file cannot be read.
+    FormatError : the file is none of an index, is one of an earlier version, or cannot be read.
     """
-    with Path(path).open("rb") as file:
-        begin = file.read(len(MAGIC))
-        if begin != MAGIC:
-            raise FormatError(
-                "the file is no stored index, and is not replaced by one",
-                file=path,
-                expected="a new file, or one that index= of open_dataset has written",
-                found=f"a file that begins with {begin!r}",
-                remedy="give index= another name",
-            )
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    try:
+        if not stat.S_ISREG(Path(path).stat().st_mode):
+            raise _no_index(path, "a folder or a device")
+        with Path(path).open("rb") as file:
+            begin = file.read(len(MAGIC))
+            if begin != MAGIC:
+                raise _of_earlier_version(path) if begin.startswith(FAMILY) else _no_index(path, _beginning(begin))
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except FileNotFoundError:
+        if path:
+            return None
+        raise _no_index(path, "an empty name") from None
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+        raise FormatError(
+            "the stored index cannot be read", file=path, found=error, remedy="give index= another name"
+        ) from error
+
+
+def _beginning(begin: bytes) -> str:
+    return f"a file that begins with {begin!r}"
+
+
+def _no_index(path: str, found: str) -> FormatError:
+    return FormatError(
+        "the file is no stored index, and is not replaced by one",
+        file=path,
+        expected="a new file, or one that index= of open_dataset has written",
+        found=found,
+        remedy="give index= another name",
+    )
+
+
+def _of_earlier_version(path: str) -> FormatError:
+    return FormatError(
+        "the stored index was written by an earlier version of matex_data, whose indexes are not read any more, since "
+        "they could run programs",
+        file=path,
+        remedy="delete it: it is then made anew",
+    )

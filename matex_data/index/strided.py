@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
+from matex_data.declared import declared
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Layout, ReadRequest, RowSelection
 from matex_data.index.runs import runs_where
@@ -20,6 +21,7 @@ DIRECT_BYTES = 16 * 1024  # rows of this size are read one by one to their desti
 SCATTER_BYTES = 1 << 20  # of rows that are read to scratch memory and scattered in one go
 
 
+@declared
 @dataclass(frozen=True)
 class Strided(Layout):
     """Fixed-size rows at a constant stride: contiguous HDF5, classic netCDF, npy, IDX, CIFAR.

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
+from matex_data.declared import declared
 from matex_data.index.cache import ChunkCache
 from matex_data.index.chunked import Chunked
 from matex_data.index.converted import Converted
@@ -115,6 +116,7 @@ def _positions(axis: Numbers | int, read: Numbers) -> Axis:
     return tuple(position[number] for number in axis)
 
 
+@declared
 @dataclass(frozen=True)
 class Flat(Converted):
     """Rows without axes of length 1.
@@ -131,6 +133,7 @@ class Flat(Converted):
         return self.layout.requests(rows, np.expand_dims(out, self.axes), cache)
 
 
+@declared
 @dataclass(frozen=True)
 class Picked(Converted):
     """Entries of rows that are read as a whole.
@@ -210,6 +213,7 @@ def _segments(
     return _picked(segments, tuple(map(len, in_order)), wanted, in_order)
 
 
+@declared
 @dataclass(frozen=True)
 class Segments(Layout):
     """Entries of uncompressed rows that consist of segments of equal length, which lie apart in the file.
@@ -304,6 +308,7 @@ def subset_rows(layout: Layout, numbers: Numbers) -> Layout:
     return SomeRows(layout, numbers)
 
 
+@declared
 @dataclass(frozen=True)
 class SomeRows(Layout):
     """Some rows of another layout.

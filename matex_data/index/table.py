@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from matex_data._types import Array, Integers
+from matex_data.declared import declared
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Layout, Limits, ReadRequest, RowSelection
 
@@ -74,6 +75,7 @@ class Table(ABC):
         return None
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class Column(Layout):
     """One column of a table.
@@ -130,6 +132,7 @@ class Column(Layout):
         return self.table.requests(rows, [(self.name, out)], cache)
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class Matrix(Layout):
     """Stack of fields of equal shape: element i along one axis of a row is field i.

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
+from matex_data.declared import declared
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Layout, ReadRequest, RowSelection
 from matex_data.index.runs import runs_where
@@ -20,6 +21,7 @@ RANGE_BYTES = 64 * 1024  # of one byte range of a block: the block size aims at 
 BLOCK_BYTES = 4 * 1024 * 1024  # unless a block would exceed this
 
 
+@declared
 @dataclass(frozen=True)
 class Transposed(Layout):
     """Rows of an array in C order along an axis that is not its first.

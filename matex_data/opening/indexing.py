@@ -11,16 +11,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import entry_points, version
-from pathlib import Path
-from typing import Any
+from itertools import accumulate
+from typing import Any, TypeVar
 
 import numpy as np
 
 from matex_data import memory
-from matex_data.errors import DataError, FormatError
+from matex_data.errors import FormatError
 from matex_data.index import stored
 from matex_data.index.files import FileColumns, FileColumnsBuilder, FileTable
 from matex_data.index.model import FileIndex, Index, check_same
+from matex_data.index.paths import PathTable
 from matex_data.index.stamps import Stamp
 from matex_data.io.ranks import MpiRanks
 from matex_data.mpi.communicator import Communicator, pickle_error
@@ -30,6 +31,8 @@ from matex_data.readers import collective_reader, detect, folder_format, index_a
 from matex_data.readers.formats import GROUP, format_named
 from matex_data.sampling.schedule import rank_range
 from matex_data.storage.files import size_of
+
+T = TypeVar("T")
 
 NETCDF = "netcdf"  # the format whose samples have a coordinate
 MOST_NAMED = 5  # files in a warning
@@ -58,8 +61,7 @@ class Reading:
     def key(self, files: Sequence[str]) -> str:
         """Return a text that is equal for two indexes of the same files, made in the same way by the same release."""
         digest = hashlib.blake2b(digest_size=16)
-        for path in files:
-            digest.update(os.fsencode(path) + b"\0")
+        digest.update(os.fsencode("\0".join(files)))
         options = text_of(dict(sorted(self.options.items())))
         names = f"{self.names} and the coordinate" if self.coordinate else self.names
         return f"{version('matex_data')} {self.format} {names} {options} {digest.hexdigest()}"
@@ -94,7 +96,7 @@ def index_files(comm: Communicator, files: Sequence[str], reading: Reading, path
         return memory.select(reading.memory, reading.names, bool(reading.options.get("static_as_inputs")))
     if path is None:
         return _index_all(comm, files, reading)
-    known = _stored(comm, path, reading.key(files))
+    known = _stored(comm, path, reading.key(files), files)
     stale = () if known is None else _changed_files(comm, known)
     if known is not None and not stale:
         return known
@@ -106,50 +108,80 @@ def index_files(comm: Communicator, files: Sequence[str], reading: Reading, path
             file=index.files.paths[0],
             remedy="leave out index=",
         )
-    if comm.rank == 0:
-        if stale:
-            _warn_of(path, [files[number] for number in stale[:MOST_NAMED]] if usable else files[:1], len(stale))
-        try:
-            stored.save(path, stored.to_bytes((reading.key(files), index)))
-        except OSError as error:
-            warnings.warn(f"the index {path!r} cannot be written: {error}", stacklevel=4)
+    named = [files[number] for number in stale[:MOST_NAMED]] if usable else files[:1]
+    _agreed(comm, partial(_store, path, index, reading.key(files), named[: len(stale)], len(stale)))
     return index
 
 
-def _stored(comm: Communicator, path: str, key: str) -> Index | None:
-    """Return the index that is stored at a path, if it is the one of this key. *Collective*."""
-    data: memoryview | None = None
-    error: FormatError | None = None
-    if comm.rank == 0 and Path(path).exists():
+def _agreed(comm: Communicator, task: Callable[[], T]) -> T | None:
+    """Return what a task returns on rank 0; None on the others. All ranks raise its error. *Collective*."""
+    result: T | None = None
+    error: Exception | None = None
+    if comm.rank == 0:
         try:
-            data = _usable(path, key)
-        except FormatError as failure:
+            result = task()
+        except Exception as failure:  # of any kind, such as a warning that is an error
             error = failure
     comm.agree(error)
-    if not comm.broadcast(data is not None):
-        return None
-    index: Index = stored.from_bytes(share(comm, data), _packages())[1]
-    return index
+    return result
 
 
-def _usable(path: str, key: str) -> memoryview | None:
-    """Return the bytes of a stored index; None, with a warning, if it is damaged or not the one of this key."""
-    data = stored.mapped(path)
+def _store(path: str, index: Index, key: str, changed: Sequence[str], count: int) -> None:
+    """Write an index to a file; warn of the files that have changed, some of which are named, or of a lack of room."""
+    if count:
+        more = f" and {count - len(changed)} more" if count > len(changed) else ""
+        listed = ", ".join(map(repr, changed)) + more
+        text = f"files have changed since the index {path!r} was written; indexed anew: {listed}"
+        warnings.warn(text, stacklevel=5)
     try:
-        found, _ = stored.from_bytes(data, _packages())
+        stored.save(path, stored.to_bytes(index, key))
+    except OSError as error:
+        warnings.warn(f"the index {path!r} cannot be written: {error}", stacklevel=5)
+
+
+def _stored(comm: Communicator, path: str, key: str, files: Sequence[str]) -> Index | None:
+    """Return the index that is stored at a path, if it is the one of this key. *Collective*."""
+    found = _agreed(comm, partial(_usable, path, key, files))
+    if not comm.broadcast(found is not None):
+        return None
+    if comm.size == 1 and found is not None:
+        return found[1]
+    return stored.from_bytes(share(comm, found and found[0]), _modules())[1]
+
+
+def _usable(path: str, key: str, files: Sequence[str]) -> tuple[memoryview, Index] | None:
+    """Return a stored index and its bytes; None, with a warning, if it is damaged or not the one of this key."""
+    data = stored.mapped(path)
+    if data is None:
+        return None
+    problem = "it is of other files, fields, options or another release of matex_data"
+    try:
+        found, index = stored.from_bytes(data, _modules())
     except FormatError as error:
-        warnings.warn(f"the index {path!r} is made anew: {error.problem} ({error.found})", stacklevel=5)
-        return None
-    if found != key:
-        problem = "it is of other files, fields, options or another release of matex_data"
-        warnings.warn(f"the index {path!r} is made anew: {problem}", stacklevel=5)
-        return None
-    return data
+        problem = f"{error.problem} ({error.found})"
+    else:
+        if found == key and _are_of(index.files.paths, files):
+            return data, index
+    warnings.warn(f"the index {path!r} is made anew: {problem}", stacklevel=6)
+    return None
 
 
-def _packages() -> set[str]:
-    """Return the packages that have registered readers."""
-    return {entry.module.partition(".")[0] for entry in entry_points(group=GROUP)}
+def _are_of(paths: Sequence[str], files: Sequence[str]) -> bool:
+    """Return whether paths are those of the files that the user names, or of files within the folders among these."""
+    if len(paths) == len(files) and paths == PathTable.of(files):
+        return True
+    named = {file.rstrip("/") for file in files}
+    return all(_is_within(path.rstrip("/"), named) for path in paths)
+
+
+def _is_within(path: str, named: set[str]) -> bool:
+    names = path.split("/")
+    return path in named or (".." not in names and not named.isdisjoint(accumulate(names, "{}/{}".format)))
+
+
+def _modules() -> set[str]:
+    """Return the modules that have registered readers."""
+    return {entry.module for entry in entry_points(group=GROUP)}
 
 
 def _changed_files(comm: Communicator, index: Index) -> tuple[int, ...]:
@@ -166,12 +198,6 @@ def _has_changed(path: str, stamp: Stamp | None) -> bool:
         return stamp is None or not stamp.fits(Stamp.of(path))
     except OSError:
         return True
-
-
-def _warn_of(path: str, named: Sequence[str], count: int) -> None:
-    more = f" and {count - len(named)} more" if count > len(named) else ""
-    listed = ", ".join(map(repr, named)) + more
-    warnings.warn(f"files have changed since the index {path!r} was written; indexed anew: {listed}", stacklevel=4)
 
 
 def _index_all(
@@ -205,23 +231,17 @@ def _index_all(
         index_one = partial(_index_one, reading, resolved, known, stale)
         own = _index_share(comm, files, index_one, format_named(resolved).concurrent)
         by_rank = comm.gather(own)
-        error: Exception | None = None
-        if by_rank is not None:
-            try:
-                index = _joined(by_rank, len(files))
-            except Exception as failure:  # of any kind: every rank has to raise it
-                error = failure
-        comm.agree(error)
-    if index is not None:
-        _tell_notices(index)
+        index = _agreed(comm, partial(_joined, by_rank or [], len(files)))
+    _agreed(comm, partial(_tell_notices, index))
     return _on_all_ranks(comm, index)
 
 
-def _tell_notices(index: Index) -> None:
+def _tell_notices(index: Index | None) -> None:
     """Warn of what the layouts of the first file say about reads of such files."""
+    assert index is not None
     for notice in {layout.notice: None for file in index.files[:1] for layout in file.layouts.values()}:
         if notice:
-            warnings.warn(notice, stacklevel=5)
+            warnings.warn(notice, stacklevel=6)
 
 
 def share_facts(comm: Communicator, files: FileTable) -> None:
@@ -257,9 +277,9 @@ def _on_all_ranks(comm: Communicator, index: Index | None) -> Index:
         return index
     static, data = None, None
     if index is not None:
-        static, data = index.static, memoryview(stored.to_bytes(index.with_static({})))
+        static, data = index.static, memoryview(stored.to_bytes(index.with_static({}), trusted=True))
     static = comm.broadcast(static)
-    found: Index = stored.from_bytes(share(comm, data), None)
+    _, found = stored.from_bytes(share(comm, data), trusted=True)
     return found.with_static(static or {})
 
 
@@ -320,13 +340,7 @@ def resolve_format(comm: Communicator, path: str, format: str | None, options: M
     """Return the requested format, or the one that rank 0 detects. *Collective*."""
     if format is not None:
         return format
-    detected, error = "", None
-    if comm.rank == 0:
-        try:
-            detected = folder_format(path) or detect(path, read_head(path), options)
-        except DataError as failure:
-            error = failure
-    comm.agree(error)
+    detected = _agreed(comm, lambda: folder_format(path) or detect(path, read_head(path), options))
     return str(comm.broadcast(detected))
 
 

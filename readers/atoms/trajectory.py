@@ -12,6 +12,7 @@ from ase import Atoms
 from ase.io.trajectory import Trajectory
 
 from matex_data._types import Array, Bytes, Integers
+from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.fields import Field
 from matex_data.index.decoded import DecodedBlocks, Selection
@@ -50,6 +51,7 @@ def index(path: str, names: Sequence[str] | None = None) -> Index:
     return Index(fields, [FileIndex(path, rows, {name: Column(table, name) for name in fields})])
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class TrajectoryBlocks(DecodedBlocks):
     """Fields of frames that ASE reads.

@@ -17,6 +17,7 @@ import numpy as np
 from ase import Atoms
 
 from matex_data._types import Array, Bytes, Integers
+from matex_data.declared import declared
 from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.index.decoded import ByteRangeBlocks
 from matex_data.index.model import FileIndex, Index
@@ -102,6 +103,7 @@ def _parsed(text: bytes) -> list[Atoms]:
     return frames
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class FrameBlocks(ByteRangeBlocks):
     """Fields of frames; a block is a range of whole frames."""

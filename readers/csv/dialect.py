@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from matex_data.declared import declared
+
 csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # a long field is no error
 
 SPACES = r"\s+"
@@ -25,6 +27,7 @@ _LOG_TIME = re.compile(r".*\d\d:\d\d:\d\d,\d{3}[^\d,]")  # the comma belongs to 
 _CONTROL = bytes({*range(9), *range(14, 32), 127})  # all control characters except white space
 
 
+@declared
 @dataclass(frozen=True)
 class Dialect:
     """Separators, quotes, comments and encoding of a text; names and meaning as in ``pandas.read_csv``.

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from matex_data._types import Bytes
+from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.readers.csv.dialect import SPACES, Dialect
 from matex_data.readers.csv.options import MISSING, numbers
@@ -31,6 +32,7 @@ _BAD_VALUE = re.compile(r"In CSV column #(\d+): Row #(\d+): CSV conversion error
 _warned: set[str] = set()
 
 
+@declared
 @dataclass(frozen=True)
 class Parser:
     """Parser of the records of one file.

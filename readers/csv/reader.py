@@ -32,7 +32,7 @@ from matex_data.readers.csv.records import (
     scan_file,
     scan_text,
 )
-from matex_data.readers.csv.rows import TextRows
+from matex_data.readers.csv.rows import CsvRows
 from matex_data.readers.csv.types import TEXT, ColumnType, Summary, inferred_type, merge_summaries, requested_type
 from matex_data.sampling.schedule import rank_range
 from matex_data.storage.files import open_binary, read_into, size_of_open
@@ -129,7 +129,7 @@ class _TextFile:
     summaries: dict[str, Summary] | None = None
 
     def blocks(self) -> tuple[Integers, Integers, Integers]:
-        """Return ``offset``, ``first`` and ``line`` of ``TextRows``."""
+        """Return ``offset``, ``first`` and ``line`` of ``CsvRows``."""
         assert self.records is not None
         if self.stored:
             return np.array([0, self.size]), np.array([0, self.records.count]), np.array([self.line])
@@ -433,5 +433,5 @@ def _fields(
 def _indexed(file: _TextFile, columns: Sequence[str], types: Mapping[str, ColumnType]) -> FileIndex:
     """Return the entry of a file."""
     offset, first, line = file.blocks()
-    rows = TextRows(file.parser, types, int(first[-1]), offset, first, line, file.stored, file.start)
+    rows = CsvRows(file.parser, types, int(first[-1]), offset, first, line, file.stored, file.start)
     return FileIndex(file.parser.path, rows.rows, {name: Column(rows, name) for name in columns})

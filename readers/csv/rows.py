@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from matex_data._types import Array, Bytes, Integers
+from matex_data.declared import declared
 from matex_data.errors import DataError, DecodeError
 from matex_data.index.blocks import Blocks, uneven_blocks
 from matex_data.index.cache import ChunkCache, ChunkFuture
@@ -24,8 +25,9 @@ from matex_data.readers.csv.types import ColumnType
 PARSE_BYTES = 1 << 20  # parsed by one call, about
 
 
+@declared
 @dataclass(frozen=True, eq=False)
-class TextRows(Table):
+class CsvRows(Table):
     """Records of a text file in blocks.
 
     Parameters
@@ -180,7 +182,7 @@ class _Window:
     reserved : futures of the blocks that the cache keeps for other windows, by position in ``blocks``.
     """
 
-    table: TextRows
+    table: CsvRows
     blocks: Blocks
     targets: Sequence[_Target]
     reserved: dict[int, ChunkFuture]

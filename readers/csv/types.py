@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from matex_data._types import Array
+from matex_data.declared import declared
 from matex_data.errors import DecodeError, FormatError
 from matex_data.locks import cached_property
 from matex_data.readers.arrow_times import EPOCH, seconds
@@ -91,6 +92,7 @@ def _kind(kind: Any) -> str:
     return "float64" if pa.types.is_floating(kind) else "text"
 
 
+@declared
 @dataclass(frozen=True)
 class ColumnType:
     """Type as which a column is parsed and delivered.

@@ -16,6 +16,7 @@ import numpy as np
 import pyhepmc
 
 from matex_data._types import Array
+from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.fields import Field
 from matex_data.index.model import Index
@@ -161,6 +162,7 @@ def _weight_names(event: pyhepmc.GenEvent) -> tuple[str, ...]:
     return names if len(names) == len(numbers) else numbers
 
 
+@declared
 @dataclass(frozen=True)
 class HepmcParser:
     """Parser of the text of whole events.

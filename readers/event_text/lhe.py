@@ -20,6 +20,7 @@ import numpy as np
 import pylhe
 
 from matex_data._types import Array
+from matex_data.declared import declared
 from matex_data.errors import DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.model import Index
@@ -195,6 +196,7 @@ def _first_ids(prologue: bytes, read: bytes, text: IO[bytes]) -> list[str]:
     return list(events[0].weights) if events else []
 
 
+@declared
 @dataclass(frozen=True)
 class LheParser:
     """Parser of the text of whole events.

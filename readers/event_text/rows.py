@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matex_data._types import Array, Bytes, Integers
+from matex_data.declared import declared
 from matex_data.errors import DataError, DecodeError
 from matex_data.index.blocks import Blocks, uneven_blocks
 from matex_data.index.cache import ChunkCache, ChunkFuture
@@ -34,6 +35,7 @@ class EventParser(Protocol):
         """
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class EventRows(Table):
     """Events of a text file in blocks.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.codecs.pipeline import Pipeline
+from matex_data.declared import declared
 from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.chunked import Chunked
@@ -137,12 +139,15 @@ def _compressed_index(path: str, unit: Unit, field: str, axis: int) -> Index:
         raise FormatError("the compressed image cannot be read", file=path, found=error, remedy=RESTORE) from error
     axis = _checked_axis(path, shape, axis)
     sample = (*shape[:axis], *shape[axis + 1 :])
-    tile = unit.cards.get(f"ZTILE{len(shape) - axis}", 1)
-    layout = CompressedRows(path, unit.number, shape[axis], max(1, tile if type(tile) is int else 1), axis, dtype)
-    return Index({field: Field(field, sample, dtype)}, [FileIndex(path, shape[axis], {field: layout})])
+    rows, tile = shape[axis], unit.cards.get(f"ZTILE{len(shape) - axis}", 1)
+    block_rows = max(1, min(tile, rows)) if type(tile) is int else 1
+    layout = CompressedImageRows(path, unit.number, rows, block_rows, axis, dtype)
+    return Index({field: Field(field, sample, dtype)}, [FileIndex(path, rows, {field: layout})])
 
 
-class CompressedRows(LibraryRows):
+@declared
+@dataclass(frozen=True)
+class CompressedImageRows(LibraryRows):
     """Rows of a compressed image, which astropy reads.
 
     Parameters
@@ -154,9 +159,15 @@ class CompressedRows(LibraryRows):
     dtype : of the rows.
     """
 
-    def __init__(self, path: str, number: int, rows: int, block_rows: int, axis: int, dtype: np.dtype[Any]) -> None:
-        self.path, self.number, self.rows, self.block_rows = path, number, rows, min(block_rows, max(1, rows))
-        self.axis, self.dtype = axis, dtype
+    path: str
+    number: int
+    rows: int
+    block_rows: int
+    axis: int
+    dtype: np.dtype[Any]
+
+    def sources(self) -> Sequence[str]:
+        return (self.path,)
 
     def read(self, start: int, stop: int) -> Array:
         """Read rows, decompressed and scaled."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array
+from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.index.scatter import Convert
 from matex_data.readers.decoding import Decoding
@@ -181,6 +182,7 @@ def text_columns(unit: Unit) -> list[FitsColumn | tuple[str, str]]:
     return found
 
 
+@declared
 def strip(rows: Array, out: Array) -> None:
     """Write texts without the blanks at their ends; a text ends with its first NUL."""
     texts = np.ascontiguousarray(rows)
@@ -190,11 +192,13 @@ def strip(rows: Array, out: Array) -> None:
     out[...] = np.strings.rstrip(cleaned)
 
 
+@declared
 def logical(rows: Array, out: Array) -> None:
     """Write logical values, of which those that are undefined (NUL) are False."""
     np.equal(rows, ord("T"), out=out)
 
 
+@declared
 @dataclass(frozen=True)
 class Biased:
     """Conversion of integers that are stored with the other sign, of which the first bit differs.
@@ -212,6 +216,7 @@ class Biased:
         out[...] = (bits ^ unsigned.type(1 << (8 * self.dtype.itemsize - 1))).view(self.dtype)
 
 
+@declared
 @dataclass(frozen=True)
 class Bits:
     """Conversion of bits to truth values, the highest bit of a byte first.
@@ -228,6 +233,7 @@ class Bits:
         out[...] = np.unpackbits(octets, axis=1, count=self.count).astype(bool)
 
 
+@declared
 @dataclass(frozen=True)
 class TextNumbers:
     """Conversion of the texts of an ASCII table to numbers.

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
+from matex_data.declared import declared
 from matex_data.errors import FormatError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.jagged import compact
@@ -20,6 +21,7 @@ from matex_data.index.scatter import Convert
 TILE_BYTES = 4 << 20  # of elements that are read to one array, about
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class HeapRows(Layout):
     """Rows of variable length, each a byte range of its own. Neighbouring ranges are read as one.

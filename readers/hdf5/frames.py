@@ -16,6 +16,7 @@ import h5py
 import numpy as np
 
 from matex_data._types import Array
+from matex_data.declared import declared
 from matex_data.errors import DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.library import LibraryRows
@@ -284,6 +285,7 @@ def _column_name(name: Any) -> str:
     return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class PickledRows(LibraryRows):
     """Texts of a block that pandas has pickled as a whole.
@@ -299,6 +301,9 @@ class PickledRows(LibraryRows):
     name: str
     rows: int
     column: int
+
+    def sources(self) -> Sequence[str]:
+        return (self.path,)
 
     @property
     def block_rows(self) -> int:  # type: ignore[override]

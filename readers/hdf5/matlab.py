@@ -6,7 +6,7 @@ the first dimension of MATLAB, along which the samples are, is the last axis of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import h5py
 import numpy as np
 
 from matex_data._types import Array
+from matex_data.declared import declared
 from matex_data.errors import DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
@@ -22,7 +23,7 @@ from matex_data.index.converted import Converted
 from matex_data.index.library import LibraryRows, MemoryRows
 from matex_data.index.model import Layout, ReadRequest, RowSelection
 from matex_data.index.strided import Strided
-from matex_data.readers.decoding import DecodedRows
+from matex_data.readers.decoding import DecodedLibraryRows
 from matex_data.readers.hdf5.axes import along
 from matex_data.readers.hdf5.members import MATLAB_CLASS
 from matex_data.readers.hdf5.names import HDF5_ERRORS, has_attribute
@@ -118,6 +119,7 @@ def _with_type(layout: Layout, dtype: np.dtype[Any]) -> Layout:
     return replace(layout, dtype=dtype) if isinstance(layout, Strided) else layout
 
 
+@declared
 @dataclass(frozen=True)
 class MatlabRows(Converted):
     """Rows whose axes are in MATLAB's order.
@@ -141,9 +143,10 @@ def _texts(dataset: h5py.Dataset, path: str, field: Field, layout: Layout) -> tu
         raise _class_error(dataset, path, field.name, f"char of {dataset.ndim} dimensions")
     block = (dataset.chunks or dataset.shape)[1]
     source = Hdf5Rows(path, dataset.name, dataset.shape[1], block, field.dtype, axis=1)
-    return Field(field.name, (), np.dtype(object), attributes=field.attributes), DecodedRows(source, Texts())
+    return Field(field.name, (), np.dtype(object), attributes=field.attributes), DecodedLibraryRows(source, Texts())
 
 
+@declared
 @dataclass(frozen=True)
 class Texts:
     """Decoder of characters to texts in UTF-8."""
@@ -172,6 +175,7 @@ def _texts_of_cell(dataset: h5py.Dataset, path: str, field: Field) -> tuple[Fiel
     return Field(field.name, shape, np.dtype(object), attributes=field.attributes), rows
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class CellRows(LibraryRows):
     """Texts of a cell array, whose elements are datasets of their own.
@@ -188,6 +192,9 @@ class CellRows(LibraryRows):
     rows: int
     block_rows: int
     shape: tuple[int, ...]
+
+    def sources(self) -> Sequence[str]:
+        return (self.path,)
 
     def read(self, start: int, stop: int) -> Array:
         try:

@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 
 from matex_data._types import Array
+from matex_data.declared import declared
 from matex_data.readers import pickles
 from matex_data.readers.hdf5.names import has_attribute
 
@@ -58,6 +59,7 @@ def unpickled(value: Any) -> Any:
     return pickles.load(bytes(value)) if isinstance(value, bytes) and value.endswith(b".") else value
 
 
+@declared
 @dataclass(frozen=True)
 class ListedTexts:
     """Decoder of texts that PyTables has stored as lists of numbers.

@@ -453,7 +453,7 @@ def _library_rows(
     if dataset.size and prod(chunk) * element_type(dataset).itemsize <= PROBE_BYTES:
         read_first(dataset)
     block = max(1, min(chunk[0], dataset.shape[0]))
-    rows = Hdf5Rows(path, name, dataset.shape[0], block, field.dtype, field.ragged, sources=sources)
+    rows = Hdf5Rows(path, name, dataset.shape[0], block, field.dtype, field.ragged, source_files=sources)
     if table is not None:
         column = None if table.columns is None else table.columns.index(member_path[0])
         rows = replace(rows, name=dataset.name, member=member_path if column is None else (), column=column)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 
 from matex_data._types import Array
+from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.index.chunked import MemberPath, member
 from matex_data.index.library import LibraryRows
@@ -30,6 +31,7 @@ OWN_DRIVER = "matex_data"
 MOST_LINKS = 16  # one behind the other, as in HDF5
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class Hdf5Rows(LibraryRows):
     """Rows of a dataset that h5py reads and converts.
@@ -45,7 +47,7 @@ class Hdf5Rows(LibraryRows):
     member : names that lead to the member of a compound type that is read; (): all of it.
     column : of a matrix, which is read alone; None: all of it.
     partial : a table without the members for which h5py has no type.
-    sources : of a virtual dataset, which have to exist; None: they need not.
+    source_files : of a virtual dataset, which have to exist; None: they need not.
     inner : size of the elements of all ragged samples in memory, in bytes, estimated.
     mislabelled : lists in an element that come in the other byte order, whatever h5py says.
     """
@@ -60,15 +62,18 @@ class Hdf5Rows(LibraryRows):
     member: MemberPath = ()
     column: int | None = None
     partial: bool = False
-    sources: SourceFiles | None = None
+    source_files: SourceFiles | None = None
     inner: int = 0
     mislabelled: tuple[MemberPath, ...] = ()
+
+    def sources(self) -> Sequence[str]:
+        return (self.path,)
 
     def inner_bytes(self) -> int:
         return self.inner
 
     def read(self, start: int, stop: int) -> Array:
-        missing = None if self.sources is None else self._missing_source(self.sources, start, stop)
+        missing = None if self.source_files is None else self._missing_source(self.source_files, start, stop)
         if missing is not None:
             problem, found = "a source of the virtual dataset is missing", f"no file {missing!r}"
             raise DecodeError(problem, file=self.path, field=self.name, row=start, found=found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
+from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.combined import Concatenated
@@ -21,6 +22,7 @@ from matex_data.readers.hdf5.rows import open_file
 from matex_data.readers.hdf5.virtual import Segment, segments_of
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class SourceRows(Layout):
     """Rows of a dataset of another file, which is open while they are read.
@@ -36,6 +38,9 @@ class SourceRows(Layout):
     layout: Layout
     first: int
     rows: int
+
+    def sources(self) -> Sequence[str]:
+        return (self.path,)
 
     @property
     def block_rows(self) -> int:  # type: ignore[override]

@@ -6,7 +6,7 @@ Search for the files: ``H5F_prefix_open_file`` of the library, and the documenta
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -16,10 +16,12 @@ import h5py
 import numpy as np
 
 from matex_data._types import Integers
+from matex_data.declared import declared
 
 PREFIX = "HDF5_VDS_PREFIX"
 
 
+@declared
 @dataclass(frozen=True)
 class Source:
     """Dataset of another file, or of the same one, that holds samples of a virtual dataset.
@@ -37,6 +39,7 @@ class Source:
     stop: int
 
 
+@declared
 @dataclass(frozen=True)
 class Segment:
     """Whole rows of a source that are consecutive rows of a virtual dataset.
@@ -53,6 +56,7 @@ class Segment:
     rows: int
 
 
+@declared
 @dataclass(frozen=True)
 class SourceFiles:
     """Files of the sources of a virtual dataset, to see that they exist when their rows are read.
@@ -66,6 +70,9 @@ class SourceFiles:
     paths: tuple[str, ...]
     start: Integers
     stop: Integers
+
+    def sources(self) -> Sequence[str]:
+        return self.paths
 
     @classmethod
     def of(cls, sources: list[Source]) -> SourceFiles:

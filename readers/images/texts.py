@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
+from matex_data.declared import declared
 from matex_data.storage.objects import is_url
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class Texts:
     """Byte strings, one behind the other: a million Python objects would take 100 MB on every rank.

@@ -12,7 +12,8 @@ import numpy as np
 
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field
-from matex_data.index.combined import Concatenated, Constant, WholeParts, with_shared_blocks
+from matex_data.index.combined import Concatenated, WholeParts, with_shared_blocks
+from matex_data.index.constant import Constant
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.readers.hdf5.names import HDF5_ERRORS

@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import zlib
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from matex_data.declared import declared
 from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.locks import Lock
 from matex_data.storage.files import open_binary
@@ -27,6 +29,7 @@ GUESS = 64 << 10  # bytes at the end of the file, which usually contain the foot
 KEPT = 64  # footers in memory
 
 
+@declared
 @dataclass(frozen=True)
 class Footer:
     """Byte range of a footer.
@@ -42,6 +45,9 @@ class Footer:
     begin: int
     nbytes: int
     checksum: int
+
+    def sources(self) -> Sequence[str]:
+        return (self.path,)
 
     def metadata(self) -> Any:
         """Return the ``FileMetaData``, which is read unless this process has it.

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from matex_data.declared import declared
 from matex_data.errors import FormatError
 from matex_data.fields import EMPTY_IS_MISSING, Field
 from matex_data.readers.arrow_times import EPOCH
@@ -27,6 +28,7 @@ Step = str | int | None
 """Step from a type towards a value: the name of a structure's member; the length of a fixed list; None: a list."""
 
 
+@declared
 @dataclass(frozen=True)
 class Member:
     """Field of a column.

@@ -16,6 +16,7 @@ import flatbuffers.table
 import numpy as np
 
 from matex_data._types import Integers
+from matex_data.declared import declared
 from matex_data.errors import FormatError
 from matex_data.index.model import EMPTY
 
@@ -27,6 +28,7 @@ _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # kinds of messages
 _DAMAGE = (struct.error, IndexError, ValueError, TypeError, OverflowError)  # of bytes that are no flatbuffer
 
 
+@declared
 @dataclass(frozen=True)
 class Message:
     """Message of a stream.

@@ -12,8 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from matex_data._types import Integers
+from matex_data.declared import declared
 
 
+@declared
 @dataclass(frozen=True)
 class Nodes:
     """Nodes of a column in a record batch, depth first.

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from matex_data._types import Bytes, Integers
+from matex_data.declared import declared
 from matex_data.errors import DataError, DecodeError
 from matex_data.index.decoded import Selection
 from matex_data.index.model import ReadRequest
@@ -27,6 +28,7 @@ _kept: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()
 _lock = Lock()
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class RecordBatches(ArrowBlocks):
     """Columns of an Arrow IPC file; a block is a record batch with rows.

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from matex_data._types import Bytes, Integers
+from matex_data.declared import declared
 from matex_data.index.decoded import Selection
 from matex_data.index.model import Limits, ReadRequest
 from matex_data.readers.parquet.blocks import ArrowBlocks
@@ -23,6 +24,7 @@ from matex_data.storage.streams import Seekable
 NUMBER_BYTES = 4  # of a value, fewer than a text of one character has with its length
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class RowGroups(ArrowBlocks):
     """Columns of a Parquet file; a block is a row group with rows, a stored column a column chunk.

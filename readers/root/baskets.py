@@ -23,6 +23,7 @@ from uproot.interpretation.numerical import AsDtype
 from uproot.interpretation.strings import AsStrings
 
 from matex_data._types import Array, Bytes, Integers
+from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.index.decoded import Selection
 from matex_data.index.model import ReadRequest
@@ -37,6 +38,7 @@ BASKET = Struct(">Hiiii")  # behind it: version, buffer size, entry size, entrie
 _OFFSET = np.dtype(">i4")
 
 
+@declared
 @dataclass(frozen=True)
 class Encoding:
     """Encoding of the entries of a basket.
@@ -57,6 +59,7 @@ class Encoding:
     padded: bool = False
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class Baskets(BranchBlocks):
     """Branch in baskets, each of which is one byte range.

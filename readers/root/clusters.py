@@ -9,6 +9,7 @@ from functools import partial
 import awkward as ak
 
 from matex_data._types import Bytes, Integers
+from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.index.decoded import Selection
 from matex_data.index.model import EMPTY, ReadRequest
@@ -21,6 +22,7 @@ from matex_data.readers.root.probe import first_line
 _LOCK = Lock()  # the trees of uproot that this process keeps open
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class Clusters(BranchBlocks):
     """Branch whose blocks uproot reads and decodes, one at a time in a process; each rank reads its own.

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import awkward as ak
 import numpy as np
 
+from matex_data.declared import declared
 from matex_data.fields import Field
 
 VARIABLE = -1  # as a dimension: lists of any length
@@ -20,6 +21,7 @@ Dimensions = tuple[int, ...]
 Kind = Literal["flat", "jagged", "text", "nested"]
 
 
+@declared
 @dataclass(frozen=True)
 class Member:
     """Field of a branch.

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from matex_data.declared import declared
 from matex_data.readers.zarr.codecs import problem
 
 MAX_CHUNK_ITEMS = 1 << 40
@@ -36,6 +37,7 @@ class UnreadableArray(Exception):
     """Array that cannot be read; the message says why."""
 
 
+@declared
 @dataclass(frozen=True)
 class Shards:
     """Chunks in shards.
@@ -51,6 +53,7 @@ class Shards:
     has_checksum: bool = True
 
 
+@declared
 @dataclass(frozen=True)
 class ArrayMetadata:
     """Metadata of an array.

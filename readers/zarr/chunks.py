@@ -10,6 +10,7 @@ import numpy as np
 
 from matex_data._types import Bytes, Integers
 from matex_data.codecs.scratch import Memory, new_memory
+from matex_data.declared import declared
 from matex_data.errors import DataError, FormatError
 from matex_data.readers.zarr.arrays import ArrayMetadata, Shards
 from matex_data.readers.zarr.shards import inner_extents, shard_index
@@ -34,6 +35,7 @@ class StoredBytes(ABC):
         """
 
 
+@declared
 @dataclass(frozen=True)
 class Grid:
     """Numbers of the chunks of an array: the chunks of equal samples are consecutive, whatever the sample axis.
@@ -80,6 +82,7 @@ class Grid:
         return number
 
 
+@declared
 @dataclass(frozen=True)
 class ChunkKeys:
     """Keys of the chunks of an array, or of its shards.
@@ -112,6 +115,7 @@ class ChunkKeys:
         return self.at(self.grid.position(number))
 
 
+@declared
 @dataclass(frozen=True)
 class ChunkFiles(StoredBytes):
     """Chunks, or shards of chunks, in files of their own, which the rank that needs them opens.
@@ -126,6 +130,9 @@ class ChunkFiles(StoredBytes):
     path: str
     keys: ChunkKeys
     shards: Shards | None = None
+
+    def sources(self) -> Sequence[str]:
+        return (self.path,)
 
     def read(self, numbers: Sequence[int], memory: Memory = new_memory) -> list[Bytes | None]:
         if self.shards is None:
@@ -142,6 +149,7 @@ class ChunkFiles(StoredBytes):
         return None if extent is None else read(extent, memory)
 
 
+@declared
 @dataclass(frozen=True)
 class KeyedChunks(StoredBytes):
     """Chunks that their store reads by key alone.
@@ -160,6 +168,7 @@ class KeyedChunks(StoredBytes):
         return [None if value is None else np.frombuffer(value, np.uint8) for value in values]
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class ChunkExtents(StoredBytes):
     """Chunks at known byte ranges.
@@ -181,6 +190,9 @@ class ChunkExtents(StoredBytes):
     checksum: Integers
     inflated: Integers
     inline: Mapping[int, bytes]
+
+    def sources(self) -> Sequence[str]:
+        return self.paths
 
     @classmethod
     def of(cls, found: Iterator[tuple[int, Extent | bytes]]) -> ChunkExtents:

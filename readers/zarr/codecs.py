@@ -29,6 +29,7 @@ from matex_data._types import Array, Bytes
 from matex_data.codecs.bounded import COMPRESSORS, BrokenChunk, as_bytes, decompress, most_compressed
 from matex_data.codecs.pipeline import ENTRY_POINTS, Filter, Pipeline
 from matex_data.codecs.scratch import new_memory
+from matex_data.declared import declared
 from matex_data.errors import DataError
 from matex_data.locks import cached_property
 from matex_data.machine import check_fits
@@ -120,6 +121,7 @@ def problem(configuration: str) -> str | None:
     return None
 
 
+@declared
 @dataclass(frozen=True)
 class StoreCodecs(Pipeline):
     """Codecs of an array.

@@ -15,6 +15,7 @@ import numpy as np
 from matex_data._types import Array, Bytes, Integers
 from matex_data.codecs.bounded import BrokenChunk
 from matex_data.codecs.scratch import new_memory
+from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.index.chunked import Chunked, Selection
 from matex_data.index.library import LibraryRows
@@ -69,6 +70,7 @@ class _Fetched:
         self.chunks = self._source.read(self._numbers, _READ_MEMORY.take)
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class FetchedChunks(Chunked):
     """Chunks in files of their own. The table of `Chunked` is empty: whether a chunk was written shows as it is read.
@@ -112,6 +114,7 @@ class FetchedChunks(Chunked):
         return DecodeError("a chunk does not decode", row=row, found=error, remedy=DAMAGED)
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class StoredArray:
     """Array of a store that is read by the chunk, with its sample axis first.
@@ -189,8 +192,9 @@ class StoredArray:
         return out.reshape(values.shape)
 
 
+@declared
 @dataclass(frozen=True, eq=False)
-class TextRows(LibraryRows):
+class ZarrTextRows(LibraryRows):
     """Texts, which are decoded to objects of Python, one thread at a time.
 
     Parameters
@@ -212,7 +216,7 @@ class TextRows(LibraryRows):
         return self.array.read(start, stop)
 
 
-def rows_of(array: StoredArray, path: str, convert: Any) -> Chunked | TextRows:
+def rows_of(array: StoredArray, path: str, convert: Any) -> Chunked | ZarrTextRows:
     """Return the layout of the rows of an array.
 
     Parameters
@@ -222,7 +226,7 @@ def rows_of(array: StoredArray, path: str, convert: Any) -> Chunked | TextRows:
     """
     metadata, axis = array.metadata, array.axis
     if metadata.dtype.kind in "UO":
-        return TextRows(array)
+        return ZarrTextRows(array)
 
     def first(lengths: Sequence[int]) -> tuple[int, ...]:
         return (lengths[axis], *lengths[:axis], *lengths[axis + 1 :])

@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from matex_data.declared import declared
 from matex_data.errors import DataError, FormatError
 from matex_data.locks import cached_property
 from matex_data.readers.zarr.stores import Extent, Store, read, size_of
@@ -27,6 +28,7 @@ from matex_data.storage.objects import check_url, is_url
 RESTORE = "write the references again"
 
 
+@declared
 @dataclass(frozen=True)
 class JsonReferences(Store):
     """References in a JSON file, of the version 0 or 1."""
@@ -70,6 +72,7 @@ class JsonReferences(Store):
         return _extent(self.path, path, *value[1:3])
 
 
+@declared
 @dataclass(frozen=True)
 class ParquetReferences(Store):
     """References in a folder of Parquet files, each with a number of chunks of an array."""

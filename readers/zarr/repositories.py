@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from matex_data.declared import declared
 from matex_data.errors import DataError
 from matex_data.readers.zarr.stores import Store
 from matex_data.storage.objects import is_url
@@ -20,6 +21,7 @@ MAIN = "main"  # branch that is read where no version is named
 _LOGS = "warn,icechunk::storage=error"  # without a warning, of each rank, about writing to local folders
 
 
+@declared
 @dataclass(frozen=True)
 class Snapshot(Store):
     """Snapshot of a repository: later commits do not change it.

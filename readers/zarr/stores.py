@@ -18,6 +18,7 @@ import numpy as np
 
 from matex_data._types import Bytes
 from matex_data.codecs.scratch import Memory, new_memory
+from matex_data.declared import declared
 from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.locks import cached_property
 from matex_data.storage import files as storage
@@ -34,6 +35,7 @@ RESTORE = "the file is damaged there: restore it from its source"
 _LOCAL_HEADER = 30  # bytes of the fixed begin of a member of a zip file, the lengths of name and extra field at 26
 
 
+@declared
 class Extent(NamedTuple):
     """Byte range of a file.
 
@@ -62,6 +64,9 @@ class Store(ABC):
     path: str
     by_key = False
 
+    def sources(self) -> Sequence[str]:
+        return (self.path,)
+
     @abstractmethod
     def get(self, key: str) -> bytes | None:
         """Read the value of a key; None if there is none."""
@@ -75,6 +80,7 @@ class Store(ABC):
         """Return the keys within a folder, without its name, and their bytes or their ranges; None: all are files."""
 
 
+@declared
 @dataclass(frozen=True)
 class Directory(Store):
     """Folder, in which each key is a file."""
@@ -101,6 +107,7 @@ class Directory(Store):
         return None
 
 
+@declared
 @dataclass(frozen=True)
 class ZipFile(Store):
     """Zip file, in which each key is a member."""

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from matex_data.fields import Field
-from matex_data.index.combined import Concatenated, Constant, Sum, WholeParts, with_shared_blocks
+from matex_data.index.combined import Concatenated, Sum, WholeParts, with_shared_blocks
+from matex_data.index.constant import Constant
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided

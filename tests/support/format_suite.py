@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import warnings
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,7 +54,14 @@ class Case:
 
 
 class FormatSuite:
-    """Tests of a format; subclass as ``TestMyFormat``."""
+    """Tests of a format; subclass as ``TestMyFormat``.
+
+    Attributes
+    ----------
+    storable : an index of its files can be stored, see ``index=`` of `open_dataset`.
+    """
+
+    storable = True
 
     @abstractmethod
     def write(self, folder: Path) -> Case:
@@ -84,6 +92,16 @@ class FormatSuite:
             same(np.concatenate([block[name] for block in blocks]), expected)
         lengths = [len(block[case.identity]) for block in blocks]
         assert max(lengths) - min(lengths) <= 1
+
+    @pytest.mark.rank_counts(1, slow=(3,))
+    def test_a_stored_index_reads_the_same(self, case: Case, pool: Pool, tmp_path: Path) -> None:
+        if not self.storable:
+            pytest.skip("an index of this format cannot be stored")
+        for _ in range(2):
+            blocks = pool.run(_load, case, index=str(tmp_path / "run.matex"))
+            for name, expected in case.expected.items():
+                same(np.concatenate([block[name] for block in blocks]), expected)
+            assert pool.run(_told, case, index=str(tmp_path / "run.matex")) == [[]] * pool.size
 
     @pytest.mark.parametrize("remainder", ["drop", "pad", "keep"])
     def test_unshuffled_batches_follow_the_files(self, case: Case, pool: Pool, remainder: str) -> None:
@@ -208,8 +226,16 @@ def _by_epoch(by_rank: list[list[list[NDArray[Any]]]]) -> list[list[NDArray[Any]
     return [[np.concatenate(batches) for batches in zip(*epochs, strict=True)] for epochs in zip(*by_rank, strict=True)]
 
 
-def _load(comm: MPI.Intracomm, case: Case) -> Arrays:
-    return case.open(comm).load()
+def _load(comm: MPI.Intracomm, case: Case, **options: Any) -> Arrays:
+    return case.open(comm, **options).load()
+
+
+def _told(comm: MPI.Intracomm, case: Case, **options: Any) -> list[str]:
+    """Return the warnings of opening the files that tell of their index."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        case.open(comm, **options)
+    return [str(warning.message) for warning in caught if "index" in str(warning.message)]
 
 
 def _batches(comm: MPI.Intracomm, case: Case, **options: Any) -> list[Arrays]:

@@ -24,6 +24,7 @@ from matex_data.abc import (
     Layout,
     LibraryRows,
     MemoryRows,
+    declared,
     near_matches,
 )
 
@@ -78,6 +79,7 @@ def _number(header: pydicom.Dataset, path: str, name: str) -> np.ndarray[Any, An
         ) from error
 
 
+@declared
 @dataclass(frozen=True)
 class Frames(LibraryRows):
     """Frames that pydicom decodes, one of them at a time.

@@ -30,6 +30,7 @@ from matex_data.abc import (
     MemoryRows,
     ReadRequest,
     RowSelection,
+    declared,
     near_matches,
 )
 
@@ -135,6 +136,7 @@ def _header(handle: Any) -> Message:
     return Message(int(get("offset")), int(get("totalLength")), str(get("shortName")), sample, level, shape)
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class Messages(Layout):
     """Rows that are messages, one for each level.

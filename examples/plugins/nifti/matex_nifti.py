@@ -24,6 +24,7 @@ from matex_data.abc import (
     Layout,
     LibraryRows,
     Strided,
+    declared,
 )
 
 NAME = "image"
@@ -62,6 +63,7 @@ def index(path: str, names: Sequence[str] | None = None) -> Index:
     return Index({NAME: field}, [FileIndex(path, shape[-1], {NAME: layout})])
 
 
+@declared
 @dataclass(frozen=True)
 class FirstAxisFastest:
     """Conversion of stored samples, whose first axis varies fastest, to values.
@@ -79,6 +81,7 @@ class FirstAxisFastest:
         out[...] = values if (self.slope, self.inter) == (1, 0) else values * self.slope + self.inter
 
 
+@declared
 @dataclass(frozen=True)
 class Slices(LibraryRows):
     """Samples of a compressed file, which nibabel reads from its begin: decompress it to read fast.

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from matex_data.declared import declared
 from matex_data.errors import FormatError, near_matches
 from matex_data.sampling.permutation import check_seed
 
@@ -24,6 +25,7 @@ MAX_PIXELS = 178_956_970
 """Limit of Pillow: a quarter of a GiB, in pixels of three bytes, and half of this."""
 
 
+@declared
 @dataclass(frozen=True)
 class ImageOptions:
     """Mode, size and dtype of decoded images.
@@ -176,6 +178,7 @@ def _checked_dtype(dtype: Any) -> np.dtype[Any]:
     return checked.newbyteorder("=")
 
 
+@declared
 @dataclass(frozen=True)
 class ImageInfo:
     """Image as it is delivered: after orientation, mode, size and dtype.

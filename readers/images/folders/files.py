@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from functools import partial
@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
+from matex_data.declared import declared
 from matex_data.errors import DataError, DecodeError
 from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
@@ -27,6 +28,7 @@ TASK_ROWS = 16  # most images of one task: its start costs as much as a tenth of
 TASK_BYTES = 1 << 20  # decoded: the files of a task are in memory at once
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class Pages:
     """Rows of files: each page of a file is a row.
@@ -62,6 +64,7 @@ class Pages:
         return None if self.first is None else self.first[:-1]
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class ImageFiles(Layout):
     """Images that lie in files of their own.
@@ -85,6 +88,9 @@ class ImageFiles(Layout):
 
     block_rows = 1
     separate = True
+
+    def sources(self) -> Sequence[str]:
+        return [os.fsdecode(self.names.path(self.root, number)) for number in range(len(self.names))]
 
     @property
     def rows(self) -> int:  # type: ignore[override]
@@ -199,6 +205,7 @@ class _Task:
         return self.layout.names.path(self.layout.root, file)
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class FileValues(Layout):
     """Values that the index holds for each file: labels, names, columns of a manifest.

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array, Integers
+from matex_data.declared import declared
 from matex_data.errors import DataError, FormatError
 from matex_data.fields import Field
 from matex_data.machine import Waiting, reading_threads
@@ -70,6 +71,7 @@ def read_info(path: bytes, options: ImageOptions, count_pages: bool) -> ImageInf
 
 
 @dataclass
+@declared
 class Headers:
     """Summary of the headers of some files.
 

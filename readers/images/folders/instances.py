@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
+from matex_data.declared import declared
 from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
@@ -21,6 +22,7 @@ NUMBERS = np.dtype(np.uint16)
 REMEDY = "write one mask for each image, with a number for each object; on_error='skip' leaves such images out"
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class InstanceMasks(Layout):
     """Masks of objects that lie in files of their own: n where the n-th mask of an image is not zero, 0 elsewhere.

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array, Integers
+from matex_data.declared import declared
 from matex_data.errors import DataError, FormatError
 from matex_data.readers.formats import TABLE_SUFFIXES, TEXT_SUFFIXES
 from matex_data.readers.images.folders.contents import Folder, is_image, read_folder, report_others
@@ -29,6 +30,7 @@ from matex_data.storage.objects import is_url
 LAYOUTS = ("classes", "flat", "pairs", "manifest")
 
 
+@declared
 @dataclass(frozen=True)
 class Classes:
     """Class of each file, where the files are sorted by class.

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array, Integers
+from matex_data.declared import declared
 from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
@@ -112,6 +113,7 @@ def _other_axes(path: str, expected: str, sizes: Mapping[str, int]) -> FormatErr
     )
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class Planes(Layout):
     """Samples of several planes each, which need not follow one another in the file.

@@ -14,6 +14,7 @@ import tifffile
 from PIL import Image
 
 from matex_data._types import Array, Bytes, Integers
+from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Layout, ReadRequest, RowSelection, call_after_last
@@ -33,6 +34,7 @@ PILLOW_MODES = {"uint16": "I;16", "int32": "I", "float32": "F"}
 Decode = Callable[..., Any]
 
 
+@declared
 @dataclass(frozen=True)
 class StoredPage:
     """Form in which every page is stored.
@@ -133,6 +135,7 @@ def _decoder(page: StoredPage) -> Decode:
         return decode
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class StackPages(Layout):
     """Pages of a TIFF file.

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from matex_data._types import Bytes
+from matex_data.declared import declared
 from matex_data.errors import DataError
 from matex_data.index.cache import ChunkCache, ChunkFuture
 from matex_data.index.model import EMPTY, ReadRequest, RowSelection
@@ -21,6 +22,7 @@ from matex_data.readers.images.tar.rows import Members, TarRows
 RANGE_BYTES = 64 << 20  # of the shard, per byte range: MPI libraries count bytes in 32 bits
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class CompressedTarRows(TarRows):
     """Samples of a shard that is one block: a rank that needs any of them decompresses it, and keeps it for the others.

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array, Bytes
+from matex_data.declared import declared
 from matex_data.errors import DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.readers.arrays import read_header
@@ -56,6 +57,7 @@ def kind_of(name: str) -> str:
     return name.rpartition(".")[2]
 
 
+@declared
 @dataclass(frozen=True)
 class BytesMember(MemberDecoder):
     """Member that is delivered as it is stored: text, JSON, and anything unknown."""
@@ -67,6 +69,7 @@ class BytesMember(MemberDecoder):
         return data.tobytes()
 
 
+@declared
 @dataclass(frozen=True)
 class IntegerMember(MemberDecoder):
     """Decimal number: a class or an index, int64."""
@@ -88,6 +91,7 @@ class IntegerMember(MemberDecoder):
         )
 
 
+@declared
 @dataclass(frozen=True)
 class ArrayMember(MemberDecoder):
     """Array in NumPy's format .npy.
@@ -124,6 +128,7 @@ class ArrayMember(MemberDecoder):
         return values.reshape(stored.shape, order="F" if stored.fortran else "C")
 
 
+@declared
 @dataclass(frozen=True)
 class ImageMember(MemberDecoder):
     """Image of any format.
@@ -148,6 +153,7 @@ class ImageMember(MemberDecoder):
         return image
 
 
+@declared
 @dataclass(frozen=True)
 class RaggedImageMember(MemberDecoder):
     """Image of its own height and width.

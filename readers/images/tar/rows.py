@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
+from matex_data.declared import declared
 from matex_data.errors import DataError, DecodeError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import ReadRequest, RowSelection
@@ -20,6 +21,7 @@ REQUEST_BYTES = 256 << 10  # of the members that one thread decodes in one go, a
 GAP_BYTES = 4096  # largest gap to read between members of neighbouring samples: headers, padding, small members
 
 
+@declared
 @dataclass(frozen=True, eq=False)
 class TarRows(Table):
     """Samples whose members lie anywhere in a tar file, those of one sample usually side by side.

@@ -50,6 +50,8 @@ def write_classes(folder: Path, counts: tuple[int, ...] = (50, 41, 40)) -> list[
 
 
 class TestImages(FormatSuite):
+    storable = False  # files that change are noticed as they are opened
+
     def write(self, folder: Path) -> Case:
         paths = write_classes(folder)
         labels = [int(path.parent.name[-1]) for path in paths]
