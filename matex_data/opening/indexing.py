@@ -30,6 +30,7 @@ from matex_data.readers import collective_reader, detect, folder_format, index_a
 from matex_data.readers.formats import GROUP, format_named
 from matex_data.sampling.schedule import rank_range
 from matex_data.storage.files import size_of
+from matex_data.storage.trust import NONE, Trust
 
 NETCDF = "netcdf"  # the format whose samples have a coordinate
 MOST_NAMED = 5  # files in a warning
@@ -47,6 +48,7 @@ class Reading:
     options : of the reader.
     coordinate : add the coordinate of the samples, of a format that has one.
     memory : arrays in memory, in place of files.
+    trust : where bytes may come from beside the folders of the files; an index does not depend on it.
     """
 
     format: str | None
@@ -54,6 +56,7 @@ class Reading:
     options: Mapping[str, Any]
     coordinate: bool = False
     memory: Index | None = None
+    trust: Trust = NONE
 
     def key(self, files: Sequence[str]) -> str:
         """Return a text that is equal for two indexes of the same files, made in the same way by the same release."""
@@ -194,7 +197,7 @@ def _index_all(
     if read_all is not None:
         ranks = MpiRanks(comm)
         try:
-            index = read_all(list(files), reading.names, ranks, **reading.options)
+            index = read_all(list(files), reading.names, ranks, reading.trust, **reading.options)
         finally:
             ranks.close()
         if comm.rank != 0:
@@ -345,9 +348,10 @@ def _index_one(
     if known is not None and number not in stale:
         return Index(known.fields, [known.files[number]], {} if number else known.static, known.facts)
     if number == 0:
-        index = reader(first_format)(path, reading.names, **reading.options)
+        index = reader(first_format)(path, reading.names, reading.trust, **reading.options)
     else:
-        index = index_another(path, reading.names, first_format, reading.options, named=reading.format is not None)
+        is_named = reading.format is not None
+        index = index_another(path, reading.names, first_format, reading.options, is_named, reading.trust)
     for file in index.files:
         if file.path == path:
             _check_size(file)

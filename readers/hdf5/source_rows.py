@@ -16,8 +16,8 @@ from matex_data.errors import DecodeError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.combined import Concatenated
 from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection
+from matex_data.readers.hdf5.files import open_file
 from matex_data.readers.hdf5.names import HDF5_ERRORS
-from matex_data.readers.hdf5.rows import open_file
 from matex_data.readers.hdf5.virtual import Segment, segments_of
 
 

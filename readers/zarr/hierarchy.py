@@ -24,6 +24,7 @@ def read_arrays(store: Store) -> tuple[dict[str, ArrayMetadata], dict[str, str]]
 
     Raises
     ------
+    DataError : an array lies outside of the store, where its files are not trusted.
     FormatError : the metadata are damaged, or there are none.
     """
     arrays: dict[str, ArrayMetadata] = {}
@@ -33,6 +34,7 @@ def read_arrays(store: Store) -> tuple[dict[str, ArrayMetadata], dict[str, str]]
         is_empty = False
         try:
             if document.get("node_type", "array") == "array" and "shape" in document:
+                store.check(name)
                 arrays[name] = _checked(parse(document), store)
         except UnreadableArray as reason:
             unread[name] = str(reason)

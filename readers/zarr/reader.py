@@ -25,6 +25,7 @@ from matex_data.readers.zarr.references import JsonReferences, parquet_reference
 from matex_data.readers.zarr.repositories import open_snapshot
 from matex_data.readers.zarr.stores import Directory, Store, ZipFile, is_repository
 from matex_data.storage.files import is_folder, open_binary
+from matex_data.storage.trust import NONE, Trust
 
 
 def index(
@@ -43,6 +44,7 @@ def index(
     dtype: str | None = None,
     coordinate: bool = False,
     version: str | None = None,
+    trust: Trust | None = None,
 ) -> Index:
     """Index the arrays of a Zarr store along one of their dimensions.
 
@@ -58,10 +60,11 @@ def index(
         see `matex_data.readers.netcdf.reader.index`.
     version : of an Icechunk repository: name of a branch or a tag, or identifier of a snapshot. None: the branch
         ``main``. All ranks read the snapshot that it is now, whatever is committed later.
+    trust : where bytes may come from beside the store, or the folder of references or of a repository.
 
     Raises
     ------
-    DataError : there is no such version.
+    DataError : there is no such version, or the store leads to files that are not trusted.
     FieldNotFound : there is no array of that name.
     FormatError : the metadata are damaged, or do not determine the sample dimension, or an array cannot be read.
     """
@@ -79,27 +82,27 @@ def index(
         dtype=dtype,
         coordinate=coordinate,
     )
-    return index_store(open_store(path, version), options)
+    return index_store(open_store(path, version, trust or NONE), options)
 
 
-def open_store(path: str, version: str | None = None) -> Store:
+def open_store(path: str, version: str | None = None, trust: Trust = NONE) -> Store:
     """Return the store of a path: a folder, which may be a group or an array of a store, a zip file, references, or an
     Icechunk repository; see `index`.
     """
     if is_repository(path):
-        return open_snapshot(path.rstrip("/"), version)
+        return open_snapshot(path.rstrip("/"), version, trust)
     if version is not None:
         raise DataError(
             "the store has no versions", file=path, expected="an Icechunk repository", remedy="leave out version="
         )
     if is_folder(path):
-        return parquet_references(path) or Directory(path.rstrip("/") or "/")
+        return parquet_references(path, trust) or Directory(path.rstrip("/") or "/", trust)
     try:
         with open_binary(path) as file:
             is_zip = file.read(2) == b"PK"
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error
-    return ZipFile(path) if is_zip else JsonReferences(path)
+    return ZipFile(path) if is_zip else JsonReferences(path, trust)
 
 
 def index_store(store: Store, options: Options) -> Index:

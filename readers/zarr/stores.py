@@ -24,6 +24,7 @@ from matex_data.storage import files as storage
 from matex_data.storage import objects
 from matex_data.storage.files import is_folder, open_binary, open_zip
 from matex_data.storage.objects import is_url
+from matex_data.storage.trust import NONE, Trust, joined
 
 MARKS = ("zarr.json", ".zmetadata", ".zgroup", ".zarray")
 """Names of which a store has one."""
@@ -62,6 +63,9 @@ class Store(ABC):
     path: str
     by_key = False
 
+    def check(self, folder: str) -> None:
+        """Raise ``DataError`` if the name of an array leads out of the store, to files that are not trusted."""
+
     @abstractmethod
     def get(self, key: str) -> bytes | None:
         """Read the value of a key; None if there is none."""
@@ -77,9 +81,18 @@ class Store(ABC):
 
 @dataclass(frozen=True)
 class Directory(Store):
-    """Folder, in which each key is a file."""
+    """Folder, in which each key is a file.
+
+    Parameters
+    ----------
+    trust : where its files may lie.
+    """
 
     path: str
+    trust: Trust = NONE
+
+    def check(self, folder: str) -> None:
+        (self.trust | Trust.of([self.path])).check(joined(self.path, folder), self.path, folder)
 
     def get(self, key: str) -> bytes | None:
         try:
