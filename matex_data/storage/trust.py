@@ -10,7 +10,7 @@ import ipaddress
 import os
 import posixpath
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -193,7 +193,7 @@ def folder_of(path: str) -> str:
     return path.rpartition("/")[0] if is_url(path) else posixpath.dirname(path) or "."
 
 
-def trees_of(targets: Iterable[str], file: str) -> Sequence[str]:
+def trees_of(targets: Iterable[str], file: str) -> list[str]:
     """Return what ``trusted=`` has to name for a file that leads to others: nothing for those in its own tree.
 
     Examples
@@ -202,7 +202,7 @@ def trees_of(targets: Iterable[str], file: str) -> Sequence[str]:
     ['/data/a', '/home']
     """
     own = Trust().beside(file)
-    return sorted({folder_of(target) for target in targets if not own.allows(target)})
+    return sorted({folder_of(target) for target in dict.fromkeys(targets) if not own.allows(target)})
 
 
 def is_hdf5(path: str) -> bool:

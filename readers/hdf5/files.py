@@ -53,7 +53,7 @@ class _Gate:
         return found
 
     def __contains__(self, name: Any) -> bool:
-        self._ask_links(name)
+        self._ask_links(name.rpartition("/")[0])  # the last link is not followed
         return super().__contains__(name)  # type: ignore[misc, no-any-return]
 
     def get(self, name: Any, default: Any = None, getclass: bool = False, getlink: bool = False) -> Any:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from matex_data._types import Array
 from matex_data.errors import DataError, FormatError
 from matex_data.fields import Field
 from matex_data.index.model import Index, Layout
+from matex_data.machine import check_fits
 from matex_data.readers.left_out import warn
 from matex_data.readers.netcdf.cf import CfDecoding
 from matex_data.readers.netcdf.netcdf4 import join_letters
 from matex_data.readers.netcdf.samples import Options, index_content
 from matex_data.readers.netcdf.variables import FileContent, Variable
 from matex_data.readers.zarr.arrays import TEXT, ArrayMetadata
-from matex_data.readers.zarr.chunks import stored_chunks
+from matex_data.readers.zarr.chunks import Grid, stored_chunks
 from matex_data.readers.zarr.codecs import StoreCodecs
 from matex_data.readers.zarr.dimensions import named_dimensions
 from matex_data.readers.zarr.hierarchy import ROOT_NAME, read_arrays
@@ -26,6 +28,8 @@ from matex_data.readers.zarr.repositories import open_snapshot
 from matex_data.readers.zarr.stores import Directory, Store, ZipFile, is_repository
 from matex_data.storage.files import is_folder, open_binary
 from matex_data.storage.trust import NONE, Trust
+
+MOST_OF_VALUES = 1 << 20  # chunks of an array that is read as a whole, such as a coordinate
 
 
 def index(
@@ -163,6 +167,19 @@ class ZarrVariable(Variable):
         return field, rows_of(self._array(axis), self.store.path, decoding.convert)
 
     def values(self) -> Array:
+        chunks = prod(Grid.of(self.shape, self.metadata.chunk_shape, 0).counts)
+        if chunks > MOST_OF_VALUES:
+            raise FormatError(
+                "the array has too many chunks to be read as a whole",
+                file=self.store.path,
+                field=self.name,
+                expected=f"at most {MOST_OF_VALUES:,}",
+                found=f"{chunks:,} by its shape",
+            )
+        remedy = "leave out the options that need all its values, such as sel="
+        check_fits(
+            prod(self.shape) * self.dtype.itemsize, "the array", file=self.store.path, field=self.name, remedy=remedy
+        )
         return self._array(0).values()
 
     def _array(self, axis: int) -> StoredArray:

@@ -91,8 +91,9 @@ class ParquetReferences(Store):
     path: str
     trust: Trust = NONE
 
-    def check(self, folder: str) -> None:
-        Trust.of([self.path]).check(joined(self.path, folder), self.path, folder)
+    @property
+    def folder(self) -> str:
+        return self.path
 
     def get(self, key: str) -> bytes | None:
         document = self._metadata["metadata"].get(key)

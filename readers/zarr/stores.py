@@ -24,7 +24,7 @@ from matex_data.storage import files as storage
 from matex_data.storage import objects
 from matex_data.storage.files import is_folder, open_binary, open_zip
 from matex_data.storage.objects import is_url
-from matex_data.storage.trust import NONE, Trust, joined
+from matex_data.storage.trust import NONE, Trust
 
 MARKS = ("zarr.json", ".zmetadata", ".zgroup", ".zarray")
 """Names of which a store has one."""
@@ -57,14 +57,18 @@ class Store(ABC):
     Attributes
     ----------
     path : as the user names it.
+    trust : where its bytes may lie, beside its own folder.
     by_key : whether values are read by `get` alone: chunks have neither files nor byte ranges.
     """
 
     path: str
+    trust: Trust = NONE
     by_key = False
 
-    def check(self, folder: str) -> None:
-        """Raise ``DataError`` if the name of an array leads out of the store, to files that are not trusted."""
+    @property
+    def folder(self) -> str | None:
+        """Folder in which names of arrays are folders of files; None: they are mere names."""
+        return None
 
     @abstractmethod
     def get(self, key: str) -> bytes | None:
@@ -91,8 +95,9 @@ class Directory(Store):
     path: str
     trust: Trust = NONE
 
-    def check(self, folder: str) -> None:
-        (self.trust | Trust.of([self.path])).check(joined(self.path, folder), self.path, folder)
+    @property
+    def folder(self) -> str:
+        return self.path
 
     def get(self, key: str) -> bytes | None:
         try:
