@@ -52,7 +52,7 @@ def _padded(path: str, digits: Sequence[tuple[int, int]], width: int) -> str:
 def numbered(path: str) -> Iterator[str]:
     """Yield the paths of a range of numbers in braces, as in the names of WebDataset's shards and in a shell.
 
-    Numbers have as many digits as the ends of the range if one of these begins with a zero.
+    Numbers have as many digits as the ends of the range if one of these has zeros in front.
 
     >>> list(numbered("train-{08..10}.tar"))
     ['train-08.tar', 'train-09.tar', 'train-10.tar']
@@ -64,7 +64,8 @@ def numbered(path: str) -> Iterator[str]:
         yield path
         return
     first, last = found.groups()
-    width = max(len(first), len(last)) if first.startswith("0") or last.startswith("0") else 0
+    is_padded = any(len(end) > 1 and end.startswith("0") for end in (first, last))
+    width = max(len(first), len(last)) if is_padded else 0
     step = 1 if int(first) <= int(last) else -1
     for number in range(int(first), int(last) + step, step):
         for rest in numbered(path[found.end() :]):

@@ -172,7 +172,7 @@ def expand(paths: Paths, format: str | None = None) -> list[str]:
 
 def _given(paths: Iterable[str | os.PathLike[str]]) -> Iterator[tuple[str, str]]:
     """Yield each path, those of ranges in braces one by one, and the argument that it is of."""
-    for whole in map(os.fspath, paths):
+    for whole in (os.fspath(path) for path in paths):
         if "{" not in whole or (not objects.is_url(whole) and Path(whole).exists()):
             yield whole, whole
             continue

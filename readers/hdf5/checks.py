@@ -8,7 +8,7 @@ from pathlib import Path
 import h5py
 
 from matex_data.errors import FormatError
-from matex_data.readers.hdf5.files import RAW_PREFIX, open_file, raw_files
+from matex_data.readers.hdf5.files import RAW_PREFIX, open_indexed, raw_files
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.hdf5.rows import missing_filters
 from matex_data.readers.hdf5.virtual import PREFIX, Source, SourceFiles, sources_of
@@ -88,7 +88,7 @@ def _check_source(source: str, inner_name: str, path: str, name: str, allow_miss
             return []
         raise missing_source(path, name, source)
     try:
-        with open_file(source) as file:
+        with open_indexed(source) as file:  # which was asked for as the dataset was opened
             dataset = file.get(inner_name)
             if isinstance(dataset, h5py.Dataset):
                 check_filters(dataset, source, inner_name)

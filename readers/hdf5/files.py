@@ -176,7 +176,7 @@ def open_file(
 
 
 def open_indexed(path: str) -> h5py.File:
-    """Open a file whose objects an index names, which were asked for when it was made."""
+    """Open a file whose objects were asked for before, as those that an index names."""
     return _opened(h5py.File, path)
 
 

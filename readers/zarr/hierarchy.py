@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
-from math import prod
 from typing import Any
 
 from matex_data.errors import FormatError
 from matex_data.readers.zarr.arrays import ArrayMetadata, UnreadableArray, parse
-from matex_data.readers.zarr.chunks import Grid
 from matex_data.readers.zarr.stores import MARKS, Store
 from matex_data.storage.trust import Trust, joined
 
 RESTORE = "the store is damaged: restore it from its source"
-MOST_OF_ROW = 1 << 22  # chunks of the same samples
 MAX_DEPTH = 32  # of groups within groups
 ROOT_NAME = "data"  # of an array that is the root of its store
 _DAMAGED = (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError, struct.error)
@@ -57,9 +54,6 @@ def _checked(array: ArrayMetadata, store: Store) -> ArrayMetadata:
     """Return the metadata of an array that the store has a way to read."""
     if array.shards is not None and store.by_key:
         raise UnreadableArray("shards in a store that reads by key alone, such as an Icechunk repository")
-    counts = Grid.of(array.shape, array.chunk_shape, 0).counts
-    if prod(counts) // max(counts, default=1) > MOST_OF_ROW:  # whatever the sample axis: nothing shows what there is
-        raise UnreadableArray(f"{prod(counts):,} chunks, of which more than {MOST_OF_ROW:,} are of the same samples")
     return array
 
 

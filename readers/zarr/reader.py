@@ -29,6 +29,7 @@ from matex_data.readers.zarr.stores import Directory, Store, ZipFile, is_reposit
 from matex_data.storage.files import is_folder, open_binary
 from matex_data.storage.trust import NONE, Trust
 
+MOST_OF_ROW = 1 << 22  # chunks of the same samples
 MOST_OF_VALUES = 1 << 20  # chunks of an array that is read as a whole, such as a coordinate
 
 
@@ -154,6 +155,7 @@ class ZarrVariable(Variable):
     metadata: ArrayMetadata
 
     def rows(self, axis: int, decoding: CfDecoding) -> tuple[Field, Layout]:
+        self._check_chunks(MOST_OF_ROW, axis)
         field = Field(
             self.name, self.shape[:axis] + self.shape[axis + 1 :], decoding.dtype, attributes=decoding.attributes
         )
@@ -167,20 +169,28 @@ class ZarrVariable(Variable):
         return field, rows_of(self._array(axis), self.store.path, decoding.convert)
 
     def values(self) -> Array:
-        chunks = prod(Grid.of(self.shape, self.metadata.chunk_shape, 0).counts)
-        if chunks > MOST_OF_VALUES:
+        self._check_chunks(MOST_OF_VALUES, None)
+        remedy = "leave out the options that need all its values, such as sel="
+        nbytes = prod(self.shape) * self.dtype.itemsize
+        check_fits(nbytes, "the array", file=self.store.path, field=self.name, remedy=remedy)
+        return self._array(0).values()
+
+    def _check_chunks(self, most: int, axis: int | None) -> None:
+        """Raise ``FormatError`` if the shape claims more chunks, of the same samples unless ``axis`` is None."""
+        counts = list(Grid.of(self.shape, self.metadata.chunk_shape, 0).counts)
+        if axis is not None and counts:
+            counts[axis] = 1
+        if prod(counts) > most:
             raise FormatError(
-                "the array has too many chunks to be read as a whole",
+                f"the array has too many chunks {'in all' if axis is None else 'of the same samples'}",
                 file=self.store.path,
                 field=self.name,
-                expected=f"at most {MOST_OF_VALUES:,}",
-                found=f"{chunks:,} by its shape",
+                expected=f"at most {most:,}, each of which is looked for",
+                found=f"{prod(counts):,} by its shape",
+                remedy="write it in larger chunks"
+                if axis is None
+                else "write it in larger chunks, or name other fields",
             )
-        remedy = "leave out the options that need all its values, such as sel="
-        check_fits(
-            prod(self.shape) * self.dtype.itemsize, "the array", file=self.store.path, field=self.name, remedy=remedy
-        )
-        return self._array(0).values()
 
     def _array(self, axis: int) -> StoredArray:
         metadata = self.metadata
