@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,6 +24,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tifffile
 import zarr
 from mpi4py import MPI
 from PIL import Image
@@ -454,6 +455,29 @@ def test_local_images_of_a_table_are_read_wherever_they_lie(tmp_path: Path) -> N
     Image.new("L", (4, 4)).save(outside / "1.png")
     (inside / "a.csv").write_text(f"path,label\n{outside / '1.png'},7\n../outside/1.png,8\n")
     assert md.open_dataset(inside / "a.csv", comm=MPI.COMM_SELF).load()["label"].tolist() == [7, 8]
+
+
+OME = """<?xml version="1.0"?><OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06" UUID="urn:uuid:1">
+<Image ID="Image:0"><Pixels ID="Pixels:0" DimensionOrder="XYTCZ" Type="uint8" SizeX="8" SizeY="8" SizeT="2" SizeC="1"
+SizeZ="1"><TiffData IFD="0" FirstT="0" PlaneCount="1"><UUID FileName="a.ome.tif">urn:uuid:1</UUID></TiffData>
+<TiffData IFD="0" FirstT="1" PlaneCount="1"><UUID FileName="{other}">urn:uuid:2</UUID></TiffData></Pixels></Image></OME>"""
+
+
+@pytest.mark.parametrize("options", [{}, {"axes": "TYX"}, {"samples": "T"}], ids=str)
+def test_a_picture_opens_no_other_one(options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, outside = _folders(tmp_path)
+    tifffile.imwrite(outside / "b.ome.tif", np.zeros((8, 8), "u1"), metadata=None)
+    text = OME.format(other=outside / "b.ome.tif")
+    path = inside / "a.ome.tif"
+    tifffile.imwrite(path, np.ones((8, 8), "u1"), description=text, metadata=None)
+    opened: list[str] = []
+    original = tifffile.tifffile.FileHandle.open
+    monkeypatch.setattr(
+        tifffile.tifffile.FileHandle, "open", lambda self: opened.append(str(self._file)) or original(self)
+    )
+    with suppress(DataError):
+        md.open_dataset(path, comm=MPI.COMM_SELF, **options).load()
+    assert opened and not any("b.ome.tif" in name for name in opened)
 
 
 def _eiger(folder: Path, data: Path, name: str) -> Path:
