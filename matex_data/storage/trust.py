@@ -56,6 +56,11 @@ class Trust:
         Raises
         ------
         DataError : one is empty, or a URL without a host.
+
+        Examples
+        --------
+        >>> Trust.of(["/sdf/data/", "S3A://bucket/runs/"]).trees
+        ('/sdf/data', 's3://bucket/runs')
         """
         return cls(tuple(dict.fromkeys(_tree(os.fspath(name)) for name in named)))
 
@@ -65,9 +70,11 @@ class Trust:
 
         Examples
         --------
+        >>> before = os.environ.get("MATEX_TRUSTED", "")
         >>> os.environ["MATEX_TRUSTED"] = "/sdf/data,s3://bucket"
         >>> Trust.of_site().trees
         ('/sdf/data', 's3://bucket')
+        >>> os.environ["MATEX_TRUSTED"] = before
         """
         return cls.of(name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip())
 
@@ -126,6 +133,10 @@ class Trust:
         """Raise ``DataError`` unless an HDF5 file may lead to another one: any local HDF5 file, else as of ``check``.
 
         Where there is no such file, whoever opens it says so.
+
+        Examples
+        --------
+        >>> Trust().check_hdf5("/data/other.h5", "/home/run.h5")
         """
         if is_url(target) or (_exists(target) and not is_hdf5(target)):
             self.check(target, file, field)
@@ -138,6 +149,10 @@ class Trust:
         targets : paths and URLs.
         file : of the data set, or the stored index.
         hdf5 : the data set has HDF5 files, which may lead to others; see ``check_hdf5``.
+
+        Examples
+        --------
+        >>> Trust().beside("/data/refs.json").check_all(["/data/1.nc", "/data/2.nc"], "/data/refs.json", hdf5=False)
         """
         for target in dict.fromkeys(targets):
             (self.check_hdf5 if hdf5 else self.check)(target, file)

@@ -35,11 +35,12 @@ class _Gate:
     _trust: Trust
     _path: str
     _asked: set[tuple[str, str]]
+    _names: set[str]  # whose links were asked for
     id: Any
 
     def begin(self, path: str, trust: Trust, asked: set[tuple[str, str]]) -> None:
         """Set the path of the file, what it is trusted with, and what was asked for: files and names of datasets."""
-        self._path, self._trust, self._asked = path, trust.beside(path), asked
+        self._path, self._trust, self._asked, self._names = path, trust.beside(path), asked, set()
 
     def __getitem__(self, name: Any) -> Any:
         self._ask_links(name)
@@ -62,8 +63,10 @@ class _Gate:
 
     def _ask_links(self, name: Any, depth: int = 0) -> None:
         """Ask for the files to which the links of a name lead, one behind the other."""
-        if not isinstance(name, str):
+        name = os.fsdecode(name) if isinstance(name, bytes) else name
+        if not isinstance(name, str) or name in self._names:
             return
+        self._names.add(name)
         if depth > MOST_LINKS:
             raise KeyError(f"{name!r}: the links lead in a circle")
         root = "/" if name.startswith("/") else ""
@@ -210,10 +213,9 @@ def object_at(group: h5py.Group, name: Any, by_name: Callable[[Any], Any]) -> An
         if not isinstance(found, h5py.Dataset) or not found.id.get_create_plist().get_external_count():
             return found
         found.id._close()
-    except HDF5_ERRORS:
-        with suppress(*HDF5_ERRORS):
-            return _beside_raw(group, name)
-        raise
+    except HDF5_ERRORS as error:
+        if "external file prefix" not in str(error):
+            raise
     return _beside_raw(group, name)
 
 

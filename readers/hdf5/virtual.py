@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -188,7 +189,7 @@ def find_file(name: str, path: str, prefixes: list[str]) -> str:
     relative = Path(name).name if is_absolute else name
     here = Path(relative)
     before = [Path(name)] * is_absolute + [other / relative for other in (*map(Path, prefixes), folder)]
-    candidates = [*before, here, Path(path).resolve().parent / relative]
+    candidates = chain([*before, here], (Path(path).resolve().parent / relative for _ in range(1)))  # seldom resolved
     found = next((candidate for candidate in candidates if os.path.exists(candidate)), None)  # noqa: PTH110 (any name)
     if found is here:
         raise DataError(

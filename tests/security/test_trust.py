@@ -460,7 +460,8 @@ def test_local_images_of_a_table_are_read_wherever_they_lie(tmp_path: Path) -> N
 OME = """<?xml version="1.0"?><OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06" UUID="urn:uuid:1">
 <Image ID="Image:0"><Pixels ID="Pixels:0" DimensionOrder="XYTCZ" Type="uint8" SizeX="8" SizeY="8" SizeT="2" SizeC="1"
 SizeZ="1"><TiffData IFD="0" FirstT="0" PlaneCount="1"><UUID FileName="a.ome.tif">urn:uuid:1</UUID></TiffData>
-<TiffData IFD="0" FirstT="1" PlaneCount="1"><UUID FileName="{other}">urn:uuid:2</UUID></TiffData></Pixels></Image></OME>"""
+<TiffData IFD="0" FirstT="1" PlaneCount="1"><UUID FileName="{other}">urn:uuid:2</UUID></TiffData></Pixels></Image>
+</OME>"""
 
 
 @pytest.mark.parametrize("options", [{}, {"axes": "TYX"}, {"samples": "T"}], ids=str)
