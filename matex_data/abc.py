@@ -61,6 +61,8 @@ Rules
   of the filter in the registry of HDF5.
 - `open_binary`, `read_bytes` and `size_of` take the URLs of object stores as well as paths. A reader that opens its
   files in no other way says so: ``Format(..., remote=True)``.
+- A reader of files that name others, by path or by URL, asks `Trust` before it looks at any of them:
+  ``trust.beside(path).check(target, path)``. It gets it as its parameter ``trust``: ``Format(..., takes_trust=True)``.
 - A large file that all ranks index at once has a second function, ``index_collectively``; see `Format` and
   `IndexingRanks`.
 """
@@ -85,6 +87,7 @@ from matex_data.index.transposed import Transposed
 from matex_data.readers.collective import IndexingRanks
 from matex_data.readers.formats import Format, Reader
 from matex_data.storage.files import open_binary, read_bytes, size_of
+from matex_data.storage.trust import Trust
 
 __all__ = [
     "ChunkCache",
@@ -115,6 +118,7 @@ __all__ = [
     "Strided",
     "Table",
     "Transposed",
+    "Trust",
     "declared",
     "group_interleaved",
     "jagged_columns",

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T", bound=Callable[..., Any])
 
-OWN_PACKAGES = ("matex_data.codecs", "matex_data.fields", "matex_data.index", "matex_data.readers")
+OWN_PACKAGES = tuple(f"matex_data.{name}" for name in ("codecs", "fields", "index", "readers", "storage"))
 _DECLARED: dict[str, Any] = {}
 
 

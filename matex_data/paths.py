@@ -6,8 +6,10 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from math import prod
 
 _DIGITS = str.maketrans("0123456789", "0" * 10)
+_RANGE = re.compile(r"\{([0-9]{1,18})\.\.([0-9]{1,18})\}")
 LISTED = 32  # files of one folder from which on the folder is listed, which is one call instead of one per file
 
 
@@ -47,25 +49,36 @@ def _padded(path: str, digits: Sequence[tuple[int, int]], width: int) -> str:
     return "".join([*parts, path[position:]])
 
 
-def numbered(path: str) -> list[str]:
-    """Return the paths of a range of numbers in braces, as in the names of WebDataset's shards and in a shell.
+def numbered(path: str) -> Iterator[str]:
+    """Yield the paths of a range of numbers in braces, as in the names of WebDataset's shards and in a shell.
 
-    Numbers have as many digits as the ends of the range if one of these begins with a zero.
+    Numbers have as many digits as the ends of the range if one of these has zeros in front.
 
-    >>> numbered("train-{08..10}.tar")
+    >>> list(numbered("train-{08..10}.tar"))
     ['train-08.tar', 'train-09.tar', 'train-10.tar']
-    >>> numbered("a.tar")
+    >>> list(numbered("a.tar"))
     ['a.tar']
     """
-    found = re.search(r"\{([0-9]+)\.\.([0-9]+)\}", path)
+    found = _RANGE.search(path)
     if found is None:
-        return [path]
+        yield path
+        return
     first, last = found.groups()
-    width = max(len(first), len(last)) if first.startswith("0") or last.startswith("0") else 0
+    is_padded = any(len(end) > 1 and end.startswith("0") for end in (first, last))
+    width = max(len(first), len(last)) if is_padded else 0
     step = 1 if int(first) <= int(last) else -1
-    numbers = (f"{number:0{width}d}" for number in range(int(first), int(last) + step, step))
-    before, behind = path[: found.start()], numbered(path[found.end() :])
-    return [before + number + rest for number in numbers for rest in behind]
+    for number in range(int(first), int(last) + step, step):
+        for rest in numbered(path[found.end() :]):
+            yield f"{path[: found.start()]}{number:0{width}d}{rest}"
+
+
+def count_numbered(path: str) -> int:
+    """Return how many paths `numbered` yields.
+
+    >>> count_numbered("run{1..4}/{0..99999999999}.h5")
+    400000000000
+    """
+    return prod(abs(int(last) - int(first)) + 1 for first, last in _RANGE.findall(path))
 
 
 def partitioned_files(entries: Iterable[os.DirEntry[str]]) -> Iterator[os.DirEntry[str]]:

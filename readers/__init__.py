@@ -31,12 +31,13 @@ from matex_data.readers.formats import (
     missing_package,
 )
 from matex_data.readers.images.folders.manifest import names_images
-from matex_data.readers.options import check_options
+from matex_data.readers.options import TRUST, check_options
 from matex_data.readers.unsupported import PROBLEM
 from matex_data.readers.unsupported_formats import UNSUPPORTED
 from matex_data.sampling.schedule import rank_range
 from matex_data.storage.files import is_folder, open_binary
 from matex_data.storage.objects import is_url
+from matex_data.storage.trust import Trust
 
 if __name__ != "matex_data.readers":
     raise ImportError("import this package as matex_data.readers: two copies of a class would be two classes")
@@ -107,13 +108,14 @@ def detect(path: str, head: bytes, options: Mapping[str, Any] | None = None) -> 
 
     Magic bytes decide first, also those of formats without a reader, then the begin of the text, then the name. Text
     tables have neither: all of ``head`` is parsed. An HDF5 file is netCDF-4 or openPMD if it has the marks of these,
-    and a table whose first record names an image file is a manifest of images. A FITS file whose first data are a
-    table or a cube is no image.
+    and a table whose first record names an image file, and no URL, is a manifest of images. A FITS file whose first
+    data are a table or a cube is no image.
 
     Parameters
     ----------
     head : the first `HEAD_BYTES` of the file.
-    options : of the reader, given by the user: ``root`` is the folder of the images of a manifest.
+    options : of the reader, given by the user: ``root`` is the folder of the images of a manifest, and
+        ``layout="manifest"`` says that the file is one.
 
     Raises
     ------
@@ -134,7 +136,8 @@ def detect(path: str, head: bytes, options: Mapping[str, Any] | None = None) -> 
     for name in by_name:
         if name != "csv":
             return name
-    if names_images(path, head, (options or {}).get("root")):
+    chosen = options or {}
+    if chosen.get("layout") == "manifest" or names_images(path, head, chosen.get("root")):
         return "images"
     if _is_text_table(path, head, named="csv" in by_name):
         return "csv"
@@ -180,7 +183,12 @@ def _refuse_content(path: str, head: bytes, text: bytes, by_name: Sequence[str])
 
 
 def index_another(
-    path: str, names: Sequence[str] | None, likely: str, options: Mapping[str, Any], named: bool = False
+    path: str,
+    names: Sequence[str] | None,
+    likely: str,
+    options: Mapping[str, Any],
+    named: bool = False,
+    trust: Trust | None = None,
 ) -> Index:
     """Return the index of another file of a data set, without arrays that belong to no sample. It is opened once.
 
@@ -191,17 +199,18 @@ def index_another(
     likely : format of the files before it, which is probably that of this one.
     options : of the reader.
     named : the user has named the format.
+    trust : where bytes may come from beside the folder of the file.
     """
     stamp = _stamp(path)
     if named or (format_named(likely).verified and format_named(likely).matches_name(path) and not options):
         try:
-            return _without_static(likely, path, names, options, stamp)
+            return _without_static(likely, path, names, options, stamp, trust)
         except FormatError:
             if named or _detected(path) == likely:
                 raise
     with ExitStack() as opened:
         kind = _kind_of_open_hdf5(path, opened) if likely in ("hdf5", "openpmd") else None
-        return _without_static(kind or _detected(path), path, names, options, stamp)
+        return _without_static(kind or _detected(path), path, names, options, stamp, trust)
 
 
 def _detected(path: str) -> str:
@@ -209,18 +218,23 @@ def _detected(path: str) -> str:
 
 
 def _without_static(
-    name: str, path: str, names: Sequence[str] | None, options: Mapping[str, Any], stamp: Stamp | None
+    name: str,
+    path: str,
+    names: Sequence[str] | None,
+    options: Mapping[str, Any],
+    stamp: Stamp | None,
+    trust: Trust | None,
 ) -> Index:
     format = format_named(name)
     others = {"static": False} if format.takes_static else {}
-    index = _indexed(name, load_function(name, format.reader), path, names, {**options, **others}, stamp)
+    index = _indexed(name, load_function(name, format.reader), path, names, {**options, **others}, stamp, trust)
     return index.with_static({})
 
 
 def _kind_of_open_hdf5(path: str, opened: ExitStack) -> str | None:
     """Return the format of an HDF5 file, and keep it open for its reader; None if it is no such file."""
+    from matex_data.readers.hdf5.files import kept_open  # imports h5py, which most formats do without
     from matex_data.readers.hdf5.names import HDF5_ERRORS
-    from matex_data.readers.hdf5.rows import kept_open  # imports h5py, which most formats do without
 
     try:
         opened.enter_context(kept_open(path))
@@ -240,8 +254,8 @@ def read_head(path: str) -> bytes:
 
 def _kind_of_hdf5(path: str) -> str:
     """Return the format of an HDF5 file; "hdf5" if it cannot be opened."""
+    from matex_data.readers.hdf5.files import open_file  # imports h5py, which most formats do without
     from matex_data.readers.hdf5.names import HDF5_ERRORS
-    from matex_data.readers.hdf5.rows import open_file  # imports h5py, which most formats do without
     from matex_data.readers.netcdf.netcdf4 import is_netcdf4
     from matex_data.readers.openpmd.series import is_openpmd
 
@@ -285,7 +299,9 @@ def _unknown_format(path: str, head: bytes) -> FormatError:
 
 
 def reader(name: str) -> Reader:
-    """Return the function that indexes one file of a format, ``index(path, names=None, **options) -> Index``.
+    """Return the function that indexes one file of a format, ``index(path, names=None, trust=None, **options)``.
+
+    ``trust`` is where bytes may come from beside the folder of the file; a reader that takes none opens no other file.
 
     Raises
     ------
@@ -294,8 +310,8 @@ def reader(name: str) -> Reader:
     function = load_function(name, format_named(name).reader)
 
     @wraps(function)
-    def index(path: str, names: Sequence[str] | None = None, /, **options: Any) -> Index:
-        return _indexed(name, function, path, names, options, _stamp(path))
+    def index(path: str, names: Sequence[str] | None = None, trust: Trust | None = None, /, **options: Any) -> Index:
+        return _indexed(name, function, path, names, options, _stamp(path), trust)
 
     return index
 
@@ -307,12 +323,14 @@ def _indexed(
     names: Sequence[str] | None,
     options: Mapping[str, Any],
     stamp: Stamp | None,
+    trust: Trust | None,
 ) -> Index:
     """Return what a reader returns, with the stamp: taken before the file is opened, so that a change shows."""
     check_options(name, function, options, leading=2)
     _check_place(name, path)
     try:
-        found = _with_patterns(names, path, lambda chosen: function(path, chosen, **options))
+        given = {**options, **_trust_of(name, trust)}
+        found = _with_patterns(names, path, lambda chosen: function(path, chosen, **given))
         return found.with_stamps({path: stamp})
     except ModuleNotFoundError as error:
         raise missing_package(name, error, path) from error
@@ -323,7 +341,8 @@ def _indexed(
 def collective_reader(name: str) -> Reader | None:
     """Return the function by which all ranks index the files of a format; None if one rank indexes each file.
 
-    The function has the signature ``index_collectively(paths, names, ranks, **options) -> Index`` and is *Collective*.
+    The function has the signature ``index_collectively(paths, names, ranks, trust=None, **options) -> Index`` and is
+    *Collective*.
     Each rank takes the stamps of its block of the files. Rank 0 gets the index of all files; other ranks may get that
     of their own files.
 
@@ -338,18 +357,29 @@ def collective_reader(name: str) -> Reader | None:
 
     @wraps(function)
     def index_collectively(
-        paths: Sequence[str], names: Sequence[str] | None, ranks: IndexingRanks, /, **options: Any
+        paths: Sequence[str],
+        names: Sequence[str] | None,
+        ranks: IndexingRanks,
+        trust: Trust | None = None,
+        /,
+        **options: Any,
     ) -> Index:
         check_options(name, function, options, leading=3)
         _check_place(name, paths[0])
         own = {path: _stamp(path) for path in paths[slice(*rank_range(len(paths), ranks.rank, ranks.size))] if stamped}
         stamping = StampingRanks(ranks, own)
-        index = _with_patterns(names, paths[0], lambda chosen: function(paths, chosen, stamping, **options))
+        given = {**options, **_trust_of(name, trust)}
+        index = _with_patterns(names, paths[0], lambda chosen: function(paths, chosen, stamping, **given))
         if stamping.gathered:
             return index
         return index.with_stamps({path: stamp for stamps in ranks.allgather(own) for path, stamp in stamps.items()})
 
     return index_collectively
+
+
+def _trust_of(name: str, trust: Trust | None) -> dict[str, Trust]:
+    """Return the argument of a reader that asks where bytes may come from; none for others."""
+    return {TRUST: trust or Trust()} if format_named(name).takes_trust else {}
 
 
 def _check_place(name: str, path: str) -> None:

@@ -51,6 +51,8 @@ class Format:
     concurrent : threads may index several files at the same time, and do not wait for a lock of the format's library.
     takes_static : the reader has the option ``static=False``, which leaves out the arrays that belong to no sample. It
         is given for all files of a data set but the first one.
+    takes_trust : the reader has the parameter ``trust``, a `matex_data.abc.Trust`, which it asks before it looks at
+        another file that its file names. Users give ``trusted=`` to `open_dataset`; ``trust`` is no option.
     remote : the reader opens files by `matex_data.abc.open_binary` and its relatives alone, so that their paths may be
         URLs of object stores. Built-in readers do so without it.
 
@@ -74,6 +76,7 @@ class Format:
     stamped: bool = True
     concurrent: bool = False
     takes_static: bool = False
+    takes_trust: bool = False
     remote: bool = False
 
     def matches_name(self, path: str) -> bool:
@@ -156,6 +159,7 @@ FORMATS: dict[str, Format] = {
         "matex_data.readers.hdf5.reader:index",
         suffixes=(".h5", ".hdf5", ".hdf", ".he5", ".nxs", ".mat"),
         magic=HDF5_MAGIC,
+        takes_trust=True,
     ),
     "netcdf": Format(
         "matex_data.readers.netcdf.reader:index",
@@ -163,8 +167,9 @@ FORMATS: dict[str, Format] = {
         magic=(*CDF_MAGIC, *HDF5_MAGIC),
         verified=True,
         takes_static=True,
+        takes_trust=True,
     ),
-    "openpmd": Format("matex_data.readers.openpmd.reader:index"),  # HDF5 files with a mark
+    "openpmd": Format("matex_data.readers.openpmd.reader:index", takes_trust=True),  # HDF5 files with a mark
     "csv": Format(
         "matex_data.readers.csv.reader:index",
         suffixes=(*TABLE_SUFFIXES, *TEXT_SUFFIXES),
@@ -206,6 +211,7 @@ FORMATS: dict[str, Format] = {
         extra="matex_data[zarr]",
         folder="matex_data.readers.zarr.stores:is_store",
         takes_static=True,
+        takes_trust=True,
     ),
     "xyz": Format("matex_data.readers.atoms.xyz:index", suffixes=(".xyz", ".extxyz"), extra="matex_data[atoms]"),
     "traj": Format(
@@ -267,6 +273,7 @@ FORMATS: dict[str, Format] = {
         extra="matex_data[images]",
         folder="matex_data.readers.images.folders.probing:is_image_folder",
         stamped=False,
+        takes_trust=True,
     ),
     "fits": Format(
         "matex_data.readers.fits.reader:index", concurrent=True

@@ -12,6 +12,7 @@ import numpy as np
 
 from matex_data.errors import FormatError, near_matches
 
+TRUST = "trust"  # parameter of readers that is no option: the core gives it
 _SPLIT = "split the data set: train, valid = data.split(0.8, 0.2, seed=1)"
 _BATCHES = "give it to the batches: data.tf_dataset(batch_size, shuffle=True, seed=1), or data.batches(...)"
 _LABELS = 'labels are integers, for a sparse loss: targets="label"; without labels give inputs="image" alone'
@@ -31,6 +32,7 @@ ELSEWHERE = {
     **dict.fromkeys(("batch_size", "shuffle", "seed", "drop_last", "drop_remainder", "prefetch_factor"), _BATCHES),
     **dict.fromkeys(("transform", "transforms", "target_transform", "preprocessing_function"), _FUNCTION),
     "num_workers": "threads of each rank read ahead; MATEX_READ_THREADS and MATEX_THREADS set their numbers",
+    TRUST: 'what a file may lead to is trusted=["/folder", "s3://bucket"], of all formats',
     "directory": "the folder is the first argument of open_dataset",
     "data_format": "images have their channels last; data.map() moves them: a['image'].transpose(0, 3, 1, 2)",
 }
@@ -64,7 +66,8 @@ def check_options(format: str, function: Callable[..., Any], given: Mapping[str,
         parameters = list(inspect.signature(function).parameters.values())[leading:]
     except (TypeError, ValueError):  # not written in Python
         return
-    named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = [p for p in parameters if p.kind in kinds and p.name != TRUST]
     if not any(p.kind == p.VAR_KEYWORD for p in parameters):
         check_names(format, given, [p.name for p in named])
     for parameter in named:

@@ -28,7 +28,7 @@ BELOW: dict[str, set[str]] = {
     "machine": {"errors"},
     "locks": set(),
     "paths": set(),
-    "storage": {"_types", "errors", "paths"},
+    "storage": {"_types", "errors", "locks", "paths"},
     "timeline": {"machine"},
     "words": set(),
 }

@@ -167,6 +167,8 @@ def index(
         found.write(to)
         chunks = sum(isinstance(entry, list) for entry in found.entries.values())
         output.print(f"{to}: {counted(chunks, 'chunk')}")
+        if trees := found.trees(to):
+            output.print(f"the chunks lie elsewhere: open_dataset({to!r}, trusted={trees!r})")
         for name, reason in found.left_out.items():
             output.print(f"left out: {name!r}: {reason}")
 

@@ -42,12 +42,15 @@ def tree(path: str, format: str) -> Tree | None:
 def _hdf5(path: str) -> Iterator[tuple[str, str]]:
     import h5py
 
+    from matex_data.readers.hdf5.files import open_file
+    from matex_data.storage.trust import Trust
+
     found: list[tuple[str, str]] = []
 
     def visit(name: str, item: Any) -> None:
         found.append((name, _dataset(item) if isinstance(item, h5py.Dataset) else ""))
 
-    with h5py.File(path, "r") as file:
+    with open_file(path, Trust.of_site()) as file:
         file.visititems(visit)
     yield from found
 

@@ -26,6 +26,7 @@ from matex_data.errors import DataError, FormatError
 from matex_data.index.library import LibraryRows
 from matex_data.machine import environment_without_mpi, free_memory
 from matex_data.readers import FORMATS, HEAD_BYTES, detect, reader
+from matex_data.storage.trust import Trust
 
 SECONDS = 60.0  # limit of a step of the library: to open a file, or to read one block of rows
 START_SECONDS = 300.0  # limit of the start of the child
@@ -170,7 +171,7 @@ def _probe_file(path: str, format: str | None, names: Sequence[str] | None, step
     """
     with Path(path).open("rb") as file:
         head = file.read(HEAD_BYTES)
-    index = reader(format or detect(path, head))(path, names)
+    index = reader(format or detect(path, head))(path, names, Trust.of_site())
     for file_index in index.files:
         for layout in file_index.layouts.values():
             if isinstance(layout, LibraryRows):

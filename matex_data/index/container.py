@@ -105,13 +105,13 @@ def _number(value: int, dtype: np.dtype[Any]) -> Array:
         raise damaged(f"{value} as {dtype}") from error
 
 
-def unpacked(data: bytes | memoryview, trusted: bool = False) -> tuple[Any, ColumnReader]:
+def unpacked(data: bytes | memoryview, of_job: bool = False) -> tuple[Any, ColumnReader]:
     """Return the description and the columns of bytes.
 
     Parameters
     ----------
     data : as `ColumnWriter.packed` returns them.
-    trusted : they come from a rank of this job, and are not compared with their checksum.
+    of_job : they come from a rank of this job, and are not compared with their checksum.
 
     Raises
     ------
@@ -124,7 +124,7 @@ def unpacked(data: bytes | memoryview, trusted: bool = False) -> tuple[Any, Colu
     body = view[_HEADER.size :]
     if magic != MAGIC:
         raise damaged(f"it begins with {magic!r}")
-    if not trusted and hashlib.blake2b(body, digest_size=16).digest() != digest:
+    if not of_job and hashlib.blake2b(body, digest_size=16).digest() != digest:
         raise damaged("its checksum is wrong")
     try:
         description = json.loads(body[:length].tobytes())

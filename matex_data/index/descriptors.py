@@ -13,7 +13,7 @@ import base64
 import dataclasses
 import pickle
 import struct
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
 from functools import partial
@@ -29,6 +29,7 @@ from matex_data._types import Array
 from matex_data.declared import declared_as, name_of
 from matex_data.errors import FormatError
 from matex_data.index.dtypes import dtype_from_json, dtype_to_json
+from matex_data.storage.trust import NONE, Trust
 
 Descriptor = Any
 """None, a bool, a text, a mark, or a tuple of a kind and its contents."""
@@ -80,9 +81,28 @@ def separate(value: Any, text: str = "") -> Separated:
     return Separated(writer.described(value), writer.numbers, writer.arrays)
 
 
-def join(separated: Separated, text: str = "", modules: Collection[str] = (), trusted: bool = True) -> Any:
+@dataclass(frozen=True)
+class Origin:
+    """Where descriptors come from, and what they may name.
+
+    Parameters
+    ----------
+    of_job : from a rank of this job, so that they may have pickled objects; else from a file that anyone may have made.
+    modules : of other packages, which may have declared classes and functions of a file.
+    trust : where bytes may come from, whatever a file says of it.
+    """
+
+    of_job: bool
+    modules: frozenset[str] = frozenset()
+    trust: Trust = NONE
+
+
+OF_JOB = Origin(True)
+
+
+def join(separated: Separated, text: str = "", origin: Origin = OF_JOB) -> Any:
     """Return an object that equals the one that was separated, with ``text`` in place of its own; see `Maker`."""
-    maker = Maker(separated.descriptor, separated.numbers, len(separated.arrays), modules, trusted)
+    maker = Maker(separated.descriptor, separated.numbers, len(separated.arrays), origin)
     return maker.make([], separated.arrays, text)
 
 
@@ -247,8 +267,7 @@ class Maker:
     descriptor : of the objects; lists may take the place of tuples.
     numbers : of the objects, those that are equal for all; None for the others.
     arrays : number of arrays of each object.
-    modules : of other packages, which may declare classes and functions.
-    trusted : it comes from a rank of this job, and may have pickled objects.
+    origin : of the descriptor.
 
     Raises
     ------
@@ -260,10 +279,9 @@ class Maker:
         descriptor: Descriptor,
         numbers: Sequence[int | None],
         arrays: int,
-        modules: Collection[str] = (),
-        trusted: bool = False,
+        origin: Origin,
     ) -> None:
-        reader = _Reader(numbers, arrays, modules, trusted)
+        reader = _Reader(numbers, arrays, origin)
         try:
             made = reader.maker(descriptor)
             reader.check_end()
@@ -310,10 +328,10 @@ class _Reader:
     shared : number of objects that may occur twice.
     """
 
-    def __init__(self, numbers: Sequence[int | None], arrays: int, modules: Collection[str], trusted: bool) -> None:
+    def __init__(self, numbers: Sequence[int | None], arrays: int, origin: Origin) -> None:
         self.shared = 0
         self._numbers, self._arrays = numbers, arrays
-        self._modules, self._trusted = modules, trusted
+        self._origin = origin
         self._number = self._varying = self._array_number = 0
         self._depth = self._objects = 0
         self._makers: list[tuple[_Make, int]] = []  # of the shared objects, and the objects within each
@@ -404,6 +422,8 @@ class _Reader:
         if list(names) != list(_fields_of(kind)):
             raise ValueError(f"{name} with the fields {list(names)!r:.200}")
         maker = self._together(lambda values: kind(**dict(zip(names, values, strict=True))), descriptors[1::2])
+        if kind is Trust and not self._origin.of_job:
+            maker = _Known(self._origin.trust)
         if isinstance(maker, _Known) and kind.__eq__ is object.__eq__:
             values = {name: getattr(maker.value, name) for name in names}
             maker = lambda _: kind(**values)  # noqa: E731 (as the other makers)
@@ -425,7 +445,7 @@ class _Reader:
     def _declared(self, name: Any) -> Any:
         if not isinstance(name, str):
             raise TypeError(f"{name!r:.100} instead of a name")
-        return declared_as(name, self._modules)
+        return declared_as(name, self._origin.modules)
 
     def _function(self, name: str) -> _Known:
         return _Known(self._declared(name))
@@ -468,7 +488,7 @@ class _Reader:
         return self._kept(self._together(make, (("tuple", *shape), *items)), 1)
 
     def _pickled(self, name: str) -> _Make:
-        if not self._trusted:
+        if not self._origin.of_job:
             raise ValueError(f"a pickled object of {name!r:.100}")
         at = self._next_array()
         return self._kept(lambda entry: pickle.loads(entry.arrays[at].tobytes()), 1)

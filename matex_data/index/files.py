@@ -18,9 +18,10 @@ import numpy as np
 from matex_data._types import Array, Integers
 from matex_data.index.columns import compact, joined
 from matex_data.index.container import ColumnReader, ColumnWriter, member, unpacked
-from matex_data.index.descriptors import Descriptor, Separated, damaged, pickled_class, separate
+from matex_data.index.descriptors import OF_JOB, Descriptor, Origin, Separated, damaged, pickled_class, separate
 from matex_data.index.groups import Group
 from matex_data.index.paths import PathTable
+from matex_data.index.sources import sources_of
 from matex_data.index.stamps import Stamp, StampTable
 from matex_data.locks import Lock, cached_property
 
@@ -301,7 +302,7 @@ class FileColumns(FileTable):
 
     def __reduce__(self) -> tuple[Any, ...]:
         columns = ColumnWriter()
-        return _of_bytes, (columns.packed(self.to_json(columns)),)
+        return _of_bytes, (columns.packed(self.to_json(columns)), self._origin)
 
     def to_json(self, columns: ColumnWriter) -> Any:
         """Return the table as a value of JSON."""
@@ -318,16 +319,18 @@ class FileColumns(FileTable):
     def _numbered(self) -> Mapping[str, Array]:
         return {"rows": self.rows, "group": self._group, "position": self._position}
 
+    @property
+    def _origin(self) -> Origin:
+        return self._groups[0].origin if self._groups else OF_JOB
+
     @classmethod
-    def from_json(
-        cls, value: Any, columns: ColumnReader, modules: Collection[str] = (), trusted: bool = False
-    ) -> FileColumns:
+    def from_json(cls, value: Any, columns: ColumnReader, origin: Origin) -> FileColumns:
         """Return the table of a value of JSON.
 
         Parameters
         ----------
         value, columns : of `to_json`.
-        modules, trusted : see `descriptors.Maker`; the files of others are checked, one of each group.
+        origin : of the value; that of a file is checked, with one entry of each group.
 
         Raises
         ------
@@ -341,11 +344,11 @@ class FileColumns(FileTable):
         pairs = isinstance(of_facts, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in of_facts)
         if not pairs or not isinstance(of_groups, list):
             raise damaged(f"{of_groups!r:.100} instead of groups of files, or {of_facts!r:.100} instead of facts")
-        groups = [Group.from_json(one, columns, count, modules, trusted) for one in of_groups]
+        groups = [Group.from_json(one, columns, count, origin) for one in of_groups]
         facts = {str(name): LayoutFacts.from_json(one, columns, count) for name, one in of_facts}
         files = cls(paths, rows, StampTable.from_json(of_stamps, columns, count), groups, group, position, facts)
         files.__dict__["first_row"] = columns.column(of_first, count + 1)  # in the memory that the ranks share
-        if not trusted:
+        if not origin.of_job:
             files._check()
         return files
 
@@ -370,6 +373,11 @@ class FileColumns(FileTable):
     def _made(self, number: int) -> FileIndex:
         path = self.paths[number]
         layouts = self._groups[self._group[number]].made(int(self._position[number]), path)
+        if not self._origin.of_job:
+            trust = self._origin.trust.beside(path)
+            for source in dict.fromkeys(sources_of(layouts)):
+                if source != path:
+                    trust.check_hdf5(source, path)
         return FileIndex(path, int(self.rows[number]), layouts, self.stamp(number))
 
     def stamp(self, number: int) -> Stamp | None:
@@ -415,9 +423,9 @@ class FileColumns(FileTable):
         )
 
 
-def _of_bytes(data: bytes) -> FileColumns:
+def _of_bytes(data: bytes, origin: Origin) -> FileColumns:
     """Return the table of another process of this job."""
-    return FileColumns.from_json(*unpacked(data, trusted=True), trusted=True)
+    return FileColumns.from_json(*unpacked(data, of_job=True), origin)
 
 
 def check_file(file: FileIndex, names: Collection[str]) -> None:

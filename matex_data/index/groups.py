@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.index.columns import Lists, compact, joined
 from matex_data.index.container import ColumnReader, ColumnWriter, member
-from matex_data.index.descriptors import Maker, Separated, damaged
+from matex_data.index.descriptors import OF_JOB, Maker, Origin, Separated, damaged
 from matex_data.locks import cached_property
 
 
@@ -26,7 +26,7 @@ class Group:
     descriptor : of the objects, as JSON; see `descriptors.Separated`.
     numbers : a column for each number.
     arrays : the lists of each array.
-    modules, trusted : see `descriptors.Maker`.
+    origin : of the descriptor.
 
     Examples
     --------
@@ -40,8 +40,7 @@ class Group:
     descriptor: str
     numbers: Sequence[Array]
     arrays: Sequence[Lists]
-    modules: Collection[str] = ()
-    trusted: bool = True
+    origin: Origin = OF_JOB
 
     @classmethod
     def of(cls, members: Sequence[Separated]) -> Group:
@@ -63,7 +62,7 @@ class Group:
             return first
         numbers = [joined(columns) for columns in zip(*(group.numbers for group in groups), strict=True)]
         arrays = [Lists.joined(lists) for lists in zip(*(group.arrays for group in groups), strict=True)]
-        return cls(sum(map(len, groups)), first.descriptor, numbers, arrays, first.modules, first.trusted)
+        return cls(sum(map(len, groups)), first.descriptor, numbers, arrays, first.origin)
 
     def __len__(self) -> int:
         return self.count
@@ -89,7 +88,7 @@ class Group:
             descriptor = json.loads(self.descriptor)
         except (ValueError, RecursionError) as error:
             raise damaged(f"a descriptor that is no JSON: {error!s:.100}") from error
-        return Maker(descriptor, known, len(self.arrays), self.modules, self.trusted)
+        return Maker(descriptor, known, len(self.arrays), self.origin)
 
     @cached_property
     def _varying(self) -> list[Array]:
@@ -105,7 +104,7 @@ class Group:
         }
 
     @classmethod
-    def from_json(cls, value: Any, columns: ColumnReader, most: int, modules: Collection[str], trusted: bool) -> Group:
+    def from_json(cls, value: Any, columns: ColumnReader, most: int, origin: Origin) -> Group:
         """Return the group of a value of JSON, of at most ``most`` objects.
 
         Raises
@@ -118,4 +117,4 @@ class Group:
             raise damaged(f"{value!r:.100} instead of a group of files")
         of_numbers = [columns.column(column, count) for column in numbers]
         lists = [Lists.from_json(one, columns, count) for one in arrays]
-        return cls(count, descriptor, of_numbers, lists, modules, trusted)
+        return cls(count, descriptor, of_numbers, lists, origin)

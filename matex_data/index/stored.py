@@ -11,7 +11,7 @@ import mmap
 import os
 import stat
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,30 +20,30 @@ import numpy as np
 from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.index.container import FAMILY, MAGIC, ColumnWriter, member, unpacked
-from matex_data.index.descriptors import Separated, damaged, join, pickled_class, separate
+from matex_data.index.descriptors import Origin, Separated, damaged, join, pickled_class, separate
 from matex_data.index.files import FileColumns
 from matex_data.index.model import Index
 
 
-def to_bytes(index: Index, key: str = "", trusted: bool = False) -> bytes:
+def to_bytes(index: Index, key: str = "", of_job: bool = False) -> bytes:
     """Return an index as bytes.
 
     Parameters
     ----------
     index : of files.
     key : text that `from_bytes` returns with it.
-    trusted : the bytes are for ranks of this job, for which what has no descriptor is pickled.
+    of_job : the bytes are for ranks of this job, for which what has no descriptor is pickled.
 
     Raises
     ------
-    FormatError : a layout has no descriptor, unless ``trusted``.
+    FormatError : a layout has no descriptor, unless ``of_job``.
 
     Examples
     --------
     >>> from matex_data.abc import Field, FileIndex, MemoryRows
     >>> layouts = {"t": MemoryRows(np.array([1.5, 2.5]))}
     >>> index = Index({"t": Field("t", (), np.dtype("f8"))}, [FileIndex("a.bin", 2, layouts)])
-    >>> key, found = from_bytes(to_bytes(index, "of a.bin"))
+    >>> key, found = from_bytes(to_bytes(index, "of a.bin"), OF_JOB)
     >>> key, found.fields == index.fields, found.files[0].layouts["t"].values
     ('of a.bin', True, array([1.5, 2.5]))
     """
@@ -51,7 +51,7 @@ def to_bytes(index: Index, key: str = "", trusted: bool = False) -> bytes:
     assert isinstance(files, FileColumns)
     columns = ColumnWriter()
     rest = separate({"fields": index.fields, "static": index.static, "facts": index.facts})
-    undescribed = None if trusted else pickled_class(rest.descriptor) or files.without_descriptor
+    undescribed = None if of_job else pickled_class(rest.descriptor) or files.without_descriptor
     if undescribed is not None:
         raise _without_descriptor(undescribed, files.paths[0])
     description = {
@@ -64,32 +64,31 @@ def to_bytes(index: Index, key: str = "", trusted: bool = False) -> bytes:
     return columns.packed(description)
 
 
-def from_bytes(data: bytes | memoryview, modules: Collection[str] = (), trusted: bool = False) -> tuple[str, Index]:
+def from_bytes(data: bytes | memoryview, origin: Origin) -> tuple[str, Index]:
     """Return the key and the index of bytes. Its arrays are views of them, and keep them in memory.
 
     Parameters
     ----------
     data : as `to_bytes` returns them.
-    modules : of other packages, which may have declared classes and functions of the index.
-    trusted : the bytes come from a rank of this job: nothing is checked, and what has no descriptor is unpickled.
+    origin : of the bytes. Those of a rank of this job are not checked, and what has no descriptor is unpickled.
 
     Raises
     ------
     FormatError : the bytes are damaged, of another release, or refer to anything that is not declared.
     """
-    description, columns = unpacked(data, trusted)
+    description, columns = unpacked(data, origin.of_job)
     key, descriptor, numbers, arrays, files = member(description, "key", "descriptor", "numbers", "arrays", "files")
     if not isinstance(key, str) or not isinstance(arrays, list):
         raise damaged(f"the key {key!r:.100}")
-    table = FileColumns.from_json(files, columns, modules, trusted)
+    table = FileColumns.from_json(files, columns, origin)
     values = Separated(
         descriptor,
         columns.column(numbers, most_folded=1).tolist(),
         [columns.column(array) for array in arrays],
     )
-    rest = join(values, "", modules, trusted)
+    rest = join(values, "", origin)
     fields, static, facts = member(rest, "fields", "static", "facts")
-    if not trusted:
+    if not origin.of_job:
         _check(fields, static, facts, table)
     return key, Index(fields, table, static, facts)
 

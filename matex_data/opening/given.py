@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,13 @@ from matex_data.index.model import Index
 from matex_data.index.paths import PathTable
 from matex_data.memory import NAME, digest, index_arrays, is_in_memory
 from matex_data.mpi.communicator import Communicator
-from matex_data.paths import existing_files, natural_sorted, numbered, partitioned_files
+from matex_data.paths import count_numbered, existing_files, natural_sorted, numbered, partitioned_files
 from matex_data.readers import data_folders, files_of_folder, folder_format, refuse_folder
 from matex_data.storage import objects
+from matex_data.storage.trust import NONE, Trust
+
+FIRST_BLOCK = 1 << 12  # paths that are looked for at once
+MOST_OF_WEB = 1_000_000  # files of a range on a web server
 
 Arrays = Any
 """Dict of arrays, ``pandas.DataFrame`` or ``xarray.Dataset``."""
@@ -31,10 +36,12 @@ class Given:
     ----------
     files : paths of the files; of arrays one name that is no path.
     memory : the arrays; None: files.
+    trust : what the user trusts, beside the folders of the files.
     """
 
     files: PathTable
     memory: Index | None
+    trust: Trust = NONE
 
     @classmethod
     def of(
@@ -45,6 +52,7 @@ class Given:
         format: str | None,
         stored: str | os.PathLike[str] | None,
         options: dict[str, Any],
+        trusted: Sequence[str | os.PathLike[str]],
     ) -> Given:
         """Return what all ranks are given. *Collective*.
 
@@ -55,15 +63,18 @@ class Given:
         arguments : all its other arguments as text, which the ranks compare.
         stored : path of the stored index.
         options : of the reader.
+        trusted : folders and URLs from which bytes may come.
 
         Raises
         ------
-        DataError : there are no such files; the arrays are no data set, or options are given that only files have.
+        DataError : there are no such files, or something cannot be trusted; the arrays are no data set, or options are
+            given that only files have.
         PartitionError : the arguments, or the arrays, differ between the ranks.
         """
         if is_in_memory(data):
             return cls(PathTable.of([NAME]), _hold(comm, data, arguments, format, stored, options))
-        return cls(_resolve(comm, data, format, arguments), None)
+        files, trust = _resolve(comm, data, format, arguments, trusted)
+        return cls(files, None, trust)
 
 
 def _hold(
@@ -95,20 +106,36 @@ def _hold(
     return held
 
 
-def _resolve(comm: Communicator, paths: Paths, format: str | None, arguments: str) -> PathTable:
-    """Return the files of ``paths``, as rank 0 finds them; so a thousand ranks do not list a folder. *Collective*."""
-    files: list[str] = []
+def _resolve(
+    comm: Communicator,
+    paths: Paths,
+    format: str | None,
+    arguments: str,
+    trusted: Sequence[str | os.PathLike[str]],
+) -> tuple[PathTable, Trust]:
+    """Return the files of ``paths`` and what is trusted, as rank 0 finds them; see `Given.of`. *Collective*.
+
+    So a thousand ranks do not list a folder, and have one environment.
+    """
+    files, trust = list[str](), NONE
     error: DataError | None = None
     if comm.rank == 0:
         try:
             files = expand(paths, format)
+            trust = Trust.of([*trusted, *_folders(paths, files)]) | Trust.of_site()
         except DataError as not_found:
             error = not_found
     comm.agree(error)
-    packed: PathTable = comm.broadcast(PathTable.of(files))
+    packed, trust = comm.broadcast((PathTable.of(files), trust))
     remedy = "call open_dataset with the same arguments on every rank"
     comm.check_equal(arguments, "the ranks open different data sets", remedy)
-    return packed
+    return packed, trust
+
+
+def _folders(paths: Paths, files: Sequence[str]) -> list[str]:
+    """Return the folders that the user names: those among ``paths`` that are not the files themselves."""
+    named = {os.fspath(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)}
+    return [path for path in named.difference(files) if objects.is_url(path) or Path(path).is_dir()]
 
 
 def expand(paths: Paths, format: str | None = None) -> list[str]:
@@ -125,20 +152,38 @@ def expand(paths: Paths, format: str | None = None) -> list[str]:
     ------
     DataError : there are no such files.
     """
-    all_paths = [paths] if isinstance(paths, str | os.PathLike) else paths
-    given = [one for path in all_paths for one in _numbered(os.fspath(path))]
-    urls = [path for path in given if objects.is_url(path)]
-    for url in urls:
-        objects.check_url(url)
-    files = existing_files([path for path in given if not objects.is_url(path)]) | _existing_objects(urls)
-    expanded = [file for path in given for file in ([path] if path in files else _expand_one(path, format))]
+    expanded: list[str] = []
+    given = _given([paths] if isinstance(paths, str | os.PathLike) else paths)
+    # Longer and longer blocks: a range is compared with what exists before all of it is in memory.
+    size = FIRST_BLOCK
+    while block := list(islice(given, size)):
+        urls = [path for path, _ in block if objects.is_url(path)]
+        for url in urls:
+            objects.check_url(url)
+        local = [path for path, _ in block if not objects.is_url(path)]
+        files = existing_files(local) | _existing_objects(urls)
+        for path, whole in block:
+            expanded += [path] if path in files else _expand_one(path, format, whole)
+        size *= 2
     if not expanded:
         raise DataError("the list of files is empty", expected="at least one path", found=paths)
     return expanded
 
 
-def _numbered(path: str) -> list[str]:
-    return numbered(path) if "{" in path and (objects.is_url(path) or not Path(path).exists()) else [path]
+def _given(paths: Iterable[str | os.PathLike[str]]) -> Iterator[tuple[str, str]]:
+    """Yield each path, those of ranges in braces one by one, and the argument that it is of."""
+    for whole in (os.fspath(path) for path in paths):
+        if "{" not in whole or (not objects.is_url(whole) and Path(whole).exists()):
+            yield whole, whole
+            continue
+        if objects.is_web(whole) and count_numbered(whole) > MOST_OF_WEB:
+            raise DataError(
+                "the range stands for too many files of a web server, which does not list what it has",
+                file=whole,
+                expected=f"at most {MOST_OF_WEB:,}",
+                found=f"{count_numbered(whole):,}",
+            )
+        yield from ((path, whole) for path in numbered(whole))
 
 
 def _expand_url(url: str, format: str | None) -> list[str]:
@@ -180,7 +225,8 @@ def _is_partitioned(name: str) -> bool:
     return not file.startswith(".") and all("=" in folder and not folder.startswith(".") for folder in folders)
 
 
-def _expand_one(path: str, format: str | None) -> list[str]:
+def _expand_one(path: str, format: str | None, whole: str) -> list[str]:
+    """Return the files of a path that is no file, which is one of those that the argument ``whole`` stands for."""
     if objects.is_url(path):
         return _expand_url(path, format)
     location = Path(path)
@@ -204,6 +250,7 @@ def _expand_one(path: str, format: str | None) -> list[str]:
     raise DataError(
         "no such file" if not location.is_dir() else "the directory holds no files",
         file=path,
+        expected=None if path == whole else f"all of the {count_numbered(whole):,} files of {whole!r}",
         found=f"in its folder: {near_matches(location.name, siblings)}" if siblings else f"no folder {str(folder)!r}",
         remedy="check the path; a relative path begins at the working directory",
     )

@@ -19,6 +19,7 @@ import numpy as np
 from matex_data import memory
 from matex_data.errors import FormatError
 from matex_data.index import stored
+from matex_data.index.descriptors import OF_JOB, Origin
 from matex_data.index.files import FileColumns, FileColumnsBuilder, FileTable
 from matex_data.index.model import FileIndex, Index, check_same
 from matex_data.index.paths import PathTable
@@ -31,6 +32,7 @@ from matex_data.readers import collective_reader, detect, folder_format, index_a
 from matex_data.readers.formats import GROUP, format_named
 from matex_data.sampling.schedule import rank_range
 from matex_data.storage.files import size_of
+from matex_data.storage.trust import NONE, Trust
 
 T = TypeVar("T")
 
@@ -50,6 +52,7 @@ class Reading:
     options : of the reader.
     coordinate : add the coordinate of the samples, of a format that has one.
     memory : arrays in memory, in place of files.
+    trust : where bytes may come from beside the folders of the files; an index does not depend on it.
     """
 
     format: str | None
@@ -57,6 +60,7 @@ class Reading:
     options: Mapping[str, Any]
     coordinate: bool = False
     memory: Index | None = None
+    trust: Trust = NONE
 
     def key(self, files: Sequence[str]) -> str:
         """Return a text that is equal for two indexes of the same files, made in the same way by the same release."""
@@ -96,7 +100,7 @@ def index_files(comm: Communicator, files: Sequence[str], reading: Reading, path
         return memory.select(reading.memory, reading.names, bool(reading.options.get("static_as_inputs")))
     if path is None:
         return _index_all(comm, files, reading)
-    known = _stored(comm, path, reading.key(files), files)
+    known = _stored(comm, path, reading.key(files), files, _origin(reading.trust))
     stale = () if known is None else _changed_files(comm, known)
     if known is not None and not stale:
         return known
@@ -139,24 +143,24 @@ def _store(path: str, index: Index, key: str, changed: Sequence[str], count: int
         warnings.warn(f"the index {path!r} cannot be written: {error}", stacklevel=5)
 
 
-def _stored(comm: Communicator, path: str, key: str, files: Sequence[str]) -> Index | None:
+def _stored(comm: Communicator, path: str, key: str, files: Sequence[str], origin: Origin) -> Index | None:
     """Return the index that is stored at a path, if it is the one of this key. *Collective*."""
-    found = _agreed(comm, partial(_usable, path, key, files))
+    found = _agreed(comm, partial(_usable, path, key, files, origin))
     if not comm.broadcast(found is not None):
         return None
     if comm.size == 1 and found is not None:
         return found[1]
-    return stored.from_bytes(share(comm, found and found[0]), _modules())[1]
+    return stored.from_bytes(share(comm, found and found[0]), origin)[1]
 
 
-def _usable(path: str, key: str, files: Sequence[str]) -> tuple[memoryview, Index] | None:
+def _usable(path: str, key: str, files: Sequence[str], origin: Origin) -> tuple[memoryview, Index] | None:
     """Return a stored index and its bytes; None, with a warning, if it is damaged or not the one of this key."""
     data = stored.mapped(path)
     if data is None:
         return None
     problem = "it is of other files, fields, options or another release of matex_data"
     try:
-        found, index = stored.from_bytes(data, _modules())
+        found, index = stored.from_bytes(data, origin)
     except FormatError as error:
         problem = f"{error.problem} ({error.found})"
     else:
@@ -179,9 +183,9 @@ def _is_within(path: str, named: set[str]) -> bool:
     return path in named or (".." not in names and not named.isdisjoint(accumulate(names, "{}/{}".format)))
 
 
-def _modules() -> set[str]:
-    """Return the modules that have registered readers."""
-    return {entry.module for entry in entry_points(group=GROUP)}
+def _origin(trust: Trust) -> Origin:
+    """Return the origin of a stored index: it may name what modules that have registered readers declare."""
+    return Origin(False, frozenset(entry.module for entry in entry_points(group=GROUP)), trust)
 
 
 def _changed_files(comm: Communicator, index: Index) -> tuple[int, ...]:
@@ -220,7 +224,7 @@ def _index_all(
     if read_all is not None:
         ranks = MpiRanks(comm)
         try:
-            index = read_all(list(files), reading.names, ranks, **reading.options)
+            index = read_all(list(files), reading.names, ranks, reading.trust, **reading.options)
         finally:
             ranks.close()
         if comm.rank != 0:
@@ -277,9 +281,9 @@ def _on_all_ranks(comm: Communicator, index: Index | None) -> Index:
         return index
     static, data = None, None
     if index is not None:
-        static, data = index.static, memoryview(stored.to_bytes(index.with_static({}), trusted=True))
+        static, data = index.static, memoryview(stored.to_bytes(index.with_static({}), of_job=True))
     static = comm.broadcast(static)
-    _, found = stored.from_bytes(share(comm, data), trusted=True)
+    _, found = stored.from_bytes(share(comm, data), OF_JOB)
     return found.with_static(static or {})
 
 
@@ -359,9 +363,10 @@ def _index_one(
     if known is not None and number not in stale:
         return Index(known.fields, [known.files[number]], {} if number else known.static, known.facts)
     if number == 0:
-        index = reader(first_format)(path, reading.names, **reading.options)
+        index = reader(first_format)(path, reading.names, reading.trust, **reading.options)
     else:
-        index = index_another(path, reading.names, first_format, reading.options, named=reading.format is not None)
+        is_named = reading.format is not None
+        index = index_another(path, reading.names, first_format, reading.options, is_named, reading.trust)
     for file in index.files:
         if file.path == path:
             _check_size(file)

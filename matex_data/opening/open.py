@@ -71,6 +71,7 @@ def open_dataset(
     missing: Missing = "nan",
     on_error: Literal["raise", "skip"] = "raise",
     index: str | os.PathLike[str] | None = None,
+    trusted: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     **options: Any,
 ) -> Dataset:
     """Open files of one schema as one data set. *Collective*.
@@ -160,6 +161,12 @@ def open_dataset(
         writes it, and later ones only compare the sizes and times of the files with it, each rank of its share. Files
         that have changed are indexed anew, with a warning. Only the files of the data set are compared, not those that
         they refer to (external and virtual datasets of HDF5).
+    trusted : str, path, or list of these. Folders and URLs, ``["/sdf/data", "s3://bucket/runs"]``, to which files may
+        lead, with all that lies below them: by external raw data of HDF5, references of kerchunk and Icechunk, names of
+        arrays in Zarr, URLs in tables of images. Without it, files may lead to the tree of their own folder, to folders
+        among ``paths``, and HDF5 to other local HDF5 files; all else is an error before anything is asked for.
+        Symbolic links count as what they lead to. Hosts are named one by one, with their port. The variable
+        ``MATEX_TRUSTED`` names more, separated by commas, for all data sets of a site.
     options : options of the format's reader. ``dtype={"species": "category"}`` is one of every format: the field has
         codes, int32, which are positions in the sorted values of all samples, and -1 for missing ones; the attribute
         ``categories`` of the field lists the values.
@@ -177,7 +184,7 @@ def open_dataset(
     ------
     FieldNotFound : a field does not exist.
     FormatError : a file is damaged or of another format, or the files differ in their fields.
-    DataError : a file does not exist, or cannot be read.
+    DataError : a file does not exist, cannot be read, or leads to another one that is not trusted.
     PartitionError : the arguments differ between the ranks, or a rank does not call within ``MATEX_TIMEOUT`` seconds.
 
     Examples
@@ -220,11 +227,14 @@ def open_dataset(
         f"{inputs=}, {targets=}, {weights=}, {format=}, {where=}, {file_fields=}, {derive=}, {one_hot=}, {flatten=}, "
         f"{pad=}, {keep=}, {stack=}, {static_as_inputs=}, {window=}, {stride=}, {horizon=}, {lead=}, {along=}, {io=}, "
         f"{window_bytes=}, {block_bytes=}, {global_reads=}, {cache=}, "
-        f"{missing=}, {on_error=}, {index=}, options={text_of(options)}"
+        f"{missing=}, {on_error=}, {index=}, {trusted=}, options={text_of(options)}"
     )
-    given = Given.of(sessions.comm, paths, arguments, format, index, without_categories(options))
+    trees = [trusted] if isinstance(trusted, str | os.PathLike) else list(trusted)
+    given = Given.of(sessions.comm, paths, arguments, format, index, without_categories(options), trees)
     io = io if given.memory is None else "independent"
-    request, reading = _prepare(sessions.comm, given, request, Reading(format, None, options, memory=given.memory))
+    request, reading = _prepare(
+        sessions.comm, given, request, Reading(format, None, options, memory=given.memory, trust=given.trust)
+    )
     found = index_files(sessions.comm, given.files, reading, None if index is None else os.fspath(index))
     # The ranks of a machine have the paths of the index once.
     files: Sequence[str] = found.files.paths if given.files == found.files.paths else given.files

@@ -151,3 +151,20 @@ def exists(path: str) -> bool:
 def is_folder(path: str) -> bool:
     """Return whether a path is a folder; of a store, whether there are objects below it."""
     return objects.is_folder(path) if objects.is_url(path) else Path(path).is_dir()
+
+
+def names_in(path: str) -> set[str]:
+    """Return the names of the files in a folder, or of the objects; none if there is no such folder.
+
+    Raises
+    ------
+    OSError : the folder cannot be listed.
+
+    Examples
+    --------
+    >>> names_in("no such folder")
+    set()
+    """
+    if objects.is_url(path):
+        return objects.names_in(path)
+    return {entry.name for entry in Path(path).iterdir()} if Path(path).is_dir() else set()

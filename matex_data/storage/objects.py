@@ -59,9 +59,18 @@ def is_url(path: str | bytes) -> bool:
     return b"://" in path if isinstance(path, bytes) else "://" in path
 
 
+def is_web(path: str) -> bool:
+    """Return whether a path is a URL of a web server, which does not list what it has.
+
+    >>> is_web("https://example.org/a.h5"), is_web("s3://bucket/a.h5")
+    (True, False)
+    """
+    return is_url(path) and parts(path)[0] in WEB
+
+
 def check_url(url: str) -> None:
     """Raise ``DataError`` for a URL of another kind, or one with credentials in it, which messages would show."""
-    scheme, host, key = _parts(url)
+    scheme, host, key = parts(url)
     has_password = "@" in host and scheme not in ("abfs", "abfss")  # there a container stands in front of it
     if has_password or (scheme not in STORES and "?" in key):
         raise DataError(
@@ -137,7 +146,7 @@ def names_below(url: str) -> Iterator[str]:
     """
     store, key = _located(url)
     prefix = key.rstrip("/")
-    if _parts(url)[0] in WEB:
+    if is_web(url):
         raise OSError(errno.ENOTSUP, "a web server does not list its files: name them, such as run-{000..255}.h5", url)
     pages = store.list(prefix or None, chunk_size=PAGE)
     while True:
@@ -177,18 +186,23 @@ def existing_objects(urls: Sequence[str]) -> set[str]:
             by_folder.setdefault(url.rpartition("/")[0], []).append(url)
     found: set[str] = set()
     for folder, of_folder in by_folder.items():
-        if _parts(folder)[0] in WEB:
+        if is_web(folder):
             found.update(of_folder)
         elif len(of_folder) < LISTED:
             found.update(filter(is_object, of_folder))
         else:
-            names = _names_in(folder)
+            names = names_in(folder)
             found.update(url for url in of_folder if url.rpartition("/")[2] in names)
     return found
 
 
-def _names_in(folder: str) -> set[str]:
-    """Return the names of the objects in a folder, without those of the folders in it."""
+def names_in(folder: str) -> set[str]:
+    """Return the names of the objects in a folder, without those of the folders in it.
+
+    Raises
+    ------
+    OSError : the store cannot be listed.
+    """
     store, key = _located(folder)
     with _as_os_errors(folder):
         found = store.list_with_delimiter(key.rstrip("/") or None)
@@ -206,7 +220,7 @@ def is_object(url: str) -> bool:
 
 def is_folder(url: str) -> bool:
     """Return whether there are objects in a folder of this name; False where they cannot be listed."""
-    return _parts(url)[0] not in WEB and any(names_below(url))
+    return not is_web(url) and any(names_below(url))
 
 
 def matching(url: str) -> tuple[list[str], list[str]]:
@@ -240,9 +254,9 @@ def _expression(pattern: str) -> str:
     >>> re.fullmatch(_expression("run*/**/x?.h5"), "run1/a/b/x1.h5") is not None
     True
     """
-    parts = pattern.split("/")
-    texts = [r"(?:[^/]+/)*" if part == "**" else _of_one(part) + "/" for part in parts[:-1]]
-    return "".join([*texts, ".*" if parts[-1] == "**" else _of_one(parts[-1])])
+    words = pattern.split("/")
+    texts = [r"(?:[^/]+/)*" if part == "**" else _of_one(part) + "/" for part in words[:-1]]
+    return "".join([*texts, ".*" if words[-1] == "**" else _of_one(words[-1])])
 
 
 def _of_one(part: str) -> str:
@@ -317,8 +331,12 @@ class ObjectFile(Seekable):
         return data
 
 
-def _parts(url: str) -> tuple[str, str, str]:
-    """Return scheme, host or bucket, and key."""
+def parts(url: str) -> tuple[str, str, str]:
+    """Return scheme, host or bucket, and key of a URL.
+
+    >>> parts("S3://bucket/runs/1.h5")
+    ('s3', 'bucket', 'runs/1.h5')
+    """
     found = _URL.fullmatch(url)
     if found is None:
         raise DataError("the URL is malformed", file=url, expected="scheme://bucket/key")
@@ -327,7 +345,7 @@ def _parts(url: str) -> tuple[str, str, str]:
 
 def _located(url: str) -> tuple[Any, str]:
     """Return the store of a URL, and the key in it."""
-    scheme, host, key = _parts(url)
+    scheme, host, key = parts(url)
     if _process() != os.getpid():
         raise OSError(errno.ENOTSUP, "a process that was forked cannot make requests: start it by 'spawn'", url)
     settings = tuple(sorted(item for item in os.environ.items() if item[0].startswith(SETTINGS)))

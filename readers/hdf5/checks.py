@@ -8,10 +8,12 @@ from pathlib import Path
 import h5py
 
 from matex_data.errors import FormatError
+from matex_data.readers.hdf5.files import RAW_PREFIX, open_indexed, raw_files
 from matex_data.readers.hdf5.names import HDF5_ERRORS
-from matex_data.readers.hdf5.rows import missing_filters, open_file
+from matex_data.readers.hdf5.rows import missing_filters
 from matex_data.readers.hdf5.virtual import PREFIX, Source, SourceFiles, sources_of
 from matex_data.storage.objects import is_url
+from matex_data.storage.trust import NO_BASE
 
 HDF5PLUGIN = {307, 32001, 32004, 32008, 32013, 32015, 32017, 32018, 32024, 32026, 32028, 32033}  # its filters
 REGISTRY = "https://github.com/HDFGroup/hdf5_plugins"
@@ -34,24 +36,19 @@ def check_filters(dataset: h5py.Dataset, path: str, name: str) -> None:
 
 
 def check_raw_files(dataset: h5py.Dataset, path: str, name: str) -> None:
-    """Raise ``FormatError`` unless the raw data files of the dataset exist.
-
-    HDF5 searches the folder HDF5_EXTFILE_PREFIX, or the working directory if that is not set.
-    """
+    """Raise ``FormatError`` unless the raw data files of the dataset exist."""
     plist = dataset.id.get_create_plist()
-    prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", str(Path(path).resolve().parent))
     if is_url(path) and plist.get_external_count():
         raise _of_several_files(path, name, "raw data in other files")
-    for i in range(plist.get_external_count()):
-        raw = Path(prefix) / os.fsdecode(plist.get_external(i)[0])
-        if not raw.exists():
+    for raw in raw_files(plist, os.fsdecode(h5py.h5f.get_name(dataset.id))):
+        if not Path(raw).exists():
             raise FormatError(
                 "the raw data file of the dataset is missing",
                 file=path,
                 field=name,
-                expected=str(raw),
-                found=f"no such file from the folder {str(Path.cwd())!r}",
-                remedy="set HDF5_EXTFILE_PREFIX to the folder of the file, or start in that folder",
+                expected=raw,
+                found="no such file",
+                remedy=f"restore it, or set {RAW_PREFIX} to its folder: {NO_BASE}",
             )
 
 
@@ -91,7 +88,7 @@ def _check_source(source: str, inner_name: str, path: str, name: str, allow_miss
             return []
         raise missing_source(path, name, source)
     try:
-        with open_file(source) as file:
+        with open_indexed(source) as file:  # which was asked for as the dataset was opened
             dataset = file.get(inner_name)
             if isinstance(dataset, h5py.Dataset):
                 check_filters(dataset, source, inner_name)

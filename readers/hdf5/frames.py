@@ -29,6 +29,7 @@ from matex_data.readers.hdf5.rows import opened_dataset
 from matex_data.readers.hdf5.types import element_type, stored_type
 from matex_data.readers.kept import kept
 
+AXES = ("axis1", "axis1_label0", "index", "index_label0")  # datasets with an element for each row
 KINDS = {"frame", "series", "frame_table", "series_table"}  # values of the attribute ``pandas_type``
 LEVEL = "level_0"  # name of an index without name beside a column "index", as of ``DataFrame.reset_index``
 
@@ -56,7 +57,7 @@ class FrameColumn:
     def rows(self) -> int:
         """Number of rows of the frame, for a block of pickled objects."""
         group = self.table.dataset.parent
-        return len(next(group[axis] for axis in ("axis1", "axis1_label0", "index", "index_label0") if axis in group))
+        return len(next(group[axis] for axis in AXES if axis in group))
 
     def of_field(self, stored: Field) -> Field:
         """Return the field of the column, with its units or categories, for that of its numbers in the file."""
@@ -224,6 +225,8 @@ def _fixed_columns(group: h5py.Group) -> Iterator[tuple[str, FrameColumn]]:
     """Yield the columns of a frame, or the values of a series, in the format "fixed", in their order in the frame."""
     is_series = text_of(group.attrs["pandas_type"]) == "series"
     blocks = [] if is_series else [f"block{i}" for i in range(min(int(group.attrs["nblocks"]), len(group)))]
+    for axis in AXES:
+        group.get(axis)  # asks where it leads: the group of `FrameColumn.rows` does not
     columns = {name: column for block in blocks for name, column in _block_columns(group, block)}
     if is_series:
         name = unpickled(group.attrs.get("name", b"N."))

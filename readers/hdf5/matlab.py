@@ -220,6 +220,8 @@ def _text_of(item: Any) -> bytes:
     kind = _class(item) if isinstance(item, h5py.Dataset) else "struct"
     if kind != "char":
         raise TypeError(f"an element of class {kind!r}")
+    if item.is_virtual or item.id.get_create_plist().get_external_count():
+        raise TypeError("a text in another file")
     if has_attribute(item, b"MATLAB_empty") and item.attrs["MATLAB_empty"]:
         return b""
     if item.ndim != 2 or item.shape[1] != 1:

@@ -30,17 +30,19 @@ from matex_data.index.strided import Strided
 from matex_data.readers.decoding import decode_layout
 from matex_data.readers.hdf5.checks import check_filters, check_raw_files, check_sources
 from matex_data.readers.hdf5.chunks import check_begin, check_chunks, chunked_layout, unwritten_layout
+from matex_data.readers.hdf5.files import open_file
 from matex_data.readers.hdf5.frames import FrameColumn, Frames, PickledRows
 from matex_data.readers.hdf5.jagged import Pairings, Rows
 from matex_data.readers.hdf5.matlab import INTERNAL_GROUPS, is_matlab, is_single_value, matlab_rows
 from matex_data.readers.hdf5.members import Table, find_field, leaf_names, member_error, member_layouts, member_type
 from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names
 from matex_data.readers.hdf5.pytables import ListedTexts, is_hidden, is_pickled, is_pytables, text_encoding
-from matex_data.readers.hdf5.rows import Hdf5Rows, open_file
+from matex_data.readers.hdf5.rows import Hdf5Rows
 from matex_data.readers.hdf5.source_rows import source_layout
 from matex_data.readers.hdf5.types import element_type, has_bytes_of, mislabelled, read_first, unreadable_members
 from matex_data.storage.files import exists
 from matex_data.storage.objects import is_url
+from matex_data.storage.trust import Trust
 
 BLOCK_BYTES = 256 * 1024  # per read through the library, about
 PROBE_BYTES = 64 * 1024 * 1024  # largest chunk that is decoded as a check
@@ -57,6 +59,7 @@ def index(
     names: Sequence[str] | None = None,
     offsets: Mapping[str, Any] | None = None,
     allow_missing_sources: bool = False,
+    trust: Trust | None = None,
 ) -> Index:
     """Index the rows of datasets of an HDF5 file along their first axis.
 
@@ -71,14 +74,16 @@ def index(
         ``("jets/n", "counts")``, or the datasets of first elements and counts. None: known conventions; {}: none.
     allow_missing_sources : samples of a virtual dataset whose source is missing have the fill value; False: they are an
         error.
+    trust : where bytes may come from beside the folder of the file.
 
     Raises
     ------
+    DataError : the file leads to another one that is not trusted.
     FieldNotFound : there is no dataset of that name.
     FormatError : the file is damaged or no HDF5 file, a dataset cannot be read or has no rows, or offsets do not fit.
     """
     try:
-        with open_file(path) as file:
+        with open_file(path, trust) as file:
             pairings, frames = Pairings.of(file, path, offsets), Frames(file, path)
             if names is None:
                 rows = _all(file, path, pairings, frames, allow_missing_sources)

@@ -1,11 +1,10 @@
-"""Rows that the HDF5 library reads, and the files that it keeps open for them."""
+"""Rows that the HDF5 library reads, and the files that stay open for them."""
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -19,16 +18,13 @@ from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.index.chunked import MemberPath, member
 from matex_data.index.library import LibraryRows
+from matex_data.readers.hdf5.files import object_at, open_indexed
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.hdf5.types import element_type, read_elements
 from matex_data.readers.hdf5.virtual import SourceFiles
-from matex_data.storage.files import open_binary
-from matex_data.storage.objects import is_url
 
 MAX_OPEN_FILES = 16  # per process
 MAX_ROWS = 1 << 63
-OWN_DRIVER = "matex_data"
-MOST_LINKS = 16  # one behind the other, as in HDF5
 
 
 @declared
@@ -109,64 +105,6 @@ class Hdf5Rows(LibraryRows):
         return np.moveaxis(dataset[(slice(None),) * self.axis + (slice(start, stop),)], self.axis, 0)
 
 
-_kept = threading.local()  # the file that this thread keeps open, and its path
-
-
-@contextmanager
-def kept_open(path: str) -> Iterator[h5py.File]:
-    """Context manager: keep a file open in this thread, and let `open_file` return it meanwhile."""
-    with _open_file(path) as file:
-        _kept.path, _kept.file = path, file
-        try:
-            yield file
-        finally:
-            _kept.path = _kept.file = None
-
-
-def open_file(path: str) -> AbstractContextManager[h5py.File]:
-    """Return a context manager of a file that is open for reading."""
-    return nullcontext(_kept.file) if getattr(_kept, "path", None) == path else _open_file(path)
-
-
-def _open_file(path: str) -> h5py.File:
-    """Open a file for reading, without locks: many parallel file systems do not support them.
-
-    HDF5 shares one open file among all that open it in a process, and refuses other flags of locking. It does so for
-    each driver: the one that could log, and reads as the default one does, leaves the default one to the user.
-    """
-    h5py.register_driver(OWN_DRIVER, _set_own_driver)
-    if is_url(path):
-        return _ObjectOfStore(open_binary(path), "r")
-    return h5py.File(path, "r", driver=OWN_DRIVER, locking=False)
-
-
-class _ObjectOfStore(h5py.File):  # type: ignore[misc]
-    """HDF5 file in a store, without links to other files: HDF5 would follow them within this one."""
-
-    def __getitem__(self, name: Any) -> Any:
-        if isinstance(name, str):
-            self._refuse_links(name)
-        return super().__getitem__(name)
-
-    def _refuse_links(self, name: str, depth: int = 0) -> None:
-        if depth > MOST_LINKS:
-            raise KeyError(f"{name!r}: the links lead in a circle")
-        parts = name.strip("/").split("/")
-        for end in range(1, len(parts) + 1):
-            path = "/".join(parts[:end])
-            link = self.get(path, getlink=True) if path else None
-            if isinstance(link, h5py.ExternalLink):
-                raise KeyError(f"{path!r} is a link to another file, {link.filename!r}, which is not read from a store")
-            if isinstance(link, h5py.SoftLink):
-                target = link.path if link.path.startswith("/") else "/".join([*parts[: end - 1], link.path])
-                self._refuse_links("/".join([target, *parts[end:]]), depth + 1)
-                return
-
-
-def _set_own_driver(plist: h5py.h5p.PropFAID) -> None:
-    plist.set_fapl_log(b"", 0, 0)  # without flags nothing is logged, and no log file is made
-
-
 _open: OrderedDict[ref[LibraryRows], tuple[h5py.File, h5py.Dataset]] = OrderedDict()
 
 
@@ -174,8 +112,8 @@ def opened_dataset(rows: LibraryRows, path: str, name: str) -> h5py.Dataset:
     """Return an open dataset. Its file stays open while ``rows`` exists and is among those used last."""
     key = ref(rows, lambda dead: _open.pop(dead, None))
     if key not in _open:
-        file = _open_file(path)
-        _open[key] = (file, file[name])
+        file = open_indexed(path)
+        _open[key] = (file, object_at(file, name, file.__getitem__))
         missing_filters(_open[key][1])  # registers the filters of hdf5plugin if they are needed
         if _open[key][1].is_virtual:
             register_filters()  # its sources may need them

@@ -17,8 +17,8 @@ from matex_data.errors import DecodeError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.combined import Concatenated
 from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection
+from matex_data.readers.hdf5.files import open_indexed
 from matex_data.readers.hdf5.names import HDF5_ERRORS
-from matex_data.readers.hdf5.rows import open_file
 from matex_data.readers.hdf5.virtual import Segment, segments_of
 
 
@@ -139,7 +139,7 @@ def source_layout(
 def _source_rows(
     segment: Segment, dataset: h5py.Dataset, byte_ranges: Callable[[h5py.Dataset, str], Layout | None]
 ) -> SourceRows | None:
-    with open_file(segment.path) as file:
+    with open_indexed(segment.path) as file:
         source = file[segment.name]
         if source.shape[1:] != dataset.shape[1:] or source.shape[0] < segment.first + segment.rows:
             return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ import numpy as np
 
 from matex_data._types import Integers
 from matex_data.declared import declared
+from matex_data.errors import DataError
+from matex_data.storage.trust import NO_BASE
 
-PREFIX = "HDF5_VDS_PREFIX"
+PREFIX, LINK_PREFIX = "HDF5_VDS_PREFIX", "HDF5_EXT_PREFIX"
 
 
 @declared
@@ -99,7 +102,7 @@ def segments_of(dataset: h5py.Dataset, path: str) -> list[Segment] | None:
     inner, found = dataset.shape[1:], []
     for mapping, source in _mapped(dataset, path):
         rows = source.stop - source.start
-        if _is_endless(mapping.vspace):
+        if is_endless(mapping.vspace):
             is_whole = mapping.vspace.get_regular_hyperslab()[3][1:] == inner
         else:
             is_whole = _whole_rows(mapping.vspace, inner) == (source.start, rows)
@@ -120,27 +123,33 @@ def _whole_rows(space: h5py.h5s.SpaceID, inner: tuple[int, ...]) -> tuple[int, i
     """
     if space.get_select_type() == h5py.h5s.SEL_ALL:
         return 0, None
-    if _is_endless(space) or not space.get_select_npoints():
+    if is_endless(space) or not space.get_select_npoints():
         return None
     low, high = space.get_select_bounds()
     rows = int(high[0]) - int(low[0]) + 1
     return (int(low[0]), rows) if space.get_select_npoints() == rows * prod(inner) else None
 
 
-def _is_endless(space: h5py.h5s.SpaceID) -> bool:
+def is_endless(space: h5py.h5s.SpaceID) -> bool:
+    """Return whether a selection has a block, or as many blocks, as far as the dataset reaches."""
     is_regular = space.get_select_type() == h5py.h5s.SEL_HYPERSLABS and space.is_regular_hyperslab()
     return is_regular and any(h5py.h5s.UNLIMITED in numbers for numbers in space.get_regular_hyperslab())
 
 
 def _mapped(dataset: h5py.Dataset, path: str) -> Iterator[tuple[Any, Source]]:
     """Yield h5py's mappings of a virtual dataset of the open file ``path``, each with one of its sources."""
-    folder = os.fsdecode(dataset.id.get_access_plist().get_virtual_prefix())
-    prefixes = [*os.environ.get(PREFIX, "").split(":"), folder]  # of the second one HDF5 has expanded ${ORIGIN}
+    folders = folders_of_sources(dataset)
     for mapping in dataset.virtual_sources():
         for number, start, stop in _blocks(mapping.vspace, mapping.file_name, dataset.shape):
-            file, name = (_numbered(text, number) for text in (mapping.file_name, mapping.dset_name))
-            found = path if file == "." else _find(file, path, [word for word in prefixes if word])
+            file, name = (numbered(text, number) for text in (mapping.file_name, mapping.dset_name))
+            found = path if file == "." else find_file(file, path, folders)
             yield mapping, Source(found, name, start, min(stop, dataset.shape[0]))
+
+
+def folders_of_sources(dataset: h5py.Dataset) -> list[str]:
+    """Return the folders at which HDF5 looks first for the sources of a virtual dataset."""
+    folder = os.fsdecode(dataset.id.get_access_plist().get_virtual_prefix())  # in which it has expanded ${ORIGIN}
+    return [word for word in (*os.environ.get(PREFIX, "").split(":"), folder) if word]
 
 
 def _blocks(space: h5py.h5s.SpaceID, file_name: str, shape: tuple[int, ...]) -> Iterator[tuple[int | None, int, int]]:
@@ -161,27 +170,40 @@ def _blocks(space: h5py.h5s.SpaceID, file_name: str, shape: tuple[int, ...]) -> 
         yield (number, first, first + block[0]) if axis == 0 else (number, start[0], stop)
 
 
-def _numbered(text: str, number: int | None) -> str:
+def numbered(text: str, number: int | None) -> str:
     """Return a name with the number of its block in place of ``%b``; of a name with numbers, ``%%`` is a ``%``."""
     return text if number is None else "%".join(word.replace("%b", str(number)) for word in text.split("%%"))
 
 
-def _find(name: str, path: str, prefixes: list[str]) -> str:
-    """Return the path of a source file, at the first location that HDF5 looks at where there is one.
+def find_file(name: str, path: str, prefixes: list[str]) -> str:
+    """Return the path of a file that another one names, at the first location that HDF5 looks at where there is one.
 
     Parameters
     ----------
-    name : of the source file in the file of the virtual dataset.
-    path : of the file of the virtual dataset.
+    name : of the file in the other one.
+    path : of the other one.
     prefixes : folders at which HDF5 looks first for a relative name, and for an absolute one that does not exist.
 
     Returns
     -------
-    The path; that beside the virtual dataset, or an absolute one as it is, if there is no such file.
+    The path; that beside the other file, or an absolute one as it is, if there is no such file.
+
+    Raises
+    ------
+    DataError : HDF5 would take a file of the working directory.
     """
     folder, is_absolute = Path(path).parent, Path(name).is_absolute()
     relative = Path(name).name if is_absolute else name
-    folders = [*map(Path, prefixes), folder, Path(), Path(path).resolve().parent]
-    candidates = [Path(name)] * is_absolute + [other / relative for other in folders]
-    expected = Path(name) if is_absolute else folder / relative
-    return str(next((candidate for candidate in candidates if candidate.exists()), expected))
+    here = Path(relative)
+    before = [Path(name)] * is_absolute + [other / relative for other in (*map(Path, prefixes), folder)]
+    candidates = chain([*before, here], (Path(path).resolve().parent / relative for _ in range(1)))  # seldom resolved
+    found = next((candidate for candidate in candidates if os.path.exists(candidate)), None)  # noqa: PTH110 (any name)
+    if found is here:
+        raise DataError(
+            "a file is named relative to the working directory",
+            file=path,
+            expected=f"{relative!r} in {str(folder)!r}",
+            found=str(here.absolute()),
+            remedy=f"move it, or set {PREFIX} or {LINK_PREFIX} to its folder: {NO_BASE}",
+        )
+    return str(found or (Path(name) if is_absolute else folder / relative))

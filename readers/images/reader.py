@@ -22,6 +22,7 @@ from matex_data.readers.images.stacks.hyperstacks import Hyperstack
 from matex_data.readers.images.stacks.index import index_stacks
 from matex_data.readers.images.texts import Texts
 from matex_data.readers.options import check_options
+from matex_data.storage.trust import NONE, Trust
 
 IMAGE, MASK, PATH = "image", "mask", "path"
 PAGES = ("all", "first")
@@ -29,8 +30,9 @@ PAGES = ("all", "first")
 
 def index(path: str, names: Sequence[str] | None = None, /, **options: Any) -> Index:
     """Index a folder of images, a manifest or an image file; see ``index_collectively``."""
+    trust = options.pop("trust", None)
     check_options("images", index_collectively, options, leading=3)
-    return index_collectively([path], names, SingleRank(), **options)
+    return index_collectively([path], names, SingleRank(), trust=trust, **options)
 
 
 def index_collectively(
@@ -56,6 +58,7 @@ def index_collectively(
     augment_seed: int = 0,
     axes: Any = None,
     samples: str | None = None,
+    trust: Trust | None = None,
 ) -> Index:
     """Index image files. *Collective*.
 
@@ -81,12 +84,13 @@ def index_collectively(
     samples : axes of ``axes`` that count the samples, such as "T" or "TZ"; each sample has all others, in the order of
         the file. None: the first one, if ``axes`` is given.
     root : folder that the paths of a manifest are relative to; None: its own.
+    trust : where the images of a manifest may lie, beside ``root``; local ones are read wherever they lie.
 
     Raises
     ------
     FieldNotFound : there is no field of that name.
     FormatError : the layout is ambiguous, the images differ in size or kind, or an option is wrong.
-    DataError : there are no images, or a file of a manifest does not exist.
+    DataError : there are no images, or a file of a manifest does not exist, or is not trusted.
     """
     if pages not in PAGES:
         raise FormatError("there is no such choice of pages", expected=f"one of {PAGES}", found=repr(pages))
@@ -104,7 +108,7 @@ def index_collectively(
     )
     if ragged and options.size is not None:
         raise FormatError("images of one size are not ragged", expected="size= or ragged=True", found="both")
-    listings = _listings(ranks, lambda: list_images(paths, layout, root, pairs))
+    listings = _listings(ranks, lambda: list_images(paths, layout, root, pairs, trust or NONE))
     hyperstack = None if axes is None and samples is None else Hyperstack(axes, samples)
     if hyperstack is not None and (options.takes_section or ragged or pages == "first"):
         raise FormatError(

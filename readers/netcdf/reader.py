@@ -9,12 +9,13 @@ from typing import Any
 from matex_data.errors import DataError, FormatError
 from matex_data.index.model import Index
 from matex_data.readers.formats import HDF5_MAGIC
+from matex_data.readers.hdf5.files import open_file
 from matex_data.readers.hdf5.names import HDF5_ERRORS
-from matex_data.readers.hdf5.rows import open_file
 from matex_data.readers.netcdf import classic, netcdf4
 from matex_data.readers.netcdf.samples import Options, index_content
 from matex_data.readers.netcdf.variables import FileContent
 from matex_data.storage.files import open_binary
+from matex_data.storage.trust import Trust
 
 
 def index(
@@ -32,6 +33,7 @@ def index(
     isel: Mapping[str, Any] | None = None,
     dtype: str | None = None,
     coordinate: bool = False,
+    trust: Trust | None = None,
 ) -> Index:
     """Index the variables of a netCDF file along one of its dimensions.
 
@@ -59,9 +61,11 @@ def index(
     dtype : of packed variables and of other floats of 64 bits but times: "float32". They are decoded in double
         precision, and then rounded. None: as xarray decodes them.
     coordinate : add the coordinate of the samples, if there is one, to the variables that are named: windows need it.
+    trust : where bytes may come from beside the folder of the file.
 
     Raises
     ------
+    DataError : the file leads to another one that is not trusted.
     FieldNotFound : there is no variable of that name.
     FormatError : the file is damaged or no netCDF file, or does not determine the sample dimension.
     """
@@ -79,12 +83,12 @@ def index(
         dtype=dtype,
         coordinate=coordinate,
     )
-    with open_content(path) as content:
+    with open_content(path, trust) as content:
         return index_content(content, options)
 
 
 @contextmanager
-def open_content(path: str) -> Iterator[FileContent]:
+def open_content(path: str, trust: Trust | None = None) -> Iterator[FileContent]:
     """Read variables and dimensions of a netCDF or HDF5 file, which is open meanwhile.
 
     Raises
@@ -105,7 +109,7 @@ def open_content(path: str) -> Iterator[FileContent]:
             found=repr(magic),
         )
     try:
-        with open_file(path) as hdf5:
+        with open_file(path, trust) as hdf5:
             yield netcdf4.read_content(hdf5, path)
     except DataError:
         raise

@@ -16,10 +16,11 @@ from matex_data.index.combined import Concatenated, WholeParts, with_shared_bloc
 from matex_data.index.constant import Constant
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
+from matex_data.readers.hdf5.files import open_file
 from matex_data.readers.hdf5.names import HDF5_ERRORS
-from matex_data.readers.hdf5.rows import open_file
 from matex_data.readers.openpmd.components import UNITS, Component, read_component
 from matex_data.readers.openpmd.series import Iteration, components, read_iterations, select
+from matex_data.storage.trust import Trust
 
 SAMPLES = ("particle", "iteration")
 ALIASES = {
@@ -55,6 +56,7 @@ def index(
     species: str | Sequence[str] | None = None,
     iterations: int | Sequence[int] | None = None,
     units: str = "si",
+    trust: Trust | None = None,
 ) -> Index:
     """Index the particles or the iterations of an openPMD file.
 
@@ -68,9 +70,11 @@ def index(
         are called ``"species/x"``.
     iterations : numbers of the iterations to read; None: all.
     units : "si": units of the SI. "beamphysics": the same, but momenta in eV/c. "stored": numbers as stored.
+    trust : where bytes may come from beside the folder of the file.
 
     Raises
     ------
+    DataError : the file leads to another one that is not trusted.
     FieldNotFound : there is no such field.
     FormatError : the file is no openPMD series or damaged, it lacks a species or an iteration, or iterations differ
         in their records.
@@ -80,7 +84,7 @@ def index(
     options = Options((species,) if isinstance(species, str) else tuple(species or ()), units)
     numbers = None if iterations is None else [int(n) for n in np.ravel(np.asarray(iterations, np.int64))]
     try:
-        with open_file(path) as file:
+        with open_file(path, trust) as file:
             found = read_iterations(file, path)
             chosen = select(file, path, found, numbers)
             build = _particles if sample == "particle" else _iterations

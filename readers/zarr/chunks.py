@@ -15,6 +15,7 @@ from matex_data.errors import DataError, FormatError
 from matex_data.readers.zarr.arrays import ArrayMetadata, Shards
 from matex_data.readers.zarr.shards import inner_extents, shard_index
 from matex_data.readers.zarr.stores import Extent, Store, read, read_file
+from matex_data.storage.trust import NO_BASE
 
 
 class StoredBytes(ABC):
@@ -224,7 +225,7 @@ class ChunkExtents(StoredBytes):
         columns = (self.offset, self.nbytes, self.checksum, self.inflated)
         data = read(Extent(path, *(int(column[entry]) for column in columns)), memory)
         if data is None:
-            remedy = "restore the file, or write the references again"
+            remedy = f"restore the file, or write the references again; {NO_BASE}"
             raise DataError("the file of a chunk is missing", file=path, remedy=remedy)
         return data
 

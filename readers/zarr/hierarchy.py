@@ -10,6 +10,7 @@ from typing import Any
 from matex_data.errors import FormatError
 from matex_data.readers.zarr.arrays import ArrayMetadata, UnreadableArray, parse
 from matex_data.readers.zarr.stores import MARKS, Store
+from matex_data.storage.trust import Trust, joined
 
 RESTORE = "the store is damaged: restore it from its source"
 MAX_DEPTH = 32  # of groups within groups
@@ -24,6 +25,7 @@ def read_arrays(store: Store) -> tuple[dict[str, ArrayMetadata], dict[str, str]]
 
     Raises
     ------
+    DataError : an array lies outside of the store, where its files are not trusted.
     FormatError : the metadata are damaged, or there are none.
     """
     arrays: dict[str, ArrayMetadata] = {}
@@ -33,6 +35,8 @@ def read_arrays(store: Store) -> tuple[dict[str, ArrayMetadata], dict[str, str]]
         is_empty = False
         try:
             if document.get("node_type", "array") == "array" and "shape" in document:
+                if store.folder is not None:
+                    (store.trust | Trust.of([store.folder])).check(joined(store.folder, name), store.path, name)
                 arrays[name] = _checked(parse(document), store)
         except UnreadableArray as reason:
             unread[name] = str(reason)

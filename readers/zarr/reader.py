@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from matex_data._types import Array
 from matex_data.errors import DataError, FormatError
 from matex_data.fields import Field
 from matex_data.index.model import Index, Layout
+from matex_data.machine import check_fits
 from matex_data.readers.left_out import warn
 from matex_data.readers.netcdf.cf import CfDecoding
 from matex_data.readers.netcdf.netcdf4 import join_letters
 from matex_data.readers.netcdf.samples import Options, index_content
 from matex_data.readers.netcdf.variables import FileContent, Variable
 from matex_data.readers.zarr.arrays import TEXT, ArrayMetadata
-from matex_data.readers.zarr.chunks import stored_chunks
+from matex_data.readers.zarr.chunks import Grid, stored_chunks
 from matex_data.readers.zarr.codecs import StoreCodecs
 from matex_data.readers.zarr.dimensions import named_dimensions
 from matex_data.readers.zarr.hierarchy import ROOT_NAME, read_arrays
@@ -25,6 +27,10 @@ from matex_data.readers.zarr.references import JsonReferences, parquet_reference
 from matex_data.readers.zarr.repositories import open_snapshot
 from matex_data.readers.zarr.stores import Directory, Store, ZipFile, is_repository
 from matex_data.storage.files import is_folder, open_binary
+from matex_data.storage.trust import NONE, Trust
+
+MOST_OF_ROW = 1 << 22  # chunks of the same samples
+MOST_OF_VALUES = 1 << 20  # chunks of an array that is read as a whole, such as a coordinate
 
 
 def index(
@@ -43,6 +49,7 @@ def index(
     dtype: str | None = None,
     coordinate: bool = False,
     version: str | None = None,
+    trust: Trust | None = None,
 ) -> Index:
     """Index the arrays of a Zarr store along one of their dimensions.
 
@@ -58,10 +65,11 @@ def index(
         see `matex_data.readers.netcdf.reader.index`.
     version : of an Icechunk repository: name of a branch or a tag, or identifier of a snapshot. None: the branch
         ``main``. All ranks read the snapshot that it is now, whatever is committed later.
+    trust : where bytes may come from beside the store, or the folder of references or of a repository.
 
     Raises
     ------
-    DataError : there is no such version.
+    DataError : there is no such version, or the store leads to files that are not trusted.
     FieldNotFound : there is no array of that name.
     FormatError : the metadata are damaged, or do not determine the sample dimension, or an array cannot be read.
     """
@@ -79,27 +87,27 @@ def index(
         dtype=dtype,
         coordinate=coordinate,
     )
-    return index_store(open_store(path, version), options)
+    return index_store(open_store(path, version, trust or NONE), options)
 
 
-def open_store(path: str, version: str | None = None) -> Store:
+def open_store(path: str, version: str | None = None, trust: Trust = NONE) -> Store:
     """Return the store of a path: a folder, which may be a group or an array of a store, a zip file, references, or an
     Icechunk repository; see `index`.
     """
     if is_repository(path):
-        return open_snapshot(path.rstrip("/"), version)
+        return open_snapshot(path.rstrip("/"), version, trust)
     if version is not None:
         raise DataError(
             "the store has no versions", file=path, expected="an Icechunk repository", remedy="leave out version="
         )
     if is_folder(path):
-        return parquet_references(path) or Directory(path.rstrip("/") or "/")
+        return parquet_references(path, trust) or Directory(path.rstrip("/") or "/", trust)
     try:
         with open_binary(path) as file:
             is_zip = file.read(2) == b"PK"
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error
-    return ZipFile(path) if is_zip else JsonReferences(path)
+    return ZipFile(path) if is_zip else JsonReferences(path, trust)
 
 
 def index_store(store: Store, options: Options) -> Index:
@@ -147,6 +155,7 @@ class ZarrVariable(Variable):
     metadata: ArrayMetadata
 
     def rows(self, axis: int, decoding: CfDecoding) -> tuple[Field, Layout]:
+        self._check_chunks(MOST_OF_ROW, axis)
         field = Field(
             self.name, self.shape[:axis] + self.shape[axis + 1 :], decoding.dtype, attributes=decoding.attributes
         )
@@ -160,7 +169,28 @@ class ZarrVariable(Variable):
         return field, rows_of(self._array(axis), self.store.path, decoding.convert)
 
     def values(self) -> Array:
+        self._check_chunks(MOST_OF_VALUES, None)
+        remedy = "leave out the options that need all its values, such as sel="
+        nbytes = prod(self.shape) * self.dtype.itemsize
+        check_fits(nbytes, "the array", file=self.store.path, field=self.name, remedy=remedy)
         return self._array(0).values()
+
+    def _check_chunks(self, most: int, axis: int | None) -> None:
+        """Raise ``FormatError`` if the shape claims more chunks, of the same samples unless ``axis`` is None."""
+        counts = list(Grid.of(self.shape, self.metadata.chunk_shape, 0).counts)
+        if axis is not None and counts:
+            counts[axis] = 1
+        if prod(counts) > most:
+            raise FormatError(
+                f"the array has too many chunks {'in all' if axis is None else 'of the same samples'}",
+                file=self.store.path,
+                field=self.name,
+                expected=f"at most {most:,}, each of which is looked for",
+                found=f"{prod(counts):,} by its shape",
+                remedy="write it in larger chunks"
+                if axis is None
+                else "write it in larger chunks, or name other fields",
+            )
 
     def _array(self, axis: int) -> StoredArray:
         metadata = self.metadata

@@ -25,6 +25,7 @@ from matex_data.storage import files as storage
 from matex_data.storage import objects
 from matex_data.storage.files import is_folder, open_binary, open_zip
 from matex_data.storage.objects import is_url
+from matex_data.storage.trust import NONE, Trust
 
 MARKS = ("zarr.json", ".zmetadata", ".zgroup", ".zarray")
 """Names of which a store has one."""
@@ -58,14 +59,20 @@ class Store(ABC):
     Attributes
     ----------
     path : as the user names it.
+    trust : where its bytes may lie, beside its own folder.
     by_key : whether values are read by `get` alone: chunks have neither files nor byte ranges.
     """
 
     path: str
+    trust: Trust = NONE
     by_key = False
 
     def sources(self) -> Sequence[str]:
         return (self.path,)
+    @property
+    def folder(self) -> str | None:
+        """Folder in which names of arrays are folders of files; None: they are mere names."""
+        return None
 
     @abstractmethod
     def get(self, key: str) -> bytes | None:
@@ -83,9 +90,19 @@ class Store(ABC):
 @declared
 @dataclass(frozen=True)
 class Directory(Store):
-    """Folder, in which each key is a file."""
+    """Folder, in which each key is a file.
+
+    Parameters
+    ----------
+    trust : where its files may lie.
+    """
 
     path: str
+    trust: Trust = NONE
+
+    @property
+    def folder(self) -> str:
+        return self.path
 
     def get(self, key: str) -> bytes | None:
         try:

@@ -29,7 +29,7 @@ def references(path: str) -> References:
     FormatError : it is damaged, or its strips are no chunks of equal shape.
     """
     try:
-        with tifffile.TiffFile(path) as file:
+        with tifffile.TiffFile(path, _multifile=False) as file:
             left_out = {f"series {n}: {s.name}": "another series" for n, s in enumerate(file.series) if n}
             found = _of_series(file.series[0], str(Path(path).absolute()))
     except OSError as error:

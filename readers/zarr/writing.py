@@ -30,6 +30,7 @@ from matex_data.readers.netcdf.reader import open_content
 from matex_data.readers.netcdf.variables import FileContent, Variable
 from matex_data.readers.zarr.arrays import DIMENSIONS
 from matex_data.readers.zarr.chunks import Grid
+from matex_data.storage.trust import trees_of
 
 INLINE_BYTES = 1 << 14  # of all values of a variable: smaller ones stand in the references themselves
 RECORD_SIZE = 100_000  # chunks of a file of references in Parquet
@@ -55,6 +56,10 @@ class References:
 
     entries: Mapping[str, Entry]
     left_out: Mapping[str, str]
+
+    def trees(self, path: str) -> list[str]:
+        """Return what ``trusted=`` of `open_dataset` has to name for references that are written to ``path``."""
+        return trees_of((str(entry[0]) for entry in self.entries.values() if isinstance(entry, list)), path)
 
     def write(self, path: str) -> None:
         """Write the references: to a JSON file, or to a folder of Parquet files if the name ends with ``.parquet`` or

@@ -20,7 +20,7 @@ from hypothesis.extra import numpy as stn
 from matex_data import FormatError
 from matex_data.codecs.pipeline import Filter, Pipeline
 from matex_data.declared import declared
-from matex_data.index.descriptors import DEEPEST, Separated, join, pickled_class, separate
+from matex_data.index.descriptors import DEEPEST, Origin, Separated, join, pickled_class, separate
 from matex_data.index.dtypes import dtype_from_json, dtype_to_json
 from matex_data.index.groups import Group
 
@@ -144,9 +144,9 @@ def _same(found: Any, expected: Any) -> None:
 def test_objects_come_back_as_they_were(value: Any, text: str) -> None:
     separated = _through_json(separate([value, text], text))
     assert pickled_class(separated.descriptor) is None
-    found = join(separated, text, trusted=False)
+    found = join(separated, text, Origin(False))
     _same(found[0], value)
-    assert join(separated, text + "x", trusted=False)[1] == text + "x"
+    assert join(separated, text + "x", Origin(False))[1] == text + "x"
 
 
 @given(DTYPES)
@@ -158,7 +158,7 @@ def test_dtypes_come_back_as_they_were(dtype: np.dtype[Any]) -> None:
 def test_objects_of_declared_classes_and_functions() -> None:
     values = [_Extent("a", 3), Pipeline((Filter(1, (4,)),), 4, 16), partial(_scaled, 2.5), _Custom(np.arange(3.0))]
     separated = _through_json(separate(values))
-    extent, pipeline, function, custom = join(separated, trusted=False)
+    extent, pipeline, function, custom = join(separated, origin=Origin(False))
     assert (extent, pipeline) == tuple(values[:2])
     assert function.func is _scaled and function.args == (2.5,)
     assert custom.numbers.tolist() == [0, 1, 2]
@@ -166,7 +166,7 @@ def test_objects_of_declared_classes_and_functions() -> None:
 
 def test_an_object_that_occurs_twice_is_one_object() -> None:
     shared = _Same(np.arange(5))
-    found = join(_through_json(separate([shared, _Pair(shared, shared.value), shared])), trusted=False)
+    found = join(_through_json(separate([shared, _Pair(shared, shared.value), shared])), origin=Origin(False))
     assert found[0] is found[2] is found[1].first and found[1].second is found[0].value
 
 
@@ -182,9 +182,9 @@ def test_what_is_equal_for_all_objects_of_a_group_is_made_once() -> None:
 def test_what_is_not_declared_is_for_ranks_of_the_job_alone() -> None:
     separated = _through_json(separate([1, _Undeclared()]))
     assert (pickled_class(separated.descriptor) or "").endswith("_Undeclared")
-    assert join(separated, trusted=True) == [1, _Undeclared()]
+    assert join(separated) == [1, _Undeclared()]
     with pytest.raises(FormatError, match="pickled object"):
-        join(separated, trusted=False)
+        join(separated, origin=Origin(False))
 
 
 def test_an_object_within_itself_is_an_error() -> None:
@@ -211,7 +211,7 @@ def test_damaged_descriptors_are_errors(change: Callable[[str], str]) -> None:
     text = json.dumps(separated.descriptor)
     assert change(text) != text
     with pytest.raises(FormatError, match="stored index is damaged"):
-        join(Separated(json.loads(change(text)), separated.numbers, separated.arrays), trusted=False)
+        join(Separated(json.loads(change(text)), separated.numbers, separated.arrays), origin=Origin(False))
 
 
 def test_dates_have_descriptors() -> None:

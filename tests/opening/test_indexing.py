@@ -15,6 +15,7 @@ from PIL import Image
 from matex_data import FormatError, open_dataset
 from matex_data.fields import Field
 from matex_data.index.container import MAGIC
+from matex_data.index.descriptors import Origin
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index
 from matex_data.index.stored import from_bytes, mapped, save, to_bytes
@@ -194,7 +195,7 @@ def test_arrays_are_views_of_the_file(tmp_path: Path) -> None:
     save(path, to_bytes(index, "key"))
     data = mapped(path)
     assert data is not None
-    key, found = from_bytes(data)
+    key, found = from_bytes(data, Origin(False))
     (file,) = found.files
     values = file.layouts["x"].values  # type: ignore[attr-defined]
     assert key == "key" and found.fields == index.fields and found.facts == index.facts

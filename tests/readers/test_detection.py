@@ -19,6 +19,7 @@ from mpi4py import MPI
 
 from matex_data import FormatError, open_dataset
 from matex_data.readers import HEAD_BYTES, detect, known_formats
+from matex_data.readers.hdf5 import files
 from tests.support.corpus import CORPUS, needs_corpus
 
 TABLES = {
@@ -161,9 +162,9 @@ def test_every_file_of_the_corpus_has_its_format() -> None:
         except FormatError as error:
             kind = "particle" if "there is no reader" in str(error) else "unknown"
         # Les Houches events in HDF5 and openPMD are HDF5 files; the rows of rank.train differ in length.
-        found.setdefault(
-            "rank.train" if path.name == "rank.train" else path.relative_to(CORPUS).parts[0], set()
-        ).add(kind)
+        found.setdefault("rank.train" if path.name == "rank.train" else path.relative_to(CORPUS).parts[0], set()).add(
+            kind
+        )
     assert found["csv"] == {"csv"}
     assert found["rank.train"] == {"unknown"} and found["images"] == {"images", "fits"}
     assert {"lhe", "hepmc", "root"} <= found["particle"] <= {"root", "hdf5", "openpmd", "lhe", "hepmc"}
@@ -186,7 +187,7 @@ def _metadata_operations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[
 
         return function
 
-    class Counting(h5py.File):  # type: ignore[misc]
+    class Counting(files.TrustedFile):
         def __init__(self, path: Any, *arguments: Any, **options: Any) -> None:
             counts[Path(str(path)).name] = counts.get(Path(str(path)).name, 0) + 1
             super().__init__(path, *arguments, **options)
@@ -194,7 +195,7 @@ def _metadata_operations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[
     with monkeypatch.context() as patched:
         patched.setattr(os, "stat", counting("stat"))
         patched.setattr(io, "open", counting("open"))
-        patched.setattr(h5py, "File", Counting)
+        patched.setattr(files, "TrustedFile", Counting)
         open_dataset(folder, comm=MPI.COMM_SELF)
     return {name: count for name, count in counts.items() if (folder / name).exists() and Path(name).suffix}
 

@@ -255,11 +255,12 @@ def test_sizes_that_are_only_claimed_take_no_memory(data: Path, index: Path, nam
     code = (
         "import resource, sys, warnings, matex_data as md\n"
         "from mpi4py import MPI\n"
+        "from matex_data.index.descriptors import Origin\n"
         "from matex_data.index.stored import from_bytes, mapped\n"
         "data = mapped(sys.argv[1])\n"
         "resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n"
         "try:\n"
-        "    from_bytes(data)\n"
+        "    from_bytes(data, Origin(False))\n"
         "except md.FormatError as error:\n"
         "    print(error)\n"
     )

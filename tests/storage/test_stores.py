@@ -259,7 +259,7 @@ def test_references_lead_to_a_store(tmp_path: Path, store: ObjectStore) -> None:
     begin = (tmp_path / "a.npy").stat().st_size - X.nbytes
     document = {".zgroup": '{"zarr_format":2}', "x/.zarray": array, "x/0.0": [url, begin, X.nbytes]}
     (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": document}))
-    data = md.open_dataset(tmp_path / "refs.json", comm=MPI.COMM_SELF, inputs="x")
+    data = md.open_dataset(tmp_path / "refs.json", comm=MPI.COMM_SELF, inputs="x", trusted=f"s3://{BUCKET}")
     np.testing.assert_array_equal(data.load()["x"], X)
 
 

@@ -257,7 +257,7 @@ def _file(data: bytes | memoryview) -> Any:
             found=error,
             remedy="python -m pip install 'matex_data[images]'",
         ) from error
-    return tifffile.TiffFile(io.BytesIO(data))
+    return tifffile.TiffFile(io.BytesIO(data), _multifile=False)
 
 
 def _page(file: Any, number: int, size: int, max_pixels: int) -> Any:

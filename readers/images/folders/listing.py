@@ -26,6 +26,7 @@ from matex_data.readers.images.folders.pairs import (
 from matex_data.readers.images.texts import Texts
 from matex_data.storage.files import is_folder
 from matex_data.storage.objects import is_url
+from matex_data.storage.trust import NONE, Trust
 
 LAYOUTS = ("classes", "flat", "pairs", "manifest")
 
@@ -77,7 +78,11 @@ class Listing:
 
 
 def list_images(
-    paths: Sequence[str], layout: str | None, root: str | None, pairs: tuple[str, str] | None = None
+    paths: Sequence[str],
+    layout: str | None,
+    root: str | None,
+    pairs: tuple[str, str] | None = None,
+    trust: Trust = NONE,
 ) -> list[Listing]:
     """Return the listings of folders, manifests and image files; neighbouring files make one listing.
 
@@ -86,10 +91,11 @@ def list_images(
     layout : one of ``LAYOUTS``, or None: found from the folders.
     root : folder that the paths of a manifest are relative to; None: its own.
     pairs : names of the folder of images and of the folder of masks.
+    trust : where the images of a manifest may lie, beside ``root``.
 
     Raises
     ------
-    DataError : there is no image, or a file of a manifest does not exist.
+    DataError : there is no image, or a file of a manifest does not exist, or is not trusted.
     FormatError : the layout is ambiguous, or the folder has another one.
     """
     if layout is not None and layout not in LAYOUTS:
@@ -105,7 +111,7 @@ def list_images(
             continue
         listings += _list_files(files, layout)
         files = []
-        listings.append(_list_manifest(path, root) if kind == "manifest" else _list_folder(path, layout, pairs))
+        listings.append(_list_manifest(path, root, trust) if kind == "manifest" else _list_folder(path, layout, pairs))
     listings += _list_files(files, layout)
     if root is not None and any(listing.root != root for listing in listings):
         raise FormatError("root= is for manifests", file=paths[0], expected="a table of image files", found=paths[0])
@@ -143,8 +149,8 @@ def _kind(path: str, layout: str | None) -> str:
     return "manifest" if layout == "manifest" or is_table else "file"
 
 
-def _list_manifest(path: str, root: str | None) -> Listing:
-    manifest = read_manifest(path, root)
+def _list_manifest(path: str, root: str | None, trust: Trust) -> Listing:
+    manifest = read_manifest(path, root, trust)
     masks = None if manifest.masks is None else Texts.of(manifest.masks)
     return Listing(path, manifest.root, Texts.of(manifest.files), masks, columns=dict(manifest.columns))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from matex_data.readers.images.folders.contents import is_image
 from matex_data.readers.images.texts import Texts
 from matex_data.storage.files import read_bytes
 from matex_data.storage.objects import check_url, existing_objects, is_url
+from matex_data.storage.trust import NONE, Trust, joined
 
 HEAD_BYTES = 64 << 10  # from which the dialect is detected
 BOM = b"\xef\xbb\xbf"
@@ -46,7 +46,7 @@ class Manifest:
 
 
 def names_images(path: str, head: bytes, root: str | None = None) -> bool:
-    """Return whether a text table names an existing image file in its first record.
+    """Return whether a text table names an existing image file in its first record. URLs are data, as other texts.
 
     Parameters
     ----------
@@ -63,16 +63,23 @@ def names_images(path: str, head: bytes, root: str | None = None) -> bool:
     except ValueError:  # what Python's parser of tables refuses
         return False
     fields = [_decoded(field).strip() for record in records for field in record if is_image(field.strip())]
-    return bool(_existing(path, [full_path(_root(path, root), field) for field in fields]))
+    folder = _root(path, root)
+    files = [joined(folder, field) for field in fields if not is_url(field)]
+    return bool(_existing(path, [file for file in files if not is_url(file) or Trust.of([folder]).allows(file)]))
 
 
-def read_manifest(path: str, root: str | None = None) -> Manifest:
+def read_manifest(path: str, root: str | None = None, trust: Trust = NONE) -> Manifest:
     """Return the images that a table lists, the masks of a second column of images, and the other columns.
+
+    Parameters
+    ----------
+    root : folder that its paths are relative to; None: its own folder.
+    trust : where images of stores may lie, beside that folder; local ones are read wherever they lie.
 
     Raises
     ------
     FormatError : no column holds names of images, or a record has another number of fields.
-    DataError : the table cannot be read, or an image does not exist.
+    DataError : the table cannot be read, or an image does not exist, or is not trusted.
     """
     records = _records(path)
     if not records:
@@ -86,9 +93,9 @@ def read_manifest(path: str, root: str | None = None) -> Manifest:
     folder = _root(path, root)
     files = [[_decoded(field.strip()) for field in columns[column]] for column in at]
     for of_column in files:
-        _check_files(path, folder, of_column)
+        _check_files(path, folder, of_column, trust | Trust.of([folder]))
     if is_url(folder):  # whose store does not know ".."
-        files = [[full_path(folder, file) if ".." in file else file for file in of_column] for of_column in files]
+        files = [[joined(folder, file) if ".." in file else file for file in of_column] for of_column in files]
     others = _others(names, at, len(columns))
     _check_names(path, others, len(at))
     values = {name: _values(columns[column]) for column, name in others.items()}
@@ -118,20 +125,6 @@ def _decoded(field: str) -> str:
 
 def _root(path: str, root: str | None) -> str:
     return root if root is not None else path.rpartition("/")[0] if is_url(path) else str(Path(path).parent)
-
-
-def full_path(root: str, file: str) -> str:
-    """Return the path or URL of a file that is named relative to a folder, or as a whole.
-
-    >>> full_path("s3://bucket/tables", "../images/1.png"), full_path("data", "/images/1.png")
-    ('s3://bucket/images/1.png', '/images/1.png')
-    """
-    if is_url(file) or file.startswith("/"):
-        return file
-    if not is_url(root) or ".." not in file:
-        return str(Path(root, file)) if ".." in file else f"{root}/{file}"
-    scheme, _, rest = root.partition("://")
-    return f"{scheme}://{posixpath.normpath(f'{rest}/{file}')}"
 
 
 def _image_columns(path: str, rows: Sequence[Sequence[str]]) -> list[int]:
@@ -177,9 +170,11 @@ def _check_widths(path: str, records: Sequence[Sequence[str]], width: int) -> No
             )
 
 
-def _check_files(path: str, root: str, files: Sequence[str]) -> None:
-    """Raise unless all files exist. Folders with many of them are listed once."""
-    paths = [full_path(root, file) for file in files]
+def _check_files(path: str, root: str, files: Sequence[str], trust: Trust) -> None:
+    """Raise unless all files are trusted and exist. Folders with many of them are listed once."""
+    paths = [joined(root, file) for file in files]
+    for full in filter(is_url, paths):
+        trust.check(full, path)
     found = _existing(path, paths)
     for row, (file, full) in enumerate(zip(files, paths, strict=True)):
         if full not in found:

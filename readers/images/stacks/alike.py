@@ -48,7 +48,7 @@ def stack_layout(path: str, options: ImageOptions) -> tuple[Field, Layout] | Non
             size = size_of_open(stored)
             chain = _chain(path, Slices(stored, size))
             stored.seek(0)
-            with tifffile.TiffFile(stored if is_url(path) else path) as file:
+            with tifffile.TiffFile(stored if is_url(path) else path, _multifile=False) as file:
                 found = _pages(file) if len(file.pages) == len(chain) else None
     except (FormatError, OSError):
         raise

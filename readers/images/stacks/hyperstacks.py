@@ -97,7 +97,7 @@ def _stored_axes(path: str) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield axes and shape of the images of a file, without and with axes of length 1."""
     import tifffile
 
-    with open_binary(path) as stored, tifffile.TiffFile(stored if is_url(path) else path) as file:
+    with open_binary(path) as stored, tifffile.TiffFile(stored if is_url(path) else path, _multifile=False) as file:
         series = file.series[0]
         for squeeze in (True, False):
             yield series.get_axes(squeeze), series.get_shape(squeeze)

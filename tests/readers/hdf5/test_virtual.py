@@ -193,7 +193,7 @@ def test_numbered_sources(tmp_path: Path) -> None:
     assert sources.start.tolist() == [0, 8, 16] and sources.stop.tolist() == [8, 16, 24]
 
 
-@pytest.mark.parametrize("where", ["variable", "absolute", "moved", "working directory", "behind a link"])
+@pytest.mark.parametrize("where", ["variable", "absolute", "moved", "behind a link"])
 def test_sources_are_found_where_hdf5_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     folder = tmp_path / "sources"
     folder.mkdir()
@@ -205,14 +205,22 @@ def test_sources_are_found_where_hdf5_finds_them(tmp_path: Path, monkeypatch: py
         path.rename(moved)
     if where in ("variable", "moved"):
         monkeypatch.setenv("HDF5_VDS_PREFIX", f"{tmp_path / 'no'}:{folder}")
-    if where == "working directory":
-        monkeypatch.chdir(folder)
     with h5py.File(moved) as file:
         assert same(file["x"][...], _values())
     found = index(str(moved), ["x"])
     assert same(every_row(found, "x"), _values())
     rows, numbers = random_rows(found, "x", np.random.default_rng(0))
     assert same(rows, _values()[numbers])
+
+
+def test_the_working_directory_is_no_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    moved = _write(folder).rename(tmp_path / "all.h5")
+    monkeypatch.chdir(folder)
+    with pytest.raises(DataError, match="working directory") as caught:
+        index(str(moved), ["x"])
+    assert "HDF5_VDS_PREFIX" in str(caught.value.remedy)
 
 
 ORIGIN = """

@@ -107,7 +107,7 @@ def test_references_are_written_for_xarray(files: list[Path], tmp_path: Path, mo
             for name, variable in expected.variables.items():
                 np.testing.assert_array_equal(found[name].values, variable.values)
                 assert found[name].dtype == variable.dtype and found[name].dims == variable.dims
-            own = open_dataset(target, comm=MPI.COMM_SELF, sample_dim="time").load()
+            own = open_dataset(target, comm=MPI.COMM_SELF, sample_dim="time", trusted=made.trees(target)).load()
             same(own["t2m" if number == 0 else "x"], expected["t2m" if number == 0 else "x"].values)
 
 
@@ -167,6 +167,7 @@ def test_files_that_are_no_single_store(files: list[Path], tmp_path: Path) -> No
 def test_a_moved_file_and_an_unknown_url_are_told(references: dict[str, str], tmp_path: Path) -> None:
     document = json.loads(Path(references["json"]).read_text())
     chunks = {key: value for key, value in document["refs"].items() if isinstance(value, list)}
+    files = Path(next(iter(chunks.values()))[0]).parent
     for prefix, problem in (
         ("ftp://host", "no reader of such URLs"),
         (str(tmp_path / "gone"), "file of a chunk is missing"),
@@ -174,7 +175,7 @@ def test_a_moved_file_and_an_unknown_url_are_told(references: dict[str, str], tm
         moved = {key: [f"{prefix}/{Path(url).name}", *where] for key, (url, *where) in chunks.items()}
         (tmp_path / "moved.json").write_text(json.dumps({**document, "refs": {**document["refs"], **moved}}))
         with pytest.raises(DataError, match=problem):
-            open_dataset(tmp_path / "moved.json", comm=MPI.COMM_SELF).load()
+            open_dataset(tmp_path / "moved.json", comm=MPI.COMM_SELF, trusted=["ftp://host", files]).load()
     (tmp_path / "broken.json").write_text(json.dumps(document)[:-20])
     with pytest.raises(FormatError, match="references are damaged"):
         open_dataset(tmp_path / "broken.json", comm=MPI.COMM_SELF)
