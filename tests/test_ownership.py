@@ -19,7 +19,6 @@ from matex_data.mpi.communicator import Communicator
 from matex_data.readers.images.decoding import compiled
 from matex_data.readers.images.stacks import pages as stack_pages
 from matex_data.readers.root import clusters
-from matex_data.reading.buffers import BufferPool
 from tests.support.launch import ROOT
 
 SOURCES = sorted(path for folder in ("matex_data", "readers") for path in (ROOT / folder).rglob("*.py"))
@@ -85,7 +84,6 @@ HELD: dict[str, Lock] = {
     "counters": counters._LOCK,
     "decoders of TIFF": stack_pages._DECODERS_LOCK,
     "Numba": compiled._PATCHING,
-    "a pool": BufferPool()._lock,
     "a communicator": Communicator()._busy,
 }
 

@@ -161,9 +161,9 @@ def test_every_file_of_the_corpus_has_its_format() -> None:
         except FormatError as error:
             kind = "particle" if "there is no reader" in str(error) else "unknown"
         # Les Houches events in HDF5 and openPMD are HDF5 files; the rows of rank.train differ in length.
-        found.setdefault(
-            "rank.train" if path.name == "rank.train" else path.relative_to(CORPUS).parts[0], set()
-        ).add(kind)
+        found.setdefault("rank.train" if path.name == "rank.train" else path.relative_to(CORPUS).parts[0], set()).add(
+            kind
+        )
     assert found["csv"] == {"csv"}
     assert found["rank.train"] == {"unknown"} and found["images"] == {"images", "fits"}
     assert {"lhe", "hepmc", "root"} <= found["particle"] <= {"root", "hdf5", "openpmd", "lhe", "hepmc"}
