@@ -191,6 +191,5 @@ def _connect(comm: MPI.Intracomm) -> ReadSessions:
         abort.connect(comm)  # first, so that an error of all ranks is printed once
         check_environment()
         gather_cores(comm)
-        return ReadSessions(
-            Communicator(comm.Dup(), Liveness(comm.Dup(), abort.end_after_death) if threaded else None), threaded
-        )
+        liveness = Liveness(comm.Dup(), abort.end_after_death, abort.abort_job) if threaded else None
+        return ReadSessions(Communicator(comm.Dup(), liveness), threaded)

@@ -284,7 +284,11 @@ class Communicator:
         ------
         PartitionError : another thread of one of several ranks holds it.
         """
-        if not lock.acquire(blocking=self.alone):
+        if self.alone:
+            with lock:  # no signal leaves it locked
+                yield
+            return
+        if not lock.acquire(blocking=False):
             raise PartitionError(
                 "two threads of one rank make collective calls at the same time",
                 expected="one thread at a time, in the same order on all ranks",
