@@ -203,7 +203,7 @@ class Files:
                 found = Stamp.of(self.paths[number])
             except OSError as error:
                 raise changed(self.paths[number], stamp, error) from error
-            if not stamp.fits(found):
+            if not stamp.is_of(self.paths[number], found):
                 raise changed(self.paths[number], stamp, found)
 
     def renew(self) -> None:
@@ -297,7 +297,7 @@ class Files:
                 self._open.clear()  # files that nobody reads are closed
             opened = kind(path)
         found = opened.stamp()
-        if stamp is not None and not stamp.fits(found):
+        if stamp is not None and not stamp.is_of(path, found):
             raise changed(path, stamp, found)
         return opened
 
@@ -377,13 +377,22 @@ class _OpenObject:
         return Stamp.of_object(self._state)
 
     def read(self, task: ReadTask) -> int:
-        """Make the reads of a task side by side, and return the number of bytes; raise ``OSError`` if one fails."""
+        """Make the reads of a task side by side, and return the number of bytes; raise ``OSError`` if one fails.
+
+        Raises
+        ------
+        ChangedFile : the object has changed since it was opened.
+        """
         first = task.first
         offset, sizes = task.offset[first], np.add.reduceat(task.nbytes, first) if len(first) else first
         edges, total = np.append(first, len(task.nbytes)).tolist(), 0
         held = np.cumsum(sizes + OBJECT_GAP_BYTES) // OBJECT_BYTES
         for runs in np.split(np.arange(len(first)), np.flatnonzero(np.diff(held)) + 1):
-            read = objects.read_ranges(self._url, offset[runs].tolist(), sizes[runs].tolist(), OBJECT_GAP_BYTES)
+            wanted = offset[runs].tolist(), sizes[runs].tolist()
+            try:
+                read = objects.read_ranges(self._url, *wanted, OBJECT_GAP_BYTES, self._state.tag)
+            except objects.ChangedObject as error:
+                raise changed(self._url, self.stamp(), error) from error
             for run, data in zip(runs.tolist(), read, strict=True):
                 total += _copied(data, task, edges[run], edges[run + 1])
         return total

@@ -97,15 +97,7 @@ def _hold(
 
 def _resolve(comm: Communicator, paths: Paths, format: str | None, arguments: str) -> PathTable:
     """Return the files of ``paths``, as rank 0 finds them; so a thousand ranks do not list a folder. *Collective*."""
-    files: list[str] = []
-    error: DataError | None = None
-    if comm.rank == 0:
-        try:
-            files = expand(paths, format)
-        except DataError as not_found:
-            error = not_found
-    comm.agree(error)
-    packed: PathTable = comm.broadcast(PathTable.of(files))
+    packed = comm.on_root(lambda: PathTable.of(expand(paths, format)))
     remedy = "call open_dataset with the same arguments on every rank"
     comm.check_equal(arguments, "the ranks open different data sets", remedy)
     return packed
@@ -130,15 +122,32 @@ def expand(paths: Paths, format: str | None = None) -> list[str]:
     urls = [path for path in given if objects.is_url(path)]
     for url in urls:
         objects.check_url(url)
-    files = existing_files([path for path in given if not objects.is_url(path)]) | _existing_objects(urls)
-    expanded = [file for path in given for file in ([path] if path in files else _expand_one(path, format))]
+    try:
+        files = existing_files([path for path in given if not objects.is_url(path)]) | _existing_objects(urls)
+        expanded = [file for path in given for file in ([path] if path in files else _expand_one(path, format))]
+    except OSError as error:
+        raise _inaccessible(error) from error
     if not expanded:
         raise DataError("the list of files is empty", expected="at least one path", found=paths)
     return expanded
 
 
 def _numbered(path: str) -> list[str]:
-    return numbered(path) if "{" in path and (objects.is_url(path) or not Path(path).exists()) else [path]
+    if not path:
+        raise DataError("a path is empty", expected="the name of a file or folder", remedy='name it, such as "."')
+    try:
+        return numbered(path) if "{" in path and (objects.is_url(path) or not Path(path).exists()) else [path]
+    except OSError as error:
+        raise _inaccessible(error) from error
+
+
+def _inaccessible(error: OSError) -> DataError:
+    return DataError(
+        "the system does not show what is at this path",
+        file=os.fsdecode(error.filename or ""),
+        found=error.strerror,
+        remedy="check its name, and the permissions of its folders (ls -ld)",
+    )
 
 
 def _expand_url(url: str, format: str | None) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from matex_data import memory
-from matex_data.errors import DataError, FormatError
+from matex_data.errors import FormatError
 from matex_data.index import stored
 from matex_data.index.files import FileColumns, FileColumnsBuilder, FileTable
 from matex_data.index.model import FileIndex, Index, check_same
@@ -163,7 +163,7 @@ def _changed_files(comm: Communicator, index: Index) -> tuple[int, ...]:
 def _has_changed(path: str, stamp: Stamp | None) -> bool:
     """Return whether a file may be another one than that of the stamp, which any rank of another job took."""
     try:
-        return stamp is None or not stamp.fits(Stamp.of(path))
+        return stamp is None or not stamp.is_of(path, Stamp.of(path))
     except OSError:
         return True
 
@@ -205,23 +205,17 @@ def _index_all(
         index_one = partial(_index_one, reading, resolved, known, stale)
         own = _index_share(comm, files, index_one, format_named(resolved).concurrent)
         by_rank = comm.gather(own)
-        error: Exception | None = None
-        if by_rank is not None:
-            try:
-                index = _joined(by_rank, len(files))
-            except Exception as failure:  # of any kind: every rank has to raise it
-                error = failure
-        comm.agree(error)
-    if index is not None:
-        _tell_notices(index)
+        index = comm.agreed(lambda: None if by_rank is None else _joined(by_rank, len(files)))
+    comm.agreed(partial(_tell_notices, index))
     return _on_all_ranks(comm, index)
 
 
-def _tell_notices(index: Index) -> None:
-    """Warn of what the layouts of the first file say about reads of such files."""
-    for notice in {layout.notice: None for file in index.files[:1] for layout in file.layouts.values()}:
+def _tell_notices(index: Index | None) -> None:
+    """Warn of what the layouts of the first file say about reads of such files, on the rank that has the index."""
+    files = () if index is None else index.files[:1]
+    for notice in {layout.notice: None for file in files for layout in file.layouts.values()}:
         if notice:
-            warnings.warn(notice, stacklevel=5)
+            warnings.warn(notice, stacklevel=6)
 
 
 def share_facts(comm: Communicator, files: FileTable) -> None:
@@ -320,14 +314,7 @@ def resolve_format(comm: Communicator, path: str, format: str | None, options: M
     """Return the requested format, or the one that rank 0 detects. *Collective*."""
     if format is not None:
         return format
-    detected, error = "", None
-    if comm.rank == 0:
-        try:
-            detected = folder_format(path) or detect(path, read_head(path), options)
-        except DataError as failure:
-            error = failure
-    comm.agree(error)
-    return str(comm.broadcast(detected))
+    return comm.on_root(lambda: folder_format(path) or detect(path, read_head(path), options))
 
 
 def _index_one(
