@@ -172,15 +172,18 @@ class Batching:
 
     def _check_costs(self, schedule: Schedule) -> bool:
         """Return whether the ranks read blocks for one another; warn once of what an epoch costs. *Collective*."""
-        source, shared = self.source, False
+        source = self.source
         comm, step_by_step = source.comm, source.cache is None and not schedule.uniform
-        if comm.rank == 0:
+
+        def examine() -> bool:
             self._warn_of_order(schedule)
-            if comm.size > 1 and step_by_step:
-                costs = estimate_costs(source, schedule, comm.size, effort=CHOICE_EFFORT)
-                shared = costs.shared
-                self._warn_of_costs(costs)
-        return bool(comm.broadcast(shared)) if step_by_step and not comm.alone else False
+            if comm.size == 1 or not step_by_step:
+                return False
+            costs = estimate_costs(source, schedule, comm.size, effort=CHOICE_EFFORT)
+            self._warn_of_costs(costs)
+            return costs.shared
+
+        return bool(comm.on_root(examine)) and not comm.alone
 
     def _warn_of_order(self, schedule: Schedule) -> None:
         """Warn once if sorted files would not be shuffled well."""
@@ -196,7 +199,7 @@ class Batching:
             warnings.warn(
                 "batches of files that are sorted (by class, run or time) would not be well mixed: "
                 f"{quality}. {remedy}",
-                stacklevel=5,
+                stacklevel=8,
             )
 
     def _warn_of_costs(self, costs: EpochCosts) -> None:
@@ -206,7 +209,7 @@ class Batching:
             warnings.warn(
                 f"{costs.ranks:,} ranks read {costs.amplification:.1f} times the bytes of an epoch, and decode as many "
                 f"chunks again. {'. '.join(costs.remedies)}",
-                stacklevel=5,
+                stacklevel=8,
             )
 
     @cached_property

@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
-from types import TracebackType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -36,25 +35,51 @@ class Lock:
     def __reduce__(self) -> tuple[type[Lock], tuple[()]]:
         return Lock, ()  # free in another process
 
-    def acquire(self, blocking: bool = True) -> bool:
-        """Return whether this thread holds the lock from now on."""
-        return self._lock.acquire(blocking)
+    @property
+    def acquire(self) -> Callable[..., bool]:
+        """Function that returns whether this thread holds the lock from now on, like that of ``threading.Lock``."""
+        return self._lock.acquire
 
-    def release(self) -> None:
-        """Let another thread have the lock."""
-        self._lock.release()
+    @property
+    def release(self) -> Callable[[], None]:
+        """Function that lets another thread have the lock."""
+        return self._lock.release
 
     def renew(self) -> None:
         """Replace the lock by a free one."""
         self._lock = threading.Lock()
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
+    # Properties, so that ``with`` calls the functions of the inner lock: a signal would interrupt one in Python that
+    # has just taken it, which nobody would then release.
+    @property
+    def __enter__(self) -> Callable[[], bool]:
+        return self._lock.__enter__
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lock.release()
+    @property
+    def __exit__(self) -> Callable[..., None]:
+        return self._lock.__exit__
+
+
+class Condition(threading.Condition):
+    """Condition of which a signal leaves no lock behind; see `Lock`.
+
+    Examples
+    --------
+    >>> change = Condition()
+    >>> with change:
+    ...     change.wait_for(lambda: True)
+    True
+    """
+
+    _lock: threading.Lock
+
+    @property
+    def __enter__(self) -> Callable[[], bool]:
+        return self._lock.__enter__
+
+    @property
+    def __exit__(self) -> Callable[..., None]:
+        return self._lock.__exit__
 
 
 _LOCKS: weakref.WeakSet[Lock] = weakref.WeakSet()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from matex_data._types import Bytes
 from matex_data.errors import DataError
 from matex_data.index.model import FileIndex
 from matex_data.index.stamps import Stamp
 from matex_data.storage.files import read_into
+
+T = TypeVar("T")
 
 
 class IndexingRanks(Protocol):
@@ -112,6 +114,33 @@ class SingleRank:
 
 
 KEPT_BYTES = 64 << 20  # more than the blocks of a large text from which types are inferred
+
+
+def agreed(ranks: IndexingRanks, task: Callable[[], T]) -> T:
+    """Return what a task returns on this rank; raise the error of the lowest rank that has one. *Collective*.
+
+    >>> agreed(SingleRank(), lambda: "header")
+    'header'
+    """
+    results: list[T] = []
+    failure: Exception | None = None
+    try:
+        results.append(task())
+    except Exception as error:  # of any kind: every rank has to raise it
+        failure = error
+    ranks.agree(failure)
+    return results.pop()
+
+
+def on_root(ranks: IndexingRanks, task: Callable[[], T]) -> T:
+    """Return what a task returns on rank 0, which alone runs it; raise its error on all ranks. *Collective*.
+
+    >>> on_root(SingleRank(), lambda: ["a.png", "b.png"])
+    ['a.png', 'b.png']
+    """
+    value: Any = agreed(ranks, task if ranks.rank == 0 else lambda: None)
+    found: T = ranks.allgather(value)[0]
+    return found
 
 
 class _ForwardingRanks:

@@ -178,7 +178,7 @@ class LineBlocks(ArrowBlocks):
         try:
             decoded = self._values(int(selection.blocks.number[i]), [name for name, _ in selection.outs], stored)
         except Exception as error:
-            selection.fail([i], error)
+            selection.reserved.fail([i], error)
             raise
         self.complete(selection, i, decoded)
 

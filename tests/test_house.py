@@ -26,6 +26,7 @@ BELOW: dict[str, set[str]] = {
     "errors": set(),
     "fields": {"_types", "errors"},
     "machine": {"errors"},
+    "interrupts": set(),
     "locks": set(),
     "paths": set(),
     "storage": {"_types", "errors", "locks", "paths"},

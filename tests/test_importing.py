@@ -13,7 +13,7 @@ import pytest
 from tests.support.launch import ROOT
 
 STATE = """
-import ctypes, gc, importlib, logging, os, pkgutil, signal, sys, threading, warnings
+import csv, ctypes, gc, importlib, logging, os, pkgutil, signal, sys, threading, warnings
 
 class Library(ctypes.CDLL):
     def __getattr__(self, name):
@@ -38,6 +38,7 @@ def state():
         "threads": threading.active_count(),
         "Numba": (entrypoints._already_initialized, entrypoints.init_all),
         "allocator": list(calls),
+        "csv": csv.field_size_limit(),
     }
 """
 LIBRARIES = (
@@ -77,12 +78,23 @@ print(len(names))
 """
 
 USE = """
-import matex_data
-assert calls == []
-hook = sys.excepthook
-matex_data.open_dataset(sys.argv[1])
-matex_data.open_dataset(sys.argv[1])
-print(calls, sys.excepthook is hook)
+import awkward, numba, vector, matex_data
+from matex_data.readers.images.decoding.resample import compile_loops
+before = state()
+for path in sys.argv[1:]:
+    data = matex_data.open_dataset(path)
+    assert len(data.load()) and len(list(data.batches(4))) == 2
+compile_loops()
+after = state()
+changed = {what for what in after if after[what] != before[what]}
+print(sorted(changed - {"threads", "Numba"}), after["Numba"][1] is before["Numba"][1])
+"""
+RUN = """
+from pathlib import Path
+from matex_data.training.launcher.run import run
+Path(sys.argv[1]).write_text("import matex_data")
+run(sys.argv[1])
+print(calls)
 """
 
 
@@ -97,10 +109,16 @@ def test_no_import_changes_the_process() -> None:
     assert int(_run(IMPORTS)) > 150
 
 
-def test_the_first_data_set_prepares_the_process_once(tmp_path: Path) -> None:
+def test_opening_and_reading_change_the_hook_for_errors_alone(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["x"] = np.zeros(10)
-    assert _run(USE, str(tmp_path / "x.h5")) == "['mallopt'] False"
+    (tmp_path / "x.csv").write_text("a,b\n" + "1,'2\n" * 9 + '3,"' + "4" * 200_000 + '"\n')
+    changed = "['sys.excepthook'] True"
+    assert _run(USE, str(tmp_path / "x.h5"), str(tmp_path / "x.csv")) == changed
+
+
+def test_the_allocator_is_set_by_matex_run_alone(tmp_path: Path) -> None:
+    assert _run(RUN, str(tmp_path / "script.py")).splitlines()[-1] == "['mallopt']"
 
 
 @pytest.mark.slow  # test_start shows it of ranks

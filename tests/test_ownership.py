@@ -16,10 +16,8 @@ from matex_data.index import library
 from matex_data.io import counters
 from matex_data.locks import Lock, cached_property
 from matex_data.mpi.communicator import Communicator
-from matex_data.readers.images.decoding import compiled
 from matex_data.readers.images.stacks import pages as stack_pages
 from matex_data.readers.root import clusters
-from matex_data.reading.buffers import BufferPool
 from tests.support.launch import ROOT
 
 SOURCES = sorted(path for folder in ("matex_data", "readers") for path in (ROOT / folder).rglob("*.py"))
@@ -84,8 +82,6 @@ HELD: dict[str, Lock] = {
     "trees of uproot": clusters._LOCK,
     "counters": counters._LOCK,
     "decoders of TIFF": stack_pages._DECODERS_LOCK,
-    "Numba": compiled._PATCHING,
-    "a pool": BufferPool()._lock,
     "a communicator": Communicator()._busy,
 }
 

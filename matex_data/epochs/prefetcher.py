@@ -14,13 +14,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from threading import Condition, Thread
+from threading import Thread
 
 import numpy as np
 
 from matex_data._types import Integers
 from matex_data.epochs.window import EpochReader, LoadedWindow, PendingWindow
 from matex_data.errors import PartitionError
+from matex_data.locks import Condition
 from matex_data.mpi import communicator, deadlines
 from matex_data.mpi.abort import abort_job
 from matex_data.mpi.activity import READ_AHEAD

@@ -24,9 +24,9 @@ from matex_data.io.counters import Profile
 from matex_data.io.files import Files
 from matex_data.mpi.communicator import Communicator
 from matex_data.reading.context import NO_ROWS, ReadContext
-from matex_data.reading.execute import execute, first_error
+from matex_data.reading.execute import execute
 from matex_data.reading.plan import Arrays, plan_reads
-from matex_data.reading.pool import wait_for_all
+from matex_data.reading.pool import first_error, wait_for_all
 from matex_data.reading.skipping import SkippingRead
 from matex_data.sampling.schedule import EpochOrder, Window
 

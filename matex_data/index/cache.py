@@ -1,38 +1,160 @@
-"""Least-recently-used cache of decoded chunks."""
+"""Least-recently-used cache of decoded chunks, which windows decode for one another without waiting."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Hashable
-from concurrent.futures import Future, InvalidStateError
+import _thread
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
-from threading import Lock
 from typing import Any
 
+from matex_data.errors import DecodeError
+from matex_data.locks import Lock
 
-class ChunkFuture(Future[Any]):
-    """Future of a decoded chunk: an array, or the arrays that a table decodes from one block.
 
-    The window that reserves it completes it, exactly once: whatever comes first, its decoder or the end of a read of
-    the window that fails. What comes later has no effect.
+class GivenUp(DecodeError):
+    """The error of a chunk whose window has ended without reading it: whoever needs the chunk reads it again."""
+
+
+class Chunk:
+    """Decoded chunk, pending until its window completes it: an array, or the arrays that a table decodes from a block.
+
+    The first outcome counts, whatever comes first: its decoder or the end of its window. Nobody waits for a chunk; a
+    read that needs it is continued by `when_done`. No lock is held, so that any thread, a finalizer included, may call
+    any method at any moment.
+
+    Examples
+    --------
+    >>> chunk = Chunk()
+    >>> chunk.when_done(lambda: print(chunk.value))
+    >>> chunk.complete("decoded")
+    decoded
     """
 
-    def set_result(self, result: Any) -> None:
-        """Complete the future with the decoded chunk, unless the window has failed it."""
-        with suppress(InvalidStateError):
-            super().set_result(result)
+    def __init__(self) -> None:
+        self._outcomes: list[tuple[Any, BaseException | None]] = []  # the first one counts
+        self._callbacks: deque[Callable[[], None]] = deque()
 
-    def set_exception(self, exception: BaseException | None) -> None:
-        """Fail the future, unless it is complete."""
-        with suppress(InvalidStateError):
-            super().set_exception(exception)
+    @property
+    def done(self) -> bool:
+        """Return whether the chunk is decoded, or has failed."""
+        return bool(self._outcomes)
+
+    @property
+    def failed(self) -> bool:
+        """Return whether the chunk cannot be decoded, or its window has given it up."""
+        return self.done and self._outcomes[0][1] is not None
+
+    @property
+    def value(self) -> Any:
+        """Return the decoded chunk, once it is done; raise the error if it has failed."""
+        value, error = self._outcomes[0]
+        if error is not None:
+            raise error
+        return value
+
+    def complete(self, value: Any) -> None:
+        """Give the decoded chunk to all who need it.
+
+        Examples
+        --------
+        >>> chunk = Chunk()
+        >>> chunk.complete("decoded")
+        >>> chunk.value
+        'decoded'
+        """
+        self._end(value, None)
+
+    def fail(self, error: BaseException) -> None:
+        """Give the error to all who need the chunk.
+
+        Examples
+        --------
+        >>> chunk = Chunk()
+        >>> chunk.fail(OSError("no such device"))
+        >>> chunk.failed
+        True
+        """
+        self._end(None, error)
+
+    def give_up(self) -> None:
+        """Let those who need the chunk read it again.
+
+        Examples
+        --------
+        >>> chunk = Chunk()
+        >>> chunk.give_up()
+        >>> chunk.failed
+        True
+        """
+        if not self.done:
+            self.fail(GivenUp("the read of a chunk has been given up", remedy="read the samples again"))
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Call a function once the chunk is done, in the thread that ends it; at once if it is done.
+
+        Examples
+        --------
+        >>> chunk = Chunk()
+        >>> chunk.complete("decoded")
+        >>> chunk.when_done(lambda: print(chunk.value))
+        decoded
+        """
+        self._callbacks.append(callback)
+        if self.done:
+            self._call_back()
+
+    def _end(self, value: Any, error: BaseException | None) -> None:
+        if not self._outcomes:
+            self._outcomes.append((value, error))
+        self._call_back()
+
+    def _call_back(self) -> None:
+        while True:
+            try:
+                callback = self._callbacks.popleft()
+            except IndexError:
+                return
+            callback()
+
+
+class Reserved(dict[int, Chunk]):
+    """Chunks of the cache that a window has reserved, by their position among those that it reads.
+
+    Examples
+    --------
+    >>> reserved = Reserved({2: Chunk(), 5: Chunk()})
+    >>> reserved.complete(2, "decoded")
+    >>> reserved.complete(3, "a chunk that is not kept")
+    >>> reserved.fail([5], OSError("no such device"))
+    >>> [(chunk.done, chunk.failed) for chunk in reserved.values()]
+    [(True, False), (True, True)]
+    """
+
+    def complete(self, position: int, value: Any) -> None:
+        """Give a decoded chunk to all who need it, if it is kept for them."""
+        chunk = self.get(position)
+        if chunk is not None:
+            chunk.complete(value)
+
+    def fail(self, positions: Sequence[int], error: BaseException) -> None:
+        """Fail the first of these chunks, and give up the others, which the error has left undecoded."""
+        for position in positions:
+            chunk = self.get(position)
+            if chunk is not None and position == positions[0]:
+                chunk.fail(error)
+            elif chunk is not None:
+                chunk.give_up()
 
 
 class ChunkCache:
-    """Decoded chunks by key, as futures, since one window may need a chunk that is still being decoded for another.
+    """Decoded chunks by key, decoded or pending, since one window may need a chunk that another one decodes.
 
-    The least recently used chunks are evicted first. A chunk that is evicted stays alive as long as a window holds its
-    future. A key contains the layout itself, which is compared by identity and stays alive as long as its chunks.
+    The least recently used chunks are evicted first. A chunk that is evicted stays alive as long as a window holds it.
+    A chunk that has failed is not in the cache. A key contains the layout itself, which is compared by identity and
+    stays alive as long as its chunks.
+
+    This object owns the chunks that it reserves: it gives up those that are pending when it ends.
 
     Parameters
     ----------
@@ -42,15 +164,15 @@ class ChunkCache:
     Examples
     --------
     >>> cache = ChunkCache(1000)
-    >>> cache.reserve("chunk 7", 400).set_result("decoded")
-    >>> cache.get("chunk 7").result()
+    >>> cache.reserve("chunk 7", 400).complete("decoded")
+    >>> cache.get("chunk 7").value
     'decoded'
     """
 
     def __init__(self, nbytes: int, epoch: int = 0) -> None:
         self.epoch = epoch
         self._chunks = _Chunks(nbytes)
-        self._reserved: list[ChunkFuture] = []
+        self._reserved: list[Chunk] = []
 
     def of_window(self) -> ChunkCache:
         """Return the same cache for one window, which owns the chunks that it reserves.
@@ -58,29 +180,34 @@ class ChunkCache:
         Examples
         --------
         >>> cache = ChunkCache(1000)
-        >>> cache.of_window().reserve("chunk 7", 400).set_result("decoded")
-        >>> cache.get("chunk 7").result()
+        >>> cache.of_window().reserve("chunk 7", 400).complete("decoded")
+        >>> cache.get("chunk 7").value
         'decoded'
         """
         cache = ChunkCache(0, self.epoch)
         cache._chunks = self._chunks
         return cache
 
-    def fail_pending(self, error: BaseException) -> None:
-        """Fail the chunks that this window has reserved and that are not decoded with ``error``.
+    def give_up(self) -> None:
+        """Give up the chunks that this window has reserved and that are not decoded.
 
         Examples
         --------
         >>> cache = ChunkCache(1000)
         >>> chunk = cache.reserve("chunk 7", 400)
-        >>> cache.fail_pending(OSError("no such device"))
-        >>> chunk.exception()
-        OSError('no such device')
+        >>> cache.give_up()
+        >>> chunk.failed, cache.get("chunk 7")
+        (True, None)
         """
-        for chunk in self._reserved:
-            chunk.set_exception(error)
+        _give_up(self._reserved)
 
-    def get(self, key: Hashable) -> ChunkFuture | None:
+    def __del__(self) -> None:
+        pending = [chunk for chunk in self._reserved if not chunk.done]
+        if pending:  # their callbacks may need locks that the thread holds in which Python collects this object
+            with suppress(RuntimeError):  # the interpreter ends
+                _thread.start_new_thread(_give_up, (pending,))
+
+    def get(self, key: Hashable) -> Chunk | None:
         """Return the chunk, decoded or pending; None if it is not in the cache.
 
         Examples
@@ -88,22 +215,28 @@ class ChunkCache:
         >>> ChunkCache(1000).get("chunk 7") is None
         True
         """
-        return self._chunks.get(key)
+        chunk = self._chunks.get(key)
+        return None if chunk is None or chunk.failed else chunk
 
-    def reserve(self, key: Hashable, nbytes: int) -> ChunkFuture:
-        """Add a pending chunk of ``nbytes``, and return the future that the caller sets when it has decoded it.
+    def reserve(self, key: Hashable, nbytes: int) -> Chunk:
+        """Add a pending chunk of ``nbytes``, which the caller completes when it has decoded it.
 
         Examples
         --------
         >>> cache = ChunkCache(1000)
         >>> chunk = cache.reserve("chunk 7", 400)
-        >>> cache.get("chunk 7") is chunk, chunk.done()
+        >>> cache.get("chunk 7") is chunk, chunk.done
         (True, False)
         """
-        chunk = ChunkFuture()
+        chunk = Chunk()
         self._reserved.append(chunk)
         self._chunks.add(key, chunk, nbytes)
         return chunk
+
+
+def _give_up(chunks: Iterable[Chunk]) -> None:
+    for chunk in chunks:
+        chunk.give_up()
 
 
 class _Chunks:
@@ -111,11 +244,11 @@ class _Chunks:
 
     def __init__(self, nbytes: int) -> None:
         self._most = nbytes
-        self._chunks: OrderedDict[Hashable, tuple[ChunkFuture, int]] = OrderedDict()
+        self._chunks: OrderedDict[Hashable, tuple[Chunk, int]] = OrderedDict()
         self._used = 0
         self._lock = Lock()
 
-    def get(self, key: Hashable) -> ChunkFuture | None:
+    def get(self, key: Hashable) -> Chunk | None:
         with self._lock:
             entry = self._chunks.get(key)
             if entry is None:
@@ -123,7 +256,7 @@ class _Chunks:
             self._chunks.move_to_end(key)
             return entry[0]
 
-    def add(self, key: Hashable, chunk: ChunkFuture, nbytes: int) -> None:
+    def add(self, key: Hashable, chunk: Chunk, nbytes: int) -> None:
         with self._lock:
             _, replaced = self._chunks.pop(key, (None, 0))
             self._chunks[key] = (chunk, nbytes)

@@ -18,7 +18,7 @@ from matex_data.codecs.scratch import thread_scratch
 from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.index.blocks import Blocks, even_blocks
-from matex_data.index.cache import ChunkCache, ChunkFuture
+from matex_data.index.cache import Chunk, ChunkCache, Reserved
 from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection
 from matex_data.index.scatter import Convert, RowIndices, as_bytes, scatter
 from matex_data.index.table import Outputs, Table
@@ -119,7 +119,7 @@ class Chunked(Layout):
         bands = even_blocks(rows, depth)
         number = (bands.number[:, None] * self.band_cells + self._numbers).reshape(-1)
         entry = self.entries(number)
-        selection = Selection(bands, entry, outs, {})
+        selection = Selection(bands, entry, outs, Reserved())
         whole = np.repeat(bands.count == np.minimum(depth, self.rows - bands.number * depth), cells)
         to_read = whole & (entry >= 0)
         for i in np.flatnonzero(entry < 0).tolist():
@@ -128,9 +128,10 @@ class Chunked(Layout):
             key = (self, int(number[i]))
             cached = cache.get(key)
             if cached is not None:
-                yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._copy_cached, selection, i, cached))
+                copy = partial(self._copy_cached, selection, i, cached)
+                yield ReadRequest(EMPTY, EMPTY, on_complete=copy, after=cached)
                 continue
-            selection.pending[i] = cache.reserve(key, self.pipeline.nbytes)
+            selection.reserved[i] = cache.reserve(key, self.pipeline.nbytes)
             to_read[i] = True
         for chunks in self._groups(np.flatnonzero(to_read)):
             yield self.read_chunks(selection, chunks)
@@ -187,7 +188,7 @@ class Chunked(Layout):
         )
 
     def decode_chunks(self, selection: Selection, chunks: Integers, stored: Iterable[Bytes | None]) -> None:
-        """Decode chunks; on an error, fail the pending futures of all that are left.
+        """Decode chunks; on an error, fail the one, and give up the others that are left.
 
         Parameters
         ----------
@@ -206,9 +207,7 @@ class Chunked(Layout):
                 self._decode_chunk(selection, i, entry, rows, data)
             except Exception as error:
                 located = self.located(entry, error) if isinstance(error, BrokenChunk) else error
-                for future in map(selection.pending.get, numbers[done:]):
-                    if future is not None:
-                        future.set_exception(located)
+                selection.reserved.fail(numbers[done:], located)
                 raise located from error
 
     def located(self, entry: int, error: BrokenChunk) -> DecodeError:
@@ -222,19 +221,19 @@ class Chunked(Layout):
         )
 
     def _decode_chunk(self, selection: Selection, i: int, entry: int, rows: _Rows, stored: Bytes) -> None:
-        future, mask = selection.pending.get(i), self.mask_of(entry)
+        kept, mask = i in selection.reserved, self.mask_of(entry)
         (path, out), *others = selection.outs
-        if future is None and not (path or others) and self._decode_in_place(rows, out, stored, mask):
+        if not (kept or path or others) and self._decode_in_place(rows, out, stored, mask):
             return
-        scratch = future is None and self.pipeline.filters
+        scratch = self.pipeline.filters and not kept
         data = self.pipeline.decode(stored, mask, thread_scratch(self.pipeline.nbytes) if scratch else None)
         depth, *edges = self.chunk_shape
         chunk = data.view(self.dtype).reshape(*edges[: self.axis], depth, *edges[self.axis :])
         if self.axis:
             chunk = np.moveaxis(chunk, self.axis, 0)
-        if future is not None:
+        if kept:
             chunk = chunk.copy() if np.may_share_memory(data, stored) else chunk  # the read's memory is reused
-            future.set_result(chunk)
+            selection.reserved.complete(i, chunk)
         self._scatter(selection, i, rows, chunk)
 
     def mask_of(self, entry: int) -> int:
@@ -267,14 +266,12 @@ class Chunked(Layout):
         for path, out in selection.outs:
             scatter(out[outer], destination, _region(member(chunk, path), local, inner), self.convert)
 
-    def _copy_cached(self, selection: Selection, i: int, chunk: ChunkFuture, _: Bytes) -> None:
-        self._scatter(selection, i, self._rows(selection, i), chunk.result())
+    def _copy_cached(self, selection: Selection, i: int, chunk: Chunk, _: Bytes) -> None:
+        self._scatter(selection, i, self._rows(selection, i), chunk.value)
 
     def _fill_pending(self, selection: Selection, i: int) -> None:
-        """Fill the rows of a chunk that turned out to be missing, and pass it on to the windows that wait for it."""
-        future = selection.pending.get(i)
-        if future is not None:
-            future.set_result(np.broadcast_to(self.fill, self.chunk_shape))
+        """Fill the rows of a chunk that turned out to be missing, and pass it on to the windows that need it."""
+        selection.reserved.complete(i, np.broadcast_to(self.fill, self.chunk_shape))
         self._fill(selection, i, EMPTY.view(np.uint8))
 
     def _fill(self, selection: Selection, i: int, _: Bytes) -> None:
@@ -329,13 +326,13 @@ class Selection:
     bands : the selected rows, grouped by bands: the chunks with the same rows.
     entry : int64[bands * cells], position of each chunk in the table; -1: it was never written.
     outs : pairs of a member of the stored elements and the array that receives it.
-    pending : by chunk, the futures of the cache that other windows may wait for.
+    reserved : by chunk, those that the cache keeps for other windows.
     """
 
     bands: Blocks
     entry: Integers
     outs: Sequence[tuple[MemberPath, Array]]
-    pending: dict[int, ChunkFuture]
+    reserved: Reserved
 
 
 def member(rows: Array, path: MemberPath) -> Array:

@@ -13,7 +13,7 @@ import numpy as np
 from matex_data._types import Array, Bytes, Integers
 from matex_data.fields import Field
 from matex_data.index.blocks import Blocks, uneven_blocks
-from matex_data.index.cache import ChunkCache, ChunkFuture
+from matex_data.index.cache import Chunk, ChunkCache, Reserved
 from matex_data.index.model import EMPTY, ReadRequest, RowSelection
 from matex_data.index.scatter import RowIndices
 from matex_data.index.table import Outputs, Table
@@ -45,16 +45,17 @@ class DecodedBlocks(Table):
 
     def requests(self, rows: RowSelection, outs: Outputs, cache: ChunkCache) -> Iterator[ReadRequest]:
         blocks = uneven_blocks(rows, self.edges)
-        selection = Selection(blocks, outs, {})
+        selection = Selection(blocks, outs, Reserved())
         whole = blocks.count == np.diff(self.edges)[blocks.number]
         to_read = whole.copy()
         for i in np.flatnonzero(~whole).tolist():
             number = int(blocks.number[i])
             cached = cache.get(key := self.key(number, outs))
             if cached is not None:
-                yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._copy_cached, selection, i, cached))
+                copy = partial(self._copy_cached, selection, i, cached)
+                yield ReadRequest(EMPTY, EMPTY, on_complete=copy, after=cached)
                 continue
-            selection.pending[i] = cache.reserve(key, self.decoded_bytes(number, outs))
+            selection.reserved[i] = cache.reserve(key, self.decoded_bytes(number, outs))
             to_read[i] = True
         yield from self.block_requests(selection, np.flatnonzero(to_read))
 
@@ -64,7 +65,7 @@ class DecodedBlocks(Table):
 
     @abstractmethod
     def block_requests(self, selection: Selection, positions: Integers) -> Iterator[ReadRequest]:
-        """Yield the reads of the blocks at these positions of the selection; each is passed to `complete` or `fail`."""
+        """Yield the reads of the blocks at these positions of the selection; each is passed to `complete` or fails."""
 
     @abstractmethod
     def decoded_bytes(self, block: int, outs: Outputs) -> int:
@@ -76,13 +77,11 @@ class DecodedBlocks(Table):
 
     def complete(self, selection: Selection, i: int, block: Any) -> None:
         """Copy the selected rows of a decoded block, and pass the block on to other windows."""
-        future = selection.pending.get(i)
-        if future is not None:
-            future.set_result(block)
+        selection.reserved.complete(i, block)
         self._scatter(selection, i, block)
 
-    def _copy_cached(self, selection: Selection, i: int, block: ChunkFuture, _: Bytes) -> None:
-        self._scatter(selection, i, block.result())
+    def _copy_cached(self, selection: Selection, i: int, block: Chunk, _: Bytes) -> None:
+        self._scatter(selection, i, block.value)
 
     def _scatter(self, selection: Selection, i: int, block: Any) -> None:
         blocks = selection.blocks
@@ -135,7 +134,7 @@ class ByteRangeBlocks(DecodedBlocks):
             names = [name for name, _ in selection.outs]
             decoded = self.decode(int(selection.blocks.number[i]), names, stored)
         except Exception as error:
-            selection.fail([i], error)
+            selection.reserved.fail([i], error)
             raise
         self.complete(selection, i, decoded)
 
@@ -148,15 +147,9 @@ class Selection:
     ----------
     blocks : the rows.
     outs : output arrays by name of the field.
-    pending : by position in ``blocks``, the futures of the cache that other windows may wait for.
+    reserved : by position in ``blocks``, those that the cache keeps for other windows.
     """
 
     blocks: Blocks
     outs: Outputs
-    pending: dict[int, ChunkFuture]
-
-    def fail(self, positions: list[int], error: BaseException) -> None:
-        """Fail the futures of these blocks that are pending."""
-        for future in map(self.pending.get, positions):
-            if future is not None:
-                future.set_exception(error)
+    reserved: Reserved

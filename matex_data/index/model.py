@@ -23,7 +23,7 @@ from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
 from matex_data.errors import FormatError
 from matex_data.fields import Field, Schema
-from matex_data.index.cache import ChunkCache
+from matex_data.index.cache import Chunk, ChunkCache
 from matex_data.index.files import DerivedFiles, FileList, FileTable, columns_of
 from matex_data.index.files import FileIndex as FileIndex
 from matex_data.index.stamps import Stamp
@@ -117,6 +117,8 @@ class ReadRequest:
     fetch : called before ``on_complete``, in a thread that waits for the storage: reads what byte ranges of the file
         cannot express, such as other files. None: nothing.
     files_ahead : number of files of the data set from that of the layout to the one that has the ranges; 0: its own.
+    after : chunk of the cache that ``on_complete`` needs, of a request without byte ranges: it is called once the chunk
+        is done, decoded or failed. No thread waits for it. None: there is none.
     on_complete : called exactly once after the read, with the scratch memory (uint8, to be treated as read-only), or
         with an empty array if there is a target. Scratch memory is reused after the call.
 
@@ -137,6 +139,7 @@ class ReadRequest:
     on_complete: OnComplete | None = None
     fetch: Callable[[], None] | None = None
     files_ahead: int = 0
+    after: Chunk | None = None
 
     @cached_property
     def total(self) -> int:

@@ -66,6 +66,10 @@ class Stamp:
         """Return whether a file with the state ``found`` on any rank may be the one of this stamp."""
         return (self.size, self.mtime_ns) == (found.size, found.mtime_ns)
 
+    def is_of(self, path: str, found: Stamp) -> bool:
+        """Return whether a file or object with the state ``found`` on any rank may be the one of this stamp."""
+        return found == self if objects.is_url(path) else self.fits(found)
+
     def __str__(self) -> str:
         second, rest = divmod(self.mtime_ns, 10**9)
         time = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -13,7 +13,6 @@ import os
 import resource
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -204,7 +203,7 @@ class Files:
                 found = Stamp.of(self.paths[number])
             except OSError as error:
                 raise changed(self.paths[number], stamp, error) from error
-            if not stamp.fits(found):
+            if not stamp.is_of(self.paths[number], found):
                 raise changed(self.paths[number], stamp, found)
 
     def renew(self) -> None:
@@ -258,10 +257,10 @@ class Files:
     def are_cached(self, number: int, tasks: Sequence[ReadTask]) -> bool:
         """Return whether a file is open, and the page cache has the bytes of tasks, as far as some of them show."""
         with self._lock:
-            opening: Future[_Opened] | None = None if self.collective else self._open.get(number)
-        if opening is None or not opening.done() or opening.exception() is not None:
+            opening: _Opening | None = None if self.collective else self._open.get(number)
+        if opening is None or opening.file is None:
             return False
-        return opening.result().has_cached(np.concatenate([task.offset[[0, len(task.offset) // 2]] for task in tasks]))
+        return opening.file.has_cached(np.concatenate([task.offset[[0, len(task.offset) // 2]] for task in tasks]))
 
     def read_nothing(self, number: int, calls: int) -> None:
         """Take part in reads of other ranks. *Collective* in collective mode.
@@ -278,16 +277,10 @@ class Files:
 
     def _opened(self, number: int) -> _Opened:
         """Return a file, opened by the first thread that needs it; other files open at the same time."""
-        opening, is_first = self._opening(number)
-        if is_first:
-            try:
-                opening.set_result(self._open_now(number))
-            except BaseException as error:
-                with self._lock:
-                    if self._open.get(number) is opening:
-                        del self._open[number]
-                opening.set_exception(error)
-        return opening.result()
+        opening = self._opening(number)
+        with opening.lock:
+            opening.file = opening.file or self._open_now(number)
+            return opening.file
 
     def _open_now(self, number: int) -> _Opened:
         """Open a file, and raise ``ChangedFile`` if it has changed since it was indexed."""
@@ -304,21 +297,21 @@ class Files:
                 self._open.clear()  # files that nobody reads are closed
             opened = kind(path)
         found = opened.stamp()
-        if stamp is not None and not stamp.fits(found):
+        if stamp is not None and not stamp.is_of(path, found):
             raise changed(path, stamp, found)
         return opened
 
-    def _opening(self, number: int) -> tuple[Future[_Opened], bool]:
-        """Return the future of a file, and whether the caller has to open it."""
+    def _opening(self, number: int) -> _Opening:
+        """Return the entry of a file, which the thread that needs it first opens."""
         with self._lock:
-            known: Future[_Opened] | None = self._open.get(number)
-            if known is not None:
+            if number in self._open:
                 self._open.move_to_end(number)
-                return known, False
-            if len(self._open) >= MOST_OPEN_FILES:
-                self._open.popitem(last=False)
-            opening = self._open[number] = Future()
-            return opening, True
+            else:
+                if len(self._open) >= MOST_OPEN_FILES:
+                    self._open.popitem(last=False)
+                self._open[number] = _Opening()
+            opening: _Opening = self._open[number]
+            return opening
 
     def close(self) -> None:
         """Close all files. *Collective* in collective mode."""
@@ -329,6 +322,19 @@ class Files:
             if self.collective:
                 with waiting_for(self._comm.liveness, f"File.Close of {self.paths[number]!r}"):
                     handle.Close()
+
+
+class _Opening:
+    """Entry of a file that is open, or that a thread opens while it holds the lock.
+
+    Parameters
+    ----------
+    file : None until it is open, which it may never be.
+    """
+
+    def __init__(self) -> None:
+        self.file: _Opened | None = None
+        self.lock = Lock()
 
 
 class _OpenFile:
@@ -371,13 +377,22 @@ class _OpenObject:
         return Stamp.of_object(self._state)
 
     def read(self, task: ReadTask) -> int:
-        """Make the reads of a task side by side, and return the number of bytes; raise ``OSError`` if one fails."""
+        """Make the reads of a task side by side, and return the number of bytes; raise ``OSError`` if one fails.
+
+        Raises
+        ------
+        ChangedFile : the object has changed since it was opened.
+        """
         first = task.first
         offset, sizes = task.offset[first], np.add.reduceat(task.nbytes, first) if len(first) else first
         edges, total = np.append(first, len(task.nbytes)).tolist(), 0
         held = np.cumsum(sizes + OBJECT_GAP_BYTES) // OBJECT_BYTES
         for runs in np.split(np.arange(len(first)), np.flatnonzero(np.diff(held)) + 1):
-            read = objects.read_ranges(self._url, offset[runs].tolist(), sizes[runs].tolist(), OBJECT_GAP_BYTES)
+            wanted = offset[runs].tolist(), sizes[runs].tolist()
+            try:
+                read = objects.read_ranges(self._url, *wanted, OBJECT_GAP_BYTES, self._state.tag)
+            except objects.ChangedObject as error:
+                raise changed(self._url, self.stamp(), error) from error
             for run, data in zip(runs.tolist(), read, strict=True):
                 total += _copied(data, task, edges[run], edges[run + 1])
         return total

@@ -17,7 +17,7 @@ import numpy as np
 from matex_data.io.counters import Profile
 from matex_data.io.files import Files, StampOf
 from matex_data.locks import Lock
-from matex_data.machine import keep_freed_memory, reading_threads, threads
+from matex_data.machine import reading_threads, threads
 from matex_data.mpi import abort
 from matex_data.mpi.attributes import attached
 from matex_data.mpi.communicator import Communicator
@@ -148,9 +148,8 @@ class ReadSessions:
 
 @cache
 def prepare_process() -> None:
-    """Make the changes to this process that reading and training need, which no import makes. Once in a process."""
+    """Install the hook by which an error ends the job, which no import does. Once in a process."""
     abort.install()
-    keep_freed_memory()
 
 
 def check_environment() -> None:
@@ -191,6 +190,5 @@ def _connect(comm: MPI.Intracomm) -> ReadSessions:
         abort.connect(comm)  # first, so that an error of all ranks is printed once
         check_environment()
         gather_cores(comm)
-        return ReadSessions(
-            Communicator(comm.Dup(), Liveness(comm.Dup(), abort.end_after_death) if threaded else None), threaded
-        )
+        liveness = Liveness(comm.Dup(), abort.end_after_death, abort.abort_job) if threaded else None
+        return ReadSessions(Communicator(comm.Dup(), liveness), threaded)

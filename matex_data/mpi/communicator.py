@@ -7,7 +7,7 @@ import pickle
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from matex_data.mpi.liveness import Liveness
 from matex_data.mpi.polling import poll
 from matex_data.mpi.processes import is_child_process
 from matex_data.mpi.watchdog import waiting_for
+
+T = TypeVar("T")
 
 
 class PendingMaximum:
@@ -211,6 +213,39 @@ class Communicator:
         if first is not None:
             raise first
 
+    def agreed(self, function: Callable[[], T]) -> T:
+        """Return what a function returns on this rank; raise the error of the lowest rank that has one. *Collective*.
+
+        Errors of any kind count, a warning that is an error included.
+
+        Examples
+        --------
+        >>> Communicator().agreed(lambda: "read")
+        'read'
+        """
+        results: list[T] = []
+        failure: Exception | None = None
+        try:
+            results.append(function())
+        except Exception as error:
+            failure = error
+        self.agree(failure)
+        return results.pop()
+
+    def on_root(self, function: Callable[[], T]) -> T:
+        """Return what a function returns on rank 0, which alone calls it; raise its error on all ranks. *Collective*.
+
+        Whatever one rank does for all goes by this way: the others would wait for ever for a rank that has failed.
+
+        Examples
+        --------
+        >>> Communicator().on_root(lambda: ["a.h5", "b.h5"])
+        ['a.h5', 'b.h5']
+        """
+        value: Any = self.agreed(function if self.rank == 0 else lambda: None)
+        found: T = value if self.alone else self.broadcast(value)
+        return found
+
     def check_equal(self, arguments: str, problem: str, remedy: str) -> None:
         """Raise ``PartitionError`` on all ranks unless a text is equal on all of them. *Collective*.
 
@@ -284,7 +319,11 @@ class Communicator:
         ------
         PartitionError : another thread of one of several ranks holds it.
         """
-        if not lock.acquire(blocking=self.alone):
+        if self.alone:
+            with lock:  # no signal leaves it locked
+                yield
+            return
+        if not lock.acquire(blocking=False):
             raise PartitionError(
                 "two threads of one rank make collective calls at the same time",
                 expected="one thread at a time, in the same order on all ranks",

@@ -7,6 +7,7 @@ would wait for a rank that was killed until their time is over.
 
 from __future__ import annotations
 
+import errno
 import hmac
 import logging
 import os
@@ -27,7 +28,11 @@ from matex_data.mpi.library import MPI
 log = logging.getLogger("matex_data")
 
 ATTEMPT_TIME = 1.0
-"""Seconds in which a neighbour has to answer at one of its addresses."""
+"""Seconds in which a neighbour has to answer at one of its addresses, and a caller to show its token."""
+ATTEMPT_INTERVAL = 0.05
+"""Seconds from the begin of an attempt to call to the next one, at least."""
+MOST_STRANGERS = 16
+"""Connections of callers that have not shown a token; the oldest is dropped for another one."""
 CONNECT_TIME = 30.0
 """Seconds after which a rank gives up to reach its neighbour."""
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
@@ -75,6 +80,9 @@ class Links:
         self._wake, self._waker = socket.socketpair()
         self._neighbours: dict[socket.socket, int] = {}
         self._received: dict[socket.socket, bytes] = {}
+        self._strangers: dict[socket.socket, tuple[float, bytes]] = {}  # until when, and what they have sent
+        self._calling: socket.socket | None = None
+        self._attempt_ends = self._next_attempt = 0.0
         self._departed: set[int] = set()
         self._ending = False  # a rank has died, or ends the job
         self._sending = threading.Lock()
@@ -105,17 +113,26 @@ class Links:
         return called
 
     def serve(self, seconds: float) -> None:
-        """Accept connections and messages of neighbours; return after this time, or once there was one."""
-        if self._called is not None:
+        """Accept connections and messages of neighbours; return after this time, or once there was one.
+
+        It waits for nobody else: what is not from a rank of the job is dropped.
+        """
+        self._drop_late()
+        if self._called is not None and self._calling is None and time.monotonic() > self._next_attempt:
             self._call()
         for key, _ in self._selector.select(seconds):
-            if key.fileobj is self._listener:
+            connection = key.fileobj
+            if connection is self._listener:
                 self._accept()
-            elif key.fileobj is self._wake:
+            elif connection is self._wake:
                 with suppress(OSError):
                     self._wake.recv(4096)
-            else:
-                self._read(key.fileobj)  # type: ignore[arg-type]
+            elif connection is self._calling:
+                self._continue_call(self._calling)
+            elif connection in self._strangers:
+                self._read_hello(connection)
+            elif connection in self._neighbours:  # none that was dropped meanwhile
+                self._read(connection)
 
     def wake(self) -> None:
         """Let ``serve`` return soon."""
@@ -135,27 +152,15 @@ class Links:
     def _close_all(self) -> None:
         _ALL.discard(self)
         self._selector.close()
-        for each in (self._listener, self._wake, self._waker, *self._neighbours):
+        calling = [] if self._calling is None else [self._calling]
+        for each in (self._listener, self._wake, self._waker, *self._neighbours, *self._strangers, *calling):
             each.close()
         self._neighbours.clear()
 
     def _call(self) -> None:
-        """Try to reach the rank above at each of its addresses."""
+        """Begin to call the rank above at the next of its addresses."""
         assert self._called is not None
-        token, hosts = self._called
-        for host in hosts:
-            with suppress(OSError):
-                connection = socket.create_connection(host, ATTEMPT_TIME)
-                try:
-                    connection.sendall(_HELLO.pack(token, self.rank))
-                    if connection.recv(1) == _WELCOME:
-                        self._called = None
-                        self._add(connection, above(self.rank))
-                        return
-                except BaseException:
-                    connection.close()
-                    raise
-                connection.close()
+        _, hosts = self._called
         if time.monotonic() > self._give_up:
             self._called = None
             log.warning(
@@ -163,22 +168,81 @@ class Links:
                 "MATEX_TIMEOUT",
                 *(above(self.rank), self.rank, ", ".join(host for host, _ in hosts)),
             )
+            return
+        hosts.append(hosts.pop(0))  # the next attempt is at another one
+        self._next_attempt = time.monotonic() + ATTEMPT_INTERVAL
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        connection.setblocking(False)
+        if connection.connect_ex(hosts[-1]) not in (0, errno.EINPROGRESS):
+            connection.close()
+            return
+        self._calling, self._attempt_ends = connection, time.monotonic() + ATTEMPT_TIME
+        self._selector.register(connection, selectors.EVENT_WRITE)
+
+    def _continue_call(self, connection: socket.socket) -> None:
+        """Show the token once the connection is there, and then wait to be welcome."""
+        assert self._called is not None
+        try:
+            if self._selector.get_key(connection).events == selectors.EVENT_WRITE:
+                connection.sendall(_HELLO.pack(self._called[0], self.rank))
+                self._selector.modify(connection, selectors.EVENT_READ)
+                return
+            welcome = connection.recv(1) == _WELCOME
+        except OSError:
+            welcome = False
+        self._calling = None
+        self._selector.unregister(connection)
+        if welcome:
+            self._called = None
+            self._add(connection, above(self.rank))
+        else:
+            connection.close()
 
     def _accept(self) -> None:
         with suppress(OSError):
             connection, _ = self._listener.accept()
-            connection.settimeout(ATTEMPT_TIME)
-            hello = b""
+            connection.setblocking(False)
+            if len(self._strangers) >= MOST_STRANGERS:
+                self._drop(next(iter(self._strangers)))
+            self._strangers[connection] = (time.monotonic() + ATTEMPT_TIME, b"")
+            self._selector.register(connection, selectors.EVENT_READ)
+
+    def _read_hello(self, connection: socket.socket) -> None:
+        """Read the token of a caller, and drop it unless it is a rank right below this one."""
+        end, hello = self._strangers[connection]
+        try:
+            part = connection.recv(_HELLO.size - len(hello))
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        self._strangers[connection] = end, hello + part
+        if part and len(hello + part) < _HELLO.size:
+            return
+        token, rank = _HELLO.unpack(hello + part) if part else (b"", 0)
+        if hmac.compare_digest(token, self._token) and rank in below(self.rank, self.size):
             with suppress(OSError):
-                while len(hello) < _HELLO.size and (part := connection.recv(_HELLO.size - len(hello))):
-                    hello += part
-            if len(hello) == _HELLO.size:
-                token, rank = _HELLO.unpack(hello)
-                if hmac.compare_digest(token, self._token) and rank in below(self.rank, self.size):
-                    connection.sendall(_WELCOME)
-                    self._add(connection, rank)
-                    return
-            connection.close()
+                connection.send(_WELCOME)
+                self._selector.unregister(connection)
+                del self._strangers[connection]
+                self._add(connection, rank)
+                return
+        self._drop(connection)
+
+    def _drop(self, stranger: socket.socket) -> None:
+        self._selector.unregister(stranger)
+        del self._strangers[stranger]
+        stranger.close()
+
+    def _drop_late(self) -> None:
+        """Drop who has not shown a token in time, and an attempt to call that takes too long."""
+        now = time.monotonic()
+        for stranger in [stranger for stranger, (end, _) in self._strangers.items() if now > end]:
+            self._drop(stranger)
+        if self._calling is not None and now > self._attempt_ends:
+            self._selector.unregister(self._calling)
+            self._calling.close()
+            self._calling = None
 
     def _add(self, connection: socket.socket, rank: int) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import struct
 import threading
@@ -16,12 +17,16 @@ from matex_data.mpi.library import MPI
 from matex_data.mpi.links import Links, OnDeath, any_open
 from matex_data.mpi.polling import poll
 
+log = logging.getLogger("matex_data")
+
 QUERY_INTERVAL = 0.1
 """Seconds between two looks for messages."""
 LOOKS = 8
 """Looks without a message after which none is left: MPICH may find one only at a later look."""
 QUIET = 0.3
 """Seconds without a message after which no census is under way."""
+MOST_FAILURES = 50
+"""Errors of the thread in succession, after which it ends the job."""
 _HEADER = struct.Struct("<qB")  # of a query or an answer: number of the query, state
 _STATE_QUERY, _STATE_ANSWER, _QUERY, _ANSWER, _CENSUS = 1, 2, 3, 4, 5  # MPI tags; ``on_query`` answers _QUERY
 _TEXT = 400  # bytes of an activity or a location, at most
@@ -34,6 +39,7 @@ class Liveness:
     ----------
     comm : communicator of several ranks, for this object alone. MPI has to provide ``MPI_THREAD_MULTIPLE``.
     on_death : called in the thread when the process of a rank has died, if ``comm`` has all ranks of the job.
+    on_failure : called in the thread with the reason if it cannot go on, to end the job.
 
     Attributes
     ----------
@@ -41,8 +47,13 @@ class Liveness:
     sent : number of messages that this rank has sent.
     """
 
-    def __init__(self, comm: MPI.Intracomm, on_death: OnDeath = lambda rank, first: None) -> None:
-        self._comm = comm
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        on_death: OnDeath = lambda rank, first: None,
+        on_failure: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self._comm, self._on_failure = comm, on_failure
         self._links = Links(comm, on_death) if comm.size == MPI.COMM_WORLD.size and not any_open() else None
         self.on_query: Callable[[bytes], bytes] = lambda query: b""
         self.sent = 0
@@ -147,24 +158,44 @@ class Liveness:
         if self._links is not None and not self._ended.is_set():
             self._links.announce_end()
 
-    def _pause(self) -> bool:
-        """Wait until the next look for messages, in which neighbours may die; return whether to go on."""
+    def _pause(self) -> None:
+        """Wait until the next look for messages, in which neighbours may die."""
         if self._links is None:
             self._ended.wait(QUERY_INTERVAL)
         else:
             end = time.monotonic() + QUERY_INTERVAL
             while not self._ended.is_set() and (left := end - time.monotonic()) > 0:
                 self._links.serve(left)
-        return not self._ended.is_set() and not MPI.Is_finalized()
 
     def _serve(self) -> None:
-        while self._pause():
-            self._receive_all()
-            with self._counting:
-                sent = self._census.tick(time.monotonic())
-                self._counting.notify_all()
-            for rank, message in sent:
-                self._send(rank, _CENSUS, pickle.dumps(tuple(message)))
+        """Answer until the end. An error is said once; one that stays ends the job: nobody would hear of this rank."""
+        failures, said = 0, set[str]()
+        while not self._ended.is_set() and not MPI.Is_finalized():
+            try:
+                self._pause()
+                self._answer()
+                failures = 0
+            except Exception as error:
+                if self._ended.is_set() or MPI.Is_finalized():
+                    return
+                failures += 1
+                text = f"the thread of rank {self.rank} that answers other ranks fails: {type(error).__name__}: {error}"
+                if text not in said:
+                    said.add(text)
+                    log.error("%s; it goes on", text, exc_info=error)
+                if failures >= MOST_FAILURES:
+                    self._on_failure(f"rank {self.rank} of {self.size} ends the job: {text}")
+                    return
+                self._ended.wait(QUERY_INTERVAL)
+
+    def _answer(self) -> None:
+        """Answer what has arrived, and go on with the censuses."""
+        self._receive_all()
+        with self._counting:
+            sent = self._census.tick(time.monotonic())
+            self._counting.notify_all()
+        for rank, message in sent:
+            self._send(rank, _CENSUS, pickle.dumps(tuple(message)))
 
     def _receive_all(self) -> None:
         """Receive all messages that have arrived; at most for ``QUERY_INTERVAL`` seconds."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from matex_data._types import Integers
 from matex_data.errors import DataError
 from matex_data.mpi.communicator import Communicator, PendingMaximum
+
+T = TypeVar("T")
 
 
 class Status(IntEnum):
@@ -44,10 +47,9 @@ class StatusExchange:
         """
         return split_result(self.start(status, counts).wait())
 
-    @property
-    def rank(self) -> int:
-        """Return this rank."""
-        return self._comm.rank
+    def on_root(self, function: Callable[[], T]) -> T:
+        """Return what a function returns on rank 0, like ``Communicator.on_root``. *Collective*."""
+        return self._comm.on_root(function)
 
     def gather(self, value: Any) -> list[Any]:
         """Return the Python objects of all ranks, by rank; only its own where each has its own status. *Collective*."""

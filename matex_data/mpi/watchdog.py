@@ -35,10 +35,17 @@ class Watchdog:
             time.sleep(INTERVAL)
             for thread, wait in list(self.waits.items()):
                 if time.monotonic() >= wait.next_check:
-                    error = wait.check(lambda thread=thread, wait=wait: self.waits.get(thread) is not wait)  # type: ignore[misc]
-                    if error is not None and self.waits.get(thread) is wait:
-                        world = MPI.COMM_WORLD
-                        abort_job(f"rank {world.rank} of {world.size} ends the job: {error}")
+                    self._check(thread, wait)
+
+    def _check(self, thread: int, wait: Wait) -> None:
+        """End the job if a wait is too long, or if that cannot be told: nobody else would end it."""
+        world = MPI.COMM_WORLD
+        try:
+            error: BaseException | None = wait.check(lambda: self.waits.get(thread) is not wait)
+        except Exception as failure:
+            error = failure
+        if error is not None and self.waits.get(thread) is wait:
+            abort_job(f"rank {world.rank} of {world.size} ends the job: {error}")
 
 
 _WATCHDOG = Watchdog()
@@ -74,9 +81,9 @@ def reading(call: str) -> Iterator[None]:
 @contextmanager
 def _watched(wait: Wait) -> Iterator[None]:
     thread = threading.get_ident()
-    _WATCHDOG.waits[thread] = wait
-    _WATCHDOG.start()
     try:
+        _WATCHDOG.waits[thread] = wait
+        _WATCHDOG.start()
         yield
     finally:
-        del _WATCHDOG.waits[thread]
+        _WATCHDOG.waits.pop(thread, None)

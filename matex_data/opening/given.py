@@ -117,16 +117,12 @@ def _resolve(
 
     So a thousand ranks do not list a folder, and have one environment.
     """
-    files, trust = list[str](), NONE
-    error: DataError | None = None
-    if comm.rank == 0:
-        try:
-            files = expand(paths, format)
-            trust = Trust.of([*trusted, *_folders(paths, files)]) | Trust.of_site()
-        except DataError as not_found:
-            error = not_found
-    comm.agree(error)
-    packed, trust = comm.broadcast((PathTable.of(files), trust))
+
+    def found() -> tuple[PathTable, Trust]:
+        files = expand(paths, format)
+        return PathTable.of(files), Trust.of([*trusted, *_folders(paths, files)]) | Trust.of_site()
+
+    packed, trust = comm.on_root(found)
     remedy = "call open_dataset with the same arguments on every rank"
     comm.check_equal(arguments, "the ranks open different data sets", remedy)
     return packed, trust
@@ -161,9 +157,12 @@ def expand(paths: Paths, format: str | None = None) -> list[str]:
         for url in urls:
             objects.check_url(url)
         local = [path for path, _ in block if not objects.is_url(path)]
-        files = existing_files(local) | _existing_objects(urls)
-        for path, whole in block:
-            expanded += [path] if path in files else _expand_one(path, format, whole)
+        try:
+            files = existing_files(local) | _existing_objects(urls)
+            for path, whole in block:
+                expanded += [path] if path in files else _expand_one(path, format, whole)
+        except OSError as error:
+            raise _inaccessible(error) from error
         size *= 2
     if not expanded:
         raise DataError("the list of files is empty", expected="at least one path", found=paths)
@@ -173,7 +172,9 @@ def expand(paths: Paths, format: str | None = None) -> list[str]:
 def _given(paths: Iterable[str | os.PathLike[str]]) -> Iterator[tuple[str, str]]:
     """Yield each path, those of ranges in braces one by one, and the argument that it is of."""
     for whole in (os.fspath(path) for path in paths):
-        if "{" not in whole or (not objects.is_url(whole) and Path(whole).exists()):
+        if not whole:
+            raise DataError("a path is empty", expected="the name of a file or folder", remedy='name it, such as "."')
+        if "{" not in whole or (not objects.is_url(whole) and _exists(whole)):
             yield whole, whole
             continue
         if objects.is_web(whole) and count_numbered(whole) > MOST_OF_WEB:
@@ -184,6 +185,22 @@ def _given(paths: Iterable[str | os.PathLike[str]]) -> Iterator[tuple[str, str]]
                 found=f"{count_numbered(whole):,}",
             )
         yield from ((path, whole) for path in numbered(whole))
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except OSError as error:
+        raise _inaccessible(error) from error
+
+
+def _inaccessible(error: OSError) -> DataError:
+    return DataError(
+        "the system does not show what is at this path",
+        file=os.fsdecode(error.filename or ""),
+        found=error.strerror,
+        remedy="check its name, and the permissions of its folders (ls -ld)",
+    )
 
 
 def _expand_url(url: str, format: str | None) -> list[str]:

@@ -113,21 +113,8 @@ def index_files(comm: Communicator, files: Sequence[str], reading: Reading, path
             remedy="leave out index=",
         )
     named = [files[number] for number in stale[:MOST_NAMED]] if usable else files[:1]
-    _agreed(comm, partial(_store, path, index, reading.key(files), named[: len(stale)], len(stale)))
+    comm.on_root(partial(_store, path, index, reading.key(files), named[: len(stale)], len(stale)))
     return index
-
-
-def _agreed(comm: Communicator, task: Callable[[], T]) -> T | None:
-    """Return what a task returns on rank 0; None on the others. All ranks raise its error. *Collective*."""
-    result: T | None = None
-    error: Exception | None = None
-    if comm.rank == 0:
-        try:
-            result = task()
-        except Exception as failure:  # of any kind, such as a warning that is an error
-            error = failure
-    comm.agree(error)
-    return result
 
 
 def _store(path: str, index: Index, key: str, changed: Sequence[str], count: int) -> None:
@@ -145,7 +132,7 @@ def _store(path: str, index: Index, key: str, changed: Sequence[str], count: int
 
 def _stored(comm: Communicator, path: str, key: str, files: Sequence[str], origin: Origin) -> Index | None:
     """Return the index that is stored at a path, if it is the one of this key. *Collective*."""
-    found = _agreed(comm, partial(_usable, path, key, files, origin))
+    found = comm.agreed(lambda: _usable(path, key, files, origin) if comm.rank == 0 else None)
     if not comm.broadcast(found is not None):
         return None
     if comm.size == 1 and found is not None:
@@ -199,7 +186,7 @@ def _changed_files(comm: Communicator, index: Index) -> tuple[int, ...]:
 def _has_changed(path: str, stamp: Stamp | None) -> bool:
     """Return whether a file may be another one than that of the stamp, which any rank of another job took."""
     try:
-        return stamp is None or not stamp.fits(Stamp.of(path))
+        return stamp is None or not stamp.is_of(path, Stamp.of(path))
     except OSError:
         return True
 
@@ -235,15 +222,15 @@ def _index_all(
         index_one = partial(_index_one, reading, resolved, known, stale)
         own = _index_share(comm, files, index_one, format_named(resolved).concurrent)
         by_rank = comm.gather(own)
-        index = _agreed(comm, partial(_joined, by_rank or [], len(files)))
-    _agreed(comm, partial(_tell_notices, index))
+        index = comm.agreed(lambda: None if by_rank is None else _joined(by_rank, len(files)))
+    comm.agreed(partial(_tell_notices, index))
     return _on_all_ranks(comm, index)
 
 
 def _tell_notices(index: Index | None) -> None:
-    """Warn of what the layouts of the first file say about reads of such files."""
-    assert index is not None
-    for notice in {layout.notice: None for file in index.files[:1] for layout in file.layouts.values()}:
+    """Warn of what the layouts of the first file say about reads of such files, on the rank that has the index."""
+    files = () if index is None else index.files[:1]
+    for notice in {layout.notice: None for file in files for layout in file.layouts.values()}:
         if notice:
             warnings.warn(notice, stacklevel=6)
 
@@ -344,8 +331,7 @@ def resolve_format(comm: Communicator, path: str, format: str | None, options: M
     """Return the requested format, or the one that rank 0 detects. *Collective*."""
     if format is not None:
         return format
-    detected = _agreed(comm, lambda: folder_format(path) or detect(path, read_head(path), options))
-    return str(comm.broadcast(detected))
+    return comm.on_root(lambda: folder_format(path) or detect(path, read_head(path), options))
 
 
 def _index_one(

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from matex_data.codecs.scratch import aligned_arrays
 from matex_data.fields import Field
-from matex_data.locks import Lock
 
 HUGE_PAGE = 2 << 20  # bytes
 KEPT_LARGE = 8  # free blocks that a pool of windows keeps: as many as there can be windows in flight
@@ -53,9 +52,7 @@ class BufferPool:
 
     def __init__(self, kept: int | None = None) -> None:
         self._kept = KEPT_LARGE if kept is None else kept
-        self._free: deque[mmap.mmap] = deque()
-        self._returned: deque[mmap.mmap] = deque()  # by deleted owners
-        self._lock = Lock()
+        self._free: deque[mmap.mmap] = deque()  # whose methods are atomic: no thread waits for another one
 
     def __reduce__(self) -> tuple[type[BufferPool], tuple[int]]:
         return BufferPool, (self._kept,)
@@ -67,39 +64,29 @@ class BufferPool:
         ------
         MemoryError : the system has no memory left.
         """
-        with self._lock:
-            self._take_back()
-            # The block freed last is the likeliest to be in the processor's cache.
-            fitting = (m for m in reversed(self._free) if count <= len(m) <= 4 * max(count, HUGE_PAGE))
-            memory = next(fitting, None)
-            if memory is not None:
-                self._free.remove(memory)
-        if memory is None:
-            memory = _fresh(count)
-        return np.asarray(_Lease(self, memory))[:count]
+        # The block freed last is the likeliest to be in the processor's cache.
+        fitting = (m for m in reversed(self._free.copy()) if count <= len(m) <= 4 * max(count, HUGE_PAGE))
+        memory = next((m for m in fitting if self._has_removed(m)), None)
+        return np.asarray(_Lease(self, memory or _fresh(count)))[:count]
 
     def give_back(self, memory: mmap.mmap) -> None:
-        """Take back a block that no array refers to.
+        """Take back a block that no array refers to, and unmap the oldest of its kind where there are too many.
 
-        Python may collect an owner in any thread, and during any other method of this pool. So this method never
-        waits for a lock that its own thread may hold.
+        Python may collect an owner in any thread, and during any other method of this pool.
         """
-        self._returned.append(memory)
-        if self._lock.acquire(blocking=False):
-            try:
-                self._take_back()
-            finally:
-                self._lock.release()
+        self._free.append(memory)
+        small = len(memory) < HUGE_PAGE
+        same_kind = [m for m in self._free.copy() if (len(m) < HUGE_PAGE) == small]
+        if len(same_kind) > (KEPT_SMALL if small else self._kept):
+            self._has_removed(same_kind[0])
 
-    def _take_back(self) -> None:
-        """Keep the returned blocks, and unmap the oldest ones where there are too many. The caller holds the lock."""
-        while self._returned:
-            memory = self._returned.popleft()
-            self._free.append(memory)
-            small = len(memory) < HUGE_PAGE
-            same_kind = [m for m in self._free if (len(m) < HUGE_PAGE) == small]
-            if len(same_kind) > (KEPT_SMALL if small else self._kept):
-                self._free.remove(same_kind[0])
+    def _has_removed(self, memory: mmap.mmap) -> bool:
+        """Remove a free block, and return whether no other thread has done so."""
+        try:
+            self._free.remove(memory)
+        except ValueError:
+            return False
+        return True
 
     def arrays(self, fields: list[Field], rows: int) -> dict[str, NDArray[Any]]:
         """Return a dict of arrays of ``rows`` samples for each field, in one block, with undefined contents."""

@@ -5,30 +5,29 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from threading import Event
 
 import numpy as np
 from numpy.typing import NDArray
 
 from matex_data._types import Integers
-from matex_data.errors import DataError
+from matex_data.errors import DataError, DecodeError
+from matex_data.index.cache import Chunk
+from matex_data.index.model import Countdown
+from matex_data.interrupts import shielded
 from matex_data.io.coalesce import ReadTask, divide_tasks
 from matex_data.io.files import Files
-from matex_data.locks import Lock
 from matex_data.machine import tasks_of_window
 from matex_data.reading.plan import NO_BYTES, ReadPlan
-from matex_data.reading.pool import Rejected, explained, readers, submit
-
-_IN_ORDER = Lock()
+from matex_data.reading.pool import Rejected, explained, first_error, is_worker, pass_on, readers, submit
 
 
 def execute(plan: ReadPlan, files: Files, agreed: Integers) -> list[Future[None]]:
     """Read, and schedule the decoding of what was read. *Collective* in collective mode.
 
-    In independent mode threads of their own read, and the decoding of a task waits for its bytes; what is in the page
-    cache is read by the threads that decode it. In collective mode the calling thread reads. The pool decodes
-    meanwhile, in the order of the tasks. Completions without reads are scheduled last: they may wait for chunks that
-    earlier windows decode.
+    In independent mode threads of their own read, and the pool decodes the bytes of a task once they are there; what is
+    in the page cache is read by the threads that decode it. In collective mode the calling thread reads, and the pool
+    decodes meanwhile. Completions that need a chunk that another window decodes are scheduled when it is done: no
+    thread waits for it.
 
     Parameters
     ----------
@@ -47,12 +46,23 @@ def execute(plan: ReadPlan, files: Files, agreed: Integers) -> list[Future[None]
     """
     try:
         files.check(plan.unread)
-    except DataError as error:
-        plan.abandon(error)
+        if files.collective:
+            futures = _read_collectively(plan, files, agreed)
+        else:
+            scheduled = [_schedule_tasks(files, number, tasks, plan) for number, tasks in plan.tasks.items()]
+            futures = [future for of_file in scheduled for future in of_file]
+        futures = _with_completions(plan, futures)
+    except BaseException:
+        plan.give_up()
         raise
-    if not files.collective:
-        scheduled = [_schedule_tasks(files, number, tasks, plan) for number, tasks in plan.tasks.items()]
-        return _with_completions(plan, [future for of_file in scheduled for future in of_file])
+    left = Countdown(len(futures), plan.give_up)  # what has failed to decode
+    for future in futures:
+        future.add_done_callback(lambda _: left.complete(None, NO_BYTES))
+    return futures
+
+
+def _read_collectively(plan: ReadPlan, files: Files, agreed: Integers) -> list[Future[None]]:
+    """Make all agreed reads, and schedule their decoding, in the order of the tasks. *Collective*."""
     decoding: list[Future[None]] = []
     failure: Exception | None = None
     for number in np.flatnonzero(agreed).tolist():
@@ -70,36 +80,56 @@ def execute(plan: ReadPlan, files: Files, agreed: Integers) -> list[Future[None]
             failure = failure or read_error
         files.read_nothing(number, remaining)
     if failure is not None:
-        plan.abandon(failure)
         for future in decoding:
             future.cancel()
         wait(decoding)
         raise failure
-    return _with_completions(plan, decoding)
+    return decoding
 
 
 def run(plan: ReadPlan, files: Files, agreed: Integers) -> Exception | None:
     """Read and decode, and return the first error once nothing is under way. *Collective* in collective mode."""
+    return shielded(_run, plan, files, agreed)
+
+
+def _run(plan: ReadPlan, files: Files, agreed: Integers) -> Exception | None:
     try:
-        futures = execute(plan, files, agreed)
+        if is_worker():
+            _run_here(plan, files)
+            return None
+        return first_error(execute(plan, files, agreed))
     except DataError as error:
         return error
-    return first_error(futures)
 
 
-def first_error(futures: list[Future[None]]) -> Exception | None:
-    """Wait for all futures, and return the first error."""
-    wait(futures)
-    return next((e for e in (future.exception() for future in futures) if isinstance(e, Exception)), None)
+def _run_here(plan: ReadPlan, files: Files) -> None:
+    """Read and decode in this thread, a worker of the pool, in which a function of ``map`` takes samples."""
+    files.check(plan.unread)
+    for number, tasks in plan.tasks.items():
+        for task in tasks:
+            _read_and_decode(files, number, task, plan)
+    for fetch, completion in plan.fetched:
+        fetch()
+        completion()
+    for _, completion in plan.completions:  # the chunks that they need are decoded: nobody shares the cache of the plan
+        completion()
 
 
 def _with_completions(plan: ReadPlan, submitted: list[Future[None]]) -> list[Future[None]]:
-    """Schedule the completions that need no bytes. Fail the plan's chunks if the pool has rejected a read."""
-    rejection = next((future.exception() for future in submitted if isinstance(future, Rejected)), None)
-    if rejection is not None:
-        plan.abandon(rejection)
-    fetched = [_schedule(_Fetch(plan, fetch, completion)) for fetch, completion in plan.fetched]
-    return submitted + fetched + [submit(_complete, plan, completion) for completion in plan.completions]
+    """Schedule the completions that need no bytes. Give up the plan's chunks if the pool has rejected a read."""
+    if any(isinstance(future, Rejected) for future in submitted):
+        plan.give_up()
+    fetched = [_Fetch(plan, fetch, completion).schedule() for fetch, completion in plan.fetched]
+    return submitted + fetched + [_schedule_after(chunk, plan, action) for chunk, action in plan.completions]
+
+
+def _schedule_after(chunk: Chunk | None, plan: ReadPlan, action: Callable[[], None]) -> Future[None]:
+    """Schedule a completion, once the chunk that it needs is done; return its future."""
+    if chunk is None or chunk.done:
+        return submit(_complete, plan, action)
+    completed: Future[None] = Future()
+    chunk.when_done(lambda: pass_on(submit(_complete, plan, action), completed))
+    return completed
 
 
 def _read(files: Files, number: int, task: ReadTask, scratch: NDArray[np.uint8]) -> Exception | None:
@@ -111,26 +141,28 @@ def _read(files: Files, number: int, task: ReadTask, scratch: NDArray[np.uint8])
     return None
 
 
-def _complete(plan: ReadPlan, action: Callable[..., None], *arguments: NDArray[np.uint8]) -> None:
-    """Call a function of a plan. If memory runs out, fail the chunks of the plan: others would wait for them for ever.
+def _fetch(plan: ReadPlan, fetch: Callable[[], None]) -> None:
+    """Read. If that fails, others read the chunks of the plan that are not decoded."""
+    try:
+        fetch()
+    except BaseException:
+        plan.give_up()
+        raise
 
-    A chunk that does not decode fails by itself.
-    """
+
+def _complete(plan: ReadPlan, action: Callable[..., None], *arguments: NDArray[np.uint8]) -> None:
+    """Call a function of a plan. If it fails but for damaged data, others read the chunks that are not decoded."""
     try:
         action(*arguments)
-    except DataError:
+    except DecodeError:  # other functions of the plan go on to decode chunks
         raise
-    except BaseException as error:
-        plan.abandon(error)
+    except BaseException:
+        plan.give_up()
         raise
 
 
 class _Read(ABC):
     """Bytes on their way from the storage to the pool that decodes.
-
-    The thread that reads them waits until they are decoded, so that no more bytes wait in memory than those of a task
-    for each of these threads. They begin in the order in which they were scheduled: the one to be decoded next is never
-    kept waiting by a later one.
 
     Parameters
     ----------
@@ -139,8 +171,8 @@ class _Read(ABC):
 
     def __init__(self, plan: ReadPlan) -> None:
         self.plan = plan
-        self.arrived: Future[None] = Future()
-        self.decoded = Event()
+        self._pool = readers()
+        self._ended: Future[None] = Future()
 
     @abstractmethod
     def fetch(self) -> None:
@@ -150,24 +182,24 @@ class _Read(ABC):
     def complete(self) -> None:
         """Decode what was read."""
 
-    def run(self) -> None:
-        """Read, and wait until the bytes are decoded; in a thread of the storage."""
-        try:
-            self.fetch()
-        except BaseException as error:
-            self.arrived.set_exception(error)
-        else:
-            self.arrived.set_result(None)
-        self.decoded.wait()
+    def schedule(self) -> Future[None]:
+        """Schedule the read in a thread of the storage, and return the future of its decoding."""
+        self._pool.begin(self._start)
+        return self._ended
 
-    def decode(self) -> None:
-        """Decode once the bytes are there; raise the error of reading or decoding them."""
-        try:
-            self.arrived.result()
-        except BaseException as error:
-            self.plan.abandon(error)
-            raise
-        _complete(self.plan, self.complete)
+    def _start(self) -> bool:
+        started = submit(_fetch, self.plan, self.fetch, pool=self._pool)
+        if isinstance(started, Rejected):
+            pass_on(started, self._ended)
+            return False
+        started.add_done_callback(self._decode)
+        return True
+
+    def _decode(self, fetched: Future[None]) -> None:
+        """Schedule the decoding of what was read; in the thread of the storage."""
+        decoded = submit(_complete, self.plan, self.complete) if fetched.exception() is None else fetched
+        decoded.add_done_callback(lambda _: self._pool.end())
+        pass_on(decoded, self._ended)
 
 
 class _TaskRead(_Read):
@@ -216,18 +248,14 @@ def _schedule_tasks(files: Files, number: int, tasks: list[ReadTask], plan: Read
 
 def _schedule_task(files: Files, number: int, task: ReadTask, plan: ReadPlan) -> Future[None]:
     if task.callbacks:
-        return _schedule(_TaskRead(plan, files, number, task))
+        return _TaskRead(plan, files, number, task).schedule()
     return submit(_read_directly, files, number, task, plan, pool=readers())
 
 
 def _read_and_decode(files: Files, number: int, task: ReadTask, plan: ReadPlan) -> None:
     """Make the reads of a task, and decode at once what they brought into the cache of the processor."""
     read = _TaskRead(plan, files, number, task)
-    try:
-        read.fetch()
-    except BaseException as error:
-        plan.abandon(error)
-        raise
+    _fetch(plan, read.fetch)
     _complete(plan, read.complete)
 
 
@@ -235,22 +263,5 @@ def _read_directly(files: Files, number: int, task: ReadTask, plan: ReadPlan) ->
     """Make the reads of a task to final destinations. The argument ``plan`` keeps these arrays alive meanwhile."""
     error = _read(files, number, task, NO_BYTES)
     if error is not None:
-        plan.abandon(error)
+        plan.give_up()
         raise error
-
-
-def _schedule(read: _Read) -> Future[None]:
-    """Schedule a read in a thread of the storage, and its decoding; return the future of the latter.
-
-    Both pools get all reads in one order. Otherwise the threads that decode might wait for bytes whose reading waits
-    for a thread that decodes.
-    """
-    with _IN_ORDER:
-        started = submit(read.run, pool=readers())
-        decoding = submit(read.decode)
-    if isinstance(started, Rejected):
-        error = started.exception()
-        assert error is not None
-        read.arrived.set_exception(error)
-    decoding.add_done_callback(lambda _: read.decoded.set())  # also if it is cancelled
-    return decoding

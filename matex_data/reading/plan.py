@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from matex_data._types import Integers
 from matex_data.errors import DataError
 from matex_data.index import table
-from matex_data.index.cache import ChunkCache
+from matex_data.index.cache import Chunk, ChunkCache
 from matex_data.index.model import Index, ReadRequest, RowSelection, call_after_last
 from matex_data.index.runs import Runs, intersect
 from matex_data.io.coalesce import ReadTask, plan_tasks
@@ -33,16 +33,16 @@ class ReadPlan:
     ----------
     tasks : read tasks by file number.
     fetched : pairs of a function that reads by itself and one to call then.
-    completions : functions to call that need no bytes.
+    completions : functions to call that need no bytes, each with the chunk after which it is called, or None.
     unread : numbers of files with such functions only: their layouts may read them.
     memory : arrays that receive the bytes; the plan keeps them alive until all reads are complete.
-    chunks : cache of this window, in which others may wait for chunks that these reads decode.
+    chunks : cache of this window, which owns the chunks that these reads decode for others, too.
     scratch : buffers for bytes that have to be decoded.
     """
 
     tasks: dict[int, list[ReadTask]] = field(default_factory=dict)
     fetched: list[tuple[Callable[[], None], Callable[[], None]]] = field(default_factory=list)
-    completions: list[Callable[[], None]] = field(default_factory=list)
+    completions: list[tuple[Chunk | None, Callable[[], None]]] = field(default_factory=list)
     unread: tuple[int, ...] = ()
     memory: list[NDArray[Any]] = field(default_factory=list)
     chunks: ChunkCache | None = None
@@ -59,10 +59,10 @@ class ReadPlan:
         """Return scratch memory for a task, uint8; empty if it reads directly into the arrays."""
         return self.scratch.bytes(task.scratch) if task.scratch else NO_BYTES
 
-    def abandon(self, error: BaseException) -> None:
-        """Fail the chunks of this window that are not decoded with ``error``: others may wait for them."""
+    def give_up(self) -> None:
+        """Let others read the chunks that this window has not decoded."""
         if self.chunks is not None:
-            self.chunks.fail_pending(error)
+            self.chunks.give_up()
 
 
 def plan_reads(
@@ -79,11 +79,22 @@ def plan_reads(
     chunks : cache of decoded chunks.
     scratch : buffers for bytes that have to be decoded.
     """
-    chunks = chunks.of_window()
+    plan = ReadPlan(memory=list(arrays.values()), chunks=chunks.of_window(), scratch=scratch)
+    try:
+        _fill(plan, index, runs, destination, arrays)
+    except BaseException:
+        plan.give_up()
+        raise
+    return plan
+
+
+def _fill(plan: ReadPlan, index: Index, runs: Runs, destination: Integers, arrays: Arrays) -> None:
+    """Add the reads to an empty plan; see `plan_reads`."""
+    assert plan.chunks is not None
     requests = [
         (number + request.files_ahead, name, request)
         for number, rows in rows_by_file(index, runs, destination)
-        for name, request in table.plan_reads(index.files[number].layouts, rows, arrays, chunks)
+        for name, request in table.plan_reads(index.files[number].layouts, rows, arrays, plan.chunks)
     ]
     if index.post_process is not None:
         last = call_after_last(
@@ -91,7 +102,6 @@ def plan_reads(
         )
         requests = [(number, name, request) for (number, name, _), request in zip(requests, last, strict=True)]
     pending: dict[int, list[ReadRequest]] = {}
-    plan = ReadPlan(memory=list(arrays.values()), chunks=chunks, scratch=scratch)
     for number, name, request in requests:
         path, complete = index.files.paths[number], request.on_complete
         on_complete = partial(_complete, complete, path, name) if complete else None
@@ -100,10 +110,9 @@ def plan_reads(
         elif on_complete is not None and request.fetch is not None:
             plan.fetched.append((request.fetch, partial(on_complete, NO_BYTES)))
         elif on_complete is not None:
-            plan.completions.append(partial(on_complete, NO_BYTES))
+            plan.completions.append((request.after, partial(on_complete, NO_BYTES)))
     plan.unread = tuple({number: None for number, _, _ in requests if number not in pending})
     plan.tasks = {number: plan_tasks(of_file, tasks_of_window(), 2 * threads()) for number, of_file in pending.items()}
-    return plan
 
 
 def rows_by_file(index: Index, runs: Runs, destination: Integers) -> Iterator[tuple[int, RowSelection]]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from os import register_at_fork
+from threading import local
 from typing import Any, TypeVar
 
 from matex_data.errors import PartitionError
+from matex_data.index.cache import GivenUp
+from matex_data.locks import Lock
 from matex_data.machine import out_of_memory, reading_threads, threads
 from matex_data.mpi.library import MPI
 from matex_data.mpi.processes import is_child_process
@@ -16,16 +20,66 @@ from matex_data.mpi.processes import is_child_process
 T = TypeVar("T")
 
 
+class StoragePool(ThreadPoolExecutor):
+    """Threads that wait for the storage, and the reads whose bytes are decoded by others.
+
+    As many of these reads are under way as there are threads, each until its bytes are decoded: no more bytes wait in
+    memory. The others begin in their order. No thread waits for them.
+    """
+
+    def __init__(self) -> None:
+        self._allowed = reading_threads()
+        super().__init__(self._allowed, thread_name_prefix="matex-storage")
+        self._reads: deque[Callable[[], bool]] = deque()
+        self._changing = Lock()
+
+    def begin(self, start: Callable[[], bool]) -> None:
+        """Start a read, at once or after those before it; ``start`` returns False if it has failed already."""
+        with self._changing:
+            self._reads.append(start)
+        self._start()
+
+    def end(self) -> None:
+        """Start the next read in place of one whose bytes are decoded."""
+        with self._changing:
+            self._allowed += 1
+        self._start()
+
+    def _start(self) -> None:
+        """Start as many reads as are allowed."""
+        while True:
+            with self._changing:
+                if not self._allowed or not self._reads:
+                    return
+                self._allowed -= 1
+                start = self._reads.popleft()
+            if not start():
+                with self._changing:
+                    self._allowed += 1
+
+
 @cache
 def decoders() -> ThreadPoolExecutor:
     """Return the threads that use the cores."""
-    return ThreadPoolExecutor(threads(), thread_name_prefix="matex-decode")
+    return ThreadPoolExecutor(threads(), thread_name_prefix="matex-decode", initializer=_begin_worker)
 
 
 @cache
-def readers() -> ThreadPoolExecutor:
+def readers() -> StoragePool:
     """Return the threads that wait for the storage."""
-    return ThreadPoolExecutor(reading_threads(), thread_name_prefix="matex-storage")
+    return StoragePool()
+
+
+def is_worker() -> bool:
+    """Return whether this thread is one that decodes: it must not wait for the others."""
+    return hasattr(_OF_THREAD, "decodes")
+
+
+def _begin_worker() -> None:
+    _OF_THREAD.decodes = True
+
+
+_OF_THREAD = local()
 
 
 @cache
@@ -63,11 +117,34 @@ def submit(task: Callable[..., Any], *arguments: Any, pool: ThreadPoolExecutor |
         return rejected
 
 
+def pass_on(source: Future[None], target: Future[None]) -> None:
+    """Complete a future with the outcome of another one, once it has one."""
+
+    def copy(_: Future[None]) -> None:
+        error = source.exception()
+        if error is None:
+            target.set_result(None)
+        else:
+            target.set_exception(error)
+
+    source.add_done_callback(copy)
+
+
+def first_error(futures: Collection[Future[Any]]) -> Exception | None:
+    """Wait for all futures, and return the first error; one of a chunk that was given up is the last choice."""
+    wait(futures)  # wakes this thread once, not once for each future
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    first = next((error for error in errors if not isinstance(error, GivenUp)), errors[0] if errors else None)
+    if first is not None and not isinstance(first, Exception):
+        raise first
+    return first
+
+
 def wait_for_all(futures: Collection[Future[Any]]) -> None:
     """Wait for all futures. Raise the first error."""
-    wait(futures)  # wakes this thread once, not once for each future
-    for future in futures:
-        future.result()
+    error = first_error(futures)
+    if error is not None:
+        raise error
 
 
 def one_ahead(functions: Sequence[Callable[[], T]]) -> Iterator[T]:

@@ -11,12 +11,14 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.fields import ElementSpec
-from matex_data.index.cache import ChunkCache
+from matex_data.index.cache import ChunkCache, GivenUp
 from matex_data.index.chosen import Samples
 from matex_data.index.runs import compress
+from matex_data.interrupts import shielded
 from matex_data.reading.context import NO_ROWS, ReadContext
 from matex_data.reading.execute import run
 from matex_data.reading.plan import Arrays, plan_reads
+from matex_data.reading.pool import is_worker
 from matex_data.reading.source import LOAD_BYTES, Source
 
 
@@ -45,16 +47,24 @@ class SampleReader:
         ------
         DataError : a sample cannot be read.
         """
+        return shielded(self._take, positions)
+
+    def _take(self, positions: Integers) -> Arrays:
         different, inverse = np.unique(positions, return_inverse=True)
         source, arrays = self._source, self._empty(len(different))
         context, chunks = self._opened()
+        if is_worker():  # it must not need what other windows decode
+            chunks = ChunkCache(context.cache_bytes)
         numbers = self._samples.numbers(different)
         step = max(1, LOAD_BYTES // source.row_bytes)
         for low in range(0, len(numbers), step):
             some = numbers[low : low + step]
             rows = np.arange(low, low + len(some))
-            plan = plan_reads(source.index, compress(some), rows, arrays, chunks, source.scratch)
-            source.comm.agree(run(plan, context.session.files, NO_ROWS))
+            error: Exception | None = GivenUp("no read yet")
+            while isinstance(error, GivenUp):
+                plan = plan_reads(source.index, compress(some), rows, arrays, chunks, source.scratch)
+                error = run(plan, context.session.files, NO_ROWS)
+            source.comm.agree(error)
         ascending = len(different) == len(positions) and bool((np.diff(inverse) > 0).all())
         return arrays if ascending else {name: array[inverse] for name, array in arrays.items()}
 

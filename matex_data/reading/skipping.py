@@ -146,13 +146,10 @@ class SkippedSamples:
         delivered = sum(count for _, count in by_rank)
         if not delivered:
             raise _nothing_readable(named, purpose)
-        if exchange.rank == 0:
-            more = [f"and {len(named) - MOST_NAMED} more: see Dataset.skipped"] if len(named) > MOST_NAMED else []
-            total = len(named) + delivered
-            listed = "\n  ".join([*map(str, named[:MOST_NAMED]), *more])
-            warnings.warn(
-                f"{len(named)} of {total} samples {purpose} cannot be read and are skipped:\n  {listed}", stacklevel=2
-            )
+        more = [f"and {len(named) - MOST_NAMED} more: see Dataset.skipped"] if len(named) > MOST_NAMED else []
+        listed = "\n  ".join([*map(str, named[:MOST_NAMED]), *more])
+        text = f"{len(named)} of {len(named) + delivered} samples {purpose} cannot be read and are skipped:\n  {listed}"
+        exchange.on_root(lambda: warnings.warn(text, stacklevel=5))
 
 
 def _nothing_readable(named: list[SkippedSample], purpose: str) -> DataError:

@@ -34,6 +34,7 @@ from matex_data.reading.plan import Arrays, ReadPlan, plan_reads
 from matex_data.reading.skipping import ON_ERROR, SkippedSamples, SkippingRead, Tally
 from matex_data.sampling.schedule import rank_range
 from matex_data.sampling.sizing import KEPT_WINDOWS, WINDOW_LIMIT
+from matex_data.storage.objects import is_url
 
 LOAD_BYTES = 64 << 20  # of one read of ``load``
 GLOBAL_READS = ("memory", "rows")
@@ -118,12 +119,9 @@ class Source:
         self.threaded = sessions.threaded
         self._sessions = sessions
         self._process = os.getpid()
-        if not sessions.threaded and comm.rank == 0:
-            warnings.warn(
-                "this MPI does not allow calls from threads: each rank reads independently, and an error of one rank "
-                "does not stop the others",
-                stacklevel=4,
-            )
+        if not sessions.threaded:
+            text = "each rank reads independently, and an error of one rank does not stop the others"
+            comm.on_root(lambda: warnings.warn(f"this MPI does not allow calls from threads: {text}", stacklevel=7))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -227,7 +225,9 @@ class Source:
             self._process = os.getpid()
             self._sessions = ReadSessions(Communicator(rank=self.comm.rank, size=self.comm.size))
             self.mode = "independent"
-        stamp = self.index.files.stamp if self._checks_when_opening else None
+        files = self.index.files
+        of_store = len(files) > 0 and is_url(files.paths[0])  # an object may change between a look at it and a read
+        stamp = files.stamp if self._checks_when_opening or of_store else None
         session = self._sessions.open(self.index.files.paths, mode or self.mode, self.profile, stamp)
         return ReadContext(
             session,

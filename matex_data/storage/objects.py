@@ -6,6 +6,7 @@ Credentials and endpoints are those that obstore finds, in environment variables
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import re
@@ -29,6 +30,7 @@ RETRY_TIME = timedelta(seconds=180)  # for all attempts at one request
 RETRIES = 10
 LEAST_BLOCK, MOST_BLOCK = 64 << 10, 1 << 20  # bytes of an object that are read at once where a library reads few
 KEPT_BYTES = 64 << 20  # of an object that is open
+SIDE_BY_SIDE = 10  # requests for ranges of one call
 PAGE = 1000  # names of one answer
 
 _URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://([^/]*)/?(.*)", re.DOTALL)
@@ -116,13 +118,20 @@ def read(url: str, most: int | None = None) -> bytes:
         return bytes(store.get_range(key, start=0, length=most))
 
 
-def read_ranges(url: str, offset: Sequence[int], nbytes: Sequence[int], gap: int = 0) -> list[memoryview]:
+class ChangedObject(OSError):
+    """Error of an object whose content is not the one that was asked for."""
+
+
+def read_ranges(
+    url: str, offset: Sequence[int], nbytes: Sequence[int], gap: int = 0, tag: str = ""
+) -> list[memoryview]:
     """Read byte ranges of an object, which are requested side by side; adjacent ones by one request.
 
     Parameters
     ----------
-    offset, nbytes : int[k], first byte and length of each range.
+    offset, nbytes : int[k], first byte and length of each range; ascending if there is a tag.
     gap : bytes between two ranges that one request reads with them.
+    tag : of the content that is asked for, as in its state; "": any.
 
     Returns
     -------
@@ -130,11 +139,50 @@ def read_ranges(url: str, offset: Sequence[int], nbytes: Sequence[int], gap: int
 
     Raises
     ------
+    ChangedObject : it has another content.
     OSError : there is no such object, or it cannot be read.
     """
     store, key = _located(url)
     with _as_os_errors(url):
-        return [memoryview(data) for data in store.get_ranges(key, starts=offset, lengths=nbytes, coalesce=gap)]
+        if not tag or tag.startswith("W/"):  # which names no bytes
+            return [memoryview(data) for data in store.get_ranges(key, starts=offset, lengths=nbytes, coalesce=gap)]
+        begins, ends, run_of = _coalesced(offset, nbytes, gap)
+        runs = asyncio.run(_read_of_tag(url, store, key, begins, ends, tag))
+    at = [begin - begins[run] for begin, run in zip(offset, run_of, strict=True)]
+    return [runs[run][begin : begin + count] for run, begin, count in zip(run_of, at, nbytes, strict=True)]
+
+
+def _coalesced(offset: Sequence[int], nbytes: Sequence[int], gap: int) -> tuple[list[int], list[int], list[int]]:
+    """Return begin and end of each request for ascending ranges, and the request of each of these.
+
+    >>> _coalesced([0, 10, 100], [10, 10, 5], 4)
+    ([0, 100], [20, 105], [0, 0, 1])
+    """
+    begins, ends, run_of = list[int](), list[int](), list[int]()
+    for begin, count in zip(offset, nbytes, strict=True):
+        if begins and begin - ends[-1] <= gap:
+            ends[-1] = max(ends[-1], begin + count)
+        else:
+            begins.append(begin)
+            ends.append(begin + count)
+        run_of.append(len(begins) - 1)
+    return begins, ends, run_of
+
+
+async def _read_of_tag(
+    url: str, store: Any, key: str, begins: Sequence[int], ends: Sequence[int], tag: str
+) -> list[memoryview]:
+    """Read byte ranges of the content of a tag, which each answer has to name: a server may not look at it."""
+    most = asyncio.Semaphore(SIDE_BY_SIDE)
+
+    async def read_one(begin: int, end: int) -> memoryview:
+        async with most:
+            answer = await store.get_async(key, options={"range": (begin, end), "if_match": tag})
+            if (answer.meta["e_tag"] or tag) != tag:
+                raise ChangedObject(errno.ESTALE, "the object has changed", url)
+            return memoryview(await answer.bytes_async())
+
+    return await asyncio.gather(*map(read_one, begins, ends))
 
 
 def names_below(url: str) -> Iterator[str]:
@@ -284,8 +332,9 @@ class ObjectFile(Seekable):
     """
 
     def __init__(self, url: str) -> None:
-        super().__init__(state(url).size)
-        self.name = url
+        found = state(url)
+        super().__init__(found.size)
+        self.name, self._tag = url, found.tag
         self._blocks: dict[int, memoryview] = {}
 
     def readinto(self, buffer: Any) -> int:
@@ -325,7 +374,7 @@ class ObjectFile(Seekable):
             self._blocks[missing[0] + i] = data[i * LEAST_BLOCK : (i + 1) * LEAST_BLOCK]
 
     def _read(self, begin: int, count: int) -> memoryview:
-        (data,) = read_ranges(self.name, [begin], [count])
+        (data,) = read_ranges(self.name, [begin], [count], tag=self._tag)
         if len(data) < count:
             raise OSError(errno.EIO, f"the object has become shorter than {self._size} bytes", self.name)
         return data
@@ -384,7 +433,7 @@ def _obstore(url: str) -> Any:
 @contextmanager
 def _as_os_errors(url: str) -> Iterator[None]:
     """Context manager: raise the errors of obstore as those of a file system, without the contents of its requests."""
-    from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+    from obstore.exceptions import BaseError, PermissionDeniedError, PreconditionError, UnauthenticatedError
 
     try:
         yield
@@ -393,6 +442,8 @@ def _as_os_errors(url: str) -> Iterator[None]:
     except (PermissionDeniedError, UnauthenticatedError) as error:
         text = "the store does not permit it: set its environment variables, or AWS_SKIP_SIGNATURE=true if it is public"
         raise PermissionError(errno.EACCES, text, url) from error
+    except PreconditionError as error:
+        raise ChangedObject(errno.ESTALE, "the object has changed", url) from error
     except (BaseError, ValueError) as error:
         first = str(error).partition("\n")[0]
         raise OSError(errno.EIO, re.sub(r"\?\S*", "?...", first), url) from error

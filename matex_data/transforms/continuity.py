@@ -59,8 +59,9 @@ def find_continuing(opened: Callable[[Index], Source], index: Index, name: str) 
     continues = np.zeros(len(index.files), bool)
     continues[filled[1:]] = even
     continues = _with_empty(continues, filled)
-    if source.comm.rank == 0 and not even.all():
-        _warn(index.files.paths, filled[1:][~even], len(even), name, gap[~even][0], step)
+    if not even.all():
+        broken = index.files.paths, filled[1:][~even], len(even), name, gap[~even][0], step
+        source.comm.on_root(lambda: _warn(*broken))
     return continues
 
 
@@ -107,5 +108,5 @@ def _warn(paths: Sequence[str], broken: Integers, borders: int, name: str, gap: 
         f"windows do not reach over {len(broken)} of {borders} borders between files, where {name!r} does not continue "
         f"evenly: at the first of them, in front of {paths[int(broken[0])]!r}, its step is {gap:g}, and usually "
         f"{step:g}",
-        stacklevel=4,
+        stacklevel=7,
     )

@@ -92,7 +92,7 @@ class TrajectoryBlocks(DecodedBlocks):
             fields = {name: self.fields[name] for name, _ in selection.outs}
             decoded = columns_of(self.path, read.rows.start, read.frames, fields)
         except Exception as error:
-            selection.fail([i], error)
+            selection.reserved.fail([i], error)
             raise
         self.complete(selection, i, decoded)
 

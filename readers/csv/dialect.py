@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import _csv
 import csv
+import importlib.util
 import io
 import re
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 from matex_data.declared import declared
-
-csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # a long field is no error
 
 SPACES = r"\s+"
 SEPARATORS = ("\t", ";", "|", ",", SPACES)  # of equally good ones the first
@@ -65,7 +65,7 @@ class Dialect:
         """Return Python's own parser over a text in this dialect, without its comments."""
         spaced = self.sep == SPACES
         decoded = self.without_comments(text).decode(encoding, "surrogateescape")
-        return csv.reader(
+        rows: _csv.Reader = _parser().reader(
             io.StringIO(decoded.replace("\t", " ") if spaced else decoded, newline=""),
             delimiter=" " if spaced else self.sep,
             quotechar=self.quotechar,
@@ -73,6 +73,7 @@ class Dialect:
             escapechar=self.escapechar,
             skipinitialspace=spaced,
         )
+        return rows
 
     def fields(self, fields: list[str]) -> list[str]:
         """Drop the empty field that blanks at the end of a line leave; return no fields for a blank line."""
@@ -215,3 +216,14 @@ def is_table(text: bytes, whole: bool) -> bool:
     columns = [column for column in zip(*records, strict=True) if any(field.strip() for field in column)]
     numeric = sum(all(map(NUMBER.match, column[1:])) for column in columns)
     return len(columns) > 1 and (dialect.sep != SPACES or 2 * numeric > len(columns))
+
+
+@cache
+def _parser() -> Any:
+    """Return a module of Python's parser for this package alone, with its own limit: a long field is no error."""
+    spec = importlib.util.find_spec("_csv")
+    assert spec is not None and spec.loader is not None
+    own = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(own)
+    own.field_size_limit(2**31 - 1)
+    return own

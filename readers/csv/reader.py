@@ -15,7 +15,7 @@ from matex_data.errors import DataError, FieldNotFound, FormatError, near_matche
 from matex_data.fields import EMPTY_IS_MISSING, Field
 from matex_data.index.model import FileIndex, Index
 from matex_data.index.table import Column
-from matex_data.readers.collective import IndexingRanks, KeepingRanks, SingleRank
+from matex_data.readers.collective import IndexingRanks, KeepingRanks, SingleRank, agreed, on_root
 from matex_data.readers.compression import plain_text, stored_as
 from matex_data.readers.csv.dialect import NUMBER, Dialect, column_names, detect
 from matex_data.readers.csv.header import has_header
@@ -76,9 +76,9 @@ def index_collectively(
     checked = check_options(options)
     ranks = KeepingRanks(ranks)  # types are inferred from bytes that the search for records has read
     own = range(*rank_range(len(paths), ranks.rank, ranks.size))
-    files: list[_TextFile] = _agreed(lambda: [_inspect(paths[i], names, checked) for i in own], ranks)
+    files: list[_TextFile] = agreed(ranks, lambda: [_inspect(paths[i], names, checked) for i in own])
     first = ranks.allgather(files[0] if ranks.rank == 0 else None)[0]
-    _agreed(lambda: _check_same_columns(first, files), ranks)
+    agreed(ranks, lambda: _check_same_columns(first, files))
     columns = _select_columns(first, names, checked)
     large = ranks.allgather([number for number, file in zip(own, files, strict=True) if file.records is None])
     for number in (number for of_rank in large for number in of_rank):
@@ -94,17 +94,6 @@ def index_collectively(
     if len(paths) == 1:
         return Index(fields, [_indexed(first, columns, types)])
     return Index(fields, ranks.gather_files([_indexed(file, columns, types) for file in files]))
-
-
-def _agreed(task: Callable[[], Any], ranks: IndexingRanks) -> Any:
-    """Return the result of this rank's task, or raise the first error of all ranks. *Collective*."""
-    result, error = None, None
-    try:
-        result = task()
-    except Exception as raised:  # every rank has to raise it
-        error = raised
-    ranks.agree(error)
-    return result
 
 
 @dataclass
@@ -325,7 +314,7 @@ def _scan_large(file: _TextFile, options: Options, ranks: IndexingRanks) -> None
         memory = np.empty(stop - start, np.uint8)
         return memory[: read_into(path, start, memory)]
 
-    _agreed(lambda: _check_records(file, options, read), ranks)
+    agreed(ranks, lambda: _check_records(file, options, read))
 
 
 def _summarize_large(
@@ -398,13 +387,13 @@ def _warn_of_compression(files: Sequence[_TextFile], total: int, ranks: Indexing
     stored = [(file.parser.path, file.stored) for file in files if file.stored]
     by_rank = ranks.allgather((len(stored), stored[:1]))
     named = [one for _, some in by_rank for one in some]
-    if named and ranks.rank == 0:
+    if named:
         path, kind = named[0]
-        warnings.warn(
+        text = (
             f"{path!r} is stored as {kind}, of which no part can be read alone: every rank that needs rows of it "
-            f"unpacks all of it ({sum(count for count, _ in by_rank)} of {total} files)",
-            stacklevel=2,
+            f"unpacks all of it ({sum(count for count, _ in by_rank)} of {total} files)"
         )
+        on_root(ranks, lambda: warnings.warn(text, stacklevel=5))
 
 
 def _fields(

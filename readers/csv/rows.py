@@ -14,7 +14,7 @@ from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
 from matex_data.errors import DataError, DecodeError
 from matex_data.index.blocks import Blocks, uneven_blocks
-from matex_data.index.cache import ChunkCache, ChunkFuture
+from matex_data.index.cache import Chunk, ChunkCache, Reserved
 from matex_data.index.model import EMPTY, ReadRequest, RowSelection, ranges
 from matex_data.index.scatter import matrix_view, scatter
 from matex_data.index.table import Outputs, Table
@@ -74,7 +74,7 @@ class CsvRows(Table):
             return
         blocks = uneven_blocks(rows, self.first)
         nbytes = self.offset[blocks.number + 1] - self.offset[blocks.number]
-        window = _Window(self, blocks, _targets(outs), {})
+        window = _Window(self, blocks, _targets(outs), Reserved())
         names = tuple(name for name, _ in outs)
         uncached = np.ones(len(blocks.number), bool)
         for i in np.flatnonzero(blocks.count < self.block_sizes(blocks.number)).tolist():
@@ -84,7 +84,7 @@ class CsvRows(Table):
                 window.reserved[i] = cache.reserve(key, int(nbytes[i]))
             else:
                 uncached[i] = False
-                yield ReadRequest(EMPTY, EMPTY, on_complete=partial(window.copy, i, cached))
+                yield ReadRequest(EMPTY, EMPTY, on_complete=partial(window.copy, i, cached), after=cached)
         selected = np.flatnonzero(uncached)
         total = nbytes[selected].sum()
         groups = max(1, round(total / PARSE_BYTES))
@@ -179,35 +179,27 @@ class _Window:
     ----------
     blocks : that hold the rows.
     targets : arrays that receive them.
-    reserved : futures of the blocks that the cache keeps for other windows, by position in ``blocks``.
+    reserved : by position in ``blocks``, those that the cache keeps for other windows.
     """
 
     table: CsvRows
     blocks: Blocks
     targets: Sequence[_Target]
-    reserved: dict[int, ChunkFuture]
+    reserved: Reserved
 
     def parse(self, selected: Integers, data: Bytes) -> None:
-        """Parse blocks, fulfil their futures, and scatter their rows."""
+        """Parse blocks, pass them on to other windows, and scatter their rows."""
         blocks = self.blocks.select(selected)
-        futures = [self.reserved.get(i) for i in selected.tolist()]
-        try:
-            columns = self.table.columns(blocks.number, self.targets, data)
-        except Exception as error:  # another window may wait for one of the blocks
-            for future in futures:
-                if future is not None:
-                    future.set_exception(error)
-            raise
+        columns = self.table.columns(blocks.number, self.targets, data)
         sizes = self.table.block_sizes(blocks.number)
         before = np.cumsum(sizes) - sizes
-        for begin, size, future in zip(before.tolist(), sizes.tolist(), futures, strict=True):
-            if future is not None:
-                future.set_result([column[begin : begin + size] for column in columns])
+        for i, begin, size in zip(selected.tolist(), before.tolist(), sizes.tolist(), strict=True):
+            self.reserved.complete(i, [column[begin : begin + size] for column in columns])
         self._scatter(blocks, columns, before)
 
-    def copy(self, i: int, cached: ChunkFuture, _: Bytes) -> None:
+    def copy(self, i: int, cached: Chunk, _: Bytes) -> None:
         """Scatter rows of a block that the cache holds or that another window parses."""
-        self._scatter(self.blocks.select(np.array([i])), cached.result(), np.zeros(1, np.int64))
+        self._scatter(self.blocks.select(np.array([i])), cached.value, np.zeros(1, np.int64))
 
     def _scatter(self, blocks: Blocks, columns: Sequence[Array], position: Integers) -> None:
         """Scatter rows of blocks that begin at ``position`` in the columns, of which each target has one."""

@@ -15,7 +15,7 @@ from matex_data.errors import DataError, FieldNotFound, FormatError, near_matche
 from matex_data.fields import Field
 from matex_data.index.model import FileIndex, Index, check_same
 from matex_data.index.table import Column
-from matex_data.readers.collective import IndexingRanks
+from matex_data.readers.collective import IndexingRanks, agreed, on_root
 from matex_data.readers.compression import plain_text, stored_as
 from matex_data.readers.event_text.rows import EventParser, EventRows
 from matex_data.readers.event_text.scan import Events, EventSyntax, scan_file, scan_text
@@ -85,7 +85,7 @@ def index_files(format: EventFormat, paths: Sequence[str], names: Sequence[str] 
     DataError : a file cannot be read.
     """
     own = range(*rank_range(len(paths), ranks.rank, ranks.size))
-    files: list[_File] = _agreed(lambda: [_inspect(format, paths[number]) for number in own], ranks)
+    files: list[_File] = agreed(ranks, lambda: [_inspect(format, paths[number]) for number in own])
     large = ranks.allgather([number for number, file in zip(own, files, strict=True) if file.events is None])
     for number in (number for of_rank in large for number in of_rank):
         mine = files[number - own.start] if number in own else None
@@ -96,29 +96,17 @@ def index_files(format: EventFormat, paths: Sequence[str], names: Sequence[str] 
         if mine is not None:
             mine.events = events
     _warn_of_compression(files, len(paths), ranks)
-    indexes: list[Index] = _agreed(lambda: [_index(file, names) for file in files], ranks)
+    indexes: list[Index] = agreed(ranks, lambda: [_index(file, names) for file in files])
     first: Index = ranks.allgather(indexes[0] if ranks.rank == 0 else None)[0]
 
     def check_own() -> None:
         for index in indexes:
             check_same(first, index)
 
-    _agreed(check_own, ranks)
+    agreed(ranks, check_own)
     if len(paths) == 1:
         return first
     return Index(first.fields, ranks.gather_files([index.files[0] for index in indexes]), facts=first.facts)
-
-
-def _agreed(task: Callable[[], Any], ranks: IndexingRanks) -> Any:
-    """Return the result of a task, or raise the first error of any rank. *Collective*."""
-    result: Any = None
-    error: Exception | None = None
-    try:
-        result = task()
-    except Exception as raised:  # every rank has to raise it
-        error = raised
-    ranks.agree(error)
-    return result
 
 
 def _inspect(format: EventFormat, path: str) -> _File:
@@ -162,13 +150,13 @@ def _warn_of_compression(files: Sequence[_File], total: int, ranks: IndexingRank
     stored = [file for file in files if file.stored]
     named = [(file.path, file.stored) for file in stored[:1]]
     by_rank = ranks.allgather((len(stored), sum(file.size for file in stored), named))
-    if ranks.rank == 0 and sum(size for _, size, _ in by_rank) > SMALL_BYTES:
+    if sum(size for _, size, _ in by_rank) > SMALL_BYTES:
         path, kind = next(one for _, _, of_rank in by_rank for one in of_rank)
-        warnings.warn(
+        text = (
             f"{path!r} is stored as {kind}, of which no part can be read alone: every rank that needs events of it "
-            f"unpacks all of it ({sum(count for count, _, _ in by_rank)} of {total} files)",
-            stacklevel=2,
+            f"unpacks all of it ({sum(count for count, _, _ in by_rank)} of {total} files)"
         )
+        on_root(ranks, lambda: warnings.warn(text, stacklevel=5))
 
 
 def _index(file: _File, names: Sequence[str] | None) -> Index:

@@ -14,7 +14,7 @@ from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
 from matex_data.errors import DataError, DecodeError
 from matex_data.index.blocks import Blocks, uneven_blocks
-from matex_data.index.cache import ChunkCache, ChunkFuture
+from matex_data.index.cache import Chunk, ChunkCache
 from matex_data.index.model import EMPTY, ReadRequest, RowSelection
 from matex_data.index.scatter import scatter
 from matex_data.index.table import Outputs, Table
@@ -84,7 +84,7 @@ class EventRows(Table):
         if not len(rows.destination):
             return
         window = _Window(self, uneven_blocks(rows, self.first), outs)
-        text: ChunkFuture | None = None
+        text: Chunk | None = None
         if self.stored:
             text = cache.get((self, "text"))
             if text is None:
@@ -93,12 +93,12 @@ class EventRows(Table):
                 yield ReadRequest(*whole, on_complete=partial(self._unpack, text))
         yield from window.requests(text, cache)
 
-    def _unpack(self, text: ChunkFuture, data: Bytes) -> None:
-        """Decompress the file for all windows that wait for its text."""
+    def _unpack(self, text: Chunk, data: Bytes) -> None:
+        """Decompress the file for all windows that need its text."""
         try:
-            text.set_result(plain_text(data, self.stored))
+            text.complete(plain_text(data, self.stored))
         except Exception as error:
-            text.set_exception(error)
+            text.fail(error)
             raise
 
     def columns(self, block: int, names: Sequence[str], text: Bytes) -> Columns:
@@ -144,7 +144,7 @@ class _Window:
     blocks: Blocks
     outs: Outputs
 
-    def requests(self, text: ChunkFuture | None, cache: ChunkCache) -> Iterator[ReadRequest]:
+    def requests(self, text: Chunk | None, cache: ChunkCache) -> Iterator[ReadRequest]:
         """Yield the read of each block. A block that other windows need as well stays parsed.
 
         Parameters
@@ -159,42 +159,37 @@ class _Window:
             if self.blocks.count[i] < sizes[i]:
                 cached = cache.get(key)
                 if cached is not None:
-                    yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._copy, i, cached))
+                    yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._copy, i, cached), after=cached)
                     continue
                 parsed = cache.reserve(key, int(nbytes))
             if text is not None:
-                yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._parse_part, i, parsed, text))
+                yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._parse_part, i, parsed, text), after=text)
             else:
                 ranges = np.array([begin], np.int64), np.array([nbytes], np.int64)
                 yield ReadRequest(*ranges, on_complete=partial(self._parse, i, parsed))
 
-    def _parse(self, i: int, parsed: ChunkFuture | None, data: Bytes) -> None:
-        """Parse a block, fulfil its future, and scatter its events."""
+    def _parse(self, i: int, parsed: Chunk | None, data: Bytes) -> None:
+        """Parse a block, pass it on to other windows, and scatter its events."""
         block = int(self.blocks.number[i])
         try:
             columns = self.table.columns(block, [name for name, _ in self.outs], data)
         except Exception as error:  # another window may wait for the block
             if parsed is not None:
-                parsed.set_exception(error)
+                parsed.fail(error)
             raise
         if parsed is not None:
-            parsed.set_result(columns)
+            parsed.complete(columns)
         self._scatter(i, columns)
 
-    def _parse_part(self, i: int, parsed: ChunkFuture | None, text: ChunkFuture, _: Bytes) -> None:
+    def _parse_part(self, i: int, parsed: Chunk | None, text: Chunk, _: Bytes) -> None:
         """Parse a block of a decompressed text."""
-        try:
-            whole: Bytes = text.result()
-        except Exception as error:
-            if parsed is not None:
-                parsed.set_exception(error)
-            raise
+        whole: Bytes = text.value
         block = int(self.blocks.number[i])
         self._parse(i, parsed, whole[self.table.offset[block] : self.table.offset[block + 1]])
 
-    def _copy(self, i: int, cached: ChunkFuture, _: Bytes) -> None:
+    def _copy(self, i: int, cached: Chunk, _: Bytes) -> None:
         """Scatter events of a block that the cache holds or that another window parses."""
-        self._scatter(i, cached.result())
+        self._scatter(i, cached.value)
 
     def _scatter(self, i: int, columns: Columns) -> None:
         rows = self.blocks.rows(i, int(self.table.first[self.blocks.number[i]]))

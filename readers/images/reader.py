@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from matex_data._types import Array, Integers
 from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import RANDOM, Field
 from matex_data.index.model import FileIndex, Index, Layout, concatenate
-from matex_data.readers.collective import IndexingRanks, SingleRank
+from matex_data.readers.collective import IndexingRanks, SingleRank, on_root
 from matex_data.readers.images.decoding import MAX_PIXELS, ImageOptions
 from matex_data.readers.images.folders.files import FileValues, ImageFiles, Pages
 from matex_data.readers.images.folders.headers import ImageFacts, read_facts
@@ -108,7 +108,7 @@ def index_collectively(
     )
     if ragged and options.size is not None:
         raise FormatError("images of one size are not ragged", expected="size= or ragged=True", found="both")
-    listings = _listings(ranks, lambda: list_images(paths, layout, root, pairs, trust or NONE))
+    listings = on_root(ranks, lambda: list_images(paths, layout, root, pairs, trust or NONE))
     hyperstack = None if axes is None and samples is None else Hyperstack(axes, samples)
     if hyperstack is not None and (options.takes_section or ragged or pages == "first"):
         raise FormatError(
@@ -118,20 +118,6 @@ def index_collectively(
         )
     reading = _Reading(ranks, options, ragged, pages, hyperstack)
     return concatenate([reading.index(listing, names) for listing in listings])
-
-
-def _listings(ranks: IndexingRanks, list_all: Callable[[], list[Listing]]) -> list[Listing]:
-    """Return the listings of rank 0, on all ranks. *Collective*."""
-    found: list[Listing] = []
-    error: Exception | None = None
-    if ranks.rank == 0:
-        try:
-            found = list_all()
-        except Exception as raised:  # every rank has to raise it
-            error = raised
-    ranks.agree(error)
-    listings: list[Listing] = ranks.allgather(found)[0]
-    return listings
 
 
 class _Reading:

@@ -72,11 +72,11 @@ class RecordBatches(ArrowBlocks):
     def _decode(self, selection: Selection, i: int, offset: Integers, nbytes: Integers, stored: Bytes) -> None:
         try:
             block = int(selection.blocks.number[i])
-            is_kept = i in selection.pending  # Arrow's arrays are views of the bytes, whose memory is reused
+            is_kept = i in selection.reserved  # Arrow's arrays are views of the bytes, whose memory is reused
             names = [name for name, _ in selection.outs]
             decoded = self._values(block, names, offset, nbytes, stored.copy() if is_kept else stored)
         except Exception as error:
-            selection.fail([i], error)
+            selection.reserved.fail([i], error)
             raise
         self.complete(selection, i, decoded)
 

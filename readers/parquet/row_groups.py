@@ -79,7 +79,7 @@ class RowGroups(ArrowBlocks):
             source = _Ranges(offset, np.cumsum(nbytes) - nbytes, nbytes, stored, self.end())
             decoded = self._values(int(selection.blocks.number[i]), source, [name for name, _ in selection.outs])
         except Exception as error:
-            selection.fail([i], error)
+            selection.reserved.fail([i], error)
             raise
         self.complete(selection, i, decoded)
 

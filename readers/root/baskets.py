@@ -108,16 +108,16 @@ class Baskets(BranchBlocks):
         return np.split(positions, np.flatnonzero(np.diff(ends // size)) + 1)
 
     def _decode(self, selection: Selection, positions: Integers, stored: Bytes) -> None:
-        """Decode a group of baskets; on an error, fail the pending futures of all that are left."""
+        """Decode a group of baskets; on an error, fail the one, and give up the others that are left."""
         numbers, end = positions.tolist(), 0
         for done, i in enumerate(numbers):
             basket = int(selection.blocks.number[i])
             begin, end = end, end + int(self.nbytes[basket])
             try:
-                self.complete(selection, i, self._entries(basket, stored[begin:end], i in selection.pending))
+                self.complete(selection, i, self._entries(basket, stored[begin:end], i in selection.reserved))
             except Exception as error:  # uproot and the codecs raise errors of many kinds
                 located = error if isinstance(error, DecodeError) else self._located(basket, error)
-                selection.fail(numbers[done:], located)
+                selection.reserved.fail(numbers[done:], located)
                 raise located from error
 
     def _entries(self, basket: int, stored: Bytes, kept: bool) -> Entries:

@@ -50,7 +50,7 @@ class Clusters(BranchBlocks):
         try:
             self.complete(selection, i, self._read(int(selection.blocks.number[i])))
         except Exception as error:
-            selection.fail([i], error)
+            selection.reserved.fail([i], error)
             raise
 
     def _read(self, block: int) -> ak.Array:

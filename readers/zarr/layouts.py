@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from math import prod
-from threading import local
 from typing import Any
 
 import numpy as np
@@ -24,23 +25,21 @@ from matex_data.readers.zarr.arrays import ArrayMetadata
 from matex_data.readers.zarr.chunks import ChunkExtents, ChunkFiles, Grid, StoredBytes
 from matex_data.readers.zarr.codecs import StoreCodecs
 
-KEPT_BYTES = 4 << 20  # largest chunk for which a thread keeps memory
+KEPT_BYTES = 4 << 20  # largest chunk whose memory is kept
 DAMAGED = "the store is damaged there: restore it from its source"
 
 
-class _ReadMemory(local):
-    """Memory of one thread that reads: fresh memory costs page faults, a fifth of the time of chunks in Blosc.
-
-    Each request uses it again, since the thread waits until the chunks of the one before are decoded.
-    """
+class _ReadMemory:
+    """Memory of one request, used again by later ones: fresh memory costs page faults, a fifth of the time of Blosc."""
 
     def __init__(self) -> None:
         self._pieces: list[Bytes] = []
         self._used = 0
 
-    def begin(self) -> None:
-        """Begin a request."""
+    def give_back(self) -> None:
+        """Let another request use the memory."""
         self._used = 0
+        _FREE.append(self)
 
     def take(self, nbytes: int) -> Bytes:
         """Return uint8[nbytes] for the next chunk of the request."""
@@ -54,7 +53,7 @@ class _ReadMemory(local):
         return self._pieces[self._used - 1][:nbytes]
 
 
-_READ_MEMORY = _ReadMemory()
+_FREE: deque[_ReadMemory] = deque(maxlen=32)
 
 
 class _Fetched:
@@ -63,11 +62,18 @@ class _Fetched:
     def __init__(self, source: StoredBytes, numbers: Sequence[int]) -> None:
         self._source, self._numbers = source, numbers
         self.chunks: list[Bytes | None] = []
+        self._memory = _ReadMemory()
 
     def read(self) -> None:
         """Read the chunks, in a thread that waits for the storage."""
-        _READ_MEMORY.begin()
-        self.chunks = self._source.read(self._numbers, _READ_MEMORY.take)
+        with suppress(IndexError):  # none is free
+            self._memory = _FREE.pop()
+        self.chunks = self._source.read(self._numbers, self._memory.take)
+
+    def release(self) -> None:
+        """Give back the memory of the chunks, which are decoded."""
+        self.chunks = []
+        self._memory.give_back()
 
 
 @declared
@@ -107,7 +113,10 @@ class FetchedChunks(Chunked):
         return ReadRequest(EMPTY, EMPTY, fetch=fetched.read, on_complete=on_complete)
 
     def _decode_fetched(self, selection: Selection, chunks: Integers, fetched: _Fetched, _: Bytes) -> None:
-        self.decode_chunks(selection, chunks, fetched.chunks)
+        try:
+            self.decode_chunks(selection, chunks, fetched.chunks)
+        finally:
+            fetched.release()
 
     def located(self, entry: int, error: BrokenChunk) -> DecodeError:
         row = entry // self.band_cells * self.chunk_shape[0]

@@ -16,7 +16,7 @@ STRESS = ROOT / "tests" / "support" / "stress.py"
 
 
 def _stress(folder: Path, threads: int, files: int, rows: int, rounds: int, *kinds: str, timeout: float) -> int:
-    """Return the number of samples that were compared."""
+    """Return the number of samples that were compared; ``kinds`` may end with options."""
     numbers = [str(number) for number in (threads, files, rows, rounds)]
     done = run_script(0, STRESS, str(folder), *numbers, *kinds, timeout=timeout)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -25,6 +25,19 @@ def _stress(folder: Path, threads: int, files: int, rows: int, rounds: int, *kin
 
 def test_many_files_and_threads(tmp_path: Path) -> None:
     assert _stress(tmp_path, 8, 75, 3, 1, "npy", "gzip", "csv", "ttree", timeout=100) > 4 * 2 * 2 * 75 * 3
+
+
+INTERRUPTED = ("gzip", "compound", "csv", "csv-gzip", "ttree", "lhe-gzip")
+
+
+def test_interrupts_at_any_moment(tmp_path: Path) -> None:
+    assert _stress(tmp_path, 2, 4, 20, 1, *INTERRUPTED, "--seconds", "8", timeout=110) > 100
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_interrupts_for_ten_minutes(tmp_path: Path) -> None:
+    assert _stress(tmp_path, 2, 4, 20, 1, *INTERRUPTED, "--seconds", "600", timeout=800) > 10_000
 
 
 @pytest.mark.slow

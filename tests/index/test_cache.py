@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 from matex_data.codecs.pipeline import Pipeline
-from matex_data.index.cache import ChunkCache
+from matex_data.index.cache import Chunk, ChunkCache, GivenUp
 from matex_data.index.chunked import Chunked
 from matex_data.index.model import RowSelection
 
@@ -26,39 +28,60 @@ def frequent_switches() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-def test_a_window_fails_the_chunks_that_it_has_reserved_and_no_others() -> None:
+def test_a_window_gives_up_the_chunks_that_it_has_reserved_and_no_others() -> None:
     cache = ChunkCache(1)
     mine, other = cache.of_window(), cache.of_window()
     first, second = (mine.reserve(key, 10) for key in ("kept", "newer"))  # the second one evicts the first
     third = other.reserve("of another window", 10)
-    mine.fail_pending(OSError("gone"))
+    mine.give_up()
     for chunk in (first, second):
-        with pytest.raises(OSError, match="gone"):
-            chunk.result(timeout=1)
-    assert not third.done()
+        with pytest.raises(GivenUp):
+            _ = chunk.value
+    assert not third.done
     assert mine.get("of another window") is third and other.get("newer") is None
 
 
 def test_decoders_and_a_failed_read_complete_every_chunk_once(frequent_switches: None) -> None:
     """Windows reserve chunks in a cache of two; threads decode half of them while a failed read fails them all."""
 
-    def decode(chunks: list[tuple[int, object]]) -> None:
+    def decode(chunks: list[tuple[int, Chunk]]) -> None:
         for number, chunk in chunks:
-            chunk.set_result(number)  # type: ignore[attr-defined]
+            chunk.complete(number)
 
-    cache, outcomes = ChunkCache(2), []
+    cache, outcomes, calls = ChunkCache(2), list[Chunk](), Counter[int]()
     with ThreadPoolExecutor(THREADS) as pool:
         for first in range(0, ROUNDS * THREADS, THREADS):
             window = cache.of_window()
             chunks = [(number, window.reserve(number, 1)) for number in range(first, first + THREADS)]
+            for number, chunk in chunks:
+                chunk.when_done(partial(calls.update, [number]))
             tasks = [partial(decode, chunks[half::2]) for half in (0, 0, 1)]
-            tasks[1:1] = [partial(window.fail_pending, OSError("gone"))] * 2
+            tasks[1:1] = [window.give_up] * 2
             for future in [pool.submit(task) for task in tasks[:: (-1) ** (first // THREADS)]]:
                 future.result(timeout=30)
-            outcomes += [(number, chunk.exception(timeout=0), chunk) for number, chunk in chunks]
-    failed = [number for number, error, _ in outcomes if error is not None]
-    assert all(chunk.result() == number for number, error, chunk in outcomes if error is None)
+            outcomes += [chunk for _, chunk in chunks]
+    failed = [chunk for chunk in outcomes if chunk.failed]
+    assert all(chunk.value == number for number, chunk in enumerate(outcomes) if not chunk.failed)
     assert 0 < len(failed) < len(outcomes), "the two sides never met"
+    assert set(calls) == set(range(len(outcomes))) and set(calls.values()) == {1}, "each is continued once"
+
+
+def test_a_window_that_is_gone_gives_up_its_chunks() -> None:
+    cache, continued = ChunkCache(100), threading.Event()
+    window = cache.of_window()
+    chunk = window.reserve("x", 10)
+    chunk.when_done(continued.set)
+    del window
+    assert continued.wait(10) and chunk.failed and cache.get("x") is None
+
+
+def test_a_chunk_that_fails_is_not_in_the_cache() -> None:
+    cache = ChunkCache(100)
+    cache.reserve("x", 10).fail(OSError("gone"))
+    assert cache.get("x") is None
+    cache.reserve("x", 10).complete("decoded")
+    again = cache.get("x")
+    assert again is not None and again.value == "decoded"
 
 
 def _chunked(value: int) -> Chunked:

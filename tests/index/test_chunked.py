@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from matex_data.codecs.pipeline import DEFLATE, SHUFFLE, Filter, Pipeline
 from matex_data.errors import DecodeError
-from matex_data.index.cache import ChunkCache
+from matex_data.index.cache import Chunk, ChunkCache
 from matex_data.index.chunked import Chunked
 from matex_data.index.model import RowSelection
 from tests.index.samples import counting, one_file, scattered, selections
@@ -77,7 +76,7 @@ def test_chunk_of_two_windows_is_decoded_once(tmp_path: Path) -> None:
     rows = [RowSelection(np.array([first]), np.array([first + 3]), np.arange(3)) for first in (0, 3)]
     first, second = (list(layout.requests(selection, out, cache)) for selection in rows)
     assert [len(request.offset) for request in (*first, *second)] == [1, 0]
-    assert isinstance(cache.get((layout, 0)), Future)
+    assert second[0].after is cache.get((layout, 0)) and isinstance(second[0].after, Chunk)
 
 
 def test_corrupt_chunk_fails_every_pending_read(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from matex_data.mpi import links
 from tests.support.launch import run_script
+from tests.support.machine_speed import scaled
 
 SCRIPT = """
 import os, signal, sys, time
@@ -83,3 +84,49 @@ def test_every_rank_is_below_one_other() -> None:
     for size in (2, 3, 16, 1000):
         assert sorted(child for rank in range(size) for child in links.below(rank, size)) == list(range(1, size))
         assert all(links.above(child) == rank for rank in range(size) for child in links.below(rank, size))
+
+
+STRANGERS = """
+import socket, sys, time
+from mpi4py import MPI
+from matex_data.io.sessions import read_sessions
+from matex_data.mpi.activity import State
+
+def dropped(call):
+    call.settimeout(5)
+    try:
+        return call.recv(1) == b""
+    except ConnectionError:
+        return True
+
+comm = read_sessions(MPI.COMM_WORLD).comm
+comm.barrier()
+time.sleep(1)
+if comm.rank == 0:
+    port = comm.liveness._links._listener.getsockname()[1]
+    calls = [socket.create_connection(("127.0.0.1", port)) for _ in range(24)]  # of which 8 say nothing
+    for number, call in enumerate(calls[8:]):
+        call.sendall((b"GET / HTTP/1.1" + bytes(100), b"x")[number % 2])
+comm.barrier()
+slowest = 0.0
+for _ in range(8):
+    if comm.rank == 1:
+        begin = time.monotonic()
+        assert comm.liveness.states([0])[0][0] != State.SILENT
+        slowest = max(slowest, time.monotonic() - begin)
+if comm.rank == 1:
+    print("slowest answer", slowest, flush=True)
+comm.barrier()
+if comm.rank == 0:
+    time.sleep(2)
+    print("dropped", all(dropped(call) for call in calls), flush=True)
+comm.barrier()
+"""
+
+
+@pytest.mark.openmpi
+def test_strangers_are_dropped_and_delay_nobody() -> None:
+    done = run_script(2, STRANGERS, forked=False, timeout=60)
+    assert done.returncode == 0 and "died" not in done.stderr, done.stderr
+    (slowest,) = re.findall(r"slowest answer ([\d.]+)", done.stdout)
+    assert float(slowest) < scaled(1) and "dropped True" in done.stdout, done.stdout

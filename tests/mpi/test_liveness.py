@@ -16,7 +16,7 @@ from matex_data.mpi.liveness import Liveness
 from tests.support.launch import run_script
 from tests.support.machine_speed import scaled
 
-_STATE_ANSWER, _QUERY = 2, 3  # MPI tags
+_STATE_ANSWER, _QUERY, _CENSUS = 2, 3, 5  # MPI tags
 
 
 class _Request:
@@ -87,6 +87,40 @@ def test_an_answer_that_comes_during_the_next_query_is_dropped(monkeypatch: pyte
         assert len(comm.sent) == 2
     finally:
         states.go_on.set()
+        liveness.stop()
+
+
+def test_the_thread_goes_on_after_an_error_and_says_it_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "QUERY_INTERVAL", 0.001)
+    comm = _Comm()
+    liveness = Liveness(comm)  # type: ignore[arg-type]
+    try:
+        for _ in range(3):
+            comm.received.put((_CENSUS, b"no census"))
+        comm.received.put((_QUERY, bytes(9)))
+        end = time.monotonic() + scaled(20)
+        while not comm.sent and time.monotonic() < end:
+            time.sleep(0.001)
+        assert len(comm.sent) == 1, "the query is answered"
+        assert len([record for record in caplog.records if "goes on" in record.message]) == 1
+    finally:
+        liveness.stop()
+
+
+def test_an_error_that_stays_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "QUERY_INTERVAL", 0.001)
+    comm, reasons = _Comm(), queue.SimpleQueue[str]()
+
+    def broken(*_: Any) -> None:
+        raise OSError("the network is gone")
+
+    comm.Improbe = broken  # type: ignore[method-assign]
+    liveness = Liveness(comm, on_failure=reasons.put)  # type: ignore[arg-type]
+    try:
+        assert "rank 0 of 2 ends the job" in reasons.get(timeout=scaled(20))
+    finally:
         liveness.stop()
 
 

@@ -324,3 +324,47 @@ def test_datasets_of_several_files_are_refused(tmp_path: Path, store: ObjectStor
 
 def test_a_container_of_azure_is_no_password() -> None:
     objects.check_url("abfss://container@account.dfs.core.windows.net/a.h5")
+
+
+def _changing_epoch(comm: MPI.Intracomm, url: str, changed: bytes, environment: dict[str, str]) -> str:
+    """Read an epoch, in which rank 0 replaces the object; return the error."""
+    os.environ.update(environment)
+    data, seen = md.open_dataset(url, comm=comm, window_bytes=64 << 10), set[float]()
+    try:
+        for step, batch in enumerate(data.batches(64)):
+            seen.update(np.unique(batch["data"]).tolist())
+            if step == 0 and comm.rank == 0:
+                import obstore
+                from obstore.store import from_url
+
+                obstore.put(from_url(f"s3://{BUCKET}", client_options={"allow_http": True}), url[10:], changed)
+            if step == 0:
+                comm.barrier()
+    except DataError as error:
+        assert seen == {1.0}, "samples of another object"
+        return f"{type(error).__name__}: {error.problem}"
+    return f"read {seen}"
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_an_object_that_changes_in_mid_epoch_is_an_error_of_all_ranks(
+    tmp_path: Path, store: ObjectStore, ranks: Pools, size: int
+) -> None:
+    np.save(tmp_path / "a.npy", np.full((16384, 64), 2, "f4"))
+    changed = (tmp_path / "a.npy").read_bytes()
+    np.save(tmp_path / "a.npy", np.full((16384, 64), 1, "f4"))
+    url = store.put(tmp_path / "a.npy", f"mid/{size}.npy")
+    found = ranks(size).run(_changing_epoch, url, changed, store.environment)
+    assert found == ["ChangedFile: the file has changed since it was opened"] * size
+
+
+def test_a_read_that_fails_is_made_again(tmp_path: Path, store: ObjectStore) -> None:
+    np.save(tmp_path / "again.npy", np.arange(600.0))
+    data = md.open_dataset(store.put(tmp_path / "again.npy", "closed/again.npy"), comm=MPI.COMM_SELF)
+    store.forbidden = "closed"
+    try:
+        with pytest.raises(DataError, match="cannot be read"):
+            data[100]
+    finally:
+        store.forbidden = ""
+    assert float(data[100]["data"]) == 100

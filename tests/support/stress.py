@@ -3,16 +3,24 @@
 A program of its own, since it changes caches, threads and the switch interval of its process::
 
     python tests/support/stress.py FOLDER THREADS FILES ROWS ROUNDS KIND...
+    python tests/support/stress.py FOLDER THREADS FILES ROWS ROUNDS KIND... --seconds 600
 
-It ends with an error if a sample is missing, comes twice or has a wrong value, and otherwise prints the number of
-samples that it has compared.
+With ``--seconds``, threads subscript, show and read all data sets for so long, and signals interrupt the main thread,
+which does the same, at random moments.
+
+It ends with an error if a sample is missing, comes twice or has a wrong value, or if a call does not end,
+and otherwise prints the number of samples that it has compared.
 """
 
 from __future__ import annotations
 
+import argparse
 import faulthandler
 import os
+import random
+import signal
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -36,6 +44,9 @@ BATCH = 10  # samples; no multiple of the chunks
 WINDOW_BYTES = 2048
 FORK_SECONDS = 60.0  # in which a forked process has to end
 SWITCH_INTERVAL = 1e-6  # seconds
+CALL_SECONDS = 120.0  # in which a call has to end: twelve threads that draw share two cores
+CALLERS = 12  # threads that use the data sets while signals interrupt one of them
+INTERRUPT_SECONDS = (1e-4, 0.3)  # from one interrupt to the next
 
 
 def shrink() -> None:
@@ -74,6 +85,103 @@ class Stress:
         assert np.array_equal(self._kind.numbers(self._data.load()), np.arange(self._total))
         return compared + self._total
 
+    def subscript(self, draw: random.Random) -> int:
+        """Read samples by their positions, and return their number."""
+        positions = [draw.randrange(self._total) for _ in range(draw.choice([1, 1, 5]))]
+        batch = self._data[positions]
+        assert self._kind.numbers(batch).tolist() == positions
+        return len(positions)
+
+    def head(self, draw: random.Random) -> int:
+        """Show the first samples as a table."""
+        count = draw.randrange(1, min(5, self._total))
+        assert self._kind.numbers(self._data.head(count)).tolist() == list(range(count))
+        return count
+
+    def picture(self, draw: random.Random) -> int:
+        """Show the data set as a notebook does."""
+        assert "<" in self._data._repr_html_()
+        return 0
+
+    def some_batches(self, draw: random.Random) -> int:
+        """Read a pass, whole or in part."""
+        if draw.random() < 0.5:
+            return self.check(draw.randrange(1000))
+        return sum(map(len, islice(self._pass(draw.randrange(1000)), draw.randrange(3))))
+
+
+class Callers:
+    """Threads that use data sets until an end, of which signals interrupt the main one.
+
+    Parameters
+    ----------
+    all_stress : the data sets.
+    seconds : for which they run.
+    """
+
+    def __init__(self, all_stress: list[Stress], seconds: float) -> None:
+        self._all, self._end = all_stress, time.monotonic() + seconds
+        self._began: dict[int, tuple[float, str]] = {}
+        self._errors: list[BaseException] = []
+        self.compared = self.interrupted = 0
+
+    def run(self) -> int:
+        """Run, and return the number of samples that were compared."""
+        threads = [threading.Thread(target=self._use, args=(number,), daemon=True) for number in range(1, CALLERS)]
+        threads += [threading.Thread(target=self._watch, daemon=True)]
+        for thread in threads:
+            thread.start()
+        signal.signal(signal.SIGALRM, self._interrupt)
+        draw = random.Random(0)
+        while time.monotonic() < self._end and not self._errors:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, draw.uniform(*INTERRUPT_SECONDS) * draw.random() ** 3)
+                while time.monotonic() < self._end:
+                    self._call(0, draw)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                self.interrupted += 1
+            except RuntimeError as error:  # of a condition that is left while it is waited for
+                if not isinstance(error.__context__, KeyboardInterrupt):
+                    raise
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for thread in threads:
+            thread.join(CALL_SECONDS)
+        if self._errors:
+            raise self._errors[0]
+        return self.compared
+
+    def _use(self, number: int) -> None:
+        draw = random.Random(number)
+        try:
+            while time.monotonic() < self._end and not self._errors:
+                self.compared += self._call(number, draw)
+        except BaseException as error:
+            self._errors.append(error)
+
+    def _call(self, number: int, draw: random.Random) -> int:
+        stress = draw.choice(self._all)
+        actions = (stress.subscript, stress.head, stress.some_batches, stress.picture)
+        action = draw.choices(actions, (20, 10, 9, 1))[0]
+        self._began[number] = (time.monotonic(), action.__name__)
+        try:
+            return action(draw)
+        finally:
+            self._began.pop(number, None)
+
+    def _watch(self) -> None:
+        """End the process, with the stacks of all threads, if a call does not end."""
+        while time.monotonic() < self._end + CALL_SECONDS:
+            time.sleep(1)
+            late = [name for begin, name in list(self._began.values()) if time.monotonic() - begin > CALL_SECONDS]
+            if late:
+                sys.stderr.write(f"these calls do not end: {late}\n")
+                faulthandler.dump_traceback(all_threads=True)
+                os._exit(1)
+
+    def _interrupt(self, *_: object) -> None:
+        raise KeyboardInterrupt
+
 
 def check_in_fork(all_stress: list[Stress], seed: int) -> None:
     """Read every data set in a forked process."""
@@ -100,7 +208,9 @@ def check_in_fork(all_stress: list[Stress], seed: int) -> None:
 
 def main() -> None:
     """Run the stress that the command line asks for."""
-    folder, threads, count, rows, rounds, *names = sys.argv[1:]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=0)
+    options, (folder, threads, count, rows, rounds, *names) = parser.parse_known_args()
     os.environ["MATEX_THREADS"] = threads
     warnings.simplefilter("ignore")  # of compressed text
     shrink()
@@ -108,6 +218,12 @@ def main() -> None:
     for name in names:
         pattern = KINDS[name].fill(Path(folder) / name, int(count), int(rows))
         all_stress.append(Stress(KINDS[name], pattern, int(count) * int(rows)))
+    if options.seconds:
+        sys.setswitchinterval(10 * SWITCH_INTERVAL)  # pictures would take minutes
+        callers = Callers(all_stress, options.seconds)
+        print(callers.run())
+        sys.stderr.write(f"{callers.interrupted} interrupts\n")
+        return
     with ThreadPoolExecutor(2 * len(all_stress)) as consumers:  # two of each data set
         running = [consumers.submit(stress.run, int(rounds)) for stress in all_stress for _ in range(2)]
         for seed in range(int(rounds)):

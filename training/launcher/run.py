@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from matex_data.io.sessions import prepare_process, read_sessions
+from matex_data.machine import keep_freed_memory
 from matex_data.mpi import abort
 from matex_data.mpi.abort import exit_with, replace_exit, run_exit_handlers_first
 from matex_data.mpi.node import local_rank
@@ -69,6 +70,7 @@ def run(
     all_output : print the output of every rank; otherwise only that of rank 0, and the errors of all ranks.
     """
     prepare_process()
+    keep_freed_memory()
     comm = comm_or_world(None)
     if comm.size > 1:
         read_sessions(comm)  # connects the ranks, so that an error of one rank ends the job

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -17,7 +17,7 @@ from matex_data.declared import declared
 from matex_data.errors import DataError, FormatError
 from matex_data.fields import Field
 from matex_data.machine import Waiting, reading_threads
-from matex_data.readers.collective import IndexingRanks
+from matex_data.readers.collective import IndexingRanks, agreed, on_root
 from matex_data.readers.images.decoding import ImageInfo, ImageOptions, image_info
 from matex_data.readers.images.texts import Texts
 from matex_data.sampling.schedule import rank_range
@@ -153,7 +153,7 @@ def read_facts(
     needed = np.arange(len(names)) if all_needed else np.union1d(sampled, paged)
     start, stop = rank_range(len(needed), ranks.rank, ranks.size)
     reading = _Reading(root, names, options, ragged, frozenset(paged.tolist()))
-    merged = _merge(_gathered(ranks, lambda: reading.summary(needed[start:stop])))
+    merged = _merge(ranks.allgather(agreed(ranks, lambda: reading.summary(needed[start:stop]))))
     if not merged.kinds:
         merged = _first_readable(root, names, options, ragged, ranks, merged)
     kinds = list(merged.kinds.values())
@@ -218,17 +218,6 @@ def _merge(summaries: Iterable[Headers]) -> Headers:
     return merged
 
 
-def _gathered(ranks: IndexingRanks, summarize: Callable[[], Headers]) -> list[Headers]:
-    """Return the summaries of all ranks, or raise the first error of any. *Collective*."""
-    own, error = Headers(), None
-    try:
-        own = summarize()
-    except Exception as raised:  # of any kind, such as a lack of memory: every rank has to raise it
-        error = raised
-    ranks.agree(error)
-    return ranks.allgather(own)
-
-
 def _first_readable(
     root: str, names: Texts, options: ImageOptions, ragged: bool, ranks: IndexingRanks, merged: Headers
 ) -> Headers:
@@ -239,8 +228,8 @@ def _first_readable(
     DataError : there is none.
     """
     reading = _Reading(root, names, options, ragged, frozenset())
-    summaries = (reading.summary(np.array([number])) for number in range(len(names) if ranks.rank == 0 else 0))
-    shared = _gathered(ranks, lambda: next((summary for summary in summaries if summary.kinds), merged))[0]
+    summaries = (reading.summary(np.array([number])) for number in range(len(names)))
+    shared = on_root(ranks, lambda: next((summary for summary in summaries if summary.kinds), merged))
     ranks.agree(None if shared.kinds else merged.error)
     return replace(shared, pages=merged.pages)
 

@@ -11,7 +11,7 @@ import numpy as np
 from matex_data._types import Bytes
 from matex_data.declared import declared
 from matex_data.errors import DataError
-from matex_data.index.cache import ChunkCache, ChunkFuture
+from matex_data.index.cache import Chunk, ChunkCache
 from matex_data.index.model import EMPTY, ReadRequest, RowSelection
 from matex_data.index.table import Outputs
 from matex_data.machine import check_fits
@@ -69,21 +69,21 @@ class CompressedTarRows(TarRows):
             nbytes = np.minimum(self.size - offset, RANGE_BYTES)
             yield ReadRequest(offset, nbytes, on_complete=partial(self._unpack, archive))
         for members in self.groups(rows, outs):  # by as many threads as there are
-            yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._decode_within, archive, members))
+            yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._decode_within, archive, members), after=archive)
 
-    def _unpack(self, archive: ChunkFuture, stored: Bytes) -> None:
-        """Decompress the shard for all who wait for it."""
+    def _unpack(self, archive: Chunk, stored: Bytes) -> None:
+        """Decompress the shard for all who need it."""
         try:
             check_fits(self.unpacked, "the decompressed shard", remedy=REMEDY)
-            archive.set_result(unpack(stored, self.packing, self.unpacked))
+            archive.complete(unpack(stored, self.packing, self.unpacked))
         except Exception as error:
-            archive.set_exception(error)
+            archive.fail(error)
             raise
 
-    def _decode_within(self, archive: ChunkFuture, members: Members, _: Bytes) -> None:
+    def _decode_within(self, archive: Chunk, members: Members, _: Bytes) -> None:
         """Decode members of the decompressed shard."""
         at = self.offset[members.rows[:, None], members.columns]
         try:
-            self.decode(members, at, archive.result())
+            self.decode(members, at, archive.value)
         except DataError as error:
             raise error.within(CONTENT) from error
