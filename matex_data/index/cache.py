@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import _thread
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from matex_data.errors import DecodeError
-from matex_data.locks import Lock
+from matex_data.lru import LeastRecentlyUsed
 
 
 class GivenUp(DecodeError):
@@ -171,7 +171,7 @@ class ChunkCache:
 
     def __init__(self, nbytes: int, epoch: int = 0) -> None:
         self.epoch = epoch
-        self._chunks = _Chunks(nbytes)
+        self._chunks = LeastRecentlyUsed[Chunk](nbytes)
         self._reserved: list[Chunk] = []
 
     def of_window(self) -> ChunkCache:
@@ -237,30 +237,3 @@ class ChunkCache:
 def _give_up(chunks: Iterable[Chunk]) -> None:
     for chunk in chunks:
         chunk.give_up()
-
-
-class _Chunks:
-    """Chunks that all windows of a reader share. Thread-safe."""
-
-    def __init__(self, nbytes: int) -> None:
-        self._most = nbytes
-        self._chunks: OrderedDict[Hashable, tuple[Chunk, int]] = OrderedDict()
-        self._used = 0
-        self._lock = Lock()
-
-    def get(self, key: Hashable) -> Chunk | None:
-        with self._lock:
-            entry = self._chunks.get(key)
-            if entry is None:
-                return None
-            self._chunks.move_to_end(key)
-            return entry[0]
-
-    def add(self, key: Hashable, chunk: Chunk, nbytes: int) -> None:
-        with self._lock:
-            _, replaced = self._chunks.pop(key, (None, 0))
-            self._chunks[key] = (chunk, nbytes)
-            self._used += nbytes - replaced
-            while self._used > self._most and len(self._chunks) > 1:
-                _, (_, freed) = self._chunks.popitem(last=False)
-                self._used -= freed

@@ -21,6 +21,18 @@ from matex_data.reading.plan import Arrays, plan_reads
 from matex_data.reading.pool import is_worker
 from matex_data.reading.source import LOAD_BYTES, Source
 
+KEPT_BYTES = 128 << 20  # of decoded chunks in the memory of a process, for all data sets
+
+_chunks = [ChunkCache(KEPT_BYTES)]
+
+
+def _forget() -> None:
+    """Begin anew in a forked process, where nobody decodes the chunks that were pending."""
+    _chunks[:] = [ChunkCache(KEPT_BYTES)]
+
+
+os.register_at_fork(after_in_child=_forget)
+
 
 class SampleReader:
     """Reader of samples in any order. Files stay open, and decoded chunks in memory, for the next call.
@@ -86,12 +98,12 @@ class SampleReader:
             raise
 
     def _opened(self) -> tuple[ReadContext, ChunkCache]:
-        """Return the open files and the decoded chunks of this process, which a forked one does not take over."""
+        """Return the open files of this process, which a forked one does not take over, and its decoded chunks."""
         if self._process != os.getpid():
             context = self._source.read_context()
             self._source.comm.agree(context.changed_file())
-            self._context, self._chunks, self._process = context, ChunkCache(context.cache_bytes), os.getpid()
-        return self._context, self._chunks
+            self._context, self._process = context, os.getpid()
+        return self._context, _chunks[0]
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_source": self._source, "_samples": self._samples, "_process": -1}

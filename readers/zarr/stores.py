@@ -69,6 +69,7 @@ class Store(ABC):
 
     def sources(self) -> Sequence[str]:
         return (self.path,)
+
     @property
     def folder(self) -> str | None:
         """Folder in which names of arrays are folders of files; None: they are mere names."""

@@ -1,0 +1,52 @@
+"""Values that were used last, up to a number of bytes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+from matex_data.locks import Lock
+
+V = TypeVar("V")
+
+
+class LeastRecentlyUsed(Generic[V]):
+    """Values by key, of which the least recently used ones are dropped. Threads may share it.
+
+    Parameters
+    ----------
+    nbytes : size of all values, in bytes. The newest value is kept whatever its size.
+
+    Examples
+    --------
+    >>> values = LeastRecentlyUsed(100)
+    >>> for key in "abc":
+    ...     values.add(key, key.upper(), nbytes=40)
+    >>> values.get("a"), values.get("c"), values.used
+    (None, 'C', 80)
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.used = 0
+        self._most = nbytes
+        self._values: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: Hashable) -> V | None:
+        """Return a value; None if it is not kept."""
+        with self._lock:
+            if key not in self._values:
+                return None
+            self._values.move_to_end(key)
+            return self._values[key][0]
+
+    def add(self, key: Hashable, value: V, nbytes: int) -> None:
+        """Keep a value of ``nbytes``."""
+        with self._lock:
+            _, replaced = self._values.pop(key, (None, 0))
+            self._values[key] = value, nbytes
+            self.used += nbytes - replaced
+            while self.used > self._most and len(self._values) > 1:
+                _, (_, freed) = self._values.popitem(last=False)
+                self.used -= freed
