@@ -64,13 +64,15 @@ class _Gate:
     def _ask_links(self, name: Any, depth: int = 0) -> None:
         """Ask for the files to which the links of a name lead, one behind the other."""
         name = os.fsdecode(name) if isinstance(name, bytes) else name
-        if not isinstance(name, str) or name in self._names:
-            return
-        self._names.add(name)
+        if isinstance(name, str) and name not in self._names:
+            self._follow(name, depth)
+            self._names.add(name)  # without it after an error: whoever asks again is told again
+
+    def _follow(self, name: str, depth: int) -> None:
         if depth > MOST_LINKS:
             raise KeyError(f"{name!r}: the links lead in a circle")
         root = "/" if name.startswith("/") else ""
-        words = [word for word in name.split("/") if word]
+        words = [word for word in name.split("/") if word not in ("", ".")]  # as HDF5 skips them
         for end in range(1, len(words) + 1):
             link = root + "/".join(words[:end])
             try:
@@ -109,14 +111,22 @@ class _Gate:
         path = self._path if is_url(self._path) else path
         if is_url(path) or (path, name) in self._asked:
             return  # of a store, no other files are read
-        self._asked.add((path, name))
-        trust, prefix = self._trust.beside(path), raw_prefix(path)
-        trust = trust | Trust.of([prefix]) if os.environ.get(RAW_PREFIX) else trust
+        self._asked.add((path, name))  # before its sources, which may lead back to it
+        try:
+            self._ask_all(dataset, path, name, is_source)
+        except DataError:
+            self._asked.discard((path, name))  # whoever asks again is told again
+            raise
+
+    def _ask_all(self, dataset: h5py.Dataset, path: str, name: str, is_source: bool) -> None:
+        plist, trust = dataset.id.get_create_plist(), self._trust.beside(path)
+        if os.environ.get(RAW_PREFIX):
+            trust |= Trust.of([raw_prefix(path)])
         for raw in raw_files(plist, path):
             trust.check(raw, path, name)
         if is_source and plist.get_external_count() and not os.environ.get(RAW_PREFIX):
             _refuse_relative_raw(plist, path, name)
-        if is_virtual:
+        if plist.get_layout() == h5py.h5d.VIRTUAL:
             self._ask_sources(dataset, path, name)
 
     def _ask_sources(self, dataset: h5py.Dataset, path: str, name: str) -> None:

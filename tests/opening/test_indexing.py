@@ -23,6 +23,7 @@ from matex_data.io.sessions import read_sessions
 from matex_data.mpi import shared
 from matex_data.mpi.shared import LEAST_BYTES, share
 from matex_data.opening.indexing import SHARED_FACTS
+from matex_data.readers.hdf5 import files
 from matex_data.sampling.sizing import block_borders
 from tests.support.ranks import Pool
 
@@ -56,20 +57,20 @@ def _expected(folder: Path, name: str) -> list[Any]:
 def _opened(comm: MPI.Intracomm, folder: Path, index: Path | None, **options: Any) -> dict[str, Any]:
     """Open a data set; return what its rank loads, the warnings, and the files that h5py has opened meanwhile."""
     opened: list[str] = []
-    original = h5py.File
+    original = files.TrustedFile
 
     class Counting(original):  # type: ignore[misc, valid-type]
         def __init__(self, name: Any, *arguments: Any, **more: Any) -> None:
             opened.append(Path(str(name)).name)
             super().__init__(name, *arguments, **more)
 
-    h5py.File = Counting
+    files.TrustedFile = Counting  # type: ignore[misc]
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             data = open_dataset(folder, comm=comm, index=index, **options)
     finally:
-        h5py.File = original
+        files.TrustedFile = original  # type: ignore[misc]
     loaded = {name: array.tolist() for name, array in data.load().items()}
     return {
         "loaded": loaded,

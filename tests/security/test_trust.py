@@ -32,6 +32,7 @@ from PIL import Image
 import matex_data as md
 from matex_data.errors import DataError, FormatError
 from matex_data.opening.given import expand
+from matex_data.readers.hdf5.files import open_file
 from matex_data.storage.trust import VARIABLE, Trust, trees_of
 from tests.support.launch import ROOT
 from tests.support.ranks import Pools
@@ -125,7 +126,7 @@ def hdf5_link_of_link(inside: Path, outside: Path) -> Case:
     """Soft link to an external link in a group of another file, whose raw data lie elsewhere."""
     _external(inside / "b.h5", str(_raw(outside)), "group/x")
     with h5py.File(inside / "a.h5", "w") as file:
-        file["soft"] = h5py.SoftLink("deep/link")
+        file["soft"] = h5py.SoftLink("./deep//./link")
         file["deep/link"] = h5py.ExternalLink("b.h5", "group")
     return Case(inside / "a.h5", str(outside / "raw.bin"), str(outside), {"inputs": "soft/x"})
 
@@ -578,6 +579,20 @@ def test_a_pipe_is_never_opened(tmp_path: Path) -> None:
     for path in (_external(tmp_path / "b.h5", "pipe"), _virtual(tmp_path / "c.h5", "pipe"), tmp_path / "a.h5"):
         with pytest.raises(DataError, match="pipe or a device"):
             md.open_dataset(path, inputs="x", comm=MPI.COMM_SELF)
+
+
+def test_whoever_asks_again_is_told_again(tmp_path: Path) -> None:
+    inside, outside = _folders(tmp_path)
+    linked = hdf5_link(inside, outside).path
+    for path in (linked, _external(inside / "b.h5", str(outside / "raw.bin"))):
+        with open_file(str(path)) as file:
+            _refused_again(file)
+
+
+def _refused_again(file: h5py.File) -> None:
+    for _ in range(2):
+        with pytest.raises(DataError, match="not trusted"):
+            file["x"]
 
 
 def test_separators_of_chunk_keys_are_no_folders(tmp_path: Path) -> None:
