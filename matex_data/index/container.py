@@ -43,7 +43,7 @@ class ColumnWriter:
         described = {"dtype": column.dtype.str, "count": len(column)}
         if fold and len(column) and column.strides == (0,):
             return {**described, "all": column[0].item()}
-        raw = memoryview(np.ascontiguousarray(column)).cast("B") if column.nbytes else memoryview(b"")
+        raw = np.ascontiguousarray(column).data.cast("B") if column.nbytes else memoryview(b"")
         gap = -self._end % _ALIGNMENT
         self._parts += [bytes(gap), raw]
         self._end += gap + raw.nbytes

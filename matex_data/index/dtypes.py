@@ -82,6 +82,7 @@ def _record(itemsize: int, members: list[Any], depth: int) -> np.dtype[Any]:
 
 def _made(description: Any) -> np.dtype[Any]:
     try:
-        return np.dtype(description)
+        made: np.dtype[Any] = np.dtype(description)
+        return made
     except (TypeError, ValueError, OverflowError, MemoryError) as error:
         raise ValueError(f"{description!r:.100} instead of a dtype: {error}") from error
