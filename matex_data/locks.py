@@ -71,13 +71,17 @@ class Condition(threading.Condition):
     True
     """
 
-    @property
-    def __enter__(self) -> Callable[[], bool]:  # type: ignore[override]
-        return self._lock.__enter__
+    def __init__(self) -> None:
+        self._inner = threading.RLock()
+        super().__init__(self._inner)
 
     @property
-    def __exit__(self) -> Callable[..., None]:  # type: ignore[override]
-        return self._lock.__exit__
+    def __enter__(self) -> Callable[[], bool]:
+        return self._inner.__enter__
+
+    @property
+    def __exit__(self) -> Callable[..., None]:
+        return self._inner.__exit__
 
 
 _LOCKS: weakref.WeakSet[Lock] = weakref.WeakSet()
