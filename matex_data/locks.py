@@ -71,15 +71,17 @@ class Condition(threading.Condition):
     True
     """
 
-    _lock: threading.Lock
+    def __init__(self) -> None:
+        self._inner = threading.RLock()
+        super().__init__(self._inner)
 
     @property
     def __enter__(self) -> Callable[[], bool]:
-        return self._lock.__enter__
+        return self._inner.__enter__
 
     @property
     def __exit__(self) -> Callable[..., None]:
-        return self._lock.__exit__
+        return self._inner.__exit__
 
 
 _LOCKS: weakref.WeakSet[Lock] = weakref.WeakSet()

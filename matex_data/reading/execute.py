@@ -94,12 +94,12 @@ def run(plan: ReadPlan, files: Files, agreed: Integers) -> Exception | None:
 
 def _run(plan: ReadPlan, files: Files, agreed: Integers) -> Exception | None:
     try:
-        if is_worker():
-            _run_here(plan, files)
-            return None
-        return first_error(execute(plan, files, agreed))
+        if not is_worker():
+            return first_error(execute(plan, files, agreed))
+        _run_here(plan, files)
     except DataError as error:
         return error
+    return None
 
 
 def _run_here(plan: ReadPlan, files: Files) -> None:

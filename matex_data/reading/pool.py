@@ -120,8 +120,8 @@ def submit(task: Callable[..., Any], *arguments: Any, pool: ThreadPoolExecutor |
 def pass_on(source: Future[None], target: Future[None]) -> None:
     """Complete a future with the outcome of another one, once it has one."""
 
-    def copy(_: Future[None]) -> None:
-        error = source.exception()
+    def copy(ended: Future[None]) -> None:  # without ``source``, which would keep itself alive
+        error = ended.exception()
         if error is None:
             target.set_result(None)
         else:

@@ -46,6 +46,7 @@ FORK_SECONDS = 60.0  # in which a forked process has to end
 SWITCH_INTERVAL = 1e-6  # seconds
 CALL_SECONDS = 120.0  # in which a call has to end: twelve threads that draw share two cores
 CALLERS = 12  # threads that use the data sets while signals interrupt one of them
+DRAWING = 2  # of them that draw: matplotlib draws one picture at a time
 INTERRUPT_SECONDS = (1e-4, 0.3)  # from one interrupt to the next
 
 
@@ -162,7 +163,7 @@ class Callers:
     def _call(self, number: int, draw: random.Random) -> int:
         stress = draw.choice(self._all)
         actions = (stress.subscript, stress.head, stress.some_batches, stress.picture)
-        action = draw.choices(actions, (20, 10, 9, 1))[0]
+        action = draw.choices(actions, (20, 10, 9, number < DRAWING))[0]
         self._began[number] = (time.monotonic(), action.__name__)
         try:
             return action(draw)
