@@ -47,7 +47,7 @@ def _epochs(comm: MPI.Intracomm, folder: str, kind: str, shuffle: Any, start: An
     data = _joined(comm, folder, kind)
     if part is not None:
         data = data.split(0.75, 0.25, seed=5, stratify="label")[part]
-    batches = data.batches(30, shuffle=shuffle, seed=2, start=start)
+    batches = data.batches(60, shuffle=shuffle, seed=2, start=start)
     found = [x[:, 0].copy() for _ in range(2) for x, _ in batches]
     return found, batches.state(2)
 
@@ -71,19 +71,20 @@ def test_every_number_of_ranks_has_the_batches_also_resumed(folder: str, pool: P
 @pytest.mark.parametrize("shuffle", [False, True, "global"])
 def test_shares_of_a_mixture(folder: str, shuffle: Any) -> None:
     data = _joined(MPI.COMM_SELF, folder, "first")
-    assert sum(len(y) for _, y in data.batches(30, shuffle=shuffle, seed=2)) == 13 * 30
-    stored = 13 * 30 * 20 if shuffle != "global" else 420 * 20  # of all samples, which are kept
-    assert stored <= data.profile.bytes <= 1.05 * stored  # the last of eight chunks is not full
+    assert sum(len(y) for _, y in data.batches(60, shuffle=shuffle, seed=2)) == 6 * 60
+    rows_of_a, rows_of_b = (300, 120) if shuffle == "global" else (6 * 42, 6 * 18)  # of all samples, which are kept
+    most = 20 * rows_of_a + 8 * 16 * 16 + 4 * 120  # of b all eight chunks, the last of which is not full
+    assert 20 * (rows_of_a + rows_of_b) <= data.profile.bytes <= most
     first, _ = _epochs(MPI.COMM_SELF, folder, "first", shuffle, None)
-    assert len(first) == 2 * (120 // 9) and all((batch >= 300).sum() == 9 for batch in first)
+    assert len(first) == 2 * (120 // 18) and all((batch >= 300).sum() == 18 for batch in first)
     if shuffle:  # the longer one goes on in the second epoch
-        of_a = np.concatenate([batch[batch < 300] for batch in first])[: 14 * 21]
-        assert len(set(of_a.tolist())) == 14 * 21
+        of_a = np.concatenate([batch[batch < 300] for batch in first])[: 7 * 42]
+        assert len(set(of_a.tolist())) == 7 * 42
     longest, _ = _epochs(MPI.COMM_SELF, folder, "longest", shuffle, None)
-    assert len(longest) == 2 * (300 // 21) and all((batch >= 300).sum() == 9 for batch in longest)
-    of_a = np.concatenate([batch[batch < 300] for batch in longest[:14]])
-    of_b = np.concatenate([batch[batch >= 300] for batch in longest[:14]])
-    assert len(set(of_a.tolist())) == 14 * 21 and len(set(of_b[: 13 * 9].tolist())) == 13 * 9
+    assert len(longest) == 2 * (300 // 42) and all((batch >= 300).sum() == 18 for batch in longest)
+    of_a = np.concatenate([batch[batch < 300] for batch in longest[:7]])
+    of_b = np.concatenate([batch[batch >= 300] for batch in longest[:7]])
+    assert len(set(of_a.tolist())) == 7 * 42 and len(set(of_b[: 6 * 18].tolist())) == 6 * 18
     if shuffle:
         assert of_a.tolist() != sorted(of_a.tolist())
 
@@ -128,7 +129,7 @@ def _merged(comm: MPI.Intracomm, folder: Path, shuffle: Any, start: Any = None) 
     z = open_dataset(str(folder / "z"), inputs="z", comm=comm)
     t = open_dataset(str(folder / "t"), targets="t", comm=comm)
     data = merge(z, t, on="time", how="inner")
-    batches = data.batches(30, shuffle=shuffle, seed=1, remainder="keep", start=start)
+    batches = data.batches(24, shuffle=shuffle, seed=1, remainder="keep", start=start)
     found = [(x.copy(), y.copy()) for x, y in batches]
     return [data.load(), found, data.profile.bytes, batches.state(4)]
 
@@ -143,7 +144,8 @@ def test_merged_variables_are_those_of_xarray(variables: Path, pool: Pool, shuff
     target = dict(zip(expected.z.values[:, 0].tolist(), expected.t.values.tolist(), strict=True))
     pairs = [(x, y) for _, batches, *_ in by_rank for xs, ys in batches for x, y in zip(xs, ys, strict=True)]
     assert len(pairs) == 260 and all(target[float(x[0])] == y for x, y in pairs)
-    assert sum(nbytes for _, _, nbytes, _ in by_rank) == 2 * 260 * (3 + 1) * 8  # of the batches, and of load
+    needed = 2 * 260 * (3 + 1) * 8  # of the batches, and of load
+    assert needed <= sum(nbytes for _, _, nbytes, _ in by_rank) <= 1.01 * needed  # gaps of up to 1 % are read as well
     _, batches, _, state = _merged(MPI.COMM_SELF, variables, shuffle)
     resumed = pool.run(_merged, variables, shuffle, state)
     for step, (_, y) in enumerate(batches[4:]):
@@ -161,8 +163,8 @@ def _errors(comm: MPI.Intracomm, folder: str, variables: Path) -> list[str]:
         lambda: concat([z, t]),
         lambda: mix([a, b], weights=[0.7, 0.7]),
         lambda: mix([a, b], weights=[0.5, 0.5], stop="never"),
-        lambda: mix([a, b], weights=[0.99, 0.01]).batches(6),
-        lambda: mix([a, b], weights=[0.5, 0.5]).batches(6, remainder="keep"),
+        lambda: mix([a, b], weights=[0.99, 0.01]).batches(12),
+        lambda: mix([a, b], weights=[0.5, 0.5]).batches(12, remainder="keep"),
         lambda: concat([mix([a, b], weights=[0.5, 0.5]), a]),
         lambda: merge(z, t, on="time"),
         lambda: merge(z, t, on="times"),
