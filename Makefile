@@ -55,7 +55,7 @@ help:
 	@echo "make test-oldest  some tests with the oldest TensorFlow and Keras that are allowed"
 	@echo "make test-cluster  jobs of an emulated Slurm cluster, as root; test-cluster-all: those that take long, too"
 	@echo "make faults    break things in running jobs, and write down what happens"
-	@echo "make fuzz      read thousands of damaged files"
+	@echo "make fuzz      read thousands of files that are damaged, and of those that somebody made to do harm"
 	@echo "make lint      ruff and mypy alone"
 	@echo "make bench     measure against other readers"
 	@echo "make clean     remove what the above have made, and .venv"
@@ -126,6 +126,7 @@ mutants: $(VENV)/installed-test
 
 fuzz: $(VENV)/installed-test
 	@$(BIN)/python -m tests.fuzz
+	@$(BIN)/python -m tests.fuzz --hostile --count 2000
 
 coverage: $(VENV)/installed-test
 	@rm -rf build/coverage
