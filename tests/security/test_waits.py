@@ -178,7 +178,10 @@ def test_a_worker_may_take_samples(path: Path) -> None:
     plan, out = _plan(data, 7, ChunkCache(1 << 20))
     plan.completions.append((None, lambda: out.__setitem__(0, other[9])))
     files = Files(Communicator(), [str(path)], "independent", Profile())
-    assert not wait(execute(plan, files, np.empty(0, np.int64)), SECONDS).not_done
+    futures = execute(plan, files, np.empty(0, np.int64))
+    assert not wait(futures, SECONDS).not_done
+    assert [future.exception() for future in futures] == [None] * len(futures)
+    assert out[0].tolist() in (X[7].tolist(), X[9].tolist())
 
 
 INTERRUPTS = """
