@@ -46,8 +46,8 @@ class Separated:
 
     Parameters
     ----------
-    described : the descriptor; it can be hashed, and is equal for objects that differ in numbers, in integers of arrays,
-        and in their own text.
+    described : the descriptor; it can be hashed, and is equal for objects that differ in numbers, in integers of
+        arrays, and in their own text.
     numbers : of the object, in the order of their marks; of a float, the integer that has its bits.
     arrays : 1-D arrays of integers or of bytes, likewise.
 
