@@ -23,13 +23,15 @@ SOURCES = sorted(path for folder in ROOMS for path in (ROOT / folder).rglob("*.p
 
 BELOW: dict[str, set[str]] = {
     "_types": set(),
+    "declared": set(),
     "errors": set(),
-    "fields": {"_types", "errors"},
+    "fields": {"_types", "declared", "errors"},
     "machine": {"errors"},
     "interrupts": set(),
     "locks": set(),
+    "lru": {"locks"},
     "paths": set(),
-    "storage": {"_types", "errors", "locks", "paths"},
+    "storage": {"_types", "declared", "errors", "locks", "paths"},
     "timeline": {"machine"},
     "words": set(),
 }
@@ -79,7 +81,7 @@ for layer in (
 ):
     below = set(BELOW)
     BELOW |= {name: below | {name} for name in layer}
-BELOW["readers"] = {"_types", "errors", "fields", "locks", "machine", "paths", "storage"}
+BELOW["readers"] = {"_types", "declared", "errors", "fields", "locks", "lru", "machine", "paths", "storage"}
 BELOW["readers"] |= {"codecs", "index", "sampling", "readers"}
 BELOW["abc"] = BELOW["readers"] | {"abc"}
 for name in [name for name in BELOW if name.startswith("training")]:

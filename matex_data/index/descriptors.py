@@ -46,20 +46,21 @@ class Separated:
 
     Parameters
     ----------
-    descriptor : can be hashed; equal for objects that differ in numbers, in integers of arrays, and in their own text.
+    described : the descriptor; it can be hashed, and is equal for objects that differ in numbers, in integers of
+        arrays, and in their own text.
     numbers : of the object, in the order of their marks; of a float, the integer that has its bits.
     arrays : 1-D arrays of integers or of bytes, likewise.
 
     Examples
     --------
     >>> first, second = (separate({"begin": n, "of": "x" * n}, "x" * n) for n in (5, 7))
-    >>> first.descriptor == second.descriptor, second.numbers
+    >>> first.described == second.described, second.numbers
     (True, [7])
     >>> join(second, "abc")
     {'begin': 7, 'of': 'abc'}
     """
 
-    descriptor: Descriptor
+    described: Descriptor
     numbers: Sequence[int]
     arrays: Sequence[Array]
 
@@ -83,7 +84,7 @@ def separate(value: Any, text: str = "") -> Separated:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where descriptors come from, and what they may name.
+    """Source of descriptors, and what they may name.
 
     Parameters
     ----------
@@ -102,7 +103,7 @@ OF_JOB = Origin(True)
 
 def join(separated: Separated, text: str = "", origin: Origin = OF_JOB) -> Any:
     """Return an object that equals the one that was separated, with ``text`` in place of its own; see `Maker`."""
-    maker = Maker(separated.descriptor, separated.numbers, len(separated.arrays), origin)
+    maker = Maker(separated.described, separated.numbers, len(separated.arrays), origin)
     return maker.make([], separated.arrays, text)
 
 
@@ -118,6 +119,21 @@ def pickled_class(descriptor: Descriptor) -> str | None:
     return None
 
 
+class _Identical:
+    """Object as a key that equals those of the same object alone."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __hash__(self) -> int:
+        return object.__hash__(self._value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identical) and self._value is other._value
+
+
 class _Writer:
     """Descriptor of one object, and the numbers and arrays that are taken out."""
 
@@ -125,7 +141,7 @@ class _Writer:
         self.numbers: list[int] = []
         self.arrays: list[Array] = []
         self._text = text
-        self._known: dict[int, tuple[int, Any]] = {}  # number of each object that may occur twice, by its id
+        self._known: dict[_Identical, int] = {}  # numbers of the objects that may occur twice
         self._depth = 0
 
     def described(self, value: Any) -> Descriptor:
@@ -166,10 +182,11 @@ class _Writer:
 
     def _shared(self, value: Any, describe: Callable[[Any], Descriptor]) -> Descriptor:
         """Return the descriptor of an object that may occur twice: the second time, its number."""
-        if id(value) in self._known:
-            return ("again", self._known[id(value)][0])
+        number = self._known.get(_Identical(value))
+        if number is not None:
+            return ("again", number)
         found = describe(value)
-        self._known[id(value)] = len(self._known), value
+        self._known[_Identical(value)] = len(self._known)
         return found
 
     def _object(self, value: Any) -> Descriptor:
@@ -183,7 +200,6 @@ class _Writer:
         return ("pickled", f"{type(value).__module__}.{type(value).__qualname__}")
 
     def _array(self, value: Array) -> Descriptor:
-        shape = () if value.ndim == 1 else (self._all(value.shape),)
         if value.dtype == object:
             items = self._all(value.ravel().tolist())
             return ("objects", self._all(value.shape), *items)
@@ -191,6 +207,7 @@ class _Writer:
             return self._object(value)
         flat = np.ascontiguousarray(value).reshape(-1)
         self.arrays.append(flat if value.dtype.kind in "iu" else _bytes_of(flat))
+        shape = () if value.ndim == 1 else (self._all(value.shape),)
         return ("array", dtype_to_json(value.dtype), *shape)
 
     def _partial(self, value: partial[Any]) -> Descriptor:
@@ -241,7 +258,7 @@ _KINDS: dict[type, Callable[[_Writer, Any], Descriptor]] = {
 
 
 class _Entry:
-    """What one object has beside its descriptor, and the objects within it that are made."""
+    """Numbers, arrays and text of one object, and the objects within it that are made."""
 
     __slots__ = ("arrays", "made", "numbers", "text")
 

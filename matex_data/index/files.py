@@ -388,9 +388,9 @@ class FileColumns(FileTable):
         return bool(self._stamps.known.all())
 
     @property
-    def without_descriptor(self) -> str | None:
+    def undescribed_class(self) -> str | None:
         """Class of a layout that has no descriptor, and cannot be stored; None if all have one."""
-        return next(filter(None, (pickled_class(json.loads(group.descriptor)) for group in self._groups)), None)
+        return next(filter(None, (pickled_class(json.loads(group.described)) for group in self._groups)), None)
 
     @classmethod
     def joined(cls, tables: Sequence[FileColumns]) -> FileColumns:
@@ -404,7 +404,7 @@ class FileColumns(FileTable):
         for table in filled:
             numbers, before = [], []
             for one in table._groups:
-                number = number_of.setdefault(one.descriptor, len(number_of))
+                number = number_of.setdefault(one.described, len(number_of))
                 if number == len(members):
                     members.append([])
                 numbers.append(number)
@@ -484,8 +484,8 @@ def _columns_of(files: Sequence[FileIndex]) -> FileColumns:
     group, position = [], []
     for file in files:
         separated = separate(dict(file.layouts), file.path)
-        alike = members.setdefault(separated.descriptor, [])
-        group.append(number_of.setdefault(separated.descriptor, len(number_of)))
+        alike = members.setdefault(separated.described, [])
+        group.append(number_of.setdefault(separated.described, len(number_of)))
         position.append(len(alike))
         alike.append(separated)
     return FileColumns(

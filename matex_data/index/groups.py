@@ -23,7 +23,7 @@ class Group:
     Parameters
     ----------
     count : number of objects.
-    descriptor : of the objects, as JSON; see `descriptors.Separated`.
+    described : descriptor of the objects, as JSON; see `descriptors.Separated`.
     numbers : a column for each number.
     arrays : the lists of each array.
     origin : of the descriptor.
@@ -37,7 +37,7 @@ class Group:
     """
 
     count: int
-    descriptor: str
+    described: str
     numbers: Sequence[Array]
     arrays: Sequence[Lists]
     origin: Origin = OF_JOB
@@ -49,7 +49,7 @@ class Group:
         arrays = zip(*(member.arrays for member in members), strict=True)
         return cls(
             len(members),
-            json.dumps(members[0].descriptor, separators=(",", ":")),
+            json.dumps(members[0].described, separators=(",", ":")),
             [compact(np.array(column, np.int64)) for column in numbers],
             [Lists.of(lists) for lists in arrays],
         )
@@ -62,7 +62,7 @@ class Group:
             return first
         numbers = [joined(columns) for columns in zip(*(group.numbers for group in groups), strict=True)]
         arrays = [Lists.joined(lists) for lists in zip(*(group.arrays for group in groups), strict=True)]
-        return cls(sum(map(len, groups)), first.descriptor, numbers, arrays, first.origin)
+        return cls(sum(map(len, groups)), first.described, numbers, arrays, first.origin)
 
     def __len__(self) -> int:
         return self.count
@@ -85,7 +85,7 @@ class Group:
     def _new_maker(self) -> Maker:
         known = [None if column.strides != (0,) else int(column[0]) for column in self.numbers]
         try:
-            descriptor = json.loads(self.descriptor)
+            descriptor = json.loads(self.described)
         except (ValueError, RecursionError) as error:
             raise damaged(f"a descriptor that is no JSON: {error!s:.100}") from error
         return Maker(descriptor, known, len(self.arrays), self.origin)
@@ -98,7 +98,7 @@ class Group:
         """Return the group as a value of JSON."""
         return {
             "count": self.count,
-            "descriptor": self.descriptor,
+            "descriptor": self.described,
             "numbers": [columns.add(column) for column in self.numbers],
             "arrays": [lists.to_json(columns) for lists in self.arrays],
         }

@@ -51,12 +51,12 @@ def to_bytes(index: Index, key: str = "", of_job: bool = False) -> bytes:
     assert isinstance(files, FileColumns)
     columns = ColumnWriter()
     rest = separate({"fields": index.fields, "static": index.static, "facts": index.facts})
-    undescribed = None if of_job else pickled_class(rest.descriptor) or files.without_descriptor
+    undescribed = None if of_job else pickled_class(rest.described) or files.undescribed_class
     if undescribed is not None:
-        raise _without_descriptor(undescribed, files.paths[0])
+        raise _not_storable(undescribed, files.paths[0])
     description = {
         "key": key,
-        "descriptor": rest.descriptor,
+        "descriptor": rest.described,
         "numbers": columns.add(np.array(rest.numbers, np.int64)),
         "arrays": [columns.add(array, fold=False) for array in rest.arrays],
         "files": files.to_json(columns),
@@ -104,7 +104,7 @@ def _check(fields: object, static: object, facts: object, files: FileColumns) ->
         raise damaged(f"the fields {sorted(fields)!r:.100} of files with {sorted(files.facts)!r:.100}")
 
 
-def _without_descriptor(name: str, path: str) -> FormatError:
+def _not_storable(name: str, path: str) -> FormatError:
     return FormatError(
         f"the index cannot be stored, since {name} has no descriptor",
         file=path,

@@ -102,7 +102,7 @@ class _Undeclared:
 
 
 def _through_json(separated: Separated) -> Separated:
-    return Separated(json.loads(json.dumps(separated.descriptor)), separated.numbers, separated.arrays)
+    return Separated(json.loads(json.dumps(separated.described)), separated.numbers, separated.arrays)
 
 
 def _same(found: Any, expected: Any) -> None:
@@ -143,7 +143,7 @@ def _same(found: Any, expected: Any) -> None:
 )
 def test_objects_come_back_as_they_were(value: Any, text: str) -> None:
     separated = _through_json(separate([value, text], text))
-    assert pickled_class(separated.descriptor) is None
+    assert pickled_class(separated.described) is None
     found = join(separated, text, Origin(False))
     _same(found[0], value)
     assert join(separated, text + "x", Origin(False))[1] == text + "x"
@@ -181,7 +181,7 @@ def test_what_is_equal_for_all_objects_of_a_group_is_made_once() -> None:
 
 def test_what_is_not_declared_is_for_ranks_of_the_job_alone() -> None:
     separated = _through_json(separate([1, _Undeclared()]))
-    assert (pickled_class(separated.descriptor) or "").endswith("_Undeclared")
+    assert (pickled_class(separated.described) or "").endswith("_Undeclared")
     assert join(separated) == [1, _Undeclared()]
     with pytest.raises(FormatError, match="pickled object"):
         join(separated, origin=Origin(False))
@@ -208,10 +208,15 @@ def test_an_object_within_itself_is_an_error() -> None:
 )
 def test_damaged_descriptors_are_errors(change: Callable[[str], str]) -> None:
     separated = separate(_Pair(1, (2, "a")))
-    text = json.dumps(separated.descriptor)
+    text = json.dumps(separated.described)
     assert change(text) != text
     with pytest.raises(FormatError, match="stored index is damaged"):
         join(Separated(json.loads(change(text)), separated.numbers, separated.arrays), origin=Origin(False))
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (0, 0), (1, 2)])
+def test_arrays_of_texts_keep_their_shape(shape: tuple[int, ...]) -> None:
+    _same(join(_through_json(separate(np.full(shape, "text", object)))), np.full(shape, "text", object))
 
 
 def test_dates_have_descriptors() -> None:
