@@ -66,3 +66,42 @@ def test_weights_and_logs_equal_one_process(ranks: Pools, pool: Pool, name: str,
 def test_weights_stay_bitwise_equal_over_twenty_epochs(pool: Pool) -> None:
     (first, _), (second, _) = pool.run(_train, "adam", 240, 24, 20, timeout=120)
     assert all(a.tobytes() == b.tobytes() for a, b in zip(first, second, strict=True))
+
+
+def _tracked(comm: Any, samples: int, distributed: bool) -> Any:
+    """Return the history of a step of one's own that updates one mean by a loss of the batch and by its rows."""
+    import keras
+    import tensorflow as tf
+
+    from matex_data import training
+
+    class Own(keras.Sequential):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, self(x), from_logits=True))
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            self.mean.update_state(loss)
+            self.mean.update_state(x[:, 0])
+            return {"mean": self.mean.result()}
+
+        @property
+        def metrics(self) -> list[Any]:
+            return [self.mean]
+
+    keras.utils.set_random_seed(1)
+    model = Own([keras.Input((problems.FEATURES,)), keras.layers.Dense(3)])
+    model.mean = keras.metrics.Mean(name="mean")
+    model.compile(keras.optimizers.SGD(0.1))
+    if not distributed:
+        return problems.one_process(model, problems.table(samples), 24, 3).history
+    data = problems.shard(problems.table(samples), 24, comm.rank, comm.size)
+    return training.fit(model, data, epochs=3, comm=comm, verbose=0).history
+
+
+@pytest.mark.rank_counts(2, slow=(3,))
+@pytest.mark.parametrize("samples", [96, 97])
+def test_a_mean_of_batches_and_rows_is_that_of_one_process(ranks: Pools, pool: Pool, samples: int) -> None:
+    expected, *_ = ranks(1).run(_tracked, samples, False)
+    for history in pool.run(_tracked, samples, True, timeout=120):
+        np.testing.assert_allclose(history["mean"], expected["mean"], rtol=1e-5)

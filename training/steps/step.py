@@ -77,7 +77,7 @@ class DistributedStep:
         if count is None or self.reducer is None:
             if count is not None:
                 self.samples_seen.assign_add(count * self._channel.size)
-            with self._state.step(), self._patches:
+            with self._state.step(), self._patches, weighted_means(self._model, self._state.weight):
                 return self.wrapped(data)
         if total is None:
             (total,) = self.reducer([tf.cast(count, tf.float64)])
