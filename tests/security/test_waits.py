@@ -28,6 +28,7 @@ from matex_data.mpi.communicator import Communicator
 from matex_data.opening import given
 from matex_data.reading import plan as module_of_plans
 from matex_data.reading import pool as threads
+from matex_data.reading import samples
 from matex_data.reading.buffers import BufferPool
 from matex_data.reading.execute import execute
 from matex_data.reading.plan import ReadPlan, plan_reads
@@ -152,7 +153,7 @@ def test_who_needs_a_chunk_of_a_window_that_is_dropped_reads_it(path: Path) -> N
 def _plan_with(reader: Any, row: int) -> tuple[ReadPlan, Any]:
     arrays = {"x": np.zeros((1, WIDTH), X.dtype)}
     runs = Runs(np.array([row]), np.array([1]))
-    return plan_reads(reader._source.index, runs, np.arange(1), arrays, reader._chunks, BufferPool()), arrays["x"]
+    return plan_reads(reader._source.index, runs, np.arange(1), arrays, samples._chunks[0], BufferPool()), arrays["x"]
 
 
 @pytest.mark.parametrize("is_cached", [True, False])
