@@ -94,7 +94,7 @@ os.environ["MATEX_THREADS"] = "2"
 import numpy as np
 from mpi4py import MPI
 import matex_data as md
-from matex_data.reading.samples import SampleReader
+from matex_data.reading import samples
 
 sys.setswitchinterval(1e-5)
 x, wrong = np.arange(512 * 16).reshape(512, 16), []
@@ -106,7 +106,8 @@ def take(reader, seed):
 
 data = md.open_dataset(sys.argv[1], comm=MPI.COMM_SELF, inputs="x")
 for trial in range(200):
-    reader = SampleReader(data._source, data._samples)  # nothing is decoded yet
+    samples._forget()  # nothing is decoded yet
+    reader = samples.SampleReader(data._source, data._samples)
     threads = [threading.Thread(target=take, args=(reader, trial // 3 + k // 2)) for k in range(3)]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
