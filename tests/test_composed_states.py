@@ -68,9 +68,9 @@ def _states(comm: MPI.Intracomm, folder: str) -> dict[str, Any]:
             return open_dataset(folder, comm=comm, **chosen)
 
         data = make(opened)
-        data.batches(6, shuffle=True, seed=4)
+        data.batches(12, shuffle=True, seed=4)
         state = data.state(1)
-        resumed = data.batches(6, shuffle=True, start=state)
+        resumed = data.batches(12, shuffle=True, start=state)
         found[way] = state, [_numbers(batch) for batch in resumed]
     return found
 
