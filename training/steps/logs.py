@@ -42,7 +42,7 @@ def flat(logs: Any) -> dict[str, Any]:
 
 
 def possible_reductions(values: Sequence[tuple[float, int]], whole: float) -> set[Reduction]:
-    """Return the reductions by which the numbers of shards give that of the batch, up to rounding.
+    """Return the reductions by which the numbers of shards give that of the batch, up to rounding; without rows, all.
 
     Parameters
     ----------
@@ -53,7 +53,11 @@ def possible_reductions(values: Sequence[tuple[float, int]], whole: float) -> se
     --------
     >>> possible_reductions([(1.0, 2), (4.0, 1)], 2.0)
     {'mean'}
+    >>> sorted(possible_reductions([(0.0, 0), (0.0, 0)], float("nan")))
+    ['max', 'mean', 'min', 'sum']
     """
+    if not any(rows for _, rows in values):
+        return set(KINDS)
     arrays = [(np.asarray(value, np.float64), rows) for value, rows in values]
     tolerance = 1e-6 * max(abs(value) for value, _ in values)
     combined = {kind: combined_numbers(arrays, kind)[0] for kind in KINDS}
