@@ -11,6 +11,7 @@ import struct
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import IO, Any
 
@@ -21,6 +22,7 @@ from matex_data.fields import Field
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
 from matex_data.index.transposed import Transposed
+from matex_data.locks import Lock
 from matex_data.readers.decoding import Decoding
 from matex_data.readers.whole_file import CompressedFileRows, max_decompressed, read_to_end
 from matex_data.storage.files import is_of_system, open_binary, open_zip, size_of, size_of_open
@@ -31,6 +33,8 @@ MAX_HEADER_BYTES = 1 << 20
 PLAIN_KINDS = "biufcmMSUV"  # of ``numpy.dtype.kind``, without pointers to objects
 MAX_EMPTY_ROWS = 1 << 20  # samples of no bytes, of which a damaged header can claim any number
 RESTORE = "the file is damaged: restore it from its source"
+
+_PARSING = Lock()  # until Python 3.12.1, two threads that parse at once may fail (CPython's issue 106905)
 
 
 def index(
@@ -211,9 +215,11 @@ def read_header(file: IO[bytes], path: str, member: str | None, size: int) -> St
     return array
 
 
+@lru_cache(256)  # the arrays of a tar shard have few headers, and millions of samples
 def _parse_header(text: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
     """Return dtype, shape and order of an .npy header, and accept exactly the headers that NumPy accepts."""
-    header = ast.literal_eval(text)
+    with _PARSING:
+        header = ast.literal_eval(text)
     if not isinstance(header, dict) or set(header) != {"descr", "fortran_order", "shape"}:
         raise ValueError(f"expected a dict of descr, fortran_order and shape, found {text[:80]!r}")
     shape, fortran = header["shape"], header["fortran_order"]

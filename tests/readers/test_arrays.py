@@ -8,6 +8,7 @@ import resource
 import struct
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -431,6 +432,15 @@ def test_a_pickle_with_a_huge_object_number(tmp_path: Path) -> None:
     path.write_bytes(b"\x80\x02}r" + struct.pack("<I", 0x7FFFFFFF) + b".")
     with _address_space(1 << 30), pytest.raises(FormatError, match="not a CIFAR file"):
         cifar.index(str(path))
+
+
+def test_headers_are_parsed_by_many_threads_at_once() -> None:
+    def parse(number: int) -> tuple[int, ...]:
+        text = f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({number}, 3, 4, 5, 6), }}"
+        return reader._parse_header(text)[1]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(parse, range(4000))) == [(number, 3, 4, 5, 6) for number in range(4000)]
 
 
 def test_cifar_runs_no_code(tmp_path: Path) -> None:
