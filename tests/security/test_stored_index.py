@@ -18,9 +18,15 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from matex_data import FormatError, open_dataset
+from matex_data import DataError, FormatError, open_dataset
+from matex_data.abc import Field, FileIndex, Index
 from matex_data.index.container import MAGIC, unpacked
+from matex_data.index.descriptors import Origin, join, separate
+from matex_data.index.stored import from_bytes, to_bytes
 from matex_data.opening.indexing import Reading
+from matex_data.readers.hdf5.rows import Hdf5Rows
+from matex_data.readers.zarr.stores import Directory
+from matex_data.storage.trust import Trust
 from tests.support.ranks import Pool
 
 ROWS = 5
@@ -393,3 +399,30 @@ def test_layouts_without_the_methods_are_shared_but_not_stored(pool: Pool, plugi
     assert all(isinstance(error, FormatError) and "hostile_points.Plain" in str(error) for error in errors), errors
     assert all("to_json and from_json" in str(error) for error in errors)
     assert not index.exists()
+
+
+def test_a_layout_of_a_file_that_is_not_trusted_is_refused(data: Path) -> None:
+    field = Field("x", (), np.dtype("f8"))
+    rows = Hdf5Rows("/etc/passwd", "x", 1, 1, np.dtype("f8"))
+    stored = to_bytes(Index({"x": field}, [FileIndex(str(data / "0.npy"), 1, {"x": rows})]))
+    with pytest.raises(DataError, match="not trusted"):
+        from_bytes(stored, Origin(False))
+    _, found = from_bytes(stored, Origin(False, trust=Trust.of(["/etc"])))
+    assert found.files[0].layouts["x"].sources() == ("/etc/passwd",)
+    with pytest.raises(DataError, match="not trusted"):  # a copy for another process trusts no more
+        pickle.loads(pickle.dumps(_distrusted(found)))
+
+
+def _distrusted(index: Index) -> Any:
+    """Return the files of an index as those of a stored one that nothing is trusted with."""
+    _, found = from_bytes(to_bytes(index), Origin(False, trust=Trust.of(["/etc"])))
+    for group in found.files._groups:
+        object.__setattr__(group, "origin", Origin(False))
+    return found.files
+
+
+def test_what_a_file_says_of_trust_does_not_count(data: Path) -> None:
+    store = Directory(str(data), Trust.of(["/"]))
+    user = Trust.of([str(data)])
+    assert join(separate(store), origin=Origin(False, trust=user)) == Directory(str(data), user)
+    assert join(separate(store)) == store  # of a rank of this job
