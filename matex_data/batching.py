@@ -166,8 +166,7 @@ class Batching:
         if schedule.uniform:
             return SingleRowEpochs if self.source.global_reads == "rows" else ExchangedEpochs
         if self.source.cache == "memory":
-            mapped = self.source.mapped
-            return ComputedEpochs if mapped is not None and mapped.draws else InMemoryEpochs
+            return ComputedEpochs if self.source.index.draws else InMemoryEpochs
         return SharedEpochs if shared else StreamedEpochs
 
     def _check_costs(self, schedule: Schedule) -> bool:

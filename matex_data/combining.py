@@ -57,7 +57,7 @@ def concat(datasets: Sequence[Dataset]) -> Dataset:
     ties = join_ties([data._ties for data in datasets], totals)
     share_facts(sources[0].comm, index.files)
     source = sources[0].of_index(index, "".join(source.transforms for source in sources))
-    source.draws_within = any(source.draws for source in sources)
+    source.draws_within = any(one.draws_within for one in sources)
     return Dataset(source, datasets[0]._elements, samples, ties, _FurtherOfAll(tuple(datasets)).open)
 
 
@@ -103,7 +103,7 @@ def merge(first: Dataset, second: Dataset, *, on: str, how: Literal["exact", "in
     share_facts(sources[0].comm, index.files)
     transforms = "".join([*(source.transforms for source in sources), pairs.digest()])
     source = sources[0].of_index(index, transforms)
-    source.draws_within = any(source.draws for source in sources)
+    source.draws_within = any(one.draws_within for one in sources)
     return Dataset(source, _merged_elements(first, second), pairs.samples, first._ties, first._further)
 
 

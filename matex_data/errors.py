@@ -188,10 +188,11 @@ class ChangedFile(DecodeError):
 class FunctionError(DataError):
     """Function of ``Dataset.map`` that fails, or returns something else than is declared."""
 
-    def of_rows(self, first: int, last: int) -> FunctionError:
-        """Return the error with the rows of the file that the function got."""
+    def of_rows(self, first: int, last: int, files: int = 1) -> FunctionError:
+        """Return the error with the rows of the file that the function got; or samples, if they are of more files."""
         kind, problem, facts = self.__reduce__()[1]
-        return kind(f"{problem}, given samples of rows {first} to {last}", **facts)  # type: ignore[no-any-return]
+        given = f"samples of rows {first} to {last}" if files == 1 else f"samples {first} to {last}, of {files} files"
+        return kind(f"{problem}, given {given}", **facts)  # type: ignore[no-any-return]
 
 
 class PartitionError(DataError, ValueError):

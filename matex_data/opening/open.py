@@ -247,7 +247,7 @@ def open_dataset(
     samples = find_complete(source, made.samples) if missing == "drop" else made.samples
     imputation = None
     if isinstance(missing, Mapping):
-        imputation = Imputation.of(missing, made.index.fields, made.identity)
+        imputation = Imputation.of(missing, made.index, made.identity)
         source = imputation.fitted(source, samples or Runs(np.array([0]), np.array([len(made.index)])))
         imputation = imputation if imputation.learns else None
     rows = found.files.rows

@@ -48,6 +48,7 @@ def identify_samples(index: Index, elements: ElementSpec, samples: Samples, tran
     """
     rows = index.files.rows.tolist()
     files = [[_name(path), count] for path, count in zip(index.files.paths, rows, strict=True)]
+    files += [[_name(path), 0] for path in index.sources.paths[len(files) :]]  # of what the samples were merged with
     digest = hashlib.blake2b(json.dumps(files).encode(), digest_size=16)
     if isinstance(samples, Chosen):
         digest.update(samples.digest())
