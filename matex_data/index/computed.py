@@ -8,7 +8,7 @@ replaced, is another *variable*; the variables before it stay what they are.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -42,7 +42,8 @@ class Call:
     numbers : int64[samples], numbers of the samples.
     epoch : number of the epoch.
     fields : of the arguments.
-    joined : lists of arguments that are joined already.
+    variables : of the arguments.
+    joined : lists of variables that are joined already.
     """
 
     inputs: Mapping[str, Any]
@@ -51,15 +52,15 @@ class Call:
     numbers: Integers
     epoch: int
     fields: Schema
-    joined: dict[int, RaggedArray] = field(default_factory=dict)
+    variables: Mapping[str, str]
+    joined: dict[str, RaggedArray]
 
     def lists(self, name: str) -> RaggedArray:
         """Return the samples of a ragged argument, one after the other."""
-        samples = self.inputs[name]
-        found = self.joined.get(id(samples))
-        if found is None:
-            found = self.joined[id(samples)] = join_lists(samples, self.fields[name])
-        return found
+        variable = self.variables[name]
+        if variable not in self.joined:
+            self.joined[variable] = join_lists(self.inputs[name], self.fields[name])
+        return self.joined[variable]
 
     def fill(self, name: str, values: Array, offsets: Integers | None = None) -> None:
         """Fill the array of a result, if it is wanted; with lists, if it is given where they begin."""
@@ -329,12 +330,11 @@ class _Window:
         if not len(numbers):
             return error
         if isinstance(error, FunctionError):
-            first, last = int(numbers.min()), int(numbers.max())
-            files = base.file_of(np.array([first, last])).tolist()
-            begin = int(base.first_row[files[0]])
-            rows = (first - begin, last - begin) if files[0] == files[1] else (first, last)
-            located = error.of_rows(*rows, files[1] - files[0] + 1)
-            return located.at(base.files.paths[files[0]], error.field)
+            ends = np.array([numbers.min(), numbers.max()])
+            first, last = base.file_of(ends).tolist()
+            rows = (ends - base.first_row[[first, last]]).tolist()
+            located = error.of_rows(rows[0], rows[1], None if first == last else base.files.paths[last])
+            return located.at(base.files.paths[first], error.field)
         if error.row is None or error.file is not None:
             return error
         number = int(numbers[error.row])
@@ -366,13 +366,13 @@ def run_steps(
     ------
     DataError : a function fails.
     """
-    joined: dict[int, RaggedArray] = {}
+    joined: dict[str, RaggedArray] = {}
     for step, of_step in zip(steps, placed, strict=True):
         inputs = {name: memory[variable] for name, variable in step.inputs.items()}
         outs = {name: memory[variable] for name, variable in step.results.items() if variable in memory}
         given = {name: fields[variable] for name, variable in step.inputs.items()}
         try:
-            step.function(Call(inputs, outs, of_step, numbers, epoch, given, joined))
+            step.function(Call(inputs, outs, of_step, numbers, epoch, given, step.inputs, joined))
         except DataError as error:
             raise located(error) from (error.__cause__ or error)
 
