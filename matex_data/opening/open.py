@@ -24,7 +24,6 @@ from matex_data.opening.indexing import Reading, index_files, resolve_format, sh
 from matex_data.opening.lookups import refuse_hidden, with_weights
 from matex_data.reading.source import Source
 from matex_data.transforms.categories import requested_categories, without_categories
-from matex_data.transforms.evaluation import missing_engine
 from matex_data.transforms.events import EventOptions
 from matex_data.transforms.file_fields import FileFields
 from matex_data.transforms.imputing import Imputation
@@ -99,10 +98,10 @@ def open_dataset(
         field, which may name folders: ``"signal/*.root"``. They are fields like others, for ``targets``, ``weights``
         and ``where``, but patterns of ``inputs`` do not stand for them.
     derive : dict of fields that are made of others, each an expression by name: ``{"log_pt": "log(pt)"}``. Expressions
-        have fields, numbers, ``+ - * / % **``, comparisons, ``& | ~`` and numexpr's functions. A name that is no Python
-        identifier stands in backticks: ``"`jets/pt` > 30"``. Of ragged fields ``"Jet_pt > 30"`` has as many elements;
-        ``sum``, ``count``, ``min``, ``max``, ``mean``, ``any`` and ``all`` make one number for each sample, of fields
-        with a shape as well. Texts and categories are compared with texts. The fields are like others, for inputs,
+        have fields, numbers, ``+ - * / % **``, comparisons, ``& | ~`` and functions of NumPy (``log``, ``where``, ...).
+        A name that is no Python identifier stands in backticks: ``"`jets/pt` > 30"``. Of ragged fields ``"Jet_pt > 30"``
+        has as many elements; ``sum``, ``count``, ``min``, ``max``, ``mean``, ``any`` and ``all`` make one number for
+        each sample, of fields with a shape as well. Texts and categories are compared with texts. The fields are like others, for inputs,
         targets, ``where``, other derived fields and splits; patterns of ``inputs`` do not stand for them.
     one_hot : str, or list of str. Fields of texts, categories or integers that become vectors of float32 with an entry
         for each of the sorted values of all samples, which the attribute ``categories`` of the field lists. Missing
@@ -268,7 +267,7 @@ def _prepare(comm: Communicator, given: Given, request: Request, reading: Readin
     Raises
     ------
     FormatError : an expression is not understood; a new field has the name of a field of the files.
-    DataError : numexpr is missing; a file cannot be read.
+    DataError : a file cannot be read.
     """
     options = dict(reading.options)
     if request.static_as_inputs:
@@ -282,8 +281,6 @@ def _prepare(comm: Communicator, given: Given, request: Request, reading: Readin
         probe = replace(reading, names=[weights])
         elements, created = with_weights(comm, given.files, probe, request.elements, request.created)
         request = replace(request, elements=elements, created=created)
-    if request.evaluates:
-        comm.agree(missing_engine())
     files = len(given.files)
     reading = replace(reading, names=request.names(files), coordinate=request.spans(files) and request.along is None)
     refuse_hidden(comm, given.files, reading, request.created)

@@ -1,7 +1,7 @@
 """Expressions of fields, parsed: conditions of ``where=``, fields of ``derive=``, sample weights.
 
-An expression is a Python expression of field names, numbers, ``+ - * / % **``, comparisons, ``& | ~`` and numexpr's
-functions. A name that is no Python identifier stands in backticks, as in ``pandas.DataFrame.query``:
+An expression is a Python expression of field names, numbers, ``+ - * / % **``, comparisons, ``& | ~`` and the
+functions of `FUNCTIONS`. A name that is no Python identifier stands in backticks, as in ``pandas.DataFrame.query``:
 ```jets/pt` > 30``. `REDUCTIONS` make one number for each sample of all numbers of the sample. Fields of texts and
 categories are compared with a text by ``==``, ``!=`` and ``in``.
 """
@@ -24,7 +24,7 @@ FUNCTIONS = (
     *("sin", "cos", "tan", "arcsin", "arccos", "arctan", "arctan2"),
     *("sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh"),
 )
-"""Functions of numexpr that yield a number for each number, and that all its versions have."""
+"""Functions of NumPy that yield a number for each number."""
 KEYWORDS = set(kwlist) - {"and", "or", "not"}  # of Python, which are names of columns, such as class
 REMEDY = {
     "where=": "combine comparisons of per-event columns with & | ~ and parentheses: (MET > 30) & (nJet < 4); "
@@ -85,7 +85,7 @@ class Expression:
     ----------
     option : for which the user wrote it, such as ``"where="``, for errors.
     text : as the user wrote it.
-    code : the expression for numexpr, with variables.
+    code : the expression with variables in place of its operands.
     operands : the operand that each variable of ``code`` stands for.
     """
 
@@ -221,7 +221,7 @@ _SYNTAX = (
 
 
 class _Operands(ast.NodeTransformer):
-    """Transformer that puts variables in place of the operands: no function of numexpr has their names.
+    """Transformer that puts variables in place of the operands.
 
     Parameters
     ----------
