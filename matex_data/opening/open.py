@@ -99,10 +99,11 @@ def open_dataset(
         and ``where``, but patterns of ``inputs`` do not stand for them.
     derive : dict of fields that are made of others, each an expression by name: ``{"log_pt": "log(pt)"}``. Expressions
         have fields, numbers, ``+ - * / % **``, comparisons, ``& | ~`` and functions of NumPy (``log``, ``where``, ...).
-        A name that is no Python identifier stands in backticks: ``"`jets/pt` > 30"``. Of ragged fields ``"Jet_pt > 30"``
-        has as many elements; ``sum``, ``count``, ``min``, ``max``, ``mean``, ``any`` and ``all`` make one number for
-        each sample, of fields with a shape as well. Texts and categories are compared with texts. The fields are like others, for inputs,
-        targets, ``where``, other derived fields and splits; patterns of ``inputs`` do not stand for them.
+        A name that is no Python identifier stands in backticks: ``"`jets/pt` > 30"``. Of ragged fields
+        ``"Jet_pt > 30"`` has as many elements; ``sum``, ``count``, ``min``, ``max``, ``mean``, ``any`` and ``all`` make
+        one number for each sample, of fields with a shape as well. Texts and categories are compared with texts. The
+        fields are like others, for inputs, targets, ``where``, other derived fields and splits; patterns of ``inputs``
+        do not stand for them.
     one_hot : str, or list of str. Fields of texts, categories or integers that become vectors of float32 with an entry
         for each of the sorted values of all samples, which the attribute ``categories`` of the field lists. Missing
         values have zeros alone.
