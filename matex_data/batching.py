@@ -39,7 +39,7 @@ from matex_data.sampling.sizing import (
     most_window_bytes,
 )
 from matex_data.sampling.split import Ties
-from matex_data.sampling.state import OPTIONS, Fingerprint, State, identify_samples, read_seed, read_step
+from matex_data.sampling.state import OPTIONS, Fingerprint, State, identify_samples, read_seed, read_step, resumed_step
 
 Shuffle = bool | Literal["global"]
 WORST_RATIO = 2.0  # of ``ShuffleQuality``; rank 0 warns of a higher one
@@ -73,13 +73,16 @@ class Batching:
     ) -> Batches:
         """Return this rank's rows of every batch; see ``Dataset.batches``. *Collective*."""
         drawn = bool(shuffle) and seed is None and start is None
-        fingerprint, step, own_error = None, 0, None
+        fingerprint, step, message, own_error = None, 0, "", None
         try:
             fingerprint = self._fingerprint(batch_size, shuffle, seed, remainder, start)
-            step = 0 if start is None else read_step(start)
+            if start is not None:
+                step, message = resumed_step(start, fingerprint.schedule)
         except PartitionError as error:
             own_error = error
         fingerprint = self._agree(fingerprint, step, drawn, own_error)
+        if message:
+            self.source.comm.on_root(lambda: warnings.warn(message, stacklevel=6))
         shared = self._check_costs(fingerprint.schedule)
         epochs = self._epochs_class(fingerprint.schedule, shared)(self.source, fingerprint.schedule)
         batches = Batches(epochs, self.elements, fingerprint, step)

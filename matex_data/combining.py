@@ -18,7 +18,7 @@ from matex_data.reading.source import Source
 from matex_data.sampling.mixing import STOPS, Mixture
 from matex_data.sampling.permutation import check_seed
 from matex_data.transforms.joining import check_sources, join_indexes, join_ties, named
-from matex_data.transforms.merging import Coordinate, merge_indexes, merge_names, pair_samples
+from matex_data.transforms.merging import Coordinate, merge_indexes, merge_names, merge_ties, pair_samples
 
 
 def concat(datasets: Sequence[Dataset]) -> Dataset:
@@ -104,7 +104,8 @@ def merge(first: Dataset, second: Dataset, *, on: str, how: Literal["exact", "in
     transforms = "".join([*(source.transforms for source in sources), pairs.digest()])
     source = sources[0].of_index(index, transforms)
     source.draws_within = any(one.draws_within for one in sources)
-    return Dataset(source, _merged_elements(first, second), pairs.samples, first._ties, first._further)
+    ties = merge_ties(first._ties, second._ties, pairs, len(sources[0].index))
+    return Dataset(source, _merged_elements(first, second), pairs.samples, ties, first._further)
 
 
 def mix(

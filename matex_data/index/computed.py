@@ -288,9 +288,9 @@ class _Window:
             self.memory[variable] = self._empty(variable, count)
         for step in reversed(self._steps):
             outs = {name: self.memory[v] for name, v in step.results.items() if v in self.memory}
-            views = dict(step.place(outs)) if step.place is not None else {}
-            of_step = {name for name in views if name in step.inputs and step.inputs[name] not in used}
-            for name in of_step:
+            views = step.place(outs) if step.place is not None else {}
+            of_step = [name for name, variable in step.inputs.items() if name in views and variable not in used]
+            for name in of_step:  # in order: adjacent columns of a table are read as a matrix
                 self.memory[step.inputs[name]] = views[name]
             placed.append(frozenset(of_step))
             for variable in step.inputs.values():

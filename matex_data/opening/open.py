@@ -159,8 +159,9 @@ def open_dataset(
         begins, are raised in any case, and so is an epoch of which no sample can be read.
     index : str or path. File in which the index of the files is stored, for data sets of many files: the first job
         writes it, and later ones only compare the sizes and times of the files with it, each rank of its share. Files
-        that have changed are indexed anew, with a warning. Only the files of the data set are compared, not those that
-        they refer to (external and virtual datasets of HDF5).
+        that have changed are indexed anew, with a warning. Fields that splits and counts look at beside those of the
+        batches are stored next to it, as ``events.matex.label``. Only the files of the data set are compared, not those
+        that they refer to (external and virtual datasets of HDF5).
     trusted : str, path, or list of these. Folders and URLs, ``["/sdf/data", "s3://bucket/runs"]``, to which files may
         lead, with all that lies below them: by external raw data of HDF5, references of kerchunk and Icechunk, names of
         arrays in Zarr, URLs in tables of images. Without it, files may lead to the tree of their own folder, to folders
@@ -235,7 +236,8 @@ def open_dataset(
     request, reading = _prepare(
         sessions.comm, given, request, Reading(format, None, options, memory=given.memory, trust=given.trust)
     )
-    found = index_files(sessions.comm, given.files, reading, None if index is None else os.fspath(index))
+    stored = None if index is None else os.fspath(index)
+    found = index_files(sessions.comm, given.files, reading, stored)
     # The ranks of a machine have the paths of the index once.
     files: Sequence[str] = found.files.paths if given.files == found.files.paths else given.files
     if len(files) >= MANY_FILES:
@@ -251,7 +253,7 @@ def open_dataset(
         source = imputation.fitted(source, samples or Runs(np.array([0]), np.array([len(made.index)])))
         imputation = imputation if imputation.learns else None
     rows = found.files.rows
-    further = FurtherFields(sessions.comm, files, reading, request.created, rows, opened, made.reshape)
+    further = FurtherFields(sessions.comm, files, reading, request.created, rows, opened, made.reshape, stored)
     return Dataset(source, made.elements, samples, made.ties, further.open, imputation=imputation)
 
 

@@ -19,6 +19,7 @@ from matex_data.index.joined import within
 from matex_data.index.model import ranges
 from matex_data.index.runs import Runs, compress
 from matex_data.locks import cached_property
+from matex_data.sampling.permutation import random_words
 from matex_data.sampling.schedule import EpochOrder, Schedule, StepPositions, Window
 
 STOPS = ("first", "longest")
@@ -175,7 +176,7 @@ class MixedOrder(EpochOrder):
         if schedule.seed is None:
             return schedule.parts
         keys = [(schedule.seed, schedule.mixture_seed, number) for number in range(len(schedule.parts))]
-        seeds = [int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]) for key in keys]
+        seeds = [int(random_words(1, *key)[0]) for key in keys]
         return tuple(replace(part, seed=seed) for part, seed in zip(schedule.parts, seeds, strict=True))
 
     def _pass(self, number: int, epoch: int) -> EpochOrder:

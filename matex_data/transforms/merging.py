@@ -16,7 +16,7 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.errors import FieldNotFound, FormatError, PartitionError, near_matches
-from matex_data.index.chosen import Samples
+from matex_data.index.chosen import Chosen, Samples
 from matex_data.index.computed import Made
 from matex_data.index.files import DerivedFiles
 from matex_data.index.joined import all_of
@@ -25,6 +25,7 @@ from matex_data.index.runs import Runs, compress, merge, runs_where
 from matex_data.locks import cached_property
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import rank_range
+from matex_data.sampling.split import Ties
 from matex_data.transforms.missing import is_missing
 
 HOW = ("exact", "inner")
@@ -351,6 +352,81 @@ class CounterpartRows(Made):
 
     def inner_bytes(self) -> int:
         return int(self.index.inner_bytes(self.name) * self.rows)
+
+
+def merge_ties(first: Ties, second: Ties, pairs: Pairs, samples: int) -> Ties:
+    """Return the ties of merged samples, which have those of both data sets.
+
+    Parameters
+    ----------
+    first, second : ties of the samples of each data set.
+    pairs : samples that correspond.
+    samples : number of samples of the first data set, merged or not.
+
+    Raises
+    ------
+    PartitionError : objects of events of the second data set have another order in the first.
+    """
+    if not second.overlap and second.events is None:
+        return first
+    ascending = bool((np.diff(pairs.second) > 0).all())
+    borders = _sections(second, pairs) if ascending else np.zeros(1, np.int64)
+    if first.overlap and second.overlap:
+        borders = np.union1d([0], np.intersect1d(borders, np.zeros(1) if first.sections is None else first.sections))
+    elif first.overlap:
+        return Ties(first.overlap, first.sections, _events(first, second, pairs, samples, ascending))
+    overlap = max(first.overlap, _overlap(second.overlap, pairs))
+    return Ties(overlap, borders.astype(np.int64), _events(first, second, pairs, samples, ascending))
+
+
+def _sections(second: Ties, pairs: Pairs) -> Integers:
+    """Return the first merged sample of each series of the second data set."""
+    begins = np.zeros(1, np.int64) if second.sections is None else second.sections
+    run = np.searchsorted(pairs.second + pairs.count, begins, side="right")
+    run, begins = run[run < len(pairs.count)], begins[run < len(pairs.count)]
+    numbers = pairs.first[run] + np.maximum(0, begins - pairs.second[run])
+    found: Integers = np.union1d(np.zeros(1, np.int64), numbers)
+    return found
+
+
+def _overlap(overlap: int, pairs: Pairs) -> int:
+    """Return how far apart samples of the first data set are, at most, whose counterparts share rows."""
+    order = np.argsort(pairs.second)
+    first, second, count = pairs.first[order], pairs.second[order], pairs.count[order]
+    farthest = min(overlap, int(count.max(initial=1)) - 1)
+    for ahead in range(1, min(overlap, len(count) - 1) + 1):
+        gap = second[ahead:] - (second + count)[:-ahead] + 1
+        near = gap <= overlap
+        if not near.any():
+            break
+        between = (first[ahead:] - (first + count)[:-ahead] + 1)[near]
+        farthest = max(farthest, int(np.maximum(between + overlap - gap[near], -between).max()))
+    return farthest
+
+
+def _events(first: Ties, second: Ties, pairs: Pairs, samples: int, ascending: bool) -> Chosen | None:
+    """Return the merged samples that begin an event of both data sets."""
+    if second.events is None:
+        return first.events
+    if not ascending:
+        raise PartitionError(
+            "the second data set has objects of events (flatten=), and another order than the first",
+            expected="the same order, so that a split can keep the objects of an event in one set",
+            remedy="merge the other way around",
+        )
+    low, high = (second.events.rank(edge) for edge in (pairs.second, pairs.second + pairs.count))
+    begins = np.ones(samples, bool)
+    begins[ranges(pairs.first, pairs.count)] = False
+    begins[second.events.numbers(ranges(low, high - low)) + np.repeat(pairs.first - pairs.second, high - low)] = True
+    event = second.events.rank(pairs.second + 1)  # of the first sample of each run
+    begins[pairs.first[:1]] = True
+    last = second.events.rank(pairs.second + pairs.count)
+    begins[pairs.first[1:]] |= event[1:] > last[:-1]
+    if first.events is not None:
+        own = np.zeros(samples, bool)
+        own[first.events.numbers(np.arange(first.events.total))] = True
+        begins &= own
+    return Chosen.of(begins)
 
 
 def merge_names(first: Any, second: Any) -> Any:
