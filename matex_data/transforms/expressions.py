@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from keyword import kwlist
 
 from matex_data.errors import FormatError, near_matches
-from matex_data.fields import Schema
+from matex_data.fields import MISSING_INTEGER, Schema
 
 REDUCTIONS = ("sum", "count", "min", "max", "mean", "any", "all")
 """Functions of one argument that has several numbers for each sample."""
@@ -121,7 +121,16 @@ class Expression:
         return list(found)
 
     def bound(self, fields: Schema) -> Expression:
-        """Return the expression with texts that are compared with categories replaced by their codes."""
+        """Return the expression with texts that are compared with categories replaced by their codes.
+
+        Raises
+        ------
+        FormatError : a field has integers with missing values, for which there is no NaN.
+        """
+        for name in self.numbers:
+            if name in fields and MISSING_INTEGER in fields[name].attributes:
+                found = "integers that float64 cannot hold, of which one stands for missing values"
+                raise self.error(found, field=name, expected="numbers without missing values, or floats")
         return replace(self, operands={key: _bound(operand, fields) for key, operand in self.operands.items()})
 
     def error(self, found: object, *, field: str | None = None, expected: str | None = None) -> FormatError:

@@ -18,7 +18,7 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.errors import FieldNotFound, FormatError, near_matches
-from matex_data.fields import Field, Schema
+from matex_data.fields import MISSING_INTEGER, Field, Schema
 from matex_data.index.chosen import Samples
 from matex_data.index.computed import Call, compute
 from matex_data.index.model import Index
@@ -113,7 +113,8 @@ def _columns(field: Field) -> Iterator[tuple[str, int | None, int]]:
 
 def _applies(field: Field, name: str, rule: Rule, named: bool) -> bool:
     """Return whether a rule applies to a field; raise ``FormatError`` if it is one for this field that cannot."""
-    numbers = field.dtype.kind == "f" and not field.ragged
+    whole = MISSING_INTEGER in field.attributes and isinstance(rule, Real)
+    numbers = (field.dtype.kind == "f" or whole) and not field.ragged
     classes = not field.ragged and (field.dtype.kind in "SUO" or isinstance(field.attributes.get("categories"), list))
     if numbers or (classes and rule == MODE):
         return True

@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from matex_data._types import Array
 from matex_data.errors import FormatError
-from matex_data.fields import EMPTY_IS_MISSING, MASK, Field
+from matex_data.fields import EMPTY_IS_MISSING, MASK, MISSING_INTEGER, Field
 from matex_data.index.chosen import Samples
 from matex_data.index.computed import Call, compute
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs
 from matex_data.reading.source import Source
+from matex_data.transforms.names import matches
 from matex_data.transforms.select import select_samples
 
 MODES = ("nan", "mask", "drop")
@@ -58,9 +59,14 @@ def fill_missing(index: Index, missing: Missing, names: Sequence[str] | None) ->
     FormatError : the data already has a field with the name of a mask.
     """
     if isinstance(missing, str) and missing != "mask":
+        if missing == MODES[0]:
+            _check_no_integers(index.fields)
         return index
     by_field = isinstance(missing, Mapping)
-    floats = [field for field in index.fields.values() if field.dtype.kind == "f" and not field.ragged]
+    if isinstance(missing, Mapping):
+        rules = [rule for rule, value in missing.items() if isinstance(value, Real)]
+        _check_no_integers({n: f for n, f in index.fields.items() if not any(matches(rule, n) for rule in rules)})
+    floats = [field for field in index.fields.values() if _is_nullable(field) and not field.ragged]
     whole = names is None and not by_field
     masked = [f for f in floats if whole or MASK.format(f.name) in (names or ())]
     masked = masked if by_field or missing == "mask" else []
@@ -75,22 +81,35 @@ def fill_missing(index: Index, missing: Missing, names: Sequence[str] | None) ->
     for field in floats:
         mask = {MASK.format(field.name): Field(MASK.format(field.name), field.shape, np.dtype(bool))}
         if by_field and field in masked:
-            index = compute(index, partial(_fill_mask, field.name), [field.name], mask)
+            index = compute(index, partial(_fill_mask, field), [field.name], mask)
         elif not isinstance(missing, Mapping):
-            number = 0.0 if isinstance(missing, str) else float(missing)
+            number = field.dtype.type(0 if isinstance(missing, str) else missing)
             fields = {field.name: field, **(mask if field in masked else {})}
-            fill = partial(_fill, field.name, number)
+            fill = partial(_fill, field, number)
             index = compute(index, fill, [field.name], fields, place=dict, fills=f"missing {number}")
     return index
 
 
-def _fill(name: str, number: float, call: Call) -> None:
+def _check_no_integers(fields: Mapping[str, Field]) -> None:
+    """Raise ``FormatError`` for a field of integers whose missing values could not be told from others."""
+    name = next((name for name, field in fields.items() if MISSING_INTEGER in field.attributes), None)
+    if name is not None:
+        raise FormatError(
+            "integers that float64 cannot hold have missing values, for which there is no NaN",
+            field=name,
+            expected='missing="mask", "drop" or a number',
+            found='missing="nan"',
+        )
+
+
+def _fill(field: Field, number: Any, call: Call) -> None:
     """Replace the missing numbers of a field, and fill its mask."""
+    name = field.name
     values, out, mask = call.inputs[name], call.outs.get(name), call.outs.get(MASK.format(name))
     step = max(1, TILE // max(1, prod(values.shape[1:])))
     for low in range(0, len(values), step):
         rows = slice(low, low + step)
-        absent = np.isnan(values[rows])
+        absent = is_missing(values[rows], field)
         if mask is not None:
             np.logical_not(absent, out=mask[rows])
         if out is None:
@@ -101,8 +120,8 @@ def _fill(name: str, number: float, call: Call) -> None:
             out[rows][absent] = number
 
 
-def _fill_mask(name: str, call: Call) -> None:
-    call.fill(MASK.format(name), ~np.isnan(call.inputs[name]))
+def _fill_mask(field: Field, call: Call) -> None:
+    call.fill(MASK.format(field.name), ~is_missing(call.inputs[field.name], field))
 
 
 def replace_missing(array: Array, field: Field, value: Any) -> None:
@@ -142,7 +161,12 @@ def find_complete(source: Source, samples: Samples | None) -> Samples:
 
 
 def _may_be_missing(field: Field) -> bool:
-    return not field.ragged and (field.dtype.kind == "f" or _is_category(field) or _has_empty_texts(field))
+    return not field.ragged and (_is_nullable(field) or _is_category(field) or _has_empty_texts(field))
+
+
+def _is_nullable(field: Field) -> bool:
+    """Return whether a field has numbers, of which any may be missing."""
+    return field.dtype.kind == "f" or MISSING_INTEGER in field.attributes
 
 
 def _is_category(field: Field) -> bool:
@@ -168,4 +192,6 @@ def is_missing(array: Array, field: Field) -> NDArray[np.bool_]:
         return np.isnan(array)
     if _has_empty_texts(field):
         return np.asarray((array == b"") | (array == "") if array.dtype.kind == "O" else array == array.dtype.type())
+    if MISSING_INTEGER in field.attributes:
+        return np.asarray(array == field.attributes[MISSING_INTEGER])
     return array < 0 if _is_category(field) else np.zeros(array.shape, bool)

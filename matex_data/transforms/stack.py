@@ -9,7 +9,7 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.errors import FormatError
-from matex_data.fields import Field
+from matex_data.fields import MISSING_INTEGER, Field
 from matex_data.index.computed import Call, compute
 from matex_data.index.model import Index
 
@@ -115,7 +115,8 @@ def column_axis(field: Field) -> int | None:
 
 
 def _fits(field: Field, shape: tuple[int, ...]) -> bool:
-    return not field.ragged and field.dtype.kind in "biuf" and shape in (field.shape, field.shape[1:])
+    whole = not field.ragged and MISSING_INTEGER not in field.attributes
+    return whole and field.dtype.kind in "biuf" and shape in (field.shape, field.shape[1:])
 
 
 def _columns(field: Field, count: int | None) -> list[str]:
