@@ -33,8 +33,8 @@ def index_arrays(data: Any, sample_dim: str | None = None) -> Index:
 
     Numbers keep their dtype; nullable and masked ones become float64, in which missing values are NaN. Integers that
     float64 cannot hold stay integers, of which one (`MISSING_INTEGER`) stands for missing values. Texts are UTF-8
-    bytes, empty if they are missing. Times are float64 seconds since 1970-01-01, durations float64 seconds. A sequence of
-    arrays of different lengths is a ragged field.
+    bytes, empty if they are missing. Times are float64 seconds since 1970-01-01, durations float64 seconds. A sequence
+    of arrays of different lengths is a ragged field.
 
     Parameters
     ----------

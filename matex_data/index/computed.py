@@ -233,6 +233,8 @@ class Computed(Derivation):
         return found
 
     def plan(self, wanted: Wanted, read: Read, epoch: int) -> Finish | None:
+        if not len(wanted.destination):  # no function is asked to compute nothing
+            return None
         steps = self._needed([self.delivered[name] for name in wanted.arrays])
         window = _Window(self, steps, wanted, epoch)
         leaves = {name: array for name, array in window.memory.items() if name in self.base.fields}
