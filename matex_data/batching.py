@@ -27,7 +27,7 @@ from matex_data.locks import cached_property
 from matex_data.mpi.communicator import pickle_error
 from matex_data.reading.source import Source
 from matex_data.sampling.mixing import MixedSchedule, Mixture
-from matex_data.sampling.permutation import check_seed
+from matex_data.sampling.permutation import VERSION, check_seed
 from matex_data.sampling.schedule import Schedule, check_ranks
 from matex_data.sampling.sizing import (
     ShuffleQuality,
@@ -92,7 +92,7 @@ class Batching:
     def state(self, step: int) -> dict[str, Any]:
         """Return the state of a run after ``step`` batches; see ``Dataset.state``."""
         if self._latest is None:
-            return {"step": int(step), **self._facts}
+            return {"step": int(step), "version": VERSION, **self._facts}
         seeds = self._seeds.get(_without_seed(self._latest), {})
         if len(seeds) > 1 and any(seeds.values()):
             raise PartitionError(

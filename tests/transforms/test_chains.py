@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from itertools import chain as chained
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +222,7 @@ def _windows(samples: Samples, whole: Samples, options: dict[str, Any]) -> Sampl
     window, stride = options["window"], options["stride"]
     borders = np.flatnonzero(np.diff(whole["file"], prepend=-1, append=-1))
     found: dict[str, list[Any]] = {name: [] for name in options["inputs"]}
-    for low, high in zip(borders[:-1], borders[1:], strict=True):
+    for low, high in pairwise(borders.tolist()):
         for begin in range(low, high - window + 1, stride):
             for name in found:
                 found[name].append(samples[name][begin : begin + window])
@@ -280,11 +282,12 @@ def _loaded(comm: MPI.Intracomm, chain: Chain, folder: str) -> tuple[Samples, li
     return data.load(), parts, epochs, [_keys(batch) for _, batch in zip(range(2), resumed, strict=False)]
 
 
-def _keys(batch: Any) -> list[Any]:
+def _keys(batch: Any) -> list[int]:
     """Return the numbers of the samples of a batch."""
     for one in batch if isinstance(batch, tuple) else (batch,):
         if isinstance(one, dict) and "n" in one:
-            return [_first(np.asarray(one["n"])).tolist()]
+            found: list[int] = _first(np.asarray(one["n"])).tolist()
+            return found
     raise AssertionError(f"a batch without numbers: {batch!r}")
 
 
@@ -331,7 +334,7 @@ def _run(seed: int, folder: Path, ranks: Any, sizes: tuple[int, ...]) -> None:
         if not gap:
             pd.testing.assert_frame_equal(_rows(both), _rows(expected), rtol=1e-6)
         steps = [
-            [sorted(sum((of_rank[at][step][0] for of_rank in by_rank), [])) for step in range(len(by_rank[0][at]))]
+            [sorted(chained.from_iterable(rows)) for rows in zip(*(of_rank[at] for of_rank in by_rank), strict=True)]
             for at in (2, 3)
         ]
         batches.append(steps)
