@@ -16,6 +16,7 @@ from matex_data.errors import DataError, FieldNotFound, FormatError
 from matex_data.fields import NO_MATCH, expand_names, is_pattern
 from matex_data.index.model import Index
 from matex_data.index.stamps import Stamp
+from matex_data.index.whole import FILE, SAMPLE, check_sample, files_as_samples
 from matex_data.readers import compression
 from matex_data.readers.collective import IndexingRanks, StampingRanks
 from matex_data.readers.fits.headers import holds_rows
@@ -326,12 +327,13 @@ def _indexed(
     trust: Trust | None,
 ) -> Index:
     """Return what a reader returns, with the stamp: taken before the file is opened, so that a change shows."""
+    options, samples = _samples(name, options)
     check_options(name, function, options, leading=2)
     _check_place(name, path)
     try:
         given = {**options, **_trust_of(name, trust)}
         found = _with_patterns(names, path, lambda chosen: function(path, chosen, **given))
-        return found.with_stamps({path: stamp})
+        return samples(found).with_stamps({path: stamp})
     except ModuleNotFoundError as error:
         raise missing_package(name, error, path) from error
     except OSError as error:
@@ -364,17 +366,32 @@ def collective_reader(name: str) -> Reader | None:
         /,
         **options: Any,
     ) -> Index:
+        options, samples = _samples(name, options)
         check_options(name, function, options, leading=3)
         _check_place(name, paths[0])
         own = {path: _stamp(path) for path in paths[slice(*rank_range(len(paths), ranks.rank, ranks.size))] if stamped}
         stamping = StampingRanks(ranks, own)
         given = {**options, **_trust_of(name, trust)}
-        index = _with_patterns(names, paths[0], lambda chosen: function(paths, chosen, stamping, **given))
+        index = samples(_with_patterns(names, paths[0], lambda chosen: function(paths, chosen, stamping, **given)))
         if stamping.gathered:
             return index
         return index.with_stamps({path: stamp for stamps in ranks.allgather(own) for path, stamp in stamps.items()})
 
     return index_collectively
+
+
+def _samples(name: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[Index], Index]]:
+    """Return the options of a reader, and what makes the samples that the user asks for of those of the reader.
+
+    Raises
+    ------
+    FormatError : files of the format have no such samples.
+    """
+    sample, own = options.get(SAMPLE), format_named(name).samples
+    check_sample(sample, own, name)
+    if sample != FILE or FILE in own:
+        return dict(options), lambda index: index
+    return {key: value for key, value in options.items() if key != SAMPLE}, files_as_samples
 
 
 def _trust_of(name: str, trust: Trust | None) -> dict[str, Trust]:

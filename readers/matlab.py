@@ -15,6 +15,7 @@ from matex_data.declared import declared
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
 from matex_data.index.model import FileIndex, Index
 from matex_data.index.stamps import Stamp
+from matex_data.index.whole import FILE, whole_file
 from matex_data.readers import left_out
 from matex_data.readers.decoded_files import DecodedFile, rows_of
 from matex_data.readers.matlab_elements import inflated
@@ -23,7 +24,7 @@ from matex_data.storage.files import is_of_system, open_whole
 RESTORE = "the file is damaged: restore it from its source"
 
 
-def index(path: str, names: Sequence[str] | None = None, *, sample_axis: int = 0) -> Index:
+def index(path: str, names: Sequence[str] | None = None, *, sample_axis: int = 0, sample: str | None = None) -> Index:
     """Index the arrays of a MATLAB file. One rank decodes it for their shapes; later, each rank decodes it once.
 
     Parameters
@@ -31,6 +32,8 @@ def index(path: str, names: Sequence[str] | None = None, *, sample_axis: int = 0
     names : arrays, and those in structures as ``structure/member``. None: all but single numbers and texts.
     sample_axis : axis of the arrays along which the samples lie, as NumPy counts: -1 is the last one. Vectors, of one
         row or of one column, have a number for each sample.
+    sample : "file": the arrays of a file are one sample, of whatever lengths, with single numbers and texts. None: a
+        sample is a row along the axis.
 
     Raises
     ------
@@ -45,7 +48,8 @@ def index(path: str, names: Sequence[str] | None = None, *, sample_axis: int = 0
     file = MatlabFile(path, stamp, sample_axis, variables)
     arrays, unread = file.contents()
     if names is None:
-        chosen = [name for name, array in arrays.items() if len(array) > 1] or list(arrays)
+        rows = [name for name, array in arrays.items() if len(array) > 1]
+        chosen = list(arrays) if sample == FILE else rows or list(arrays)
         if unread:
             left_out.warn(f"{path}: {len(unread)} variables", unread)
     else:
@@ -59,6 +63,10 @@ def index(path: str, names: Sequence[str] | None = None, *, sample_axis: int = 0
                 "the file has no such variable", file=path, field=name, expected=f"one of {near_matches(name, others)}"
             )
     lengths = {name: len(arrays[name]) for name in chosen}
+    layouts = {name: rows_of(file, name, arrays[name]) for name in chosen}
+    fields = {name: layout.field for name, layout in layouts.items()}
+    if sample == FILE and chosen:
+        return whole_file(path, fields, layouts, [name for name in chosen if arrays[name].shape == (1,)])
     if len(set(lengths.values())) != 1:
         raise FormatError(
             "the variables differ in their number of samples" if lengths else "the file has no variable with samples",
@@ -67,9 +75,7 @@ def index(path: str, names: Sequence[str] | None = None, *, sample_axis: int = 0
             found=lengths or left_out.shown(unread),
             remedy="select variables with inputs= and targets=, or give the axis of the samples with sample_axis=",
         )
-    layouts = {name: rows_of(file, name, arrays[name]) for name in chosen}
-    rows = next(iter(lengths.values()))
-    return Index({name: layout.field for name, layout in layouts.items()}, [FileIndex(path, rows, layouts)])
+    return Index(fields, [FileIndex(path, next(iter(lengths.values())), layouts)])
 
 
 @declared

@@ -27,11 +27,13 @@ from matex_data.index.chunked import Chunked, MemberPath
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
+from matex_data.index.whole import FILE, GROUP, whole_file
 from matex_data.readers.decoding import decode_layout
 from matex_data.readers.hdf5.checks import check_filters, check_raw_files, check_sources
 from matex_data.readers.hdf5.chunks import check_begin, check_chunks, chunked_layout, unwritten_layout
 from matex_data.readers.hdf5.files import open_file
 from matex_data.readers.hdf5.frames import FrameColumn, Frames, PickledRows
+from matex_data.readers.hdf5.groups import index_groups
 from matex_data.readers.hdf5.jagged import Pairings, Rows
 from matex_data.readers.hdf5.matlab import INTERNAL_GROUPS, is_matlab, is_single_value, matlab_rows
 from matex_data.readers.hdf5.members import Table, find_field, leaf_names, member_error, member_layouts, member_type
@@ -39,7 +41,14 @@ from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names
 from matex_data.readers.hdf5.pytables import ListedTexts, is_hidden, is_pickled, is_pytables, text_encoding
 from matex_data.readers.hdf5.rows import Hdf5Rows
 from matex_data.readers.hdf5.source_rows import source_layout
-from matex_data.readers.hdf5.types import element_type, has_bytes_of, mislabelled, read_first, unreadable_members
+from matex_data.readers.hdf5.types import (
+    array_element,
+    element_type,
+    has_bytes_of,
+    mislabelled,
+    read_first,
+    unreadable_members,
+)
 from matex_data.storage.files import exists
 from matex_data.storage.objects import is_url
 from matex_data.storage.trust import Trust
@@ -59,6 +68,8 @@ def index(
     names: Sequence[str] | None = None,
     offsets: Mapping[str, Any] | None = None,
     allow_missing_sources: bool = False,
+    sample: str | None = None,
+    group: str | None = None,
     trust: Trust | None = None,
 ) -> Index:
     """Index the rows of datasets of an HDF5 file along their first axis.
@@ -74,6 +85,10 @@ def index(
         ``("jets/n", "counts")``, or the datasets of first elements and counts. None: known conventions; {}: none.
     allow_missing_sources : samples of a virtual dataset whose source is missing have the fill value; False: they are an
         error.
+    sample : "file": the datasets of a file are one sample, of whatever lengths, with single numbers and texts.
+        "group": a group is a sample, and the datasets that all of them have are the fields, as of molecules or of
+        demonstrations. None: a sample is a row along the first axis.
+    group : of ``sample="group"``, that whose groups are the samples. None: the one that has most groups.
     trust : where bytes may come from beside the folder of the file.
 
     Raises
@@ -84,19 +99,26 @@ def index(
     """
     try:
         with open_file(path, trust) as file:
+            if sample == GROUP:
+                return index_groups(file, path, names, group)
             pairings, frames = Pairings.of(file, path, offsets), Frames(file, path)
-            if names is None:
-                rows = _all(file, path, pairings, frames, allow_missing_sources)
+            listed = _listed(file, path, pairings, frames) if names is None else names
+            chosen = listed if names is None else _expanded(file, path, names, pairings, frames)
+            single = _single_values(file, chosen) if sample == FILE else {}
+            chosen = [name for name in chosen if name not in single]
+            if names is None and (chosen or not single):
+                rows = _all(file, path, chosen, pairings, frames, allow_missing_sources)
             else:
-                chosen = _expanded(file, path, names, pairings, frames)
                 rows = _named(file, path, chosen, pairings, frames, allow_missing_sources)
-            rows = pairings.pair(rows, whole=names is None)
+            rows = {**pairings.pair(rows, whole=names is None), **single}
     except DataError:
         raise
     except HDF5_ERRORS as error:
         raise _file_error(path, error) from error
     layouts = {name: layout for name, (_, layout) in rows.items()}
     fields = {name: field for name, (field, _) in rows.items()}
+    if sample == FILE:
+        return whole_file(path, fields, layouts, single)
     return Index(fields, [FileIndex(path, next(iter(layouts.values())).rows, layouts)])
 
 
@@ -226,9 +248,25 @@ def _unreadable_members(dataset: h5py.Dataset, path: str, name: str) -> dict[str
     return {member_name: member_error(path, member_name, found) for member_name, found in members.items()}
 
 
-def _all(file: h5py.File, path: str, pairings: Pairings, frames: Frames, allow_missing: bool) -> Rows:
+def _single_values(file: h5py.File, names: Sequence[str]) -> Rows:
+    """Return the datasets among the names that are one number or one text, as a row each."""
+    found: Rows = {}
+    for name in names:
+        dataset = file.get(name)
+        if not isinstance(dataset, h5py.Dataset) or dataset.shape != ():
+            continue
+        stored, item, ragged = array_element(element_type(file[name]))
+        if not ragged and not item and (stored.kind in "biufcS" or h5py.check_string_dtype(dataset.dtype)):
+            value = np.asarray([dataset[()]], object if stored.hasobject else stored.newbyteorder("="))
+            found[name] = Field(name, (), value.dtype, attributes=attributes(dataset)), MemoryRows(value)
+    return found
+
+
+def _all(
+    file: h5py.File, path: str, names: Sequence[str], pairings: Pairings, frames: Frames, allow_missing: bool
+) -> Rows:
     unread: dict[str, FormatError] = {}
-    rows = _named(file, path, _listed(file, path, pairings, frames), pairings, frames, allow_missing, unread)
+    rows = _named(file, path, names, pairings, frames, allow_missing, unread)
     if not rows:
         shown = [f"{name!r}: {error.problem}" for name, error in list(unread.items())[:MAX_SHOWN]]
         found = "; ".join(shown) or "no dataset at all"
@@ -313,7 +351,7 @@ def member_rows(table: Table, path: str, members: Mapping[str, MemberPath], allo
 
 def _member_field(table: Table, name: str, member_path: MemberPath) -> Field:
     dtype, shape = member_type(table, member_path)
-    stored, item, ragged = _element(dtype)
+    stored, item, ragged = array_element(dtype)
     native = stored if stored.names is not None else np.dtype(stored.newbyteorder("=").str)
     found = attributes(table.dataset, dtype)
     if native.names is not None:
@@ -345,7 +383,7 @@ def _field_and_layout(
     dataset: h5py.Dataset, path: str, name: str, field_attributes: Mapping[str, Any], allow_missing: bool
 ) -> tuple[Field, Layout]:
     memory = element_type(dataset)
-    stored, item, ragged = _element(memory)
+    stored, item, ragged = array_element(memory)
     native = stored if stored.names is not None else np.dtype(stored.newbyteorder("=").str)
     shape = (*dataset.shape[1:], *item)
     field = Field(name, shape, native, ragged, field_attributes)
@@ -356,21 +394,6 @@ def _field_and_layout(
     if layout is None:
         layout = replace(_library_rows(dataset, path, name, field, allow_missing), partial=partial)
     return field, layout
-
-
-def _element(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
-    """Return the dtype of one number, the shape of one element, and whether elements have variable length."""
-    item_type = h5py.check_vlen_dtype(dtype)
-    if item_type is not None and h5py.check_string_dtype(dtype) is None:
-        return np.dtype(item_type), (), True
-    base = dtype
-    item: tuple[int, ...] = ()
-    while base.subdtype is not None:
-        inner, shape = base.subdtype
-        base, item = inner, item + shape
-    if base.names is None:
-        base = np.dtype(base.str)  # without the metadata that h5py adds to the dtype
-    return base, item, False
 
 
 def _byte_ranges(
@@ -398,7 +421,7 @@ def _byte_ranges(
 def _source_byte_ranges(source: h5py.Dataset, path: str, name: str) -> Layout | None:
     """Return the layout of a source of the virtual dataset ``name``; None if only the library can read its rows."""
     memory = element_type(source)
-    stored, item, ragged = _element(memory)
+    stored, item, ragged = array_element(memory)
     plain = not ragged and has_bytes_of(source.id.get_type(), memory)
     return _byte_ranges(source, path, name, stored, item) if plain else None
 
