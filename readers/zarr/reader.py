@@ -48,6 +48,7 @@ def index(
     isel: Mapping[str, Any] | None = None,
     dtype: str | None = None,
     coordinate: bool = False,
+    method: str | None = None,
     version: str | None = None,
     trust: Trust | None = None,
 ) -> Index:
@@ -61,7 +62,7 @@ def index(
         that is the root of its store is named ``"data"``.
     sample_dim : dimension that counts the samples. None: the one whose coordinate is a time by its units, else the
         first one of all arrays. Axes without names are called ``dim_0``, ``dim_1``: axes of equal length are equal.
-    decode, decode_times, mask_and_scale, valid_range, static, static_as_inputs, sel, isel, dtype, coordinate :
+    decode, decode_times, mask_and_scale, valid_range, static, static_as_inputs, sel, isel, dtype, coordinate, method :
         see `matex_data.readers.netcdf.reader.index`.
     version : of an Icechunk repository: name of a branch or a tag, or identifier of a snapshot. None: the branch
         ``main``. All ranks read the snapshot that it is now, whatever is committed later.
@@ -86,6 +87,7 @@ def index(
         isel=isel,
         dtype=dtype,
         coordinate=coordinate,
+        method=method,
     )
     return index_store(open_store(path, version, trust or NONE), options)
 

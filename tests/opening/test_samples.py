@@ -12,6 +12,7 @@ import scipy.io
 
 import matex_data as md
 from matex_data.readers.csv.rows import CsvRows
+from tests.support.loading import check_samples
 from tests.support.ranks import Pool
 
 pytestmark = pytest.mark.rank_counts(1, 3)
@@ -20,36 +21,15 @@ RNG = np.random.default_rng(5)
 MOLECULES = 13
 
 
-def _read(comm: Any, paths: Any, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the shapes of the fields, and the samples of all ranks by field, in order."""
-    data = md.open_dataset(paths, comm=comm, **options)
-    shapes = {name: field.sample_shape for name, field in data.schema.items()}
-    by_rank = comm.allgather(data.load())
-    batches = comm.allgather(list(data.batches(3, shuffle=True, seed=1)))
-    return shapes, {
-        "rows": {name: [row for loaded in by_rank for row in loaded[name]] for name in shapes},
-        "batches": batches,
-    }
-
-
-def _check(pool: Pool, paths: Any, wanted: dict[str, list[Any]], shapes: dict[str, Any], **options: Any) -> None:
-    for found, content in pool.run(_read, paths, options, timeout=60):
-        assert found == shapes
-        for name, samples in wanted.items():
-            assert len(content["rows"][name]) == len(samples)
-            for row, sample in zip(content["rows"][name], samples, strict=True):
-                np.testing.assert_array_equal(row, sample)
-
-
 def test_tables_of_equal_and_of_other_lengths(pool: Pool, tmp_path: Path) -> None:
     frames = [pd.DataFrame({"t": np.arange(n) / 2, "n": np.arange(n) + 7}) for n in (3, 5, 5, 2, 9, 1, 4)]
     for number, frame in enumerate(frames):
         frame.to_csv(tmp_path / f"log{number}.csv", index=False)
         frame[:1].to_parquet(tmp_path / f"log{number}.parquet")
     wanted = {name: [frame[name].to_numpy() for frame in frames] for name in ("t", "n")}
-    _check(pool, str(tmp_path / "*.csv"), wanted, {"t": (None,), "n": (None,)}, sample="file")
+    check_samples(pool, str(tmp_path / "*.csv"), wanted, {"t": (None,), "n": (None,)}, sample="file")
     first = {name: [values[:1] for values in arrays] for name, arrays in wanted.items()}
-    _check(pool, str(tmp_path / "*.parquet"), first, {"t": (1,), "n": (1,)}, sample="file")
+    check_samples(pool, str(tmp_path / "*.parquet"), first, {"t": (1,), "n": (1,)}, sample="file")
 
 
 def test_arrays_of_other_lengths_and_numbers(pool: Pool, tmp_path: Path) -> None:
@@ -67,7 +47,7 @@ def test_arrays_of_other_lengths_and_numbers(pool: Pool, tmp_path: Path) -> None
     for kind in ("npz", "mat", "h5"):
         persons = {"person": [f"subject {number}".encode() for number in range(7)]} if kind == "h5" else {}
         more: dict[str, Any] = {"person": ()} if kind == "h5" else {}
-        _check(pool, str(tmp_path / f"*.{kind}"), wanted | persons, shapes | more, sample="file")
+        check_samples(pool, str(tmp_path / f"*.{kind}"), wanted | persons, shapes | more, sample="file")
 
 
 def _molecules(path: Path) -> dict[str, list[Any]]:
@@ -95,8 +75,8 @@ def test_molecules_as_groups(pool: Pool, tmp_path: Path) -> None:
     wanted = _molecules(path)
     several = (None, None, 3)
     shapes = {"coordinates": several, "energy": (None,), "forces": several, "smiles": ()}
-    _check(pool, str(path), wanted, shapes, sample="group", index=str(tmp_path / "stored"))
-    _check(pool, str(path), wanted, shapes, sample="group", index=str(tmp_path / "stored"))
+    check_samples(pool, str(path), wanted, shapes, sample="group", index=str(tmp_path / "stored"))
+    check_samples(pool, str(path), wanted, shapes, sample="group", index=str(tmp_path / "stored"))
 
 
 def test_demonstrations_as_groups(pool: Pool, tmp_path: Path) -> None:
@@ -111,9 +91,9 @@ def test_demonstrations_as_groups(pool: Pool, tmp_path: Path) -> None:
                     file[f"data/demo_{number}/{inner}"] = values
                     wanted[inner].append(values)
     alone = {name: rows[:11] for name, rows in wanted.items()}
-    _check(pool, str(path), alone, {"actions": (4, 3), "obs/eef": (4, 3)}, sample="group")
+    check_samples(pool, str(path), alone, {"actions": (4, 3), "obs/eef": (4, 3)}, sample="group")
     both = [str(path), str(other)]
-    _check(pool, both, wanted, {"actions": (None, 3), "obs/eef": (None, 3)}, sample="group", group="data")
+    check_samples(pool, both, wanted, {"actions": (None, 3), "obs/eef": (None, 3)}, sample="group", group="data")
 
 
 def test_groups_that_differ(tmp_path: Path) -> None:
