@@ -7,6 +7,7 @@ errors name the file. `matex_data.abc` describes the contract for readers in oth
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from functools import wraps
@@ -19,7 +20,7 @@ from matex_data.index.stamps import Stamp
 from matex_data.index.whole import FILE, SAMPLE, check_sample, files_as_samples
 from matex_data.readers import compression
 from matex_data.readers.collective import IndexingRanks, StampingRanks
-from matex_data.readers.fits.headers import holds_rows
+from matex_data.readers.fits.headers import holds_rows, tables_behind
 from matex_data.readers.formats import (
     FORMATS,
     HDF5_MAGIC,
@@ -132,6 +133,8 @@ def detect(path: str, head: bytes, options: Mapping[str, Any] | None = None) -> 
     for name in (*by_both, *by_magic, *by_text, *by_name_alone):
         if name == "images" and (holds_rows(path, head) or {"hdu", "sample_axis"} & set(options or {})):
             return "fits"
+        if name == "images":
+            _tell_tables(path, head)
         return _kind_of_hdf5(path) if name == "hdf5" else name
     _refuse_content(path, head, text, by_name)
     for name in by_name:
@@ -146,6 +149,14 @@ def detect(path: str, head: bytes, options: Mapping[str, Any] | None = None) -> 
         if unsupported.matches_name(path):
             raise unsupported.error(path, known_formats())
     raise _unknown_format(path, head)
+
+
+def _tell_tables(path: str, head: bytes) -> None:
+    """Warn of tables behind an image of FITS, which is read alone."""
+    tables = tables_behind(path, head)
+    if tables:
+        text = f"{path}: the image is read, and not the tables {tables} behind it; hdu={tables[0]!r} reads that table"
+        warnings.warn(text, stacklevel=2)
 
 
 def refuse_folder(path: str, names: Set[str]) -> None:

@@ -284,9 +284,13 @@ FORMATS: dict[str, Format] = {
         stamped=False,
         takes_trust=True,
     ),
-    "fits": Format(
-        "matex_data.readers.fits.reader:index", concurrent=True
-    ),  # FITS files that begin with a table or a cube
+    "fits": Format(  # FITS files that begin with a table, a spectrum or a cube, and those that are compressed
+        "matex_data.readers.fits.reader:index",
+        suffixes=tuple(f"{kind}{end}" for kind in (".fits", ".fit", ".fts") for end in (".gz", ".fz")),
+        text=rb"SIMPLE  = {20}T",
+        concurrent=True,
+        samples=("file",),
+    ),
     "cifar": Format("matex_data.readers.cifar:index", names=(*CIFAR_NAMES, *(f"{name}.bin" for name in CIFAR_NAMES))),
 }
 """Built-in formats by name. They take precedence over those of other packages."""

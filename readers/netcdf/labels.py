@@ -96,7 +96,7 @@ class Labels:
                 field=self.name,
                 expected=self._shown(value),
                 found=repr(value),
-                remedy='name a value of the coordinate, or take the nearest with method="nearest"; isel= takes positions',
+                remedy='name a value of the coordinate, or give method="nearest"; isel= takes positions',
             )
         return int(found[0])
 
