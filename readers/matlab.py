@@ -17,7 +17,8 @@ from matex_data.index.model import FileIndex, Index
 from matex_data.index.stamps import Stamp
 from matex_data.index.whole import FILE, whole_file
 from matex_data.readers import left_out
-from matex_data.readers.decoded_files import DecodedFile, rows_of
+from matex_data.readers.decoded_files import DecodedFile, DecodedFileRows, rows_of
+from matex_data.readers.matlab_cells import cell_field, cell_rows, cell_shapes
 from matex_data.readers.matlab_elements import inflated
 from matex_data.storage.files import is_of_system, open_whole
 
@@ -63,7 +64,7 @@ def index(path: str, names: Sequence[str] | None = None, *, sample_axis: int = 0
                 "the file has no such variable", file=path, field=name, expected=f"one of {near_matches(name, others)}"
             )
     lengths = {name: len(arrays[name]) for name in chosen}
-    layouts = {name: rows_of(file, name, arrays[name]) for name in chosen}
+    layouts = {name: _layout(file, name, arrays[name]) for name in chosen}
     fields = {name: layout.field for name, layout in layouts.items()}
     if sample == FILE and chosen:
         return whole_file(path, fields, layouts, [name for name in chosen if arrays[name].shape == (1,)])
@@ -76,6 +77,13 @@ def index(path: str, names: Sequence[str] | None = None, *, sample_axis: int = 0
             remedy="select variables with inputs= and targets=, or give the axis of the samples with sample_axis=",
         )
     return Index(fields, [FileIndex(path, next(iter(lengths.values())), layouts)])
+
+
+def _layout(file: MatlabFile, name: str, array: Array) -> DecodedFileRows:
+    if not array.dtype.hasobject or not isinstance(array[0], np.ndarray):
+        return rows_of(file, name, array)
+    field = cell_field(name, [cell.shape for cell in array], array[0].dtype)
+    return DecodedFileRows(file, field, len(array), sum(cell.nbytes for cell in array))
 
 
 @declared
@@ -135,6 +143,8 @@ class MatlabFile(DecodedFile):
             raise _NoRowsError("an empty array")
         if value.dtype.names is not None:
             raise _NoRowsError("an array of structures")
+        if value.dtype.kind == "O" and _holds_arrays(value):
+            return _cells(value)
         if value.dtype.kind in "OU":
             value = _texts(value)
         elif value.dtype.kind not in "biufc":
@@ -157,6 +167,23 @@ def _arrays(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _arrays(f"{name}/{member}", value.reshape(-1)[0][member])
     else:
         yield name, value
+
+
+def _holds_arrays(value: Array) -> bool:
+    """Return whether a vector of cells has arrays of numbers alone."""
+    cells = value.ravel().tolist()
+    numeric = all(isinstance(cell, np.ndarray) and cell.dtype.kind in "biufc" for cell in cells)
+    return numeric and value.ndim == 2 and 1 in value.shape
+
+
+def _cells(value: Array) -> Array:
+    cells = value.ravel().tolist()
+    try:
+        shapes = cell_shapes([cell.shape for cell in cells])
+    except ValueError as error:
+        raise _NoRowsError(str(error)) from error
+    dtype = np.result_type(*[cell.dtype.newbyteorder("=") for cell in cells])
+    return cell_rows(cells, shapes, dtype, len(set(shapes)) == 1)
 
 
 def _texts(value: Array) -> Array:
