@@ -35,6 +35,7 @@ from matex_data.readers.hdf5.files import open_file
 from matex_data.readers.hdf5.frames import FrameColumn, Frames, PickledRows
 from matex_data.readers.hdf5.groups import index_groups
 from matex_data.readers.hdf5.jagged import Pairings, Rows
+from matex_data.readers.hdf5.links import Links
 from matex_data.readers.hdf5.matlab import INTERNAL_GROUPS, is_matlab, is_single_value, matlab_rows
 from matex_data.readers.hdf5.members import Table, find_field, leaf_names, member_error, member_layouts, member_type
 from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names
@@ -79,7 +80,8 @@ def index(
     names : datasets by their path in the file, for example ``"run1/images"``, members of compound tables, for example
         ``"jets/pt"``, or patterns of these, ``"jets/*"``. None: every dataset that has a first axis and can be read; a
         warning lists those that cannot. Scalars are left out, a dataset with more than one name is read once, and soft
-        and external links are followed only if ``names`` has them.
+        and external links are followed only if ``names`` has them, but numbered external links of a group, such as
+        ``data_000001`` of an Eiger's master file, are one field, ``"entry/data/data"``.
     offsets : where samples of variable length begin. A key is the content: a dataset, a table, or a group of datasets.
         A value is the dataset of offsets or counts, ``"jets/offsets"``, which may say what it holds,
         ``("jets/n", "counts")``, or the datasets of first elements and counts. None: known conventions; {}: none.
@@ -102,14 +104,19 @@ def index(
             if sample == GROUP:
                 return index_groups(file, path, names, group)
             pairings, frames = Pairings.of(file, path, offsets), Frames(file, path)
-            listed = _listed(file, path, pairings, frames) if names is None else names
-            chosen = listed if names is None else _expanded(file, path, names, pairings, frames)
+            is_known = names is not None and all(name in file for name in names)
+            links = Links({}, ()) if is_known else Links.of(file)
+            if names is None:
+                links.tell_others(path)
+                chosen: Sequence[str] = [*_listed(file, path, pairings, frames), *links.series]
+            else:
+                chosen = _expanded(file, path, names, pairings, frames, links)
             single = _single_values(file, chosen) if sample == FILE else {}
             chosen = [name for name in chosen if name not in single]
             if names is None and (chosen or not single):
-                rows = _all(file, path, chosen, pairings, frames, allow_missing_sources)
+                rows = _all(file, path, chosen, pairings, frames, allow_missing_sources, links)
             else:
-                rows = _named(file, path, chosen, pairings, frames, allow_missing_sources)
+                rows = _named(file, path, chosen, pairings, frames, allow_missing_sources, links)
             rows = {**pairings.pair(rows, whole=names is None), **single}
     except DataError:
         raise
@@ -130,11 +137,13 @@ def _listed(file: h5py.File, path: str, pairings: Pairings, frames: Frames) -> l
     return pairings.listed(names)
 
 
-def _expanded(file: h5py.File, path: str, names: Sequence[str], pairings: Pairings, frames: Frames) -> Sequence[str]:
+def _expanded(
+    file: h5py.File, path: str, names: Sequence[str], pairings: Pairings, frames: Frames, links: Links
+) -> Sequence[str]:
     """Return the names with patterns replaced by datasets that match, or by members of tables where no dataset does."""
     if not any(map(is_pattern, names)):
         return names
-    datasets = _listed(file, path, pairings, frames)
+    datasets = [*_listed(file, path, pairings, frames), *links.series]
     tables = dict(_tables(file, datasets))
     members = [f"{name}/{leaf}" for name, table in tables.items() for leaf in table.names()]
     expanded: list[str] = []
@@ -165,6 +174,7 @@ def _named(
     pairings: Pairings,
     frames: Frames,
     allow_missing: bool,
+    links: Links,
     unread: dict[str, FormatError] | None = None,
 ) -> Rows:
     """Return the fields of these names; errors of single fields go to ``unread``, or are raised without it."""
@@ -172,8 +182,17 @@ def _named(
     left_out: dict[str, FormatError] = {}
     tables: dict[tuple[str, bool], tuple[Table, dict[str, MemberPath]]] = {}
     columns: dict[str, FrameColumn] = {}
+
+    def of_link(dataset: h5py.Dataset, link: str) -> tuple[Field, Layout]:
+        return dataset_rows(dataset, path, link, allow_missing=allow_missing)
+
     for name in names:
         try:
+            if name in links.series:
+                found[name] = links.rows(
+                    file, path, name, lambda dataset, link: of_link(dataset, name=link), _of_source
+                )
+                continue
             column = frames.find(name)
             if column is not None:
                 columns[name] = column
@@ -263,10 +282,16 @@ def _single_values(file: h5py.File, names: Sequence[str]) -> Rows:
 
 
 def _all(
-    file: h5py.File, path: str, names: Sequence[str], pairings: Pairings, frames: Frames, allow_missing: bool
+    file: h5py.File,
+    path: str,
+    names: Sequence[str],
+    pairings: Pairings,
+    frames: Frames,
+    allow_missing: bool,
+    links: Links,
 ) -> Rows:
     unread: dict[str, FormatError] = {}
-    rows = _named(file, path, names, pairings, frames, allow_missing, unread)
+    rows = _named(file, path, names, pairings, frames, allow_missing, links, unread)
     if not rows:
         shown = [f"{name!r}: {error.problem}" for name, error in list(unread.items())[:MAX_SHOWN]]
         found = "; ".join(shown) or "no dataset at all"
@@ -405,7 +430,7 @@ def _byte_ranges(
     if plist.get_external_count() or not _is_in(path, dataset):
         return None
     if dataset.is_virtual:
-        return source_layout(dataset, path, lambda source, at: _source_byte_ranges(source, at, name))
+        return source_layout(dataset, path, lambda source, at: _of_source(source, at, name))
     layout: Layout | None = None
     if storage == h5py.h5d.CHUNKED:
         layout = chunked_layout(dataset, path, stored, item)
@@ -418,7 +443,7 @@ def _byte_ranges(
     return layout
 
 
-def _source_byte_ranges(source: h5py.Dataset, path: str, name: str) -> Layout | None:
+def _of_source(source: h5py.Dataset, path: str, name: str) -> Layout | None:
     """Return the layout of a source of the virtual dataset ``name``; None if only the library can read its rows."""
     memory = element_type(source)
     stored, item, ragged = array_element(memory)
