@@ -1,14 +1,18 @@
 """Stores as zarr writes them: times of NumPy, and pyramids of images by OME-Zarr."""
 
+import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import zarr
+from zarr.storage import ZipStore
 
 import matex_data as md
 from tests.support.loading import check_samples
+from tests.support.object_store import object_store
 from tests.support.ranks import Pool
 
 pytestmark = pytest.mark.rank_counts(1, 3)
@@ -63,3 +67,75 @@ def test_a_store_without_pyramids_has_no_levels(tmp_path: Path) -> None:
     zarr.open_group(tmp_path / "a.zarr", mode="w").create_array("x", data=np.zeros(3))
     with pytest.raises(md.FormatError, match="a pyramid of OME-Zarr"):
         md.open_dataset(tmp_path / "a.zarr", level=0)
+
+
+def _references(folder: Path, arrays: int) -> Path:
+    """Write references of kerchunk to 20 chunks of each array of groups, and the file that they lead to."""
+    refs: dict[str, Any] = {".zgroup": '{"zarr_format": 2}'}
+    (folder / "chunks.bin").write_bytes(np.arange(80, dtype="<f4").tobytes())
+    array = {"shape": [20, 4], "chunks": [1, 4], "dtype": "<f4", "fill_value": 0, "order": "C", "zarr_format": 2}
+    for number in range(arrays):
+        group = f"g{number % 7}"
+        refs[f"{group}/.zgroup"] = refs[".zgroup"]
+        refs[f"{group}/v{number}/.zarray"] = json.dumps({**array, "filters": None, "compressor": None})
+        for chunk in range(20):
+            refs[f"{group}/v{number}/{chunk}.0"] = ["chunks.bin", 16 * chunk, 16]
+    (folder / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    return folder / "refs.json"
+
+
+def test_references_are_read_in_time_linear_in_their_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, compared = _references(tmp_path, 300), [0]
+
+    class Key(str):
+        __slots__ = ()
+
+        def startswith(self, *given: Any) -> bool:
+            compared[0] += 1
+            return str.startswith(self, *given)
+
+        def __lt__(self, other: str) -> bool:
+            compared[0] += 1
+            return str.__lt__(self, other)
+
+    def parsed(text: bytes, **options: Any) -> Any:
+        found = loads(text, **options)
+        if isinstance(found, dict) and "refs" in found:
+            found["refs"] = {Key(key): value for key, value in found["refs"].items()}
+        return found
+
+    loads = json.loads
+    monkeypatch.setattr(json, "loads", parsed)
+    data = md.open_dataset(path)
+    keys = 300 * 21 + 8
+    assert len(data.schema) == 300
+    assert compared[0] < keys * (np.log2(keys) + 5)  # to sort them, and each once
+    assert np.array_equal(data.load()["g0/v0"].ravel(), np.arange(80))
+
+
+def test_zip_files_of_other_headers(pool: Pool, tmp_path: Path) -> None:
+    values = np.random.default_rng(0).random((24, 16, 20))
+    path = tmp_path / "a.zarr.zip"
+    with ZipStore(path, mode="w") as store:
+        zarr.create_array(store, name="x", data=values, chunks=(1, 16, 20), compressors=None)
+    check_samples(pool, str(path), {"x": values})
+    with zipfile.ZipFile(path) as file, zipfile.ZipFile(tmp_path / "b.zarr.zip", "w") as other:
+        for member in file.infolist():  # with headers of another length, and descriptors behind the data
+            with other.open(member.filename, "w", force_zip64=True) as stream:
+                stream.write(file.read(member))
+    assert np.array_equal(md.open_dataset(tmp_path / "b.zarr.zip").load()["x"], values)
+
+
+def test_a_zip_file_of_a_store_is_opened_by_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(0).random((48, 160, 200))
+    path = tmp_path / "a.zarr.zip"
+    with ZipStore(path, mode="w") as store:
+        zarr.create_array(store, name="x", data=values, chunks=(1, 160, 200), compressors=None)
+    with object_store() as running:
+        for name, value in running.environment.items():
+            monkeypatch.setenv(name, value)
+        url = running.put(path, "a.zarr.zip")
+        running.forget()
+        data = md.open_dataset(url)
+        assert running.requests < 20 and running.sent < values.nbytes // 4
+        assert np.array_equal(data.load()["x"], values)
