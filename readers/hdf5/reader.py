@@ -189,9 +189,7 @@ def _named(
     for name in names:
         try:
             if name in links.series:
-                found[name] = links.rows(
-                    file, path, name, lambda dataset, link: of_link(dataset, name=link), _of_source
-                )
+                found[name] = links.rows(file, path, name, of_link, _of_source)
                 continue
             column = frames.find(name)
             if column is not None:

@@ -178,7 +178,7 @@ class ZipFile(Store):
         header = raw.read(_LOCAL_HEADER)
         if len(header) < _LOCAL_HEADER or header[:4] != b"PK\x03\x04":
             raise FormatError("the zip file is damaged", file=self.path, byte=member.header_offset)
-        return member.header_offset + _LOCAL_HEADER + sum(np.frombuffer(header[26:30], "<u2").tolist())
+        return member.header_offset + _LOCAL_HEADER + int(np.frombuffer(header[26:30], "<u2").sum())
 
 
 def _likely_begin(member: zipfile.ZipInfo, following: int) -> int | None:
